@@ -1,0 +1,19 @@
+//! rangecache: a transparent caching gRPC proxy in front of etcd.
+//!
+//! | room | what it is for |
+//! |---|---|
+//! | [`config`] | flags and environment, checked before a port is bound |
+//! | [`proxy`] | the way of a request: accept, route, plan, prove, answer or forward |
+//! | [`cache`] | the tree, the history and the query; no I/O, no clock, no async |
+//! | [`mirror`] | keeps a cache in step with etcd and proves that it is fresh |
+//! | [`upstream`] | etcd's endpoints: connections, versions, calls |
+//! | [`telemetry`] | metrics and logs |
+//! | [`admin`] | health, readiness and metrics over HTTP |
+
+pub mod cache;
+
+/// The etcd messages that rangecache writes or reads itself, generated from `proto/etcd.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod etcdserverpb {
+    tonic::include_proto!("etcdserverpb");
+}
