@@ -7,6 +7,7 @@ mod canned;
 mod cases;
 mod client;
 mod dataset;
+mod fleet;
 mod http1;
 mod json;
 mod load;
@@ -15,7 +16,9 @@ mod open_loop;
 mod processes;
 mod procfs;
 mod report;
+mod soak;
 mod stage;
+mod svg;
 mod table;
 mod wire;
 
@@ -40,9 +43,18 @@ fn main() -> Result<()> {
         tokio::select! {
             outcome = run(args) => outcome,
             // Dropping the run stops every process that it started.
-            _ = tokio::signal::ctrl_c() => anyhow::bail!("interrupted"),
+            _ = interrupted() => anyhow::bail!("interrupted"),
         }
     })
+}
+
+/// Waits for SIGINT or SIGTERM.
+async fn interrupted() -> Result<()> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        outcome = tokio::signal::ctrl_c() => Ok(outcome?),
+        _ = terminate.recv() => Ok(()),
+    }
 }
 
 async fn run(args: Args) -> Result<()> {

@@ -100,7 +100,11 @@ impl CpuWatch {
             errors: outcome.errors,
             first_error: outcome.first_error.clone(),
             seconds: outcome.elapsed.as_secs_f64(),
-            percentiles_ns: [0.5, 0.99, 0.999].map(|share| outcome.percentile_ns(share) as f64),
+            percentiles_ns: [0.5, 0.99, 0.999].map(|share| match outcome.calls {
+                // No call succeeded: there is no latency, least of all a short one.
+                0 => f64::NAN,
+                _ => outcome.percentile_ns(share) as f64,
+            }),
             cpu_client_ns: now.client.since(&self.client),
             cpu_proxy_ns: proxy,
             cpu_etcd_ns: now.etcd.since(&self.etcd),

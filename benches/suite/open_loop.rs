@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::load::Outcome;
 
@@ -19,21 +20,14 @@ where
 {
     let call = Arc::new(call);
     let start = Instant::now();
+    let mut ticks = ticks(per_second, start, duration);
     let mut calls = tokio::task::JoinSet::new();
-    let mut number = 0_u32;
     let mut sum = Outcome::default();
-    loop {
-        let due = start + Duration::from_secs(1) * number / per_second;
-        if due - start >= duration {
-            break;
-        }
-        // The timer has steps of a millisecond: those that are due by then begin together, each counted from its own time.
-        if due > Instant::now() {
-            tokio::time::sleep_until(due.into()).await;
-        }
+    let mut number = 0;
+    while let Some(due) = ticks.recv().await {
         let call = call.clone();
         calls.spawn(async move {
-            let result = call(number as usize).await;
+            let result = call(number).await;
             (due.elapsed(), result)
         });
         number += 1;
@@ -60,4 +54,23 @@ where
     sum.elapsed = start.elapsed();
     sum.latencies_ns.sort_unstable();
     Ok(sum)
+}
+
+/// The moments at which calls are due, each sent when it has come. A thread of its own keeps the time: the runtime's timer
+/// has steps of a millisecond, as long as what is measured. It ends with the schedule or with the receiver.
+fn ticks(per_second: u32, start: Instant, duration: Duration) -> UnboundedReceiver<Instant> {
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for number in 0.. {
+            let due = start + Duration::from_secs(1) * number / per_second;
+            if due - start >= duration {
+                return;
+            }
+            std::thread::sleep(due.saturating_duration_since(Instant::now()));
+            if sender.send(due).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
 }

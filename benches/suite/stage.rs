@@ -1,7 +1,6 @@
 //! One etcd with what stands before it, and the targets that the cases drive.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -176,11 +175,6 @@ impl Stage {
         Ok(Arc::new(
             Connection::open(self.etcd.address, Windows::LARGE).await?,
         ))
-    }
-
-    /// The stage's folder, for those who start processes of their own.
-    pub(crate) fn folder(&self) -> &Path {
-        self.folder.path()
     }
 
     /// One of etcd's metrics.

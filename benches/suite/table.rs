@@ -22,7 +22,8 @@ pub(crate) fn write(heading: &Heading, report: &Report) -> String {
         heading.machine, heading.versions, heading.rounds, heading.load_before
     );
     text += &grid(&figures(&report.rows));
-    text += "\n× is how many times as good as etcd itself, or as grpc-proxy, rangecache is: above 1 it is better.\n\n";
+    text += "\n× is how many times as good as etcd itself, or as grpc-proxy, rangecache is: above 1 it is better.\n\
+             ! marks figures beside which calls failed or brought a wrong number of bytes.\n\n";
     text += &grid(&details(&report.rows));
     text += "\nCPU is per call and of each process; client, proxy and etcd share the machine's cores.\n";
     for note in &report.notes {
@@ -32,8 +33,9 @@ pub(crate) fn write(heading: &Heading, report: &Report) -> String {
 }
 
 fn cell(row: &Row, kind: Kind) -> String {
+    let mark = if row.failed.contains(&kind) { "!" } else { "" };
     row.median(kind)
-        .map_or_else(|| "–".into(), |value| row.unit.write(value))
+        .map_or_else(|| format!("–{mark}"), |value| row.unit.write(value) + mark)
 }
 
 fn times(row: &Row, base: Kind) -> String {

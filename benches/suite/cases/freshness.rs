@@ -61,7 +61,7 @@ pub(crate) async fn p14(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
     };
     let stale = Row::of_series(
         "P14",
-        "stale among them",
+        "stale among them (the floor replays old answers and must be caught)",
         Unit::Count,
         &series,
         |block| block.extra.get("stale").copied().unwrap_or(f64::NAN),

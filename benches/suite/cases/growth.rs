@@ -27,7 +27,7 @@ impl Growth {
                 _ => data.count(),
             };
             let series: Series = interleave(stage, &Kind::ALL, SHAPE, ops, rounds).await?;
-            let what = format!("{name} among {}k keys, p50", data.keys / 1000);
+            let what = format!("{name} among {} keys, p50", thousands(data.keys));
             let row = Row::of_series("P15", what, Unit::Nanoseconds, &series, Block::p50_ns, &[]);
             self.rows.push((read, data.keys, row.with_series(series)));
         }
@@ -61,5 +61,14 @@ impl Growth {
             ));
         }
         rows
+    }
+}
+
+/// A number of keys in few characters.
+fn thousands(keys: usize) -> String {
+    if keys < 1_000_000 {
+        format!("{}k", keys / 1000)
+    } else {
+        format!("{}M", keys / 1_000_000)
     }
 }
