@@ -318,7 +318,9 @@ impl Store {
             bytes,
         });
         self.bytes += bytes;
-        if self.revisited.len() > REVISITED_MAX {
+        let over =
+            |store: &Store| store.revisited.len() > REVISITED_MAX || store.bytes > store.limits.max_bytes;
+        while over(self) && self.revisited.front().is_some() {
             self.forget_revisited();
         }
         Ok(tree)
