@@ -352,9 +352,11 @@ impl Store {
     }
 
     fn close_segment(&mut self, now: Duration) {
+        // Not the store's revision: revisions since the last change have this very state, too.
+        let revision = self.open.log.last().map_or(self.open.revision, Change::revision);
         let next = Segment {
             checkpoint: self.tree.checkpoint(),
-            revision: self.revision,
+            revision,
             since: now,
             log: Vec::new(),
             bytes: 0,
