@@ -46,7 +46,7 @@ func (t *tour) identify() error {
 	if err != nil {
 		return err
 	}
-	t.cluster = members.Header.ClusterId
+	t.cluster = members.Header.GetClusterId() // a nil header is seen as a foreign one later
 	t.members = map[uint64]bool{}
 	for _, m := range members.Members {
 		t.members[m.ID] = true
