@@ -91,12 +91,34 @@ impl Etcd {
         let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer_port));
         let mut command = Command::new(self.version.binary());
         command
-            .args(["--name", &self.name, "--log-level", "warn", "--initial-cluster-state", "new"])
+            .args([
+                "--name",
+                &self.name,
+                "--log-level",
+                "warn",
+                "--initial-cluster-state",
+                "new",
+            ])
             .arg("--data-dir")
             .arg(&self.data)
-            .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
-            .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &self.initial_cluster, "--initial-cluster-token", &self.token])
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &peer,
+            ])
+            .args([
+                "--initial-cluster",
+                &self.initial_cluster,
+                "--initial-cluster-token",
+                &self.token,
+            ])
             // Nothing here survives a power cut, and the disk is not what is tested.
             .arg("--unsafe-no-fsync");
         let log = self.dir.path().join("log");
@@ -109,7 +131,10 @@ impl Etcd {
         until(SOON, &what, async || {
             let client = Client::try_connect(&self.url()).await.ok()?;
             let read = RangeRequest::one("ready?");
-            timeout(Duration::from_secs(5), client.range(&read)).await.ok()?.ok()
+            timeout(Duration::from_secs(5), client.range(&read))
+                .await
+                .ok()?
+                .ok()
         })
         .await;
     }
@@ -138,7 +163,10 @@ impl Etcd {
 
     /// Saves a snapshot of the store, as `etcdctl snapshot save` does.
     pub async fn save_snapshot(&self) -> PathBuf {
-        let mut stream = self.client().await.server_stream("/etcdserverpb.Maintenance/Snapshot", &Empty {});
+        let mut stream = self
+            .client()
+            .await
+            .server_stream("/etcdserverpb.Maintenance/Snapshot", &Empty {});
         let mut bytes = Vec::new();
         while let Some(piece) = stream.next_as::<SnapshotResponse>(SOON).await {
             bytes.extend_from_slice(&piece.blob);
@@ -162,11 +190,18 @@ impl Etcd {
             .arg(&self.data)
             .args(["--name", &self.name, "--initial-cluster", &self.initial_cluster])
             .args(["--initial-cluster-token", &self.token])
-            .args(["--initial-advertise-peer-urls", &format!("http://127.0.0.1:{}", self.peer_port)])
+            .args([
+                "--initial-advertise-peer-urls",
+                &format!("http://127.0.0.1:{}", self.peer_port),
+            ])
             .args(more)
             .output()
             .unwrap();
-        assert!(restored.status.success(), "{}", String::from_utf8_lossy(&restored.stderr));
+        assert!(
+            restored.status.success(),
+            "{}",
+            String::from_utf8_lossy(&restored.stderr)
+        );
     }
 
     /// Its metrics.
@@ -183,7 +218,9 @@ pub struct Cluster {
 impl Cluster {
     /// Starts three members and waits until all serve.
     pub async fn start(version: Version) -> Self {
-        let mut members: Vec<_> = ["a", "b", "c"].map(|name| Etcd::new(name, version, "rangecache")).into();
+        let mut members: Vec<_> = ["a", "b", "c"]
+            .map(|name| Etcd::new(name, version, "rangecache"))
+            .into();
         let peers: Vec<_> = members.iter().map(Etcd::peer).collect();
         for member in &mut members {
             member.initial_cluster = peers.join(",");

@@ -63,25 +63,41 @@ pub struct Reply {
 impl Client {
     /// Connects to a URL such as `http://127.0.0.1:2379`, trying until something listens there.
     pub async fn connect(url: &str) -> Self {
-        until(SOON, &format!("a connection to {url}"), async || Self::try_connect(url).await.ok()).await.0
+        until(SOON, &format!("a connection to {url}"), async || {
+            Self::try_connect(url).await.ok()
+        })
+        .await
+        .0
     }
 
     /// Connects, or says why not.
     pub async fn try_connect(url: &str) -> Result<Self, Box<dyn Error + Send + Sync>> {
-        let authority = url.strip_prefix("http://").ok_or("only http:// is spoken here")?.trim_end_matches('/');
+        let authority = url
+            .strip_prefix("http://")
+            .ok_or("only http:// is spoken here")?
+            .trim_end_matches('/');
         let tcp = timeout(SOON, TcpStream::connect(authority)).await??;
         tcp.set_nodelay(true)?;
         let mut builder = Builder::new(TokioExecutor::new());
-        builder.initial_connection_window_size(32 << 20).initial_stream_window_size(8 << 20);
+        builder
+            .initial_connection_window_size(32 << 20)
+            .initial_stream_window_size(8 << 20);
         let (sender, connection) = timeout(SOON, builder.handshake(TokioIo::new(tcp))).await??;
         tokio::spawn(connection);
-        Ok(Self { url: format!("http://{authority}"), sender, metadata: HeaderMap::new() })
+        Ok(Self {
+            url: format!("http://{authority}"),
+            sender,
+            metadata: HeaderMap::new(),
+        })
     }
 
     /// The same connection with one more metadata entry on every call.
     pub fn with_metadata(&self, name: &'static str, value: &str) -> Self {
         let mut client = self.clone();
-        client.metadata.append(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+        client.metadata.append(
+            HeaderName::from_static(name),
+            HeaderValue::from_str(value).unwrap(),
+        );
         client
     }
 
@@ -107,7 +123,9 @@ impl Client {
             sender.ready().await.map_err(describe)?;
             collect(sender.send_request(request).await).await
         };
-        timeout(HUNG, call).await.unwrap_or_else(|_| Err(format!("no answer within {HUNG:?}")))
+        timeout(HUNG, call)
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer within {HUNG:?}")))
     }
 
     /// Calls `path` with one message as it is.
@@ -116,8 +134,15 @@ impl Client {
     }
 
     /// Calls a unary method. A lost connection shows as [`UNAVAILABLE`], as it does in etcd's own clients.
-    pub async fn unary<A: Message + Default>(&self, path: &str, question: &impl Message) -> Result<A, Status> {
-        let lost = |message| Status { code: UNAVAILABLE, message };
+    pub async fn unary<A: Message + Default>(
+        &self,
+        path: &str,
+        question: &impl Message,
+    ) -> Result<A, Status> {
+        let lost = |message| Status {
+            code: UNAVAILABLE,
+            message,
+        };
         let reply = self.raw(path, &question.encode_to_vec()).await.map_err(lost)?;
         reply.answer()
     }
@@ -129,13 +154,22 @@ impl Client {
             let message = receiver.recv().await?;
             Some((Ok(Frame::data(message)), receiver))
         });
-        let request = self.request(path).body(StreamBody::new(Box::pin(frames)).boxed_unsync()).unwrap();
+        let request = self
+            .request(path)
+            .body(StreamBody::new(Box::pin(frames)).boxed_unsync())
+            .unwrap();
         let mut sender = self.sender.clone();
         let head = Box::pin(async move {
             sender.ready().await?;
             sender.send_request(request).await
         });
-        Stream { requests: Some(requests), head: Some(head), body: None, buffer: BytesMut::new(), end: None }
+        Stream {
+            requests: Some(requests),
+            head: Some(head),
+            body: None,
+            buffer: BytesMut::new(),
+            end: None,
+        }
     }
 
     /// Calls a method that streams its answers.
@@ -162,7 +196,11 @@ impl Stream {
     /// Sends one message.
     pub fn send(&self, message: &impl Message) {
         // A server that has hung up shows in `next`, with its reason.
-        let _ = self.requests.as_ref().expect("not yet closed").send(frame(&message.encode_to_vec()));
+        let _ = self
+            .requests
+            .as_ref()
+            .expect("not yet closed")
+            .send(frame(&message.encode_to_vec()));
     }
 
     /// Says that no more requests follow.
@@ -184,7 +222,10 @@ impl Stream {
     }
 
     async fn receive(&mut self) -> Result<(), Status> {
-        let lost = |e| Status { code: UNAVAILABLE, message: describe(e) };
+        let lost = |e| Status {
+            code: UNAVAILABLE,
+            message: describe(e),
+        };
         if let Some(head) = &mut self.head {
             let head = head.as_mut().await;
             self.head = None;
@@ -195,14 +236,20 @@ impl Stream {
             self.body = Some(response.into_body());
         }
         match self.body.as_mut().expect("set above").frame().await {
-            None => Err(Status { code: UNAVAILABLE, message: "ended without trailers".to_owned() }),
+            None => Err(Status {
+                code: UNAVAILABLE,
+                message: "ended without trailers".to_owned(),
+            }),
             Some(Err(e)) => Err(lost(e)),
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => {
                     self.buffer.extend_from_slice(&data);
                     Ok(())
                 }
-                Err(frame) => Err(frame.trailers_ref().and_then(status_of).expect("trailers hold a status")),
+                Err(frame) => Err(frame
+                    .trailers_ref()
+                    .and_then(status_of)
+                    .expect("trailers hold a status")),
             },
         }
     }
@@ -223,8 +270,13 @@ impl Stream {
 impl Reply {
     /// gRPC's status of a reply; one without any is told by its HTTP status.
     pub fn status(&self) -> Status {
-        let none = || Status { code: 2, message: format!("no grpc-status in {self:?}") };
-        status_of(&self.trailers).or_else(|| status_of(&self.headers)).unwrap_or_else(none)
+        let none = || Status {
+            code: 2,
+            message: format!("no grpc-status in {self:?}"),
+        };
+        status_of(&self.trailers)
+            .or_else(|| status_of(&self.headers))
+            .unwrap_or_else(none)
     }
 
     /// The only message of a reply that went well.
@@ -248,8 +300,20 @@ impl Reply {
 impl fmt::Debug for Reply {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = &self.body[..self.body.len().min(300)];
-        write!(f, "HTTP {} {:?}\n  {} B: ", self.http_status, self.headers, self.body.len())?;
-        write!(f, "{}\n  trailers {:?}, reset {:?}", shown.escape_ascii(), self.trailers, self.reset)
+        write!(
+            f,
+            "HTTP {} {:?}\n  {} B: ",
+            self.http_status,
+            self.headers,
+            self.body.len()
+        )?;
+        write!(
+            f,
+            "{}\n  trailers {:?}, reset {:?}",
+            shown.escape_ascii(),
+            self.trailers,
+            self.reset
+        )
     }
 }
 
@@ -264,7 +328,10 @@ pub fn frame(message: &[u8]) -> Bytes {
 
 fn take_message(buffer: &mut BytesMut) -> Option<Bytes> {
     let prefix = buffer.get(..5)?;
-    assert_eq!(prefix[0], 0, "a compressed message, which this client never asked for");
+    assert_eq!(
+        prefix[0], 0,
+        "a compressed message, which this client never asked for"
+    );
     let length = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
     if buffer.len() < 5 + length {
         return None;
@@ -283,9 +350,18 @@ async fn collect(response: hyper::Result<Response<Incoming>>) -> Result<Reply, S
     };
     let (head, mut body) = match response {
         Ok(response) => response.into_parts(),
-        Err(e) => return Ok(Reply { reset: Some(reset_reason(e)?), ..nothing() }),
+        Err(e) => {
+            return Ok(Reply {
+                reset: Some(reset_reason(e)?),
+                ..nothing()
+            });
+        }
     };
-    let mut reply = Reply { http_status: head.status.as_u16(), headers: head.headers, ..nothing() };
+    let mut reply = Reply {
+        http_status: head.status.as_u16(),
+        headers: head.headers,
+        ..nothing()
+    };
     reply.headers.remove("date");
     let mut data = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -306,7 +382,9 @@ async fn collect(response: hyper::Result<Response<Incoming>>) -> Result<Reply, S
 
 /// The reason of a reset stream; any other failure is the connection's, and is described.
 fn reset_reason(error: hyper::Error) -> Result<u32, String> {
-    let h2 = error.source().and_then(|source| source.downcast_ref::<h2::Error>());
+    let h2 = error
+        .source()
+        .and_then(|source| source.downcast_ref::<h2::Error>());
     match h2 {
         Some(h2) if h2.is_reset() => Ok(h2.reason().map_or(u32::MAX, u32::from)),
         _ => Err(describe(error)),
@@ -314,13 +392,19 @@ fn reset_reason(error: hyper::Error) -> Result<u32, String> {
 }
 
 fn describe(error: hyper::Error) -> String {
-    let cause = error.source().map(|source| format!(": {source}")).unwrap_or_default();
+    let cause = error
+        .source()
+        .map(|source| format!(": {source}"))
+        .unwrap_or_default();
     format!("no answer: {error}{cause}")
 }
 
 fn status_of(headers: &HeaderMap) -> Option<Status> {
     let code = headers.get("grpc-status")?.to_str().ok()?.parse().ok()?;
-    let message = headers.get("grpc-message").map(|m| percent_decoded(m.as_bytes())).unwrap_or_default();
+    let message = headers
+        .get("grpc-message")
+        .map(|m| percent_decoded(m.as_bytes()))
+        .unwrap_or_default();
     Some(Status { code, message })
 }
 

@@ -33,7 +33,9 @@ async fn call(method: Method, url: &str, body: String) -> Result<Response, Strin
     let exchange = async {
         let rest = url.strip_prefix("http://").ok_or("only http:// is spoken here")?;
         let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let tcp = TcpStream::connect(authority).await.map_err(|e| format!("{url}: {e}"))?;
+        let tcp = TcpStream::connect(authority)
+            .await
+            .map_err(|e| format!("{url}: {e}"))?;
         let (mut sender, connection) = handshake(TokioIo::new(tcp)).await.map_err(|e| e.to_string())?;
         let connection = tokio::spawn(connection);
         let request = Request::builder()
@@ -43,12 +45,22 @@ async fn call(method: Method, url: &str, body: String) -> Result<Response, Strin
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| e.to_string())?;
-        let (mut head, body) = sender.send_request(request).await.map_err(|e| e.to_string())?.into_parts();
+        let (mut head, body) = sender
+            .send_request(request)
+            .await
+            .map_err(|e| e.to_string())?
+            .into_parts();
         let body = body.collect().await.map_err(|e| e.to_string())?.to_bytes();
         connection.abort();
         head.headers.remove("date");
         let body = String::from_utf8_lossy(&body).into_owned();
-        Ok(Response { status: head.status.as_u16(), headers: head.headers, body })
+        Ok(Response {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            body,
+        })
     };
-    timeout(Duration::from_secs(20), exchange).await.unwrap_or_else(|_| Err(format!("{url}: no answer")))
+    timeout(Duration::from_secs(20), exchange)
+        .await
+        .unwrap_or_else(|_| Err(format!("{url}: no answer")))
 }

@@ -7,12 +7,20 @@
 //! | [`proxy`] | rangecache, its metrics and its log |
 //! | [`grpc`] | a gRPC client on bare HTTP/2 |
 //! | [`kv`] | etcd's calls in typed form, on top of it |
+//! | [`shapes`] | Range requests of every shape, and a store to ask them of |
 //! | [`pb`] | etcd's messages |
 //! | [`http`] | HTTP/1 as a scraper or curl speaks it |
 //! | [`wait`] | waiting for a condition, never for a time |
 
 // Every suite is a crate of its own and uses only a part of this one.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr
+)]
 
 pub mod etcd;
 pub mod grpc;
@@ -21,4 +29,5 @@ pub mod kv;
 pub mod pb;
 pub mod process;
 pub mod proxy;
+pub mod shapes;
 pub mod wait;

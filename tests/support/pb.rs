@@ -1,6 +1,8 @@
 //! etcd's messages as a client needs them. Field numbers and names are etcd's; enums are plain numbers, so that a test can
 //! send ones that etcd does not know.
 
+use std::fmt;
+
 use prost::{Message, Oneof};
 
 /// Ascending and descending, as [`RangeRequest::sort_order`] numbers them; 0 is none.
@@ -31,6 +33,7 @@ pub struct Header {
 }
 
 #[derive(Clone, PartialEq, Message)]
+#[prost(skip_debug)]
 pub struct KeyValue {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
@@ -46,7 +49,30 @@ pub struct KeyValue {
     pub lease: i64,
 }
 
+// The keys of a failed comparison are to be read by a person.
+impl fmt::Debug for KeyValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (key, start) = (
+            self.key.escape_ascii(),
+            self.value[..self.value.len().min(24)].escape_ascii(),
+        );
+        write!(f, "{key} = {start} ({} B)", self.value.len())?;
+        let Self {
+            create_revision,
+            mod_revision,
+            version,
+            lease,
+            ..
+        } = self;
+        write!(
+            f,
+            " create {create_revision} mod {mod_revision} version {version} lease {lease}"
+        )
+    }
+}
+
 #[derive(Clone, PartialEq, Message)]
+#[prost(skip_debug)]
 pub struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
@@ -76,15 +102,50 @@ pub struct RangeRequest {
     pub max_create_revision: i64,
 }
 
+impl fmt::Debug for RangeRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Range [{}, {})",
+            self.key.escape_ascii(),
+            self.range_end.escape_ascii()
+        )?;
+        let numbers = [
+            ("limit", self.limit),
+            ("revision", self.revision),
+            ("sort_order", self.sort_order.into()),
+            ("sort_target", self.sort_target.into()),
+            ("serializable", self.serializable.into()),
+            ("keys_only", self.keys_only.into()),
+            ("count_only", self.count_only.into()),
+            ("min_mod", self.min_mod_revision),
+            ("max_mod", self.max_mod_revision),
+            ("min_create", self.min_create_revision),
+            ("max_create", self.max_create_revision),
+        ];
+        numbers
+            .iter()
+            .filter(|(_, n)| *n != 0)
+            .try_for_each(|(name, n)| write!(f, " {name} {n}"))
+    }
+}
+
 impl RangeRequest {
     /// One key.
     pub fn one(key: impl AsRef<[u8]>) -> Self {
-        Self { key: key.as_ref().to_vec(), ..Self::default() }
+        Self {
+            key: key.as_ref().to_vec(),
+            ..Self::default()
+        }
     }
 
     /// The keys in `[key, end)`; an end of `\0` means every key from `key` on.
     pub fn range(key: impl AsRef<[u8]>, end: impl AsRef<[u8]>) -> Self {
-        Self { key: key.as_ref().to_vec(), range_end: end.as_ref().to_vec(), ..Self::default() }
+        Self {
+            key: key.as_ref().to_vec(),
+            range_end: end.as_ref().to_vec(),
+            ..Self::default()
+        }
     }
 
     /// The keys that start with `prefix`.
@@ -182,13 +243,24 @@ pub struct RequestOp {
 impl RequestOp {
     /// Puts `value` at `key`.
     pub fn put(key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Self {
-        let put = PutRequest { key: key.as_ref().to_vec(), value: value.as_ref().to_vec(), lease: 0 };
-        Self { op: Some(Op::Put(put)) }
+        let put = PutRequest {
+            key: key.as_ref().to_vec(),
+            value: value.as_ref().to_vec(),
+            lease: 0,
+        };
+        Self {
+            op: Some(Op::Put(put)),
+        }
     }
 
     /// Deletes `key`.
     pub fn delete(key: impl AsRef<[u8]>) -> Self {
-        Self { op: Some(Op::Delete(DeleteRangeRequest { key: key.as_ref().to_vec(), range_end: Vec::new() })) }
+        Self {
+            op: Some(Op::Delete(DeleteRangeRequest {
+                key: key.as_ref().to_vec(),
+                range_end: Vec::new(),
+            })),
+        }
     }
 }
 

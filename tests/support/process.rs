@@ -18,8 +18,13 @@ impl Process {
         let out = File::options().create(true).append(true).open(log).unwrap();
         let err = out.try_clone().unwrap();
         let child = command.stdin(Stdio::null()).stdout(out).stderr(err).spawn();
-        let child = child.unwrap_or_else(|e| panic!("cannot start {name} ({:?}): {e}", command.get_program()));
-        Self { name: name.to_owned(), log: log.to_owned(), child }
+        let child =
+            child.unwrap_or_else(|e| panic!("cannot start {name} ({:?}): {e}", command.get_program()));
+        Self {
+            name: name.to_owned(),
+            log: log.to_owned(),
+            child,
+        }
     }
 
     /// The process's id.
@@ -34,7 +39,11 @@ impl Process {
 
     /// Sends a signal by its name, such as `STOP`, `CONT` or `TERM`.
     pub fn signal(&self, signal: &str) {
-        let sent = Command::new("kill").arg(format!("-{signal}")).arg(self.id().to_string()).status().unwrap();
+        let sent = Command::new("kill")
+            .arg(format!("-{signal}"))
+            .arg(self.id().to_string())
+            .status()
+            .unwrap();
         assert!(sent.success(), "cannot send {signal} to {}", self.name);
     }
 
@@ -46,7 +55,11 @@ impl Process {
             if let Some(status) = self.exited() {
                 return status;
             }
-            assert!(started.elapsed() < deadline, "{} still runs {deadline:?} after TERM", self.name);
+            assert!(
+                started.elapsed() < deadline,
+                "{} still runs {deadline:?} after TERM",
+                self.name
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -76,7 +89,13 @@ pub fn tool(name: &str) -> PathBuf {
     if let Some(path) = std::env::var_os(&variable) {
         return path.into();
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools").join(name);
-    assert!(path.exists(), "{} is missing: run `make tools`, or set {variable}", path.display());
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("target/tools")
+        .join(name);
+    assert!(
+        path.exists(),
+        "{} is missing: run `make tools`, or set {variable}",
+        path.display()
+    );
     path
 }

@@ -37,15 +37,32 @@ impl Builder {
         let dir = TempDir::with_prefix("rangecache-").unwrap();
         let mut command = rangecache_command();
         command.args(["--listen-client-urls", "http://127.0.0.1:0"]);
-        command.args(["--listen-metrics-urls", "http://127.0.0.1:0", "--log-format", "json"]);
+        command.args([
+            "--listen-metrics-urls",
+            "http://127.0.0.1:0",
+            "--log-format",
+            "json",
+        ]);
         command.args(self.args);
         let mut process = Process::spawn("rangecache", &mut command, &dir.path().join("log"));
         let (urls, _) = until(SOON, "rangecache listens", async || {
-            assert!(process.exited().is_none(), "rangecache ended at once:\n{}", process.log());
-            Some((logged_url(&process, "serving clients")?, logged_url(&process, "serving metrics")?))
+            assert!(
+                process.exited().is_none(),
+                "rangecache ended at once:\n{}",
+                process.log()
+            );
+            Some((
+                logged_url(&process, "serving clients")?,
+                logged_url(&process, "serving metrics")?,
+            ))
         })
         .await;
-        Rangecache { process, _dir: dir, url: urls.0, metrics_url: urls.1 }
+        Rangecache {
+            process,
+            _dir: dir,
+            url: urls.0,
+            metrics_url: urls.1,
+        }
     }
 }
 
@@ -65,7 +82,9 @@ impl Rangecache {
 
     /// One with these `--endpoints`.
     pub fn at(endpoints: &str) -> Builder {
-        Builder { args: vec!["--endpoints".to_owned(), endpoints.to_owned()] }
+        Builder {
+            args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
+        }
     }
 
     /// Where clients connect.
@@ -80,12 +99,18 @@ impl Rangecache {
 
     /// Whether `/readyz` says that every mirror is warm.
     pub async fn is_warm(&self) -> bool {
-        http::get(&format!("{}/readyz", self.metrics_url)).await.is_ok_and(|response| response.status == 200)
+        http::get(&format!("{}/readyz", self.metrics_url))
+            .await
+            .is_ok_and(|response| response.status == 200)
     }
 
     /// Waits until every mirror is warm, and returns how long that took.
     pub async fn warm(&self) -> Duration {
-        until(SOON, "rangecache is ready", async || self.is_warm().await.then_some(())).await.1
+        until(SOON, "rangecache is ready", async || {
+            self.is_warm().await.then_some(())
+        })
+        .await
+        .1
     }
 
     /// `GET` of a path on the metrics URL.
@@ -109,7 +134,9 @@ impl Rangecache {
             let since = self.outcomes().await.since(before);
             (since.total() >= ranges).then_some(since)
         };
-        until(SOON, "every Range is counted in rangecache_range_total", counted).await.0
+        until(SOON, "every Range is counted in rangecache_range_total", counted)
+            .await
+            .0
     }
 
     /// All that it has logged so far.
@@ -161,17 +188,25 @@ impl Metrics {
     pub async fn read(url: &str) -> Self {
         let page = http::get(url).await.unwrap();
         assert_eq!(page.status, 200, "{url}: {}", page.body);
-        let samples = page.body.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
-            let (name, value) = line.rsplit_once(' ')?;
-            Some((name.to_owned(), value.parse().ok()?))
-        });
+        let samples = page
+            .body
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| {
+                let (name, value) = line.rsplit_once(' ')?;
+                Some((name.to_owned(), value.parse().ok()?))
+            });
         Self(samples.collect())
     }
 
     /// The sum of all samples of a metric, whatever their labels.
     pub fn sum(&self, name: &str) -> f64 {
         let of_name = |sample: &str| sample.split('{').next() == Some(name);
-        self.0.iter().filter(|(sample, _)| of_name(sample)).map(|(_, value)| value).sum()
+        self.0
+            .iter()
+            .filter(|(sample, _)| of_name(sample))
+            .map(|(_, value)| value)
+            .sum()
     }
 
     fn outcomes(&self) -> Outcomes {
@@ -182,7 +217,10 @@ impl Metrics {
                     let (_, rest) = labels.split_once(&format!("{name}=\""))?;
                     Some(rest.split('"').next()?.to_owned())
                 };
-                let ended = (label("outcome").expect("has an outcome"), label("reason").expect("has a reason"));
+                let ended = (
+                    label("outcome").expect("has an outcome"),
+                    label("reason").expect("has a reason"),
+                );
                 outcomes.0.insert(ended, *value as u64);
             }
         }
@@ -197,7 +235,10 @@ pub struct Outcomes(pub BTreeMap<(String, String), u64>);
 impl Outcomes {
     /// What has been added since `before`.
     pub fn since(&self, before: &Self) -> Self {
-        let added = self.0.iter().map(|(key, n)| (key.clone(), n - before.0.get(key).unwrap_or(&0)));
+        let added = self
+            .0
+            .iter()
+            .map(|(key, n)| (key.clone(), n - before.0.get(key).unwrap_or(&0)));
         Self(added.filter(|(_, n)| *n > 0).collect())
     }
 
@@ -208,7 +249,11 @@ impl Outcomes {
 
     /// Those that ended with one outcome.
     pub fn of(&self, outcome: &str) -> u64 {
-        self.0.iter().filter(|((of, _), _)| of == outcome).map(|(_, n)| n).sum()
+        self.0
+            .iter()
+            .filter(|((of, _), _)| of == outcome)
+            .map(|(_, n)| n)
+            .sum()
     }
 
     /// Those that were answered from memory.
