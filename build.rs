@@ -3,6 +3,10 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/etcd.proto");
     let descriptors = protox::compile(["etcd.proto"], ["proto"])?;
-    tonic_prost_build::configure().build_server(false).build_transport(false).bytes(".").compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .build_server(false)
+        .build_transport(false)
+        .bytes(".")
+        .compile_fds(descriptors)?;
     Ok(())
 }

@@ -10,7 +10,14 @@
 //! | [`telemetry`] | metrics and logs |
 //! | [`admin`] | health, readiness and metrics over HTTP |
 
+pub mod admin;
 pub mod cache;
+pub mod config;
+pub mod mirror;
+pub mod net;
+pub mod proxy;
+pub mod telemetry;
+pub mod upstream;
 
 /// The etcd messages that rangecache writes or reads itself, generated from `proto/etcd.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all)]

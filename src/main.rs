@@ -1,5 +1,162 @@
-//! The boot sequence.
+//! The boot sequence: parse, validate, bind, serve, drain.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context;
+use clap::Parser;
+use clap::error::ErrorKind;
+use rangecache::admin::Admin;
+use rangecache::config::Config;
+use rangecache::mirror::Mirrors;
+use rangecache::net::Url;
+use rangecache::proxy::Proxy;
+use rangecache::proxy::listener::Listener;
+use rangecache::telemetry::{self, Metrics};
+use rangecache::upstream::Upstream;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-fn main() {}
+/// sysexits' EX_USAGE.
+const MISUSE: u8 = 64;
+
+fn main() -> ExitCode {
+    let config = match Config::try_parse() {
+        Ok(config) => config,
+        Err(error) => {
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            // Nothing is left to do if even this cannot be printed.
+            let _ = error.print();
+            return if asked {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::from(MISUSE)
+            };
+        }
+    };
+    if let Err(error) = config.validate() {
+        let mut command = <Config as clap::CommandFactory>::command();
+        let _ = command.error(ErrorKind::ValueValidation, error).print();
+        return ExitCode::from(MISUSE);
+    }
+    telemetry::log::init(&config);
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            tracing::error!(%error, "cannot start the runtime");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(serve(&config)) {
+        Ok(code) => code,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "stopping");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
+    let clients = bind(&config.listen_client_urls)
+        .await
+        .context("--listen-client-urls")?;
+    let operators = bind(&config.listen_metrics_urls)
+        .await
+        .context("--listen-metrics-urls")?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+
+    // Two stops: first no new work is taken, then what keeps the mirrors ends.
+    let (drain, stop) = (CancellationToken::new(), CancellationToken::new());
+    let (calls, background) = (TaskTracker::new(), TaskTracker::new());
+    let metrics = Arc::new(Metrics::new());
+    export_limits(config, &metrics);
+    let upstream = Upstream::start(&config.endpoints, &background, &stop);
+    let mirrors = Mirrors::start(config, &upstream, &metrics, &background, &stop);
+    let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls);
+    let admin = Arc::new(Admin {
+        mirrors,
+        upstream,
+        metrics,
+        tasks: calls.clone(),
+        draining: drain.clone(),
+    });
+    let room = Arc::new(Semaphore::new(config.max_connections as usize));
+    for listener in clients {
+        tracing::info!(url = %listener.url(), "serving clients");
+        background.spawn(listener.serve(
+            Arc::clone(&proxy),
+            Arc::clone(&room),
+            calls.clone(),
+            drain.clone(),
+        ));
+    }
+    for listener in operators {
+        tracing::info!(url = %listener.url(), "serving metrics");
+        background.spawn(Arc::clone(&admin).serve(listener, background.clone(), stop.clone()));
+    }
+
+    let refused = tokio::select! {
+        _ = terminate.recv() => false,
+        _ = interrupt.recv() => false,
+        // Something found that it must not serve, and has said why.
+        () = stop.cancelled() => true,
+    };
+    tracing::info!(timeout = ?config.shutdown_timeout, "stopping: no new calls; those under way may finish");
+    drain.cancel();
+    calls.close();
+    if tokio::time::timeout(config.shutdown_timeout, calls.wait())
+        .await
+        .is_err()
+    {
+        tracing::warn!(
+            tasks = calls.len(),
+            "calls were still under way at the end of --shutdown-timeout and are cut"
+        );
+    }
+    stop.cancel();
+    background.close();
+    let _ = tokio::time::timeout(config.shutdown_timeout, background.wait()).await;
+    tracing::info!("stopped");
+    Ok(if refused {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
+}
+
+async fn bind(urls: &[Url]) -> anyhow::Result<Vec<Listener>> {
+    let mut listeners = Vec::new();
+    for url in urls {
+        let listener = Listener::bind(url).await.with_context(|| {
+            format!("cannot listen on {url}; is another process there? Port 0 takes a free one")
+        })?;
+        listeners.push(listener);
+    }
+    Ok(listeners)
+}
+
+/// Every bound that a flag sets, beside what is used of it.
+fn export_limits(config: &Config, metrics: &Metrics) {
+    #[allow(clippy::cast_precision_loss, reason = "a gauge shows magnitudes")]
+    let bytes = |value: u64| value as f64;
+    metrics.limit("cache_max_bytes", bytes(config.cache_max_bytes()));
+    metrics.limit("history_max_bytes", bytes(config.history_max_bytes));
+    metrics.limit("history_max_age_seconds", config.history_max_age.as_secs_f64());
+    metrics.limit(
+        "freshness_timeout_seconds",
+        config.freshness_timeout.as_secs_f64(),
+    );
+    metrics.limit("connect_timeout_seconds", config.connect_timeout.as_secs_f64());
+    metrics.limit("probe_interval_seconds", config.probe_interval.as_secs_f64());
+    metrics.limit("forward_max_large", f64::from(config.forward_max_large));
+    metrics.limit("forward_max_waiting", f64::from(config.forward_max_waiting));
+    metrics.limit("forward_shared_max_bytes", bytes(config.forward_shared_max_bytes));
+    metrics.limit("max_connections", f64::from(config.max_connections));
+    metrics.limit("shutdown_timeout_seconds", config.shutdown_timeout.as_secs_f64());
+}

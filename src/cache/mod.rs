@@ -1,1 +1,39 @@
-//! The cache.
+//! The cache: what a mirror knows, and how a Range is answered from it.
+//!
+//! No I/O, no clock, no async and no locks: time comes in as a [`std::time::Duration`] since an epoch of the caller's,
+//! and whoever shares a [`Store`] between threads brings the lock. Everything handed out ([`Tree`], [`Entry`],
+//! [`Selection`], [`Answer`], [`Rope`]) is an immutable snapshot that outlives any later change.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `entry` | one key-value, stored once, encoded as it will be sent |
+//! | `tree`, `node`, `bulk` | the persistent B+tree in key order with counts and sizes |
+//! | `history` | the current tree, the events, and the state at any revision of the window |
+//! | `query`, `select` | a RangeRequest, and which entries etcd would answer it with |
+//! | `answer`, `rope` | the bytes of the RangeResponse, produced piece by piece |
+//! | `wire`, `memory` | protobuf's varints; what an allocation really takes |
+//!
+//! This room imports none of the others; `mirror` writes to it and `proxy` reads from it.
+
+mod answer;
+mod bulk;
+mod entry;
+mod history;
+mod memory;
+mod node;
+mod query;
+mod rope;
+mod select;
+#[cfg(test)]
+mod testing;
+mod tree;
+mod wire;
+
+pub use answer::{Answer, ResponseHeader};
+pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
+pub use history::{Applied, AtError, Change, HistoryLimits, Store};
+pub use node::Summary;
+pub use query::{Dialect, Interval, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable};
+pub use rope::Rope;
+pub use select::{Selected, Selection, select};
+pub use tree::Tree;

@@ -1,0 +1,254 @@
+//! The RangeResponse message, produced as it is sent.
+
+use std::ops::ControlFlow;
+
+use super::{
+    entry::Entry,
+    node::Summary,
+    rope::{COPY_BELOW_BYTES, Rope},
+    select::{Entries, Selection, Values},
+    wire::{put_varint, to_usize, varint_len},
+};
+
+const HEADER_TAG: u8 = 0x0a;
+const MORE_TAG: u8 = 0x18;
+const COUNT_TAG: u8 = 0x20;
+
+/// etcd's ResponseHeader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ResponseHeader {
+    /// The cluster that answers.
+    pub cluster_id: u64,
+    /// The member that answers.
+    pub member_id: u64,
+    /// The store's revision, also on a read of an older one.
+    pub revision: i64,
+    /// The raft term.
+    pub raft_term: u64,
+}
+
+/// A RangeResponse that has been decided but not yet produced: it holds a snapshot, not bytes.
+#[derive(Debug)]
+pub struct Answer {
+    header: ResponseHeader,
+    selection: Selection,
+    kvs_bytes: u64,
+    length: u64,
+    /// Entries produced so far; the header goes before the first, the tail behind the last.
+    produced: u64,
+    produced_bytes: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Header,
+    Kvs,
+    Done,
+}
+
+impl Answer {
+    /// The answer with the entries of `selection`.
+    pub fn new(header: ResponseHeader, selection: Selection) -> Answer {
+        let kvs_bytes = kvs_bytes(&selection);
+        let length =
+            (1 + varint_len(header.len() as u64) + header.len() + tail_len(&selection)) as u64 + kvs_bytes;
+        Answer {
+            header,
+            selection,
+            kvs_bytes,
+            length,
+            produced: 0,
+            produced_bytes: 0,
+            state: State::Header,
+        }
+    }
+
+    /// The length of the whole message in bytes, exactly; known before any of it is produced.
+    pub fn len(&self) -> u64 {
+        self.length
+    }
+
+    /// A RangeResponse always has a header.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// What is selected.
+    pub fn selection(&self) -> &Selection {
+        &self.selection
+    }
+
+    /// The whole message at once, in one allocation, behind `prefix_bytes` zero bytes for the caller to fill. For short
+    /// answers: nothing bounds its memory.
+    pub fn small(mut self, prefix_bytes: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(prefix_bytes.saturating_add(to_usize(self.length)));
+        out.resize(prefix_bytes, 0);
+        self.header.write(&mut out);
+        let values = self.selection.values;
+        self.for_each_remaining(|entry| {
+            put(entry, values, &mut out);
+            ControlFlow::Continue(())
+        });
+        put_tail(&self.selection, &mut out);
+        out
+    }
+
+    /// The next piece of the message, of `target_bytes` or one entry more; the last one may be shorter. `None` at the end.
+    pub fn next_piece(&mut self, target_bytes: usize) -> Option<Rope> {
+        if self.state == State::Done {
+            return None;
+        }
+        let mut rope = Rope::with_slab(self.slab_bytes(target_bytes));
+        if self.state == State::Header {
+            self.state = State::Kvs;
+            let header = self.header;
+            rope.write(|slab| header.write(slab));
+        }
+        let values = self.selection.values;
+        let mut filled = bytes::Buf::remaining(&rope);
+        let before = filled;
+        let mut produced = 0;
+        self.for_each_remaining(|entry| {
+            match values {
+                Values::Kept => rope.push(entry),
+                Values::Left { keep_lease } => rope.write(|slab| entry.encode_keys_only(keep_lease, slab)),
+            }
+            produced += 1;
+            filled = bytes::Buf::remaining(&rope);
+            if filled < target_bytes {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        self.produced += produced;
+        self.produced_bytes += (filled - before) as u64;
+        if self.produced == self.selection.len() {
+            self.state = State::Done;
+            let selection = &self.selection;
+            rope.write(|slab| put_tail(selection, slab));
+        }
+        Some(rope)
+    }
+
+    fn for_each_remaining(&mut self, mut visit: impl FnMut(&Entry) -> ControlFlow<()>) {
+        match &self.selection.entries {
+            Entries::None => {}
+            Entries::One(entry) => {
+                if self.produced == 0 {
+                    let _ = visit(entry);
+                }
+            }
+            Entries::Picked(entries) => {
+                let _ = entries.iter().skip(to_usize(self.produced)).try_for_each(visit);
+            }
+            Entries::Ranks { tree, from, to } => {
+                let start = from + self.produced;
+                let mut left = to - start;
+                if left > 0 {
+                    tree.for_each_from(start, |entry| {
+                        left -= 1;
+                        visit(entry)?;
+                        if left == 0 {
+                            ControlFlow::Break(())
+                        } else {
+                            ControlFlow::Continue(())
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    /// How much of the next piece will be copied, roughly: all of it, unless entries are so large that they are referred to.
+    fn slab_bytes(&self, target_bytes: usize) -> usize {
+        let entries = self.selection.len() - self.produced;
+        let bytes = self.kvs_bytes - self.produced_bytes;
+        let short = 64; // header and tail
+        if self.selection.values == Values::Kept && bytes >= entries.saturating_mul(COPY_BELOW_BYTES as u64) {
+            return short;
+        }
+        short + target_bytes.saturating_add(COPY_BELOW_BYTES).min(to_usize(bytes))
+    }
+}
+
+impl ResponseHeader {
+    fn fields(&self) -> [(u8, u64); 4] {
+        [
+            (0x08, self.cluster_id),
+            (0x10, self.member_id),
+            (0x18, self.revision as u64),
+            (0x20, self.raft_term),
+        ]
+    }
+
+    fn len(&self) -> usize {
+        self.fields()
+            .into_iter()
+            .filter(|(_, value)| *value != 0)
+            .map(|(_, value)| 1 + varint_len(value))
+            .sum()
+    }
+
+    /// Appends the field `header`.
+    fn write(&self, out: &mut Vec<u8>) {
+        out.push(HEADER_TAG);
+        put_varint(self.len() as u64, out);
+        for (tag, value) in self.fields() {
+            if value != 0 {
+                out.push(tag);
+                put_varint(value, out);
+            }
+        }
+    }
+}
+
+fn kvs_bytes(selection: &Selection) -> u64 {
+    let summary = match &selection.entries {
+        Entries::None => Summary::default(),
+        Entries::One(entry) => Summary::of(entry),
+        Entries::Picked(entries) => Summary::of_all(entries),
+        Entries::Ranks { tree, from, to } => tree.summary_of_ranks(*from, *to),
+    };
+    match selection.values {
+        Values::Kept => summary.encoded_bytes,
+        Values::Left { keep_lease: true } => summary.keys_only_bytes + summary.lease_bytes,
+        Values::Left { keep_lease: false } => summary.keys_only_bytes,
+    }
+}
+
+fn put(entry: &Entry, values: Values, out: &mut Vec<u8>) {
+    match values {
+        Values::Kept => {
+            for piece in entry.encoded().as_slices() {
+                out.extend_from_slice(piece);
+            }
+        }
+        Values::Left { keep_lease } => entry.encode_keys_only(keep_lease, out),
+    }
+}
+
+fn tail_len(selection: &Selection) -> usize {
+    let more = if selection.more { 2 } else { 0 };
+    let count = if selection.count == 0 {
+        0
+    } else {
+        1 + varint_len(selection.count)
+    };
+    more + count
+}
+
+/// Appends the fields `more` and `count`.
+fn put_tail(selection: &Selection, out: &mut Vec<u8>) {
+    if selection.more {
+        out.extend_from_slice(&[MORE_TAG, 1]);
+    }
+    if selection.count != 0 {
+        out.push(COUNT_TAG);
+        put_varint(selection.count, out);
+    }
+}
+
+#[cfg(test)]
+mod tests;

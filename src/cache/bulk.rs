@@ -1,0 +1,117 @@
+//! Loading a tree from entries that come in key order: full leaves, built once, nothing moved.
+
+use std::sync::Arc;
+
+use super::{
+    entry::Entry,
+    node::{INNER_MAX, LEAF_MAX, LEAF_MIN, Ledger, Node, Separators, Slot, Summary, separator_between},
+};
+
+/// Collects entries in ascending key order.
+#[derive(Default)]
+pub(super) struct Loader {
+    /// Full leaves, each with the separator from the one before it (empty for the first).
+    leaves: Vec<(Box<[u8]>, Vec<Entry>)>,
+    filling: Vec<Entry>,
+    entry_bytes: u64,
+}
+
+impl Loader {
+    /// Takes an entry, or gives it back if its key is not above all before it.
+    pub(super) fn push(&mut self, entry: Entry) -> Option<Entry> {
+        if self.last().is_some_and(|last| last.key() >= entry.key()) {
+            return Some(entry);
+        }
+        if self.filling.len() == LEAF_MAX {
+            self.close_leaf();
+        }
+        if self.filling.is_empty() {
+            self.filling.reserve_exact(LEAF_MAX);
+        }
+        self.entry_bytes += entry.memory_bytes();
+        self.filling.push(entry);
+        None
+    }
+
+    pub(super) fn entry_bytes(&self) -> u64 {
+        self.entry_bytes
+    }
+
+    /// Builds the nodes; `None` if there was no entry.
+    pub(super) fn finish(mut self, ledger: &mut Ledger) -> Option<Slot> {
+        if self.filling.len() < LEAF_MIN
+            && let Some((separator, mut before)) = self.leaves.pop()
+        {
+            // The last two leaves share what is too little for one.
+            before.append(&mut self.filling);
+            self.filling = before.split_off(before.len() / 2);
+            self.leaves.push((separator, before));
+        }
+        self.close_leaf();
+        let mut level = Vec::with_capacity(self.leaves.len());
+        for (separator, entries) in self.leaves {
+            let summary = Summary::of_all(&entries);
+            let node = Node::leaf(entries, ledger.epoch);
+            ledger.node_bytes += node.memory_bytes();
+            level.push((
+                separator,
+                Slot {
+                    summary,
+                    node: Arc::new(node),
+                },
+            ));
+        }
+        while level.len() > 1 {
+            level = parents_of(level, ledger);
+        }
+        level.pop().map(|(_, root)| root)
+    }
+
+    fn last(&self) -> Option<&Entry> {
+        self.filling
+            .last()
+            .or_else(|| self.leaves.last().and_then(|(_, leaf)| leaf.last()))
+    }
+
+    fn close_leaf(&mut self) {
+        let Some(first) = self.filling.first() else { return };
+        let separator = match self.leaves.last().and_then(|(_, leaf)| leaf.last()) {
+            Some(last) => separator_between(last.key(), first.key()).into(),
+            None => Box::default(),
+        };
+        self.leaves.push((separator, std::mem::take(&mut self.filling)));
+    }
+}
+
+/// Groups the nodes of a level as evenly as whole numbers allow, each under a parent.
+fn parents_of(level: Vec<(Box<[u8]>, Slot)>, ledger: &mut Ledger) -> Vec<(Box<[u8]>, Slot)> {
+    let total = level.len();
+    let groups = total.div_ceil(INNER_MAX);
+    let mut children = level.into_iter();
+    let mut parents = Vec::with_capacity(groups);
+    for group in 0..groups {
+        let size = (group + 1) * total / groups - group * total / groups;
+        let mut slots = Vec::with_capacity(size);
+        let mut separators = Separators::default();
+        let mut parent_separator = Box::default();
+        for (separator, slot) in children.by_ref().take(size) {
+            if slots.is_empty() {
+                parent_separator = separator;
+            } else {
+                separators.push(&separator);
+            }
+            slots.push(slot);
+        }
+        let summary = Summary::of_slots(&slots);
+        let node = Node::inner(slots, separators, ledger.epoch);
+        ledger.node_bytes += node.memory_bytes();
+        parents.push((
+            parent_separator,
+            Slot {
+                summary,
+                node: Arc::new(node),
+            },
+        ));
+    }
+    parents
+}

@@ -1,0 +1,67 @@
+//! What an allocation really takes.
+//!
+//! The binary's allocator, jemalloc, rounds every request up to a size class: multiples of 16 up to 128 bytes, and then four
+//! classes to each doubling (…, 8 KiB, 10 KiB, 12 KiB, 14 KiB, 16 KiB, 20 KiB, …). The cache counts its memory in these
+//! classes, and cuts large entries along them.
+
+/// What an `Arc` keeps beside its content: two counts of a word each.
+pub(super) const ARC_HEADER_BYTES: usize = 16;
+
+/// The size class that serves a request of `bytes`; 0 for none.
+pub(super) fn class_bytes(bytes: usize) -> usize {
+    match bytes {
+        0 => 0,
+        1..=128 => bytes.next_multiple_of(16),
+        _ => {
+            let step = (bytes - 1).ilog2() - 2;
+            bytes.next_multiple_of(1 << step)
+        }
+    }
+}
+
+/// The largest size class that is no larger than `bytes`; `bytes` itself up to 128.
+pub(super) fn class_bytes_within(bytes: usize) -> usize {
+    match bytes {
+        0..=128 => bytes,
+        _ => {
+            let step = bytes.ilog2() - 2;
+            (bytes >> step) << step
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_jemallocs() {
+        let expected = [
+            (1, 16),
+            (16, 16),
+            (17, 32),
+            (128, 128),
+            (129, 160),
+            (256, 256),
+            (257, 320),
+            (1024, 1024),
+            (1025, 1280),
+            (8193, 10_240),
+            (10_300, 12_288),
+            (14_337, 16_384),
+            (16_385, 20_480),
+        ];
+        for (bytes, class) in expected {
+            assert_eq!(class_bytes(bytes), class, "class of {bytes}");
+        }
+        for bytes in 129..70_000 {
+            let (below, above) = (class_bytes_within(bytes), class_bytes(bytes));
+            assert!(below <= bytes && bytes <= above, "{below} {bytes} {above}");
+            assert_eq!(class_bytes(below), below, "{below} is itself a class");
+            assert!(
+                above == bytes || class_bytes(below + 1) == above,
+                "nothing between {below} and {above}"
+            );
+        }
+    }
+}

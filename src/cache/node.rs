@@ -1,0 +1,330 @@
+//! The nodes of the tree, and what changes inside one of them.
+//!
+//! A node is shared by every tree (snapshot) that has not changed below it since, and is never changed while shared:
+//! [`writable`] copies it first. What a copy costs decides the sizes below: it touches the reference count of every entry (or
+//! child) in the node, each in a cache line of its own, so that small nodes are cheap to update and large ones cheap to walk.
+
+use std::{
+    ops::{AddAssign, SubAssign},
+    sync::Arc,
+};
+
+use super::{
+    entry::Entry,
+    memory::{ARC_HEADER_BYTES, class_bytes},
+};
+
+/// Entries in a leaf at most. Chosen by measurement (`benches/micro.rs`).
+pub(super) const LEAF_MAX: usize = 32;
+/// Children of an inner node at most. Chosen by measurement.
+pub(super) const INNER_MAX: usize = 32;
+/// Below these a node takes from its neighbour or merges with it. A quarter, so that puts and deletes around one size do not
+/// split and merge by turns.
+pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
+pub(super) const INNER_MIN: usize = INNER_MAX / 4;
+
+/// What is below a place in the tree, or between two.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Summary {
+    /// Entries.
+    pub count: u64,
+    /// Bytes of the fields `kvs` as stored.
+    pub encoded_bytes: u64,
+    /// Bytes of the fields `kvs` without value and lease.
+    pub keys_only_bytes: u64,
+    /// What keeping the leases adds to `keys_only_bytes`.
+    pub lease_bytes: u64,
+}
+
+impl Summary {
+    pub(super) fn of(entry: &Entry) -> Summary {
+        let (encoded_bytes, keys_only_bytes, lease_bytes) = entry.lengths();
+        Summary {
+            count: 1,
+            encoded_bytes,
+            keys_only_bytes,
+            lease_bytes,
+        }
+    }
+
+    pub(super) fn of_all(entries: &[Entry]) -> Summary {
+        let mut sum = Summary::default();
+        for entry in entries {
+            sum += Summary::of(entry);
+        }
+        sum
+    }
+
+    pub(super) fn of_slots(slots: &[Slot]) -> Summary {
+        let mut sum = Summary::default();
+        for slot in slots {
+            sum += slot.summary;
+        }
+        sum
+    }
+}
+
+impl AddAssign for Summary {
+    fn add_assign(&mut self, other: Summary) {
+        self.count += other.count;
+        self.encoded_bytes += other.encoded_bytes;
+        self.keys_only_bytes += other.keys_only_bytes;
+        self.lease_bytes += other.lease_bytes;
+    }
+}
+
+impl SubAssign for Summary {
+    fn sub_assign(&mut self, other: Summary) {
+        self.count -= other.count;
+        self.encoded_bytes -= other.encoded_bytes;
+        self.keys_only_bytes -= other.keys_only_bytes;
+        self.lease_bytes -= other.lease_bytes;
+    }
+}
+
+#[derive(Clone)]
+pub(super) struct Node {
+    /// The epoch of the tree in which this node was made or last copied: older than the tree's current epoch means that the
+    /// last checkpoint holds it.
+    pub(super) born: u64,
+    pub(super) body: Body,
+}
+
+#[derive(Clone)]
+pub(super) enum Body {
+    /// In key order.
+    Leaf(Vec<Entry>),
+    Inner(Inner),
+}
+
+#[derive(Clone)]
+pub(super) struct Inner {
+    pub(super) slots: Vec<Slot>,
+    /// One fewer than slots: number i is above every key below slot i and not above any key below slot i + 1.
+    pub(super) separators: Separators,
+}
+
+#[derive(Clone)]
+pub(super) struct Slot {
+    pub(super) summary: Summary,
+    pub(super) node: Arc<Node>,
+}
+
+/// Keys in ascending order, in one buffer: a copy of a node copies them in one stroke, and a search stays in few cache
+/// lines. They own their bytes, so that no separator keeps a deleted entry alive.
+#[derive(Clone, Default)]
+pub(super) struct Separators {
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+}
+
+/// The right half of a node that had grown too large.
+pub(super) struct Split {
+    pub(super) separator: Box<[u8]>,
+    pub(super) right: Slot,
+}
+
+/// What a tree keeps account of while its nodes change.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ledger {
+    pub(super) epoch: u64,
+    /// Bytes of all nodes of this tree, shared or not.
+    pub(super) node_bytes: u64,
+    /// Running total of the bytes of nodes copied because the last checkpoint holds them.
+    pub(super) copied_bytes: u64,
+}
+
+impl Node {
+    pub(super) fn leaf(entries: Vec<Entry>, epoch: u64) -> Node {
+        Node {
+            born: epoch,
+            body: Body::Leaf(entries),
+        }
+    }
+
+    pub(super) fn inner(slots: Vec<Slot>, separators: Separators, epoch: u64) -> Node {
+        Node {
+            born: epoch,
+            body: Body::Inner(Inner { slots, separators }),
+        }
+    }
+
+    /// What the node itself takes in memory, without what it points to.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let lists = match &self.body {
+            Body::Leaf(entries) => class_bytes(entries.capacity() * size_of::<Entry>()),
+            Body::Inner(inner) => {
+                class_bytes(inner.slots.capacity() * size_of::<Slot>()) + inner.separators.memory_bytes()
+            }
+        };
+        (class_bytes(ARC_HEADER_BYTES + size_of::<Node>()) + lists) as u64
+    }
+
+    pub(super) fn is_thin(&self) -> bool {
+        match &self.body {
+            Body::Leaf(entries) => entries.len() < LEAF_MIN,
+            Body::Inner(inner) => inner.slots.len() < INNER_MIN,
+        }
+    }
+
+    /// Cuts the right half off if the node is too large.
+    pub(super) fn split_if_full(&mut self, epoch: u64) -> Option<Split> {
+        match &mut self.body {
+            Body::Leaf(entries) if entries.len() > LEAF_MAX => {
+                let (separator, right) = split_leaf(entries);
+                let summary = Summary::of_all(&right);
+                Some(Split {
+                    separator,
+                    right: Slot {
+                        summary,
+                        node: Arc::new(Node::leaf(right, epoch)),
+                    },
+                })
+            }
+            Body::Inner(inner) if inner.slots.len() > INNER_MAX => inner.split(epoch),
+            _ => None,
+        }
+    }
+}
+
+/// Cuts a leaf of at least two entries in the middle; returns the separator and the right half.
+pub(super) fn split_leaf(entries: &mut Vec<Entry>) -> (Box<[u8]>, Vec<Entry>) {
+    let right = entries.split_off(entries.len() / 2);
+    let separator = match (entries.last(), right.first()) {
+        (Some(left), Some(right)) => separator_between(left.key(), right.key()).into(),
+        _ => Box::default(),
+    };
+    (separator, right)
+}
+
+/// The shortest key that is above `left` and not above `right`, given `left < right`.
+pub(super) fn separator_between<'a>(left: &[u8], right: &'a [u8]) -> &'a [u8] {
+    let common = left
+        .iter()
+        .zip(right)
+        .take_while(|(left, right)| left == right)
+        .count();
+    &right[..(common + 1).min(right.len())]
+}
+
+impl Inner {
+    /// The slot below which `key` is or would be.
+    pub(super) fn slot_of(&self, key: &[u8]) -> usize {
+        self.separators.not_above(key)
+    }
+
+    fn split(&mut self, epoch: u64) -> Option<Split> {
+        let middle = self.slots.len() / 2;
+        let slots = self.slots.split_off(middle);
+        let (separator, separators) = self.separators.split_off(middle - 1)?;
+        let summary = Summary::of_slots(&slots);
+        Some(Split {
+            separator,
+            right: Slot {
+                summary,
+                node: Arc::new(Node::inner(slots, separators, epoch)),
+            },
+        })
+    }
+
+    /// Puts the right half of slot `index` beside it.
+    pub(super) fn adopt(&mut self, index: usize, split: Split) {
+        self.slots[index].summary -= split.right.summary;
+        self.slots.insert(index + 1, split.right);
+        self.separators.insert(index, &split.separator);
+    }
+}
+
+impl Separators {
+    pub(super) fn push(&mut self, key: &[u8]) {
+        self.bytes.extend_from_slice(key);
+        self.ends.push(self.bytes.len());
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(super) fn get(&self, index: usize) -> &[u8] {
+        &self.bytes[self.start(index)..self.ends[index]]
+    }
+
+    /// How many separators are at or below `key`.
+    fn not_above(&self, key: &[u8]) -> usize {
+        let (mut low, mut high) = (0, self.len());
+        while low < high {
+            let middle = low.midpoint(high);
+            if self.get(middle) <= key {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
+    }
+
+    fn insert(&mut self, index: usize, key: &[u8]) {
+        let start = self.start(index);
+        self.bytes.splice(start..start, key.iter().copied());
+        self.ends.insert(index, start);
+        for end in &mut self.ends[index..] {
+            *end += key.len();
+        }
+    }
+
+    pub(super) fn remove(&mut self, index: usize) -> Box<[u8]> {
+        let (start, end) = (self.start(index), self.ends.remove(index));
+        for later in &mut self.ends[index..] {
+            *later -= end - start;
+        }
+        self.bytes.drain(start..end).collect()
+    }
+
+    /// Takes number `index` and all above it away; returns that one, and those above it.
+    fn split_off(&mut self, index: usize) -> Option<(Box<[u8]>, Separators)> {
+        let mut right = Separators::default();
+        for above in index + 1..self.len() {
+            right.push(self.get(above));
+        }
+        let key = self.get(index).into();
+        let start = self.start(index);
+        self.bytes.truncate(start);
+        self.ends.truncate(index);
+        Some((key, right))
+    }
+
+    pub(super) fn append(&mut self, between: &[u8], right: &Separators) {
+        self.push(between);
+        for index in 0..right.len() {
+            self.push(right.get(index));
+        }
+    }
+
+    fn start(&self, index: usize) -> usize {
+        if index == 0 { 0 } else { self.ends[index - 1] }
+    }
+
+    fn memory_bytes(&self) -> usize {
+        class_bytes(self.bytes.capacity()) + class_bytes(self.ends.capacity() * size_of::<usize>())
+    }
+}
+
+/// The node for changing: itself if nobody else holds it, else a copy in its place.
+pub(super) fn writable<'a>(node: &'a mut Arc<Node>, ledger: &mut Ledger) -> &'a mut Node {
+    let before = node.memory_bytes();
+    if Arc::strong_count(node) > 1 && node.born < ledger.epoch {
+        ledger.copied_bytes += before;
+    }
+    let node = Arc::make_mut(node);
+    node.born = ledger.epoch;
+    ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
+    node
+}
+
+/// Makes room for one more entry in steps that are size classes, so that no part of an allocation is idle.
+pub(super) fn make_room(entries: &mut Vec<Entry>) {
+    if entries.len() == entries.capacity() {
+        let bytes = class_bytes((entries.len() + 1) * size_of::<Entry>());
+        entries.reserve_exact(bytes / size_of::<Entry>() - entries.len());
+    }
+}

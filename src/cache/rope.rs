@@ -1,0 +1,156 @@
+//! Bytes to be sent, in pieces: what is small is copied together, what is large is only referred to.
+//!
+//! One HTTP/2 frame per small entry is the slowest way out, one copy of large entries the second slowest. A rope copies what
+//! is below [`COPY_BELOW_BYTES`] into one slab and keeps a reference to the rest.
+
+use std::{io::IoSlice, ops::Range};
+
+use bytes::{Buf, Bytes};
+
+use super::entry::Entry;
+
+/// Entries below this size are copied. Chosen by measurement.
+pub(super) const COPY_BELOW_BYTES: usize = 1 << 10;
+
+/// A buffer over many segments, read once from its start to its end.
+#[derive(Debug, Default)]
+pub struct Rope {
+    /// What the segments of kind `Slab` are ranges of.
+    slab: Vec<u8>,
+    segments: Vec<Segment>,
+    /// The first segment that is not read to its end, and how far it has been read.
+    first: usize,
+    read: usize,
+    remaining: usize,
+}
+
+#[derive(Debug)]
+enum Segment {
+    Slab(Range<usize>),
+    Entry(Entry),
+    Shared(Bytes),
+}
+
+impl Rope {
+    /// An empty rope, with room for `slab_bytes` of what will be copied.
+    pub(super) fn with_slab(slab_bytes: usize) -> Rope {
+        Rope {
+            slab: Vec::with_capacity(slab_bytes),
+            ..Rope::default()
+        }
+    }
+
+    /// Appends what `write` appends to the slab.
+    pub(super) fn write(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.slab.len();
+        write(&mut self.slab);
+        let end = self.slab.len();
+        self.remaining += end - start;
+        match self.segments.last_mut() {
+            Some(Segment::Slab(range)) => range.end = end,
+            _ if end > start => self.segments.push(Segment::Slab(start..end)),
+            _ => {}
+        }
+    }
+
+    /// Appends an entry as it is stored.
+    pub(super) fn push(&mut self, entry: &Entry) {
+        let encoded = entry.encoded();
+        if encoded.len() < COPY_BELOW_BYTES {
+            self.write(|slab| {
+                encoded
+                    .as_slices()
+                    .into_iter()
+                    .for_each(|piece| slab.extend_from_slice(piece))
+            });
+        } else {
+            self.remaining += encoded.len();
+            self.segments.push(Segment::Entry(entry.clone()));
+        }
+    }
+
+    /// The unread bytes of the segment at `index`, of which `read` are read: one piece or two, the first not empty unless
+    /// both are.
+    fn unread(&self, index: usize, read: usize) -> [&[u8]; 2] {
+        let [head, tail]: [&[u8]; 2] = match self.segments.get(index) {
+            None => return [&[]; 2],
+            Some(Segment::Slab(range)) => [&self.slab[range.clone()], &[]],
+            Some(Segment::Shared(bytes)) => [bytes, &[]],
+            Some(Segment::Entry(entry)) => entry.encoded().as_slices(),
+        };
+        if read < head.len() {
+            [&head[read..], tail]
+        } else {
+            [&tail[read - head.len()..], &[]]
+        }
+    }
+}
+
+impl Buf for Rope {
+    fn remaining(&self) -> usize {
+        self.remaining
+    }
+
+    fn chunk(&self) -> &[u8] {
+        let [first, _] = self.unread(self.first, self.read);
+        first
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut filled = 0;
+        let mut read = self.read;
+        for index in self.first..self.segments.len() {
+            for piece in self.unread(index, read) {
+                if piece.is_empty() {
+                    continue;
+                }
+                let Some(slice) = slices.get_mut(filled) else {
+                    return filled;
+                };
+                *slice = IoSlice::new(piece);
+                filled += 1;
+            }
+            read = 0;
+        }
+        filled
+    }
+
+    /// # Panics
+    /// Beyond the end, as [`Buf`] has it.
+    fn advance(&mut self, count: usize) {
+        assert!(count <= self.remaining, "advance beyond the end of a rope");
+        self.remaining -= count;
+        self.read += count;
+        while let Some(segment) = self.segments.get(self.first) {
+            let length = match segment {
+                Segment::Slab(range) => range.len(),
+                Segment::Shared(bytes) => bytes.len(),
+                Segment::Entry(entry) => entry.encoded_len(),
+            };
+            if self.read < length {
+                break;
+            }
+            self.read -= length;
+            self.first += 1;
+        }
+    }
+}
+
+impl From<Bytes> for Rope {
+    fn from(bytes: Bytes) -> Rope {
+        let remaining = bytes.len();
+        let segments = if remaining == 0 {
+            Vec::new()
+        } else {
+            vec![Segment::Shared(bytes)]
+        };
+        Rope {
+            segments,
+            remaining,
+            ..Rope::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

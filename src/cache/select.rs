@@ -1,0 +1,350 @@
+//! Which entries etcd would answer a query with, in which order, with which count and `more`.
+
+use std::{collections::BinaryHeap, ops::ControlFlow};
+
+use super::{
+    entry::{Entry, KeyValueRef, Pieces},
+    query::{Dialect, Interval, RangeQuery, SortOrder, SortTarget},
+    tree::Tree,
+    wire::to_usize,
+};
+
+/// Go's sort is an insertion sort, thus stable, up to this many elements.
+const GO_INSERTION_SORT_MAX: u64 = 12;
+
+/// What a query comes to.
+#[derive(Debug)]
+pub enum Selected {
+    /// The answer, as etcd would give it.
+    Answer(Selection),
+    /// Entries with equal sort keys would have to be put in order, or one of them chosen, and what etcd does with them hangs
+    /// on Go's unstable sort.
+    TiesAreEtcds,
+}
+
+/// The entries of an answer, taken from a snapshot but not yet encoded.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    pub(super) entries: Entries,
+    /// Keys in the interval, whatever limit and filters left of them.
+    pub(super) count: u64,
+    /// Whether the limit cut something off.
+    pub(super) more: bool,
+    pub(super) values: Values,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Entries {
+    None,
+    One(Entry),
+    /// Ranks `from..to` of the tree, walked only when they are sent.
+    Ranks {
+        tree: Tree,
+        from: u64,
+        to: u64,
+    },
+    /// Filtered or sorted.
+    Picked(Vec<Entry>),
+}
+
+/// What is sent of each entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Values {
+    Kept,
+    Left { keep_lease: bool },
+}
+
+impl Selection {
+    /// The response's `count`.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// The response's `more`.
+    pub fn more(&self) -> bool {
+        self.more
+    }
+
+    /// How many entries the response carries.
+    pub fn len(&self) -> u64 {
+        match &self.entries {
+            Entries::None => 0,
+            Entries::One(_) => 1,
+            Entries::Ranks { from, to, .. } => to - from,
+            Entries::Picked(entries) => entries.len() as u64,
+        }
+    }
+
+    /// Whether the response carries no entry.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Selects what etcd would answer with from the state at the revision that `query` asks for.
+///
+/// [`RangeQuery::check`] comes first: a sort order or target that it would refuse is taken here for none.
+pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
+    let by_value = query.sort_target == SortTarget::Value as i32;
+    let values = if query.keys_only {
+        Values::Left {
+            keep_lease: dialect.keys_only_has_lease || by_value,
+        }
+    } else {
+        Values::Kept
+    };
+    let answer = |entries, count, more| {
+        Selected::Answer(Selection {
+            entries,
+            count,
+            more,
+            values,
+        })
+    };
+
+    let (from, to) = match query.interval() {
+        Interval::Single(key) => {
+            // Nothing to sort, and nothing for a limit to cut.
+            let found = tree.get(key);
+            let count = u64::from(found.is_some());
+            let kept = found.filter(|entry| !query.count_only && passes(query, entry));
+            let entries = kept.cloned().map_or(Entries::None, Entries::One);
+            return answer(entries, count, false);
+        }
+        Interval::From(key) => (tree.rank(key), tree.len()),
+        Interval::Range(key, end) if end <= key => return answer(Entries::None, 0, false),
+        Interval::Range(key, end) => (tree.rank(key), tree.rank(end)),
+    };
+    let count = to - from;
+    if query.count_only || count == 0 {
+        return answer(Entries::None, count, false);
+    }
+
+    let limit = u64::try_from(query.limit)
+        .ok()
+        .filter(|limit| *limit > 0)
+        .unwrap_or(u64::MAX);
+    let filtered = query.has_revision_filter();
+    let Some(sort) = Sort::of(query) else {
+        if filtered {
+            let mut kept = Vec::new();
+            let more = for_each_passing(tree, from, to, query, |entry| {
+                if kept.len() as u64 == limit {
+                    return ControlFlow::Break(());
+                }
+                kept.push(entry.clone());
+                ControlFlow::Continue(())
+            });
+            return answer(Entries::Picked(kept), count, more.is_break());
+        }
+        let end = to.min(from.saturating_add(limit));
+        return answer(
+            Entries::Ranks {
+                tree: tree.clone(),
+                from,
+                to: end,
+            },
+            count,
+            end < to,
+        );
+    };
+
+    // Order NONE sorts, but is not the reason to fetch everything: then only the first limit + 1 keys are sorted.
+    let unlimited_fetch = filtered || query.sort_order != SortOrder::None as i32;
+    let fetched = if unlimited_fetch {
+        to
+    } else {
+        to.min(from.saturating_add(limit).saturating_add(1))
+    };
+    let top = Top::of(tree, from, fetched, query, sort, limit);
+    if top.ambiguous() {
+        return Selected::TiesAreEtcds;
+    }
+    let more = top.total > limit;
+    answer(Entries::Picked(top.into_entries(limit)), count, more)
+}
+
+fn passes(query: &RangeQuery, entry: &Entry) -> bool {
+    if !query.has_revision_filter() {
+        return true;
+    }
+    let KeyValueRef {
+        mod_revision,
+        create_revision,
+        ..
+    } = entry.fields();
+    (query.max_mod_revision == 0 || mod_revision <= query.max_mod_revision)
+        && (query.min_mod_revision == 0 || mod_revision >= query.min_mod_revision)
+        && (query.max_create_revision == 0 || create_revision <= query.max_create_revision)
+        && (query.min_create_revision == 0 || create_revision >= query.min_create_revision)
+}
+
+/// Visits the entries of the ranks `from..to` that pass the filters; breaks when `visit` does.
+fn for_each_passing<'a>(
+    tree: &'a Tree,
+    from: u64,
+    to: u64,
+    query: &RangeQuery,
+    mut visit: impl FnMut(&'a Entry) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    let mut left = to - from;
+    let mut outcome = ControlFlow::Continue(());
+    tree.for_each_from(from, |entry| {
+        if left == 0 {
+            return ControlFlow::Break(());
+        }
+        left -= 1;
+        if passes(query, entry) {
+            outcome = visit(entry);
+        }
+        outcome
+    });
+    outcome
+}
+
+/// A sort that changes something: entries come in ascending key order anyway.
+#[derive(Clone, Copy)]
+struct Sort {
+    target: SortTarget,
+    descending: bool,
+}
+
+impl Sort {
+    fn of(query: &RangeQuery) -> Option<Sort> {
+        let target = SortTarget::from_number(query.sort_target)?;
+        let descending = match SortOrder::from_number(query.sort_order)? {
+            SortOrder::None | SortOrder::Ascend if target == SortTarget::Key => return None,
+            SortOrder::None | SortOrder::Ascend => false,
+            SortOrder::Descend => true,
+        };
+        Some(Sort { target, descending })
+    }
+
+    fn key<'a>(self, entry: &'a Entry) -> SortKey<'a> {
+        let fields = entry.fields();
+        let target = match self.target {
+            SortTarget::Key => Target::Bytes(Pieces::from(fields.key)),
+            SortTarget::Value => Target::Bytes(fields.value),
+            SortTarget::Version => Target::Number(fields.version),
+            SortTarget::Create => Target::Number(fields.create_revision),
+            SortTarget::Mod => Target::Number(fields.mod_revision),
+        };
+        if self.descending {
+            SortKey::Descending(std::cmp::Reverse(target))
+        } else {
+            SortKey::Ascending(target)
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Target<'a> {
+    Number(i64),
+    Bytes(Pieces<'a>),
+}
+
+/// Compares in the direction of the sort; all keys of one sort are of the same kind.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum SortKey<'a> {
+    Ascending(Target<'a>),
+    Descending(std::cmp::Reverse<Target<'a>>),
+}
+
+/// The first limit + 1 entries of the sorted order, found in one pass and O(limit) memory.
+struct Top<'a> {
+    /// In the order of a stable sort.
+    sorted: Vec<Candidate<'a>>,
+    /// How many entries there were to be sorted.
+    total: u64,
+    /// Whether they came in sorted order already: equal neighbours allowed.
+    in_order: bool,
+}
+
+/// Ordered by sort key, then by place, which makes the order that of a stable sort.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Candidate<'a> {
+    key: SortKey<'a>,
+    place: u64,
+    entry: ByPlace<'a>,
+}
+
+/// The entry of a candidate; it takes no part in comparisons, which its place has decided.
+struct ByPlace<'a>(&'a Entry);
+
+impl PartialEq for ByPlace<'_> {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for ByPlace<'_> {}
+
+impl PartialOrd for ByPlace<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for ByPlace<'_> {
+    fn cmp(&self, _: &Self) -> std::cmp::Ordering {
+        std::cmp::Ordering::Equal
+    }
+}
+
+impl<'a> Top<'a> {
+    fn of(tree: &'a Tree, from: u64, to: u64, query: &RangeQuery, sort: Sort, limit: u64) -> Top<'a> {
+        let wanted = to_usize(limit).saturating_add(1);
+        // A heap whose greatest element is the first to go when a smaller one comes.
+        let mut heap = BinaryHeap::new();
+        let mut total = 0;
+        let mut in_order = true;
+        let mut last = None;
+        let _ = for_each_passing(tree, from, to, query, |entry| {
+            let key = sort.key(entry);
+            in_order = in_order && last.is_none_or(|last| last <= key);
+            last = Some(key);
+            let candidate = Candidate {
+                key,
+                place: total,
+                entry: ByPlace(entry),
+            };
+            total += 1;
+            if heap.len() < wanted {
+                heap.push(candidate);
+            } else if let Some(mut greatest) = heap.peek_mut()
+                && candidate < *greatest
+            {
+                *greatest = candidate;
+            }
+            ControlFlow::Continue(())
+        });
+        Top {
+            sorted: heap.into_sorted_vec(),
+            total,
+            in_order,
+        }
+    }
+
+    /// Whether the first limit + 1 entries hold equal sort keys whose order, or choice, is up to Go's sort. It is stable for
+    /// a few elements, and leaves alone what is in order.
+    fn ambiguous(&self) -> bool {
+        self.total > GO_INSERTION_SORT_MAX
+            && !self.in_order
+            && self
+                .sorted
+                .windows(2)
+                .any(|pair| matches!(pair, [left, right] if left.key == right.key))
+    }
+
+    fn into_entries(self, limit: u64) -> Vec<Entry> {
+        let wanted = to_usize(limit);
+        self.sorted
+            .into_iter()
+            .take(wanted)
+            .map(|candidate| candidate.entry.0.clone())
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

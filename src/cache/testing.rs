@@ -1,0 +1,1 @@
+//! Makers of entries for the tests of this room.

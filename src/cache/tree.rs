@@ -1,0 +1,426 @@
+//! The tree: a persistent B+tree of entries in key order.
+//!
+//! A clone is a snapshot and costs one reference. A change copies only the nodes on its way that a snapshot holds, and
+//! changes the others in place. Each slot of an inner node knows the [`Summary`] of what is below it, so that ranks, counts
+//! and sizes of any range cost O(log n).
+
+use std::{ops::ControlFlow, sync::Arc};
+
+use super::{
+    bulk,
+    entry::Entry,
+    node::{Body, Inner, LEAF_MAX, Ledger, Node, Slot, Split, Summary, make_room, split_leaf, writable},
+    wire::to_usize,
+};
+
+/// Entries in key order. Cloning it is O(1).
+#[derive(Clone, Default)]
+pub struct Tree {
+    root: Option<Arc<Node>>,
+    summary: Summary,
+    entry_bytes: u64,
+    ledger: Ledger,
+}
+
+impl Tree {
+    /// An empty tree.
+    pub fn new() -> Tree {
+        Tree::default()
+    }
+
+    /// Loads entries that come in key order, into full leaves; what follows the first entry out of order is inserted one by
+    /// one. Of equal keys the last one stays.
+    pub fn from_sorted(entries: impl IntoIterator<Item = Entry>) -> Tree {
+        let mut entries = entries.into_iter();
+        let mut loader = bulk::Loader::default();
+        let mut out_of_order = None;
+        for entry in entries.by_ref() {
+            out_of_order = loader.push(entry);
+            if out_of_order.is_some() {
+                break;
+            }
+        }
+        let mut tree = Tree::default();
+        tree.entry_bytes = loader.entry_bytes();
+        tree.root = loader.finish(&mut tree.ledger).map(|slot| {
+            tree.summary = slot.summary;
+            slot.node
+        });
+        for entry in out_of_order.into_iter().chain(entries) {
+            tree.insert(entry);
+        }
+        tree
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> u64 {
+        self.summary.count
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.root.is_none()
+    }
+
+    /// What is in the whole tree.
+    pub fn summary(&self) -> Summary {
+        self.summary
+    }
+
+    /// The entry of a key.
+    pub fn get(&self, key: &[u8]) -> Option<&Entry> {
+        let mut node = self.root.as_ref()?;
+        loop {
+            match &node.body {
+                Body::Inner(inner) => node = &inner.slots[inner.slot_of(key)].node,
+                Body::Leaf(entries) => {
+                    let found = search(entries, key).ok()?;
+                    return entries.get(found);
+                }
+            }
+        }
+    }
+
+    /// Puts an entry in the place of its key; returns the one that was there.
+    pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
+        let added = Summary::of(&entry);
+        self.summary += added;
+        self.entry_bytes += entry.memory_bytes();
+        let Some(root) = &mut self.root else {
+            let mut entries = Vec::new();
+            make_room(&mut entries);
+            entries.push(entry);
+            let root = Node::leaf(entries, self.ledger.epoch);
+            self.ledger.node_bytes += root.memory_bytes();
+            self.root = Some(Arc::new(root));
+            return None;
+        };
+        let inserted = insert(root, entry, added, &mut self.ledger);
+        if let Some((replaced, summary)) = &inserted.replaced {
+            self.summary -= *summary;
+            self.entry_bytes -= replaced.memory_bytes();
+        }
+        if let Some(split) = inserted.split {
+            let mut left = self.summary;
+            left -= split.right.summary;
+            let slots = vec![
+                Slot {
+                    summary: left,
+                    node: Arc::clone(root),
+                },
+                split.right,
+            ];
+            let mut separators = super::node::Separators::default();
+            separators.push(&split.separator);
+            let grown = Node::inner(slots, separators, self.ledger.epoch);
+            self.ledger.node_bytes += grown.memory_bytes();
+            *root = Arc::new(grown);
+        }
+        inserted.replaced.map(|(replaced, _)| replaced)
+    }
+
+    /// Takes the entry of a key away.
+    pub fn remove(&mut self, key: &[u8]) -> Option<Entry> {
+        self.get(key)?; // so that an absent key copies nothing
+        let root = self.root.as_mut()?;
+        let (removed, summary) = remove(root, key, &mut self.ledger)?;
+        self.summary -= summary;
+        self.entry_bytes -= removed.memory_bytes();
+        self.shrink();
+        Some(removed)
+    }
+
+    /// Drops what has become superfluous at the top.
+    fn shrink(&mut self) {
+        loop {
+            let below = match self.root.as_ref().map(|root| &root.body) {
+                Some(Body::Leaf(entries)) if entries.is_empty() => None,
+                Some(Body::Inner(inner)) if inner.slots.len() == 1 => {
+                    inner.slots.first().map(|slot| Arc::clone(&slot.node))
+                }
+                _ => return,
+            };
+            if let Some(root) = &self.root {
+                self.ledger.node_bytes -= root.memory_bytes();
+            }
+            self.root = below;
+        }
+    }
+
+    /// How many keys are below `key`.
+    pub fn rank(&self, key: &[u8]) -> u64 {
+        let mut rank = 0;
+        let mut next = self.root.as_ref();
+        while let Some(node) = next {
+            next = match &node.body {
+                Body::Inner(inner) => {
+                    let (before, from) = inner.slots.split_at(inner.slot_of(key));
+                    rank += before.iter().map(|slot| slot.summary.count).sum::<u64>();
+                    from.first().map(|slot| &slot.node)
+                }
+                Body::Leaf(entries) => {
+                    let (Ok(position) | Err(position)) = search(entries, key);
+                    rank += position as u64;
+                    None
+                }
+            };
+        }
+        rank
+    }
+
+    /// The entry that has `rank` entries before it.
+    pub fn at(&self, rank: u64) -> Option<&Entry> {
+        let mut found = None;
+        self.for_each_from(rank, |entry| {
+            found = Some(entry);
+            ControlFlow::Break(())
+        });
+        found
+    }
+
+    /// What is in the ranks `from..to`; ranks beyond the end hold nothing.
+    pub fn summary_of_ranks(&self, from: u64, to: u64) -> Summary {
+        if from >= to {
+            return Summary::default();
+        }
+        let mut summary = self.summary_below(to);
+        summary -= self.summary_below(from);
+        summary
+    }
+
+    fn summary_below(&self, rank: u64) -> Summary {
+        if rank >= self.summary.count {
+            return self.summary;
+        }
+        let mut summary = Summary::default();
+        let mut rest = rank;
+        let mut whole = self.summary;
+        let mut next = self.root.as_ref();
+        while let Some(node) = next {
+            next = None;
+            match &node.body {
+                Body::Inner(inner) => {
+                    for slot in &inner.slots {
+                        if rest < slot.summary.count {
+                            (next, whole) = (Some(&slot.node), slot.summary);
+                            break;
+                        }
+                        rest -= slot.summary.count;
+                        summary += slot.summary;
+                    }
+                }
+                Body::Leaf(entries) => {
+                    let (before, from) = entries.split_at(to_usize(rest));
+                    // Sum up the shorter side: each entry may be a cache miss.
+                    if before.len() <= from.len() {
+                        summary += Summary::of_all(before);
+                    } else {
+                        summary += whole;
+                        summary -= Summary::of_all(from);
+                    }
+                }
+            }
+        }
+        summary
+    }
+
+    /// Calls `visit` for each entry in key order, from the one at `rank` on, until it breaks.
+    pub fn for_each_from<'a>(&'a self, rank: u64, mut visit: impl FnMut(&'a Entry) -> ControlFlow<()>) {
+        let mut skip = rank;
+        if skip < self.summary.count
+            && let Some(root) = &self.root
+        {
+            let _ = walk(root, &mut skip, &mut visit);
+        }
+    }
+
+    /// A clone, from which on [`Tree::node_bytes_copied`] counts what changes of this tree copy because the clone holds it.
+    pub fn checkpoint(&mut self) -> Tree {
+        let checkpoint = self.clone();
+        self.ledger.epoch += 1;
+        checkpoint
+    }
+
+    /// Running total of the bytes of nodes that were copied because the last checkpoint holds them: what checkpoints cost.
+    /// Copies on account of other clones, which readers hold for a moment, do not count.
+    pub fn node_bytes_copied(&self) -> u64 {
+        self.ledger.copied_bytes
+    }
+
+    /// What this tree takes in memory: entries and nodes, the allocator's rounding included, whether shared or not. O(1).
+    pub fn memory_bytes(&self) -> u64 {
+        self.entry_bytes + self.ledger.node_bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn root(&self) -> Option<&Node> {
+        self.root.as_deref()
+    }
+}
+
+impl std::fmt::Debug for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tree")
+            .field("summary", &self.summary)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Inserted {
+    replaced: Option<(Entry, Summary)>,
+    split: Option<Split>,
+}
+
+fn search(entries: &[Entry], key: &[u8]) -> Result<usize, usize> {
+    entries.binary_search_by(|entry| entry.key().cmp(key))
+}
+
+fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledger) -> Inserted {
+    let node = writable(node, ledger);
+    let before = node.memory_bytes();
+    let inserted = match &mut node.body {
+        Body::Leaf(entries) => insert_into_leaf(entries, entry, added, ledger.epoch),
+        Body::Inner(inner) => {
+            let index = inner.slot_of(entry.key());
+            let slot = &mut inner.slots[index];
+            let Inserted { replaced, split } = insert(&mut slot.node, entry, added, ledger);
+            slot.summary += added;
+            if let Some((_, summary)) = &replaced {
+                slot.summary -= *summary;
+            }
+            if let Some(split) = split {
+                inner.adopt(index, split);
+            }
+            Inserted {
+                replaced,
+                split: node.split_if_full(ledger.epoch),
+            }
+        }
+    };
+    ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
+    if let Some(split) = &inserted.split {
+        ledger.node_bytes += split.right.node.memory_bytes();
+    }
+    inserted
+}
+
+fn insert_into_leaf(entries: &mut Vec<Entry>, entry: Entry, added: Summary, epoch: u64) -> Inserted {
+    let position = match search(entries, entry.key()) {
+        Ok(found) => {
+            let old = std::mem::replace(&mut entries[found], entry);
+            let summary = Summary::of(&old);
+            return Inserted {
+                replaced: Some((old, summary)),
+                split: None,
+            };
+        }
+        Err(position) => position,
+    };
+    if entries.len() < LEAF_MAX {
+        make_room(entries);
+        entries.insert(position, entry);
+        return Inserted {
+            replaced: None,
+            split: None,
+        };
+    }
+    let (separator, mut right) = split_leaf(entries);
+    let mut summary = Summary::of_all(&right);
+    // The separator decides, not the position: it may be at or below a key that comes just behind the left half.
+    if entry.key() < &*separator {
+        entries.insert(position, entry);
+    } else {
+        let position = position - entries.len();
+        make_room(&mut right);
+        right.insert(position, entry);
+        summary += added;
+    }
+    let right = Slot {
+        summary,
+        node: Arc::new(Node::leaf(right, epoch)),
+    };
+    Inserted {
+        replaced: None,
+        split: Some(Split { separator, right }),
+    }
+}
+
+fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entry, Summary)> {
+    let node = writable(node, ledger);
+    match &mut node.body {
+        Body::Leaf(entries) => {
+            let found = search(entries, key).ok()?;
+            let removed = entries.remove(found);
+            let summary = Summary::of(&removed);
+            Some((removed, summary))
+        }
+        Body::Inner(inner) => {
+            let index = inner.slot_of(key);
+            let slot = &mut inner.slots[index];
+            let (removed, summary) = remove(&mut slot.node, key, ledger)?;
+            slot.summary -= summary;
+            if slot.node.is_thin() && inner.slots.len() > 1 {
+                thicken(inner, index.saturating_sub(1), ledger);
+            }
+            Some((removed, summary))
+        }
+    }
+}
+
+/// Merges slot `left` with the one to its right, and splits the result evenly if it is too large.
+fn thicken(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
+    let right = inner.slots.remove(left + 1);
+    let separator = inner.separators.remove(left);
+    let right_bytes = right.node.memory_bytes();
+    if Arc::strong_count(&right.node) > 1 && right.node.born < ledger.epoch {
+        ledger.copied_bytes += right_bytes;
+    }
+    let slot = &mut inner.slots[left];
+    slot.summary += right.summary;
+    let node = writable(&mut slot.node, ledger);
+    let before = node.memory_bytes() + right_bytes;
+    match (&mut node.body, Arc::unwrap_or_clone(right.node).body) {
+        (Body::Leaf(entries), Body::Leaf(more)) => {
+            entries.reserve_exact(more.len());
+            entries.extend(more);
+        }
+        (Body::Inner(inner), Body::Inner(more)) => {
+            inner.slots.extend(more.slots);
+            inner.separators.append(&separator, &more.separators);
+        }
+        // All leaves are at the same depth, so that neighbours are of one kind.
+        _ => debug_assert!(false, "a leaf beside an inner node"),
+    }
+    let split = node.split_if_full(ledger.epoch);
+    let after = node.memory_bytes() + split.as_ref().map_or(0, |split| split.right.node.memory_bytes());
+    ledger.node_bytes = ledger.node_bytes + after - before;
+    if let Some(split) = split {
+        inner.adopt(left, split);
+    }
+}
+
+fn walk<'a>(
+    node: &'a Node,
+    skip: &mut u64,
+    visit: &mut impl FnMut(&'a Entry) -> ControlFlow<()>,
+) -> ControlFlow<()> {
+    match &node.body {
+        Body::Leaf(entries) => {
+            let from = to_usize(std::mem::take(skip));
+            entries[from..].iter().try_for_each(visit)
+        }
+        Body::Inner(inner) => {
+            for slot in &inner.slots {
+                if *skip >= slot.summary.count {
+                    *skip -= slot.summary.count;
+                } else {
+                    walk(&slot.node, skip, visit)?;
+                }
+            }
+            ControlFlow::Continue(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,321 @@
+//! The feed: one watch, alone on its stream and on its connection (I9), that keeps a mirror in step.
+//!
+//! **I3, revisions are whole**: the mirror moves to R when every event of R has been applied — a response whose last
+//! event is R, with no fragment open — or when a progress notification for R has come on this feed. The header's
+//! revision of an event response proves nothing: it may be ahead of the events.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tonic::Code;
+use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataValue;
+
+use super::state::{Epoch, Mirror, Void};
+use crate::cache::{Change, Entry};
+use crate::etcdserverpb::kv_client::KvClient;
+use crate::etcdserverpb::watch_client::WatchClient;
+use crate::etcdserverpb::watch_request::RequestUnion;
+use crate::etcdserverpb::{
+    RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+};
+use crate::telemetry::Why;
+use crate::upstream::Connection;
+
+/// How long etcd may take to create a watch, or to answer a small read.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// First pause between progress requests; it doubles up to [`PROGRESS_PAUSE_LAST`].
+const PROGRESS_PAUSE_FIRST: Duration = Duration::from_millis(5);
+/// Longest pause between progress requests while somebody waits (KEP-2340).
+const PROGRESS_PAUSE_LAST: Duration = Duration::from_millis(100);
+/// A feed of the whole keyspace gets an event for every revision, so it is given this long before it is asked.
+const PROGRESS_PATIENCE: Duration = Duration::from_millis(10);
+/// A feed that says nothing for so long while somebody waits for it is left for another.
+const STALLED: Duration = Duration::from_secs(3);
+/// Requests waiting to be written to the stream. One create and a few progress requests are all there ever are.
+const REQUEST_QUEUE: usize = 8;
+/// Event type DELETE.
+const DELETE: i32 = 1;
+
+/// Why a feed ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FeedEnd {
+    /// Connection, stream or member lost: resume where it stopped.
+    #[error("{0}")]
+    Lost(String),
+    /// What is here cannot be resumed: load anew.
+    #[error("{1}")]
+    Reload(&'static str, String),
+    /// The mirror has outgrown its budget.
+    #[error("the mirror takes more memory than --cache-max-bytes allows")]
+    OverBudget,
+    /// History was replaced meanwhile.
+    #[error("history was replaced")]
+    Void,
+}
+
+impl From<Void> for FeedEnd {
+    fn from(_: Void) -> Self {
+        FeedEnd::Void
+    }
+}
+
+impl From<tonic::Status> for FeedEnd {
+    fn from(status: tonic::Status) -> Self {
+        FeedEnd::Lost(format!("{} ({:?})", status.message(), status.code()))
+    }
+}
+
+/// Follows etcd from the mirror's revision on. Returns only when the feed has ended.
+pub(super) async fn follow(
+    mirror: &Mirror,
+    epoch: Epoch,
+    connection: &Arc<Connection>,
+    within_budget: impl Fn() -> bool,
+) -> FeedEnd {
+    match Feed::open(mirror, epoch, connection).await {
+        Ok(feed) => match feed.run(within_budget).await {
+            Ok(never) => match never {},
+            Err(end) => end,
+        },
+        Err(end) => end,
+    }
+}
+
+struct Feed<'a> {
+    mirror: &'a Mirror,
+    epoch: Epoch,
+    requests: mpsc::Sender<WatchRequest>,
+    responses: tonic::Streaming<WatchResponse>,
+    /// Events of a response that came in fragments, until the last one has come.
+    open_fragment: Vec<Change>,
+    fragment_is_open: bool,
+    revision: i64,
+}
+
+enum Never {}
+
+impl<'a> Feed<'a> {
+    /// Creates the watch, and makes sure that it continues what the mirror holds.
+    async fn open(
+        mirror: &'a Mirror,
+        epoch: Epoch,
+        connection: &Arc<Connection>,
+    ) -> Result<Feed<'a>, FeedEnd> {
+        let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::Void)?;
+        let (channel, origin) = connection.channel();
+        let mut client = WatchClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+        let (requests, queue) = mpsc::channel(REQUEST_QUEUE);
+        let create = WatchCreateRequest {
+            key: mirror.scope.key(),
+            range_end: mirror.scope.range_end(),
+            start_revision: anchor.revision + 1,
+            fragment: true,
+            ..WatchCreateRequest::default()
+        };
+        send(&requests, RequestUnion::CreateRequest(create)).await?;
+        let mut call = tonic::Request::new(ReceiverStream::new(queue));
+        // A member that has lost its leader ends the feed, instead of leaving it silent.
+        call.metadata_mut()
+            .insert("hasleader", MetadataValue::from_static("true"));
+        let opening = async {
+            let mut responses = client.watch(call).await?.into_inner();
+            let created = responses.message().await?;
+            Ok::<_, tonic::Status>((responses, created))
+        };
+        let (responses, created) = tokio::time::timeout(ANSWER_TIMEOUT, opening)
+            .await
+            .map_err(|_| FeedEnd::Lost("no answer to a watch in time".into()))??;
+        let created = created.ok_or_else(|| FeedEnd::Lost("the watch ended at once".into()))?;
+        if created.canceled || !created.created {
+            return Err(cancelled(&created));
+        }
+        hold_against(&anchor, connection).await?;
+        mirror.step_in(epoch)?;
+        Ok(Feed {
+            mirror,
+            epoch,
+            requests,
+            responses,
+            open_fragment: Vec::new(),
+            fragment_is_open: false,
+            revision: anchor.revision,
+        })
+    }
+
+    async fn run(mut self, within_budget: impl Fn() -> bool) -> Result<Never, FeedEnd> {
+        let mut wanted = self.mirror.wanted();
+        let mut pause = PROGRESS_PAUSE_FIRST;
+        let mut next_request: Option<Instant> = None;
+        let mut heard = Instant::now();
+        loop {
+            let behind = *wanted.borrow_and_update() > self.revision;
+            if !behind {
+                next_request = None;
+                pause = PROGRESS_PAUSE_FIRST;
+                heard = Instant::now();
+            } else if next_request.is_none() {
+                let patience = if self.mirror.scope.is_everything() {
+                    PROGRESS_PATIENCE
+                } else {
+                    Duration::ZERO
+                };
+                next_request = Some(Instant::now() + patience);
+                heard = Instant::now();
+            }
+            let due = next_request.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            tokio::select! {
+                // Responses first: while there are any, there is no need to ask.
+                biased;
+                response = self.responses.message() => {
+                    let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
+                    heard = Instant::now();
+                    self.take(response)?;
+                    if !within_budget() {
+                        return Err(FeedEnd::OverBudget);
+                    }
+                }
+                () = self.mirror.until_void(self.epoch) => return Err(FeedEnd::Void),
+                changed = wanted.changed() => {
+                    changed.map_err(|_| FeedEnd::Void)?;
+                }
+                () = tokio::time::sleep_until(due), if next_request.is_some() => {
+                    if heard.elapsed() > STALLED {
+                        return Err(FeedEnd::Lost(format!("the watch has been silent for {STALLED:?}")));
+                    }
+                    self.mirror.metrics.progress_requests.inc();
+                    send(&self.requests, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
+                    next_request = Some(Instant::now() + pause);
+                    pause = (pause * 2).min(PROGRESS_PAUSE_LAST);
+                }
+            }
+        }
+    }
+
+    /// Takes one response: events, a fragment of them, progress, or the end.
+    fn take(&mut self, response: WatchResponse) -> Result<(), FeedEnd> {
+        if response.canceled {
+            return Err(cancelled(&response));
+        }
+        if response.created {
+            return Ok(());
+        }
+        if response.events.is_empty() {
+            if response.fragment {
+                self.fragment_is_open = true;
+                return Ok(());
+            }
+            let revision = response.header.map_or(0, |header| header.revision);
+            // Progress in the middle of a revision would speak of events that are still to come.
+            if !self.fragment_is_open && revision > self.revision {
+                self.mirror.advance(self.epoch, revision)?;
+                self.revision = revision;
+            }
+            return Ok(());
+        }
+        self.open_fragment.reserve(response.events.len());
+        for event in &response.events {
+            let entry = Entry::from_key_value(&event.kv).map_err(|error| {
+                FeedEnd::Reload("malformed", format!("an event is not understood: {error}"))
+            })?;
+            let change = if event.r#type == DELETE {
+                Change::Delete {
+                    key: entry.key().into(),
+                    mod_revision: entry.mod_revision(),
+                }
+            } else {
+                Change::Put(entry)
+            };
+            self.open_fragment.push(change);
+        }
+        self.fragment_is_open = response.fragment;
+        if self.fragment_is_open {
+            return Ok(());
+        }
+        let changes = std::mem::take(&mut self.open_fragment);
+        let Some(revision) = changes.last().map(Change::revision) else {
+            return Ok(());
+        };
+        // A feed that brings what the mirror already has is fenced: a member may be behind (etcd 20221).
+        if revision > self.revision {
+            self.mirror.apply(self.epoch, changes, revision)?;
+            self.revision = revision;
+        } else {
+            self.mirror.metrics.events_fenced.inc_by(changes.len() as u64);
+        }
+        Ok(())
+    }
+}
+
+async fn send(requests: &mpsc::Sender<WatchRequest>, request: RequestUnion) -> Result<(), FeedEnd> {
+    let request = WatchRequest {
+        request_union: Some(request),
+    };
+    match tokio::time::timeout(ANSWER_TIMEOUT, requests.send(request)).await {
+        Ok(Ok(())) => Ok(()),
+        _ => Err(FeedEnd::Lost("the watch takes no requests".into())),
+    }
+}
+
+fn cancelled(response: &WatchResponse) -> FeedEnd {
+    if response.compact_revision > 0 {
+        return FeedEnd::Reload(
+            "compacted",
+            format!(
+                "etcd has compacted up to {} past the mirror",
+                response.compact_revision
+            ),
+        );
+    }
+    FeedEnd::Lost(format!("etcd cancelled the watch: {}", response.cancel_reason))
+}
+
+/// Reads the key that was changed last, at the mirror's revision, from the member that will feed it. If history was
+/// replaced while no feed stood (a restore that was then written past the mirror's revision), it is not the same.
+async fn hold_against(anchor: &super::state::Anchor, connection: &Arc<Connection>) -> Result<(), FeedEnd> {
+    let replaced = |what: &str| {
+        FeedEnd::Reload(
+            Why::HistoryReplaced.as_str(),
+            format!("etcd's history is not the mirror's: {what}"),
+        )
+    };
+    let (channel, origin) = connection.channel();
+    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let request = RangeRequest {
+        key: anchor.key.clone().unwrap_or_else(|| Bytes::from_static(b"\0")),
+        revision: anchor.revision,
+        ..RangeRequest::default()
+    };
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, client.range(request))
+        .await
+        .map_err(|_| FeedEnd::Lost("no answer to a read in time".into()))?;
+    let response = match answer {
+        Ok(response) => response.into_inner(),
+        Err(status) if status.code() == Code::OutOfRange => {
+            return Err(if status.message().contains("compacted") {
+                FeedEnd::Reload("compacted", "etcd has compacted past the mirror".into())
+            } else {
+                replaced("it has not come to the mirror's revision")
+            });
+        }
+        Err(status) => return Err(status.into()),
+    };
+    let Some(key) = &anchor.key else { return Ok(()) };
+    let theirs = response
+        .kvs
+        .first()
+        .map(|key_value| Entry::from_key_value(key_value));
+    let same = match (anchor.tree.get(key), theirs) {
+        (None, None) => true,
+        (Some(ours), Some(Ok(theirs))) => ours.encoded().contiguous() == theirs.encoded().contiguous(),
+        _ => false,
+    };
+    if same {
+        Ok(())
+    } else {
+        Err(replaced("the key changed last differs"))
+    }
+}

@@ -1,0 +1,238 @@
+//! The quorum check: one small linearizable read of etcd that proves, to all reads that wait for it, which revision
+//! they must see at least (KEP-2340).
+//!
+//! **I2, a check joins nobody late**: a read joins the round that has *not been sent yet*. While one is under way, those
+//! that arrive gather in the next. A second round starts beside a slow one, never instead of waiting for it in vain.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+use tonic::Code;
+
+use super::knowledge::{Auth, Knowledge, Verdict};
+use crate::cache::ResponseHeader;
+use crate::etcdserverpb::RangeRequest;
+use crate::etcdserverpb::kv_client::KvClient;
+use crate::telemetry::{Metrics, Why};
+use crate::upstream::{Class, Upstream};
+
+/// Rounds that may be under way at once.
+const MAX_ROUNDS: usize = 4;
+/// A round that takes longer than this is slow: another may start beside it.
+const SLOW_ROUND: Duration = Duration::from_millis(50);
+/// One attempt of a round; a member that takes longer may be cut off from the others, so another is asked.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The key that checks read. It need not exist: only the header counts.
+const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
+
+/// What a successful check proves: no write acknowledged before the check began is later than `header.revision`.
+#[derive(Clone, Copy, Debug)]
+pub struct Proof {
+    /// etcd's header, as answers from memory carry it (but for the revision, which is that of the memory).
+    pub header: ResponseHeader,
+}
+
+/// Called when a check shows that history was replaced, with the new history's revision.
+pub type OnReplaced = Box<dyn Fn(&ResponseHeader) + Send + Sync>;
+
+/// Makes quorum checks, as few as prove all reads.
+pub struct Freshness {
+    upstream: Arc<Upstream>,
+    knowledge: Arc<Knowledge>,
+    metrics: Arc<Metrics>,
+    on_replaced: OnReplaced,
+    timeout: Duration,
+    tasks: TaskTracker,
+    rounds: Mutex<Rounds>,
+}
+
+impl std::fmt::Debug for Freshness {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Freshness").finish_non_exhaustive()
+    }
+}
+
+#[derive(Default)]
+struct Rounds {
+    /// The round that has not been sent: who arrives joins it.
+    gathering: Option<Arc<Round>>,
+    under_way: usize,
+    last_sent: Option<Instant>,
+}
+
+/// One check and the reads that it serves.
+#[derive(Default)]
+struct Round {
+    state: Mutex<RoundState>,
+    done: Notify,
+}
+
+#[derive(Default)]
+struct RoundState {
+    reads: u64,
+    result: Option<Result<Proof, Why>>,
+}
+
+impl Freshness {
+    /// `timeout` bounds a round with all its attempts.
+    #[must_use]
+    pub fn new(
+        upstream: Arc<Upstream>,
+        knowledge: Arc<Knowledge>,
+        metrics: Arc<Metrics>,
+        timeout: Duration,
+        tasks: TaskTracker,
+        on_replaced: OnReplaced,
+    ) -> Freshness {
+        Freshness {
+            upstream,
+            knowledge,
+            metrics,
+            on_replaced,
+            timeout,
+            tasks,
+            rounds: Mutex::default(),
+        }
+    }
+
+    /// Waits for a check that starts after this call.
+    ///
+    /// # Errors
+    /// Why there is no proof. The caller's own deadline is the caller's to keep.
+    pub async fn prove(self: &Arc<Self>) -> Result<Proof, Why> {
+        let round = self.join();
+        loop {
+            // Registered before the look, so that the end of the round is not missed.
+            let done = round.done.notified();
+            if let Some(result) = round.state.lock().result {
+                return result;
+            }
+            done.await;
+        }
+    }
+
+    /// Joins the round that gathers, and sends it if nothing is in its way.
+    fn join(self: &Arc<Self>) -> Arc<Round> {
+        let mut rounds = self.rounds.lock();
+        let round = Arc::clone(rounds.gathering.get_or_insert_default());
+        round.state.lock().reads += 1;
+        let slow = rounds.last_sent.is_some_and(|sent| sent.elapsed() > SLOW_ROUND);
+        if rounds.under_way == 0 || (slow && rounds.under_way < MAX_ROUNDS) {
+            self.send(&mut rounds);
+        }
+        round
+    }
+
+    /// Sends the gathered round, if there is one. From here on nobody joins it.
+    fn send(self: &Arc<Self>, rounds: &mut Rounds) {
+        let Some(round) = rounds.gathering.take() else {
+            return;
+        };
+        rounds.under_way += 1;
+        rounds.last_sent = Some(Instant::now());
+        let freshness = Arc::clone(self);
+        self.tasks.spawn(async move {
+            let began = Instant::now();
+            let result = freshness.check().await;
+            let reads = {
+                let mut state = round.state.lock();
+                state.result = Some(result);
+                state.reads
+            };
+            round.done.notify_waiters();
+            {
+                let mut rounds = freshness.rounds.lock();
+                rounds.under_way -= 1;
+                freshness.send(&mut rounds);
+            }
+            freshness.metrics.check_ended(
+                result.map_or_else(Why::as_str, |_| "proven"),
+                reads,
+                began.elapsed(),
+            );
+        });
+    }
+
+    /// One round: attempts at one member after the other, until one is answered or time is up.
+    async fn check(&self) -> Result<Proof, Why> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let connection = self
+                .upstream
+                .connection(Class::Check, deadline)
+                .await
+                .map_err(|_| Why::CheckFailed)?;
+            let before = self.knowledge.before_check();
+            let (channel, origin) = connection.channel();
+            let mut client = KvClient::with_origin(channel, origin);
+            let attempt = client.range(check_request());
+            let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
+            let status = match tokio::time::timeout_at(attempt_deadline, attempt).await {
+                Ok(Ok(response)) => {
+                    let header = response.into_inner().header.ok_or(Why::CheckFailed)?;
+                    return self.conclude(before, header.into());
+                }
+                Ok(Err(status)) => status,
+                Err(_) => tonic::Status::deadline_exceeded("no answer to a quorum check in time"),
+            };
+            // etcd refuses callers without credentials in several words, but only when auth is on.
+            if matches!(
+                status.code(),
+                Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
+            ) {
+                if self.knowledge.auth_is_on() != Auth::On {
+                    tracing::warn!(
+                        message_of_etcd = status.message(),
+                        "etcd's auth is on: every read is forwarded, with its caller's own credentials"
+                    );
+                }
+                return Err(Why::Auth);
+            }
+            tracing::debug!(endpoint = %connection.url(), code = ?status.code(), message_of_etcd = status.message(),
+                "a quorum check failed");
+            self.upstream.avoid(connection.url());
+            if Instant::now() + Duration::from_millis(20) >= deadline {
+                return Err(Why::CheckFailed);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn conclude(&self, before: super::knowledge::Before, header: ResponseHeader) -> Result<Proof, Why> {
+        if self.knowledge.auth_seems_off(before) == Auth::On {
+            tracing::info!("etcd's auth is off again: reads may be answered from memory");
+        }
+        match self.knowledge.after_check(before, header) {
+            Verdict::Continues => Ok(Proof { header }),
+            Verdict::Replaced => {
+                (self.on_replaced)(&header);
+                Err(Why::HistoryReplaced)
+            }
+        }
+    }
+}
+
+/// A single key that is not there: the cheapest read that etcd has.
+fn check_request() -> RangeRequest {
+    RangeRequest {
+        key: CHECK_KEY.into(),
+        keys_only: true,
+        limit: 1,
+        ..RangeRequest::default()
+    }
+}
+
+impl From<crate::etcdserverpb::ResponseHeader> for ResponseHeader {
+    fn from(header: crate::etcdserverpb::ResponseHeader) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: header.cluster_id,
+            member_id: header.member_id,
+            revision: header.revision,
+            raft_term: header.raft_term,
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! What this sidecar knows of etcd's history, and what it has shown of it.
+//!
+//! Two rules live here. **I4**: revisions never go back; what says otherwise means that history was replaced (a
+//! restore). **I11**: time never runs backwards for clients; no answer from memory is older than what any client of
+//! this sidecar has already been shown.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+
+use arc_swap::ArcSwapOption;
+
+use crate::cache::ResponseHeader;
+
+/// Whether etcd's auth is on (I8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Auth {
+    /// Nobody has asked yet.
+    Unknown,
+    /// The last check without credentials was answered.
+    Off,
+    /// The last check without credentials was refused.
+    On,
+}
+
+/// What was known when a quorum check began.
+#[derive(Clone, Copy, Debug)]
+pub struct Before {
+    revision: i64,
+    unreadable: u64,
+    identity: Option<(u64, u64)>,
+    auth_changes: u64,
+}
+
+/// What a quorum check says of the past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The same history, further on.
+    Continues,
+    /// Another cluster, an older revision or an older raft term: the history that was known is gone.
+    Replaced,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Knowledge {
+    /// The highest revision that anything from etcd has mentioned.
+    known_revision: AtomicI64,
+    /// The highest revision in the header of an answer to a client.
+    shown_revision: AtomicI64,
+    /// Counts answers that passed through whose header could not be read (compressed, or of the JSON gateway).
+    unreadable: AtomicU64,
+    /// The count of `unreadable` that a later quorum check has covered.
+    unreadable_covered: AtomicU64,
+    /// cluster_id, member_id and raft_term of the last quorum check.
+    identity: ArcSwapOption<ResponseHeader>,
+    auth: AtomicU8,
+    /// Counts calls through this sidecar that may have switched auth.
+    auth_changes: AtomicU64,
+}
+
+impl Default for Knowledge {
+    fn default() -> Self {
+        Knowledge {
+            known_revision: AtomicI64::new(0),
+            shown_revision: AtomicI64::new(0),
+            unreadable: AtomicU64::new(0),
+            unreadable_covered: AtomicU64::new(0),
+            identity: ArcSwapOption::empty(),
+            auth: AtomicU8::new(0),
+            auth_changes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Knowledge {
+    /// A feed, a load or a check mentioned `revision`.
+    pub fn note_known(&self, revision: i64) {
+        self.known_revision.fetch_max(revision, Ordering::AcqRel);
+    }
+
+    /// A client is shown `revision` in an answer from memory.
+    pub fn note_shown(&self, revision: i64) {
+        // The common case is no news: a read does not take the cache line away from other cores.
+        if self.shown_revision.load(Ordering::Acquire) < revision {
+            self.shown_revision.fetch_max(revision, Ordering::AcqRel);
+        }
+    }
+
+    /// A client is shown `revision` in an answer of the cluster `cluster_id` that passes through.
+    pub fn note_passed(&self, cluster_id: u64, revision: i64) {
+        // An answer that was under way while history was replaced must not raise the floor of the new one.
+        if self
+            .identity
+            .load()
+            .as_ref()
+            .is_some_and(|identity| identity.cluster_id != cluster_id)
+        {
+            return;
+        }
+        self.note_shown(revision);
+        if self.known_revision.load(Ordering::Acquire) < revision {
+            self.note_known(revision);
+        }
+    }
+
+    /// A client is shown an answer whose revision cannot be read: until a later quorum check has proven where etcd is,
+    /// serializable reads are proven too.
+    pub fn note_unreadable(&self) {
+        self.unreadable.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The revision below which nothing may be answered (I11); `None` while an unreadable answer makes it unknown.
+    #[must_use]
+    pub fn floor(&self) -> Option<i64> {
+        let covered = self.unreadable_covered.load(Ordering::Acquire);
+        (self.unreadable.load(Ordering::Acquire) == covered)
+            .then(|| self.shown_revision.load(Ordering::Acquire))
+    }
+
+    /// The last quorum check's header: what answers without a check of their own carry.
+    #[must_use]
+    pub fn identity(&self) -> Option<Arc<ResponseHeader>> {
+        self.identity.load_full()
+    }
+
+    /// Whether etcd's auth is on.
+    #[must_use]
+    pub fn auth(&self) -> Auth {
+        match self.auth.load(Ordering::Acquire) {
+            0 => Auth::Unknown,
+            1 => Auth::Off,
+            _ => Auth::On,
+        }
+    }
+
+    /// A check without credentials was answered; returns what was believed before. A call that may have switched auth
+    /// since the check began leaves it open.
+    pub fn auth_seems_off(&self, before: Before) -> Auth {
+        let believed = self.auth();
+        if self.auth_changes.load(Ordering::Acquire) == before.auth_changes {
+            self.auth.store(Auth::Off as u8, Ordering::Release);
+        }
+        believed
+    }
+
+    /// A check without credentials was refused; returns what was believed before.
+    pub fn auth_is_on(&self) -> Auth {
+        let believed = self.auth();
+        self.auth.store(Auth::On as u8, Ordering::Release);
+        believed
+    }
+
+    /// A call through this sidecar may have switched auth: until the next check, nobody knows.
+    pub fn auth_may_have_changed(&self) {
+        self.auth_changes.fetch_add(1, Ordering::AcqRel);
+        self.auth.store(Auth::Unknown as u8, Ordering::Release);
+    }
+
+    /// To be called before a quorum check is sent.
+    #[must_use]
+    pub fn before_check(&self) -> Before {
+        Before {
+            revision: self.known_revision.load(Ordering::Acquire),
+            unreadable: self.unreadable.load(Ordering::Acquire),
+            identity: self
+                .identity
+                .load()
+                .as_ref()
+                .map(|identity| (identity.cluster_id, identity.raft_term)),
+            auth_changes: self.auth_changes.load(Ordering::Acquire),
+        }
+    }
+
+    /// Holds a quorum check's header against what was known when the check began. On [`Verdict::Replaced`] all that
+    /// was known is forgotten; the caller drops the mirrors.
+    pub fn after_check(&self, before: Before, header: ResponseHeader) -> Verdict {
+        let replaced = header.revision < before.revision
+            || before.identity.is_some_and(|(cluster_id, raft_term)| {
+                header.cluster_id != cluster_id || header.raft_term < raft_term
+            });
+        self.unreadable_covered
+            .fetch_max(before.unreadable, Ordering::AcqRel);
+        if replaced {
+            self.known_revision.store(header.revision, Ordering::Release);
+            self.shown_revision.store(0, Ordering::Release);
+            self.identity.store(Some(Arc::new(header)));
+            return Verdict::Replaced;
+        }
+        self.note_known(header.revision);
+        // Compared first: the header is the same but for the revision nearly always, and a store costs readers.
+        let same = self.identity.load().as_ref().is_some_and(|identity| {
+            (identity.cluster_id, identity.member_id, identity.raft_term)
+                == (header.cluster_id, header.member_id, header.raft_term)
+        });
+        if !same {
+            self.identity.store(Some(Arc::new(header)));
+        }
+        Verdict::Continues
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header(cluster_id: u64, revision: i64, raft_term: u64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id,
+            member_id: 1,
+            revision,
+            raft_term,
+        }
+    }
+
+    #[test]
+    fn history_continues_or_was_replaced() {
+        let knowledge = Knowledge::default();
+        assert_eq!(
+            knowledge.after_check(knowledge.before_check(), header(1, 10, 2)),
+            Verdict::Continues
+        );
+        for replaced in [header(1, 9, 2), header(2, 11, 2), header(1, 11, 1)] {
+            let knowledge = Knowledge::default();
+            knowledge.after_check(knowledge.before_check(), header(1, 10, 2));
+            knowledge.note_shown(10);
+            assert_eq!(
+                knowledge.after_check(knowledge.before_check(), replaced),
+                Verdict::Replaced,
+                "{replaced:?}"
+            );
+            assert_eq!(
+                knowledge.floor(),
+                Some(0),
+                "the old history's floor must not bind the new one"
+            );
+            assert_eq!(
+                knowledge.after_check(knowledge.before_check(), replaced),
+                Verdict::Continues
+            );
+        }
+    }
+
+    #[test]
+    fn a_revision_learned_while_the_check_ran_is_no_regression() {
+        let knowledge = Knowledge::default();
+        let before = knowledge.before_check();
+        knowledge.note_known(11);
+        assert_eq!(
+            knowledge.after_check(before, header(1, 10, 2)),
+            Verdict::Continues
+        );
+    }
+
+    #[test]
+    fn the_floor_is_the_highest_revision_shown() {
+        let knowledge = Knowledge::default();
+        knowledge.after_check(knowledge.before_check(), header(1, 10, 2));
+        assert_eq!(knowledge.floor(), Some(0), "a check shows nobody anything");
+        knowledge.note_passed(1, 12);
+        knowledge.note_shown(11);
+        assert_eq!(knowledge.floor(), Some(12));
+        knowledge.note_passed(9, 99);
+        assert_eq!(knowledge.floor(), Some(12), "an answer of another cluster");
+    }
+
+    #[test]
+    fn a_check_that_began_before_auth_was_switched_does_not_say_that_it_is_off() {
+        let knowledge = Knowledge::default();
+        assert_eq!(knowledge.auth(), Auth::Unknown);
+        let before = knowledge.before_check();
+        knowledge.auth_may_have_changed();
+        knowledge.auth_seems_off(before);
+        assert_eq!(knowledge.auth(), Auth::Unknown);
+        knowledge.auth_seems_off(knowledge.before_check());
+        assert_eq!(knowledge.auth(), Auth::Off);
+    }
+
+    #[test]
+    fn an_unreadable_answer_hides_the_floor_until_a_later_check() {
+        let knowledge = Knowledge::default();
+        let early = knowledge.before_check();
+        knowledge.note_unreadable();
+        assert_eq!(knowledge.floor(), None);
+        knowledge.after_check(early, header(1, 10, 2));
+        assert_eq!(
+            knowledge.floor(),
+            None,
+            "the check began before the answer was shown"
+        );
+        knowledge.after_check(knowledge.before_check(), header(1, 10, 2));
+        assert_eq!(knowledge.floor(), Some(0));
+    }
+}

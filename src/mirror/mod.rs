@@ -1,0 +1,164 @@
+//! Keeps caches in step with etcd, and proves that they are fresh.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `scope` | which keys a mirror holds |
+//! | `lifecycle` | load, follow, resume, load anew |
+//! | `load` | a scope at one pinned revision |
+//! | `feed` | the watch: whole revisions, progress, fencing (I3, I9) |
+//! | `state` | what readers see, and the epoch that guards it |
+//! | `freshness` | the quorum check (I2) |
+//! | `knowledge` | replaced history (I4), what was shown (I11), auth (I8) |
+//! | `probe` | what has to be asked even while no client reads |
+//!
+//! It uses `cache` and `upstream`; `proxy` and `admin` use it.
+
+mod feed;
+pub mod freshness;
+pub mod knowledge;
+mod lifecycle;
+mod load;
+mod probe;
+pub mod scope;
+pub mod state;
+
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::cache::{HistoryLimits, Interval};
+use crate::config::{Config, OldEtcd};
+use crate::telemetry::Metrics;
+use crate::upstream::Upstream;
+use freshness::Freshness;
+use knowledge::Knowledge;
+use state::Mirror;
+
+/// All mirrors of this sidecar, and what they share.
+#[derive(Debug)]
+pub struct Mirrors {
+    all: Arc<[Mirror]>,
+    /// The quorum check.
+    pub freshness: Arc<Freshness>,
+    /// What is known of etcd's history and what was shown of it.
+    pub knowledge: Arc<Knowledge>,
+    upstream: Arc<Upstream>,
+    metrics: Arc<Metrics>,
+    history_limits: HistoryLimits,
+    max_bytes: u64,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Mirrors {
+    /// Starts to load and to follow everything that `config` wants mirrored, until `stop`.
+    #[must_use]
+    pub fn start(
+        config: &Config,
+        upstream: &Arc<Upstream>,
+        metrics: &Arc<Metrics>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Arc<Mirrors> {
+        let knowledge = Arc::new(Knowledge::default());
+        let all: Arc<[Mirror]> = scope::scopes(&config.cache_prefix, &config.no_cache_prefix)
+            .into_iter()
+            .map(|scope| {
+                let mirror_metrics = metrics.mirror(&scope.name());
+                Mirror::new(scope, Arc::clone(&knowledge), mirror_metrics)
+            })
+            .collect();
+        let replaced = Arc::clone(&all);
+        let freshness = Arc::new(Freshness::new(
+            Arc::clone(upstream),
+            Arc::clone(&knowledge),
+            Arc::clone(metrics),
+            config.freshness_timeout,
+            tasks.clone(),
+            Box::new(move |header| {
+                tracing::warn!(
+                    revision = header.revision,
+                    cluster_id = header.cluster_id,
+                    raft_term = header.raft_term,
+                    "etcd's history was replaced (restored from a backup?): every mirror is dropped and loaded anew"
+                );
+                replaced.iter().for_each(Mirror::replace_history);
+            }),
+        ));
+        let mirrors = Arc::new(Mirrors {
+            all,
+            freshness,
+            knowledge,
+            upstream: Arc::clone(upstream),
+            metrics: Arc::clone(metrics),
+            history_limits: HistoryLimits {
+                max_age: config.history_max_age,
+                max_bytes: config.history_max_bytes,
+                ..HistoryLimits::default()
+            },
+            max_bytes: config.cache_max_bytes(),
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        });
+        lifecycle::start(&mirrors);
+        let (pulse, stop, interval) = (Arc::clone(&mirrors), stop.clone(), config.probe_interval);
+        tasks.spawn(async move { stop.run_until_cancelled(probe::run(&pulse, interval)).await });
+        let (gate, stop, old_etcd) = (Arc::clone(&mirrors), mirrors.stop.clone(), config.old_etcd);
+        tasks.spawn(async move { stop.run_until_cancelled(gate.watch_gate(old_etcd)).await });
+        mirrors
+    }
+
+    /// The mirror that holds every key that `interval` can name.
+    #[must_use]
+    pub fn holding(&self, interval: &Interval<'_>) -> Option<&Mirror> {
+        self.all.iter().find(|mirror| mirror.scope.contains(interval))
+    }
+
+    /// All of them, in key order.
+    #[must_use]
+    pub fn all(&self) -> &[Mirror] {
+        &self.all
+    }
+
+    /// etcd has compacted below `revision`.
+    pub fn compacted(&self, revision: i64) {
+        self.all.iter().for_each(|mirror| mirror.compacted(revision));
+    }
+
+    /// Bytes that `mirror` may take: the bound on all, less what the others have.
+    fn budget_of(&self, mirror: &Mirror) -> u64 {
+        let others = self.all.iter().filter(|other| !std::ptr::eq(*other, mirror));
+        self.max_bytes
+            .saturating_sub(others.map(Mirror::memory_bytes).sum())
+    }
+
+    fn within_budget(&self, mirror: &Mirror) -> bool {
+        mirror.memory_bytes() <= self.budget_of(mirror)
+    }
+
+    /// Says in the log when the version gate closes or opens; stops everything if the operator asked for that.
+    async fn watch_gate(&self, old_etcd: OldEtcd) {
+        let mut changed = self.upstream.versions_changed();
+        loop {
+            if let Some(lowest) = self.upstream.versions().lowest
+                && !lowest.progress_is_trusted()
+            {
+                match old_etcd {
+                    OldEtcd::Forward => tracing::warn!(version = %lowest,
+                        "this etcd's progress notifications cannot be trusted: linearizable reads are forwarded. \
+                         Upgrade etcd to 3.4.31, 3.5.13, 3.6.0 or later"),
+                    OldEtcd::Refuse => {
+                        tracing::error!(version = %lowest,
+                            "this etcd is too old and --old-etcd=refuse is set: stopping. \
+                             Upgrade etcd to 3.4.31, 3.5.13, 3.6.0 or later, or set --old-etcd=forward");
+                        self.stop.cancel();
+                    }
+                }
+            }
+            if changed.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Which keys a mirror holds.
+
+use bytes::Bytes;
+
+use crate::cache::Interval;
+
+/// Keys from `start` on and below `end`; without `end`, all keys from `start` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Scope {
+    start: Bytes,
+    end: Option<Bytes>,
+}
+
+/// The disjoint scopes, in key order, that make up `prefixes` (all keys if there are none) less `left_out`.
+#[must_use]
+pub fn scopes(prefixes: &[String], left_out: &[String]) -> Vec<Scope> {
+    let whole = [String::new()];
+    let prefixes = if prefixes.is_empty() { &whole } else { prefixes };
+    let mut wanted: Vec<Scope> = prefixes
+        .iter()
+        .map(|prefix| Scope::prefix(prefix.as_bytes()))
+        .collect();
+    wanted.sort_by(|a, b| a.start.cmp(&b.start));
+    let mut scopes: Vec<Scope> = Vec::new();
+    for scope in wanted {
+        match scopes.last_mut() {
+            // One prefix inside another; prefixes never overlap in any other way.
+            Some(last) if last.end.as_ref().is_none_or(|end| scope.start < *end) => {}
+            _ => scopes.push(scope),
+        }
+    }
+    for prefix in left_out {
+        let out = Scope::prefix(prefix.as_bytes());
+        scopes = scopes.iter().flat_map(|scope| scope.without(&out)).collect();
+    }
+    scopes
+}
+
+impl Scope {
+    /// All keys that start with `prefix`.
+    #[must_use]
+    pub fn prefix(prefix: &[u8]) -> Scope {
+        Scope {
+            start: Bytes::copy_from_slice(prefix),
+            end: prefix_end(prefix),
+        }
+    }
+
+    /// What is left of `self` where `out` is cut out: none, one or two pieces.
+    fn without(&self, out: &Scope) -> Vec<Scope> {
+        let before_end = match &self.end {
+            Some(end) => end.clone().min(out.start.clone()),
+            None => out.start.clone(),
+        };
+        let mut pieces = Vec::new();
+        if self.start < before_end {
+            pieces.push(Scope {
+                start: self.start.clone(),
+                end: Some(before_end),
+            });
+        }
+        if let Some(out_end) = &out.end {
+            let start = self.start.clone().max(out_end.clone());
+            if self.end.as_ref().is_none_or(|end| start < *end) {
+                pieces.push(Scope {
+                    start,
+                    end: self.end.clone(),
+                });
+            }
+        }
+        pieces
+    }
+
+    /// Whether every key that `interval` can name is in here.
+    #[must_use]
+    pub fn contains(&self, interval: &Interval<'_>) -> bool {
+        let holds = |key: &[u8]| self.start <= key && self.end.as_ref().is_none_or(|end| key < *end);
+        match interval {
+            Interval::Single(key) => holds(key),
+            Interval::Range(key, end) => {
+                holds(key) && (end <= key || self.end.as_ref().is_none_or(|scope_end| *end <= *scope_end))
+            }
+            Interval::From(key) => holds(key) && self.end.is_none(),
+        }
+    }
+
+    /// Whether it is the whole keyspace, so that every revision of the store brings it an event.
+    #[must_use]
+    pub fn is_everything(&self) -> bool {
+        self.start.is_empty() && self.end.is_none()
+    }
+
+    /// `key` of a request for all of it: etcd has no empty key, so everything starts at `\0`.
+    #[must_use]
+    pub fn key(&self) -> Bytes {
+        if self.start.is_empty() {
+            Bytes::from_static(b"\0")
+        } else {
+            self.start.clone()
+        }
+    }
+
+    /// `range_end` of a request for all of it.
+    #[must_use]
+    pub fn range_end(&self) -> Bytes {
+        self.end.clone().unwrap_or(Bytes::from_static(b"\0"))
+    }
+
+    /// Its name in metrics and logs, made of the operator's own prefixes only.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        match &self.end {
+            None if self.start.is_empty() => "everything".to_owned(),
+            None => format!("{}..", text(&self.start)),
+            end if *end == prefix_end(&self.start) => text(&self.start),
+            Some(end) => format!("{}..{}", text(&self.start), text(end)),
+        }
+    }
+}
+
+/// The first key after all that start with `prefix`; `None` where there is none.
+fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
+    let last = prefix.iter().rposition(|byte| *byte < 0xff)?;
+    let mut end = prefix[..=last].to_vec();
+    end[last] += 1;
+    Some(end.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(prefixes: &[&str], left_out: &[&str]) -> Vec<String> {
+        let owned = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        scopes(&owned(prefixes), &owned(left_out))
+            .iter()
+            .map(Scope::name)
+            .collect()
+    }
+
+    #[test]
+    fn scopes_are_disjoint_and_in_order() {
+        assert_eq!(names(&[], &[]), ["everything"]);
+        assert_eq!(names(&["/b/", "/a/", "/a/x/"], &[]), ["/a/", "/b/"]);
+        assert_eq!(names(&[], &["/events/"]), ["../events/", "/events0.."]);
+        assert_eq!(names(&["/r/"], &["/r/e/"]), ["/r/../r/e/", "/r/e0../r0"]);
+        assert_eq!(names(&["/a/", "/b/"], &["/a/"]), ["/b/"]);
+        assert_eq!(names(&["/a/"], &["/c/"]), ["/a/"]);
+    }
+
+    #[test]
+    fn an_interval_is_inside_or_not() {
+        let scope = Scope::prefix(b"/a/");
+        assert!(scope.contains(&Interval::Single(b"/a/1")));
+        assert!(!scope.contains(&Interval::Single(b"/a0")));
+        assert!(scope.contains(&Interval::Range(b"/a/", b"/a0")));
+        assert!(!scope.contains(&Interval::Range(b"/a/", b"/a00")));
+        assert!(
+            scope.contains(&Interval::Range(b"/a/5", b"/a/1")),
+            "an empty interval names no key outside"
+        );
+        assert!(!scope.contains(&Interval::From(b"/a/")));
+        let everything = Scope::prefix(b"");
+        assert!(everything.contains(&Interval::From(b"\0")));
+        assert!(everything.contains(&Interval::Range(b"a", b"z")));
+        assert_eq!(
+            (everything.key().as_ref(), everything.range_end().as_ref()),
+            (&b"\0"[..], &b"\0"[..])
+        );
+    }
+
+    #[test]
+    fn a_prefix_of_0xff_ends_nowhere() {
+        assert_eq!(prefix_end(b"a\xff\xff"), Some(Bytes::from_static(b"b")));
+        assert_eq!(prefix_end(b"\xff\xff"), None);
+        assert_eq!(prefix_end(b""), None);
+    }
+}

@@ -1,0 +1,341 @@
+//! One mirror as readers see it: in service with a view, or out of service with a reason.
+//!
+//! Readers load the [`State`] without a lock. Whoever changes it holds `store`'s lock and the epoch that the change
+//! belongs to: when history is replaced the epoch moves on, and what a late feed still brings is void.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::knowledge::Knowledge;
+use super::scope::Scope;
+use crate::cache::{Applied, AtError, Change, Store, Tree};
+use crate::telemetry::Why;
+use crate::telemetry::metrics::MirrorMetrics;
+
+/// The keys at one revision; immutable.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// The keys.
+    pub tree: Tree,
+    /// Every event up to this revision has been applied (I3).
+    pub revision: i64,
+}
+
+/// Whether reads may be answered from the mirror.
+#[derive(Debug)]
+pub enum State {
+    /// They may not.
+    Out(Why),
+    /// They may.
+    In(View),
+}
+
+/// A loan of the right to change a mirror: void once history was replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch(u64);
+
+/// The epoch has passed: what the caller holds belongs to a history that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Void;
+
+struct Contents {
+    epoch: u64,
+    store: Option<Store>,
+    /// The key changed last, by which a resumed feed is held against what is here.
+    newest_key: Option<Bytes>,
+}
+
+/// One mirror.
+pub struct Mirror {
+    /// Its keys.
+    pub scope: Scope,
+    /// Its name in metrics and logs.
+    pub name: String,
+    /// Its metrics.
+    pub metrics: MirrorMetrics,
+    knowledge: Arc<Knowledge>,
+    state: ArcSwap<State>,
+    contents: Mutex<Contents>,
+    /// Changes with every new view and every change of service; carries nothing, so that nobody trusts it.
+    changed: watch::Sender<()>,
+    /// The highest revision that a reader waits for: the feed asks for progress while it is behind.
+    wanted: watch::Sender<i64>,
+    /// Moves on when history was replaced: ends the feed and the load of the old one.
+    replaced: watch::Sender<u64>,
+    born: Instant,
+}
+
+impl std::fmt::Debug for Mirror {
+    // Not the contents: keys and values do not belong in a log (I10).
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Mirror")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Mirror {
+    pub(super) fn new(scope: Scope, knowledge: Arc<Knowledge>, metrics: MirrorMetrics) -> Mirror {
+        Mirror {
+            name: scope.name(),
+            scope,
+            metrics,
+            knowledge,
+            state: ArcSwap::from_pointee(State::Out(Why::Loading)),
+            contents: Mutex::new(Contents {
+                epoch: 0,
+                store: None,
+                newest_key: None,
+            }),
+            changed: watch::Sender::new(()),
+            wanted: watch::Sender::new(0),
+            replaced: watch::Sender::new(0),
+            born: Instant::now(),
+        }
+    }
+
+    /// What readers may have now.
+    ///
+    /// # Errors
+    /// Why they may have nothing.
+    pub fn view(&self) -> Result<View, Why> {
+        match &**self.state.load() {
+            State::In(view) => Ok(view.clone()),
+            State::Out(why) => Err(*why),
+        }
+    }
+
+    /// The view once it is at `revision` or later, and whether that took waiting.
+    ///
+    /// # Errors
+    /// Why the mirror is out of service, or [`Why::NotFresh`] at `deadline`.
+    pub async fn reach(&self, revision: i64, deadline: Instant) -> Result<(View, bool), Why> {
+        let view = self.view()?;
+        if view.revision >= revision {
+            return Ok((view, false));
+        }
+        // Subscribed before the look, so that no change in between is missed.
+        let mut changed = self.changed.subscribe();
+        self.want(revision);
+        loop {
+            let view = self.view()?;
+            if view.revision >= revision {
+                return Ok((view, true));
+            }
+            if !matches!(
+                tokio::time::timeout_at(deadline, changed.changed()).await,
+                Ok(Ok(()))
+            ) {
+                return Err(Why::NotFresh);
+            }
+        }
+    }
+
+    /// Makes the feed ask for progress until the mirror is at `revision`.
+    pub fn want(&self, revision: i64) {
+        self.wanted.send_if_modified(|wanted| {
+            let higher = *wanted < revision;
+            *wanted = revision.max(*wanted);
+            higher
+        });
+    }
+
+    /// The keys at a past `revision`.
+    ///
+    /// # Errors
+    /// `Ok(Err(_))`: the mirror is in service but cannot give that revision. `Err(_)`: it is out of service.
+    pub fn view_at(&self, revision: i64) -> Result<Result<Tree, AtError>, Why> {
+        let view = self.view()?;
+        if view.revision == revision {
+            return Ok(Ok(view.tree));
+        }
+        let mut contents = self.contents.lock();
+        let store = contents.store.as_mut().ok_or(Why::Loading)?;
+        Ok(store.snapshot_at(revision))
+    }
+
+    /// etcd has compacted below `revision`: older revisions are etcd's error from now on.
+    pub fn compacted(&self, revision: i64) {
+        let mut contents = self.contents.lock();
+        if let Some(store) = &mut contents.store {
+            store.compact(revision);
+        }
+    }
+
+    /// The oldest revision that can be given; `None` while there is nothing.
+    #[must_use]
+    pub fn oldest_revision(&self) -> Option<i64> {
+        self.contents.lock().store.as_ref().map(Store::oldest_revision)
+    }
+
+    /// Memory of keys and history, in bytes.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        u64::try_from(self.metrics.memory_bytes.get()).unwrap_or(0)
+    }
+
+    pub(super) fn epoch(&self) -> Epoch {
+        Epoch(self.contents.lock().epoch)
+    }
+
+    /// Resolves once `epoch` is void.
+    pub(super) async fn until_void(&self, epoch: Epoch) {
+        let mut replaced = self.replaced.subscribe();
+        // The sender lives as long as self: an error cannot come.
+        let _ = replaced.wait_for(|now| *now != epoch.0).await;
+    }
+
+    pub(super) fn wanted(&self) -> watch::Receiver<i64> {
+        self.wanted.subscribe()
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    /// History was replaced: drops everything, and voids what feeds and loads of the old history hold.
+    pub(super) fn replace_history(&self) {
+        let mut contents = self.contents.lock();
+        contents.epoch += 1;
+        contents.store = None;
+        contents.newest_key = None;
+        self.wanted.send_replace(0);
+        self.replaced.send_replace(contents.epoch);
+        self.set_out(Why::HistoryReplaced);
+    }
+
+    /// Takes the mirror out of service but keeps its contents.
+    pub(super) fn step_out(&self, epoch: Epoch, why: Why) -> Result<(), Void> {
+        let contents = self.contents.lock();
+        if contents.epoch != epoch.0 {
+            return Err(Void);
+        }
+        self.set_out(why);
+        Ok(())
+    }
+
+    /// Takes the mirror out of service and drops its contents.
+    pub(super) fn drop_contents(&self, epoch: Epoch, why: Why) -> Result<(), Void> {
+        let mut contents = self.contents.lock();
+        if contents.epoch != epoch.0 {
+            return Err(Void);
+        }
+        contents.store = None;
+        contents.newest_key = None;
+        self.set_out(why);
+        self.metrics.keys.set(0);
+        self.metrics.memory_bytes.set(0);
+        self.metrics.history_bytes.set(0);
+        Ok(())
+    }
+
+    /// The contents come from a load; the mirror stays out of service until its feed stands.
+    pub(super) fn fill(&self, epoch: Epoch, store: Store, newest_key: Option<Bytes>) -> Result<(), Void> {
+        let mut contents = self.contents.lock();
+        if contents.epoch != epoch.0 {
+            return Err(Void);
+        }
+        self.knowledge.note_known(store.revision());
+        contents.newest_key = newest_key;
+        contents.store = Some(store);
+        Ok(())
+    }
+
+    /// What a resumed feed is held against: the revision, the key changed last and what it holds.
+    pub(super) fn anchor(&self, epoch: Epoch) -> Result<Option<Anchor>, Void> {
+        let contents = self.contents.lock();
+        if contents.epoch != epoch.0 {
+            return Err(Void);
+        }
+        Ok(contents.store.as_ref().map(|store| Anchor {
+            revision: store.revision(),
+            key: contents.newest_key.clone(),
+            tree: store.tree().clone(),
+        }))
+    }
+
+    /// Puts the mirror in service with what it has.
+    pub(super) fn step_in(&self, epoch: Epoch) -> Result<(), Void> {
+        let mut contents = self.contents.lock();
+        self.publish(&mut contents, epoch)
+    }
+
+    /// Applies the events of whole revisions up to `revision`, and shows them to readers (I3).
+    pub(super) fn apply(&self, epoch: Epoch, changes: Vec<Change>, revision: i64) -> Result<Applied, Void> {
+        let mut contents = self.contents.lock();
+        if contents.epoch != epoch.0 {
+            return Err(Void);
+        }
+        let Some(last) = changes.last() else {
+            return Err(Void);
+        };
+        let newest_key = Bytes::copy_from_slice(last.key());
+        let now = self.now();
+        let store = contents.store.as_mut().ok_or(Void)?;
+        let applied = store.apply(changes, revision, now);
+        if applied.applied > 0 {
+            contents.newest_key = Some(newest_key);
+        }
+        self.metrics.events.inc_by(applied.applied as u64);
+        self.metrics.events_fenced.inc_by(applied.fenced as u64);
+        self.publish(&mut contents, epoch)?;
+        Ok(applied)
+    }
+
+    /// Progress: there are no events up to `revision` that have not been applied.
+    pub(super) fn advance(&self, epoch: Epoch, revision: i64) -> Result<(), Void> {
+        let mut contents = self.contents.lock();
+        if contents.epoch != epoch.0 {
+            return Err(Void);
+        }
+        let now = self.now();
+        let store = contents.store.as_mut().ok_or(Void)?;
+        if revision <= store.revision() {
+            return Ok(());
+        }
+        store.advance(revision, now);
+        self.publish(&mut contents, epoch)
+    }
+
+    fn publish(&self, contents: &mut Contents, epoch: Epoch) -> Result<(), Void> {
+        if contents.epoch != epoch.0 {
+            return Err(Void);
+        }
+        let store = contents.store.as_ref().ok_or(Void)?;
+        let view = View {
+            tree: store.tree().clone(),
+            revision: store.revision(),
+        };
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.metrics.revision.set(view.revision);
+        self.metrics.keys.set(gauge(view.tree.len()));
+        self.metrics.memory_bytes.set(gauge(store.memory_bytes()));
+        self.metrics.history_bytes.set(gauge(store.history_bytes()));
+        self.metrics.oldest_revision.set(store.oldest_revision());
+        self.metrics.in_service.set(1);
+        self.knowledge.note_known(view.revision);
+        self.state.store(Arc::new(State::In(view)));
+        self.changed.send_replace(());
+        Ok(())
+    }
+
+    fn set_out(&self, why: Why) {
+        self.metrics.in_service.set(0);
+        self.state.store(Arc::new(State::Out(why)));
+        self.changed.send_replace(());
+    }
+}
+
+/// See [`Mirror::anchor`].
+#[derive(Debug)]
+pub(super) struct Anchor {
+    pub(super) revision: i64,
+    pub(super) key: Option<Bytes>,
+    pub(super) tree: Tree,
+}

@@ -1,0 +1,246 @@
+//! The bodies of responses: produced here, or passed on.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::large::{Permit, SharedAnswer};
+use super::message::PREFIX_BYTES;
+use super::passed::Passed;
+use super::status::{Code, Status, ok_trailers};
+use crate::cache::{Answer, Rope};
+use crate::mirror::knowledge::Knowledge;
+use crate::upstream::{BoxError, InFlight};
+
+/// How much of an answer is produced at a time: what one slow reader can hold beside the connection's own buffers (I5).
+const PIECE_BYTES: usize = 128 << 10;
+/// Answers up to this length are produced at once.
+const SMALL_BYTES: u64 = 16 << 10;
+
+/// A response's body.
+#[derive(Debug)]
+pub(super) struct ResponseBody(Kind);
+
+#[derive(Debug)]
+enum Kind {
+    Empty,
+    /// One piece, then trailers.
+    Whole {
+        data: Option<Bytes>,
+        trailers: Option<HeaderMap>,
+    },
+    /// An answer from memory, produced as the client reads.
+    Lazy(Box<Lazy>),
+    /// Pieces that several readers share, then trailers.
+    Shared {
+        answer: Arc<SharedAnswer>,
+        next: usize,
+        trailers: Option<HeaderMap>,
+    },
+    /// Passed on from etcd.
+    Forwarded(Box<Forwarded>),
+}
+
+#[derive(Debug)]
+struct Lazy {
+    prefix: Option<Bytes>,
+    answer: Answer,
+    trailers_sent: bool,
+}
+
+#[derive(Debug)]
+struct Forwarded {
+    body: Incoming,
+    passed: Option<Passed>,
+    knowledge: Arc<Knowledge>,
+    /// Said instead of a broken stream when etcd's connection was lost; `None` once trailers have gone, and for HTTP/1.
+    may_end_with_status: bool,
+    _in_flight: Option<InFlight>,
+    _permit: Option<Permit>,
+}
+
+impl ResponseBody {
+    /// Nothing: the status is in the headers.
+    pub(super) fn empty() -> ResponseBody {
+        ResponseBody(Kind::Empty)
+    }
+
+    /// A RangeResponse as a gRPC message with trailers. It must be shorter than 4 GiB.
+    pub(super) fn answer(answer: Answer) -> ResponseBody {
+        let length = u32::try_from(answer.len()).unwrap_or(u32::MAX);
+        let mut prefix = [0; PREFIX_BYTES];
+        prefix[1..].copy_from_slice(&length.to_be_bytes());
+        if answer.len() <= SMALL_BYTES {
+            let mut message = answer.small(PREFIX_BYTES);
+            message[..PREFIX_BYTES].copy_from_slice(&prefix);
+            return ResponseBody::whole(message.into(), ok_trailers());
+        }
+        let prefix = Some(Bytes::copy_from_slice(&prefix));
+        ResponseBody(Kind::Lazy(Box::new(Lazy {
+            prefix,
+            answer,
+            trailers_sent: false,
+        })))
+    }
+
+    /// One piece, then `trailers`.
+    pub(super) fn whole(data: Bytes, trailers: HeaderMap) -> ResponseBody {
+        let data = Some(data).filter(|data| !data.is_empty());
+        ResponseBody(Kind::Whole {
+            data,
+            trailers: Some(trailers),
+        })
+    }
+
+    /// An answer of etcd that others read too.
+    pub(super) fn shared(answer: Arc<SharedAnswer>) -> ResponseBody {
+        let trailers = answer.trailers.clone();
+        ResponseBody(Kind::Shared {
+            answer,
+            next: 0,
+            trailers,
+        })
+    }
+
+    /// What etcd answers to the RPC at `path`, as it comes.
+    pub(super) fn forwarded(
+        body: Incoming,
+        path: &str,
+        knowledge: &Arc<Knowledge>,
+        in_flight: Option<InFlight>,
+        permit: Option<Permit>,
+        is_grpc: bool,
+    ) -> ResponseBody {
+        ResponseBody(Kind::Forwarded(Box::new(Forwarded {
+            body,
+            passed: if is_grpc { Passed::of(path) } else { None },
+            knowledge: Arc::clone(knowledge),
+            may_end_with_status: is_grpc,
+            _in_flight: in_flight,
+            _permit: permit,
+        })))
+    }
+}
+
+impl Lazy {
+    fn next(&mut self) -> Option<Frame<Rope>> {
+        if let Some(prefix) = self.prefix.take() {
+            return Some(Frame::data(prefix.into()));
+        }
+        if let Some(piece) = self.answer.next_piece(PIECE_BYTES) {
+            return Some(Frame::data(piece));
+        }
+        if self.trailers_sent {
+            return None;
+        }
+        self.trailers_sent = true;
+        Some(Frame::trailers(ok_trailers()))
+    }
+}
+
+impl Forwarded {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
+        let frame = match Pin::new(&mut self.body).poll_frame(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => return Poll::Ready(None),
+            Poll::Ready(Some(Ok(frame))) => frame,
+            Poll::Ready(Some(Err(error))) => return Poll::Ready(self.broken(error)),
+        };
+        Poll::Ready(Some(Ok(match frame.into_data() {
+            Ok(data) => {
+                if let Some(passed) = &mut self.passed {
+                    passed.see(data.chunk(), &self.knowledge);
+                }
+                Frame::data(data.into())
+            }
+            Err(frame) => {
+                self.may_end_with_status = false;
+                // A frame is data or trailers.
+                Frame::trailers(frame.into_trailers().unwrap_or_default())
+            }
+        })))
+    }
+
+    /// A lost connection shows as Unavailable, as it does to a client of etcd. A stream that etcd itself reset is reset
+    /// for the client too, with the same reason.
+    fn broken(&mut self, error: hyper::Error) -> Option<Result<Frame<Rope>, BoxError>> {
+        let reset_by_etcd = std::error::Error::source(&error)
+            .and_then(|source| source.downcast_ref::<h2::Error>())
+            .is_some_and(|h2| h2.is_reset() && h2.is_remote());
+        let between_messages = self.passed.as_ref().is_some_and(Passed::at_boundary);
+        if reset_by_etcd || !between_messages || !self.may_end_with_status {
+            return Some(Err(error.into()));
+        }
+        self.may_end_with_status = false;
+        let status = Status::new(
+            Code::Unavailable,
+            format!("rangecache: the connection to etcd was lost: {error}"),
+        );
+        Some(Ok(Frame::trailers(status.trailers())))
+    }
+}
+
+impl Body for ResponseBody {
+    type Data = Rope;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
+        match &mut self.0 {
+            Kind::Empty => Poll::Ready(None),
+            Kind::Whole { data, trailers } => {
+                let frame = match data.take() {
+                    Some(data) => Some(Frame::data(data.into())),
+                    None => trailers.take().map(Frame::trailers),
+                };
+                Poll::Ready(frame.map(Ok))
+            }
+            Kind::Lazy(lazy) => Poll::Ready(lazy.next().map(Ok)),
+            Kind::Shared {
+                answer,
+                next,
+                trailers,
+            } => {
+                let frame = match answer.pieces.get(*next) {
+                    Some(piece) => {
+                        *next += 1;
+                        Some(Frame::data(piece.clone().into()))
+                    }
+                    None => trailers.take().map(Frame::trailers),
+                };
+                Poll::Ready(frame.map(Ok))
+            }
+            Kind::Forwarded(forwarded) => forwarded.poll(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Kind::Empty => true,
+            Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
+            Kind::Lazy(_) => false,
+            Kind::Shared {
+                answer,
+                next,
+                trailers,
+            } => *next >= answer.pieces.len() && trailers.is_none(),
+            Kind::Forwarded(forwarded) => forwarded.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Kind::Empty => SizeHint::with_exact(0),
+            // HTTP/1 frames a body by it; gRPC has no use for a content-length.
+            Kind::Forwarded(forwarded) => forwarded.body.size_hint(),
+            _ => SizeHint::default(),
+        }
+    }
+}

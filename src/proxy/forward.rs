@@ -1,0 +1,183 @@
+//! **forward**: opaque bytes to etcd and back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::body::ResponseBody;
+use super::status::{Code, GRPC_STATUS, Status};
+use crate::mirror::knowledge::Knowledge;
+use crate::upstream::{Class, Connection, InFlight, NoEndpoint, Outgoing, SendFailure, Upstream};
+
+/// Pause before another connection is tried for a call that did not leave on the first.
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// Passes calls on.
+#[derive(Debug)]
+pub(super) struct Forward {
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) knowledge: Arc<Knowledge>,
+    /// How long a call waits for a connection.
+    pub(super) connect_timeout: Duration,
+}
+
+/// A request's body on its way to etcd.
+#[derive(Debug)]
+pub(super) enum Body {
+    /// It can be sent once only, and only while nothing of it has left.
+    Once(Outgoing),
+    /// All of a read's message: it may be sent again, for reads change nothing.
+    Read(Bytes),
+}
+
+/// What etcd answered, before its body is wrapped.
+pub(super) struct Answered {
+    pub(super) response: Response<Incoming>,
+    pub(super) in_flight: InFlight,
+}
+
+/// Why etcd did not answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotAnswered {
+    #[error("rangecache: {0}")]
+    NoEndpoint(#[from] NoEndpoint),
+    #[error("rangecache: the connection to etcd was lost: {0}")]
+    Lost(hyper::Error),
+}
+
+impl NotAnswered {
+    pub(super) fn status(&self) -> Status {
+        Status::new(Code::Unavailable, self.to_string())
+    }
+}
+
+impl Forward {
+    /// Sends the request and hands the answer back as it comes. No answer shows as `Unavailable`.
+    pub(super) async fn pass(&self, parts: Parts, body: Body, class: Class) -> Response<ResponseBody> {
+        let path = parts.uri.path().to_owned();
+        let content_type = grpc_content_type(&parts.headers);
+        match self.send(parts, body, class).await {
+            Ok(answered) => self.wrap(answered, &path, None),
+            Err(not) => not.status().response(content_type),
+        }
+    }
+
+    /// Wraps an answer that passes through.
+    pub(super) fn wrap(
+        &self,
+        answered: Answered,
+        path: &str,
+        permit: Option<super::large::Permit>,
+    ) -> Response<ResponseBody> {
+        let Answered { response, in_flight } = answered;
+        let is_grpc = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+        response.map(|body| {
+            ResponseBody::forwarded(body, path, &self.knowledge, Some(in_flight), permit, is_grpc)
+        })
+    }
+
+    /// Sends the request on one connection after the other until etcd answers. A request that may have reached etcd is
+    /// sent again only if it is a read.
+    pub(super) async fn send(
+        &self,
+        mut parts: Parts,
+        mut body: Body,
+        class: Class,
+    ) -> Result<Answered, NotAnswered> {
+        let deadline = Instant::now() + self.connect_timeout;
+        loop {
+            let connection = self.upstream.connection(class, deadline).await?;
+            let (again, outgoing) = match body {
+                Body::Once(outgoing) => (None, outgoing),
+                Body::Read(message) => (Some((parts.clone(), message.clone())), Outgoing::whole(message)),
+            };
+            match connection.send(Request::from_parts(parts, outgoing)).await {
+                Ok((response, in_flight)) => {
+                    self.judge(&connection, response.headers());
+                    return Ok(Answered { response, in_flight });
+                }
+                Err(SendFailure::NotSent(request, error)) => {
+                    tracing::debug!(endpoint = %connection.url(), %error, "a call did not leave; trying another connection");
+                    let (its_parts, outgoing) = request.into_parts();
+                    parts = its_parts;
+                    body = match again {
+                        Some((_, message)) => Body::Read(message),
+                        None => Body::Once(outgoing),
+                    };
+                    if Instant::now() >= deadline {
+                        return Err(NotAnswered::Lost(error));
+                    }
+                }
+                Err(SendFailure::Lost(error)) => {
+                    let Some((its_parts, message)) = again else {
+                        return Err(NotAnswered::Lost(error));
+                    };
+                    // A stream that etcd reset was etcd's answer.
+                    if Instant::now() >= deadline || is_reset(&error) {
+                        return Err(NotAnswered::Lost(error));
+                    }
+                    parts = its_parts;
+                    body = Body::Read(message);
+                }
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    /// A member that answers "unavailable" may be cut off from the others: the next calls go elsewhere for a moment.
+    fn judge(&self, connection: &Connection, headers: &HeaderMap) {
+        if headers
+            .get(GRPC_STATUS)
+            .is_some_and(|status| status.as_bytes() == b"14")
+        {
+            self.upstream.avoid(connection.url());
+        }
+    }
+}
+
+fn is_reset(error: &hyper::Error) -> bool {
+    std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<h2::Error>())
+        .is_some_and(|h2| h2.is_reset() && h2.is_remote())
+}
+
+/// The content type that a gRPC answer to this request has.
+pub(super) fn grpc_content_type(headers: &HeaderMap) -> HeaderValue {
+    headers
+        .get(CONTENT_TYPE)
+        .filter(|value| value.as_bytes().starts_with(b"application/grpc"))
+        .cloned()
+        .unwrap_or(HeaderValue::from_static("application/grpc"))
+}
+
+/// Which connections a call to `path` uses. What is not known may be a stream.
+pub(super) fn class_of(path: &str) -> Class {
+    match path {
+        "/etcdserverpb.KV/RangeStream"
+        | "/etcdserverpb.Lease/LeaseKeepAlive"
+        | "/etcdserverpb.Maintenance/Snapshot" => Class::Stream,
+        _ => {
+            let unary = [
+                "/etcdserverpb.KV/",
+                "/etcdserverpb.Lease/",
+                "/etcdserverpb.Auth/",
+                "/etcdserverpb.Cluster/",
+                "/etcdserverpb.Maintenance/",
+            ];
+            if unary.iter().any(|service| path.starts_with(service)) {
+                Class::Unary
+            } else {
+                Class::Stream
+            }
+        }
+    }
+}

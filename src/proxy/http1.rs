@@ -1,0 +1,81 @@
+//! HTTP/1, forwarded: etcd's health, version and metrics, its JSON gateway, and the gateway's WebSockets.
+
+use http::{Request, Response, StatusCode, Uri, header};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::time::Instant;
+
+use super::Proxy;
+use super::body::ResponseBody;
+use crate::net::{self, Url};
+use crate::upstream::{BoxError, Class, Outgoing};
+
+/// Passes the request on over a connection of its own: these are few, and some last for ever.
+pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseBody> {
+    // The gateway's answers show clients revisions that are not read here (I11).
+    let may_show_a_revision = request.uri().path().starts_with("/v3");
+    let answer = send(proxy, request).await;
+    if may_show_a_revision {
+        proxy.mirrors.knowledge.note_unreadable();
+    }
+    match answer {
+        Ok(response) => response,
+        Err(error) => {
+            tracing::debug!(%error, "an HTTP/1 request was not answered");
+            let text = format!("rangecache: etcd did not answer: {error}\n");
+            let mut response = Response::new(ResponseBody::whole(text.into(), http::HeaderMap::new()));
+            *response.status_mut() = StatusCode::BAD_GATEWAY;
+            response
+        }
+    }
+}
+
+async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<ResponseBody>, BoxError> {
+    let url = reachable(proxy).await?;
+    let stream = net::connect(&url).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    proxy.tasks.spawn(async move {
+        if let Err(error) = connection.with_upgrades().await {
+            tracing::debug!(%error, "an HTTP/1 connection to etcd ended");
+        }
+    });
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    *request.uri_mut() = path.parse::<Uri>()?;
+    if !request.headers().contains_key(header::HOST) {
+        request
+            .headers_mut()
+            .insert(header::HOST, url.authority().parse()?);
+    }
+    let upgrade = request
+        .headers()
+        .contains_key(header::UPGRADE)
+        .then(|| hyper::upgrade::on(&mut request));
+    let mut response = sender.send_request(request.map(Outgoing::incoming)).await?;
+    if let Some(client) = upgrade
+        && response.status() == StatusCode::SWITCHING_PROTOCOLS
+    {
+        let etcd = hyper::upgrade::on(&mut response);
+        proxy.tasks.spawn(async move {
+            if let (Ok(client), Ok(etcd)) = (client.await, etcd.await) {
+                // Either side may end it at any time: that is no error.
+                let _ =
+                    tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(etcd)).await;
+            }
+        });
+    }
+    let knowledge = &proxy.mirrors.knowledge;
+    Ok(response.map(|body| ResponseBody::forwarded(body, "", knowledge, None, None, false)))
+}
+
+/// An endpoint that is known to be up.
+async fn reachable(proxy: &Proxy) -> Result<Url, BoxError> {
+    let deadline = Instant::now() + proxy.forward.connect_timeout;
+    Ok(proxy
+        .forward
+        .upstream
+        .connection(Class::Check, deadline)
+        .await?
+        .url()
+        .clone())
+}

@@ -1,0 +1,369 @@
+//! Large Ranges on their way to etcd: few at once, and identical ones together.
+//!
+//! This is the last rung of the degradation ladder: what cannot be answered from memory must not stampede etcd. A large
+//! Range waits for its turn; while one is under way, identical ones gather and are answered by **one** further call that
+//! starts after they arrived (I2). Who would wait beyond the bounds is refused with a retryable status.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, Response, response};
+use http_body_util::BodyExt;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_util::task::TaskTracker;
+
+use super::body::ResponseBody;
+use super::forward::{Answered, Body, Forward, grpc_content_type};
+use super::status::{Code, Status};
+use crate::config::Config;
+use crate::telemetry::{Metrics, Why};
+use crate::upstream::Class;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Large {
+    turns: Arc<Semaphore>,
+    waiting: AtomicU32,
+    max_waiting: u32,
+    shared_bytes: AtomicU64,
+    max_shared_bytes: u64,
+    /// By the request's bytes: there is an entry while a call is under way; it holds those who wait for the next.
+    flights: Mutex<HashMap<Bytes, Option<Arc<Flight>>>>,
+    metrics: Arc<Metrics>,
+    tasks: TaskTracker,
+}
+
+/// A turn, and the place in line for identical reads; both end with the answer.
+#[derive(Debug)]
+pub(super) struct Permit {
+    _turn: OwnedSemaphorePermit,
+    _lead: Option<Lead>,
+    metrics: Arc<Metrics>,
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.metrics.forward_large.dec();
+    }
+}
+
+/// The right to be the one call under way for a request. When it ends, the next flight leaves.
+#[derive(Debug)]
+struct Lead {
+    large: Arc<Large>,
+    forward: Arc<Forward>,
+    request: Bytes,
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        let next = {
+            let mut flights = self.large.flights.lock();
+            match flights.get_mut(&self.request).and_then(Option::take) {
+                Some(flight) => flight,
+                None => {
+                    flights.remove(&self.request);
+                    return;
+                }
+            }
+        };
+        let (large, forward, request) = (
+            Arc::clone(&self.large),
+            Arc::clone(&self.forward),
+            self.request.clone(),
+        );
+        self.large.tasks.spawn(async move {
+            let lead = Lead {
+                large: Arc::clone(&large),
+                forward,
+                request,
+            };
+            large.fly(&next, lead).await;
+        });
+    }
+}
+
+/// One call for several readers.
+#[derive(Debug)]
+struct Flight {
+    parts: Parts,
+    result: watch::Sender<Option<Landed>>,
+}
+
+type Landed = Result<Arc<SharedAnswer>, Refused>;
+
+/// Why no answer was shared.
+#[derive(Clone, Debug)]
+pub(super) struct Refused {
+    pub(super) why: Why,
+    pub(super) status: Status,
+}
+
+/// A whole answer of etcd that several readers share.
+#[derive(Debug)]
+pub(super) struct SharedAnswer {
+    head: response::Parts,
+    pub(super) pieces: Vec<Bytes>,
+    pub(super) trailers: Option<HeaderMap>,
+    _held: Held,
+}
+
+/// Bytes that count against the bound until dropped.
+#[derive(Debug)]
+struct Held {
+    large: Arc<Large>,
+    bytes: u64,
+}
+
+impl Held {
+    fn grow(&mut self, by: usize) -> bool {
+        self.bytes += by as u64;
+        let total = self.large.shared_bytes.fetch_add(by as u64, Ordering::Relaxed) + by as u64;
+        self.large
+            .metrics
+            .forward_shared_bytes
+            .inc_by(i64::try_from(by).unwrap_or(i64::MAX));
+        total <= self.large.max_shared_bytes
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.large.shared_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.large
+            .metrics
+            .forward_shared_bytes
+            .dec_by(i64::try_from(self.bytes).unwrap_or(i64::MAX));
+    }
+}
+
+/// Counts as waiting until dropped.
+struct Waiting<'a>(&'a Large);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.0.metrics.forward_waiting.dec();
+    }
+}
+
+impl Large {
+    pub(super) fn new(config: &Config, metrics: &Arc<Metrics>, tasks: &TaskTracker) -> Arc<Large> {
+        Arc::new(Large {
+            turns: Arc::new(Semaphore::new(config.forward_max_large as usize)),
+            waiting: AtomicU32::new(0),
+            max_waiting: config.forward_max_waiting,
+            shared_bytes: AtomicU64::new(0),
+            max_shared_bytes: config.forward_shared_max_bytes,
+            flights: Mutex::default(),
+            metrics: Arc::clone(metrics),
+            tasks: tasks.clone(),
+        })
+    }
+
+    /// Passes a large Range on. `may_share`: its answer depends on its bytes alone, not on who asks.
+    ///
+    /// # Errors
+    /// [`Refused`] past a bound.
+    pub(super) async fn pass(
+        self: &Arc<Self>,
+        forward: &Arc<Forward>,
+        parts: Parts,
+        request: Bytes,
+        may_share: bool,
+    ) -> Result<Response<ResponseBody>, Refused> {
+        let lead = if may_share {
+            match self.lead_or_join(forward, &parts, &request) {
+                Ok(lead) => Some(lead),
+                Err(flight) => return self.ride(flight).await,
+            }
+        } else {
+            None
+        };
+        let permit = self.turn(lead).await?;
+        let path = parts.uri.path().to_owned();
+        let content_type = grpc_content_type(&parts.headers);
+        Ok(
+            match forward.send(parts, Body::Read(request), Class::Stream).await {
+                Ok(answered) => forward.wrap(answered, &path, Some(permit)),
+                Err(not) => not.status().response(content_type),
+            },
+        )
+    }
+
+    /// The right to call, or the flight that leaves after the call under way.
+    fn lead_or_join(
+        self: &Arc<Self>,
+        forward: &Arc<Forward>,
+        parts: &Parts,
+        request: &Bytes,
+    ) -> Result<Lead, watch::Receiver<Option<Landed>>> {
+        let mut flights = self.flights.lock();
+        match flights.get_mut(request) {
+            None => {
+                flights.insert(request.clone(), None);
+                Ok(Lead {
+                    large: Arc::clone(self),
+                    forward: Arc::clone(forward),
+                    request: request.clone(),
+                })
+            }
+            Some(next) => {
+                let flight = next.get_or_insert_with(|| {
+                    let mut parts = parts.clone();
+                    // Each reader keeps its own deadline; the shared call has none.
+                    parts.headers.remove("grpc-timeout");
+                    Arc::new(Flight {
+                        parts,
+                        result: watch::Sender::new(None),
+                    })
+                });
+                Err(flight.result.subscribe())
+            }
+        }
+    }
+
+    /// Counts the caller as waiting, if there is room.
+    fn wait(&self) -> Result<Waiting<'_>, Refused> {
+        let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.metrics.forward_waiting.inc();
+        let guard = Waiting(self);
+        if waiting >= self.max_waiting {
+            drop(guard);
+            return Err(Refused {
+                why: Why::TooManyWaiting,
+                status: Status::new(
+                    Code::Unavailable,
+                    "rangecache: too many large reads wait for etcd; try again",
+                ),
+            });
+        }
+        Ok(guard)
+    }
+
+    async fn turn(self: &Arc<Self>, lead: Option<Lead>) -> Result<Permit, Refused> {
+        let turn = match Arc::clone(&self.turns).try_acquire_owned() {
+            Ok(turn) => turn,
+            Err(_) => {
+                let _waiting = self.wait()?;
+                Arc::clone(&self.turns)
+                    .acquire_owned()
+                    .await
+                    .map_err(|_| Refused {
+                        why: Why::Gone,
+                        status: Status::new(Code::Unavailable, "rangecache: stopping"),
+                    })?
+            }
+        };
+        self.metrics.forward_large.inc();
+        Ok(Permit {
+            _turn: turn,
+            _lead: lead,
+            metrics: Arc::clone(&self.metrics),
+        })
+    }
+
+    /// Waits for a flight to land, and takes a share of its answer.
+    async fn ride(
+        &self,
+        mut flight: watch::Receiver<Option<Landed>>,
+    ) -> Result<Response<ResponseBody>, Refused> {
+        let _waiting = self.wait()?;
+        let lost = || Refused {
+            why: Why::Gone,
+            status: Status::new(
+                Code::Unavailable,
+                "rangecache: the shared read was given up; try again",
+            ),
+        };
+        let landed = flight
+            .wait_for(Option::is_some)
+            .await
+            .map_err(|_| lost())?
+            .clone();
+        let answer = landed.ok_or_else(lost)??;
+        self.metrics.forward_joined.inc();
+        let mut response = Response::new(ResponseBody::shared(Arc::clone(&answer)));
+        *response.status_mut() = answer.head.status;
+        response.headers_mut().clone_from(&answer.head.headers);
+        Ok(response)
+    }
+
+    /// Makes the one call for all who wait in `flight`.
+    async fn fly(self: &Arc<Self>, flight: &Flight, lead: Lead) {
+        if flight.result.receiver_count() == 0 {
+            return;
+        }
+        let (forward, request) = (Arc::clone(&lead.forward), lead.request.clone());
+        // Held until all of the answer is here: the next flight must not leave earlier.
+        let landed = match self.turn(Some(lead)).await {
+            Ok(_permit) => {
+                tokio::select! {
+                    landed = self.collect(&forward, flight.parts.clone(), request) => landed,
+                    // Everybody has gone away.
+                    () = flight.result.closed() => return,
+                }
+            }
+            Err(refused) => Err(refused),
+        };
+        flight.result.send_replace(Some(landed));
+    }
+
+    async fn collect(self: &Arc<Self>, forward: &Arc<Forward>, parts: Parts, request: Bytes) -> Landed {
+        let lost = |status: Status| Refused {
+            why: Why::Gone,
+            status,
+        };
+        let path = parts.uri.path().to_owned();
+        let Answered {
+            response,
+            in_flight: _in_flight,
+        } = forward
+            .send(parts, Body::Read(request), Class::Stream)
+            .await
+            .map_err(|not| lost(not.status()))?;
+        let (head, mut body) = response.into_parts();
+        let mut held = Held {
+            large: Arc::clone(self),
+            bytes: 0,
+        };
+        let (mut pieces, mut trailers) = (Vec::new(), None);
+        let mut passed = super::passed::Passed::of(&path);
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| {
+                lost(Status::new(
+                    Code::Unavailable,
+                    format!("rangecache: the connection to etcd was lost: {error}"),
+                ))
+            })?;
+            match frame.into_data() {
+                Ok(data) => {
+                    if !held.grow(data.len()) {
+                        return Err(Refused {
+                            why: Why::SharedBytes,
+                            status: Status::new(
+                                Code::ResourceExhausted,
+                                "rangecache: answers that several reads share take too much memory; try again",
+                            ),
+                        });
+                    }
+                    if let Some(passed) = &mut passed {
+                        passed.see(&data, &forward.knowledge);
+                    }
+                    pieces.push(data);
+                }
+                Err(frame) => trailers = frame.into_trailers().ok(),
+            }
+        }
+        Ok(Arc::new(SharedAnswer {
+            head,
+            pieces,
+            trailers,
+            _held: held,
+        }))
+    }
+}

@@ -1,0 +1,113 @@
+//! Calls that pass through and, when etcd has carried them out, change what memory may answer: Compact and the switch of
+//! auth. What they change is known before the caller sees the answer, so that its next read finds it.
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Request, Response};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use prost::Message as _;
+
+use super::Proxy;
+use super::body::ResponseBody;
+use super::forward::{Body, NotAnswered, grpc_content_type};
+use super::message::{self, Message, PREFIX_BYTES};
+use super::passed::Passed;
+use super::status::GRPC_STATUS;
+use crate::etcdserverpb::CompactionRequest;
+use crate::upstream::{Class, Outgoing};
+
+/// Longer requests than this are none of these calls'.
+const MAX_REQUEST_BYTES: usize = 1024;
+/// The answers are a header and little else.
+const MAX_ANSWER_BYTES: usize = 64 << 10;
+
+/// What the success of a call teaches.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Lesson {
+    Compaction,
+    Auth,
+}
+
+/// Whether the call to `path` teaches anything.
+pub(super) fn lesson(path: &str) -> Option<Lesson> {
+    match path {
+        "/etcdserverpb.KV/Compact" => Some(Lesson::Compaction),
+        "/etcdserverpb.Auth/AuthEnable" | "/etcdserverpb.Auth/AuthDisable" => Some(Lesson::Auth),
+        _ => None,
+    }
+}
+
+/// Passes the call on, and learns from its success.
+pub(super) async fn pass(
+    proxy: &Proxy,
+    request: Request<Incoming>,
+    lesson: Lesson,
+) -> Response<ResponseBody> {
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path().to_owned();
+    let content_type = grpc_content_type(&parts.headers);
+    let (framed, outgoing) = match message::read(body, MAX_REQUEST_BYTES).await {
+        Message::Whole { framed, body } => (Some(framed.clone()), Outgoing::resumed(framed, body)),
+        Message::Other { read, body } => (None, Outgoing::resumed(read, body)),
+        Message::Broken => return Response::new(ResponseBody::empty()),
+    };
+    if matches!(lesson, Lesson::Auth) {
+        // From the moment that etcd may have switched it.
+        proxy.mirrors.knowledge.auth_may_have_changed();
+    }
+    let answered = match proxy
+        .forward
+        .send(parts, Body::Once(outgoing), Class::Unary)
+        .await
+    {
+        Ok(answered) => answered,
+        Err(not) => return not.status().response(content_type),
+    };
+    let (head, mut body) = answered.response.into_parts();
+    let (mut data, mut trailers) = (BytesMut::new(), None);
+    let mut passed = Passed::of(&path);
+    while let Some(frame) = body.frame().await {
+        let frame = match frame {
+            Ok(frame) => frame,
+            Err(error) => return NotAnswered::Lost(error).status().response(content_type),
+        };
+        match frame.into_data() {
+            Ok(piece) => {
+                if data.len() + piece.len() > MAX_ANSWER_BYTES {
+                    break;
+                }
+                if let Some(passed) = &mut passed {
+                    passed.see(&piece, &proxy.mirrors.knowledge);
+                }
+                data.extend_from_slice(&piece);
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    if succeeded(trailers.as_ref().unwrap_or(&head.headers)) {
+        learn(proxy, lesson, framed.as_ref());
+    }
+    let body = match trailers {
+        Some(trailers) => ResponseBody::whole(data.freeze(), trailers),
+        None => ResponseBody::empty(),
+    };
+    Response::from_parts(head, body)
+}
+
+fn succeeded(headers: &HeaderMap) -> bool {
+    headers
+        .get(GRPC_STATUS)
+        .is_some_and(|status| status.as_bytes() == b"0")
+}
+
+fn learn(proxy: &Proxy, lesson: Lesson, framed: Option<&Bytes>) {
+    match lesson {
+        Lesson::Auth => proxy.mirrors.knowledge.auth_may_have_changed(),
+        Lesson::Compaction => {
+            let request = framed.map(|framed| CompactionRequest::decode(framed.slice(PREFIX_BYTES..)));
+            if let Some(Ok(request)) = request {
+                proxy.mirrors.compacted(request.revision);
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! **accept**: TCP or unix socket; HTTP/2 with prior knowledge and HTTP/1 on one port, as etcd has it.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::rt::Executor;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio_util::either::Either;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::Proxy;
+use super::route::route;
+use crate::net::{self, Stream, Url};
+
+/// Streams that one connection may have open; etcd has no bound, a sidecar has a large one.
+const MAX_STREAMS: u32 = 1 << 16;
+/// How much of a request one stream may have under way: etcd's largest request fits.
+const STREAM_WINDOW_BYTES: u32 = 2 << 20;
+/// For all streams of a connection together.
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Answers queued on a connection beside what its reader's window takes (I5).
+const SEND_BUFFER_BYTES: usize = 1 << 20;
+/// Metadata of a request: tokens and trace state are well below.
+const MAX_HEADER_BYTES: u32 = 1 << 20;
+/// Streams that a client may reset before they were looked at, without being taken for an attacker.
+const MAX_PENDING_RESETS: usize = 1024;
+/// How often a silent client is pinged, so that half-open connections end.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// How long it may take to answer.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Pause after an accept failed for want of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A bound port or socket.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    url: Url,
+}
+
+#[derive(Debug)]
+enum Socket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// Spawns hyper's tasks where they are counted and joined.
+#[derive(Clone, Debug)]
+pub struct Tracked(pub TaskTracker);
+
+impl<F> Executor<F> for Tracked
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, future: F) {
+        self.0.spawn(future);
+    }
+}
+
+impl Listener {
+    /// Binds `url`. A unix socket's file is made anew: one that is left from before is removed if nobody listens on it.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub async fn bind(url: &Url) -> io::Result<Listener> {
+        match url {
+            Url::Tcp { host, port } => {
+                let listener = TcpListener::bind((host.as_str(), *port)).await?;
+                let url = Url::Tcp {
+                    host: host.clone(),
+                    port: listener.local_addr()?.port(),
+                };
+                Ok(Listener {
+                    socket: Socket::Tcp(listener),
+                    url,
+                })
+            }
+            Url::Unix(path) => {
+                if path.exists() && tokio::net::UnixStream::connect(path).await.is_err() {
+                    std::fs::remove_file(path)?;
+                }
+                Ok(Listener {
+                    socket: Socket::Unix(UnixListener::bind(path)?),
+                    url: url.clone(),
+                })
+            }
+        }
+    }
+
+    /// Where it listens, with the port that it got.
+    #[must_use]
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// The next connection. Failures that pass (no descriptors left, a client gone) are waited out.
+    pub async fn accept(&self) -> Stream {
+        loop {
+            let accepted = match &self.socket {
+                Socket::Tcp(listener) => listener.accept().await.and_then(|(stream, _)| {
+                    net::tune(&stream)?;
+                    Ok(Either::Left(stream))
+                }),
+                Socket::Unix(listener) => listener.accept().await.map(|(stream, _)| Either::Right(stream)),
+            };
+            match accepted {
+                Ok(stream) => return stream,
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a connection failed");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Serves connections, at most as many at once as `room` has permits, until `stop`; then no new calls are taken and
+    /// those under way are finished by tasks that are `tasks`' to join.
+    pub async fn serve(
+        self,
+        proxy: Arc<Proxy>,
+        room: Arc<Semaphore>,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) {
+        let server = server(&tasks);
+        loop {
+            let accepted = async {
+                let permit = Arc::clone(&room).acquire_owned().await;
+                (permit, self.accept().await)
+            };
+            let Some((permit, stream)) = stop.run_until_cancelled(accepted).await else {
+                break;
+            };
+            let (proxy, server, stop) = (Arc::clone(&proxy), server.clone(), stop.clone());
+            tasks.spawn(async move {
+                let _permit = permit;
+                proxy.metrics.connections.inc();
+                let calls = Arc::clone(&proxy);
+                let service = service_fn(move |request| route(Arc::clone(&calls), request));
+                let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
+                tokio::pin!(connection);
+                let ended = tokio::select! {
+                    ended = connection.as_mut() => ended,
+                    () = stop.cancelled() => {
+                        connection.as_mut().graceful_shutdown();
+                        connection.await
+                    }
+                };
+                if let Err(error) = ended {
+                    tracing::debug!(error, "a client's connection ended");
+                }
+                proxy.metrics.connections.dec();
+            });
+        }
+    }
+}
+
+fn server(tasks: &TaskTracker) -> auto::Builder<Tracked> {
+    let mut server = auto::Builder::new(Tracked(tasks.clone()));
+    server
+        .http2()
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT);
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .keep_alive(true);
+    server
+}

@@ -1,0 +1,79 @@
+//! The way of a request. Every part of the code and the docs uses these names, in this order:
+//!
+//! ```text
+//! accept → route → plan → prove → answer            (from the cache)
+//!                     └──→ forward                  (opaque bytes)
+//! ```
+//!
+//! | phase | file |
+//! |---|---|
+//! | accept | `listener`: TCP or unix socket, HTTP/2 and HTTP/1 on one port |
+//! | route | `route`: by path only |
+//! | plan | `plan`: pure; is it to be answered, and what has to be proven |
+//! | prove | `range`, with `mirror::freshness` |
+//! | answer | `range`, `body`: bytes produced as the client reads (I5) |
+//! | forward | `forward`, `large` (what must not stampede etcd), `http1`, `learn` (calls that change what memory may answer) |
+//!
+//! `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `status` is gRPC's
+//! statuses. This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
+
+mod body;
+mod forward;
+mod http1;
+mod large;
+mod learn;
+pub mod listener;
+mod message;
+mod passed;
+mod plan;
+mod range;
+mod route;
+mod status;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
+use crate::mirror::Mirrors;
+use crate::telemetry::Metrics;
+use crate::upstream::Upstream;
+use forward::Forward;
+use large::Large;
+
+/// What every request needs.
+#[derive(Debug)]
+pub struct Proxy {
+    mirrors: Arc<Mirrors>,
+    metrics: Arc<Metrics>,
+    forward: Arc<Forward>,
+    large: Arc<Large>,
+    freshness_timeout: Duration,
+    tasks: TaskTracker,
+}
+
+impl Proxy {
+    /// Ready to serve; [`listener::Listener`] brings the requests.
+    #[must_use]
+    pub fn new(
+        config: &Config,
+        upstream: &Arc<Upstream>,
+        mirrors: &Arc<Mirrors>,
+        metrics: &Arc<Metrics>,
+        tasks: &TaskTracker,
+    ) -> Arc<Proxy> {
+        Arc::new(Proxy {
+            mirrors: Arc::clone(mirrors),
+            metrics: Arc::clone(metrics),
+            forward: Arc::new(Forward {
+                upstream: Arc::clone(upstream),
+                knowledge: Arc::clone(&mirrors.knowledge),
+                connect_timeout: config.connect_timeout,
+            }),
+            large: Large::new(config, metrics, tasks),
+            freshness_timeout: config.freshness_timeout,
+            tasks: tasks.clone(),
+        })
+    }
+}

@@ -1,0 +1,248 @@
+//! **plan**: how a Range will be answered. A pure function of the request and of what is known, so that it is a table
+//! that tests can read.
+
+use crate::cache::{Dialect, QueryError, RangeQuery};
+use crate::mirror::knowledge::Auth;
+use crate::telemetry::Why;
+use crate::upstream::Versions;
+
+/// A limit from which on a Range over many keys counts as large.
+const LARGE_LIMIT: i64 = 1000;
+
+/// What the plan depends on beside the request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// The mirror that holds the range: its revision, or why it is out of service; `None` if none holds it.
+    pub(super) mirror: Option<Result<i64, Why>>,
+    pub(super) versions: Versions,
+    pub(super) auth: Auth,
+    /// The revision below which nothing may be answered (I11), if it is known.
+    pub(super) floor: Option<i64>,
+    /// The caller sent a token or other credentials.
+    pub(super) credentials: bool,
+    /// The caller asked for a member that has a leader.
+    pub(super) require_leader: bool,
+}
+
+/// How a Range will be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// With an error in etcd's words.
+    Refuse(QueryError),
+    /// From memory at a revision that a quorum check proves; then as the request says.
+    Prove,
+    /// From memory at this revision or later.
+    NotBelow(i64),
+    /// By etcd.
+    Forward(Why),
+}
+
+/// Decides. **I1, forward by default**: whatever is not known to be answerable goes to etcd.
+pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
+    let dialect = facts
+        .versions
+        .lowest
+        .map(|version| Dialect::of_version(version.major, version.minor));
+    // Where the version is not known yet, the stricter rules: an unknown sort target crashes etcd 3.5.
+    if let Err(error) = query.check(&dialect.unwrap_or(Dialect::of_version(3, 5))) {
+        return Plan::Refuse(error);
+    }
+    let Some(lowest) = facts.versions.lowest else {
+        return Plan::Forward(Why::VersionUnknown);
+    };
+    if facts.credentials {
+        return Plan::Forward(Why::Identity);
+    }
+    if facts.auth == Auth::On {
+        return Plan::Forward(Why::Auth);
+    }
+    let revision = match facts.mirror {
+        None => return Plan::Forward(Why::NotMirrored),
+        Some(Err(why)) => return Plan::Forward(why),
+        Some(Ok(revision)) => revision,
+    };
+    if query.serializable && facts.require_leader {
+        return Plan::Forward(Why::RequireLeader);
+    }
+    // A revision that is not here yet: is it etcd's future, or only ours?
+    let pinned = query.revision > 0 && query.revision <= revision;
+    let without_check = pinned || (query.serializable && query.revision <= 0);
+    if without_check && let Some(floor) = facts.floor {
+        return match facts.auth {
+            Auth::Off => Plan::NotBelow(floor),
+            Auth::Unknown | Auth::On => Plan::Forward(Why::Auth),
+        };
+    }
+    if lowest.progress_is_trusted() {
+        Plan::Prove
+    } else {
+        Plan::Forward(Why::VersionGate)
+    }
+}
+
+/// Whether etcd may have to send, or to count, a great deal for it.
+pub(super) fn is_large(query: &RangeQuery) -> bool {
+    !query.range_end.is_empty() && (query.limit <= 0 || query.limit >= LARGE_LIMIT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::Version;
+
+    const FACTS: Facts = Facts {
+        mirror: Some(Ok(100)),
+        versions: Versions {
+            lowest: Some(Version::new(3, 7, 3)),
+        },
+        auth: Auth::Off,
+        floor: Some(90),
+        credentials: false,
+        require_leader: false,
+    };
+
+    fn get() -> RangeQuery {
+        RangeQuery {
+            key: "k".into(),
+            ..RangeQuery::default()
+        }
+    }
+
+    fn planned(query: &RangeQuery, change: impl FnOnce(&mut Facts)) -> Plan {
+        let mut facts = FACTS;
+        change(&mut facts);
+        plan(query, &facts)
+    }
+
+    #[test]
+    fn linearizable_reads_are_proven() {
+        assert_eq!(plan(&get(), &FACTS), Plan::Prove);
+        assert_eq!(
+            plan(
+                &RangeQuery {
+                    revision: -1,
+                    ..get()
+                },
+                &FACTS
+            ),
+            Plan::Prove
+        );
+    }
+
+    #[test]
+    fn reads_that_name_their_revision_or_their_laxity_need_no_check() {
+        for query in [
+            RangeQuery {
+                serializable: true,
+                ..get()
+            },
+            RangeQuery {
+                revision: 100,
+                ..get()
+            },
+            RangeQuery {
+                revision: 1,
+                serializable: true,
+                ..get()
+            },
+        ] {
+            assert_eq!(plan(&query, &FACTS), Plan::NotBelow(90), "{query:?}");
+            assert_eq!(
+                planned(&query, |facts| facts.auth = Auth::Unknown),
+                Plan::Forward(Why::Auth)
+            );
+            assert_eq!(
+                planned(&query, |facts| facts.floor = None),
+                Plan::Prove,
+                "the floor is hidden"
+            );
+        }
+    }
+
+    #[test]
+    fn a_revision_that_is_not_here_yet_is_proven() {
+        for serializable in [false, true] {
+            assert_eq!(
+                plan(
+                    &RangeQuery {
+                        revision: 101,
+                        serializable,
+                        ..get()
+                    },
+                    &FACTS
+                ),
+                Plan::Prove
+            );
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_proven_is_forwarded() {
+        type Change = fn(&mut Facts);
+        let cases: [(Change, Why); 8] = [
+            (|facts| facts.mirror = None, Why::NotMirrored),
+            (|facts| facts.mirror = Some(Err(Why::Loading)), Why::Loading),
+            (|facts| facts.mirror = Some(Err(Why::FeedLost)), Why::FeedLost),
+            (|facts| facts.versions.lowest = None, Why::VersionUnknown),
+            (
+                |facts| facts.versions.lowest = Some(Version::new(3, 5, 12)),
+                Why::VersionGate,
+            ),
+            (
+                |facts| facts.versions.lowest = Some(Version::new(3, 4, 23)),
+                Why::VersionGate,
+            ),
+            (|facts| facts.auth = Auth::On, Why::Auth),
+            (|facts| facts.credentials = true, Why::Identity),
+        ];
+        for (change, why) in cases {
+            assert_eq!(planned(&get(), change), Plan::Forward(why));
+        }
+        let serializable = RangeQuery {
+            serializable: true,
+            ..get()
+        };
+        assert_eq!(
+            planned(&serializable, |facts| facts.require_leader = true),
+            Plan::Forward(Why::RequireLeader)
+        );
+    }
+
+    #[test]
+    fn what_etcd_refuses_is_refused_even_when_nothing_is_known() {
+        let unknown_target = RangeQuery {
+            sort_target: 9,
+            ..get()
+        };
+        let no_key = RangeQuery {
+            sort_target: 9,
+            ..RangeQuery::default()
+        };
+        for change in [
+            (|_| {}) as fn(&mut Facts),
+            |facts| facts.versions.lowest = None,
+            |facts| facts.mirror = None,
+        ] {
+            assert_eq!(
+                planned(&unknown_target, change),
+                Plan::Refuse(QueryError::InvalidSortOption)
+            );
+            assert_eq!(planned(&no_key, change), Plan::Refuse(QueryError::EmptyKey));
+        }
+    }
+
+    #[test]
+    fn large_is_what_may_be_long() {
+        let list = RangeQuery {
+            range_end: "l".into(),
+            ..get()
+        };
+        assert!(is_large(&list));
+        assert!(is_large(&RangeQuery {
+            limit: 10_000,
+            ..list.clone()
+        }));
+        assert!(!is_large(&RangeQuery { limit: 500, ..list }));
+        assert!(!is_large(&get()));
+    }
+}

@@ -1,0 +1,314 @@
+//! KV/Range: plan, prove, answer — or forward the bytes as they came.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, Response};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use super::Proxy;
+use super::body::ResponseBody;
+use super::forward::{Body, class_of, grpc_content_type};
+use super::message::{self, Message, PREFIX_BYTES};
+use super::plan::{self, Facts, Plan};
+use super::status::{self, Code, Status};
+use crate::cache::{
+    Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Tree, select,
+};
+use crate::mirror::knowledge::Auth;
+use crate::mirror::state::{Mirror, View};
+use crate::telemetry::outcome::Read;
+use crate::telemetry::{Metrics, Outcome, Why};
+use crate::upstream::Outgoing;
+
+/// A Range's request is two keys and a few numbers. What is longer is forwarded unread.
+const MAX_MESSAGE_BYTES: usize = 256 << 10;
+/// etcd's gRPC server refuses to send a longer message.
+const MAX_ANSWER_BYTES: u64 = i32::MAX as u64;
+/// Metadata that carries credentials.
+const CREDENTIALS: [&str; 2] = ["token", "authorization"];
+
+/// Counts the request exactly once, also when the caller goes away and the future is dropped.
+struct Record<'a> {
+    metrics: &'a Metrics,
+    arrived: Instant,
+    proven: Option<Instant>,
+    outcome: Outcome,
+}
+
+impl Drop for Record<'_> {
+    fn drop(&mut self) {
+        let waited = self
+            .proven
+            .map_or(Duration::ZERO, |proven| proven.duration_since(self.arrived));
+        let total = self.arrived.elapsed();
+        let (outcome, reason) = self.outcome.labels();
+        tracing::debug!(outcome, reason, waited = ?waited, total = ?total, "range ended");
+        self.metrics.range_ended(self.outcome, waited, total);
+    }
+}
+
+/// How a Range ends that memory can end.
+enum Ended {
+    Answer(Answer, Outcome),
+    Error(Status, Outcome),
+    Forward(Why),
+}
+
+/// Answers a Range.
+pub(super) async fn range(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseBody> {
+    let span = tracing::debug_span!("range");
+    handle(proxy, request).instrument(span).await
+}
+
+async fn handle(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseBody> {
+    let mut record = Record {
+        metrics: &proxy.metrics,
+        arrived: Instant::now(),
+        proven: None,
+        outcome: Outcome::Cancelled(Why::Gone),
+    };
+    let (parts, body) = request.into_parts();
+    let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
+        Message::Whole { framed, body } => (framed, body),
+        Message::Other { read, body } => {
+            record.outcome = Outcome::Forwarded(Why::Undecodable);
+            let class = class_of(parts.uri.path());
+            return proxy
+                .forward
+                .pass(parts, Body::Once(Outgoing::resumed(read, body)), class)
+                .await;
+        }
+        Message::Broken => {
+            record.outcome = Outcome::Cancelled(Why::BrokenRequest);
+            return Response::new(ResponseBody::empty());
+        }
+    };
+    let decoded = match (
+        Call::of(&parts.headers),
+        RangeQuery::decode(framed.slice(PREFIX_BYTES..)),
+    ) {
+        (Some(call), Ok(query)) => Some((call, query)),
+        _ => None,
+    };
+    let Some((call, query)) = decoded else {
+        record.outcome = Outcome::Forwarded(Why::Undecodable);
+        return forward(proxy, parts, framed, None, &mut record).await;
+    };
+    let deadline = call.timeout.map(|timeout| record.arrived + timeout);
+    match end(proxy, &query, &call, deadline, &mut record).await {
+        Ended::Answer(answer, outcome) => {
+            record.outcome = outcome;
+            let mut response = Response::new(ResponseBody::answer(answer));
+            response.headers_mut().insert(CONTENT_TYPE, call.content_type);
+            response
+        }
+        Ended::Error(status, outcome) => {
+            record.outcome = outcome;
+            status.response(call.content_type)
+        }
+        Ended::Forward(why) => {
+            record.outcome = Outcome::Forwarded(why);
+            forward(proxy, parts, framed, Some((&query, &call)), &mut record).await
+        }
+    }
+}
+
+/// What the request's metadata says.
+#[derive(Debug)]
+struct Call {
+    timeout: Option<Duration>,
+    credentials: bool,
+    require_leader: bool,
+    content_type: HeaderValue,
+}
+
+impl Call {
+    /// `None` where there is anything that etcd might treat in a way of its own.
+    fn of(headers: &HeaderMap) -> Option<Call> {
+        let content_type = headers.get(CONTENT_TYPE)?;
+        if !matches!(
+            content_type.as_bytes(),
+            b"application/grpc" | b"application/grpc+proto"
+        ) {
+            return None;
+        }
+        if headers
+            .get("grpc-encoding")
+            .is_some_and(|encoding| encoding.as_bytes() != b"identity")
+        {
+            return None;
+        }
+        // etcd refuses a version that is no text.
+        if headers
+            .get("client-api-version")
+            .is_some_and(|version| version.to_str().is_err())
+        {
+            return None;
+        }
+        Some(Call {
+            timeout: status::timeout(headers).ok()?,
+            credentials: CREDENTIALS.iter().any(|name| headers.contains_key(*name)),
+            require_leader: headers.contains_key("hasleader"),
+            content_type: content_type.clone(),
+        })
+    }
+}
+
+/// **plan**, **prove** and the decision about the answer.
+async fn end(
+    proxy: &Proxy,
+    query: &RangeQuery,
+    call: &Call,
+    caller_deadline: Option<Instant>,
+    record: &mut Record<'_>,
+) -> Ended {
+    let knowledge = &proxy.mirrors.knowledge;
+    let mirror = proxy.mirrors.holding(&query.interval());
+    let facts = Facts {
+        mirror: mirror.map(|mirror| mirror.view().map(|view| view.revision)),
+        versions: proxy.forward.upstream.versions(),
+        auth: knowledge.auth(),
+        floor: knowledge.floor(),
+        credentials: call.credentials,
+        require_leader: call.require_leader,
+    };
+    let plan = plan::plan(query, &facts);
+    tracing::debug!(?plan, "planned");
+    let own_deadline = record.arrived + proxy.freshness_timeout;
+    let deadline = caller_deadline.map_or(own_deadline, |caller| caller.min(own_deadline));
+    // A wait that the caller's own timeout ended is the caller's; any other is forwarded.
+    let not_proven = |why: Why| match caller_deadline {
+        Some(caller) if Instant::now() >= caller => {
+            Ended::Error(Status::deadline(), Outcome::Cancelled(Why::Deadline))
+        }
+        _ => Ended::Forward(why),
+    };
+    let not_below = match plan {
+        Plan::Refuse(error) => return Ended::Error(refusal(&error), Outcome::Hit(Read::Refused)),
+        Plan::Forward(why) => return Ended::Forward(why),
+        Plan::NotBelow(floor) => floor,
+        Plan::Prove => match tokio::time::timeout_at(deadline, proxy.mirrors.freshness.prove()).await {
+            Ok(Ok(proof)) => proof.header.revision,
+            Ok(Err(why)) => return not_proven(why),
+            Err(_) => return not_proven(Why::CheckFailed),
+        },
+    };
+    // The plan says that there is one.
+    let Some(mirror) = mirror else {
+        return Ended::Forward(Why::NotMirrored);
+    };
+    let (view, waited) = match mirror.reach(not_below, deadline).await {
+        Ok(reached) => reached,
+        Err(why) => return not_proven(why),
+    };
+    record.proven = Some(Instant::now());
+    tracing::debug!(not_below, revision = view.revision, waited, "proven");
+    // The header is that of the last check: cluster, member and raft term; and auth was off then.
+    let Some(identity) = knowledge.identity().filter(|_| knowledge.auth() == Auth::Off) else {
+        return Ended::Forward(Why::Auth);
+    };
+    let header = ResponseHeader {
+        revision: view.revision,
+        ..*identity
+    };
+    answer(query, mirror, &view, header, &facts, waited, proxy)
+}
+
+/// **answer**: what the keys at the view's revision, or at the revision asked for, say.
+fn answer(
+    query: &RangeQuery,
+    mirror: &Mirror,
+    view: &View,
+    header: ResponseHeader,
+    facts: &Facts,
+    waited: bool,
+    proxy: &Proxy,
+) -> Ended {
+    let outcome = |read: Read| {
+        if waited {
+            Outcome::Waited(read)
+        } else {
+            Outcome::Hit(read)
+        }
+    };
+    if query.revision > view.revision {
+        // The view is at or past the proven revision, so this is etcd's future, too.
+        return Ended::Error(Status::future_revision(), outcome(Read::Refused));
+    }
+    let at: Tree;
+    let (tree, read) = if query.revision > 0 {
+        at = match mirror.view_at(query.revision) {
+            Ok(Ok(tree)) => tree,
+            Ok(Err(AtError::Compacted { .. })) => {
+                return Ended::Error(Status::compacted(), outcome(Read::Refused));
+            }
+            Ok(Err(AtError::Future { .. })) => return Ended::Forward(Why::NotFresh),
+            Ok(Err(AtError::Gone { .. })) => return Ended::Forward(Why::HistoryGone),
+            Err(why) => return Ended::Forward(why),
+        };
+        (&at, Read::Pinned)
+    } else {
+        (
+            &view.tree,
+            if query.serializable {
+                Read::Serializable
+            } else {
+                Read::Linearizable
+            },
+        )
+    };
+    let Some(version) = facts.versions.lowest else {
+        return Ended::Forward(Why::VersionUnknown);
+    };
+    let selection = match select(tree, query, &Dialect::of_version(version.major, version.minor)) {
+        Selected::Answer(selection) => selection,
+        Selected::TiesAreEtcds => return Ended::Forward(Why::SortTies),
+    };
+    let answer = Answer::new(header, selection);
+    if answer.len() > MAX_ANSWER_BYTES {
+        let message = format!(
+            "grpc: trying to send message larger than max ({} vs. {MAX_ANSWER_BYTES})",
+            answer.len()
+        );
+        return Ended::Error(
+            Status::new(Code::ResourceExhausted, message),
+            outcome(Read::Refused),
+        );
+    }
+    proxy.mirrors.knowledge.note_shown(header.revision);
+    Ended::Answer(answer, outcome(read))
+}
+
+/// **forward**: the bytes as they came.
+async fn forward(
+    proxy: &Proxy,
+    parts: Parts,
+    framed: Bytes,
+    understood: Option<(&RangeQuery, &Call)>,
+    record: &mut Record<'_>,
+) -> Response<ResponseBody> {
+    let content_type = grpc_content_type(&parts.headers);
+    let Some((query, call)) = understood.filter(|(query, _)| plan::is_large(query)) else {
+        let class = class_of(parts.uri.path());
+        return proxy.forward.pass(parts, Body::Read(framed), class).await;
+    };
+    // Only where etcd gives everybody the same answer.
+    let may_share = proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader;
+    let _ = query;
+    match proxy.large.pass(&proxy.forward, parts, framed, may_share).await {
+        Ok(response) => response,
+        Err(refused) => {
+            record.outcome = Outcome::Shed(refused.why);
+            refused.status.response(content_type)
+        }
+    }
+}
+
+fn refusal(error: &QueryError) -> Status {
+    Status::new(Code::InvalidArgument, error.to_string())
+}

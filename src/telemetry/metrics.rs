@@ -1,0 +1,318 @@
+//! Every metric, in one place: name, unit, meaning.
+
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::{Registry, Unit};
+
+use super::outcome::Outcome;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RangeLabels {
+    outcome: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct MirrorLabels {
+    mirror: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ResultLabels {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabels {
+    mirror: String,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LimitLabels {
+    limit: &'static str,
+}
+
+/// The gauges and counters of one mirror.
+#[derive(Clone, Debug)]
+pub struct MirrorMetrics {
+    /// 1 while reads may be answered from it, else 0.
+    pub in_service: Gauge,
+    /// The revision up to which it has every event.
+    pub revision: Gauge,
+    /// How many revisions it was behind at the last quorum check.
+    pub lag_revisions: Gauge,
+    /// Keys it holds.
+    pub keys: Gauge,
+    /// Memory of keys, values and nodes, history included.
+    pub memory_bytes: Gauge,
+    /// Memory of past revisions.
+    pub history_bytes: Gauge,
+    /// The oldest revision that it can answer.
+    pub oldest_revision: Gauge,
+    /// Keys loaded so far, while a load is under way.
+    pub load_keys: Gauge,
+    /// Bytes loaded so far, while a load is under way.
+    pub load_bytes: Gauge,
+    /// Events applied.
+    pub events: Counter,
+    /// Events dropped because they were at or below what it had (fenced).
+    pub events_fenced: Counter,
+    /// Progress requests sent.
+    pub progress_requests: Counter,
+}
+
+/// All metrics. Cloning is not needed: one is shared behind an `Arc`.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    range: Family<RangeLabels, Counter>,
+    range_wait_seconds: Histogram,
+    range_duration_seconds: Histogram,
+    checks: Family<ResultLabels, Counter>,
+    check_reads: Counter,
+    check_duration_seconds: Histogram,
+    reloads: Family<ReasonLabels, Counter>,
+    mirror_in_service: Family<MirrorLabels, Gauge>,
+    mirror_revision: Family<MirrorLabels, Gauge>,
+    mirror_lag_revisions: Family<MirrorLabels, Gauge>,
+    mirror_keys: Family<MirrorLabels, Gauge>,
+    mirror_memory_bytes: Family<MirrorLabels, Gauge>,
+    mirror_history_bytes: Family<MirrorLabels, Gauge>,
+    mirror_oldest_revision: Family<MirrorLabels, Gauge>,
+    mirror_load_keys: Family<MirrorLabels, Gauge>,
+    mirror_load_bytes: Family<MirrorLabels, Gauge>,
+    mirror_events: Family<MirrorLabels, Counter>,
+    mirror_events_fenced: Family<MirrorLabels, Counter>,
+    mirror_progress_requests: Family<MirrorLabels, Counter>,
+    limits: Family<LimitLabels, Gauge<f64, AtomicU64>>,
+    /// Client connections open.
+    pub connections: Gauge,
+    /// Calls that were passed on to etcd as they came, Ranges not included.
+    pub passed_calls: Counter,
+    /// Tasks alive: connections, calls, mirrors.
+    pub tasks: Gauge,
+    /// Large Ranges under way to etcd.
+    pub forward_large: Gauge,
+    /// Large Ranges that wait their turn or for an identical one.
+    pub forward_waiting: Gauge,
+    /// Bytes of answers that several reads share.
+    pub forward_shared_bytes: Gauge,
+    /// Reads that were answered by an upstream call which another read shares.
+    pub forward_joined: Counter,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// From 50 µs to some 13 s.
+fn latency_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_05, 2.0, 19))
+}
+
+impl Metrics {
+    /// Registers every metric under `rangecache_`.
+    #[must_use]
+    pub fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("rangecache");
+        let r = &mut registry;
+        macro_rules! metric {
+            ($name:literal, $help:literal) => {{
+                let metric = Default::default();
+                r.register($name, $help, Clone::clone(&metric));
+                metric
+            }};
+            ($name:literal, $unit:ident, $help:literal) => {{
+                let metric = Default::default();
+                r.register_with_unit($name, $help, Unit::$unit, Clone::clone(&metric));
+                metric
+            }};
+            (histogram $name:literal, $help:literal) => {{
+                let metric = latency_histogram();
+                r.register_with_unit($name, $help, Unit::Seconds, metric.clone());
+                metric
+            }};
+        }
+        Metrics {
+            range: metric!(
+                "range",
+                "Range calls by how they ended and why; hit and waited were answered from memory"
+            ),
+            range_wait_seconds: metric!(histogram "range_wait", "Time that Ranges answered from memory waited for their proof"),
+            range_duration_seconds: metric!(histogram "range_duration", "Time from a Range's arrival to the head of its answer"),
+            checks: metric!("quorum_checks", "Quorum revision checks by result"),
+            check_reads: metric!(
+                "quorum_check_reads",
+                "Reads that quorum checks served; divide by the checks to see how many share one"
+            ),
+            check_duration_seconds: metric!(histogram "quorum_check_duration", "Round trip of a quorum check"),
+            reloads: metric!("mirror_reloads", "Loads of a mirror by what made them necessary"),
+            mirror_in_service: metric!(
+                "mirror_in_service",
+                "1 while reads may be answered from the mirror"
+            ),
+            mirror_revision: metric!(
+                "mirror_revision",
+                "Revision up to which the mirror has every event"
+            ),
+            mirror_lag_revisions: metric!(
+                "mirror_lag_revisions",
+                "Revisions that the mirror was behind at the last quorum check"
+            ),
+            mirror_keys: metric!("mirror_keys", "Keys in the mirror"),
+            mirror_memory_bytes: metric!("mirror_memory", Bytes, "Memory of the mirror, history included"),
+            mirror_history_bytes: metric!("mirror_history", Bytes, "Memory of the mirror's past revisions"),
+            mirror_oldest_revision: metric!(
+                "mirror_oldest_revision",
+                "Oldest revision that the mirror can answer"
+            ),
+            mirror_load_keys: metric!(
+                "mirror_load_keys",
+                "Keys fetched by the load under way or the last one"
+            ),
+            mirror_load_bytes: metric!(
+                "mirror_load",
+                Bytes,
+                "Bytes fetched by the load under way or the last one"
+            ),
+            mirror_events: metric!("mirror_events", "Events applied"),
+            mirror_events_fenced: metric!(
+                "mirror_events_fenced",
+                "Events dropped for being at or below the mirror's revision"
+            ),
+            mirror_progress_requests: metric!("mirror_progress_requests", "Watch progress requests sent"),
+            limits: metric!("limit", "Configured bounds, in the unit that each name ends with"),
+            connections: metric!("client_connections", "Client connections open"),
+            passed_calls: metric!(
+                "passed_calls",
+                "Calls other than Range that were passed on as they came"
+            ),
+            tasks: metric!("tasks", "Tasks alive: connections, calls, mirrors"),
+            forward_large: metric!("forward_large", "Large Ranges under way to etcd"),
+            forward_waiting: metric!(
+                "forward_waiting",
+                "Large Ranges waiting for their turn or for an identical one"
+            ),
+            forward_shared_bytes: metric!(
+                "forward_shared",
+                Bytes,
+                "Answers held for several identical reads"
+            ),
+            forward_joined: metric!(
+                "forward_joined",
+                "Large Ranges answered by an upstream call that others share"
+            ),
+            registry,
+        }
+    }
+
+    /// Counts one Range, once, when its answer's head is known.
+    pub fn range_ended(&self, outcome: Outcome, waited: Duration, total: Duration) {
+        let (outcome_label, reason) = outcome.labels();
+        self.range
+            .get_or_create(&RangeLabels {
+                outcome: outcome_label,
+                reason,
+            })
+            .inc();
+        if matches!(outcome, Outcome::Hit(_) | Outcome::Waited(_)) {
+            self.range_wait_seconds.observe(waited.as_secs_f64());
+        }
+        self.range_duration_seconds.observe(total.as_secs_f64());
+    }
+
+    /// Counts one quorum check that served `reads` reads.
+    pub fn check_ended(&self, result: &'static str, reads: u64, took: Duration) {
+        self.checks.get_or_create(&ResultLabels { result }).inc();
+        self.check_reads.inc_by(reads);
+        self.check_duration_seconds.observe(took.as_secs_f64());
+    }
+
+    /// Counts a load of a mirror.
+    pub fn mirror_reload(&self, mirror: &str, reason: &'static str) {
+        self.reloads
+            .get_or_create(&ReasonLabels {
+                mirror: mirror.to_owned(),
+                reason,
+            })
+            .inc();
+    }
+
+    /// Exports a configured bound; the name carries the unit.
+    pub fn limit(&self, name: &'static str, value: f64) {
+        self.limits.get_or_create(&LimitLabels { limit: name }).set(value);
+    }
+
+    /// The metrics of the mirror called `name`.
+    #[must_use]
+    pub fn mirror(&self, name: &str) -> MirrorMetrics {
+        let labels = MirrorLabels {
+            mirror: name.to_owned(),
+        };
+        let gauge = |family: &Family<MirrorLabels, Gauge>| family.get_or_create_owned(&labels);
+        let counter = |family: &Family<MirrorLabels, Counter>| family.get_or_create_owned(&labels);
+        MirrorMetrics {
+            in_service: gauge(&self.mirror_in_service),
+            revision: gauge(&self.mirror_revision),
+            lag_revisions: gauge(&self.mirror_lag_revisions),
+            keys: gauge(&self.mirror_keys),
+            memory_bytes: gauge(&self.mirror_memory_bytes),
+            history_bytes: gauge(&self.mirror_history_bytes),
+            oldest_revision: gauge(&self.mirror_oldest_revision),
+            load_keys: gauge(&self.mirror_load_keys),
+            load_bytes: gauge(&self.mirror_load_bytes),
+            events: counter(&self.mirror_events),
+            events_fenced: counter(&self.mirror_events_fenced),
+            progress_requests: counter(&self.mirror_progress_requests),
+        }
+    }
+
+    /// All of it in the OpenMetrics text format.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing into a String cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::outcome::{Read, Why};
+
+    #[test]
+    fn a_range_counts_once_under_its_outcome() {
+        let metrics = Metrics::new();
+        metrics.range_ended(
+            Outcome::Hit(Read::Linearizable),
+            Duration::ZERO,
+            Duration::from_millis(1),
+        );
+        metrics.range_ended(
+            Outcome::Forwarded(Why::Loading),
+            Duration::ZERO,
+            Duration::from_millis(1),
+        );
+        metrics.mirror("/").revision.set(7);
+        let text = metrics.encode();
+        for line in [
+            "rangecache_range_total{outcome=\"hit\",reason=\"linearizable\"} 1",
+            "rangecache_range_total{outcome=\"forwarded\",reason=\"loading\"} 1",
+            "rangecache_mirror_revision{mirror=\"/\"} 7",
+            "rangecache_range_wait_seconds_count 1",
+        ] {
+            assert!(text.contains(line), "{line} not in\n{text}");
+        }
+    }
+}

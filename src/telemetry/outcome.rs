@@ -1,0 +1,133 @@
+//! How a Range ended, and why: the one vocabulary of metrics, spans and docs.
+
+/// How a Range ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// From memory, which was as new as it had to be.
+    Hit(Read),
+    /// From memory, after waiting for the mirror to catch up.
+    Waited(Read),
+    /// By etcd, the request's bytes as they came.
+    Forwarded(Why),
+    /// Refused with a retryable status.
+    Shed(Why),
+    /// The caller went away, or its timeout passed, before there was an answer.
+    Cancelled(Why),
+}
+
+/// What kind of read memory answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// Proven by a quorum check.
+    Linearizable,
+    /// Not older than anything shown before (I11).
+    Serializable,
+    /// At a revision of the caller's choice.
+    Pinned,
+    /// An error in etcd's own words.
+    Refused,
+}
+
+/// Why a Range was not answered from memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The range is not, or not wholly, inside one mirror.
+    NotMirrored,
+    /// The mirror is being loaded.
+    Loading,
+    /// The mirror's watch is being made again.
+    FeedLost,
+    /// The mirror would not fit its budget and has stepped aside.
+    OverBudget,
+    /// etcd is too old for its progress notifications to be trusted.
+    VersionGate,
+    /// No endpoint has told its version yet.
+    VersionUnknown,
+    /// etcd's auth is on, or was not known to be off.
+    Auth,
+    /// The caller sent credentials.
+    Identity,
+    /// The quorum check failed.
+    CheckFailed,
+    /// The mirror did not reach the proven revision in time.
+    NotFresh,
+    /// The revision is older than the history that is kept, but etcd may still have it.
+    HistoryGone,
+    /// etcd's history was replaced (a restore); the mirror is being loaded anew.
+    HistoryReplaced,
+    /// The order of equal sort keys is etcd's alone.
+    SortTies,
+    /// The request has something that rangecache does not understand.
+    Undecodable,
+    /// The answer would be larger than a message may be.
+    TooLarge,
+    /// A serializable read asked for a member that has a leader.
+    RequireLeader,
+    /// The body ended or broke before the message was whole.
+    BrokenRequest,
+    /// The caller's own timeout passed.
+    Deadline,
+    /// The caller went away.
+    Gone,
+    /// Too many large Ranges wait for etcd.
+    TooManyWaiting,
+    /// Shared answers would take more memory than they may.
+    SharedBytes,
+}
+
+impl Outcome {
+    /// The values of the labels `outcome` and `reason`.
+    #[must_use]
+    pub fn labels(self) -> (&'static str, &'static str) {
+        match self {
+            Outcome::Hit(read) => ("hit", read.as_str()),
+            Outcome::Waited(read) => ("waited", read.as_str()),
+            Outcome::Forwarded(why) => ("forwarded", why.as_str()),
+            Outcome::Shed(why) => ("shed", why.as_str()),
+            Outcome::Cancelled(why) => ("cancelled", why.as_str()),
+        }
+    }
+}
+
+impl Read {
+    /// The value of the label `reason`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Read::Linearizable => "linearizable",
+            Read::Serializable => "serializable",
+            Read::Pinned => "pinned",
+            Read::Refused => "refused",
+        }
+    }
+}
+
+impl Why {
+    /// The value of the label `reason`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Why::NotMirrored => "not_mirrored",
+            Why::Loading => "loading",
+            Why::FeedLost => "feed_lost",
+            Why::OverBudget => "over_budget",
+            Why::VersionGate => "version_gate",
+            Why::VersionUnknown => "version_unknown",
+            Why::Auth => "auth",
+            Why::Identity => "identity",
+            Why::CheckFailed => "check_failed",
+            Why::NotFresh => "not_fresh",
+            Why::HistoryGone => "history_gone",
+            Why::HistoryReplaced => "history_replaced",
+            Why::SortTies => "sort_ties",
+            Why::Undecodable => "undecodable",
+            Why::TooLarge => "too_large",
+            Why::RequireLeader => "require_leader",
+            Why::BrokenRequest => "broken_request",
+            Why::Deadline => "deadline",
+            Why::Gone => "gone",
+            Why::TooManyWaiting => "too_many_waiting",
+            Why::SharedBytes => "shared_bytes",
+        }
+    }
+}

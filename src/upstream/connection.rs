@@ -1,0 +1,243 @@
+//! One HTTP/2 connection to one endpoint.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::time::Instant;
+
+use super::outgoing::{BoxError, Outgoing};
+use super::{NoEndpoint, Version};
+use crate::etcdserverpb::StatusRequest;
+use crate::etcdserverpb::maintenance_client::MaintenanceClient;
+use crate::net::{self, Url};
+
+/// How often a connection with calls under way is pinged. etcd closes connections that ping more often than every 5 s,
+/// and idle ones that ping at all.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// How long an answer to a ping may take.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time for TCP and, later, TLS.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
+/// Metadata that etcd may answer with.
+const MAX_HEADER_BYTES: u32 = 1 << 20;
+
+/// Receive windows of a connection, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Of one stream: what one slow reader can hold.
+    pub stream: u32,
+}
+
+impl Windows {
+    /// For answers that are passed on as they come.
+    pub const SHARED: Windows = Windows { stream: 1 << 20 };
+    /// For one feed or one load, which is always drained.
+    pub const DEDICATED: Windows = Windows { stream: 8 << 20 };
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// TCP or unix socket.
+    #[error("{url}: {source}")]
+    Connect {
+        /// The endpoint.
+        url: Url,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// HTTP/2.
+    #[error("{url}: {source}")]
+    Handshake {
+        /// The endpoint.
+        url: Url,
+        /// What hyper said.
+        source: hyper::Error,
+    },
+    /// No answer in time.
+    #[error("no answer in time")]
+    TimedOut,
+    /// No endpoint is there.
+    #[error(transparent)]
+    None(#[from] NoEndpoint),
+}
+
+impl ConnectError {
+    pub(super) fn none(error: NoEndpoint) -> ConnectError {
+        ConnectError::None(error)
+    }
+}
+
+/// Why a call got no response.
+#[derive(Debug)]
+pub enum SendFailure {
+    /// It never left: here it is again, for another connection.
+    NotSent(Box<Request<Outgoing>>, hyper::Error),
+    /// It may have reached etcd.
+    Lost(hyper::Error),
+}
+
+/// A live connection. Its driver is somebody else's task; when that ends, calls fail.
+#[derive(Debug)]
+pub struct Connection {
+    url: Url,
+    /// Scheme and authority of every request.
+    origin: Uri,
+    sender: http2::SendRequest<Outgoing>,
+    in_flight: AtomicUsize,
+}
+
+/// Counts a call as under way until dropped.
+#[derive(Debug)]
+pub struct InFlight(Arc<Connection>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connection {
+    /// Connects. The second value drives the connection and ends with it; it must be polled.
+    pub(super) async fn open(
+        url: &Url,
+        windows: Windows,
+        deadline: Instant,
+    ) -> Result<(Arc<Connection>, impl Future<Output = ()> + Send + use<>), ConnectError> {
+        let deadline = deadline.min(Instant::now() + OPEN_TIMEOUT);
+        let opening = async {
+            let stream = net::connect(url).await.map_err(|source| ConnectError::Connect {
+                url: url.clone(),
+                source,
+            })?;
+            http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .initial_stream_window_size(windows.stream)
+                // Streams alone bound what is under way: one that is not read must not stop the others.
+                .initial_connection_window_size((1 << 31) - 1)
+                .max_header_list_size(MAX_HEADER_BYTES)
+                .keep_alive_interval(PING_INTERVAL)
+                .keep_alive_timeout(PING_TIMEOUT)
+                .keep_alive_while_idle(false)
+                .handshake(TokioIo::new(stream))
+                .await
+                .map_err(|source| ConnectError::Handshake {
+                    url: url.clone(),
+                    source,
+                })
+        };
+        let (sender, driver) = tokio::time::timeout_at(deadline, opening)
+            .await
+            .map_err(|_| ConnectError::TimedOut)??;
+        let origin = Uri::builder()
+            .scheme("http")
+            .authority(url.authority())
+            .path_and_query("/")
+            .build()
+            .unwrap_or_else(|_| Uri::from_static("http://localhost/"));
+        let connection = Arc::new(Connection {
+            url: url.clone(),
+            origin,
+            sender,
+            in_flight: AtomicUsize::new(0),
+        });
+        let driver = async move {
+            if let Err(error) = driver.await {
+                tracing::debug!(%error, "a connection to etcd ended");
+            }
+        };
+        Ok((connection, driver))
+    }
+
+    /// The endpoint.
+    #[must_use]
+    pub fn url(&self) -> &Url {
+        &self.url
+    }
+
+    /// Calls under way.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_live(&self) -> bool {
+        !self.sender.is_closed()
+    }
+
+    /// Sends `request` to the path that it names; scheme and authority become this endpoint's.
+    ///
+    /// # Errors
+    /// [`SendFailure`], which says whether etcd may have seen it.
+    pub async fn send(
+        self: &Arc<Self>,
+        mut request: Request<Outgoing>,
+    ) -> Result<(Response<Incoming>, InFlight), SendFailure> {
+        let mut uri = self.origin.clone().into_parts();
+        uri.path_and_query = request.uri().path_and_query().cloned().or(uri.path_and_query);
+        if let Ok(uri) = Uri::from_parts(uri) {
+            *request.uri_mut() = uri;
+        }
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        let guard = InFlight(Arc::clone(self));
+        match self.sender.clone().try_send_request(request).await {
+            Ok(response) => Ok((response, guard)),
+            Err(mut failed) => match failed.take_message() {
+                Some(request) => Err(SendFailure::NotSent(Box::new(request), failed.into_error())),
+                None => Err(SendFailure::Lost(failed.into_error())),
+            },
+        }
+    }
+
+    /// A tonic channel over this connection, and the origin that its client wants.
+    #[must_use]
+    pub fn channel(self: &Arc<Self>) -> (Channel, Uri) {
+        (Channel(Arc::clone(self)), self.origin.clone())
+    }
+
+    /// Asks for etcd's version (Maintenance.Status).
+    ///
+    /// # Errors
+    /// etcd's status, or one that says that its version is unreadable.
+    pub async fn ask_version(self: &Arc<Self>) -> Result<Version, tonic::Status> {
+        let (channel, origin) = self.channel();
+        let mut client = MaintenanceClient::with_origin(channel, origin);
+        let status = client.status(StatusRequest {}).await?.into_inner();
+        status
+            .version
+            .parse()
+            .map_err(|error| tonic::Status::unknown(format!("{error}")))
+    }
+}
+
+/// A connection as the service that tonic's clients call.
+#[derive(Clone, Debug)]
+pub struct Channel(Arc<Connection>);
+
+impl tower_service::Service<Request<tonic::body::Body>> for Channel {
+    type Response = Response<Incoming>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
+        let connection = Arc::clone(&self.0);
+        Box::pin(async move {
+            match connection.send(request.map(Outgoing::tonic)).await {
+                Ok((response, _in_flight)) => Ok(response),
+                Err(SendFailure::NotSent(_, error) | SendFailure::Lost(error)) => Err(error.into()),
+            }
+        })
+    }
+}

@@ -1,0 +1,192 @@
+//! One endpoint: its connections, made again when lost, and its version.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::connection::{Connection, Windows};
+use super::{Class, Upstream, Version};
+use crate::net::Url;
+
+/// First pause between attempts to connect.
+const BACKOFF_FIRST: Duration = Duration::from_millis(20);
+/// Longest pause: a restarted member is found within this time of its being back.
+const BACKOFF_LAST: Duration = Duration::from_millis(200);
+/// Pause before a version is asked for again that was not told.
+const VERSION_RETRY: Duration = Duration::from_secs(1);
+/// How often a told version is asked for again: an endpoint may be a balancer in front of a rolling upgrade.
+const VERSION_REFRESH: Duration = Duration::from_secs(30);
+
+/// An endpoint and its connections.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) url: Url,
+    unary: Vec<ArcSwapOption<Connection>>,
+    stream: Vec<ArcSwapOption<Connection>>,
+    check: Vec<ArcSwapOption<Connection>>,
+    version: Mutex<Option<Version>>,
+    last_error: Mutex<Option<String>>,
+    /// Until when it is left for others, in milliseconds since `born`.
+    avoided_until_millis: AtomicU64,
+    born: Instant,
+}
+
+impl Endpoint {
+    pub(super) fn new(url: Url) -> Endpoint {
+        let slots = |class: Class| (0..class.connections()).map(|_| ArcSwapOption::empty()).collect();
+        Endpoint {
+            url,
+            unary: slots(Class::Unary),
+            stream: slots(Class::Stream),
+            check: slots(Class::Check),
+            version: Mutex::new(None),
+            last_error: Mutex::new(None),
+            avoided_until_millis: AtomicU64::new(0),
+            born: Instant::now(),
+        }
+    }
+
+    fn slots(&self, class: Class) -> &[ArcSwapOption<Connection>] {
+        match class {
+            Class::Unary => &self.unary,
+            Class::Stream => &self.stream,
+            Class::Check => &self.check,
+        }
+    }
+
+    /// Its live connections of `class`.
+    pub(super) fn live(&self, class: Class) -> impl Iterator<Item = Arc<Connection>> {
+        self.slots(class)
+            .iter()
+            .filter_map(ArcSwapOption::load_full)
+            .filter(|connection| connection.is_live())
+    }
+
+    pub(super) fn version(&self) -> Option<Version> {
+        *self.version.lock()
+    }
+
+    pub(super) fn last_error(&self) -> String {
+        self.last_error
+            .lock()
+            .clone()
+            .unwrap_or_else(|| format!("{}: not connected yet", self.url))
+    }
+
+    fn now_millis(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(super) fn avoid_for(&self, duration: Duration) {
+        let until = self
+            .now_millis()
+            .saturating_add(u64::try_from(duration.as_millis()).unwrap_or(u64::MAX));
+        self.avoided_until_millis.store(until, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_avoided(&self) -> bool {
+        let until = self.avoided_until_millis.load(Ordering::Relaxed);
+        until != 0 && self.now_millis() < until
+    }
+
+    pub(super) fn describe(&self) -> String {
+        let version = self
+            .version()
+            .map_or("version not known".to_owned(), |version| version.to_string());
+        if self.live(Class::Check).next().is_some() {
+            let avoided = if self.is_avoided() { ", lately failing" } else { "" };
+            format!("{} ({version}{avoided})", self.url)
+        } else {
+            format!("{} ({version}), not connected: {}", self.url, self.last_error())
+        }
+    }
+
+    /// Starts one task per connection, which makes it, drives it, and makes it again, until `upstream` stops.
+    pub(super) fn keep_connected(self: &Arc<Self>, upstream: &Arc<Upstream>) {
+        for class in [Class::Unary, Class::Stream, Class::Check] {
+            for slot in 0..class.connections() {
+                let (endpoint, upstream_of_task) = (Arc::clone(self), Arc::clone(upstream));
+                let stop = upstream.stop.clone();
+                upstream.tasks.spawn(async move {
+                    // Calls under way at a stop are bounded by the drain that comes before it.
+                    stop.run_until_cancelled_owned(endpoint.run(class, slot, &upstream_of_task))
+                        .await;
+                });
+            }
+        }
+    }
+
+    async fn run(&self, class: Class, slot: usize, upstream: &Upstream) {
+        let slot = &self.slots(class)[slot];
+        let mut backoff = BACKOFF_FIRST;
+        // One connection of the endpoint speaks for all in the log.
+        let speaks = class == Class::Check;
+        let mut silent = false;
+        loop {
+            let far = Instant::now() + Duration::from_secs(3600);
+            match Connection::open(&self.url, Windows::SHARED, far).await {
+                Ok((connection, driver)) => {
+                    if speaks {
+                        tracing::info!(endpoint = %self.url, "connected to etcd");
+                        silent = false;
+                    }
+                    let began = Instant::now();
+                    slot.store(Some(Arc::clone(&connection)));
+                    upstream.connected.notify_waiters();
+                    if speaks {
+                        tokio::select! {
+                            () = driver => {}
+                            () = self.keep_version(&connection, upstream) => {}
+                        }
+                    } else {
+                        driver.await;
+                    }
+                    slot.store(None);
+                    if speaks && !upstream.stop.is_cancelled() {
+                        tracing::warn!(endpoint = %self.url, "lost the connection to etcd; connecting again");
+                        silent = true;
+                    }
+                    *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
+                    if began.elapsed() > Duration::from_secs(5) {
+                        backoff = BACKOFF_FIRST;
+                    }
+                }
+                Err(error) => {
+                    if speaks && !silent {
+                        tracing::warn!(endpoint = %self.url, %error, "cannot connect to etcd; trying on");
+                        silent = true;
+                    }
+                    *self.last_error.lock() = Some(error.to_string());
+                }
+            }
+            tokio::time::sleep(backoff).await;
+            backoff = (backoff * 2).min(BACKOFF_LAST);
+        }
+    }
+
+    /// Learns the version, and learns it again now and then; never returns.
+    async fn keep_version(&self, connection: &Arc<Connection>, upstream: &Upstream) {
+        loop {
+            let pause = match connection.ask_version().await {
+                Ok(version) => {
+                    let before = self.version.lock().replace(version);
+                    if before != Some(version) {
+                        tracing::info!(endpoint = %self.url, %version, "etcd told its version");
+                        upstream.version_learned();
+                    }
+                    VERSION_REFRESH
+                }
+                Err(status) => {
+                    tracing::debug!(endpoint = %self.url, code = ?status.code(), message = status.message(),
+                        "etcd did not tell its version");
+                    VERSION_RETRY
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+}

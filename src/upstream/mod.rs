@@ -1,0 +1,231 @@
+//! etcd's endpoints: connections, versions, and which one a call goes to.
+//!
+//! Every endpoint has a few connections that are made at once and made again when lost ([`endpoint`]); a call takes
+//! the least busy live one of its [`Class`]. Feeds and loads open a connection of their own (I9). This room knows
+//! nothing of mirrors or requests; `mirror` and `proxy` use it.
+
+mod connection;
+mod endpoint;
+mod outgoing;
+mod version;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use connection::{Channel, ConnectError, Connection, InFlight, SendFailure, Windows};
+pub use outgoing::{BoxError, Outgoing};
+pub use version::Version;
+
+use crate::net::Url;
+use endpoint::Endpoint;
+
+/// Which connections a call may use: calls of different classes never share one, so that a long answer or a slow
+/// reader of one class does not delay another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Short unary calls.
+    Unary,
+    /// Streams and answers of any length.
+    Stream,
+    /// Quorum checks and probes.
+    Check,
+}
+
+impl Class {
+    /// How many connections per endpoint.
+    const fn connections(self) -> usize {
+        match self {
+            Class::Unary | Class::Stream => 2,
+            Class::Check => 1,
+        }
+    }
+}
+
+/// No endpoint could be used in time.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("no etcd endpoint could be reached within {waited:?}: {causes}")]
+pub struct NoEndpoint {
+    waited: Duration,
+    causes: String,
+}
+
+/// What is known of the endpoints' versions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Versions {
+    /// The lowest version among the endpoints that have told theirs; `None` before the first has.
+    pub lowest: Option<Version>,
+}
+
+/// etcd, as rangecache sees it.
+#[derive(Debug)]
+pub struct Upstream {
+    endpoints: Vec<Arc<Endpoint>>,
+    /// Where the search for the least busy connection starts, so that ties go round.
+    next: AtomicUsize,
+    /// Woken whenever a connection has come up.
+    connected: Arc<Notify>,
+    versions: ArcSwap<Versions>,
+    versions_changed: watch::Sender<()>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+impl Upstream {
+    /// Starts to connect to every endpoint, and keeps doing so until `stop`. Tasks are `tasks`' to join.
+    #[must_use]
+    pub fn start(urls: &[Url], tasks: &TaskTracker, stop: &CancellationToken) -> Arc<Upstream> {
+        let connected = Arc::new(Notify::new());
+        let endpoints: Vec<_> = urls
+            .iter()
+            .map(|url| Arc::new(Endpoint::new(url.clone())))
+            .collect();
+        let upstream = Arc::new(Upstream {
+            endpoints,
+            next: AtomicUsize::new(0),
+            connected,
+            versions: ArcSwap::default(),
+            versions_changed: watch::Sender::new(()),
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        });
+        for endpoint in &upstream.endpoints {
+            endpoint.keep_connected(&upstream);
+        }
+        upstream
+    }
+
+    /// A live connection of `class`, waiting for one until `deadline`.
+    ///
+    /// # Errors
+    /// [`NoEndpoint`] when none has come up by then.
+    pub async fn connection(&self, class: Class, deadline: Instant) -> Result<Arc<Connection>, NoEndpoint> {
+        if let Some(connection) = self.live(class) {
+            return Ok(connection);
+        }
+        let began = Instant::now();
+        loop {
+            // Registered before the look, so that a connection that comes up in between is not missed.
+            let connected = self.connected.notified();
+            if let Some(connection) = self.live(class) {
+                return Ok(connection);
+            }
+            if tokio::time::timeout_at(deadline, connected).await.is_err() {
+                let causes: Vec<_> = self
+                    .endpoints
+                    .iter()
+                    .map(|endpoint| endpoint.last_error())
+                    .collect();
+                return Err(NoEndpoint {
+                    waited: began.elapsed(),
+                    causes: causes.join("; "),
+                });
+            }
+        }
+    }
+
+    /// The least busy live connection of `class`, endpoints that lately failed a call only if there is no other.
+    fn live(&self, class: Class) -> Option<Arc<Connection>> {
+        let start = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut best: Option<(bool, usize, Arc<Connection>)> = None;
+        for offset in 0..self.endpoints.len() {
+            let endpoint = &self.endpoints[(start + offset) % self.endpoints.len()];
+            let avoided = endpoint.is_avoided();
+            for connection in endpoint.live(class) {
+                let busy = connection.in_flight();
+                if best.as_ref().is_none_or(|(other_avoided, other_busy, _)| {
+                    (avoided, busy) < (*other_avoided, *other_busy)
+                }) {
+                    best = Some((avoided, busy, connection));
+                }
+            }
+        }
+        best.map(|(_, _, connection)| connection)
+    }
+
+    /// A new connection for one feed or load alone, to an endpoint that is reachable, by preference not `but`.
+    ///
+    /// # Errors
+    /// What the last endpoint tried said.
+    pub async fn dedicated(
+        &self,
+        windows: Windows,
+        but: Option<&Url>,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, ConnectError> {
+        // A live check connection shows which endpoints are there at all.
+        let first = self
+            .connection(Class::Check, deadline)
+            .await
+            .map_err(ConnectError::none)?;
+        let mut urls: Vec<&Url> = vec![first.url()];
+        urls.extend(
+            self.endpoints
+                .iter()
+                .map(|endpoint| &endpoint.url)
+                .filter(|url| *url != first.url()),
+        );
+        // A stable sort: the one to leave goes last.
+        urls.sort_by_key(|url| Some(*url) == but);
+        let mut last = None;
+        for url in urls {
+            match Connection::open(url, windows, deadline).await {
+                Ok((connection, driver)) => {
+                    self.tasks.spawn(driver);
+                    return Ok(connection);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or(ConnectError::TimedOut))
+    }
+
+    /// Leaves `url` for other endpoints for a moment, because it answers but cannot serve (no leader, no quorum).
+    pub fn avoid(&self, url: &Url) {
+        if let Some(endpoint) = self.endpoints.iter().find(|endpoint| endpoint.url == *url) {
+            endpoint.avoid_for(Duration::from_secs(2));
+        }
+    }
+
+    /// What is known of versions now.
+    #[must_use]
+    pub fn versions(&self) -> Versions {
+        **self.versions.load()
+    }
+
+    /// Changes whenever [`Upstream::versions`] does.
+    #[must_use]
+    pub fn versions_changed(&self) -> watch::Receiver<()> {
+        self.versions_changed.subscribe()
+    }
+
+    /// One line per endpoint: URL, version, state.
+    #[must_use]
+    pub fn describe(&self) -> Vec<String> {
+        self.endpoints
+            .iter()
+            .map(|endpoint| endpoint.describe())
+            .collect()
+    }
+
+    /// An endpoint told its version.
+    fn version_learned(&self) {
+        let versions = Versions {
+            lowest: self
+                .endpoints
+                .iter()
+                .filter_map(|endpoint| endpoint.version())
+                .min(),
+        };
+        if self.versions() != versions {
+            self.versions.store(Arc::new(versions));
+            self.versions_changed.send_replace(());
+        }
+    }
+}
