@@ -275,7 +275,9 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         "G" => 30,
         "T" => 40,
         _ => {
-            return Err("write a number of bytes with an optional unit, for example 512MiB or 2Gi".to_owned());
+            return Err(
+                "write a number of bytes with an optional unit, for example 512MiB or 2Gi".to_owned(),
+            );
         }
     };
     let number: u64 = number

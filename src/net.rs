@@ -81,7 +81,8 @@ impl FromStr for Url {
             return Err(UrlError::Malformed(given()));
         }
         let Some(port) = authority.port_u16() else {
-            return Err(if authority.port().is_some() || rest.ends_with(':') {
+            let names_a_port = rest.rsplit(']').next().is_some_and(|tail| tail.contains(':'));
+            return Err(if names_a_port {
                 UrlError::Malformed(given())
             } else {
                 UrlError::NoPort(given())

@@ -220,6 +220,15 @@ impl Entry {
         std::ptr::eq(self.head(), other.head())
     }
 
+    /// Whether nobody else holds the stored bytes.
+    #[cfg(test)]
+    pub(super) fn is_unshared(&self) -> bool {
+        match &self.0 {
+            Stored::Whole(bytes) => Arc::strong_count(bytes) == 1,
+            Stored::Split(halves) => Arc::strong_count(halves) == 1,
+        }
+    }
+
     fn head(&self) -> &[u8] {
         match &self.0 {
             Stored::Whole(bytes) => bytes,

@@ -318,7 +318,9 @@ impl Store {
             bytes,
         });
         self.bytes += bytes;
-        if self.revisited.len() > REVISITED_MAX {
+        let over =
+            |store: &Store| store.revisited.len() > REVISITED_MAX || store.bytes > store.limits.max_bytes;
+        while over(self) && self.revisited.front().is_some() {
             self.forget_revisited();
         }
         Ok(tree)
@@ -350,9 +352,11 @@ impl Store {
     }
 
     fn close_segment(&mut self, now: Duration) {
+        // Not the store's revision: revisions since the last change have this very state, too.
+        let revision = self.open.log.last().map_or(self.open.revision, Change::revision);
         let next = Segment {
             checkpoint: self.tree.checkpoint(),
-            revision: self.revision,
+            revision,
             since: now,
             log: Vec::new(),
             bytes: 0,

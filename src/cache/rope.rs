@@ -69,6 +69,11 @@ impl Rope {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn slab_capacity(&self) -> usize {
+        self.slab.capacity()
+    }
+
     /// The unread bytes of the segment at `index`, of which `read` are read: one piece or two, the first not empty unless
     /// both are.
     fn unread(&self, index: usize, read: usize) -> [&[u8]; 2] {

@@ -347,12 +347,12 @@ fn insert_into_leaf(entries: &mut Vec<Entry>, entry: Entry, added: Summary, epoc
 
 fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entry, Summary)> {
     let node = writable(node, ledger);
-    match &mut node.body {
+    let before = node.memory_bytes();
+    let removed = match &mut node.body {
         Body::Leaf(entries) => {
-            let found = search(entries, key).ok()?;
-            let removed = entries.remove(found);
+            let removed = entries.remove(search(entries, key).ok()?);
             let summary = Summary::of(&removed);
-            Some((removed, summary))
+            (removed, summary)
         }
         Body::Inner(inner) => {
             let index = inner.slot_of(key);
@@ -362,9 +362,11 @@ fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entr
             if slot.node.is_thin() && inner.slots.len() > 1 {
                 thicken(inner, index.saturating_sub(1), ledger);
             }
-            Some((removed, summary))
+            (removed, summary)
         }
-    }
+    };
+    ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
+    Some(removed)
 }
 
 /// Merges slot `left` with the one to its right, and splits the result evenly if it is too large.

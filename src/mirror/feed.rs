@@ -1,8 +1,4 @@
 //! The feed: one watch, alone on its stream and on its connection (I9), that keeps a mirror in step.
-//!
-//! **I3, revisions are whole**: the mirror moves to R when every event of R has been applied — a response whose last
-//! event is R, with no fragment open — or when a progress notification for R has come on this feed. The header's
-//! revision of an event response proves nothing: it may be ahead of the events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +10,9 @@ use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
+use super::assemble::{Assembler, Step};
 use super::state::{Epoch, Mirror, Void};
-use crate::cache::{Change, Entry};
+use crate::cache::Entry;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
@@ -37,8 +34,6 @@ const PROGRESS_PATIENCE: Duration = Duration::from_millis(10);
 const STALLED: Duration = Duration::from_secs(3);
 /// Requests waiting to be written to the stream. One create and a few progress requests are all there ever are.
 const REQUEST_QUEUE: usize = 8;
-/// Event type DELETE.
-const DELETE: i32 = 1;
 
 /// Why a feed ended.
 #[derive(Debug, thiserror::Error)]
@@ -90,10 +85,7 @@ struct Feed<'a> {
     epoch: Epoch,
     requests: mpsc::Sender<WatchRequest>,
     responses: tonic::Streaming<WatchResponse>,
-    /// Events of a response that came in fragments, until the last one has come.
-    open_fragment: Vec<Change>,
-    fragment_is_open: bool,
-    revision: i64,
+    assembler: Assembler,
 }
 
 enum Never {}
@@ -140,9 +132,7 @@ impl<'a> Feed<'a> {
             epoch,
             requests,
             responses,
-            open_fragment: Vec::new(),
-            fragment_is_open: false,
-            revision: anchor.revision,
+            assembler: Assembler::new(anchor.revision),
         })
     }
 
@@ -152,7 +142,7 @@ impl<'a> Feed<'a> {
         let mut next_request: Option<Instant> = None;
         let mut heard = Instant::now();
         loop {
-            let behind = *wanted.borrow_and_update() > self.revision;
+            let behind = *wanted.borrow_and_update() > self.assembler.revision();
             if !behind {
                 next_request = None;
                 pause = PROGRESS_PAUSE_FIRST;
@@ -173,7 +163,7 @@ impl<'a> Feed<'a> {
                 response = self.responses.message() => {
                     let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
                     heard = Instant::now();
-                    self.take(response)?;
+                    self.take(&response)?;
                     if !within_budget() {
                         return Err(FeedEnd::OverBudget);
                     }
@@ -196,55 +186,26 @@ impl<'a> Feed<'a> {
     }
 
     /// Takes one response: events, a fragment of them, progress, or the end.
-    fn take(&mut self, response: WatchResponse) -> Result<(), FeedEnd> {
+    fn take(&mut self, response: &WatchResponse) -> Result<(), FeedEnd> {
         if response.canceled {
-            return Err(cancelled(&response));
+            return Err(cancelled(response));
         }
         if response.created {
             return Ok(());
         }
-        if response.events.is_empty() {
-            if response.fragment {
-                self.fragment_is_open = true;
-                return Ok(());
+        let step = self
+            .assembler
+            .take(response)
+            .map_err(|error| FeedEnd::Reload("malformed", format!("an event is not understood: {error}")))?;
+        match step {
+            Step::Wait => {}
+            Step::Apply { changes, revision } => {
+                self.mirror.apply(self.epoch, changes, revision)?;
             }
-            let revision = response.header.map_or(0, |header| header.revision);
-            // Progress in the middle of a revision would speak of events that are still to come.
-            if !self.fragment_is_open && revision > self.revision {
-                self.mirror.advance(self.epoch, revision)?;
-                self.revision = revision;
+            Step::Advance(revision) => self.mirror.advance(self.epoch, revision)?,
+            Step::Fenced(events) => {
+                self.mirror.metrics.events_fenced.inc_by(events);
             }
-            return Ok(());
-        }
-        self.open_fragment.reserve(response.events.len());
-        for event in &response.events {
-            let entry = Entry::from_key_value(&event.kv).map_err(|error| {
-                FeedEnd::Reload("malformed", format!("an event is not understood: {error}"))
-            })?;
-            let change = if event.r#type == DELETE {
-                Change::Delete {
-                    key: entry.key().into(),
-                    mod_revision: entry.mod_revision(),
-                }
-            } else {
-                Change::Put(entry)
-            };
-            self.open_fragment.push(change);
-        }
-        self.fragment_is_open = response.fragment;
-        if self.fragment_is_open {
-            return Ok(());
-        }
-        let changes = std::mem::take(&mut self.open_fragment);
-        let Some(revision) = changes.last().map(Change::revision) else {
-            return Ok(());
-        };
-        // A feed that brings what the mirror already has is fenced: a member may be behind (etcd 20221).
-        if revision > self.revision {
-            self.mirror.apply(self.epoch, changes, revision)?;
-            self.revision = revision;
-        } else {
-            self.mirror.metrics.events_fenced.inc_by(changes.len() as u64);
         }
         Ok(())
     }

@@ -105,6 +105,10 @@ impl Freshness {
     /// Why there is no proof. The caller's own deadline is the caller's to keep.
     pub async fn prove(self: &Arc<Self>) -> Result<Proof, Why> {
         let round = self.join();
+        self.wait(&round).await
+    }
+
+    async fn wait(&self, round: &Round) -> Result<Proof, Why> {
         loop {
             // Registered before the look, so that the end of the round is not missed.
             let done = round.done.notified();
@@ -236,3 +240,6 @@ impl From<crate::etcdserverpb::ResponseHeader> for ResponseHeader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

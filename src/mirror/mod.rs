@@ -5,7 +5,8 @@
 //! | `scope` | which keys a mirror holds |
 //! | `lifecycle` | load, follow, resume, load anew |
 //! | `load` | a scope at one pinned revision |
-//! | `feed` | the watch: whole revisions, progress, fencing (I3, I9) |
+//! | `feed` | the watch: created, held against what is here, asked for progress (I9) |
+//! | `assemble` | from watch responses to whole revisions (I3) |
 //! | `state` | what readers see, and the epoch that guards it |
 //! | `freshness` | the quorum check (I2) |
 //! | `knowledge` | replaced history (I4), what was shown (I11), auth (I8) |
@@ -13,6 +14,7 @@
 //!
 //! It uses `cache` and `upstream`; `proxy` and `admin` use it.
 
+mod assemble;
 mod feed;
 pub mod freshness;
 pub mod knowledge;

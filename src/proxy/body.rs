@@ -22,6 +22,9 @@ const PIECE_BYTES: usize = 128 << 10;
 /// Answers up to this length are produced at once.
 const SMALL_BYTES: u64 = 16 << 10;
 
+/// Paths of etcd's JSON gateway.
+const JSON_GATEWAY: &str = "/v3";
+
 /// A response's body.
 #[derive(Debug)]
 pub(super) struct ResponseBody(Kind);
@@ -57,6 +60,8 @@ struct Lazy {
 struct Forwarded {
     body: Incoming,
     passed: Option<Passed>,
+    /// Every piece may show a revision that cannot be read (the JSON gateway's).
+    opaque: bool,
     knowledge: Arc<Knowledge>,
     /// Said instead of a broken stream when etcd's connection was lost; `None` once trailers have gone, and for HTTP/1.
     may_end_with_status: bool,
@@ -119,6 +124,7 @@ impl ResponseBody {
         ResponseBody(Kind::Forwarded(Box::new(Forwarded {
             body,
             passed: if is_grpc { Passed::of(path) } else { None },
+            opaque: !is_grpc && path.starts_with(JSON_GATEWAY),
             knowledge: Arc::clone(knowledge),
             may_end_with_status: is_grpc,
             _in_flight: in_flight,
@@ -155,6 +161,8 @@ impl Forwarded {
             Ok(data) => {
                 if let Some(passed) = &mut self.passed {
                     passed.see(data.chunk(), &self.knowledge);
+                } else if self.opaque {
+                    self.knowledge.note_unreadable();
                 }
                 Frame::data(data.into())
             }

@@ -13,13 +13,7 @@ use crate::upstream::{BoxError, Class, Outgoing};
 
 /// Passes the request on over a connection of its own: these are few, and some last for ever.
 pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseBody> {
-    // The gateway's answers show clients revisions that are not read here (I11).
-    let may_show_a_revision = request.uri().path().starts_with("/v3");
-    let answer = send(proxy, request).await;
-    if may_show_a_revision {
-        proxy.mirrors.knowledge.note_unreadable();
-    }
-    match answer {
+    match send(proxy, request).await {
         Ok(response) => response,
         Err(error) => {
             tracing::debug!(%error, "an HTTP/1 request was not answered");
@@ -40,6 +34,7 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
             tracing::debug!(%error, "an HTTP/1 connection to etcd ended");
         }
     });
+    let path_alone = request.uri().path().to_owned();
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     *request.uri_mut() = path.parse::<Uri>()?;
     if !request.headers().contains_key(header::HOST) {
@@ -65,7 +60,7 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
         });
     }
     let knowledge = &proxy.mirrors.knowledge;
-    Ok(response.map(|body| ResponseBody::forwarded(body, "", knowledge, None, None, false)))
+    Ok(response.map(|body| ResponseBody::forwarded(body, &path_alone, knowledge, None, None, false)))
 }
 
 /// An endpoint that is known to be up.

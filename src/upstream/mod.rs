@@ -6,6 +6,8 @@
 
 mod connection;
 mod endpoint;
+#[cfg(test)]
+pub(crate) mod fake;
 mod outgoing;
 mod version;
 

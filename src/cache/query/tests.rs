@@ -1,1 +1,207 @@
+use proptest::prelude::*;
+use prost::Message as _;
+
 use super::*;
+use crate::{cache::testing::number, etcdserverpb::RangeRequest};
+
+const NEWEST: Dialect = Dialect {
+    keys_only_has_lease: false,
+    unknown_sort_is_refused: true,
+};
+
+fn decode(message: &[u8]) -> Result<RangeQuery, Undecodable> {
+    RangeQuery::decode(Bytes::copy_from_slice(message))
+}
+
+fn as_decoded(request: &RangeRequest) -> RangeQuery {
+    RangeQuery {
+        key: request.key.clone(),
+        range_end: request.range_end.clone(),
+        limit: request.limit,
+        revision: request.revision,
+        sort_order: request.sort_order,
+        sort_target: request.sort_target,
+        serializable: request.serializable,
+        keys_only: request.keys_only,
+        count_only: request.count_only,
+        min_mod_revision: request.min_mod_revision,
+        max_mod_revision: request.max_mod_revision,
+        min_create_revision: request.min_create_revision,
+        max_create_revision: request.max_create_revision,
+    }
+}
+
+fn signed() -> impl Strategy<Value = i64> {
+    prop_oneof![3 => Just(0), 3 => number(), 1 => any::<i64>()]
+}
+
+prop_compose! {
+    fn request()(
+        key in prop::collection::vec(any::<u8>(), 0..40),
+        range_end in prop::collection::vec(any::<u8>(), 0..40),
+        numbers in prop::array::uniform6(signed()),
+        sort in prop::array::uniform2(prop_oneof![-2..6, any::<i32>()]),
+        flags in any::<[bool; 3]>(),
+    ) -> RangeRequest {
+        let [limit, revision, min_mod_revision, max_mod_revision, min_create_revision, max_create_revision] = numbers;
+        let [sort_order, sort_target] = sort;
+        let [serializable, keys_only, count_only] = flags;
+        RangeRequest {
+            key: key.into(),
+            range_end: range_end.into(),
+            limit, revision, sort_order, sort_target, serializable, keys_only, count_only,
+            min_mod_revision, max_mod_revision, min_create_revision, max_create_revision,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn requests_are_read_as_protobuf_reads_them(request in request()) {
+        prop_assert_eq!(decode(&request.encode_to_vec()), Ok(as_decoded(&request)));
+    }
+
+    /// Whatever is accepted after some damage means the same to protobuf, and says nothing twice or at length.
+    #[test]
+    fn what_is_accepted_has_one_meaning(
+        request in request(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4),
+    ) {
+        let mut message = request.encode_to_vec();
+        for (index, byte, how) in damage {
+            let at = index.index(message.len() + 1);
+            match how {
+                0 if at < message.len() => message[at] = byte,
+                1 if at < message.len() => drop(message.remove(at)),
+                _ => message.insert(at, byte),
+            }
+        }
+        if let Ok(query) = decode(&message) {
+            let read = RangeRequest::decode(message.as_slice());
+            prop_assert_eq!(read.map(|read| as_decoded(&read)), Ok(query));
+        }
+    }
+}
+
+#[test]
+fn fields_may_come_in_any_order() {
+    let query = decode(&[0x40, 0x01, 0x12, 0x01, b'b', 0x18, 0x07, 0x0a, 0x01, b'a']).unwrap();
+    assert_eq!(
+        (&*query.key, &*query.range_end, query.limit, query.keys_only),
+        (&b"a"[..], &b"b"[..], 7, true)
+    );
+    assert_eq!(query.interval(), Interval::Range(b"a", b"b"));
+}
+
+#[test]
+fn whatever_has_two_readings_is_left_to_etcd() {
+    let refused: [(&str, &[u8]); 14] = [
+        ("an explicitly empty range_end", &[0x0a, 0x01, b'a', 0x12, 0x00]),
+        ("a key twice", &[0x0a, 0x01, b'a', 0x0a, 0x01, b'a']),
+        ("a limit twice", &[0x0a, 0x01, b'a', 0x18, 0x01, 0x18, 0x01]),
+        ("an unknown field", &[0x0a, 0x01, b'a', 0x70, 0x01]),
+        ("field 0", &[0x00, 0x01]),
+        ("a group", &[0x0a, 0x01, b'a', 0x1b, 0x1c]),
+        ("a limit of 64 fixed bits", &[0x19, 0, 0, 0, 0, 0, 0, 0, 1]),
+        ("a key that is a number", &[0x08, 0x01]),
+        ("a limit that is bytes", &[0x1a, 0x01, 0x01]),
+        ("an overlong varint", &[0x18, 0x81, 0x00]),
+        ("an overlong tag", &[0x98, 0x00, 0x01]),
+        (
+            "more than 64 bits",
+            &[0x18, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02],
+        ),
+        ("a key beyond the end", &[0x0a, 0x02, b'a']),
+        ("a varint cut short", &[0x18, 0x80]),
+    ];
+    for (what, message) in refused {
+        assert_eq!(decode(message), Err(Undecodable), "{what}");
+    }
+    assert_eq!(decode(&[]), Ok(RangeQuery::default()));
+}
+
+#[test]
+fn numbers_are_truncated_as_protobuf_does() {
+    // 2^32 + 2 as an enum is 2; any number but 0 as a bool is true.
+    let query = decode(&[0x28, 0x82, 0x80, 0x80, 0x80, 0x10, 0x38, 0x02]).unwrap();
+    assert_eq!((query.sort_order, query.serializable), (2, true));
+}
+
+#[test]
+fn keys_share_the_message() {
+    let message = Bytes::from_static(&[0x0a, 0x03, b'k', b'e', b'y']);
+    let query = RangeQuery::decode(message.clone()).unwrap();
+    assert!(std::ptr::eq(query.key.as_ptr(), &message[2]));
+}
+
+#[test]
+fn range_ends_mean_what_they_mean_to_etcd() {
+    let of = |key: &'static [u8], range_end: &'static [u8]| RangeQuery {
+        key: Bytes::from_static(key),
+        range_end: Bytes::from_static(range_end),
+        ..RangeQuery::default()
+    };
+    assert_eq!(of(b"a", b"").interval(), Interval::Single(b"a"));
+    assert_eq!(of(b"a", b"\0").interval(), Interval::From(b"a"));
+    assert_eq!(of(b"\0", b"\0").interval(), Interval::From(b"\0"));
+    assert_eq!(of(b"a", b"\0\0").interval(), Interval::Range(b"a", b"\0\0"));
+    assert_eq!(of(b"b", b"a").interval(), Interval::Range(b"b", b"a"));
+}
+
+#[test]
+fn versions_differ_in_what_they_refuse() {
+    let old = Dialect::of_version(3, 5);
+    assert_eq!(
+        old,
+        Dialect {
+            keys_only_has_lease: true,
+            unknown_sort_is_refused: false
+        }
+    );
+    assert_eq!(
+        Dialect::of_version(3, 6),
+        Dialect {
+            keys_only_has_lease: true,
+            unknown_sort_is_refused: true
+        }
+    );
+    assert_eq!(Dialect::of_version(3, 7), NEWEST);
+    assert_eq!(Dialect::of_version(4, 0), NEWEST);
+
+    let query = |key: &'static [u8], sort_order, sort_target| RangeQuery {
+        key: Bytes::from_static(key),
+        sort_order,
+        sort_target,
+        ..RangeQuery::default()
+    };
+    for (order, target) in [(0, 0), (1, 4), (2, 3)] {
+        assert_eq!(query(b"a", order, target).check(&NEWEST), Ok(()));
+        assert_eq!(query(b"a", order, target).check(&old), Ok(()));
+    }
+    for (order, target) in [(3, 0), (-1, 1)] {
+        assert_eq!(
+            query(b"a", order, target).check(&NEWEST),
+            Err(QueryError::InvalidSortOption)
+        );
+        assert_eq!(query(b"a", order, target).check(&old), Ok(()));
+    }
+    for (order, target) in [(0, 5), (1, -1), (7, 9)] {
+        assert_eq!(
+            query(b"a", order, target).check(&NEWEST),
+            Err(QueryError::InvalidSortOption)
+        );
+        assert_eq!(
+            query(b"a", order, target).check(&old),
+            Err(QueryError::InvalidSortOption)
+        );
+    }
+    assert_eq!(query(b"", 9, 9).check(&NEWEST), Err(QueryError::EmptyKey));
+    assert_eq!(
+        QueryError::EmptyKey.to_string(),
+        "etcdserver: key is not provided"
+    );
+    assert_eq!(
+        QueryError::InvalidSortOption.to_string(),
+        "etcdserver: invalid sort option"
+    );
+}

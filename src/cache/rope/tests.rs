@@ -1,1 +1,153 @@
+use proptest::prelude::*;
+
 use super::*;
+use crate::cache::testing::KeyValue;
+
+#[derive(Clone, Debug)]
+enum Part {
+    Written(Vec<u8>),
+    Entry(usize),
+}
+
+fn part() -> impl Strategy<Value = Part> {
+    prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..60).prop_map(Part::Written),
+        prop_oneof![0..200_usize, 950..1100_usize, 9000..30_000_usize].prop_map(Part::Entry),
+    ]
+}
+
+#[derive(Clone, Debug)]
+enum Read {
+    Advance(prop::sample::Index),
+    Small(usize),
+    Chunk,
+    Vectored(usize),
+    Copy(usize),
+}
+
+fn read() -> impl Strategy<Value = Read> {
+    prop_oneof![
+        any::<prop::sample::Index>().prop_map(Read::Advance),
+        (0..3000_usize).prop_map(Read::Small),
+        Just(Read::Chunk),
+        (0..20_usize).prop_map(Read::Vectored),
+        (0..5000_usize).prop_map(Read::Copy),
+    ]
+}
+
+fn build(parts: &[Part]) -> (Rope, Vec<u8>) {
+    let mut rope = Rope::with_slab(0);
+    let mut expected = Vec::new();
+    for part in parts {
+        match part {
+            Part::Written(bytes) => {
+                rope.write(|slab| slab.extend_from_slice(bytes));
+                expected.extend_from_slice(bytes);
+            }
+            Part::Entry(length) => {
+                let value: Vec<u8> = (0..*length).map(|at| (at % 251) as u8).collect();
+                let kv = KeyValue::new("key", 1, value);
+                rope.push(&kv.entry());
+                expected.extend(kv.field());
+            }
+        }
+    }
+    (rope, expected)
+}
+
+/// All that can be seen of `buf` without moving it is a prefix of `expected`, in `most` slices at most.
+fn check_vectored(buf: &impl Buf, expected: &[u8], most: usize) -> usize {
+    let mut slices = vec![IoSlice::new(&[]); most];
+    let filled = buf.chunks_vectored(&mut slices);
+    assert!(
+        slices[..filled].iter().all(|slice| !slice.is_empty()),
+        "an empty slice"
+    );
+    let seen: Vec<u8> = slices[..filled]
+        .iter()
+        .flat_map(|slice| slice.iter().copied())
+        .collect();
+    assert!(expected.starts_with(&seen));
+    assert!(
+        filled == most || seen.len() == expected.len(),
+        "{filled} of {most} slices, but bytes left over"
+    );
+    filled
+}
+
+proptest! {
+    #[test]
+    fn a_rope_reads_as_its_parts_put_together(
+        parts in prop::collection::vec(part(), 0..30),
+        reads in prop::collection::vec(read(), 0..60),
+    ) {
+        let (mut rope, expected) = build(&parts);
+        let mut rest = expected.as_slice();
+        for read in reads {
+            prop_assert_eq!(rope.remaining(), rest.len());
+            let count = match read {
+                Read::Advance(index) => index.index(rest.len() + 1),
+                Read::Small(count) => count.min(rest.len()),
+                Read::Chunk => {
+                    let chunk = rope.chunk();
+                    prop_assert!(rest.starts_with(chunk));
+                    prop_assert_eq!(chunk.is_empty(), rest.is_empty());
+                    chunk.len()
+                }
+                Read::Vectored(most) => {
+                    check_vectored(&rope, rest, most);
+                    0
+                }
+                Read::Copy(count) => {
+                    let count = count.min(rest.len());
+                    let copied = rope.copy_to_bytes(count);
+                    prop_assert_eq!(&copied[..], &rest[..count]);
+                    rest = &rest[count..];
+                    continue;
+                }
+            };
+            rope.advance(count);
+            rest = &rest[count..];
+        }
+        prop_assert_eq!(rope.copy_to_bytes(rope.remaining()), rest);
+        prop_assert!(!rope.has_remaining() && rope.chunk().is_empty());
+    }
+
+    #[test]
+    fn bytes_become_a_rope(bytes in prop::collection::vec(any::<u8>(), 0..100), cut in any::<prop::sample::Index>()) {
+        let mut rope = Rope::from(Bytes::from(bytes.clone()));
+        let cut = cut.index(bytes.len() + 1);
+        rope.advance(cut);
+        check_vectored(&rope, &bytes[cut..], 3);
+        prop_assert_eq!(rope.copy_to_bytes(rope.remaining()), &bytes[cut..]);
+    }
+}
+
+#[test]
+fn large_entries_are_referred_to_and_small_ones_copied() {
+    let (small, large) = (
+        KeyValue::new("key", 1, vec![0; 100]).entry(),
+        KeyValue::new("key", 1, vec![0; 20_000]).entry(),
+    );
+    let mut rope = Rope::with_slab(1000);
+    for entry in [&small, &small, &large] {
+        rope.push(entry);
+    }
+    assert!(small.is_unshared() && !large.is_unshared());
+    assert_eq!(rope.segments.len(), 2);
+    assert_eq!(rope.slab.len(), 2 * small.encoded_len());
+    drop(rope);
+    assert!(large.is_unshared());
+}
+
+#[test]
+#[should_panic(expected = "beyond the end")]
+fn advancing_beyond_the_end_panics_as_every_buf_does() {
+    Rope::from(Bytes::from_static(b"abc")).advance(4);
+}
+
+#[test]
+fn ropes_travel_between_threads() {
+    fn travels<T: Buf + Send + 'static>() {}
+    travels::<Rope>();
+}

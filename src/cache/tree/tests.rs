@@ -1,1 +1,380 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
 use super::*;
+use crate::cache::{
+    node::{INNER_MAX, INNER_MIN, LEAF_MIN},
+    testing::{KeyValue, key},
+};
+
+const KEYS: usize = 4000;
+
+type Model = BTreeMap<Vec<u8>, KeyValue>;
+
+/// Checks the shape of every node, and returns what is below it and the bytes of the nodes.
+struct Checked {
+    depth: usize,
+    summary: Summary,
+    node_bytes: u64,
+    keys: Vec<Vec<u8>>,
+}
+
+fn check_node(node: &Node, is_root: bool) -> Checked {
+    match &node.body {
+        Body::Leaf(entries) => {
+            let least = if is_root { 1 } else { LEAF_MIN };
+            assert!(
+                (least..=LEAF_MAX).contains(&entries.len()),
+                "a leaf of {}",
+                entries.len()
+            );
+            let keys: Vec<_> = entries.iter().map(|entry| entry.key().to_vec()).collect();
+            assert!(
+                keys.is_sorted_by(|left, right| left < right),
+                "keys of a leaf in order"
+            );
+            let mut summary = Summary::default();
+            for entry in entries {
+                summary.count += 1;
+                summary.encoded_bytes += KeyValue::from(entry).field().len() as u64;
+                let keys_only = KeyValue {
+                    value: Vec::new(),
+                    lease: 0,
+                    ..KeyValue::from(entry)
+                }
+                .field()
+                .len() as u64;
+                let leased = KeyValue {
+                    value: Vec::new(),
+                    ..KeyValue::from(entry)
+                }
+                .field()
+                .len() as u64;
+                summary.keys_only_bytes += keys_only;
+                summary.lease_bytes += leased - keys_only;
+            }
+            Checked {
+                depth: 1,
+                summary,
+                node_bytes: node.memory_bytes(),
+                keys,
+            }
+        }
+        Body::Inner(inner) => {
+            let least = if is_root { 2 } else { INNER_MIN };
+            assert!(
+                (least..=INNER_MAX).contains(&inner.slots.len()),
+                "an inner node of {}",
+                inner.slots.len()
+            );
+            assert_eq!(inner.separators.len() + 1, inner.slots.len());
+            let mut all = Checked {
+                depth: 0,
+                summary: Summary::default(),
+                node_bytes: node.memory_bytes(),
+                keys: Vec::new(),
+            };
+            for (index, slot) in inner.slots.iter().enumerate() {
+                let below = check_node(&slot.node, false);
+                assert_eq!(below.summary, slot.summary, "a slot knows what is below it");
+                if let Some(before) = index.checked_sub(1) {
+                    assert_eq!(below.depth, all.depth, "all leaves at one depth");
+                    let separator = inner.separators.get(before);
+                    assert!(all.keys.last().is_some_and(|last| last.as_slice() < separator));
+                    assert!(
+                        below
+                            .keys
+                            .first()
+                            .is_some_and(|first| separator <= first.as_slice())
+                    );
+                }
+                all.depth = below.depth;
+                all.summary += below.summary;
+                all.node_bytes += below.node_bytes;
+                all.keys.extend(below.keys);
+            }
+            all.depth += 1;
+            all
+        }
+    }
+}
+
+fn check(tree: &Tree, model: &Model) {
+    let mut walked = Vec::new();
+    tree.for_each_from(0, |entry| {
+        walked.push(KeyValue::from(entry));
+        ControlFlow::Continue(())
+    });
+    assert!(
+        walked.iter().eq(model.values()),
+        "the tree holds what the model holds"
+    );
+    assert_eq!(tree.len(), model.len() as u64);
+    assert_eq!(tree.is_empty(), model.is_empty());
+    let Some(root) = tree.root() else {
+        assert!(model.is_empty());
+        assert_eq!((tree.summary(), tree.memory_bytes()), (Summary::default(), 0));
+        return;
+    };
+    let checked = check_node(root, true);
+    assert_eq!(tree.summary(), checked.summary);
+    assert_eq!(tree.ledger.node_bytes, checked.node_bytes, "bytes of nodes");
+    let entry_bytes: u64 = model.values().map(|kv| kv.entry().memory_bytes()).sum();
+    assert_eq!(tree.entry_bytes, entry_bytes, "bytes of entries");
+}
+
+fn summary_of(model: &Model, from: usize, to: usize) -> Summary {
+    let mut sum = Summary::default();
+    for kv in model.values().take(to).skip(from) {
+        sum += Summary::of(&kv.entry());
+    }
+    sum
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Insert {
+        index: usize,
+        value_bytes: usize,
+        lease: i64,
+    },
+    Remove {
+        index: usize,
+    },
+    InsertRun {
+        index: usize,
+        length: usize,
+    },
+    RemoveRun {
+        index: usize,
+        length: usize,
+    },
+    Snapshot,
+    Checkpoint,
+    DropSnapshots,
+    /// Go on with a snapshot instead.
+    Swap,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        20 => (0..KEYS, 0..200_usize, prop_oneof![Just(0), 1..i64::MAX])
+            .prop_map(|(index, value_bytes, lease)| Op::Insert { index, value_bytes, lease }),
+        20 => (0..KEYS).prop_map(|index| Op::Remove { index }),
+        3 => (0..KEYS, 1..400_usize).prop_map(|(index, length)| Op::InsertRun { index, length }),
+        5 => (0..KEYS, 1..700_usize).prop_map(|(index, length)| Op::RemoveRun { index, length }),
+        3 => Just(Op::Snapshot),
+        2 => Just(Op::Checkpoint),
+        1 => Just(Op::DropSnapshots),
+        1 => Just(Op::Swap),
+    ]
+}
+
+struct Pair {
+    tree: Tree,
+    model: Model,
+}
+
+impl Pair {
+    fn insert(&mut self, kv: KeyValue) {
+        let replaced = self.tree.insert(kv.entry());
+        assert_eq!(
+            replaced.as_ref().map(KeyValue::from),
+            self.model.insert(kv.key.clone(), kv)
+        );
+    }
+
+    fn remove(&mut self, index: usize) {
+        let removed = self.tree.remove(&key(index));
+        assert_eq!(
+            removed.as_ref().map(KeyValue::from),
+            self.model.remove(&key(index))
+        );
+    }
+
+    fn apply(&mut self, op: Op, snapshots: &mut Vec<Pair>, revision: i64) {
+        match op {
+            Op::Insert {
+                index,
+                value_bytes,
+                lease,
+            } => {
+                self.insert(KeyValue {
+                    lease,
+                    ..KeyValue::new(key(index), revision, vec![1; value_bytes])
+                });
+            }
+            Op::Remove { index } => self.remove(index),
+            Op::InsertRun { index, length } => {
+                (index..index + length)
+                    .for_each(|index| self.insert(KeyValue::new(key(index), revision, "run")));
+            }
+            Op::RemoveRun { index, length } => (index..index + length).for_each(|index| self.remove(index)),
+            Op::Snapshot => snapshots.push(Pair {
+                tree: self.tree.clone(),
+                model: self.model.clone(),
+            }),
+            Op::Checkpoint => snapshots.push(Pair {
+                tree: self.tree.checkpoint(),
+                model: self.model.clone(),
+            }),
+            Op::DropSnapshots => snapshots.clear(),
+            Op::Swap => {
+                if let Some(other) = snapshots.first_mut() {
+                    std::mem::swap(self, other);
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_tree_is_an_ordered_map_and_its_snapshots_stay(
+        loaded in prop_oneof![Just(0), 0..200_usize, 0..KEYS],
+        stride in 1..4_usize,
+        ops in prop::collection::vec(op(), 0..120),
+    ) {
+        let kvs = (0..loaded).step_by(stride).map(|index| KeyValue::new(key(index), 1, vec![0; index % 90]));
+        let model: Model = kvs.map(|kv| (kv.key.clone(), kv)).collect();
+        let tree = Tree::from_sorted(model.values().map(KeyValue::entry));
+        check(&tree, &model);
+        let mut pair = Pair { tree, model };
+        let mut snapshots = Vec::new();
+        for (number, op) in ops.into_iter().enumerate() {
+            pair.apply(op, &mut snapshots, 2 + number as i64);
+            if number % 16 == 0 {
+                check(&pair.tree, &pair.model);
+            }
+        }
+        for Pair { tree, model } in snapshots.iter().chain([&pair]) {
+            check(tree, model);
+        }
+    }
+
+    #[test]
+    fn ranks_and_sums_are_those_of_a_list(
+        size in prop_oneof![0..80_usize, 0..3000_usize],
+        picks in prop::collection::vec((0..KEYS, 0..3200_usize, 0..3200_usize), 1..40),
+    ) {
+        let kvs = (0..size).map(|index| {
+            let lease = if index % 3 == 0 { 1 << (index % 60) } else { 0 };
+            KeyValue { lease, ..KeyValue::new(key(index), index as i64 + 1, vec![0; index % 150]) }
+        });
+        let model: Model = kvs.map(|kv| (kv.key.clone(), kv)).collect();
+        let mut tree = Tree::new();
+        // Half loaded, half inserted, from the end on: no leaf is as it would be after a load alone.
+        for (index, kv) in model.values().enumerate().collect::<Vec<_>>().into_iter().rev() {
+            if index % 2 == 0 {
+                tree.insert(kv.entry());
+            }
+        }
+        let mut sorted: Vec<_> = model.values().collect();
+        sorted.rotate_left(size / 3);
+        for kv in sorted {
+            tree.insert(kv.entry());
+        }
+        check(&tree, &model);
+        for (index, from, to) in picks {
+            let sought = key(index);
+            prop_assert_eq!(tree.rank(&sought), model.range(..sought.clone()).count() as u64);
+            prop_assert_eq!(tree.get(&sought).map(KeyValue::from), model.get(&sought).cloned());
+            prop_assert_eq!(tree.at(from as u64).map(KeyValue::from), model.values().nth(from).cloned());
+            prop_assert_eq!(tree.summary_of_ranks(from as u64, to as u64), summary_of(&model, from, to));
+            let mut walked = Vec::new();
+            tree.for_each_from(from as u64, |entry| {
+                walked.push(KeyValue::from(entry));
+                if walked.len() == 40 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            });
+            prop_assert!(walked.iter().eq(model.values().skip(from).take(40)));
+        }
+    }
+
+    #[test]
+    fn loading_takes_any_order(indices in prop::collection::vec(0..300_usize, 0..400), sorted_part in 0..400_usize) {
+        let mut indices = indices;
+        let sorted_part = sorted_part.min(indices.len());
+        indices[..sorted_part].sort_unstable();
+        let kvs: Vec<_> = indices.iter().enumerate().map(|(at, index)| KeyValue::new(key(*index), at as i64 + 1, "")).collect();
+        let model: Model = kvs.iter().map(|kv| (kv.key.clone(), kv.clone())).collect();
+        check(&Tree::from_sorted(kvs.iter().map(KeyValue::entry)), &model);
+    }
+}
+
+fn loaded(size: usize) -> Tree {
+    Tree::from_sorted((0..size).map(|index| KeyValue::new(key(index), 1, "value").entry()))
+}
+
+fn put(tree: &mut Tree, index: usize) {
+    tree.insert(KeyValue::new(key(index), 2, "other").entry());
+}
+
+#[test]
+fn loading_fills_leaves() {
+    let tree = loaded(LEAF_MAX * 100);
+    let slots = LEAF_MAX as u64 * 100 * size_of::<Entry>() as u64;
+    assert!(
+        tree.ledger.node_bytes < slots + slots / 2,
+        "{} bytes of nodes for {slots}",
+        tree.ledger.node_bytes
+    );
+}
+
+#[test]
+fn a_change_copies_one_path_once_for_each_checkpoint() {
+    let mut tree = loaded(3000);
+    put(&mut tree, 70);
+    assert_eq!(tree.node_bytes_copied(), 0, "nobody held a node");
+    let checkpoint = tree.checkpoint();
+    put(&mut tree, 70);
+    let path = tree.node_bytes_copied();
+    assert!(
+        path > 0 && path < tree.ledger.node_bytes / 10,
+        "{path} of {}",
+        tree.ledger.node_bytes
+    );
+    put(&mut tree, 70);
+    assert_eq!(tree.node_bytes_copied(), path, "the copies are the tree's own");
+    let reader = tree.clone();
+    put(&mut tree, 70);
+    assert_eq!(
+        tree.node_bytes_copied(),
+        path,
+        "what a reader holds is no cost of the checkpoint"
+    );
+    drop(checkpoint);
+    drop(reader);
+    put(&mut tree, 2000);
+    assert_eq!(
+        tree.node_bytes_copied(),
+        path,
+        "nothing is copied for a checkpoint that is gone"
+    );
+}
+
+#[test]
+fn removing_an_absent_key_copies_nothing() {
+    let mut tree = loaded(3000);
+    let checkpoint = tree.checkpoint();
+    assert!(tree.remove(b"/absent").is_none());
+    assert_eq!(tree.node_bytes_copied(), 0);
+    drop(checkpoint);
+}
+
+#[test]
+fn separators_keep_no_deleted_entry_alive() {
+    let mut tree = loaded(3000);
+    let entries: Vec<_> = (0..3000)
+        .filter_map(|index| tree.get(&key(index)).cloned())
+        .collect();
+    for index in 0..3000 {
+        put(&mut tree, index);
+    }
+    assert!(
+        entries.iter().all(Entry::is_unshared),
+        "only this list holds the old entries"
+    );
+}

@@ -1,0 +1,107 @@
+# rangecache: everything that is typed to try, test and measure it. `make help` lists it.
+# Needs Rust, Go, make and a C compiler; nothing else.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# One build at a time: each of them uses every core by itself.
+.NOTPARALLEL:
+
+GO ?= go
+CARGO ?= cargo
+TOOLS_DIR := target/tools
+
+# Each folder of tests/tools is a Go module that builds one tool of that name.
+ALL_TOOLS := $(sort $(patsubst tests/tools/%/go.mod,%,$(wildcard tests/tools/*/go.mod)))
+ETCD_TOOLS := $(filter etcd%,$(ALL_TOOLS))
+
+.PHONY: help
+help: ## Show this text
+	@echo 'rangecache: a transparent caching gRPC proxy in front of etcd'
+	@echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo 'ETCD_3_7, ETCD_3_6, ETCD_3_5 and ETCDCTL may each name a binary to use instead of building one.'
+
+# --- try, test, measure ---------------------------------------------------------------------------------------------
+
+# With the user's own etcd nothing of ours is needed but the proxy.
+.PHONY: run
+run: $(if $(ENDPOINTS),,$(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl) rust-present ## See rangecache in front of a real etcd; ENDPOINTS=http://... fronts your own
+	$(CARGO) build --release --locked --bin rangecache --example tour
+	@exec target/release/examples/tour $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)')
+
+.PHONY: test
+test: tools goclient rust-present ## Run all tests, on real etcd 3.7, 3.6 and 3.5
+	$(CARGO) test --locked
+
+.PHONY: check
+check: rust-present ## Check formatting, lints, and the dependencies' licences and sources
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --all-targets -- -D warnings
+	@if command -v cargo-deny >/dev/null; then \
+	  echo '$(CARGO) deny check bans licenses sources'; \
+	  $(CARGO) deny --offline --locked check bans licenses sources; \
+	else \
+	  echo 'SKIPPED the check of dependencies: cargo-deny is not installed (cargo install cargo-deny --locked)'; \
+	fi
+
+.PHONY: bench
+bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; CASES=P1,P5 and ROUNDS=7 choose
+	$(CARGO) bench --locked --bench suite -- $(if $(CASES),CASES=$(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH_ARGS)
+
+.PHONY: rust-present
+rust-present:
+	@command -v $(CARGO) >/dev/null || { echo 'Rust is needed: https://rustup.rs' >&2; exit 1; }
+
+# --- tools: real etcd, its command-line clients and our Go client -----------------------------------------------------
+
+# $(1): name of the tool; $(2): path of a binary to use instead, or empty.
+# A link left by an earlier run with a path must give way once the path is no longer given.
+define tool
+ifneq ($(2),)
+$(TOOLS_DIR)/$(1): FORCE
+	@test -x '$(2)' || { echo '$(2), given for $(1), is not an executable file' >&2; exit 1; }
+	@mkdir -p $(TOOLS_DIR)
+	@if [ '$(2)' -ef $$@ ]; then :; else ln -sfn "$$$$(realpath '$(2)')" $$@; fi
+	@echo 'using $(2) for $$@'
+else
+ifneq ($$(shell test -L $(TOOLS_DIR)/$(1) && echo link),)
+$(TOOLS_DIR)/$(1): FORCE
+endif
+$(TOOLS_DIR)/$(1): $$(wildcard tests/tools/$(1)/*.go tests/tools/$(1)/go.mod tests/tools/$(1)/go.sum) | go-present
+	@echo 'building $$@ (a minute or two the first time)'
+	@mkdir -p $(TOOLS_DIR)
+	@cd tests/tools/$(1) && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o '$$(CURDIR)/$$@.new' .
+	@mv -f $$@.new $$@
+endif
+endef
+
+.PHONY: FORCE
+FORCE:
+
+.PHONY: go-present
+go-present:
+	@command -v $(GO) >/dev/null || { \
+	  echo 'Go is needed to build the real etcd that rangecache is tested with.' >&2; \
+	  echo 'Install Go 1.26 or newer from https://go.dev/dl, or name binaries that you have:' >&2; \
+	  echo '  make ... ETCD_3_7=/path/to/etcd ETCD_3_6=... ETCD_3_5=... ETCDCTL=/path/to/etcdctl' >&2; \
+	  echo 'or try rangecache on an etcd that runs: make run ENDPOINTS=http://127.0.0.1:2379' >&2; \
+	  exit 1; }
+
+override_etcd-3.7 := $(ETCD_3_7)
+override_etcd-3.6 := $(ETCD_3_6)
+override_etcd-3.5 := $(ETCD_3_5)
+override_etcdctl := $(ETCDCTL)
+$(foreach name,$(ALL_TOOLS),$(eval $(call tool,$(name),$(override_$(name)))))
+
+.PHONY: tools
+tools: $(addprefix $(TOOLS_DIR)/,$(ETCD_TOOLS)) ## Build etcd 3.7, 3.6, 3.5 and etcdctl into target/tools
+
+.PHONY: goclient
+goclient: $(TOOLS_DIR)/goclient ## Build the Go client that runs the conformance tour
+
+.PHONY: clean-tools
+clean-tools: ## Remove target/tools
+	rm -rf $(TOOLS_DIR)

@@ -1,0 +1,90 @@
+//! P11: how long a large mirror takes to load, and what other clients of etcd feel meanwhile.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::dataset::Dataset;
+use crate::load::{self, Outcome};
+use crate::measure::{CpuWatch, Series};
+use crate::open_loop::open_loop;
+use crate::report::{Check, Row, Unit};
+use crate::stage::{Kind, Stage, connections};
+
+/// Other clients' reads.
+const GETS_PER_SECOND: u32 = 1000;
+/// How long they are watched before the load, and while it lasts, again and again.
+const WINDOW: Duration = Duration::from_millis(2500);
+
+/// P11. Each round starts a fresh rangecache.
+pub(crate) async fn p11(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let targets = stage.targets();
+    let direct = targets[0];
+    let connection = connections(&direct, 1).await?.remove(0);
+    let mut gets = data.gets();
+    load::learn(&connection, &mut gets).await?;
+    let gets = Arc::new(gets);
+    let others = |duration| {
+        let (connection, gets) = (connection.clone(), gets.clone());
+        open_loop(GETS_PER_SECOND, duration, move |number| {
+            let (connection, gets) = (connection.clone(), gets.clone());
+            async move { load::checked_call(&connection, &gets[number % gets.len()]).await }
+        })
+    };
+    let (mut seconds, mut factors) = (Vec::new(), Vec::new());
+    let mut series = Series::new();
+    for _ in 0..rounds {
+        let before = others(WINDOW).await?;
+        let cpu = CpuWatch::start(&direct)?;
+        let start = Instant::now();
+        let load = async {
+            let mut process = stage.launch_rangecache(&[]).await?;
+            process.wait_ready().await?;
+            Ok::<_, anyhow::Error>((start.elapsed(), process))
+        };
+        tokio::pin!(load);
+        let mut during = Outcome::default();
+        // Windows follow each other until the mirror is warm; the last one may outlast it, never by more than its length.
+        let (elapsed, process) = loop {
+            let slice = others(Duration::from_millis(250));
+            tokio::pin!(slice);
+            tokio::select! {
+                outcome = &mut slice => during.merge(outcome?),
+                loaded = &mut load => {
+                    during.merge(slice.await?);
+                    break loaded?;
+                }
+            }
+        };
+        drop(process);
+        during.latencies_ns.sort_unstable();
+        seconds.push(elapsed.as_secs_f64() * 1e9);
+        factors.push(during.percentile_ns(0.99) as f64 / before.percentile_ns(0.99) as f64);
+        let mut block = cpu.finish(&during)?;
+        block.extra.insert("load_seconds", elapsed.as_secs_f64());
+        block
+            .extra
+            .insert("get_p99_before_ns", before.percentile_ns(0.99) as f64);
+        block
+            .extra
+            .insert("get_p99_during_ns", during.percentile_ns(0.99) as f64);
+        series.entry(Kind::Direct).or_default().push(block);
+    }
+    let size_gb = data.keys as f64 * data.value_bytes as f64 / 1e9;
+    let load = Row::of_figures(
+        "P11",
+        format!("cold load of {size_gb:.1} GB, start to ready"),
+        Unit::Nanoseconds,
+        [(Kind::Rangecache, seconds)],
+        &[Check::AtMost(3.5e9)],
+    );
+    let p99 = Row::of_figures(
+        "P11",
+        "meanwhile others' GET p99 on etcd, against before",
+        Unit::Factor,
+        [(Kind::Rangecache, factors)],
+        &[Check::AtMost(2.0)],
+    );
+    Ok(vec![load, p99.with_series(series)])
+}

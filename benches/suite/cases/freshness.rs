@@ -1,0 +1,145 @@
+//! P14: linearizable reads while the keys are being written, and whether any of them is stale.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::puts;
+use crate::client::{Connection, Method};
+use crate::load::{Op, Outcome};
+use crate::measure::{Block, CpuWatch, Series};
+use crate::open_loop::open_loop;
+use crate::report::{Check, Row, Unit};
+use crate::stage::{Kind, Stage, Target, connections};
+use crate::wire::{self, PutResponse};
+
+/// Keys that are written and read.
+const KEYS: usize = 1000;
+const READS_PER_SECOND: u32 = 1000;
+const PUTS_PER_SECOND: u32 = 2000;
+/// Long enough for a 99.9th percentile of 4,000 reads.
+const ROUND: Duration = Duration::from_secs(4);
+
+/// What has been acknowledged, and so must be seen by every read that begins later.
+struct Acknowledged {
+    /// The highest revision of all.
+    revision: AtomicI64,
+    /// The highest of each key.
+    keys: Vec<AtomicI64>,
+    /// Reads that saw less.
+    stale: AtomicU64,
+}
+
+/// P14: the puts go to etcd itself, so that a proxy cannot learn of them but by asking; the reads go to the target.
+pub(crate) async fn p14(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
+    let writer = stage.connect().await?;
+    let mut series = Series::new();
+    for _ in 0..rounds {
+        for target in stage
+            .targets()
+            .into_iter()
+            .filter(|target| target.kind != Kind::Floor)
+        {
+            series
+                .entry(target.kind)
+                .or_default()
+                .push(read_while_writing(&writer, &target).await?);
+        }
+    }
+    let row = |what: &str, percentile: usize, bound_ms: f64| {
+        Row::of_series(
+            "P14",
+            format!("linearizable reads, 1k/s under 2k puts/s, {what}"),
+            Unit::Nanoseconds,
+            &series,
+            |block| block.percentiles_ns[percentile],
+            &[Check::AtMost(bound_ms * 1e6)],
+        )
+    };
+    let stale = Row::of_series(
+        "P14",
+        "stale among them (the floor replays old answers and must be caught)",
+        Unit::Count,
+        &series,
+        |block| block.extra.get("stale").copied().unwrap_or(f64::NAN),
+        &[Check::AtMost(0.0)],
+    );
+    Ok(vec![
+        row("p50", 0, 1.0).with_series(series.clone()),
+        row("p99", 1, 4.0),
+        row("p99.9", 2, 10.0),
+        stale,
+    ])
+}
+
+async fn read_while_writing(writer: &Arc<Connection>, target: &Target) -> Result<Block> {
+    let reader = connections(target, 1).await?.pop().context("one connection")?;
+    let puts: Arc<Vec<Op>> = Arc::new((0..KEYS).map(|number| puts::put(&key(number), 100)).collect());
+    let reads: Arc<Vec<Op>> = Arc::new(
+        (0..KEYS)
+            .map(|number| Op::range(&wire::get_request(key(number))))
+            .collect(),
+    );
+    let acknowledged = Arc::new(Acknowledged {
+        revision: AtomicI64::new(0),
+        keys: (0..KEYS).map(|_| AtomicI64::new(0)).collect(),
+        stale: AtomicU64::new(0),
+    });
+    let write = {
+        let (writer, acknowledged) = (writer.clone(), acknowledged.clone());
+        move |number: usize| {
+            let (writer, acknowledged, puts) = (writer.clone(), acknowledged.clone(), puts.clone());
+            async move {
+                let number = number % KEYS;
+                let answer = writer.fetch(Method::Put, puts[number].body.clone()).await;
+                let answer = answer.map_err(|error| error.to_string())?;
+                let response: PutResponse = wire::unframe(&answer).map_err(|error| error.to_string())?;
+                let revision = response.header.map_or(0, |header| header.revision);
+                acknowledged.keys[number].fetch_max(revision, Ordering::SeqCst);
+                acknowledged.revision.fetch_max(revision, Ordering::SeqCst);
+                Ok(answer.len() as u64)
+            }
+        }
+    };
+    let read = {
+        let acknowledged = acknowledged.clone();
+        move |number: usize| {
+            let (reader, acknowledged, reads) = (reader.clone(), acknowledged.clone(), reads.clone());
+            async move {
+                // Scattered, so that reads meet keys written just now as well as long ago.
+                let number = number * 617 % KEYS;
+                let before = acknowledged.revision.load(Ordering::SeqCst);
+                let key_before = acknowledged.keys[number].load(Ordering::SeqCst);
+                let answer = reader.fetch(Method::Range, reads[number].body.clone()).await;
+                let answer = answer.map_err(|error| error.to_string())?;
+                let (revision, key_revision) =
+                    wire::revisions_of_get(&answer).map_err(|error| error.to_string())?;
+                if revision < before || key_revision < key_before {
+                    acknowledged.stale.fetch_add(1, Ordering::SeqCst);
+                }
+                Ok(answer.len() as u64)
+            }
+        }
+    };
+    let cpu = CpuWatch::start(target)?;
+    let (reads, writes) = tokio::join!(
+        open_loop(READS_PER_SECOND, ROUND, read),
+        open_loop(PUTS_PER_SECOND, ROUND, write)
+    );
+    let (mut reads, writes): (Outcome, Outcome) = (reads?, writes?);
+    reads.errors += writes.errors;
+    reads.first_error = reads.first_error.or(writes.first_error);
+    let mut block = cpu.finish(&reads)?;
+    block.extra = BTreeMap::from([
+        ("stale", acknowledged.stale.load(Ordering::SeqCst) as f64),
+        ("puts", writes.calls as f64),
+    ]);
+    Ok(block)
+}
+
+fn key(number: usize) -> String {
+    format!("/registry/events/object-{number:07}")
+}

@@ -1,0 +1,74 @@
+//! P15: what becomes of the cost of a read when the store grows a hundredfold.
+
+use anyhow::Result;
+
+use super::pages::{PAGE_KEYS, SHAPE};
+use crate::dataset::Dataset;
+use crate::measure::{Block, Series, interleave};
+use crate::report::{Check, Row, Unit};
+use crate::stage::{Kind, Stage};
+
+/// The reads whose growth is measured.
+const READS: [&str; 3] = ["GET", "page of 500", "count"];
+
+/// Figures at each size, collected while the store grows.
+#[derive(Default)]
+pub(crate) struct Growth {
+    rows: Vec<(usize, usize, Row)>,
+}
+
+impl Growth {
+    /// Measures the three reads at the size that the store has now.
+    pub(crate) async fn measure(&mut self, stage: &Stage, data: &Dataset, rounds: usize) -> Result<()> {
+        for (read, name) in READS.iter().enumerate() {
+            let ops = match read {
+                0 => data.gets(),
+                1 => data.first_page(PAGE_KEYS),
+                _ => data.count(),
+            };
+            let series: Series = interleave(stage, &Kind::ALL, SHAPE, ops, rounds).await?;
+            let what = format!("{name} among {} keys, p50", thousands(data.keys));
+            let row = Row::of_series("P15", what, Unit::Nanoseconds, &series, Block::p50_ns, &[]);
+            self.rows.push((read, data.keys, row.with_series(series)));
+        }
+        Ok(())
+    }
+
+    /// The rows at each size, and the growth from the first size to the last.
+    pub(crate) fn rows(self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        for (read, name) in READS.iter().enumerate() {
+            let sizes: Vec<&(usize, usize, Row)> = self.rows.iter().filter(|row| row.0 == read).collect();
+            let (Some(first), Some(last)) = (sizes.first(), sizes.last()) else {
+                continue;
+            };
+            let factor = |kind| Some(last.2.median(kind)? / first.2.median(kind)?);
+            let figures = Kind::ALL
+                .into_iter()
+                .filter_map(|kind| Some((kind, vec![factor(kind)?])));
+            let what = format!(
+                "{name}: growth from {}k to {}k keys",
+                first.1 / 1000,
+                last.1 / 1000
+            );
+            rows.extend(sizes.iter().map(|size| size.2.clone()));
+            rows.push(Row::of_figures(
+                "P15",
+                what,
+                Unit::Factor,
+                figures,
+                &[Check::AtMost(1.5)],
+            ));
+        }
+        rows
+    }
+}
+
+/// A number of keys in few characters.
+fn thousands(keys: usize) -> String {
+    if keys < 1_000_000 {
+        format!("{}k", keys / 1000)
+    } else {
+        format!("{}M", keys / 1_000_000)
+    }
+}

@@ -1,0 +1,165 @@
+//! P9 and P12: what lists and mirrors cost in memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::dataset::Dataset;
+use crate::load::{self, Op, Shape};
+use crate::measure::{Block, CpuWatch, Series};
+use crate::procfs;
+use crate::report::{Check, Row, Unit};
+use crate::stage::{Kind, Stage, Target, connections};
+
+/// Lists at once.
+const CONCURRENT_LISTS: usize = 8;
+/// How often etcd's heap is looked at meanwhile.
+const HEAP_SAMPLE: Duration = Duration::from_millis(25);
+/// A process has settled when its memory has not moved by more than this …
+const SETTLED_BYTES: u64 = 256 << 10;
+/// … for this long.
+const SETTLED: Duration = Duration::from_secs(2);
+/// Allocators give memory back late; one that still moves after this is taken as it is.
+const SETTLE_DEADLINE: Duration = Duration::from_secs(20);
+const HEAP_IN_USE: &str = "go_memstats_heap_inuse_bytes";
+
+/// P9: eight lists at once, each on a connection of its own. Go gives memory back late, so etcd and the target start
+/// afresh for each measurement; and etcd collects its garbage before it.
+pub(crate) async fn p9(stage: &mut Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    // Asked once and before, for a LIST would make the heaps grow that are to be fresh.
+    let mut lists = data.list();
+    load::learn(&*stage.connect().await?, &mut lists).await?;
+    let lists = Arc::new(lists);
+    let mut series = Series::new();
+    for _ in 0..rounds {
+        for kind in [Kind::Direct, Kind::GrpcProxy, Kind::Rangecache] {
+            if kind == Kind::Rangecache && stage.without_rangecache.is_some() {
+                continue;
+            }
+            stage.restart_etcd().await?;
+            stage.start_only(kind).await?;
+            let target = stage.targets().into_iter().find(|target| target.kind == kind);
+            let target = target.context("the target that was just started")?;
+            series
+                .entry(kind)
+                .or_default()
+                .push(eight_lists(stage, &target, &lists).await?);
+        }
+    }
+    let growth = |name: &'static str, what: String, bound: f64| {
+        Row::of_series(
+            "P9",
+            what,
+            Unit::Bytes,
+            &series,
+            |block| block.extra.get(name).copied().unwrap_or(f64::NAN),
+            &[Check::AtMost(bound)],
+        )
+    };
+    let size_mb = data.keys * data.value_bytes / 1_000_000;
+    let what = format!("{CONCURRENT_LISTS} LISTs of {size_mb} MB at once: growth of memory");
+    let rss = growth("rss_growth_bytes", what, f64::from(64 << 20));
+    let heap = growth(
+        "etcd_heap_growth_bytes",
+        "the same: growth of etcd's heap".into(),
+        f64::from(32 << 20),
+    );
+    Ok(vec![rss.with_series(series.clone()), heap])
+}
+
+async fn eight_lists(stage: &Stage, target: &Target, lists: &Arc<Vec<Op>>) -> Result<Block> {
+    let pid = target.proxy_pid.unwrap_or(target.etcd_pid);
+    let connections = connections(target, CONCURRENT_LISTS).await?;
+    settled_rss(pid).await?;
+    stage.collect_etcd_garbage().await?;
+    let heap_before = stage.etcd_metric(HEAP_IN_USE).await?;
+    let before = procfs::memory(pid)?;
+    procfs::reset_peak(pid)?;
+    let shape = Shape {
+        connections: CONCURRENT_LISTS,
+        in_flight: CONCURRENT_LISTS,
+        duration: Duration::ZERO,
+        min_calls: 1,
+    };
+    let cpu = CpuWatch::start(target)?;
+    let mut heap_peak = heap_before;
+    let load = load::closed_loop(&connections, shape, lists);
+    tokio::pin!(load);
+    let outcome = loop {
+        tokio::select! {
+            outcome = &mut load => break outcome?,
+            () = tokio::time::sleep(HEAP_SAMPLE) => {
+                heap_peak = heap_peak.max(stage.etcd_metric(HEAP_IN_USE).await?);
+            }
+        }
+    };
+    heap_peak = heap_peak.max(stage.etcd_metric(HEAP_IN_USE).await?);
+    let mut block = cpu.finish(&outcome)?;
+    let peak = procfs::memory(pid)?;
+    block.extra = BTreeMap::from([
+        ("rss_before_bytes", before.rss_bytes as f64),
+        ("rss_after_bytes", peak.rss_bytes as f64),
+        (
+            "rss_growth_bytes",
+            peak.peak_bytes.saturating_sub(before.rss_bytes) as f64,
+        ),
+        ("etcd_heap_growth_bytes", heap_peak - heap_before),
+    ]);
+    Ok(block)
+}
+
+/// Waits until a process's memory stands still and returns it.
+async fn settled_rss(pid: u32) -> Result<u64> {
+    let start = Instant::now();
+    let mut still_since = Instant::now();
+    let mut last = procfs::memory(pid)?.rss_bytes;
+    loop {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let now = procfs::memory(pid)?.rss_bytes;
+        if now.abs_diff(last) > SETTLED_BYTES {
+            (last, still_since) = (now, Instant::now());
+        }
+        if still_since.elapsed() > SETTLED || start.elapsed() > SETTLE_DEADLINE {
+            return Ok(now);
+        }
+    }
+}
+
+/// P12: what a mirror takes beyond a rangecache that mirrors nothing, per byte of the encoded answer to a LIST of it all.
+pub(crate) async fn p12(
+    stage: &Stage,
+    data: &Dataset,
+    rounds: usize,
+    what: &str,
+    at_most: f64,
+) -> Result<Vec<Row>> {
+    let etcd = stage.connect().await?;
+    let mut encoded_bytes = 0;
+    for op in data.list() {
+        encoded_bytes += load::checked_call(&etcd, &op).await.map_err(anyhow::Error::msg)?;
+    }
+    let empty = stage
+        .start_rangecache(&["--cache-prefix", "/nothing-here/"])
+        .await?;
+    let empty_bytes = settled_rss(empty.pid()).await?;
+    drop(empty);
+    let mut factors = Vec::new();
+    for _ in 0..rounds {
+        let full = stage.start_rangecache(&["--cache-prefix", data.prefix]).await?;
+        let full_bytes = settled_rss(full.pid()).await?;
+        factors.push(full_bytes.saturating_sub(empty_bytes) as f64 / encoded_bytes as f64);
+    }
+    let what = format!(
+        "memory per encoded byte, {what} ({} MB)",
+        encoded_bytes / 1_000_000
+    );
+    Ok(vec![Row::of_figures(
+        "P12",
+        what,
+        Unit::Factor,
+        [(Kind::Rangecache, factors)],
+        &[Check::AtMost(at_most)],
+    )])
+}

@@ -1,0 +1,239 @@
+//! The cases, grouped by the data that they need: each group fills one etcd and drives it.
+
+pub(crate) mod cold_load;
+pub(crate) mod freshness;
+pub(crate) mod growth;
+pub(crate) mod lists;
+pub(crate) mod memory;
+pub(crate) mod pages;
+pub(crate) mod points;
+pub(crate) mod puts;
+
+use crate::args::Args;
+use crate::dataset::Dataset;
+use crate::processes::{Binaries, EtcdOptions};
+use crate::report::Report;
+use crate::stage::Stage;
+
+/// What every case needs to know.
+pub(crate) struct Suite {
+    /// What was asked for.
+    pub(crate) args: Args,
+    /// What is started.
+    pub(crate) binaries: Binaries,
+    /// How etcd is started.
+    pub(crate) options: EtcdOptions,
+}
+
+/// Tells on standard error what goes on, for the table comes only at the end.
+pub(crate) fn progress(what: &str) {
+    use std::io::Write;
+    // Nobody may be reading.
+    let _ = writeln!(std::io::stderr(), "… {what}");
+}
+
+/// Runs the chosen cases. A group that cannot be run is a note in the report, not the end.
+pub(crate) async fn run(suite: &Suite) -> Report {
+    let mut report = Report::default();
+    let groups: [(&str, anyhow::Result<()>); 4] = [
+        ("small objects", small_objects(suite, &mut report).await),
+        ("middling objects", middling_objects(suite, &mut report).await),
+        ("large objects", large_objects(suite, &mut report).await),
+        ("a growing store", growing_store(suite, &mut report).await),
+    ];
+    for (group, outcome) in groups {
+        if let Err(error) = outcome {
+            report.note(format!("the cases on {group} ended early: {error:#}"));
+        }
+    }
+    report
+}
+
+/// Starts the targets and notes which one is missing.
+async fn start_targets(stage: &mut Stage, report: &mut Report) -> anyhow::Result<()> {
+    stage.start_targets().await?;
+    if let Some(why) = &stage.without_rangecache {
+        report.note(format!("rangecache was not measured: {why}"));
+    }
+    Ok(())
+}
+
+/// 100k objects of 100 B: lists, single keys, puts, freshness.
+async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
+    let (args, rounds) = (&suite.args, suite.args.rounds);
+    if !args.wants(&["P1", "P4", "P5", "P6", "P7", "P13", "P14"]) {
+        return Ok(());
+    }
+    let data = Dataset {
+        prefix: "/registry/pods/",
+        keys: 100_000,
+        value_bytes: 100,
+    };
+    progress("filling 100k × 100 B");
+    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
+    data.fill(&stage.connect().await?, 0).await?;
+    start_targets(&mut stage, report).await?;
+    if args.wants(&["P1", "P7"]) {
+        progress("P1 LIST");
+        report.add("P1", lists::p1(&stage, &data, rounds).await);
+    }
+    if args.wants(&["P4"]) {
+        progress("P4 four clients, small objects");
+        report.add("P4", lists::p4(&stage, &data, rounds, "100k × 100 B", 9.0).await);
+    }
+    if args.wants(&["P5", "P7"]) {
+        progress("P5 GET, 64 in flight");
+        report.add("P5", points::p5(&stage, &data, rounds).await);
+    }
+    if args.wants(&["P6"]) {
+        progress("P6 GET, one at a time");
+        report.add("P6", points::p6(&stage, &data, rounds).await);
+    }
+    if args.wants(&["P13"]) {
+        progress("P13 PUT");
+        report.add("P13", puts::p13(&stage, rounds).await);
+    }
+    if args.wants(&["P14"]) {
+        progress("P14 reads under writes");
+        report.add("P14", freshness::p14(&stage, rounds).await);
+    }
+    Ok(())
+}
+
+/// 20k objects of 1 KB to list, and 150k more to weigh a mirror by.
+async fn middling_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
+    let (args, rounds) = (&suite.args, suite.args.rounds);
+    if !args.wants(&["P2", "P12"]) {
+        return Ok(());
+    }
+    let data = Dataset {
+        prefix: "/registry/pods/",
+        keys: 20_000,
+        value_bytes: 1 << 10,
+    };
+    progress("filling 20k × 1 KB");
+    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
+    data.fill(&stage.connect().await?, 0).await?;
+    if args.wants(&["P2"]) {
+        start_targets(&mut stage, report).await?;
+        progress("P2 LIST");
+        report.add("P2", lists::p2(&stage, &data, rounds).await);
+    }
+    if args.wants(&["P12"]) {
+        let data = Dataset {
+            prefix: "/registry/secrets/",
+            keys: 150_000,
+            ..data
+        };
+        progress("filling 150k × 1 KB");
+        data.fill(&stage.connect().await?, 0).await?;
+        stage.restart_etcd().await?;
+        progress("P12 memory, 1 KB");
+        report.add(
+            "P12",
+            memory::p12(&stage, &data, rounds, "1 KB objects", 1.4).await,
+        );
+    }
+    Ok(())
+}
+
+/// 15k objects of 10 KB: lists and memory; then 150k of them: a cold load.
+async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
+    let (args, rounds) = (&suite.args, suite.args.rounds);
+    if !args.wants(&["P3", "P4", "P9", "P11", "P12"]) {
+        return Ok(());
+    }
+    let data = Dataset {
+        prefix: "/registry/pods/",
+        keys: 15_000,
+        value_bytes: 10 << 10,
+    };
+    progress("filling 15k × 10 KB");
+    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
+    data.fill(&stage.connect().await?, 0).await?;
+    if args.wants(&["P3", "P4"]) {
+        start_targets(&mut stage, report).await?;
+    }
+    if args.wants(&["P3"]) {
+        progress("P3 LIST");
+        report.add("P3", lists::p3(&stage, &data, rounds).await);
+    }
+    if args.wants(&["P4"]) {
+        progress("P4 four clients, large objects");
+        report.add("P4", lists::p4(&stage, &data, rounds, "15k × 10 KB", 1.4).await);
+    }
+    if args.wants(&["P9"]) {
+        progress("P9 eight LISTs at once");
+        report.add("P9", memory::p9(&mut stage, &data, rounds).await);
+    }
+    if args.wants(&["P12"]) {
+        stage.restart_etcd().await?;
+        progress("P12 memory, 10 KB");
+        report.add(
+            "P12",
+            memory::p12(&stage, &data, rounds, "10 KB objects", 1.15).await,
+        );
+    }
+    if args.wants(&["P11"]) {
+        progress("filling up to 150k × 10 KB");
+        let data = Dataset {
+            keys: 150_000,
+            ..data
+        };
+        data.fill(&stage.connect().await?, 15_000).await?;
+        stage.restart_etcd().await?;
+        progress("P11 cold load");
+        report.add("P11", cold_load::p11(&stage, &data, rounds).await);
+    }
+    Ok(())
+}
+
+/// A store that grows from 10k to 1M small objects.
+async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
+    let (args, rounds) = (&suite.args, suite.args.rounds);
+    if !args.wants(&["P8", "P12", "P15"]) {
+        return Ok(());
+    }
+    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
+    let mut growth = growth::Growth::default();
+    let mut filled = 0;
+    for keys in [10_000, 100_000, 300_000, 1_000_000] {
+        let wanted: &[&str] = match keys {
+            300_000 => &["P8"],
+            1_000_000 => &["P12", "P15"],
+            _ => &["P15"],
+        };
+        if !args.wants(wanted) {
+            continue;
+        }
+        progress(&format!("filling up to {}k × 100 B", keys / 1000));
+        let data = Dataset {
+            prefix: "/registry/pods/",
+            keys,
+            value_bytes: 100,
+        };
+        data.fill(&stage.connect().await?, filled).await?;
+        filled = keys;
+        if keys == 300_000 {
+            start_targets(&mut stage, report).await?;
+            progress("P8 pages and counts");
+            report.add("P8", pages::p8(&stage, &data, rounds).await);
+        } else if args.wants(&["P15"]) {
+            start_targets(&mut stage, report).await?;
+            progress("P15 growth");
+            if let Err(error) = growth.measure(&stage, &data, rounds).await {
+                report.note(format!("P15 was not measured with {keys} keys: {error:#}"));
+            }
+        }
+        if keys == 1_000_000 && args.wants(&["P12"]) {
+            stage.restart_etcd().await?;
+            progress("P12 memory, 100 B");
+            report.add(
+                "P12",
+                memory::p12(&stage, &data, rounds, "100 B objects", 2.0).await,
+            );
+        }
+    }
+    report.rows.extend(growth.rows());
+    Ok(())
+}

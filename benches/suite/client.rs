@@ -1,0 +1,197 @@
+//! A raw-bytes gRPC client on HTTP/2: it sends requests that are encoded already, counts the bytes of the answers and
+//! checks the status, and decodes nothing. Its windows are large, as those of grpc-go grow to be, so that a slow answer
+//! is the server's doing; frames are of 16 KB, because that is what grpc-go's clients accept.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result};
+use bytes::{Bytes, BytesMut};
+use h2::client::SendRequest;
+use http::{HeaderMap, Method as HttpMethod, Request, Uri};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+
+/// The calls that the suite makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Method {
+    /// `KV/Range`.
+    Range = 0,
+    /// `KV/Put`.
+    Put = 1,
+    /// `KV/Txn`.
+    Txn = 2,
+}
+
+impl Method {
+    const ALL: [Method; 3] = [Method::Range, Method::Put, Method::Txn];
+
+    /// The path of the call.
+    pub(crate) fn path(self) -> &'static str {
+        match self {
+            Method::Range => "/etcdserverpb.KV/Range",
+            Method::Put => "/etcdserverpb.KV/Put",
+            Method::Txn => "/etcdserverpb.KV/Txn",
+        }
+    }
+}
+
+/// The receive windows of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows {
+    /// Per stream.
+    pub(crate) stream_bytes: u32,
+    /// Of the whole connection.
+    pub(crate) connection_bytes: u32,
+}
+
+impl Windows {
+    /// What grpc-go's estimate grows to on a fast link.
+    pub(crate) const LARGE: Windows = Windows {
+        stream_bytes: 16 << 20,
+        connection_bytes: 256 << 20,
+    };
+}
+
+/// Why a call did not succeed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CallError {
+    /// The connection or the stream broke.
+    #[error("HTTP/2: {0}")]
+    Transport(#[from] h2::Error),
+    /// Not a gRPC answer.
+    #[error("HTTP status {0}")]
+    Http(u16),
+    /// A gRPC status other than OK, or none.
+    #[error("gRPC status {status}: {message}")]
+    Grpc {
+        /// The code as it was sent, empty when there was none.
+        status: String,
+        /// The message as it was sent.
+        message: String,
+    },
+}
+
+/// One HTTP/2 connection to a target; ends when dropped.
+pub(crate) struct Connection {
+    send: SendRequest<Bytes>,
+    requests: [Request<()>; 3],
+    driver: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+impl Connection {
+    /// Connects and shakes hands.
+    pub(crate) async fn open(address: SocketAddr, windows: Windows) -> Result<Self> {
+        let stream = TcpStream::connect(address)
+            .await
+            .with_context(|| format!("connecting to {address}"))?;
+        stream.set_nodelay(true)?;
+        let (send, connection) = h2::client::Builder::new()
+            .initial_window_size(windows.stream_bytes)
+            .initial_connection_window_size(windows.connection_bytes)
+            .initial_max_send_streams(4096)
+            .handshake::<_, Bytes>(stream)
+            .await
+            .with_context(|| format!("HTTP/2 handshake with {address}"))?;
+        // A broken connection shows as the failure of every call on it.
+        let driver = tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        let mut requests = Vec::new();
+        for method in Method::ALL {
+            let uri: Uri = format!("http://{address}{}", method.path()).parse()?;
+            requests.push(
+                Request::builder()
+                    .method(HttpMethod::POST)
+                    .uri(uri)
+                    .header("content-type", "application/grpc")
+                    .header("te", "trailers")
+                    .body(())?,
+            );
+        }
+        let requests = requests
+            .try_into()
+            .map_err(|_| anyhow::anyhow!("one request per method"))?;
+        Ok(Connection {
+            send,
+            requests,
+            driver,
+        })
+    }
+
+    /// Makes a call, throws the answer away and returns its size in bytes, frames of gRPC included.
+    pub(crate) async fn call(&self, method: Method, body: Bytes) -> Result<u64, CallError> {
+        let mut received_bytes = 0;
+        self.exchange(method, body, |chunk| received_bytes += chunk.len() as u64)
+            .await?;
+        Ok(received_bytes)
+    }
+
+    /// Makes a call and returns the whole answer.
+    pub(crate) async fn fetch(&self, method: Method, body: Bytes) -> Result<Bytes, CallError> {
+        let mut answer = BytesMut::new();
+        self.exchange(method, body, |chunk| answer.extend_from_slice(chunk))
+            .await?;
+        Ok(answer.freeze())
+    }
+
+    /// Begins a call and leaves its answer unread.
+    pub(crate) async fn begin(&self, method: Method, body: Bytes) -> Result<h2::RecvStream, CallError> {
+        let mut send = self.send.clone().ready().await?;
+        let (response, mut stream) = send.send_request(self.requests[method as usize].clone(), false)?;
+        stream.send_data(body, true)?;
+        let response = response.await?;
+        if response.status() != http::StatusCode::OK {
+            return Err(CallError::Http(response.status().as_u16()));
+        }
+        // An answer of headers alone carries its status there.
+        if response.headers().contains_key("grpc-status") {
+            check_status(response.headers())?;
+        }
+        Ok(response.into_body())
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        body: Bytes,
+        mut on_chunk: impl FnMut(&Bytes),
+    ) -> Result<(), CallError> {
+        let mut answer = self.begin(method, body).await?;
+        while let Some(chunk) = answer.data().await {
+            let chunk = chunk?;
+            answer.flow_control().release_capacity(chunk.len())?;
+            on_chunk(&chunk);
+        }
+        match answer.trailers().await? {
+            Some(trailers) => check_status(&trailers),
+            None => Err(CallError::Grpc {
+                status: String::new(),
+                message: "no trailers".into(),
+            }),
+        }
+    }
+}
+
+fn check_status(headers: &HeaderMap) -> Result<(), CallError> {
+    let text = |name: &str| {
+        headers
+            .get(name)
+            .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+            .unwrap_or_default()
+    };
+    let status = text("grpc-status");
+    if status == "0" {
+        Ok(())
+    } else {
+        Err(CallError::Grpc {
+            status,
+            message: text("grpc-message"),
+        })
+    }
+}

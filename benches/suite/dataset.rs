@@ -1,0 +1,177 @@
+//! What etcd is filled with: keys shaped like Kubernetes' own, values of pseudo-random bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Result, bail};
+use bytes::Bytes;
+use prost::Message;
+use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
+
+use crate::client::{Connection, Method};
+use crate::load::Op;
+use crate::wire::{self, PutRequest, RequestOp, TxnRequest};
+
+/// Transactions in flight while filling.
+const FILL_IN_FLIGHT: usize = 16;
+/// A transaction stays below etcd's limit of 1.5 MiB per request.
+const MAX_TXN_BYTES: usize = 1 << 20;
+/// Operations per transaction at most (etcd is started with a higher limit than its default of 128).
+const MAX_TXN_OPS: usize = 1000;
+/// Calls that a case of single keys or random pages cycles through.
+pub(crate) const DISTINCT_CALLS: usize = 4096;
+
+/// Keys with one prefix and values of one size.
+#[derive(Clone, Debug)]
+pub(crate) struct Dataset {
+    /// Ends in a slash.
+    pub(crate) prefix: &'static str,
+    /// How many keys there are.
+    pub(crate) keys: usize,
+    /// The size of each value.
+    pub(crate) value_bytes: usize,
+}
+
+impl Dataset {
+    /// The key with this number; numbers in order give keys in order.
+    pub(crate) fn key(&self, number: usize) -> String {
+        format!(
+            "{}namespace-{:02}/object-{number:07}",
+            self.prefix,
+            number * 50 / 10_000_000
+        )
+    }
+
+    /// Key numbers spread over the whole set, always the same ones, in no order.
+    fn spread(&self, count: usize) -> impl Iterator<Item = usize> {
+        let (keys, mut state) = (self.keys, 0x9e37_79b9_7f4a_7c15_u64);
+        (0..count).map(move |_| {
+            state = xorshift(state);
+            #[allow(clippy::cast_possible_truncation, reason = "a number below the count of keys")]
+            let number = (state % keys as u64) as usize;
+            number
+        })
+    }
+
+    /// Linearizable reads of single keys.
+    pub(crate) fn gets(&self) -> Vec<Op> {
+        self.spread(DISTINCT_CALLS.min(self.keys))
+            .map(|number| Op::range(&wire::get_request(self.key(number))))
+            .collect()
+    }
+
+    /// A linearizable LIST of the whole set.
+    pub(crate) fn list(&self) -> Vec<Op> {
+        vec![Op::range(&wire::prefix_request(self.prefix))]
+    }
+
+    /// A count of the whole set.
+    pub(crate) fn count(&self) -> Vec<Op> {
+        vec![Op::range(&RangeRequest {
+            count_only: true,
+            ..wire::prefix_request(self.prefix)
+        })]
+    }
+
+    /// The first page.
+    pub(crate) fn first_page(&self, limit: i64) -> Vec<Op> {
+        vec![Op::range(&RangeRequest {
+            limit,
+            ..wire::prefix_request(self.prefix)
+        })]
+    }
+
+    /// Pages that start anywhere and belong to a list at this revision; 0 means now.
+    pub(crate) fn random_pages(&self, limit: i64, revision: i64) -> Vec<Op> {
+        self.spread(DISTINCT_CALLS.min(self.keys) / 8)
+            .map(|number| {
+                let key = self.key(number).into();
+                Op::range(&RangeRequest {
+                    key,
+                    limit,
+                    revision,
+                    ..wire::prefix_request(self.prefix)
+                })
+            })
+            .collect()
+    }
+
+    /// Writes keys `from` to the end.
+    pub(crate) async fn fill(&self, etcd: &Arc<Connection>, from: usize) -> Result<()> {
+        let per_txn = (MAX_TXN_BYTES / (self.value_bytes + 100)).clamp(1, MAX_TXN_OPS);
+        let next = Arc::new(AtomicUsize::new(from));
+        let mut workers = tokio::task::JoinSet::new();
+        for _ in 0..FILL_IN_FLIGHT {
+            let (this, etcd, next) = (self.clone(), etcd.clone(), next.clone());
+            workers.spawn(async move {
+                let noise = noise(this.value_bytes + NOISE_OFFSETS);
+                loop {
+                    let first = next.fetch_add(per_txn, Ordering::Relaxed);
+                    if first >= this.keys {
+                        return Ok::<_, anyhow::Error>(());
+                    }
+                    let numbers = first..(first + per_txn).min(this.keys);
+                    let success = numbers
+                        .map(|number| {
+                            let offset = number % NOISE_OFFSETS;
+                            let value = noise.slice(offset..offset + this.value_bytes);
+                            RequestOp {
+                                request_put: Some(PutRequest {
+                                    key: this.key(number).into(),
+                                    value,
+                                }),
+                            }
+                        })
+                        .collect();
+                    etcd.call(Method::Txn, wire::frame(&TxnRequest { success }))
+                        .await?;
+                }
+            });
+        }
+        while let Some(worker) = workers.join_next().await {
+            worker??;
+        }
+        let answer: RangeResponse = fetch_message(etcd, &self.count()[0]).await?;
+        if answer.count != i64::try_from(self.keys)? {
+            bail!(
+                "{} holds {} keys instead of {}",
+                self.prefix,
+                answer.count,
+                self.keys
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Values begin at so many different places of the same noise.
+const NOISE_OFFSETS: usize = 8191;
+
+fn noise(length: usize) -> Bytes {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state = xorshift(state);
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes.into()
+}
+
+fn xorshift(mut state: u64) -> u64 {
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^ (state << 17)
+}
+
+/// Makes a call and decodes the answer.
+pub(crate) async fn fetch_message<M: Message + Default>(connection: &Connection, op: &Op) -> Result<M> {
+    wire::unframe(&connection.fetch(op.method, op.body.clone()).await?)
+}
+
+/// The store's revision now.
+pub(crate) async fn current_revision(etcd: &Connection) -> Result<i64> {
+    let answer: RangeResponse =
+        fetch_message(etcd, &Op::range(&wire::get_request("no such key".into()))).await?;
+    Ok(answer.header.map_or(0, |header| header.revision))
+}

@@ -1,0 +1,172 @@
+//! What many rangecaches before one etcd cost it: a steady trickle of puts and, on each sidecar, linearizable reads; the
+//! same reads sent to etcd itself, for comparison.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::cases::{Suite, progress, puts};
+use crate::client::{Connection, Windows};
+use crate::dataset::Dataset;
+use crate::load::{self, Op, Outcome};
+use crate::measure::{Block, Series};
+use crate::open_loop::open_loop;
+use crate::processes::Process;
+use crate::procfs::CpuSample;
+use crate::report::{Report, Row, Unit};
+use crate::stage::{Kind, Stage};
+
+const SIDECARS: [usize; 3] = [1, 4, 16];
+const PUTS_PER_SECOND: u32 = 200;
+const GETS_PER_SECOND_EACH: u32 = 500;
+const BLOCK: Duration = Duration::from_secs(4);
+
+/// Measures each size of fleet, round after round, with and without the sidecars.
+pub(crate) async fn run(suite: &Suite) -> Result<Report> {
+    let data = Dataset {
+        prefix: "/registry/pods/",
+        keys: 20_000,
+        value_bytes: 1 << 10,
+    };
+    let stage = Stage::start(&suite.binaries, suite.options).await?;
+    let etcd = stage.connect().await?;
+    data.fill(&etcd, 0).await?;
+    let mut gets = data.gets();
+    load::learn(&etcd, &mut gets).await?;
+    let gets = Arc::new(gets);
+    let mut report = Report::default();
+    for count in SIDECARS {
+        let (mut idle, mut reading) = (Series::new(), Series::new());
+        for round in 0..suite.args.rounds {
+            progress(&format!("{count} sidecars, round {}", round + 1));
+            let mut direct = Vec::new();
+            for _ in 0..count {
+                direct.push(stage.connect().await?);
+            }
+            let block = drive(&stage, &[], &etcd, &direct, &gets, 0).await?;
+            idle.entry(Kind::Direct).or_default().push(block);
+            let block = drive(&stage, &[], &etcd, &direct, &gets, GETS_PER_SECOND_EACH).await?;
+            reading.entry(Kind::Direct).or_default().push(block);
+            let (mut sidecars, mut through) = (Vec::new(), Vec::new());
+            for _ in 0..count {
+                let sidecar = stage.start_rangecache(&[]).await?;
+                through.push(Arc::new(Connection::open(sidecar.address, Windows::LARGE).await?));
+                sidecars.push(sidecar);
+            }
+            let block = drive(&stage, &sidecars, &etcd, &through, &gets, 0).await?;
+            idle.entry(Kind::Rangecache).or_default().push(block);
+            let block = drive(&stage, &sidecars, &etcd, &through, &gets, GETS_PER_SECOND_EACH).await?;
+            reading.entry(Kind::Rangecache).or_default().push(block);
+        }
+        report.rows.extend(rows(count, idle, reading));
+    }
+    Ok(report)
+}
+
+fn rows(count: usize, idle: Series, reading: Series) -> Vec<Row> {
+    let etcd = |block: &Block| block.cpu_etcd_ns as f64 / block.seconds;
+    let each = move |block: &Block| block.cpu_proxy_ns as f64 / block.seconds / count as f64;
+    let row = |what: &str, series: &Series, figure: &dyn Fn(&Block) -> f64| {
+        Row::of_series(
+            "fleet",
+            format!("{count} × {what}"),
+            Unit::Nanoseconds,
+            series,
+            figure,
+            &[],
+        )
+    };
+    let mut own = row("reading: CPU/s of each sidecar", &reading, &each);
+    own.figures.remove(&Kind::Direct);
+    let mut own_idle = row("idle: CPU/s of each sidecar", &idle, &each);
+    own_idle.figures.remove(&Kind::Direct);
+    let base = idle
+        .get(&Kind::Direct)
+        .and_then(|blocks| crate::report::Stat::of(blocks.iter().map(etcd)))
+        .map_or(0.0, |stat| stat.median);
+    let share = move |block: &Block| (etcd(block) - base) / count as f64;
+    vec![
+        row("idle: CPU/s of etcd", &idle, &etcd),
+        own_idle,
+        row("reading: CPU/s of etcd", &reading, &etcd).with_series(reading.clone()),
+        row("reading: CPU/s of etcd per sidecar, above none", &reading, &share),
+        own,
+        row("reading: GET p50", &reading, &|block| block.percentiles_ns[0]),
+        row("reading: GET p99", &reading, &|block| block.percentiles_ns[1]),
+    ]
+}
+
+/// Puts to etcd and, if asked for, reads dealt among the connections; the CPU of etcd and of all sidecars together.
+async fn drive(
+    stage: &Stage,
+    sidecars: &[Process],
+    etcd: &Arc<Connection>,
+    readers: &[Arc<Connection>],
+    gets: &Arc<Vec<Op>>,
+    per_second_each: u32,
+) -> Result<Block> {
+    let write = {
+        let etcd = etcd.clone();
+        move |number: usize| {
+            let (etcd, op) = (
+                etcd.clone(),
+                puts::put(&format!("/registry/leases/object-{:07}", number % 1000), 100),
+            );
+            async move { load::checked_call(&etcd, &op).await }
+        }
+    };
+    let per_second = per_second_each * u32::try_from(readers.len())?;
+    let read = {
+        let (readers, gets) = (readers.to_vec(), gets.clone());
+        async move {
+            if per_second == 0 {
+                return Ok(Outcome::default());
+            }
+            open_loop(per_second, BLOCK, move |number| {
+                let (reader, gets) = (readers[number % readers.len()].clone(), gets.clone());
+                async move {
+                    let op = &gets[number % gets.len()];
+                    // The header's revision grows with the puts, so the size is that of etcd's answer only nearly.
+                    reader
+                        .call(op.method, op.body.clone())
+                        .await
+                        .map_err(|error| error.to_string())
+                }
+            })
+            .await
+        }
+    };
+    let sample = || -> Result<Vec<CpuSample>> {
+        let pids = [std::process::id(), stage.etcd.pid()]
+            .into_iter()
+            .chain(sidecars.iter().map(Process::pid));
+        pids.map(CpuSample::of).collect()
+    };
+    let before = sample()?;
+    let start = std::time::Instant::now();
+    let (reads, writes) = tokio::join!(read, open_loop(PUTS_PER_SECOND, BLOCK, write));
+    let (reads, writes) = (reads?, writes?);
+    let seconds = start.elapsed().as_secs_f64();
+    let used: Vec<u64> = sample()?
+        .iter()
+        .zip(&before)
+        .map(|(now, before)| now.since(before))
+        .collect();
+    Ok(Block {
+        calls: reads.calls,
+        bytes: reads.bytes,
+        errors: reads.errors + writes.errors,
+        first_error: reads.first_error.clone().or(writes.first_error),
+        seconds,
+        percentiles_ns: [0.5, 0.99, 0.999].map(|share| match reads.calls {
+            0 => f64::NAN,
+            _ => reads.percentile_ns(share) as f64,
+        }),
+        cpu_client_ns: used[0],
+        cpu_etcd_ns: used[1],
+        cpu_proxy_ns: used[2..].iter().sum(),
+        extra: BTreeMap::new(),
+    })
+}

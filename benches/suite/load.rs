@@ -1,0 +1,190 @@
+//! Drives one target: so many calls in flight over so many connections, for so long.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use bytes::Bytes;
+
+use crate::client::{Connection, Method};
+
+/// A load of which no call returns within this time has failed.
+const BLOCK_DEADLINE: Duration = Duration::from_secs(120);
+/// A worker that has met so many errors has made its point.
+const ERRORS_PER_WORKER: u64 = 100;
+
+/// One call, ready to be sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Op {
+    /// Which call.
+    pub(crate) method: Method,
+    /// The request, framed.
+    pub(crate) body: Bytes,
+    /// The size of the right answer, once [`learn`] has asked etcd.
+    pub(crate) expected_bytes: Option<u64>,
+}
+
+impl Op {
+    /// A Range.
+    pub(crate) fn range(request: &rangecache::etcdserverpb::RangeRequest) -> Self {
+        Op {
+            method: Method::Range,
+            body: crate::wire::frame(request),
+            expected_bytes: None,
+        }
+    }
+}
+
+/// How a target is driven.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Connections, among which the calls are dealt.
+    pub(crate) connections: usize,
+    /// Calls in flight on all of them together.
+    pub(crate) in_flight: usize,
+    /// How long calls are begun.
+    pub(crate) duration: Duration,
+    /// Calls per worker that are made even when the time is up.
+    pub(crate) min_calls: usize,
+}
+
+/// What one load brought.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Outcome {
+    /// Calls answered as they should be.
+    pub(crate) calls: u64,
+    /// Bytes of answers.
+    pub(crate) bytes: u64,
+    /// Calls that failed or brought another number of bytes than etcd's answer has.
+    pub(crate) errors: u64,
+    /// What the first error said.
+    pub(crate) first_error: Option<String>,
+    /// From the first call to the last answer.
+    pub(crate) elapsed: Duration,
+    /// Nanoseconds of every good call, sorted.
+    pub(crate) latencies_ns: Vec<u64>,
+}
+
+impl Outcome {
+    /// The latency below which this share of the calls stayed, in nanoseconds.
+    pub(crate) fn percentile_ns(&self, share: f64) -> u64 {
+        percentile(&self.latencies_ns, share)
+    }
+
+    /// Takes in the outcome of a worker that ran beside.
+    pub(crate) fn merge(&mut self, other: Outcome) {
+        self.calls += other.calls;
+        self.bytes += other.bytes;
+        self.errors += other.errors;
+        self.first_error = self.first_error.take().or(other.first_error);
+        self.elapsed = self.elapsed.max(other.elapsed);
+        self.latencies_ns.extend(other.latencies_ns);
+    }
+
+    /// Counts one finished call.
+    pub(crate) fn count(&mut self, latency: Duration, result: Result<u64, String>) {
+        match result {
+            Ok(bytes) => {
+                self.calls += 1;
+                self.bytes += bytes;
+                self.latencies_ns.push(nanoseconds(latency));
+            }
+            Err(error) => {
+                self.errors += 1;
+                self.first_error.get_or_insert(error);
+            }
+        }
+    }
+}
+
+/// A duration in whole nanoseconds.
+pub(crate) fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A percentile of sorted numbers, the nearest rank.
+pub(crate) fn percentile(sorted: &[u64], share: f64) -> u64 {
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "an index below the length of the slice"
+    )]
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)
+}
+
+/// Asks etcd itself for the size of each answer, so that every other answer can be checked.
+pub(crate) async fn learn(etcd: &Connection, ops: &mut [Op]) -> Result<()> {
+    for chunk in ops.chunks_mut(64) {
+        let calls = chunk.iter().map(|op| etcd.call(op.method, op.body.clone()));
+        let sizes = futures_util::future::join_all(calls).await;
+        for (op, size) in chunk.iter_mut().zip(sizes) {
+            op.expected_bytes = Some(size?);
+        }
+    }
+    Ok(())
+}
+
+/// One call, checked.
+pub(crate) async fn checked_call(connection: &Connection, op: &Op) -> Result<u64, String> {
+    match connection.call(op.method, op.body.clone()).await {
+        Ok(bytes) => match op.expected_bytes {
+            Some(expected) if expected != bytes => {
+                Err(format!("an answer of {bytes} bytes where etcd's has {expected}"))
+            }
+            _ => Ok(bytes),
+        },
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Drives a target in a closed loop: each worker sends its next call when the last one is answered.
+pub(crate) async fn closed_loop(
+    connections: &[Arc<Connection>],
+    shape: Shape,
+    ops: &Arc<Vec<Op>>,
+) -> Result<Outcome> {
+    if connections.is_empty() || ops.is_empty() {
+        bail!("a load needs connections and calls");
+    }
+    let start = Instant::now();
+    let deadline = start + shape.duration;
+    let mut workers = tokio::task::JoinSet::new();
+    for worker in 0..shape.in_flight {
+        let connection = connections[worker % connections.len()].clone();
+        let ops = ops.clone();
+        workers.spawn(async move {
+            let mut outcome = Outcome::default();
+            // Workers start apart from each other and walk in step, so that they ask for different things.
+            let mut next = worker * ops.len() / shape.in_flight;
+            let mut calls = 0;
+            while outcome.errors < ERRORS_PER_WORKER && (calls < shape.min_calls || Instant::now() < deadline)
+            {
+                let begin = Instant::now();
+                let result = checked_call(&connection, &ops[next % ops.len()]).await;
+                outcome.count(begin.elapsed(), result);
+                next += 1;
+                calls += 1;
+            }
+            outcome.elapsed = start.elapsed();
+            outcome
+        });
+    }
+    let mut sum = Outcome::default();
+    let all = async {
+        while let Some(outcome) = workers.join_next().await {
+            sum.merge(outcome?);
+        }
+        Ok::<_, tokio::task::JoinError>(())
+    };
+    // On time-out the set is dropped at the end of this function, which ends the workers.
+    match tokio::time::timeout(shape.duration + BLOCK_DEADLINE, all).await {
+        Ok(joined) => joined?,
+        Err(_) => {
+            sum.errors += 1;
+            sum.first_error
+                .get_or_insert(format!("no answer within {BLOCK_DEADLINE:?}"));
+        }
+    }
+    sum.latencies_ns.sort_unstable();
+    Ok(sum)
+}

@@ -1,0 +1,112 @@
+//! The benchmark suite: drives etcd, its grpc-proxy, rangecache and a canned server in turns and prints one table.
+//! It is no test: it exits with 0 whatever it finds, and with another status only when it could not run.
+#![allow(clippy::print_stdout, reason = "the table is the product")]
+
+mod args;
+mod canned;
+mod cases;
+mod client;
+mod dataset;
+mod fleet;
+mod http1;
+mod json;
+mod load;
+mod measure;
+mod open_loop;
+mod processes;
+mod procfs;
+mod report;
+mod soak;
+mod stage;
+mod svg;
+mod table;
+mod wire;
+
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use args::{Args, Mode};
+use processes::{Binaries, EtcdOptions};
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+fn main() -> Result<()> {
+    let args = Args::from_process()?;
+    // Two threads: the client must be able to use what the servers leave, and no more threads than a small machine has.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        tokio::select! {
+            outcome = run(args) => outcome,
+            // Dropping the run stops every process that it started.
+            _ = interrupted() => anyhow::bail!("interrupted"),
+        }
+    })
+}
+
+/// Waits for SIGINT or SIGTERM.
+async fn interrupted() -> Result<()> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        outcome = tokio::signal::ctrl_c() => Ok(outcome?),
+        _ = terminate.recv() => Ok(()),
+    }
+}
+
+async fn run(args: Args) -> Result<()> {
+    match args.mode {
+        Mode::Help => {
+            println!("{}", args::HELP);
+            Ok(())
+        }
+        Mode::Canned => canned::run(args.upstream.as_deref().context("canned needs --upstream")?).await,
+        Mode::Cases | Mode::Soak | Mode::Fleet => suite(args).await,
+    }
+}
+
+async fn suite(args: Args) -> Result<()> {
+    let binaries = Binaries::find()?;
+    let options = EtcdOptions {
+        no_fsync: args.no_fsync,
+    };
+    let heading = table::Heading {
+        machine: procfs::machine(),
+        versions: versions(&binaries, options),
+        rounds: args.rounds,
+        load_before: procfs::load_average(),
+    };
+    let json = args.json.clone();
+    let suite = cases::Suite {
+        args,
+        binaries,
+        options,
+    };
+    let report = cases::run(&suite).await;
+    println!("{}", table::write(&heading, &report));
+    if let Some(path) = json {
+        std::fs::write(&path, json::write(&heading, &report))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// What the programs call themselves.
+fn versions(binaries: &Binaries, options: EtcdOptions) -> String {
+    let first_line = |program: &std::path::Path| {
+        let output = Command::new(program).arg("--version").env_clear().output();
+        let text = output
+            .map(|output| String::from_utf8_lossy(&output.stdout).into_owned())
+            .unwrap_or_default();
+        text.lines().next().unwrap_or("unknown version").trim().to_owned()
+    };
+    let fsync = if options.no_fsync { " without fsync" } else { "" };
+    format!(
+        "{}{fsync}; {}",
+        first_line(&binaries.etcd),
+        first_line(&binaries.rangecache)
+    )
+}

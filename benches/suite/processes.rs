@@ -1,0 +1,349 @@
+//! Starts and stops what is measured: etcd, its grpc-proxy, rangecache and the canned server. Every process listens on a
+//! free port, logs into the stage's folder and is killed when its guard is dropped.
+
+use std::fs::{self, File};
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::http1;
+
+/// How long a process may take until it serves.
+const START_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a mirror may take to load.
+const READY_DEADLINE: Duration = Duration::from_secs(180);
+/// Between two looks at a condition.
+const POLL: Duration = Duration::from_millis(5);
+/// A free port can be taken by somebody else before etcd binds it; then another one is tried.
+const PORT_ATTEMPTS: usize = 3;
+
+/// Where the binaries are.
+#[derive(Clone, Debug)]
+pub(crate) struct Binaries {
+    /// etcd 3.7, which is also grpc-proxy.
+    pub(crate) etcd: PathBuf,
+    /// rangecache as cargo built it for the benchmark.
+    pub(crate) rangecache: PathBuf,
+    /// This program, for the canned server.
+    pub(crate) suite: PathBuf,
+}
+
+impl Binaries {
+    /// Finds the binaries, or says how to get them.
+    pub(crate) fn find() -> Result<Self> {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let etcd =
+            std::env::var_os("ETCD_3_7").map_or_else(|| root.join("target/tools/etcd-3.7"), PathBuf::from);
+        if !etcd.exists() {
+            bail!(
+                "no etcd at {}: run `make tools`, or name one by ETCD_3_7",
+                etcd.display()
+            );
+        }
+        let rangecache = std::env::var_os("RANGECACHE")
+            .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_rangecache")), PathBuf::from);
+        Ok(Binaries {
+            etcd,
+            rangecache,
+            suite: std::env::current_exe()?,
+        })
+    }
+}
+
+/// A running process.
+pub(crate) struct Process {
+    name: &'static str,
+    child: Child,
+    log: PathBuf,
+    /// Where clients connect.
+    pub(crate) address: SocketAddr,
+    /// Where health and metrics are; the client address for all but rangecache.
+    pub(crate) metrics_address: SocketAddr,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Process {
+    /// The process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it and waits until it is gone.
+    pub(crate) fn stop(&mut self) {
+        // It has ended by itself, or it ends now; either way there is nothing left to do about it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Errs, with the end of the log, when the process has ended.
+    fn check_alive(&mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!(
+                "{} ended with {status}; its last words:\n{}",
+                self.name,
+                last_lines(&self.log)
+            );
+        }
+        Ok(())
+    }
+
+    /// Waits until a path answers 200.
+    async fn wait_for_200(&mut self, path: &str, deadline: Duration) -> Result<()> {
+        let until = Instant::now() + deadline;
+        loop {
+            let last = http1::get(self.metrics_address, path).await;
+            if matches!(last, Ok((200, _))) {
+                return Ok(());
+            }
+            self.check_alive()?;
+            if Instant::now() > until {
+                let seen = match last {
+                    Ok((status, body)) => format!("{status} {body}"),
+                    Err(error) => error.to_string(),
+                };
+                bail!(
+                    "{} is not ready after {deadline:?}: {path} says {seen}",
+                    self.name
+                );
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Waits until rangecache's mirrors are warm.
+    pub(crate) async fn wait_ready(&mut self) -> Result<()> {
+        self.wait_for_200("/readyz", READY_DEADLINE).await
+    }
+}
+
+fn last_lines(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(5)..].join("\n")
+}
+
+fn free_address() -> Result<SocketAddr> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+fn spawn(name: &'static str, mut command: Command, folder: &Path) -> Result<(Child, PathBuf)> {
+    // The user's own settings for etcd and rangecache must not reach those that are measured.
+    for (variable, _) in std::env::vars_os() {
+        let is_setting = variable.to_str().is_some_and(|text| {
+            text.starts_with("ETCD_") || text.starts_with("RANGECACHE_") || text.starts_with("OTEL_")
+        });
+        if is_setting {
+            command.env_remove(variable);
+        }
+    }
+    let (mut file, log) = (None, folder.join(format!("{name}.log")));
+    for number in 0..1000 {
+        let path = folder.join(format!("{name}-{number}.log"));
+        if let Ok(created) = File::create_new(&path) {
+            file = Some((created, path));
+            break;
+        }
+    }
+    let (file, log) = file.with_context(|| format!("cannot create {}", log.display()))?;
+    let child = command
+        .stderr(file)
+        .spawn()
+        .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+    Ok((child, log))
+}
+
+/// How an etcd is started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct EtcdOptions {
+    /// Passes `--unsafe-no-fsync`.
+    pub(crate) no_fsync: bool,
+}
+
+/// Starts an etcd on a data folder, new or left by an earlier one, and waits until it is healthy.
+pub(crate) async fn start_etcd(
+    binaries: &Binaries,
+    folder: &Path,
+    data: &Path,
+    options: EtcdOptions,
+) -> Result<Process> {
+    let mut attempt = 1;
+    loop {
+        let (client, peer) = (free_address()?, free_address()?);
+        let mut command = Command::new(&binaries.etcd);
+        command
+            .args(["--name", "bench", "--log-level", "error", "--enable-pprof"])
+            .args(["--quota-backend-bytes", "8589934592", "--max-txn-ops", "2048"])
+            .arg("--data-dir")
+            .arg(data)
+            .args(["--listen-client-urls", &format!("http://{client}")])
+            .args(["--advertise-client-urls", &format!("http://{client}")])
+            .args(["--listen-peer-urls", &format!("http://{peer}")])
+            .args(["--initial-advertise-peer-urls", &format!("http://{peer}")])
+            .args(["--initial-cluster", &format!("bench=http://{peer}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        if options.no_fsync {
+            command.arg("--unsafe-no-fsync");
+        }
+        let (child, log) = spawn("etcd", command, folder)?;
+        let mut etcd = Process {
+            name: "etcd",
+            child,
+            log,
+            address: client,
+            metrics_address: client,
+        };
+        match etcd.wait_for_200("/health", START_DEADLINE).await {
+            Ok(()) => return Ok(etcd),
+            Err(error) if attempt == PORT_ATTEMPTS => return Err(error),
+            Err(_) => attempt += 1,
+        }
+    }
+}
+
+/// Starts etcd's grpc-proxy before an etcd and waits until it answers.
+pub(crate) async fn start_grpc_proxy(
+    binaries: &Binaries,
+    folder: &Path,
+    etcd: SocketAddr,
+) -> Result<Process> {
+    let mut attempt = 1;
+    loop {
+        let address = free_address()?;
+        let mut command = Command::new(&binaries.etcd);
+        command
+            .args(["grpc-proxy", "start"])
+            .args(["--endpoints", &format!("http://{etcd}")])
+            .args(["--listen-addr", &address.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let (child, log) = spawn("grpc-proxy", command, folder)?;
+        let mut proxy = Process {
+            name: "grpc-proxy",
+            child,
+            log,
+            address,
+            metrics_address: address,
+        };
+        match proxy.wait_for_200("/health", START_DEADLINE).await {
+            Ok(()) => return Ok(proxy),
+            Err(error) if attempt == PORT_ATTEMPTS => return Err(error),
+            Err(_) => attempt += 1,
+        }
+    }
+}
+
+/// Starts rangecache before an etcd with further flags and waits until it serves; its mirrors may still be loading.
+pub(crate) async fn start_rangecache(
+    binaries: &Binaries,
+    folder: &Path,
+    etcd: SocketAddr,
+    flags: &[&str],
+) -> Result<Process> {
+    let mut command = Command::new(&binaries.rangecache);
+    command
+        .args(["--endpoints", &format!("http://{etcd}")])
+        .args(["--listen-client-urls", "http://127.0.0.1:0"])
+        .args(["--listen-metrics-urls", "http://127.0.0.1:0"])
+        .args(["--log-format", "json"])
+        .args(flags)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    let (child, log) = spawn("rangecache", command, folder)?;
+    // Its log says which ports it took; until then these stand in.
+    let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
+    let mut process = Process {
+        name: "rangecache",
+        child,
+        log,
+        address: unknown,
+        metrics_address: unknown,
+    };
+    let until = Instant::now() + START_DEADLINE;
+    loop {
+        let text = fs::read_to_string(&process.log)?;
+        if let (Some(clients), Some(metrics)) = (
+            logged_address(&text, "serving clients"),
+            logged_address(&text, "serving metrics"),
+        ) {
+            process.address = clients;
+            process.metrics_address = metrics;
+            return Ok(process);
+        }
+        process.check_alive()?;
+        if Instant::now() > until {
+            bail!(
+                "rangecache does not serve after {START_DEADLINE:?}:\n{}",
+                last_lines(&process.log)
+            );
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// The address in the log line with this message.
+fn logged_address(log: &str, message: &str) -> Option<SocketAddr> {
+    log.lines().find_map(|line| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        let fields = if line.get("message").is_some() {
+            &line
+        } else {
+            line.get("fields")?
+        };
+        if fields.get("message")?.as_str()? != message {
+            return None;
+        }
+        fields
+            .get("url")?
+            .as_str()?
+            .strip_prefix("http://")?
+            .trim_end_matches('/')
+            .parse()
+            .ok()
+    })
+}
+
+/// Starts the canned server, which records the answers of `upstream` and replays them.
+pub(crate) async fn start_canned(
+    binaries: &Binaries,
+    folder: &Path,
+    upstream: SocketAddr,
+) -> Result<Process> {
+    let mut command = Command::new(&binaries.suite);
+    // The canned server ends when its standard input does, that is with us, however we end.
+    command
+        .args(["canned", "--upstream", &upstream.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null());
+    let (child, log) = spawn("canned", command, folder)?;
+    let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
+    let mut process = Process {
+        name: "canned server",
+        child,
+        log,
+        address: unknown,
+        metrics_address: unknown,
+    };
+    let until = Instant::now() + START_DEADLINE;
+    loop {
+        let text = fs::read_to_string(&process.log)?;
+        if let Some(address) = text.lines().find_map(|line| line.strip_prefix("listening ")) {
+            process.address = address.parse()?;
+            process.metrics_address = process.address;
+            return Ok(process);
+        }
+        process.check_alive()?;
+        if Instant::now() > until {
+            bail!("the canned server does not serve after {START_DEADLINE:?}");
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}

@@ -1,0 +1,246 @@
+//! What a case found: rows of figures with the goals that they are held against.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::measure::{Block, Series};
+use crate::stage::Kind;
+
+/// What a figure is, and so how it is written and which way is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    /// Latency or CPU time in nanoseconds; less is better.
+    Nanoseconds,
+    /// Memory; less is better.
+    Bytes,
+    /// Calls per second; more is better.
+    PerSecond,
+    /// Throughput; more is better.
+    BytesPerSecond,
+    /// A factor; less is better.
+    Factor,
+    /// A number of things that should not be; less is better.
+    Count,
+}
+
+impl Unit {
+    /// Whether a larger figure is the better one.
+    pub(crate) fn more_is_better(self) -> bool {
+        matches!(self, Unit::PerSecond | Unit::BytesPerSecond)
+    }
+
+    /// The figure as people read it.
+    pub(crate) fn write(self, value: f64) -> String {
+        match self {
+            Unit::Nanoseconds if value.abs() < 1e6 => format!("{} µs", digits(value / 1e3)),
+            Unit::Nanoseconds if value.abs() < 1e10 => format!("{} ms", digits(value / 1e6)),
+            Unit::Nanoseconds => format!("{} s", digits(value / 1e9)),
+            Unit::Bytes if value.abs() < 1e9 => format!("{} MB", digits(value / 1e6)),
+            Unit::Bytes => format!("{} GB", digits(value / 1e9)),
+            Unit::PerSecond => format!("{}k/s", digits(value / 1e3)),
+            Unit::BytesPerSecond => format!("{} GB/s", digits(value / 1e9)),
+            Unit::Factor => format!("{}×", digits(value)),
+            Unit::Count => format!("{value:.0}"),
+        }
+    }
+}
+
+/// Three significant digits.
+fn digits(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// One condition of a goal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Check {
+    /// At least so many times as good as etcd itself.
+    TimesDirect(f64),
+    /// At least so many times as good as grpc-proxy.
+    TimesProxy(f64),
+    /// At most this, in the row's unit.
+    AtMost(f64),
+    /// At most so much more than etcd itself, in the row's unit.
+    AtMostAboveDirect(f64),
+}
+
+/// A median and the extremes over the rounds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stat {
+    /// The median.
+    pub(crate) median: f64,
+    /// The smallest.
+    pub(crate) min: f64,
+    /// The largest.
+    pub(crate) max: f64,
+}
+
+impl Stat {
+    /// Of one figure per round; none without figures.
+    pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Stat> {
+        let mut figures: Vec<f64> = figures.into_iter().filter(|figure| figure.is_finite()).collect();
+        figures.sort_by(f64::total_cmp);
+        let middle = figures.len() / 2;
+        let median = match figures.len() % 2 {
+            0 => (figures.get(middle.checked_sub(1)?)? + figures.get(middle)?) / 2.0,
+            _ => *figures.get(middle)?,
+        };
+        Some(Stat {
+            median,
+            min: *figures.first()?,
+            max: *figures.last()?,
+        })
+    }
+}
+
+/// One line of the table.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    /// The goal's number.
+    pub(crate) goal: &'static str,
+    /// What was measured.
+    pub(crate) what: String,
+    /// Of which kind the figures are.
+    pub(crate) unit: Unit,
+    /// The figures per target.
+    pub(crate) figures: BTreeMap<Kind, Stat>,
+    /// Those of whom some calls failed.
+    pub(crate) failed: BTreeSet<Kind>,
+    /// What is asked; empty where nothing is.
+    pub(crate) checks: Vec<Check>,
+    /// The rounds behind it, where the row is the first one made of them: CPU and errors are shown once.
+    pub(crate) series: Option<Series>,
+}
+
+impl Row {
+    /// A row of a figure per block.
+    pub(crate) fn of_series(
+        goal: &'static str,
+        what: impl Into<String>,
+        unit: Unit,
+        series: &Series,
+        figure: impl Fn(&Block) -> f64,
+        checks: &[Check],
+    ) -> Row {
+        let figures = series
+            .iter()
+            .filter_map(|(kind, blocks)| Some((*kind, Stat::of(blocks.iter().map(&figure))?)))
+            .collect();
+        let failed = series
+            .iter()
+            .filter(|(_, blocks)| blocks.iter().any(|block| block.errors > 0))
+            .map(|(kind, _)| *kind)
+            .collect();
+        Row {
+            goal,
+            what: what.into(),
+            unit,
+            figures,
+            failed,
+            checks: checks.to_vec(),
+            series: None,
+        }
+    }
+
+    /// A row of figures found otherwise.
+    pub(crate) fn of_figures(
+        goal: &'static str,
+        what: impl Into<String>,
+        unit: Unit,
+        figures: impl IntoIterator<Item = (Kind, Vec<f64>)>,
+        checks: &[Check],
+    ) -> Row {
+        let figures = figures
+            .into_iter()
+            .filter_map(|(kind, figures)| Some((kind, Stat::of(figures)?)))
+            .collect();
+        Row {
+            goal,
+            what: what.into(),
+            unit,
+            figures,
+            failed: BTreeSet::new(),
+            checks: checks.to_vec(),
+            series: None,
+        }
+    }
+
+    /// Shows the rounds' CPU and errors with this row.
+    pub(crate) fn with_series(mut self, series: Series) -> Row {
+        self.series = Some(series);
+        self
+    }
+
+    /// A target's median.
+    pub(crate) fn median(&self, kind: Kind) -> Option<f64> {
+        self.figures.get(&kind).map(|stat| stat.median)
+    }
+
+    /// How many times as good as `base` rangecache is.
+    pub(crate) fn times(&self, base: Kind) -> Option<f64> {
+        let (ours, theirs) = (self.median(Kind::Rangecache)?, self.median(base)?);
+        Some(if self.unit.more_is_better() {
+            ours / theirs
+        } else {
+            theirs / ours
+        })
+    }
+
+    /// Whether every condition holds; nothing where something is missing or nothing is asked.
+    pub(crate) fn reached(&self) -> Option<bool> {
+        let ours = self.median(Kind::Rangecache)?;
+        if self.checks.is_empty() {
+            return None;
+        }
+        // A figure of calls that failed proves nothing.
+        let mut all = !self.failed.contains(&Kind::Rangecache);
+        for check in &self.checks {
+            all &= match *check {
+                Check::TimesDirect(times) => self.times(Kind::Direct)? >= times,
+                Check::TimesProxy(times) => self.times(Kind::GrpcProxy)? >= times,
+                Check::AtMost(bound) => ours <= bound,
+                Check::AtMostAboveDirect(margin) => ours <= self.median(Kind::Direct)? + margin,
+            };
+        }
+        Some(all)
+    }
+
+    /// The goal in words.
+    pub(crate) fn goal_text(&self) -> String {
+        let words = self.checks.iter().map(|check| match *check {
+            Check::TimesDirect(times) => format!("{}× etcd", digits(times)),
+            Check::TimesProxy(times) => format!("{}× proxy", digits(times)),
+            Check::AtMost(bound) => format!("≤ {}", self.unit.write(bound)),
+            Check::AtMostAboveDirect(margin) => format!("≤ etcd + {}", self.unit.write(margin)),
+        });
+        words.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// All that was found, and what was not.
+#[derive(Debug, Default)]
+pub(crate) struct Report {
+    /// The lines of the table.
+    pub(crate) rows: Vec<Row>,
+    /// What a reader must know: cases that failed, targets that were missing.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Report {
+    /// Adds what a case found, or why it found nothing.
+    pub(crate) fn add(&mut self, case: &str, found: anyhow::Result<Vec<Row>>) {
+        match found {
+            Ok(rows) => self.rows.extend(rows),
+            Err(error) => self.note(format!("{case} was not measured: {error:#}")),
+        }
+    }
+
+    /// Adds a note, once.
+    pub(crate) fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+}

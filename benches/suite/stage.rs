@@ -1,0 +1,201 @@
+//! One etcd with what stands before it, and the targets that the cases drive.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::client::{Connection, Windows};
+use crate::http1;
+use crate::processes::{self, Binaries, EtcdOptions, Process};
+
+/// Who is driven.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// etcd itself.
+    Direct,
+    /// etcd's own proxy.
+    GrpcProxy,
+    /// rangecache.
+    Rangecache,
+    /// The canned server.
+    Floor,
+}
+
+impl Kind {
+    /// The order of a round, and of the table's columns.
+    pub(crate) const ALL: [Kind; 4] = [Kind::Direct, Kind::GrpcProxy, Kind::Rangecache, Kind::Floor];
+
+    /// The column's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Direct => "etcd",
+            Kind::GrpcProxy => "grpc-proxy",
+            Kind::Rangecache => "rangecache",
+            Kind::Floor => "floor",
+        }
+    }
+}
+
+/// Where a target is and whose CPU it uses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    /// Who it is.
+    pub(crate) kind: Kind,
+    /// Where clients connect.
+    pub(crate) address: SocketAddr,
+    /// The process in front of etcd; none for etcd itself.
+    pub(crate) proxy_pid: Option<u32>,
+    /// etcd's process.
+    pub(crate) etcd_pid: u32,
+}
+
+/// A running etcd and the proxies before it. Everything stops when it is dropped.
+pub(crate) struct Stage {
+    // The processes are declared, and so dropped, before the folder that they write to.
+    canned: Option<Process>,
+    rangecache: Option<Process>,
+    grpc_proxy: Option<Process>,
+    /// etcd.
+    pub(crate) etcd: Process,
+    folder: TempDir,
+    binaries: Binaries,
+    options: EtcdOptions,
+    /// Why rangecache is not among the targets, if it is not.
+    pub(crate) without_rangecache: Option<String>,
+}
+
+impl Stage {
+    /// Starts an empty etcd.
+    pub(crate) async fn start(binaries: &Binaries, options: EtcdOptions) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
+        let etcd =
+            processes::start_etcd(binaries, folder.path(), &folder.path().join("data"), options).await?;
+        Ok(Stage {
+            canned: None,
+            rangecache: None,
+            grpc_proxy: None,
+            etcd,
+            folder,
+            binaries: binaries.clone(),
+            options,
+            without_rangecache: None,
+        })
+    }
+
+    /// Starts the three others, waits until the mirror is warm, and replaces those that ran before.
+    pub(crate) async fn start_targets(&mut self) -> Result<()> {
+        (self.canned, self.rangecache, self.grpc_proxy) = (None, None, None);
+        let etcd = self.etcd.address;
+        self.grpc_proxy = Some(processes::start_grpc_proxy(&self.binaries, self.folder.path(), etcd).await?);
+        self.canned = Some(processes::start_canned(&self.binaries, self.folder.path(), etcd).await?);
+        match self.start_rangecache(&[]).await {
+            Ok(process) => self.rangecache = Some(process),
+            // The other figures are still worth having; the table says why this one is missing.
+            Err(error) => self.without_rangecache = Some(format!("{error:#}")),
+        }
+        Ok(())
+    }
+
+    /// Starts one more rangecache and waits until it is ready.
+    pub(crate) async fn start_rangecache(&self, flags: &[&str]) -> Result<Process> {
+        let mut process = self.launch_rangecache(flags).await?;
+        process.wait_ready().await?;
+        Ok(process)
+    }
+
+    /// Starts one more rangecache and does not wait for its mirror.
+    pub(crate) async fn launch_rangecache(&self, flags: &[&str]) -> Result<Process> {
+        processes::start_rangecache(&self.binaries, self.folder.path(), self.etcd.address, flags).await
+    }
+
+    /// Stops everything and starts etcd alone again on the same data, with a fresh heap.
+    pub(crate) async fn restart_etcd(&mut self) -> Result<()> {
+        (self.canned, self.rangecache, self.grpc_proxy) = (None, None, None);
+        // The old one must have let go of its data before the new one opens it.
+        self.etcd.stop();
+        let (folder, data) = (self.folder.path(), self.folder.path().join("data"));
+        self.etcd = processes::start_etcd(&self.binaries, folder, &data, self.options).await?;
+        Ok(())
+    }
+
+    /// Starts only one of the targets.
+    pub(crate) async fn start_only(&mut self, kind: Kind) -> Result<()> {
+        let etcd = self.etcd.address;
+        match kind {
+            Kind::Direct => {}
+            Kind::GrpcProxy => {
+                let process = processes::start_grpc_proxy(&self.binaries, self.folder.path(), etcd).await?;
+                self.grpc_proxy = Some(process);
+            }
+            Kind::Rangecache => self.rangecache = Some(self.start_rangecache(&[]).await?),
+            Kind::Floor => {
+                let process = processes::start_canned(&self.binaries, self.folder.path(), etcd).await?;
+                self.canned = Some(process);
+            }
+        }
+        Ok(())
+    }
+
+    /// The running targets in the order of a round.
+    pub(crate) fn targets(&self) -> Vec<Target> {
+        let process = |kind| match kind {
+            Kind::Direct => None,
+            Kind::GrpcProxy => self.grpc_proxy.as_ref(),
+            Kind::Rangecache => self.rangecache.as_ref(),
+            Kind::Floor => self.canned.as_ref(),
+        };
+        let etcd_pid = self.etcd.pid();
+        let direct = Target {
+            kind: Kind::Direct,
+            address: self.etcd.address,
+            proxy_pid: None,
+            etcd_pid,
+        };
+        let proxied = Kind::ALL.into_iter().filter_map(|kind| {
+            let process = process(kind)?;
+            Some(Target {
+                kind,
+                address: process.address,
+                proxy_pid: Some(process.pid()),
+                etcd_pid,
+            })
+        });
+        std::iter::once(direct).chain(proxied).collect()
+    }
+
+    /// rangecache, where it runs.
+    pub(crate) fn rangecache(&self) -> Option<&Process> {
+        self.rangecache.as_ref()
+    }
+
+    /// A connection to etcd itself.
+    pub(crate) async fn connect(&self) -> Result<Arc<Connection>> {
+        Ok(Arc::new(
+            Connection::open(self.etcd.address, Windows::LARGE).await?,
+        ))
+    }
+
+    /// One of etcd's metrics.
+    pub(crate) async fn etcd_metric(&self, series: &str) -> Result<f64> {
+        let (_, text) = http1::get(self.etcd.address, "/metrics").await?;
+        http1::metric(&text, series).with_context(|| format!("etcd has no metric {series}"))
+    }
+
+    /// Makes etcd collect its garbage, so that the next growth of its heap starts from what it needs.
+    pub(crate) async fn collect_etcd_garbage(&self) -> Result<()> {
+        let (status, _) = http1::get(self.etcd.address, "/debug/pprof/heap?gc=1&debug=1").await?;
+        anyhow::ensure!(status == 200, "etcd's heap profile says {status}");
+        Ok(())
+    }
+}
+
+/// Connections to one target.
+pub(crate) async fn connections(target: &Target, count: usize) -> Result<Vec<Arc<Connection>>> {
+    let mut connections = Vec::new();
+    for _ in 0..count {
+        connections.push(Arc::new(Connection::open(target.address, Windows::LARGE).await?));
+    }
+    Ok(connections)
+}

@@ -1,0 +1,187 @@
+//! The report on a terminal.
+
+use crate::report::{Report, Row, Stat};
+use crate::stage::Kind;
+
+/// Facts that stand above the table.
+pub(crate) struct Heading {
+    /// What the figures were measured on.
+    pub(crate) machine: String,
+    /// Which programs.
+    pub(crate) versions: String,
+    /// How many rounds.
+    pub(crate) rounds: usize,
+    /// The load average before the first case; above about 0.5 somebody else was at work.
+    pub(crate) load_before: f64,
+}
+
+/// The whole report as text.
+pub(crate) fn write(heading: &Heading, report: &Report) -> String {
+    let mut text = format!(
+        "{}\n{}\n{} rounds, targets in turn; medians of the rounds' medians; load average before: {:.2}\n\n",
+        heading.machine, heading.versions, heading.rounds, heading.load_before
+    );
+    text += &grid(&figures(&report.rows));
+    text += "\n× is how many times as good as etcd itself, or as grpc-proxy, rangecache is: above 1 it is better.\n\
+             ! marks figures beside which calls failed or brought a wrong number of bytes.\n\n";
+    text += &grid(&details(&report.rows));
+    text += "\nCPU is per call and of each process; client, proxy and etcd share the machine's cores.\n";
+    for note in &report.notes {
+        text += &format!("\nNote: {note}\n");
+    }
+    text
+}
+
+fn cell(row: &Row, kind: Kind) -> String {
+    let mark = if row.failed.contains(&kind) { "!" } else { "" };
+    row.median(kind)
+        .map_or_else(|| format!("–{mark}"), |value| row.unit.write(value) + mark)
+}
+
+fn times(row: &Row, base: Kind) -> String {
+    row.times(base)
+        .map_or_else(|| "–".into(), |times| format!("{times:.2}×"))
+}
+
+fn figures(rows: &[Row]) -> Vec<Vec<String>> {
+    let heads = [
+        "",
+        "what",
+        "etcd",
+        "grpc-proxy",
+        "rangecache",
+        "floor",
+        "× etcd",
+        "× proxy",
+        "goal",
+        "reached",
+        "spread",
+    ];
+    let mut lines = vec![heads.map(String::from).to_vec()];
+    for row in rows {
+        let reached = match row.reached() {
+            Some(true) => "yes",
+            Some(false) => "NO",
+            None if row.checks.is_empty() => "",
+            None => "?",
+        };
+        lines.push(vec![
+            row.goal.into(),
+            row.what.clone(),
+            cell(row, Kind::Direct),
+            cell(row, Kind::GrpcProxy),
+            cell(row, Kind::Rangecache),
+            cell(row, Kind::Floor),
+            times(row, Kind::Direct),
+            times(row, Kind::GrpcProxy),
+            row.goal_text(),
+            reached.into(),
+            spread(row),
+        ]);
+    }
+    lines
+}
+
+/// rangecache's extremes over the rounds, or etcd's where there is no rangecache.
+fn spread(row: &Row) -> String {
+    let stat = row
+        .figures
+        .get(&Kind::Rangecache)
+        .or_else(|| row.figures.get(&Kind::Direct));
+    stat.map_or_else(String::new, |Stat { min, max, .. }| {
+        format!("{} – {}", row.unit.write(*min), row.unit.write(*max))
+    })
+}
+
+fn details(rows: &[Row]) -> Vec<Vec<String>> {
+    let heads = [
+        "",
+        "what",
+        "target",
+        "min",
+        "median",
+        "max",
+        "calls",
+        "errors",
+        "CPU client",
+        "CPU proxy",
+        "CPU etcd",
+        "first error",
+    ];
+    let mut lines = vec![heads.map(String::from).to_vec()];
+    for row in rows {
+        let Some(series) = &row.series else { continue };
+        for (kind, blocks) in series {
+            let sum = |figure: fn(&crate::measure::Block) -> u64| blocks.iter().map(figure).sum::<u64>();
+            let calls = sum(|block| block.calls);
+            let cpu = |figure: fn(&crate::measure::Block) -> u64| {
+                if calls == 0 {
+                    "–".into()
+                } else {
+                    crate::report::Unit::Nanoseconds.write(sum(figure) as f64 / calls as f64)
+                }
+            };
+            let stat = row.figures.get(kind);
+            let part = |figure: fn(&Stat) -> f64| {
+                stat.map_or_else(|| "–".into(), |stat| row.unit.write(figure(stat)))
+            };
+            lines.push(vec![
+                row.goal.into(),
+                row.what.clone(),
+                kind.name().into(),
+                part(|stat| stat.min),
+                part(|stat| stat.median),
+                part(|stat| stat.max),
+                calls.to_string(),
+                sum(|block| block.errors).to_string(),
+                cpu(|block| block.cpu_client_ns),
+                cpu(|block| block.cpu_proxy_ns),
+                cpu(|block| block.cpu_etcd_ns),
+                blocks
+                    .iter()
+                    .find_map(|block| block.first_error.clone())
+                    .unwrap_or_default(),
+            ]);
+        }
+    }
+    lines
+}
+
+/// Columns padded to the widest cell; the first two and the last to the left, figures to the right.
+pub(crate) fn grid(lines: &[Vec<String>]) -> String {
+    let columns = lines.first().map_or(0, Vec::len);
+    let width = |column: usize| {
+        lines
+            .iter()
+            .map(|line| line[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut text = String::new();
+    for (number, line) in lines.iter().enumerate() {
+        let mut written = String::new();
+        for (column, cell) in line.iter().enumerate() {
+            let padding = " ".repeat(widths[column] - cell.chars().count());
+            let left = column < 2 || column + 1 == columns;
+            written += &if left {
+                format!("{cell}{padding}  ")
+            } else {
+                format!("{padding}{cell}  ")
+            };
+        }
+        text += written.trim_end();
+        text.push('\n');
+        if number == 0 {
+            text += &"─".repeat(
+                widths
+                    .iter()
+                    .map(|width| width + 2)
+                    .sum::<usize>()
+                    .saturating_sub(2),
+            );
+            text.push('\n');
+        }
+    }
+    text
+}

@@ -1,0 +1,101 @@
+//! A small keyspace laid out as Kubernetes lays out its own.
+
+use anyhow::Result;
+use bytes::Bytes;
+
+use crate::reads::Ground;
+use crate::rpc::Etcdclient;
+
+/// One resource: its prefix, how many objects it has, and the size of each.
+struct Resource {
+    prefix: &'static str,
+    kind: &'static str,
+    objects: usize,
+    value_bytes: usize,
+}
+
+const RESOURCES: [Resource; 3] = [
+    Resource {
+        prefix: "/registry/pods/",
+        kind: "Pod",
+        objects: 2_000,
+        value_bytes: 1_024,
+    },
+    Resource {
+        prefix: "/registry/configmaps/",
+        kind: "ConfigMap",
+        objects: 400,
+        value_bytes: 512,
+    },
+    Resource {
+        prefix: "/registry/leases/",
+        kind: "Lease",
+        objects: 200,
+        value_bytes: 256,
+    },
+];
+
+const NAMESPACES: usize = 20;
+
+/// Below etcd's default limit of 128 operations in one transaction.
+const PUTS_PER_TXN: usize = 100;
+
+/// The pod that the tour reads and writes.
+pub(crate) const ONE_POD: &str = "/registry/pods/ns-07/web-00007";
+
+fn key(resource: &Resource, index: usize) -> String {
+    format!("{}ns-{:02}/web-{index:05}", resource.prefix, index % NAMESPACES)
+}
+
+/// A value of about the resource's size; `generation` tells one version of it from the next.
+fn value(resource: &Resource, index: usize, generation: usize) -> Bytes {
+    let mut text = format!(
+        r#"{{"kind":"{}","metadata":{{"name":"web-{index:05}","namespace":"ns-{:02}","generation":{generation}}},"spec":""#,
+        resource.kind,
+        index % NAMESPACES,
+    );
+    while text.len() + 2 < resource.value_bytes {
+        text.push(char::from(
+            b'a' + u8::try_from((index * 7 + text.len()) % 26).unwrap_or(0),
+        ));
+    }
+    text.push_str("\"}");
+    Bytes::from(text)
+}
+
+/// A new version of [`ONE_POD`].
+pub(crate) fn new_pod() -> Bytes {
+    value(&RESOURCES[0], 7, 2)
+}
+
+/// Fills an empty etcd and says with what.
+pub(crate) async fn fill(client: &mut Etcdclient) -> Result<String> {
+    let mut parts = Vec::new();
+    for resource in &RESOURCES {
+        let indices: Vec<usize> = (0..resource.objects).collect();
+        for batch in indices.chunks(PUTS_PER_TXN) {
+            let pairs = batch
+                .iter()
+                .map(|&i| (key(resource, i), value(resource, i, 1)))
+                .collect();
+            client.put_all(pairs).await?;
+        }
+        parts.push(format!(
+            "{} objects of {} B under {}",
+            resource.objects, resource.value_bytes, resource.prefix
+        ));
+    }
+    Ok(parts.join(", "))
+}
+
+/// What the reads of the tour are about, in the keyspace that [`fill`] writes.
+pub(crate) fn ground() -> Option<Ground> {
+    let pods = &RESOURCES[0];
+    Some(Ground {
+        key: Bytes::from_static(ONE_POD.as_bytes()),
+        start: Bytes::from_static(pods.prefix.as_bytes()),
+        end: Bytes::from_static(b"/registry/pods0"),
+        name: pods.prefix.to_owned(),
+        keys: i64::try_from(pods.objects).ok()?,
+    })
+}

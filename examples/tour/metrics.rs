@@ -1,0 +1,129 @@
+//! What etcd and rangecache count, read from their metrics over plain HTTP/1.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Where the counters are.
+pub(crate) struct Scrapes {
+    pub(crate) etcd_url: String,
+    pub(crate) proxy_url: String,
+}
+
+/// Counters at one moment; two of them make a difference.
+#[derive(Default)]
+pub(crate) struct Counters {
+    /// Range calls that etcd has handled, and bytes that it has sent to clients; absent when etcd's metrics cannot be
+    /// had at its client URL.
+    etcd: Option<(f64, f64)>,
+    /// Ranges by `outcome` or `outcome:reason`.
+    ranges: BTreeMap<String, f64>,
+}
+
+/// What happened between two moments.
+pub(crate) struct Difference {
+    pub(crate) etcd: Option<(f64, f64)>,
+    pub(crate) ranges: BTreeMap<String, f64>,
+}
+
+impl Scrapes {
+    pub(crate) async fn take(&self) -> Result<Counters> {
+        // Another's etcd may serve its metrics elsewhere, or not at all: the tour then leaves these columns empty.
+        let etcd = match get(&self.etcd_url, "/metrics").await {
+            Ok((200, text)) => Some((
+                sum(&text, "grpc_server_handled_total", r#"grpc_method="Range""#),
+                sum(&text, "etcd_network_client_grpc_sent_bytes_total", ""),
+            )),
+            _ => None,
+        };
+        let (status, text) = get(&self.proxy_url, "/metrics").await?;
+        if status != 200 {
+            bail!("{}/metrics answered with HTTP status {status}", self.proxy_url);
+        }
+        let mut ranges = BTreeMap::new();
+        for (labels, value) in samples(&text, "rangecache_range_total") {
+            let outcome = label(labels, "outcome").unwrap_or("?");
+            let name = match label(labels, "reason") {
+                None | Some("" | "none") => outcome.to_owned(),
+                Some(reason) => format!("{outcome}:{reason}"),
+            };
+            *ranges.entry(name).or_default() += value;
+        }
+        Ok(Counters { etcd, ranges })
+    }
+}
+
+impl Counters {
+    pub(crate) fn since(&self, earlier: &Self) -> Difference {
+        let etcd = match (self.etcd, earlier.etcd) {
+            (Some(now), Some(then)) => Some((now.0 - then.0, now.1 - then.1)),
+            _ => None,
+        };
+        let ranges = self
+            .ranges
+            .iter()
+            .map(|(name, now)| (name.clone(), now - earlier.ranges.get(name).unwrap_or(&0.0)))
+            .filter(|(_, count)| *count > 0.0)
+            .collect();
+        Difference { etcd, ranges }
+    }
+}
+
+/// The samples of one metric in the text format: labels (between the braces) and value.
+fn samples<'a>(text: &'a str, metric: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
+    text.lines().filter_map(move |line| {
+        let rest = line.strip_prefix(metric)?;
+        let (labels, value) = match rest.strip_prefix('{') {
+            Some(rest) => rest.rsplit_once('}')?,
+            None if rest.starts_with(' ') => ("", rest),
+            None => return None,
+        };
+        Some((labels, value.split_whitespace().next()?.parse().ok()?))
+    })
+}
+
+fn sum(text: &str, metric: &str, with_label: &str) -> f64 {
+    samples(text, metric)
+        .filter(|(labels, _)| labels.contains(with_label))
+        .map(|(_, value)| value)
+        .sum()
+}
+
+fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
+    labels
+        .split(',')
+        .find_map(|pair| pair.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
+}
+
+/// One HTTP/1.0 GET: status and body. The server closes the connection, so the body needs no framing.
+pub(crate) async fn get(url: &str, path: &str) -> Result<(u16, String)> {
+    let address = url
+        .strip_prefix("http://")
+        .with_context(|| format!("{url} is not an http:// URL"))?;
+    let address = address.trim_end_matches('/');
+    let exchange = async {
+        let mut stream = TcpStream::connect(address).await?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await?;
+        std::io::Result::Ok(answer)
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(10), exchange)
+        .await
+        .with_context(|| format!("{url}{path} did not answer within 10 s"))?
+        .with_context(|| format!("{url}{path} cannot be read"))?;
+    let text = String::from_utf8_lossy(&answer);
+    let (head, body) = text
+        .split_once("\r\n\r\n")
+        .context("an answer that is not HTTP")?;
+    let status = head
+        .split_whitespace()
+        .nth(1)
+        .and_then(|code| code.parse().ok())
+        .context("no HTTP status")?;
+    Ok((status, body.to_owned()))
+}

@@ -1,0 +1,368 @@
+//! Starts and stops the two servers of the tour.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStderr, Command};
+use tokio::sync::mpsc;
+
+use crate::{eventually, metrics};
+
+/// The ports that rangecache takes by default; others are taken where these are in use.
+const DEFAULT_PORTS: (u16, u16) = (23_790, 23_791);
+
+/// etcd starts within a second or two; a slow disk may take longer.
+const ETCD_START_SECONDS: u64 = 60;
+
+/// From the start of rangecache to the log lines that name its URLs.
+const RANGECACHE_START_SECONDS: u64 = 20;
+
+/// Loading a large etcd takes a while; the tour says so and waits this long at most.
+const WARM_SECONDS: u64 = 600;
+
+/// How long a process may take to end when asked to, before it is killed.
+const STOP_SECONDS: u64 = 10;
+
+/// The temporary folder of one tour, removed with everything in it when the tour ends.
+pub(crate) struct Workspace {
+    folder: TempDir,
+}
+
+impl Workspace {
+    pub(crate) fn create() -> Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("rangecache-tour-")
+            .tempdir()
+            .context("No temporary folder can be made: is there room in the folder that TMPDIR names?")?;
+        Ok(Self { folder })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+/// A tool that `make tools` has built.
+pub(crate) fn tool(name: &str) -> Result<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("target/tools")
+        .join(name);
+    if path.exists() {
+        return Ok(path);
+    }
+    bail!("{} is missing. Build it with: make tools", path.display())
+}
+
+/// Starts a program that gets no Ctrl-C of the terminal: the tour decides who stops first.
+fn spawn(command: &mut Command) -> Result<Child> {
+    let program = command.as_std().get_program().to_owned();
+    command
+        .stdin(Stdio::null())
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("{} cannot be started", program.display()))
+}
+
+/// Asks a process to end and waits for it; one that does not end is killed.
+async fn stop(mut child: Child) {
+    if let Some(pid) = child.id() {
+        // The standard library can only kill; the shell's built-in kill can ask.
+        let asked = Command::new("sh")
+            .args(["-c", &format!("kill -TERM {pid}")])
+            .status()
+            .await;
+        let ends = tokio::time::timeout(Duration::from_secs(STOP_SECONDS), child.wait());
+        if asked.is_ok() && ends.await.is_ok() {
+            return;
+        }
+    }
+    // An error here means that it has ended meanwhile, which is what is wanted.
+    let _ = child.kill().await;
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind(("127.0.0.1", 0))
+        .context("no free port on 127.0.0.1")?
+        .local_addr()?
+        .port())
+}
+
+fn is_free(port: u16) -> bool {
+    TcpListener::bind(("127.0.0.1", port)).is_ok()
+}
+
+/// An etcd of the tour's own.
+pub(crate) struct Etcd {
+    child: Child,
+    pub(crate) client_url: String,
+}
+
+impl Etcd {
+    /// Starts it and waits until it serves.
+    ///
+    /// # Errors
+    /// When it is not built, ends early or does not serve in time; the end of its log is in the error.
+    pub(crate) async fn start(workspace: &Workspace) -> Result<Self> {
+        let program = tool("etcd-3.7")?;
+        let client_url = format!("http://127.0.0.1:{}", free_port()?);
+        let peer_url = format!("http://127.0.0.1:{}", free_port()?);
+        let log = workspace.path("etcd.log");
+        let log_file = std::fs::File::create(&log).context("no log file for etcd")?;
+        let mut command = Command::new(program);
+        command
+            .args(["--name", "tour", "--log-level", "warn"])
+            .arg("--data-dir")
+            .arg(workspace.path("etcd"))
+            .args([
+                "--listen-client-urls",
+                &client_url,
+                "--advertise-client-urls",
+                &client_url,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer_url,
+                "--initial-advertise-peer-urls",
+                &peer_url,
+            ])
+            .args(["--initial-cluster", &format!("tour={peer_url}")])
+            .stdout(Stdio::null())
+            .stderr(log_file);
+        let mut child = spawn(&mut command)?;
+        let served = eventually(ETCD_START_SECONDS, || {
+            let ended = child.try_wait().ok().flatten();
+            let client_url = &client_url;
+            async move {
+                if let Some(status) = ended {
+                    return Some(Err(status));
+                }
+                matches!(metrics::get(client_url, "/health").await, Ok((200, _))).then_some(Ok(()))
+            }
+        })
+        .await;
+        match served {
+            Some(Ok(())) => Ok(Self { child, client_url }),
+            Some(Err(status)) => bail!("etcd ended at once ({status}):\n{}", tail(&log)),
+            None => bail!(
+                "etcd did not serve within {ETCD_START_SECONDS} s:\n{}",
+                tail(&log)
+            ),
+        }
+    }
+
+    pub(crate) async fn stop(self) {
+        stop(self.child).await;
+    }
+}
+
+/// The last lines of a log file.
+fn tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(10)..].join("\n")
+}
+
+/// The proxy.
+pub(crate) struct Rangecache {
+    child: Child,
+    pub(crate) client_url: String,
+    pub(crate) metrics_url: String,
+    started: Instant,
+    /// Lines that the operator should see, from now on; closed when the process ends.
+    complaints: mpsc::UnboundedReceiver<String>,
+}
+
+impl Rangecache {
+    /// Starts the release binary that lies beside this example and reads its URLs from its log.
+    ///
+    /// # Errors
+    /// When it is not built, or ends before it serves; what it said last is in the error.
+    pub(crate) async fn start(workspace: &Workspace, endpoints: &[String]) -> Result<Self> {
+        let program = beside_this_example()?;
+        let (client_port, metrics_port) = match DEFAULT_PORTS {
+            (client, metrics) if is_free(client) && is_free(metrics) => DEFAULT_PORTS,
+            (client, metrics) => {
+                println!("(port {client} or {metrics} is in use, so others are taken)");
+                (0, 0)
+            }
+        };
+        let mut command = Command::new(program);
+        command
+            .arg("--endpoints")
+            .arg(endpoints.join(","))
+            .args(["--listen-client-urls", &format!("http://127.0.0.1:{client_port}")])
+            .args([
+                "--listen-metrics-urls",
+                &format!("http://127.0.0.1:{metrics_port}"),
+            ])
+            .args(["--log-format", "json"])
+            .current_dir(workspace.folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let started = Instant::now();
+        let mut child = spawn(&mut command)?;
+        let stderr = child.stderr.take().context("rangecache's log cannot be read")?;
+        let (mut urls, complaints) = follow(stderr);
+        let both = async {
+            let (mut client, mut metrics) = (None, None);
+            while let Some(line) = urls.recv().await {
+                match line {
+                    Announcement::Clients(url) => client = Some(url),
+                    Announcement::Metrics(url) => metrics = Some(url),
+                }
+                if let (Some(client_url), Some(metrics_url)) = (&client, &metrics) {
+                    return Some((client_url.clone(), metrics_url.clone()));
+                }
+            }
+            None
+        };
+        let announced = tokio::time::timeout(Duration::from_secs(RANGECACHE_START_SECONDS), both).await;
+        let mut this = Self {
+            child,
+            client_url: String::new(),
+            metrics_url: String::new(),
+            started,
+            complaints,
+        };
+        match announced {
+            Ok(Some((client_url, metrics_url))) => {
+                (this.client_url, this.metrics_url) = (client_url, metrics_url);
+                Ok(this)
+            }
+            Ok(None) => bail!("rangecache ended before it served:\n{}", this.last_words().await),
+            Err(_) => bail!("rangecache did not serve within {RANGECACHE_START_SECONDS} s"),
+        }
+    }
+
+    /// Waits until every mirror is warm, and says how long after the start that was.
+    pub(crate) async fn wait_ready(&mut self) -> Result<Duration> {
+        let Self {
+            child,
+            metrics_url,
+            started,
+            ..
+        } = self;
+        let mut told = false;
+        let ready = eventually(WARM_SECONDS, || {
+            let ended = child.try_wait().ok().flatten();
+            if !told && started.elapsed() > Duration::from_secs(3) {
+                told = true;
+                println!("                  loading what etcd holds ...");
+            }
+            let metrics_url = &*metrics_url;
+            async move {
+                if ended.is_some() {
+                    return Some(false);
+                }
+                matches!(metrics::get(metrics_url, "/readyz").await, Ok((200, _))).then_some(true)
+            }
+        })
+        .await;
+        match ready {
+            Some(true) => Ok(self.started.elapsed()),
+            Some(false) => bail!("rangecache ended while it loaded:\n{}", self.last_words().await),
+            None => {
+                let state = metrics::get(&self.metrics_url, "/readyz")
+                    .await
+                    .map(|(_, text)| text)
+                    .unwrap_or_default();
+                bail!(
+                    "rangecache was not warm after {WARM_SECONDS} s; {}/readyz says:\n{state}",
+                    self.metrics_url
+                )
+            }
+        }
+    }
+
+    /// Prints what rangecache complains of, until it or etcd ends; neither should.
+    pub(crate) async fn watch_over(&mut self, etcd: Option<&mut Etcd>) -> Result<()> {
+        let etcd_ends = async {
+            match etcd {
+                Some(etcd) => etcd.child.wait().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::pin!(etcd_ends);
+        loop {
+            tokio::select! {
+                complaint = self.complaints.recv() => match complaint {
+                    Some(line) => println!("rangecache: {line}"),
+                    None => bail!("rangecache ended by itself ({})", self.child.wait().await?),
+                },
+                status = &mut etcd_ends => bail!("etcd ended by itself ({})", status?),
+            }
+        }
+    }
+
+    async fn last_words(&mut self) -> String {
+        let mut lines = Vec::new();
+        while let Some(line) = self.complaints.recv().await {
+            lines.push(line);
+        }
+        lines.join("\n")
+    }
+
+    pub(crate) async fn stop(self) {
+        stop(self.child).await;
+    }
+}
+
+/// `target/release/examples/tour` → `target/release/rangecache`.
+fn beside_this_example() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("this program does not know where it lies")?;
+    let program = this.ancestors().nth(2).map(|folder| folder.join("rangecache"));
+    match program {
+        Some(program) if program.exists() => Ok(program),
+        _ => bail!(
+            "The rangecache binary is missing beside {}. Build and run both with: make run",
+            this.display()
+        ),
+    }
+}
+
+/// A log line that names a URL.
+enum Announcement {
+    Clients(String),
+    Metrics(String),
+}
+
+/// Reads the log to its end: the URLs go one way, warnings and whatever is no JSON go the other.
+fn follow(
+    stderr: ChildStderr,
+) -> (
+    mpsc::UnboundedReceiver<Announcement>,
+    mpsc::UnboundedReceiver<String>,
+) {
+    let (announce, urls) = mpsc::unbounded_channel();
+    let (complain, complaints) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let mut lines = BufReader::new(stderr).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let Ok(entry) = serde_json::from_str::<serde_json::Value>(&line) else {
+                let _ = complain.send(line);
+                continue;
+            };
+            let text = |field: &str| {
+                entry
+                    .get(field)
+                    .and_then(|value| value.as_str())
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            // A receiver that is gone no longer wants to know; the log must still be read, or its writer would stall.
+            let _ = match text("message").as_str() {
+                "serving clients" => announce.send(Announcement::Clients(text("url"))).is_ok(),
+                "serving metrics" => announce.send(Announcement::Metrics(text("url"))).is_ok(),
+                _ if matches!(text("level").as_str(), "WARN" | "ERROR") => complain.send(line).is_ok(),
+                _ => true,
+            };
+        }
+    });
+    (urls, complaints)
+}

@@ -1,0 +1,146 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::*;
+use crate::upstream::fake::{self, Answer, FakeEtcd};
+
+/// A check that has reached etcd and waits for its answer.
+struct Held(tokio::sync::oneshot::Sender<Answer>);
+
+struct Bench {
+    freshness: Arc<Freshness>,
+    checks: mpsc::UnboundedReceiver<Held>,
+    replaced: Arc<AtomicUsize>,
+    _etcd: FakeEtcd,
+    _stop: DropGuard,
+}
+
+/// A Freshness before an etcd that answers each check when the test says so.
+async fn bench() -> Bench {
+    let (arrived, checks) = mpsc::unbounded_channel();
+    let etcd = FakeEtcd::start(move |path, _| {
+        let arrived = arrived.clone();
+        async move {
+            if path.ends_with("/Status") {
+                return fake::status_of("3.7.3");
+            }
+            let (answer, answered) = tokio::sync::oneshot::channel();
+            arrived.send(Held(answer)).unwrap();
+            answered.await.unwrap_or(Err((14, "given up")))
+        }
+    })
+    .await;
+    let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+    let upstream = Upstream::start(std::slice::from_ref(&etcd.url), &tasks, &stop);
+    let replaced = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&replaced);
+    let freshness = Arc::new(Freshness::new(
+        upstream,
+        Arc::new(Knowledge::default()),
+        Arc::new(Metrics::new()),
+        Duration::from_secs(20),
+        tasks,
+        Box::new(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+        }),
+    ));
+    Bench {
+        freshness,
+        checks,
+        replaced,
+        _etcd: etcd,
+        _stop: stop.drop_guard(),
+    }
+}
+
+impl Bench {
+    fn read(&self) -> tokio::task::JoinHandle<Result<i64, Why>> {
+        let round = self.freshness.join();
+        let freshness = Arc::clone(&self.freshness);
+        tokio::spawn(async move { freshness.wait(&round).await.map(|proof| proof.header.revision) })
+    }
+
+    async fn check(&mut self) -> Held {
+        tokio::time::timeout(Duration::from_secs(20), self.checks.recv())
+            .await
+            .unwrap()
+            .unwrap()
+    }
+}
+
+impl Held {
+    fn answer(self, answer: Answer) {
+        self.0.send(answer).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_read_that_arrives_while_a_check_is_under_way_gets_the_next_one() {
+    let mut bench = bench().await;
+    let early = bench.read();
+    let first = bench.check().await;
+    let late = bench.read();
+    first.answer(fake::range_at(1, 5, 2));
+    assert_eq!(early.await.unwrap(), Ok(5));
+    bench.check().await.answer(fake::range_at(1, 8, 2));
+    assert_eq!(
+        late.await.unwrap(),
+        Ok(8),
+        "the first check began before this read arrived"
+    );
+}
+
+#[tokio::test]
+async fn reads_that_wait_share_one_check() {
+    let mut bench = bench().await;
+    let early = bench.read();
+    let first = bench.check().await;
+    let late: Vec<_> = (0..64).map(|_| bench.read()).collect();
+    first.answer(fake::range_at(1, 5, 2));
+    early.await.unwrap().unwrap();
+    bench.check().await.answer(fake::range_at(1, 6, 2));
+    for read in late {
+        assert_eq!(read.await.unwrap(), Ok(6));
+    }
+    assert!(bench.checks.try_recv().is_err(), "65 reads took two checks");
+}
+
+#[tokio::test]
+async fn a_revision_that_went_back_proves_nothing_but_a_replaced_history() {
+    let mut bench = bench().await;
+    for (header, expected) in [
+        ((1, 10, 2), Ok(10)),
+        ((1, 9, 2), Err(Why::HistoryReplaced)),
+        ((1, 9, 2), Ok(9)),
+        ((2, 12, 2), Err(Why::HistoryReplaced)),
+        ((2, 12, 1), Err(Why::HistoryReplaced)),
+    ] {
+        let read = bench.read();
+        let (cluster_id, revision, raft_term) = header;
+        bench
+            .check()
+            .await
+            .answer(fake::range_at(cluster_id, revision, raft_term));
+        assert_eq!(read.await.unwrap(), expected, "{header:?}");
+    }
+    assert_eq!(bench.replaced.load(Ordering::SeqCst), 3);
+}
+
+#[tokio::test]
+async fn a_failed_attempt_is_made_again_and_a_refused_one_means_auth() {
+    let mut bench = bench().await;
+    let read = bench.read();
+    bench.check().await.answer(Err((14, "etcdserver: no leader")));
+    bench.check().await.answer(fake::range_at(1, 5, 2));
+    assert_eq!(read.await.unwrap(), Ok(5));
+    assert_eq!(bench.freshness.knowledge.auth(), Auth::Off);
+    let read = bench.read();
+    bench
+        .check()
+        .await
+        .answer(Err((3, "etcdserver: user name is empty")));
+    assert_eq!(read.await.unwrap(), Err(Why::Auth));
+    assert_eq!(bench.freshness.knowledge.auth(), Auth::On);
+}

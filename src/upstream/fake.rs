@@ -1,0 +1,112 @@
+//! A scripted etcd for the faults that a real one cannot be made to show: an answer held back, a revision that goes
+//! back, a version that is too old.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::etcdserverpb::{RangeResponse, ResponseHeader, StatusResponse};
+use crate::net::Url;
+
+/// A message, or a gRPC code with its text.
+pub(crate) type Answer = Result<Vec<u8>, (u16, &'static str)>;
+type Script = dyn Fn(String, Bytes) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync;
+
+/// Answers unary calls by a script, until dropped.
+pub(crate) struct FakeEtcd {
+    pub(crate) url: Url,
+    _stop: DropGuard,
+}
+
+impl FakeEtcd {
+    /// `script` gets the path and the message of each call.
+    pub(crate) async fn start<F, Fut>(script: F) -> FakeEtcd
+    where
+        F: Fn(String, Bytes) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Answer> + Send + 'static,
+    {
+        let script: Arc<Script> = Arc::new(move |path, message| Box::pin(script(path, message)));
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let script = Arc::clone(&script);
+                let service = service_fn(move |request| answer(Arc::clone(&script), request));
+                let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(stream), service);
+                tokio::spawn(stopped.clone().run_until_cancelled_owned(connection));
+            }
+        }));
+        FakeEtcd {
+            url: Url::Tcp {
+                host: "127.0.0.1".into(),
+                port,
+            },
+            _stop: stop.drop_guard(),
+        }
+    }
+}
+
+type Frames =
+    StreamBody<tonic::codegen::tokio_stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>>;
+
+async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Response<Frames>, Infallible> {
+    let path = request.uri().path().to_owned();
+    let framed = request.into_body().collect().await.unwrap().to_bytes();
+    let answer = script(path, framed.slice(5..)).await;
+    let (code, text) = answer.as_ref().err().copied().unwrap_or((0, ""));
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from(code));
+    trailers.insert("grpc-message", HeaderValue::from_static(text));
+    let mut frames = Vec::new();
+    if let Ok(message) = answer {
+        let mut framed = BytesMut::from(&[0][..]);
+        framed.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+        framed.extend_from_slice(&message);
+        frames.push(Ok(Frame::data(framed.freeze())));
+    }
+    frames.push(Ok(Frame::trailers(trailers)));
+    let mut response = Response::new(StreamBody::new(tonic::codegen::tokio_stream::iter(frames)));
+    response
+        .headers_mut()
+        .insert("content-type", HeaderValue::from_static("application/grpc"));
+    Ok(response)
+}
+
+/// The answer to a Range that finds nothing.
+pub(crate) fn range_at(cluster_id: u64, revision: i64, raft_term: u64) -> Answer {
+    let header = Some(ResponseHeader {
+        cluster_id,
+        member_id: 1,
+        revision,
+        raft_term,
+    });
+    Ok(RangeResponse {
+        header,
+        ..RangeResponse::default()
+    }
+    .encode_to_vec())
+}
+
+/// The answer to a Status call.
+pub(crate) fn status_of(version: &str) -> Answer {
+    Ok(StatusResponse {
+        version: version.to_owned(),
+        ..StatusResponse::default()
+    }
+    .encode_to_vec())
+}
