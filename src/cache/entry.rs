@@ -215,12 +215,6 @@ impl Entry {
         bytes as u64
     }
 
-    /// Whether both are the same stored bytes, not merely equal ones.
-    #[cfg(test)]
-    pub(super) fn same(&self, other: &Entry) -> bool {
-        std::ptr::eq(self.head(), other.head())
-    }
-
     /// Whether nobody else holds the stored bytes.
     #[cfg(test)]
     pub(super) fn is_unshared(&self) -> bool {
