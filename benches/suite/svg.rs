@@ -129,6 +129,7 @@ fn ratios(rows: &[Row]) -> Option<String> {
         for (series, base) in [Kind::Direct, Kind::GrpcProxy].into_iter().enumerate() {
             let Some(times) = row.times(base) else { continue };
             let (one, end) = (scale.at(1.0), scale.at(times));
+            let beside = if times > 999.0 { "> 999×".into() } else { format!("{times:.2}×") };
             let (y, width) = (y + 2.0 + 11.0 * series as f64, (end - one).abs().max(1.0));
             let _ = write!(
                 svg,
@@ -140,7 +141,7 @@ fn ratios(rows: &[Row]) -> Option<String> {
                 one.max(end) + 6.0,
                 y + 9.0,
                 "small",
-                &format!("{times:.2}×"),
+                &beside,
             );
         }
         for check in &row.checks {

@@ -39,8 +39,12 @@ fn cell(row: &Row, kind: Kind) -> String {
 }
 
 fn times(row: &Row, base: Kind) -> String {
-    row.times(base)
-        .map_or_else(|| "–".into(), |times| format!("{times:.2}×"))
+    match row.times(base) {
+        None => "–".into(),
+        // Against next to nothing a factor says no more than this.
+        Some(times) if times > 999.0 => "> 999×".into(),
+        Some(times) => format!("{times:.2}×"),
+    }
 }
 
 fn figures(rows: &[Row]) -> Vec<Vec<String>> {
