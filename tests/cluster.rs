@@ -1,0 +1,173 @@
+//! Three members of etcd, some of which fail: reads stay right, and are not answered where etcd itself would not.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::etcd::{Cluster, Version, free_port};
+use support::grpc::Client;
+use support::pb::{RangeRequest, RangeResponse};
+use support::proxy::Rangecache;
+use support::wait::{SOON, until};
+use tokio::sync::Mutex;
+
+/// Nine members at once would starve each other's heartbeats.
+static ALONE: Mutex<()> = Mutex::const_new(());
+
+const PREFIX: &str = "/cluster/";
+
+/// Past this a read through a failing member counts as stuck; etcd's own clients wait as long for a new leader.
+const FAILOVER: Duration = Duration::from_secs(20);
+
+async fn put(client: &Client, turn: usize) {
+    let what = "a write after the fault";
+    let put = async || client.put(format!("{PREFIX}key"), turn.to_string()).await.ok();
+    until(SOON, what, put).await;
+}
+
+/// Puts on a live member, and reads through rangecache until it has an answer, which must hold the put; then waits until
+/// answers come from memory.
+async fn recovers(from: &str, live: &Client, rangecache: &Rangecache, through: &Client) {
+    let started = Instant::now();
+    let list = RangeRequest::prefix(PREFIX);
+    for turn in 0.. {
+        put(live, turn).await;
+        let before = rangecache.outcomes().await;
+        let (answer, _) = until(FAILOVER, from, async || through.range(&list).await.ok()).await;
+        let value = String::from_utf8_lossy(&answer.kvs[0].value).into_owned();
+        assert_eq!(value, turn.to_string(), "{:?} after {from}", started.elapsed());
+        if rangecache.outcomes_since(&before, 1).await.from_memory() > 0 {
+            break;
+        }
+        assert!(
+            started.elapsed() < FAILOVER * 2,
+            "still not from memory after {from}"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    println!("from memory {:?} after {from}", started.elapsed());
+}
+
+/// The index of the leader.
+async fn leader(cluster: &Cluster) -> usize {
+    for (n, member) in cluster.members.iter().enumerate() {
+        let status = member
+            .client()
+            .await
+            .status()
+            .await
+            .expect("etcd tells its status");
+        if status.header.expect("has a header").member_id == status.leader {
+            return n;
+        }
+    }
+    panic!("no member leads");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_are_killed_in_turn() {
+    let _alone = ALONE.lock().await;
+    let mut cluster = Cluster::start(Version::V3_7).await;
+    put(&cluster.members[0].client().await, 0).await;
+    let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
+    let through = rangecache.client().await;
+    for n in 0..3 {
+        cluster.members[n].stop();
+        let live = cluster.members[(n + 1) % 3].client().await;
+        recovers(&format!("the end of member {n}"), &live, &rangecache, &through).await;
+        cluster.members[n].run();
+        cluster.members[n].ready().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_stands_still() {
+    let _alone = ALONE.lock().await;
+    let cluster = Cluster::start(Version::V3_6).await;
+    let n = leader(&cluster).await;
+    put(&cluster.members[n].client().await, 0).await;
+    let mut endpoints: Vec<_> = cluster.members.iter().map(|member| member.url()).collect();
+    // Its sockets stay open, and it is the first that is asked.
+    endpoints.swap(0, n);
+    let rangecache = Rangecache::at(&endpoints.join(",")).start().await;
+    let through = rangecache.client().await;
+    cluster.members[n].pause();
+    let live = cluster.members[(n + 1) % 3].client().await;
+    recovers("the leader's standing still", &live, &rangecache, &through).await;
+    cluster.members[n].resume();
+    recovers("its going on", &live, &rangecache, &through).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_endpoint_refuses() {
+    let _alone = ALONE.lock().await;
+    let cluster = Cluster::start(Version::V3_7).await;
+    let live = cluster.members[1].client().await;
+    put(&live, 0).await;
+    let endpoints = format!("http://127.0.0.1:{},{}", free_port(), cluster.endpoints());
+    let rangecache = Rangecache::at(&endpoints).start().await;
+    let through = rangecache.client().await;
+    recovers("a start with a refusing endpoint", &live, &rangecache, &through).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_without_quorum_proves_nothing() {
+    let _alone = ALONE.lock().await;
+    let cluster = Cluster::start(Version::V3_7).await;
+    let [alone, others @ ..] = &cluster.members[..] else {
+        panic!("three members")
+    };
+    let direct = alone.client().await;
+    put(&direct, 0).await;
+    let rangecache = Rangecache::before(alone).start().await;
+    let through = rangecache.client().await;
+    recovers("the start", &direct, &rangecache, &through).await;
+
+    others.iter().for_each(|member| member.pause());
+    let before = rangecache.outcomes().await;
+    let list = RangeRequest::prefix(PREFIX);
+    let (expected, got) = tokio::join!(direct.range(&list), through.range(&list));
+    let (expected, got) = (
+        expected.expect_err("no quorum"),
+        got.expect_err("no quorum, no proof"),
+    );
+    println!("etcd: {expected:?}, rangecache: {got:?}");
+    assert_eq!(got.code, expected.code, "etcd: {expected:?}, rangecache: {got:?}");
+    let outcomes = rangecache.outcomes_since(&before, 1).await;
+    assert_eq!(outcomes.from_memory(), 0, "{outcomes:?}");
+
+    others.iter().for_each(|member| member.resume());
+    recovers("the quorum's return", &direct, &rangecache, &through).await;
+}
+
+/// Members answer alike but for who they are; a page from one and the next from another make one list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sidecars_of_different_members_agree() {
+    let _alone = ALONE.lock().await;
+    let cluster = Cluster::start(Version::V3_5).await;
+    let mut answers: Vec<RangeResponse> = Vec::new();
+    let mut sidecars = Vec::new();
+    for member in &cluster.members {
+        sidecars.push(Rangecache::before(member).start().await);
+    }
+    for turn in 0..50 {
+        let written = cluster.members[turn % 3]
+            .client()
+            .await
+            .put(format!("{PREFIX}{turn:02}"), "v")
+            .await;
+        let revision = written.expect("etcd writes");
+        for sidecar in &sidecars {
+            let list = sidecar
+                .client()
+                .await
+                .range(&RangeRequest::prefix(PREFIX))
+                .await
+                .expect("answers");
+            assert_eq!((list.revision(), list.count), (revision, turn as i64 + 1));
+            answers.push(list);
+        }
+    }
+    let last: Vec<_> = answers.iter().rev().take(3).map(|answer| &answer.kvs).collect();
+    assert!(last.iter().all(|kvs| *kvs == last[0]));
+}

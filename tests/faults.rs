@@ -1,0 +1,367 @@
+//! What befalls etcd and rangecache: afterwards answers are right at once, and soon from memory again.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::etcd::{Etcd, Version};
+use support::grpc::Client;
+use support::pb::RangeRequest;
+use support::proxy::Rangecache;
+use support::wait::{SOON, until};
+
+const PREFIX: &str = "/faults/";
+
+/// etcd with some keys, and a warm rangecache with a client that lives through the fault.
+struct Scene {
+    etcd: Etcd,
+    rangecache: Rangecache,
+    through: Client,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let etcd = Etcd::start(Version::V3_7).await;
+        write(&etcd, "first", 50).await;
+        let rangecache = Rangecache::before(&etcd).start().await;
+        let through = rangecache.client().await;
+        let scene = Self {
+            etcd,
+            rangecache,
+            through,
+        };
+        scene.recovers("the start").await;
+        scene
+    }
+
+    /// Every answer is etcd's from now on, a write shows at once, and answers come from memory soon.
+    async fn recovers(&self, from: &str) {
+        recovers(from, &self.etcd.client().await, &self.rangecache, &self.through).await;
+    }
+}
+
+/// See [`Scene::recovers`].
+async fn recovers(from: &str, direct: &Client, rangecache: &Rangecache, through: &Client) {
+    let started = Instant::now();
+    let list = RangeRequest::prefix(PREFIX);
+    for turn in 0.. {
+        let key = format!("{PREFIX}recovers");
+        direct
+            .put(&key, format!("{from} {turn}"))
+            .await
+            .expect("etcd writes");
+        let before = rangecache.outcomes().await;
+        let expected = direct.range(&list).await.expect("etcd answers");
+        let got = through.range(&list).await;
+        let got = got.unwrap_or_else(|status| panic!("{:?} after {from}: {status:?}", started.elapsed()));
+        assert_eq!(got.kvs, expected.kvs, "{:?} after {from}", started.elapsed());
+        assert_eq!((got.count, got.revision()), (expected.count, expected.revision()));
+        if rangecache.outcomes_since(&before, 1).await.from_memory() == 1 {
+            break;
+        }
+        assert!(started.elapsed() < SOON, "still not from memory after {from}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    println!("from memory {:?} after {from}", started.elapsed());
+}
+
+/// Puts that many keys, whose values tell `what`.
+async fn write(etcd: &Etcd, what: &str, keys: usize) {
+    let client = etcd.client().await;
+    for n in 0..keys {
+        client
+            .put(format!("{PREFIX}{n:03}"), format!("{what} {n}"))
+            .await
+            .expect("etcd writes");
+    }
+}
+
+async fn current(client: &Client) -> i64 {
+    client
+        .range(&RangeRequest::one("any"))
+        .await
+        .expect("etcd answers")
+        .revision()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restarted() {
+    let mut scene = Scene::new().await;
+    for _ in 0..3 {
+        scene.etcd.restart().await;
+        scene.recovers("a restart of etcd").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_down_for_a_while() {
+    let mut scene = Scene::new().await;
+    scene.etcd.stop();
+    let down = Instant::now();
+    while down.elapsed() < Duration::from_secs(10) {
+        let answer = scene.through.range(&RangeRequest::prefix(PREFIX)).await;
+        assert_eq!(answer.expect_err("nothing proves it fresh").code, 14);
+    }
+    scene.etcd.run();
+    scene.etcd.ready().await;
+    scene.recovers("etcd's being down").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_stands_still_for_a_while() {
+    let scene = Scene::new().await;
+    scene.etcd.pause();
+    let list = RangeRequest::prefix(PREFIX);
+    let answer = tokio::time::timeout(Duration::from_secs(2), scene.through.range(&list)).await;
+    assert!(
+        answer.map_or(true, |answer| answer.is_err()),
+        "an answer although etcd says nothing"
+    );
+    scene.etcd.resume();
+    scene.recovers("etcd's standing still").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rangecache_stands_still_while_etcd_compacts() {
+    let scene = Scene::new().await;
+    scene.rangecache.pause();
+    write(&scene.etcd, "while it stood still", 200).await;
+    let client = scene.etcd.client().await;
+    client
+        .compact(current(&client).await)
+        .await
+        .expect("etcd compacts");
+    scene.rangecache.resume();
+    scene.recovers("a compaction").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_feed_is_lost_and_etcd_compacts_past_it() {
+    let mut scene = Scene::new().await;
+    scene.rangecache.pause();
+    scene.etcd.restart().await;
+    write(&scene.etcd, "while nobody watched", 200).await;
+    let client = scene.etcd.client().await;
+    client.delete(format!("{PREFIX}007")).await.expect("etcd deletes");
+    client
+        .compact(current(&client).await)
+        .await
+        .expect("etcd compacts");
+    scene.rangecache.resume();
+    scene.recovers("a compaction past the feed").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compaction_by_others_is_learned() {
+    let scene = Scene::new().await;
+    let direct = scene.etcd.client().await;
+    let old = RangeRequest {
+        revision: current(&direct).await,
+        ..RangeRequest::prefix(PREFIX)
+    };
+    write(&scene.etcd, "second", 20).await;
+    let before = scene.rangecache.outcomes().await;
+    assert_eq!(scene.through.range_raw(&old).await, direct.range_raw(&old).await);
+    assert_eq!(scene.rangecache.outcomes_since(&before, 1).await.from_memory(), 1);
+
+    direct.compact(old.revision + 1).await.expect("etcd compacts");
+    let expected = direct.range_raw(&old).await;
+    let (_, took) = until(SOON, "rangecache learns of the compaction", async || {
+        (scene.through.range_raw(&old).await == expected).then_some(())
+    })
+    .await;
+    println!("learned of the compaction after {took:?}");
+    scene.recovers("a compaction by others").await;
+}
+
+/// How a restore goes.
+struct Restore {
+    token: &'static str,
+    flags: &'static [&'static str],
+    /// Revisions written after the restore, before rangecache hears of it.
+    written: usize,
+}
+
+async fn etcd_is_restored(how: Restore) {
+    let mut scene = Scene::new().await;
+    let snapshot = scene.etcd.save_snapshot().await;
+    write(&scene.etcd, "what the restore forgets", 60).await;
+    scene
+        .etcd
+        .client()
+        .await
+        .delete_prefix(format!("{PREFIX}03"))
+        .await
+        .expect("etcd deletes");
+    scene.recovers("the writes after the snapshot").await;
+    let forgotten = current(&scene.etcd.client().await).await;
+
+    scene.rangecache.pause();
+    scene.etcd.restore(&snapshot, how.token, how.flags);
+    scene.etcd.run();
+    scene.etcd.ready().await;
+    write(&scene.etcd, "after the restore", how.written).await;
+    let now = current(&scene.etcd.client().await).await;
+    println!("revision {forgotten} before the restore, {now} when rangecache goes on");
+    scene.rangecache.resume();
+    scene.recovers("a restore").await;
+
+    // Nor may a moment of the forgotten history be told.
+    let direct = scene.etcd.client().await;
+    for revision in [forgotten - 1, now] {
+        let pinned = RangeRequest {
+            revision,
+            serializable: true,
+            ..RangeRequest::prefix(PREFIX)
+        };
+        assert_eq!(
+            scene.through.range_raw(&pinned).await,
+            direct.range_raw(&pinned).await,
+            "at {revision}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_as_a_new_cluster() {
+    etcd_is_restored(Restore {
+        token: "another",
+        flags: &[],
+        written: 0,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_as_the_same_cluster() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 0,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_as_a_new_cluster_and_overtakes_itself() {
+    etcd_is_restored(Restore {
+        token: "another",
+        flags: &[],
+        written: 150,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_as_the_same_cluster_and_overtakes_itself() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 150,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_with_its_revision_bumped() {
+    let flags = &["--bump-revision", "1000", "--mark-compacted"];
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags,
+        written: 5,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_before_the_eyes_of_rangecache() {
+    let mut scene = Scene::new().await;
+    let snapshot = scene.etcd.save_snapshot().await;
+    write(&scene.etcd, "what the restore forgets", 60).await;
+    scene.recovers("the writes after the snapshot").await;
+    scene.etcd.restore(&snapshot, "rangecache", &[]);
+    scene.etcd.run();
+    scene.etcd.ready().await;
+    scene.recovers("a restore").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rangecache_is_restarted() {
+    let Scene { etcd, rangecache, .. } = Scene::new().await;
+    let status = rangecache.terminate().await;
+    assert!(status.success(), "{status}");
+    // Cold: right at once, though it has loaded nothing yet.
+    let rangecache = Rangecache::before(&etcd).start_cold().await;
+    let through = rangecache.client().await;
+    recovers(
+        "a restart of rangecache",
+        &etcd.client().await,
+        &rangecache,
+        &through,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn authentication_is_switched_on_and_off() {
+    let scene = Scene::new().await;
+    let (list, nobody) = (RangeRequest::prefix(PREFIX), scene.etcd.client().await);
+    let root = nobody
+        .enable_auth("secret")
+        .await
+        .expect("etcd enables authentication");
+    let refused = nobody.range_raw(&list).await;
+    assert_eq!(
+        scene.through.range_raw(&list).await,
+        refused,
+        "the first linearizable read afterwards"
+    );
+
+    // A serializable read asks nobody: it is refused once rangecache has learned.
+    let serializable = RangeRequest {
+        serializable: true,
+        ..list.clone()
+    };
+    let pinned = RangeRequest {
+        revision: current(&root).await,
+        ..serializable.clone()
+    };
+    let (_, took) = until(SOON, "rangecache learns that authentication is on", async || {
+        (scene.through.range_raw(&serializable).await == refused).then_some(())
+    })
+    .await;
+    println!("learned that authentication is on after {took:?}");
+
+    let rooted = scene
+        .through
+        .authenticate("root", "secret")
+        .await
+        .expect("rangecache lets it through");
+    let before = scene.rangecache.outcomes().await;
+    for request in [
+        &list,
+        &serializable,
+        &pinned,
+        &RangeRequest::one(format!("{PREFIX}001")),
+    ] {
+        assert_eq!(
+            scene.through.range_raw(request).await,
+            nobody.range_raw(request).await,
+            "as nobody: {request:?}"
+        );
+        assert_eq!(
+            rooted.range_raw(request).await,
+            root.range_raw(request).await,
+            "as root: {request:?}"
+        );
+    }
+    let outcomes = scene.rangecache.outcomes_since(&before, 8).await;
+    assert_eq!(
+        outcomes.from_memory(),
+        0,
+        "nothing comes from memory: {outcomes:?}"
+    );
+
+    root.disable_auth().await.expect("etcd disables authentication");
+    scene.recovers("authentication's being off").await;
+}

@@ -1,0 +1,314 @@
+//! The differential suite: etcd is asked, and rangecache in front of the same etcd is asked the same, and what comes back
+//! may differ in nothing: bytes, status, message and trailers.
+//!
+//! An all-forwarding proxy would pass that, so each answer that lies within a mirror's window must also come from memory.
+
+mod support;
+
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use support::etcd::{Etcd, Version};
+use support::grpc::{Client, Reply};
+use support::kv::RANGE;
+use support::pb::{ASCEND, BY_KEY, RangeRequest, RangeResponse};
+use support::proxy::{Outcomes, Rangecache};
+use support::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
+use support::wait::{SOON, until};
+
+/// Requests made up at random, per version of etcd.
+const AT_RANDOM: usize = 2_000;
+
+/// Both sides of the comparison.
+struct Sides {
+    etcd: Client,
+    through: Client,
+    rangecache: Rangecache,
+    outcomes: Outcomes,
+    defects: Vec<String>,
+    asked: usize,
+    from_memory: usize,
+}
+
+impl Sides {
+    async fn new(etcd: &Etcd) -> Self {
+        let rangecache = Rangecache::before(etcd).start().await;
+        Self {
+            etcd: etcd.client().await,
+            through: rangecache.client().await,
+            outcomes: rangecache.outcomes().await,
+            rangecache,
+            defects: Vec::new(),
+            asked: 0,
+            from_memory: 0,
+        }
+    }
+
+    /// Asks both sides, and notes every difference.
+    async fn compare(&mut self, request: &RangeRequest, at: Revisions) {
+        let direct = self.etcd.range_raw(request).await.expect("etcd answers");
+        let through = self.through.range_raw(request).await.expect("rangecache answers");
+        self.asked += 1;
+        if direct != through {
+            self.defects.push(format!(
+                "{request:?}\n etcd: {}\n rangecache: {}",
+                told(&direct),
+                told(&through)
+            ));
+        }
+        let before = self.outcomes.clone();
+        let outcome = self.rangecache.outcomes_since(&before, 1).await;
+        self.outcomes = self.rangecache.outcomes().await;
+        if outcome.total() != 1 {
+            self.defects
+                .push(format!("{request:?}\n counted not once, but {outcome:?}"));
+        }
+        if outcome.from_memory() == 1 {
+            self.from_memory += 1;
+        } else if direct.status().code == 0
+            && at.in_window(request.revision)
+            && !self.order_is_open(request).await
+        {
+            self.defects
+                .push(format!("{request:?}\n not answered from memory, but {outcome:?}"));
+        }
+    }
+
+    async fn order_is_open(&self, request: &RangeRequest) -> bool {
+        if !(0..=2).contains(&request.sort_order) {
+            return true;
+        }
+        let whole = RangeRequest {
+            revision: request.revision,
+            ..RangeRequest::range(&request.key, &request.range_end)
+        };
+        order_is_open(request, &self.etcd.range(&whole).await.expect("etcd answers").kvs)
+    }
+
+    /// Waits until rangecache refuses what etcd has compacted.
+    async fn compact(&mut self, revision: i64) {
+        self.etcd.compact(revision).await.expect("etcd compacts");
+        let gone = RangeRequest {
+            revision: revision - 1,
+            ..RangeRequest::everything()
+        };
+        until(SOON, "rangecache learns of the compaction", async || {
+            let reply = self.through.range_raw(&gone).await.expect("rangecache answers");
+            (reply.status().code != 0).then_some(())
+        })
+        .await;
+        self.outcomes = self.rangecache.outcomes().await;
+    }
+
+    fn judge(&self) {
+        println!("{} of {} answers came from memory", self.from_memory, self.asked);
+        let shown: Vec<_> = self.defects.iter().take(12).map(String::as_str).collect();
+        assert!(
+            shown.is_empty(),
+            "{} defects, of which the first:\n{}",
+            self.defects.len(),
+            shown.join("\n\n")
+        );
+    }
+}
+
+/// A reply in words, as far as it is one.
+fn told(reply: &Reply) -> String {
+    match reply.answer::<RangeResponse>() {
+        Ok(answer) => format!("{answer:?}\n   {reply:?}"),
+        Err(status) => format!("{status:?} {reply:?}"),
+    }
+}
+
+fn seed() -> u64 {
+    let seed =
+        std::env::var("ORACLE_SEED").map_or_else(|_| rand::random(), |seed| seed.parse().expect("a number"));
+    println!("to replay: ORACLE_SEED={seed}");
+    seed
+}
+
+async fn current(etcd: &Client) -> i64 {
+    etcd.range(&RangeRequest::one("any"))
+        .await
+        .expect("etcd answers")
+        .revision()
+}
+
+async fn range_answers_are_etcds(version: Version) {
+    let mut random = StdRng::seed_from_u64(seed());
+    let etcd = Etcd::start(version).await;
+    let direct = etcd.client().await;
+    write_first_part(&direct).await;
+    let compacted = current(&direct).await - 20;
+    direct.compact(compacted).await.expect("etcd compacts");
+
+    // Loaded here: what lies between the compaction and this may be forwarded, what follows may not.
+    let mut sides = Sides::new(&etcd).await;
+    let loaded = current(&direct).await;
+    write_second_part(&direct).await;
+    let mut at = Revisions {
+        compacted,
+        loaded,
+        current: current(&direct).await,
+    };
+    // Serializable reads answer from wherever the mirror is; a linearizable one first brings it to the present.
+    sides.compare(&RangeRequest::everything(), at).await;
+    for _ in 0..AT_RANDOM / 2 {
+        sides.compare(&at_random(&mut random, at), at).await;
+    }
+
+    at.compacted = loaded + 10;
+    sides.compact(at.compacted).await;
+    for shape in by_hand(at) {
+        sides.compare(&shape, at).await;
+    }
+    for _ in 0..AT_RANDOM / 2 {
+        sides.compare(&at_random(&mut random, at), at).await;
+    }
+    sides.judge();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn range_answers_are_etcds_3_7() {
+    range_answers_are_etcds(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn range_answers_are_etcds_3_6() {
+    range_answers_are_etcds(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn range_answers_are_etcds_3_5() {
+    range_answers_are_etcds(Version::V3_5).await;
+}
+
+/// etcd 3.5 crashes over a sort target that it does not know, so that it must never see one: the answer is 3.6's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unknown_sort_target_does_not_reach_etcd_3_5() {
+    let (crashes, refuses) = (Etcd::start(Version::V3_5).await, Etcd::start(Version::V3_6).await);
+    let rangecache = Rangecache::before(&crashes).start().await;
+    let (through, judge) = (rangecache.client().await, refuses.client().await);
+    for client in [&crashes.client().await, &judge] {
+        client.put("a", "1").await.expect("etcd puts");
+        client.put("b", "2").await.expect("etcd puts");
+    }
+    for sort_order in [0, 1, 2, 9] {
+        for sort_target in [5, -1, i32::MAX] {
+            let request = RangeRequest {
+                sort_order,
+                sort_target,
+                ..RangeRequest::everything()
+            };
+            let expected = judge.range_raw(&request).await.expect("etcd 3.6 answers");
+            let got = through.range_raw(&request).await.expect("rangecache answers");
+            assert_eq!(got, expected, "{request:?}");
+        }
+    }
+    assert_eq!(
+        through.get("a").await,
+        Ok(Some(b"1".to_vec())),
+        "etcd 3.5 has survived"
+    );
+}
+
+/// The same, in encodings that a careful decoder may decline: etcd's own reads a sort target in all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_oddly_encoded_sort_target_does_not_reach_etcd_3_5() {
+    let (crashes, refuses) = (Etcd::start(Version::V3_5).await, Etcd::start(Version::V3_6).await);
+    let rangecache = Rangecache::before(&crashes).start().await;
+    let (through, judge) = (rangecache.client().await, refuses.client().await);
+    crashes.client().await.put("a", "1").await.expect("etcd puts");
+    // In more bytes than it needs, twice, and with an unknown field behind it.
+    let everything = b"\x0a\x01\0\x12\x01\0";
+    for odd in [
+        &b"\x30\x85\x80\x80\x00"[..],
+        b"\x30\x01\x30\x09",
+        b"\x30\x09\xf8\x3f\x05",
+        b"\xb0\x00\x09",
+    ] {
+        let message = [&everything[..], odd].concat();
+        let expected = judge.raw(RANGE, &message).await.expect("etcd 3.6 answers");
+        let got = through.raw(RANGE, &message).await.expect("rangecache answers");
+        assert_eq!(got, expected, "{}", odd.escape_ascii());
+    }
+    assert_eq!(
+        through.get("a").await,
+        Ok(Some(b"1".to_vec())),
+        "etcd 3.5 has survived"
+    );
+}
+
+/// Whether etcd's RangeStream refuses this request: it neither sorts nor filters.
+fn is_custom(request: &RangeRequest) -> bool {
+    let filtered = request.min_mod_revision | request.max_mod_revision != 0
+        || request.min_create_revision | request.max_create_revision != 0;
+    filtered || (request.sort_order, request.sort_target) != (ASCEND, BY_KEY) && request.sort_order != 0
+}
+
+/// A RangeStream, merged, is the answer of the unary Range, also where etcd itself has no RangeStream.
+async fn streams_merge_to_the_unary_answer(version: Version) {
+    let etcd = Etcd::start(version).await;
+    let direct = etcd.client().await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let through = rangecache.client().await;
+    let loaded = current(&direct).await;
+    write_first_part(&direct).await;
+    write_second_part(&direct).await;
+    let at = Revisions {
+        compacted: loaded,
+        loaded,
+        current: current(&direct).await,
+    };
+    for shape in by_hand(at)
+        .into_iter()
+        .filter(|shape| (0..=2).contains(&shape.sort_order))
+    {
+        let streamed = through.range_stream(&shape).await;
+        if is_custom(&shape) {
+            // The text is etcd's own; one that has no RangeStream has another text for that.
+            let (end, expected) = (
+                streamed.expect_err("refused"),
+                direct.range_stream(&shape).await.expect_err("refused"),
+            );
+            let same_text = version < Version::V3_7 || end.message == expected.message;
+            assert!(
+                end.code == expected.code && same_text,
+                "{shape:?}: {end:?}, but etcd {expected:?}"
+            );
+            continue;
+        }
+        let merged = streamed.map(|chunks| chunks.into_iter().fold(RangeResponse::default(), merged));
+        assert_eq!(merged, direct.range(&shape).await, "{shape:?}");
+    }
+    let everything = through
+        .range_stream(&RangeRequest::everything())
+        .await
+        .expect("rangecache answers");
+    assert!(
+        everything.len() > 1,
+        "100 KB of values and many keys come in more than one chunk"
+    );
+}
+
+/// Protobuf's merge, as far as it matters here: what a later piece has replaces or extends what there was.
+fn merged(mut whole: RangeResponse, piece: RangeResponse) -> RangeResponse {
+    whole.header = piece.header.or(whole.header);
+    whole.kvs.extend(piece.kvs);
+    whole.more |= piece.more;
+    whole.count = if piece.count == 0 {
+        whole.count
+    } else {
+        piece.count
+    };
+    whole
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_merge_to_the_unary_answer_3_7() {
+    streams_merge_to_the_unary_answer(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_merge_to_the_unary_answer_3_5() {
+    streams_merge_to_the_unary_answer(Version::V3_5).await;
+}

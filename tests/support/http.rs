@@ -1,0 +1,66 @@
+//! HTTP/1 as a scraper or curl speaks it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::handshake;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// A whole HTTP/1 response.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Response {
+    pub status: u16,
+    /// Headers other than `date`.
+    pub headers: HeaderMap,
+    pub body: String,
+}
+
+/// `GET url`.
+pub async fn get(url: &str) -> Result<Response, String> {
+    call(Method::GET, url, String::new()).await
+}
+
+/// `POST url` with a JSON body.
+pub async fn post(url: &str, body: &str) -> Result<Response, String> {
+    call(Method::POST, url, body.to_owned()).await
+}
+
+async fn call(method: Method, url: &str, body: String) -> Result<Response, String> {
+    let exchange = async {
+        let rest = url.strip_prefix("http://").ok_or("only http:// is spoken here")?;
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let tcp = TcpStream::connect(authority)
+            .await
+            .map_err(|e| format!("{url}: {e}"))?;
+        let (mut sender, connection) = handshake(TokioIo::new(tcp)).await.map_err(|e| e.to_string())?;
+        let connection = tokio::spawn(connection);
+        let request = Request::builder()
+            .method(method)
+            .uri(if path.is_empty() { "/" } else { path })
+            .header("host", authority)
+            .header("content-type", "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .map_err(|e| e.to_string())?;
+        let (mut head, body) = sender
+            .send_request(request)
+            .await
+            .map_err(|e| e.to_string())?
+            .into_parts();
+        let body = body.collect().await.map_err(|e| e.to_string())?.to_bytes();
+        connection.abort();
+        head.headers.remove("date");
+        let body = String::from_utf8_lossy(&body).into_owned();
+        Ok(Response {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            body,
+        })
+    };
+    timeout(Duration::from_secs(20), exchange)
+        .await
+        .unwrap_or_else(|_| Err(format!("{url}: no answer")))
+}

@@ -1,0 +1,35 @@
+//! What the suites share: real etcd, rangecache itself, and a client that shows every byte and every trailer.
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`process`] | a child process with its log, signals, and an end on drop |
+//! | [`etcd`] | real etcd: one member or three, stopped, restarted, paused, restored |
+//! | [`proxy`] | rangecache, its metrics and its log |
+//! | [`grpc`] | a gRPC client on bare HTTP/2 |
+//! | [`kv`] | etcd's calls in typed form, on top of it |
+//! | [`register`] | keys that change together, and a judge of what a reader saw of them |
+//! | [`shapes`] | Range requests of every shape, and a store to ask them of |
+//! | [`pb`] | etcd's messages |
+//! | [`http`] | HTTP/1 as a scraper or curl speaks it |
+//! | [`wait`] | waiting for a condition, never for a time |
+
+// Every suite is a crate of its own and uses only a part of this one.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr
+)]
+
+pub mod etcd;
+pub mod grpc;
+pub mod http;
+pub mod kv;
+pub mod pb;
+pub mod process;
+pub mod proxy;
+pub mod register;
+pub mod shapes;
+pub mod wait;
