@@ -11,6 +11,8 @@ use support::proxy::Rangecache;
 use support::wait::{SOON, until};
 
 const PREFIX: &str = "/faults/";
+/// gRPC's code for a call that took longer than its caller allows.
+const DEADLINE_EXCEEDED: i32 = 4;
 
 /// etcd with some keys, and a warm rangecache with a client that lives through the fault.
 struct Scene {
