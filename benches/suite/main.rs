@@ -79,17 +79,26 @@ async fn suite(args: Args) -> Result<()> {
         rounds: args.rounds,
         load_before: procfs::load_average(),
     };
-    let json = args.json.clone();
     let suite = cases::Suite {
         args,
         binaries,
         options,
     };
-    let report = cases::run(&suite).await;
+    let report = match suite.args.mode {
+        Mode::Soak => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return soak::run(&suite).await;
+        }
+        Mode::Fleet => fleet::run(&suite).await?,
+        _ => cases::run(&suite).await,
+    };
     println!("{}", table::write(&heading, &report));
-    if let Some(path) = json {
-        std::fs::write(&path, json::write(&heading, &report))
+    if let Some(path) = &suite.args.json {
+        std::fs::write(path, json::write(&heading, &report))
             .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(folder) = &suite.args.svg {
+        svg::write(folder, &report)?;
     }
     Ok(())
 }

@@ -181,11 +181,12 @@ impl Row {
     /// How many times as good as `base` rangecache is.
     pub(crate) fn times(&self, base: Kind) -> Option<f64> {
         let (ours, theirs) = (self.median(Kind::Rangecache)?, self.median(base)?);
-        Some(if self.unit.more_is_better() {
+        let times = if self.unit.more_is_better() {
             ours / theirs
         } else {
             theirs / ours
-        })
+        };
+        times.is_finite().then_some(times)
     }
 
     /// Whether every condition holds; nothing where something is missing or nothing is asked.

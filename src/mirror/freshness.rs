@@ -2,7 +2,7 @@
 //! they must see at least (KEP-2340).
 //!
 //! **I2, a check joins nobody late**: a read joins the round that has *not been sent yet*. While one is under way, those
-//! that arrive gather in the next. A second round starts beside a slow one, never instead of waiting for it in vain.
+//! that arrive gather in the next. A further round starts beside one that is slow.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,10 @@ use crate::upstream::{Class, Upstream};
 
 /// Rounds that may be under way at once.
 const MAX_ROUNDS: usize = 4;
+/// From so many reads in a round on, the next round is held back until most of them have come again.
+const CROWD: u64 = 8;
+/// How long a round is held back at most.
+const HOLD: Duration = Duration::from_millis(1);
 /// A round that takes longer than this is slow: another may start beside it.
 const SLOW_ROUND: Duration = Duration::from_millis(50);
 /// One attempt of a round; a member that takes longer may be cut off from the others, so another is asked.
@@ -62,6 +66,33 @@ struct Rounds {
     gathering: Option<Arc<Round>>,
     under_way: usize,
     last_sent: Option<Instant>,
+    last_done: Option<Instant>,
+    /// Reads that the last two rounds served.
+    served: [u64; 2],
+    /// A task will look again at [`HOLD`]'s end.
+    holding: bool,
+}
+
+impl Rounds {
+    /// Whether the gathered round should be sent now.
+    ///
+    /// With nothing under way a read waits for one round trip. Under load, the callers that the last round answered are
+    /// about to ask again: waiting until most of them have is little time, and spares etcd most of its checks.
+    fn is_ripe(&self, now: Instant) -> bool {
+        let Some(round) = &self.gathering else {
+            return false;
+        };
+        if self.under_way > 0 {
+            let slow = self
+                .last_sent
+                .is_some_and(|sent| now.duration_since(sent) >= SLOW_ROUND);
+            return slow && self.under_way < MAX_ROUNDS;
+        }
+        let expected = self.served[0].max(self.served[1]);
+        expected < CROWD
+            || round.state.lock().reads * 4 >= expected * 3
+            || self.last_done.is_none_or(|done| now.duration_since(done) >= HOLD)
+    }
 }
 
 /// One check and the reads that it serves.
@@ -119,46 +150,73 @@ impl Freshness {
         }
     }
 
-    /// Joins the round that gathers, and sends it if nothing is in its way.
+    /// Joins the round that gathers, and sends it if it is ripe.
     fn join(self: &Arc<Self>) -> Arc<Round> {
         let mut rounds = self.rounds.lock();
         let round = Arc::clone(rounds.gathering.get_or_insert_default());
         round.state.lock().reads += 1;
-        let slow = rounds.last_sent.is_some_and(|sent| sent.elapsed() > SLOW_ROUND);
-        if rounds.under_way == 0 || (slow && rounds.under_way < MAX_ROUNDS) {
-            self.send(&mut rounds);
-        }
+        self.send_if_ripe(&mut rounds);
         round
     }
 
-    /// Sends the gathered round, if there is one. From here on nobody joins it.
-    fn send(self: &Arc<Self>, rounds: &mut Rounds) {
+    /// Sends the gathered round if it is ripe; from then on nobody joins it. If it is held back, sees to it that it is
+    /// looked at again.
+    fn send_if_ripe(self: &Arc<Self>, rounds: &mut Rounds) {
+        if !rounds.is_ripe(Instant::now()) {
+            if rounds.gathering.is_some() && rounds.under_way == 0 && !rounds.holding {
+                rounds.holding = true;
+                let freshness = Arc::clone(self);
+                self.tasks.spawn(async move {
+                    tokio::time::sleep(HOLD).await;
+                    let mut rounds = freshness.rounds.lock();
+                    rounds.holding = false;
+                    freshness.send_if_ripe(&mut rounds);
+                });
+            }
+            return;
+        }
         let Some(round) = rounds.gathering.take() else {
             return;
         };
         rounds.under_way += 1;
         rounds.last_sent = Some(Instant::now());
         let freshness = Arc::clone(self);
-        self.tasks.spawn(async move {
-            let began = Instant::now();
-            let result = freshness.check().await;
-            let reads = {
-                let mut state = round.state.lock();
-                state.result = Some(result);
-                state.reads
-            };
-            round.done.notify_waiters();
-            {
-                let mut rounds = freshness.rounds.lock();
-                rounds.under_way -= 1;
-                freshness.send(&mut rounds);
+        self.tasks.spawn(async move { freshness.run(&round).await });
+    }
+
+    /// Makes one check for all who have joined `round`.
+    async fn run(self: &Arc<Self>, round: &Round) {
+        let began = Instant::now();
+        let result = {
+            let check = self.check();
+            tokio::pin!(check);
+            match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
+                Ok(result) => result,
+                Err(_) => {
+                    // Those who have gathered meanwhile need not wait for this one.
+                    self.send_if_ripe(&mut self.rounds.lock());
+                    check.await
+                }
             }
-            freshness.metrics.check_ended(
-                result.map_or_else(Why::as_str, |_| "proven"),
-                reads,
-                began.elapsed(),
-            );
-        });
+        };
+        let reads = {
+            let mut state = round.state.lock();
+            state.result = Some(result);
+            state.reads
+        };
+        round.done.notify_waiters();
+        {
+            let mut rounds = self.rounds.lock();
+            rounds.under_way -= 1;
+            rounds.last_done = Some(Instant::now());
+            rounds.served = [rounds.served[1], reads];
+            self.send_if_ripe(&mut rounds);
+        }
+        self.metrics.check_ended(
+            result.map_or_else(Why::as_str, |_| "proven"),
+            reads,
+            began.elapsed(),
+        );
     }
 
     /// One round: attempts at one member after the other, until one is answered or time is up.

@@ -47,9 +47,9 @@ impl Growth {
                 .into_iter()
                 .filter_map(|kind| Some((kind, vec![factor(kind)?])));
             let what = format!(
-                "{name}: growth from {}k to {}k keys",
-                first.1 / 1000,
-                last.1 / 1000
+                "{name}: growth from {} to {} keys",
+                thousands(first.1),
+                thousands(last.1)
             );
             rows.extend(sizes.iter().map(|size| size.2.clone()));
             rows.push(Row::of_figures(

@@ -144,3 +144,32 @@ async fn a_failed_attempt_is_made_again_and_a_refused_one_means_auth() {
     assert_eq!(read.await.unwrap(), Err(Why::Auth));
     assert_eq!(bench.freshness.knowledge.auth(), Auth::On);
 }
+
+#[tokio::test]
+async fn a_slow_check_does_not_hold_up_those_who_came_later() {
+    let mut bench = bench().await;
+    let early = bench.read();
+    let stuck = bench.check().await;
+    let late = bench.read();
+    bench.check().await.answer(fake::range_at(1, 8, 2));
+    assert_eq!(late.await.unwrap(), Ok(8));
+    stuck.answer(fake::range_at(1, 8, 2));
+    assert_eq!(early.await.unwrap(), Ok(8));
+}
+
+#[tokio::test]
+async fn a_crowd_that_does_not_come_again_is_not_waited_for_long() {
+    let mut bench = bench().await;
+    let early = bench.read();
+    let first = bench.check().await;
+    let crowd: Vec<_> = (0..64).map(|_| bench.read()).collect();
+    first.answer(fake::range_at(1, 5, 2));
+    early.await.unwrap().unwrap();
+    bench.check().await.answer(fake::range_at(1, 6, 2));
+    for read in crowd {
+        read.await.unwrap().unwrap();
+    }
+    let alone = bench.read();
+    bench.check().await.answer(fake::range_at(1, 7, 2));
+    assert_eq!(alone.await.unwrap(), Ok(7));
+}
