@@ -9,6 +9,7 @@ use support::grpc::Client;
 use support::pb::RangeRequest;
 use support::proxy::Rangecache;
 use support::wait::{SOON, until};
+use tokio::task::JoinSet;
 
 const PREFIX: &str = "/faults/";
 /// gRPC's code for a call that took longer than its caller allows.
@@ -114,13 +115,53 @@ async fn etcd_stands_still_for_a_while() {
     let scene = Scene::new().await;
     scene.etcd.pause();
     let list = RangeRequest::prefix(PREFIX);
-    let answer = tokio::time::timeout(Duration::from_secs(2), scene.through.range(&list)).await;
-    assert!(
-        answer.map_or(true, |answer| answer.is_err()),
-        "an answer although etcd says nothing"
+    // The caller's own deadline bounds the wait for a proof.
+    let hurried = scene.through.with_metadata("grpc-timeout", "300m");
+    let asked = Instant::now();
+    let answer = hurried.range(&list).await;
+    assert_eq!(
+        answer.expect_err("etcd says nothing, so nothing is fresh").code,
+        DEADLINE_EXCEEDED
     );
+    println!("a deadline of 300 ms ended after {:?}", asked.elapsed());
+    assert!(asked.elapsed() >= Duration::from_millis(250));
     scene.etcd.resume();
     scene.recovers("etcd's standing still").await;
+}
+
+/// Other readers keep quorum checks under way when etcd stops: what it has answered to those proves nothing to a read that
+/// came later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_check_under_way_proves_nothing_to_later_reads() {
+    let scene = Scene::new().await;
+    let list = RangeRequest::prefix(PREFIX);
+    let mut readers = JoinSet::new();
+    for _ in 0..8 {
+        let (client, list) = (scene.rangecache.client().await, list.clone());
+        readers.spawn(async move {
+            loop {
+                // Ends in error while etcd stands still.
+                let _ = client.range(&list).await;
+            }
+        });
+    }
+    let hurried = scene.through.with_metadata("grpc-timeout", "100m");
+    for turn in 0..20 {
+        scene.etcd.pause();
+        let answer = hurried.range(&list).await;
+        scene.etcd.resume();
+        assert_eq!(
+            answer.expect_err("nothing proves it fresh").code,
+            DEADLINE_EXCEEDED,
+            "turn {turn}"
+        );
+        until(SOON, "reads go on", async || {
+            scene.through.range(&list).await.ok()
+        })
+        .await;
+    }
+    drop(readers);
+    scene.recovers("etcd's standing still again and again").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
