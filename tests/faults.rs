@@ -223,6 +223,22 @@ struct Restore {
     flags: &'static [&'static str],
     /// Revisions written after the restore, before rangecache hears of it.
     written: usize,
+    /// What the forgotten history ended with.
+    last: Last,
+}
+
+/// The last change that the restore forgets: what a mirror may take for the end of its own history.
+#[derive(Clone, Copy, PartialEq)]
+enum Last {
+    Put,
+    /// A key is made and deleted: neither the old history nor the new one has it.
+    Delete,
+    /// The same key gets the same value as in the new history, at the same revision.
+    Same,
+}
+
+fn same_key() -> String {
+    format!("{PREFIX}same")
 }
 
 async fn etcd_is_restored(how: Restore) {
@@ -237,12 +253,44 @@ async fn etcd_is_restored(how: Restore) {
         .await
         .expect("etcd deletes");
     scene.recovers("the writes after the snapshot").await;
-    let forgotten = current(&scene.etcd.client().await).await;
+    let client = scene.etcd.client().await;
+    if how.last == Last::Delete {
+        client
+            .put(format!("{PREFIX}brief"), "made and deleted")
+            .await
+            .expect("etcd puts");
+        client
+            .delete(format!("{PREFIX}brief"))
+            .await
+            .expect("etcd deletes");
+    }
+    if how.last == Last::Same {
+        client.put(same_key(), "same").await.expect("etcd puts");
+    }
+    let forgotten = current(&client).await;
+    // The mirror must have seen it all: what it has not seen, it cannot hold on to.
+    let seen = scene
+        .through
+        .range(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("answers");
+    assert_eq!(seen.revision(), forgotten);
 
     scene.rangecache.pause();
     scene.etcd.restore(&snapshot, how.token, how.flags);
     scene.etcd.run();
     scene.etcd.ready().await;
+    if how.last == Last::Same {
+        // Up to the revision before the last one that was forgotten, and then the same as that was.
+        let client = scene.etcd.client().await;
+        while current(&client).await < forgotten - 1 {
+            client
+                .put(format!("{PREFIX}040"), "in the new history")
+                .await
+                .expect("etcd puts");
+        }
+        client.put(same_key(), "same").await.expect("etcd puts");
+    }
     write(&scene.etcd, "after the restore", how.written).await;
     let now = current(&scene.etcd.client().await).await;
     println!("revision {forgotten} before the restore, {now} when rangecache goes on");
@@ -271,6 +319,7 @@ async fn etcd_is_restored_as_a_new_cluster() {
         token: "another",
         flags: &[],
         written: 0,
+        last: Last::Put,
     })
     .await;
 }
@@ -281,6 +330,7 @@ async fn etcd_is_restored_as_the_same_cluster() {
         token: "rangecache",
         flags: &[],
         written: 0,
+        last: Last::Put,
     })
     .await;
 }
@@ -291,6 +341,7 @@ async fn etcd_is_restored_as_a_new_cluster_and_overtakes_itself() {
         token: "another",
         flags: &[],
         written: 150,
+        last: Last::Put,
     })
     .await;
 }
@@ -301,6 +352,29 @@ async fn etcd_is_restored_as_the_same_cluster_and_overtakes_itself() {
         token: "rangecache",
         flags: &[],
         written: 150,
+        last: Last::Put,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_and_the_forgotten_history_ends_with_a_delete() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 150,
+        last: Last::Delete,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_and_the_new_history_passes_through_the_same_change() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 5,
+        last: Last::Same,
     })
     .await;
 }
@@ -312,6 +386,7 @@ async fn etcd_is_restored_with_its_revision_bumped() {
         token: "rangecache",
         flags,
         written: 5,
+        last: Last::Put,
     })
     .await;
 }
