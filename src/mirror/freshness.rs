@@ -22,7 +22,7 @@ use crate::upstream::{Class, Upstream};
 
 /// Rounds that may be under way at once.
 const MAX_ROUNDS: usize = 4;
-/// From so many reads in a round on, the next round is held back until most of them have come again.
+/// From so many reads on, the next round is held back until most of them have come again.
 const CROWD: u64 = 8;
 /// How long a round is held back at most.
 const HOLD: Duration = Duration::from_millis(1);
@@ -67,8 +67,8 @@ struct Rounds {
     under_way: usize,
     last_sent: Option<Instant>,
     last_done: Option<Instant>,
-    /// Reads that the last two rounds served.
-    served: [u64; 2],
+    /// How many reads there were at the end of the last two rounds: served by it, or gathered meanwhile.
+    crowds: [u64; 2],
     /// A task will look again at [`HOLD`]'s end.
     holding: bool,
 }
@@ -88,7 +88,7 @@ impl Rounds {
                 .is_some_and(|sent| now.duration_since(sent) >= SLOW_ROUND);
             return slow && self.under_way < MAX_ROUNDS;
         }
-        let expected = self.served[0].max(self.served[1]);
+        let expected = self.crowds[0].max(self.crowds[1]);
         expected < CROWD
             || round.state.lock().reads * 4 >= expected * 3
             || self.last_done.is_none_or(|done| now.duration_since(done) >= HOLD)
@@ -209,7 +209,11 @@ impl Freshness {
             let mut rounds = self.rounds.lock();
             rounds.under_way -= 1;
             rounds.last_done = Some(Instant::now());
-            rounds.served = [rounds.served[1], reads];
+            let gathered = rounds
+                .gathering
+                .as_ref()
+                .map_or(0, |round| round.state.lock().reads);
+            rounds.crowds = [rounds.crowds[1], reads + gathered];
             self.send_if_ripe(&mut rounds);
         }
         self.metrics.check_ended(
