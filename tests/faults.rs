@@ -9,8 +9,11 @@ use support::grpc::Client;
 use support::pb::RangeRequest;
 use support::proxy::Rangecache;
 use support::wait::{SOON, until};
+use tokio::task::JoinSet;
 
 const PREFIX: &str = "/faults/";
+/// gRPC's code for a call that took longer than its caller allows.
+const DEADLINE_EXCEEDED: i32 = 4;
 
 /// etcd with some keys, and a warm rangecache with a client that lives through the fault.
 struct Scene {
@@ -112,13 +115,53 @@ async fn etcd_stands_still_for_a_while() {
     let scene = Scene::new().await;
     scene.etcd.pause();
     let list = RangeRequest::prefix(PREFIX);
-    let answer = tokio::time::timeout(Duration::from_secs(2), scene.through.range(&list)).await;
-    assert!(
-        answer.map_or(true, |answer| answer.is_err()),
-        "an answer although etcd says nothing"
+    // The caller's own deadline bounds the wait for a proof.
+    let hurried = scene.through.with_metadata("grpc-timeout", "300m");
+    let asked = Instant::now();
+    let answer = hurried.range(&list).await;
+    assert_eq!(
+        answer.expect_err("etcd says nothing, so nothing is fresh").code,
+        DEADLINE_EXCEEDED
     );
+    println!("a deadline of 300 ms ended after {:?}", asked.elapsed());
+    assert!(asked.elapsed() >= Duration::from_millis(250));
     scene.etcd.resume();
     scene.recovers("etcd's standing still").await;
+}
+
+/// Other readers keep quorum checks under way when etcd stops: what it has answered to those proves nothing to a read that
+/// came later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_check_under_way_proves_nothing_to_later_reads() {
+    let scene = Scene::new().await;
+    let list = RangeRequest::prefix(PREFIX);
+    let mut readers = JoinSet::new();
+    for _ in 0..8 {
+        let (client, list) = (scene.rangecache.client().await, list.clone());
+        readers.spawn(async move {
+            loop {
+                // Ends in error while etcd stands still.
+                let _ = client.range(&list).await;
+            }
+        });
+    }
+    let hurried = scene.through.with_metadata("grpc-timeout", "100m");
+    for turn in 0..20 {
+        scene.etcd.pause();
+        let answer = hurried.range(&list).await;
+        scene.etcd.resume();
+        assert_eq!(
+            answer.expect_err("nothing proves it fresh").code,
+            DEADLINE_EXCEEDED,
+            "turn {turn}"
+        );
+        until(SOON, "reads go on", async || {
+            scene.through.range(&list).await.ok()
+        })
+        .await;
+    }
+    drop(readers);
+    scene.recovers("etcd's standing still again and again").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -180,6 +223,22 @@ struct Restore {
     flags: &'static [&'static str],
     /// Revisions written after the restore, before rangecache hears of it.
     written: usize,
+    /// What the forgotten history ended with.
+    last: Last,
+}
+
+/// The last change that the restore forgets: what a mirror may take for the end of its own history.
+#[derive(Clone, Copy, PartialEq)]
+enum Last {
+    Put,
+    /// A key is made and deleted: neither the old history nor the new one has it.
+    Delete,
+    /// The same key gets the same value as in the new history, at the same revision.
+    Same,
+}
+
+fn same_key() -> String {
+    format!("{PREFIX}same")
 }
 
 async fn etcd_is_restored(how: Restore) {
@@ -194,12 +253,44 @@ async fn etcd_is_restored(how: Restore) {
         .await
         .expect("etcd deletes");
     scene.recovers("the writes after the snapshot").await;
-    let forgotten = current(&scene.etcd.client().await).await;
+    let client = scene.etcd.client().await;
+    if how.last == Last::Delete {
+        client
+            .put(format!("{PREFIX}brief"), "made and deleted")
+            .await
+            .expect("etcd puts");
+        client
+            .delete(format!("{PREFIX}brief"))
+            .await
+            .expect("etcd deletes");
+    }
+    if how.last == Last::Same {
+        client.put(same_key(), "same").await.expect("etcd puts");
+    }
+    let forgotten = current(&client).await;
+    // The mirror must have seen it all: what it has not seen, it cannot hold on to.
+    let seen = scene
+        .through
+        .range(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("answers");
+    assert_eq!(seen.revision(), forgotten);
 
     scene.rangecache.pause();
     scene.etcd.restore(&snapshot, how.token, how.flags);
     scene.etcd.run();
     scene.etcd.ready().await;
+    if how.last == Last::Same {
+        // Up to the revision before the last one that was forgotten, and then the same as that was.
+        let client = scene.etcd.client().await;
+        while current(&client).await < forgotten - 1 {
+            client
+                .put(format!("{PREFIX}040"), "in the new history")
+                .await
+                .expect("etcd puts");
+        }
+        client.put(same_key(), "same").await.expect("etcd puts");
+    }
     write(&scene.etcd, "after the restore", how.written).await;
     let now = current(&scene.etcd.client().await).await;
     println!("revision {forgotten} before the restore, {now} when rangecache goes on");
@@ -228,6 +319,7 @@ async fn etcd_is_restored_as_a_new_cluster() {
         token: "another",
         flags: &[],
         written: 0,
+        last: Last::Put,
     })
     .await;
 }
@@ -238,6 +330,7 @@ async fn etcd_is_restored_as_the_same_cluster() {
         token: "rangecache",
         flags: &[],
         written: 0,
+        last: Last::Put,
     })
     .await;
 }
@@ -248,6 +341,7 @@ async fn etcd_is_restored_as_a_new_cluster_and_overtakes_itself() {
         token: "another",
         flags: &[],
         written: 150,
+        last: Last::Put,
     })
     .await;
 }
@@ -258,6 +352,29 @@ async fn etcd_is_restored_as_the_same_cluster_and_overtakes_itself() {
         token: "rangecache",
         flags: &[],
         written: 150,
+        last: Last::Put,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_and_the_forgotten_history_ends_with_a_delete() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 150,
+        last: Last::Delete,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_and_the_new_history_passes_through_the_same_change() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 5,
+        last: Last::Same,
     })
     .await;
 }
@@ -269,6 +386,7 @@ async fn etcd_is_restored_with_its_revision_bumped() {
         token: "rangecache",
         flags,
         written: 5,
+        last: Last::Put,
     })
     .await;
 }

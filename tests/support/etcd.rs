@@ -153,7 +153,7 @@ impl Etcd {
 
     /// Stops the process in its tracks, sockets left open.
     pub fn pause(&self) {
-        self.process.as_ref().expect("runs").signal("STOP");
+        self.process.as_ref().expect("runs").pause();
     }
 
     /// Lets a paused process go on.

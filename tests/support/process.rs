@@ -47,6 +47,26 @@ impl Process {
         assert!(sent.success(), "cannot send {signal} to {}", self.name);
     }
 
+    /// Stops the process in its tracks, sockets left open, and returns when every thread stands still.
+    pub fn pause(&self) {
+        self.signal("STOP");
+        let tasks = format!("/proc/{}/task", self.id());
+        let stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let status = std::fs::read_to_string(task.unwrap().path().join("status"));
+            // A thread that has gone in the meantime stands still too.
+            status.is_err() || status.unwrap().lines().any(|line| line.starts_with("State:\tT"))
+        };
+        let started = Instant::now();
+        while !std::fs::read_dir(&tasks).unwrap().all(stopped) {
+            assert!(
+                started.elapsed() < Duration::from_secs(20),
+                "{} does not stop",
+                self.name
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Sends `TERM` and waits for the end.
     pub async fn terminate(mut self, deadline: Duration) -> ExitStatus {
         self.signal("TERM");

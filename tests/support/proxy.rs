@@ -146,7 +146,7 @@ impl Rangecache {
 
     /// Stops the process in its tracks, sockets left open.
     pub fn pause(&self) {
-        self.process.signal("STOP");
+        self.process.pause();
     }
 
     /// Lets a paused process go on.
