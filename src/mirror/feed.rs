@@ -128,10 +128,9 @@ impl<'a> Feed<'a> {
             return Err(cancelled(&created));
         }
         let before = mirrors.knowledge.before_check();
-        let same = continues(&anchor, connection).await?;
-        // The read was linearizable, so the member is not behind what was known before it.
+        let (same, revision) = continues(&anchor, connection).await?;
         let raft_index = connection.ask_status().await?.raft_index;
-        if !same || mirrors.knowledge.after_status(before, raft_index) == Verdict::Replaced {
+        if !same || mirrors.knowledge.after_status(before, revision, raft_index) == Verdict::Replaced {
             mirrors.knowledge.forget();
             mirrors.replace_history("the history behind the feed is not the mirror's");
             return Err(FeedEnd::Void);
@@ -246,7 +245,8 @@ fn cancelled(response: &WatchResponse) -> FeedEnd {
 
 /// Reads the key that was changed last, at the mirror's revision, from the member that will feed it. If history was
 /// replaced while no feed stood (a restore that was then written past the mirror's revision), it is hardly the same.
-async fn continues(anchor: &Anchor, connection: &Arc<Connection>) -> Result<bool, FeedEnd> {
+/// Also returns etcd's revision.
+async fn continues(anchor: &Anchor, connection: &Arc<Connection>) -> Result<(bool, i64), FeedEnd> {
     let (channel, origin) = connection.channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
     let request = RangeRequest {
@@ -266,17 +266,21 @@ async fn continues(anchor: &Anchor, connection: &Arc<Connection>) -> Result<bool
             ));
         }
         // etcd has not come to the mirror's revision.
-        Err(status) if status.code() == Code::OutOfRange => return Ok(false),
+        Err(status) if status.code() == Code::OutOfRange => return Ok((false, 0)),
         Err(status) => return Err(status.into()),
     };
-    let Some(key) = &anchor.key else { return Ok(true) };
+    let revision = response.header.map_or(0, |header| header.revision);
+    let Some(key) = &anchor.key else {
+        return Ok((true, revision));
+    };
     let theirs = response
         .kvs
         .first()
         .map(|key_value| Entry::from_key_value(key_value));
-    Ok(match (anchor.tree.get(key), theirs) {
+    let same = match (anchor.tree.get(key), theirs) {
         (None, None) => true,
         (Some(ours), Some(Ok(theirs))) => ours.encoded().contiguous() == theirs.encoded().contiguous(),
         _ => false,
-    })
+    };
+    Ok((same, revision))
 }

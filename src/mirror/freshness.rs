@@ -240,7 +240,8 @@ impl Freshness {
                 let header = response
                     .header
                     .ok_or_else(|| tonic::Status::internal("no header"))?;
-                Ok::<_, tonic::Status>((header, self.vet(&connection, before).await?))
+                let vetted = self.vet(&connection, before, header.revision).await?;
+                Ok::<_, tonic::Status>((header, vetted))
             };
             let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
             let status = match tokio::time::timeout_at(attempt_deadline, attempt).await {
@@ -272,13 +273,18 @@ impl Freshness {
     }
 
     /// The first check on a connection asks more: is the history behind it the one that is known? (I4)
-    async fn vet(&self, connection: &Arc<Connection>, before: Before) -> Result<Verdict, tonic::Status> {
+    async fn vet(
+        &self,
+        connection: &Arc<Connection>,
+        before: Before,
+        revision: i64,
+    ) -> Result<Verdict, tonic::Status> {
         if connection.is_vetted() {
             return Ok(Verdict::Continues);
         }
         let raft_index = connection.ask_status().await?.raft_index;
         connection.set_vetted();
-        Ok(self.knowledge.after_status(before, raft_index))
+        Ok(self.knowledge.after_status(before, revision, raft_index))
     }
 
     fn conclude(&self, before: Before, header: ResponseHeader, vetted: Verdict) -> Result<Proof, Why> {

@@ -11,6 +11,8 @@ use arc_swap::ArcSwapOption;
 
 use crate::cache::ResponseHeader;
 
+const UNKNOWN_GAP: i64 = i64::MIN;
+
 /// Whether etcd's auth is on (I8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auth {
@@ -29,7 +31,7 @@ pub struct Before {
     unreadable: u64,
     identity: Option<(u64, u64)>,
     auth_changes: u64,
-    raft_index: u64,
+    raft_gap: i64,
 }
 
 /// What a quorum check says of the past.
@@ -52,8 +54,10 @@ pub struct Knowledge {
     unreadable: AtomicU64,
     /// The count of `unreadable` that a later quorum check has covered.
     unreadable_covered: AtomicU64,
-    /// The highest raft index that a member has told. A restore starts it anew, whatever it does to the rest.
-    raft_index: AtomicU64,
+    /// What is known at least of raft index less revision ([`UNKNOWN_GAP`] before anything is). A revision takes a raft
+    /// entry of its own, so in one history this never shrinks; a restore starts the raft log anew but keeps the
+    /// revisions, and however much is written then, the gap of the old history is not reached by writing.
+    raft_gap: AtomicI64,
     /// cluster_id, member_id and raft_term of the last quorum check.
     identity: ArcSwapOption<ResponseHeader>,
     auth: AtomicU8,
@@ -68,7 +72,7 @@ impl Default for Knowledge {
             shown_revision: AtomicI64::new(0),
             unreadable: AtomicU64::new(0),
             unreadable_covered: AtomicU64::new(0),
-            raft_index: AtomicU64::new(0),
+            raft_gap: AtomicI64::new(UNKNOWN_GAP),
             identity: ArcSwapOption::empty(),
             auth: AtomicU8::new(0),
             auth_changes: AtomicU64::new(0),
@@ -172,7 +176,7 @@ impl Knowledge {
                 .as_ref()
                 .map(|identity| (identity.cluster_id, identity.raft_term)),
             auth_changes: self.auth_changes.load(Ordering::Acquire),
-            raft_index: self.raft_index.load(Ordering::Acquire),
+            raft_gap: self.raft_gap.load(Ordering::Acquire),
         }
     }
 
@@ -205,20 +209,19 @@ impl Knowledge {
 }
 
 impl Knowledge {
-    /// A member tells its raft index, at any time.
-    pub fn note_raft_index(&self, raft_index: u64) {
-        self.raft_index.fetch_max(raft_index, Ordering::AcqRel);
+    /// A member told `raft_index`, and a linearizable read that began after that found `revision`.
+    pub fn note_raft_index(&self, raft_index: u64, revision: i64) {
+        self.raft_gap
+            .fetch_max(gap(raft_index, revision), Ordering::AcqRel);
     }
 
-    /// Holds a member's raft index against what was known before: the member has just answered a linearizable read, so
-    /// it is not behind. On [`Verdict::Replaced`] the caller drops the mirrors.
-    pub fn after_status(&self, before: Before, raft_index: u64) -> Verdict {
-        if raft_index >= before.raft_index {
-            self.note_raft_index(raft_index);
+    /// Holds a member's history against what was known before: it answered a linearizable read at `revision`, and then
+    /// told `raft_index`. On [`Verdict::Replaced`] all that was known is forgotten; the caller drops the mirrors.
+    pub fn after_status(&self, before: Before, revision: i64, raft_index: u64) -> Verdict {
+        if gap(raft_index, revision) >= before.raft_gap {
             return Verdict::Continues;
         }
         self.forget();
-        self.note_raft_index(raft_index);
         Verdict::Replaced
     }
 
@@ -226,8 +229,14 @@ impl Knowledge {
     pub fn forget(&self) {
         self.known_revision.store(0, Ordering::Release);
         self.shown_revision.store(0, Ordering::Release);
-        self.raft_index.store(0, Ordering::Release);
+        self.raft_gap.store(UNKNOWN_GAP, Ordering::Release);
     }
+}
+
+fn gap(raft_index: u64, revision: i64) -> i64 {
+    i64::try_from(raft_index)
+        .unwrap_or(i64::MAX)
+        .saturating_sub(revision)
 }
 
 #[cfg(test)]
@@ -272,22 +281,31 @@ mod tests {
     }
 
     #[test]
-    fn a_raft_index_that_went_back_is_another_history() {
+    fn a_raft_log_that_was_begun_anew_is_another_history_however_much_is_written() {
         let knowledge = Knowledge::default();
-        knowledge.note_raft_index(100);
-        let before = knowledge.before_check();
-        knowledge.note_raft_index(120);
         assert_eq!(
-            knowledge.after_status(before, 110),
+            knowledge.after_status(knowledge.before_check(), 100, 5),
             Verdict::Continues,
-            "it was 100 when the read began"
+            "nothing is known"
+        );
+        knowledge.note_raft_index(108, 101);
+        knowledge.note_raft_index(300, 295);
+        assert_eq!(
+            knowledge.after_status(knowledge.before_check(), 400, 407),
+            Verdict::Continues
         );
         assert_eq!(
-            knowledge.after_status(knowledge.before_check(), 119),
+            knowledge.after_status(knowledge.before_check(), 400, 420),
+            Verdict::Continues,
+            "lease grants"
+        );
+        // Restored at revision 90, then written up to revision 500.
+        assert_eq!(
+            knowledge.after_status(knowledge.before_check(), 500, 4 + 410),
             Verdict::Replaced
         );
         assert_eq!(
-            knowledge.after_status(knowledge.before_check(), 119),
+            knowledge.after_status(knowledge.before_check(), 500, 4 + 410),
             Verdict::Continues
         );
     }

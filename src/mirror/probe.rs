@@ -29,7 +29,13 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         beat.tick().await;
+        let raft_index = raft_index(mirrors).await;
         if let Ok(proof) = mirrors.freshness.prove().await {
+            if let Some(raft_index) = raft_index {
+                mirrors
+                    .knowledge
+                    .note_raft_index(raft_index, proof.header.revision);
+            }
             for mirror in mirrors.all.iter() {
                 if let Ok(view) = mirror.view() {
                     mirror
@@ -39,15 +45,6 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
                     mirror.want(proof.header.revision);
                 }
             }
-        }
-        if let Ok(connection) = mirrors
-            .upstream
-            .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
-            .await
-            && let Ok(Ok(status)) = tokio::time::timeout(ANSWER_TIMEOUT, connection.ask_status()).await
-            && connection.is_vetted()
-        {
-            mirrors.knowledge.note_raft_index(status.raft_index);
         }
         if let Some(oldest) = mirrors
             .all
@@ -65,6 +62,16 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
             mirrors.compacted(compacted);
         }
     }
+}
+
+async fn raft_index(mirrors: &Mirrors) -> Option<u64> {
+    let connection = mirrors
+        .upstream
+        .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
+        .await
+        .ok()?;
+    let asking = tokio::time::timeout(ANSWER_TIMEOUT, connection.ask_status());
+    Some(asking.await.ok()?.ok()?.raft_index)
 }
 
 /// Whether etcd has compacted past `revision`.
