@@ -271,3 +271,40 @@ fn sorting_for_a_few_remembers_a_few() {
     let top = Top::of(&tree, 0, 1000, &query, sort, 3);
     assert_eq!((top.sorted.len(), top.total), (4, 1000));
 }
+
+/// The border is Go's: insertion sort, which is stable, up to 12 elements.
+#[test]
+fn ties_are_ours_up_to_twelve_and_where_nothing_has_to_move() {
+    let kv = |index: usize, version| KeyValue {
+        version,
+        ..KeyValue::new(key(index), 1, "")
+    };
+    let by_version = |kvs: &[KeyValue], limit| {
+        let tree = Tree::from_sorted(kvs.iter().map(KeyValue::entry));
+        let query = RangeQuery {
+            limit,
+            sort_order: 1,
+            sort_target: 1,
+            ..query("/", "0")
+        };
+        matches!(select(&tree, &query, &DIALECT), Selected::Answer(_))
+    };
+    // The first must go to the end; the others are equal.
+    let unsorted: Vec<_> = (0..13)
+        .map(|index| kv(index, if index == 0 { 2 } else { 1 }))
+        .collect();
+    assert!(by_version(&unsorted[..12], 0));
+    assert!(!by_version(&unsorted, 0));
+    let sorted: Vec<_> = (0..100).map(|index| kv(index, index as i64 / 10 + 1)).collect();
+    assert!(by_version(&sorted, 0));
+    // Unequal up to the limit, and the one behind it; equal only after that.
+    let tied_at_the_end: Vec<_> = (0..100)
+        .map(|index| kv(index, (100 - index as i64).min(50)))
+        .collect();
+    assert!(by_version(&tied_at_the_end, 48));
+    assert!(by_version(&tied_at_the_end, 49));
+    assert!(
+        !by_version(&tied_at_the_end, 50),
+        "which of the equal ones is the fiftieth?"
+    );
+}

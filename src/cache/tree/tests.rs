@@ -378,3 +378,19 @@ fn separators_keep_no_deleted_entry_alive() {
         "only this list holds the old entries"
     );
 }
+
+#[test]
+fn a_key_between_the_halves_of_a_split_goes_where_it_is_found() {
+    let named = |name: String| KeyValue::new(name, 1, "");
+    let half = LEAF_MAX / 2;
+    for between in ["b", "b3", "c", "c3", "c4"] {
+        let below = (0..half).map(|index| named(format!("a{index:03}")));
+        let above = (0..half).map(|index| named(format!("c5{index:03}")));
+        let mut tree = Tree::new();
+        below.chain(above).for_each(|kv| drop(tree.insert(kv.entry())));
+        assert!(tree.insert(named(between.to_owned()).entry()).is_none());
+        assert!(tree.get(between.as_bytes()).is_some(), "{between}");
+        assert_eq!(tree.rank(between.as_bytes()), half as u64);
+        check_node(tree.root().unwrap(), true);
+    }
+}
