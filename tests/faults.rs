@@ -194,6 +194,29 @@ async fn the_feed_is_lost_and_etcd_compacts_past_it() {
     scene.recovers("a compaction past the feed").await;
 }
 
+/// A feed that resumes far behind gets its events in pieces, under headers that are ahead of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_feed_is_lost_and_catches_up_on_thousands_of_revisions() {
+    let mut scene = Scene::new().await;
+    scene.rangecache.pause();
+    scene.etcd.restart().await;
+    let mut writers = JoinSet::new();
+    for part in 0..4 {
+        let client = scene.etcd.client().await;
+        writers.spawn(async move {
+            for n in 0..1_500 {
+                client
+                    .put(format!("{PREFIX}many/{part}/{n}"), "v")
+                    .await
+                    .expect("etcd writes");
+            }
+        });
+    }
+    writers.join_all().await;
+    scene.rangecache.resume();
+    scene.recovers("thousands of revisions").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compaction_by_others_is_learned() {
     let scene = Scene::new().await;

@@ -261,3 +261,58 @@ async fn nobody_sees_the_past_of_a_quiet_prefix_beside_busy_ones() {
         .await;
     nobody_sees_the_past(&etcd, &rangecache, Some(Duration::from_millis(50))).await;
 }
+
+/// One deletion whose events do not fit into one response of etcd's watch: nobody sees a part of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revision_of_many_events_is_seen_whole() {
+    const KEYS: usize = 3_000;
+    let _alone = ALONE.lock().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut readers = JoinSet::new();
+    let direct = etcd.client().await;
+    // The event of a delete holds its key alone: these make some 3 MB.
+    let key = |n: usize| format!("{PREFIX}{n:05}/{}", "k".repeat(1_000));
+    for n in 0..KEYS {
+        direct.put(key(n), "").await.expect("etcd writes");
+    }
+    for _ in 0..4 {
+        let (client, stop) = (rangecache.client().await, stop.clone());
+        readers.spawn(async move {
+            let count = RangeRequest {
+                count_only: true,
+                ..RangeRequest::prefix(PREFIX)
+            };
+            let mut deleted = false;
+            while !stop.load(Ordering::Relaxed) || !deleted {
+                let answer = client.range(&count).await.expect("rangecache answers");
+                assert!(
+                    answer.count == 0 || answer.count == KEYS as i64,
+                    "{} of {KEYS} keys",
+                    answer.count
+                );
+                assert!(!deleted || answer.count == 0, "what is deleted stays deleted");
+                deleted = answer.count == 0;
+            }
+        });
+    }
+    tokio::task::yield_now().await;
+    let gone = direct.delete_prefix(PREFIX).await.expect("etcd deletes");
+    let answer = rangecache
+        .client()
+        .await
+        .range(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("answers");
+    assert!(answer.count == 0 && answer.revision() >= gone, "{answer:?}");
+    stop.store(true, Ordering::Relaxed);
+    readers.join_all().await;
+    let outcomes = rangecache.outcomes().await;
+    println!("{outcomes:?}");
+    assert_eq!(
+        outcomes.from_memory(),
+        outcomes.total(),
+        "all from memory: {outcomes:?}"
+    );
+}
