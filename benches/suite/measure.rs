@@ -13,6 +13,9 @@ use crate::stage::{Kind, Stage, Target, connections};
 /// How long a target is driven per round.
 pub(crate) const BLOCK: Duration = Duration::from_millis(1000);
 
+/// The share of a block's Ranges that rangecache says it answered from memory.
+pub(crate) const FROM_MEMORY: &str = "from_memory";
+
 /// What one target did in one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
@@ -146,9 +149,15 @@ pub(crate) async fn interleave(
     let mut series = Series::new();
     for _ in 0..rounds {
         for (target, connections) in &driven {
+            let answered_before = target.range_outcomes().await?;
             let cpu = CpuWatch::start(target)?;
             let outcome = load::closed_loop(connections, shape, &ops).await?;
-            series.entry(target.kind).or_default().push(cpu.finish(&outcome)?);
+            let mut block = cpu.finish(&outcome)?;
+            if let Some((before, now)) = answered_before.zip(target.range_outcomes().await?) {
+                let share = (now.from_memory - before.from_memory) / (now.all - before.all);
+                block.extra.insert(FROM_MEMORY, share);
+            }
+            series.entry(target.kind).or_default().push(block);
         }
     }
     Ok(series)

@@ -238,6 +238,16 @@ impl Report {
         }
     }
 
+    /// Puts the rows in the order of the goals; those of one goal stay as they were found.
+    pub(crate) fn sort(&mut self) {
+        self.rows.sort_by_key(|row| {
+            row.goal
+                .trim_start_matches('P')
+                .parse::<u32>()
+                .unwrap_or(u32::MAX)
+        });
+    }
+
     /// Adds a note, once.
     pub(crate) fn note(&mut self, note: String) {
         if !self.notes.contains(&note) {

@@ -23,6 +23,32 @@ pub(crate) enum Kind {
     Floor,
 }
 
+/// How a rangecache has answered so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RangeOutcomes {
+    /// Answers from memory.
+    pub(crate) from_memory: f64,
+    /// All answers.
+    pub(crate) all: f64,
+}
+
+impl Target {
+    /// Reads how rangecache has answered; none for the other targets.
+    pub(crate) async fn range_outcomes(&self) -> Result<Option<RangeOutcomes>> {
+        let Some(address) = self.outcomes else {
+            return Ok(None);
+        };
+        let (_, text) = http1::get(address, "/metrics").await?;
+        let count =
+            |labels: &str| http1::metric(&text, &format!("rangecache_range_total{labels}")).unwrap_or(0.0);
+        let from_memory = count("{outcome=\"hit\"") + count("{outcome=\"waited\"");
+        Ok(Some(RangeOutcomes {
+            from_memory,
+            all: count(""),
+        }))
+    }
+}
+
 impl Kind {
     /// The order of a round, and of the table's columns.
     pub(crate) const ALL: [Kind; 4] = [Kind::Direct, Kind::GrpcProxy, Kind::Rangecache, Kind::Floor];
@@ -49,6 +75,8 @@ pub(crate) struct Target {
     pub(crate) proxy_pid: Option<u32>,
     /// etcd's process.
     pub(crate) etcd_pid: u32,
+    /// Where rangecache counts how it answered.
+    pub(crate) outcomes: Option<SocketAddr>,
 }
 
 /// A running etcd and the proxies before it. Everything stops when it is dropped.
@@ -152,14 +180,17 @@ impl Stage {
             address: self.etcd.address,
             proxy_pid: None,
             etcd_pid,
+            outcomes: None,
         };
         let proxied = Kind::ALL.into_iter().filter_map(|kind| {
             let process = process(kind)?;
+            let outcomes = (kind == Kind::Rangecache).then_some(process.metrics_address);
             Some(Target {
                 kind,
                 address: process.address,
                 proxy_pid: Some(process.pid()),
                 etcd_pid,
+                outcomes,
             })
         });
         std::iter::once(direct).chain(proxied).collect()

@@ -129,19 +129,18 @@ fn ratios(rows: &[Row]) -> Option<String> {
         for (series, base) in [Kind::Direct, Kind::GrpcProxy].into_iter().enumerate() {
             let Some(times) = row.times(base) else { continue };
             let (one, end) = (scale.at(1.0), scale.at(times));
+            let beside = if times > 999.0 {
+                "> 999×".into()
+            } else {
+                format!("{times:.2}×")
+            };
             let (y, width) = (y + 2.0 + 11.0 * series as f64, (end - one).abs().max(1.0));
             let _ = write!(
                 svg,
                 r#"<rect class="s{series}" x="{:.1}" y="{y}" width="{width:.1}" height="9"/>"#,
                 one.min(end)
             );
-            text(
-                &mut svg,
-                one.max(end) + 6.0,
-                y + 9.0,
-                "small",
-                &format!("{times:.2}×"),
-            );
+            text(&mut svg, one.max(end) + 6.0, y + 9.0, "small", &beside);
         }
         for check in &row.checks {
             let (times, y) = match *check {

@@ -1,5 +1,6 @@
 //! The report on a terminal.
 
+use crate::measure::{Block, FROM_MEMORY};
 use crate::report::{Report, Row, Stat};
 use crate::stage::Kind;
 
@@ -25,7 +26,8 @@ pub(crate) fn write(heading: &Heading, report: &Report) -> String {
     text += "\n× is how many times as good as etcd itself, or as grpc-proxy, rangecache is: above 1 it is better.\n\
              ! marks figures beside which calls failed or brought a wrong number of bytes.\n\n";
     text += &grid(&details(&report.rows));
-    text += "\nCPU is per call and of each process; client, proxy and etcd share the machine's cores.\n";
+    text += "\nCPU is per call and of each process; client, proxy and etcd share the machine's cores. From memory is the least share\n\
+             of any round that rangecache says it answered without asking etcd for the data.\n";
     for note in &report.notes {
         text += &format!("\nNote: {note}\n");
     }
@@ -39,8 +41,12 @@ fn cell(row: &Row, kind: Kind) -> String {
 }
 
 fn times(row: &Row, base: Kind) -> String {
-    row.times(base)
-        .map_or_else(|| "–".into(), |times| format!("{times:.2}×"))
+    match row.times(base) {
+        None => "–".into(),
+        // Against next to nothing a factor says no more than this.
+        Some(times) if times > 999.0 => "> 999×".into(),
+        Some(times) => format!("{times:.2}×"),
+    }
 }
 
 fn figures(rows: &[Row]) -> Vec<Vec<String>> {
@@ -93,6 +99,16 @@ fn spread(row: &Row) -> String {
     })
 }
 
+/// The smallest share of a round's Ranges that rangecache answered from memory.
+fn from_memory(blocks: &[Block]) -> String {
+    let shares = blocks
+        .iter()
+        .filter_map(|block| block.extra.get(FROM_MEMORY).copied());
+    // A round without a Range has no share.
+    let shares = Stat::of(shares.filter(|share| share.is_finite()));
+    shares.map_or_else(|| "–".into(), |stat| format!("{:.1} %", stat.min * 100.0))
+}
+
 fn details(rows: &[Row]) -> Vec<Vec<String>> {
     let heads = [
         "",
@@ -106,15 +122,16 @@ fn details(rows: &[Row]) -> Vec<Vec<String>> {
         "CPU client",
         "CPU proxy",
         "CPU etcd",
+        "from memory",
         "first error",
     ];
     let mut lines = vec![heads.map(String::from).to_vec()];
     for row in rows {
         let Some(series) = &row.series else { continue };
         for (kind, blocks) in series {
-            let sum = |figure: fn(&crate::measure::Block) -> u64| blocks.iter().map(figure).sum::<u64>();
+            let sum = |figure: fn(&Block) -> u64| blocks.iter().map(figure).sum::<u64>();
             let calls = sum(|block| block.calls);
-            let cpu = |figure: fn(&crate::measure::Block) -> u64| {
+            let cpu = |figure: fn(&Block) -> u64| {
                 if calls == 0 {
                     "–".into()
                 } else {
@@ -137,6 +154,7 @@ fn details(rows: &[Row]) -> Vec<Vec<String>> {
                 cpu(|block| block.cpu_client_ns),
                 cpu(|block| block.cpu_proxy_ns),
                 cpu(|block| block.cpu_etcd_ns),
+                from_memory(blocks),
                 blocks
                     .iter()
                     .find_map(|block| block.first_error.clone())

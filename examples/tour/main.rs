@@ -39,7 +39,10 @@ async fn main() -> ExitCode {
     match run(endpoints).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("\n{error:#}");
+            eprintln!("\n{error}");
+            for cause in error.chain().skip(1) {
+                eprintln!("  because: {cause}");
+            }
             ExitCode::FAILURE
         }
     }
@@ -114,7 +117,7 @@ async fn show(
     };
     let first = endpoints.first().context("no endpoint given")?.clone();
     let mut direct = Etcdclient::connect(&first).await.with_context(|| {
-        format!("No etcd answers at {first}: is it running? Check with: etcdctl --endpoints {first} endpoint health")
+        format!("No etcd answers at {first}. Is it running? ENDPOINTS=http://HOST:PORT names another.")
     })?;
     let version = direct
         .version()

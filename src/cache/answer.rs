@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::{
-    entry::Entry,
+    entry::{Entry, touch},
     node::Summary,
     rope::{COPY_BELOW_BYTES, Rope},
     select::{Entries, Selection, Values},
@@ -133,6 +133,10 @@ impl Answer {
     }
 
     fn for_each_remaining(&mut self, mut visit: impl FnMut(&Entry) -> ControlFlow<()>) {
+        let copied_below_bytes = match self.selection.values {
+            Values::Kept => COPY_BELOW_BYTES,
+            Values::Left { .. } => 0,
+        };
         match &self.selection.entries {
             Entries::None => {}
             Entries::One(entry) => {
@@ -147,9 +151,11 @@ impl Answer {
                 let start = from + self.produced;
                 let mut left = to - start;
                 if left > 0 {
-                    tree.for_each_from(start, |entry| {
-                        left -= 1;
-                        visit(entry)?;
+                    tree.for_each_run_from(start, |run| {
+                        let run = &run[..run.len().min(to_usize(left))];
+                        left -= run.len() as u64;
+                        touch(run, copied_below_bytes);
+                        run.iter().try_for_each(&mut visit)?;
                         if left == 0 {
                             ControlFlow::Break(())
                         } else {

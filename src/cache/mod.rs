@@ -15,6 +15,14 @@
 //!
 //! This room imports none of the others; `mirror` writes to it and `proxy` reads from it.
 
+#![cfg_attr(
+    test,
+    allow(
+        clippy::cast_possible_truncation,
+        reason = "tests make small numbers of all kinds"
+    )
+)]
+
 mod answer;
 mod bulk;
 mod entry;

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    entry::Entry,
+    entry::{Entry, touch},
     memory::{ARC_HEADER_BYTES, class_bytes},
 };
 
@@ -158,6 +158,21 @@ impl Node {
             }
         };
         (class_bytes(ARC_HEADER_BYTES + size_of::<Node>()) + lists) as u64
+    }
+
+    /// Brings what a copy counts references to into the cache.
+    fn touch_below(&self) {
+        match &self.body {
+            Body::Leaf(entries) => touch(entries, 0),
+            Body::Inner(inner) => {
+                std::hint::black_box(
+                    inner
+                        .slots
+                        .iter()
+                        .fold(0, |touched, slot| touched ^ slot.node.born),
+                );
+            }
+        }
     }
 
     pub(super) fn is_thin(&self) -> bool {
@@ -312,8 +327,11 @@ impl Separators {
 /// The node for changing: itself if nobody else holds it, else a copy in its place.
 pub(super) fn writable<'a>(node: &'a mut Arc<Node>, ledger: &mut Ledger) -> &'a mut Node {
     let before = node.memory_bytes();
-    if Arc::strong_count(node) > 1 && node.born < ledger.epoch {
-        ledger.copied_bytes += before;
+    if Arc::strong_count(node) > 1 {
+        if node.born < ledger.epoch {
+            ledger.copied_bytes += before;
+        }
+        node.touch_below();
     }
     let node = Arc::make_mut(node);
     node.born = ledger.epoch;

@@ -62,7 +62,7 @@ impl From<&Entry> for KeyValue {
 pub(super) fn key(index: usize) -> Vec<u8> {
     let mut key = format!("/registry/pods/namespace-{:03}/pod-{:04}", index / 300, index / 2).into_bytes();
     if index % 2 == 1 {
-        key.push(if index % 3 == 0 { 0x00 } else { 0xff });
+        key.push(if index.is_multiple_of(3) { 0x00 } else { 0xff });
     }
     key
 }

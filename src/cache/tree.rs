@@ -226,6 +226,15 @@ impl Tree {
 
     /// Calls `visit` for each entry in key order, from the one at `rank` on, until it breaks.
     pub fn for_each_from<'a>(&'a self, rank: u64, mut visit: impl FnMut(&'a Entry) -> ControlFlow<()>) {
+        self.for_each_run_from(rank, |run| run.iter().try_for_each(&mut visit));
+    }
+
+    /// Calls `visit` for run after run of neighbouring entries, from the one at `rank` on, until it breaks.
+    pub(super) fn for_each_run_from<'a>(
+        &'a self,
+        rank: u64,
+        mut visit: impl FnMut(&'a [Entry]) -> ControlFlow<()>,
+    ) {
         let mut skip = rank;
         if skip < self.summary.count
             && let Some(root) = &self.root
@@ -404,12 +413,12 @@ fn thicken(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
 fn walk<'a>(
     node: &'a Node,
     skip: &mut u64,
-    visit: &mut impl FnMut(&'a Entry) -> ControlFlow<()>,
+    visit: &mut impl FnMut(&'a [Entry]) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
     match &node.body {
         Body::Leaf(entries) => {
             let from = to_usize(std::mem::take(skip));
-            entries[from..].iter().try_for_each(visit)
+            visit(&entries[from..])
         }
         Body::Inner(inner) => {
             for slot in &inner.slots {

@@ -46,6 +46,7 @@ pub(crate) async fn run(suite: &Suite) -> Report {
             report.note(format!("the cases on {group} ended early: {error:#}"));
         }
     }
+    report.sort();
     report
 }
 

@@ -27,7 +27,7 @@ fn etcds_answer(
     kvs: &[KeyValue],
     query: &RangeQuery,
     dialect: Dialect,
-    sort: impl Fn(&mut Vec<KeyValue>, &dyn Fn(&KeyValue, &KeyValue) -> Ordering),
+    sort: impl Fn(&mut [KeyValue], &dyn Fn(&KeyValue, &KeyValue) -> Ordering),
 ) -> etcdserverpb::RangeResponse {
     let in_interval = |kv: &&KeyValue| match (kv.key.as_slice(), &*query.range_end) {
         (sought, []) => sought == query.key,
@@ -107,7 +107,7 @@ fn etcds_answer(
 
 /// What Go's sort does for sure: stable for few, nothing to what is in order. Else equal elements may come in any order, of
 /// which this takes one; `reversed` takes the opposite one.
-fn gos_sort(kvs: &mut Vec<KeyValue>, compare: &dyn Fn(&KeyValue, &KeyValue) -> Ordering, reversed: bool) {
+fn gos_sort(kvs: &mut [KeyValue], compare: &dyn Fn(&KeyValue, &KeyValue) -> Ordering, reversed: bool) {
     let stable = kvs.len() <= 12 || kvs.is_sorted_by(|left, right| compare(left, right).is_le());
     if reversed && !stable {
         kvs.reverse();
@@ -176,7 +176,7 @@ fn store(size: usize, distinct: i64, spread: bool) -> Vec<KeyValue> {
         mod_revision: number(index, 5),
         version: number(index, 11),
         value: format!("{:0width$}", number(index, 13), width = index % 40).into_bytes(),
-        lease: if index % 4 == 0 { index as i64 } else { 0 },
+        lease: if index.is_multiple_of(4) { index as i64 } else { 0 },
     };
     (0..size).map(kv).collect()
 }
@@ -187,7 +187,6 @@ prop_compose! {
         distinct in prop_oneof![1..5_i64, 1..2000_i64],
         spread in any::<bool>(),
     )(
-        size in Just(size),
         kvs in Just(store(size, distinct, spread)),
         key in bound(),
         range_end in prop_oneof![2 => Just(Vec::new()), 3 => Just(vec![0]), 8 => bound()],
