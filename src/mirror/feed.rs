@@ -10,8 +10,10 @@ use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
+use super::Mirrors;
 use super::assemble::{Assembler, Step};
-use super::state::{Epoch, Mirror, Void};
+use super::knowledge::Verdict;
+use super::state::{Anchor, Epoch, Mirror, Void};
 use crate::cache::Entry;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
@@ -19,7 +21,6 @@ use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{
     RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
 };
-use crate::telemetry::Why;
 use crate::upstream::Connection;
 
 /// How long etcd may take to create a watch, or to answer a small read.
@@ -66,13 +67,13 @@ impl From<tonic::Status> for FeedEnd {
 
 /// Follows etcd from the mirror's revision on. Returns only when the feed has ended.
 pub(super) async fn follow(
+    mirrors: &Mirrors,
     mirror: &Mirror,
     epoch: Epoch,
     connection: &Arc<Connection>,
-    within_budget: impl Fn() -> bool,
 ) -> FeedEnd {
-    match Feed::open(mirror, epoch, connection).await {
-        Ok(feed) => match feed.run(within_budget).await {
+    match Feed::open(mirrors, mirror, epoch, connection).await {
+        Ok(feed) => match feed.run(|| mirrors.within_budget(mirror)).await {
             Ok(never) => match never {},
             Err(end) => end,
         },
@@ -93,6 +94,7 @@ enum Never {}
 impl<'a> Feed<'a> {
     /// Creates the watch, and makes sure that it continues what the mirror holds.
     async fn open(
+        mirrors: &Mirrors,
         mirror: &'a Mirror,
         epoch: Epoch,
         connection: &Arc<Connection>,
@@ -125,7 +127,15 @@ impl<'a> Feed<'a> {
         if created.canceled || !created.created {
             return Err(cancelled(&created));
         }
-        hold_against(&anchor, connection).await?;
+        let before = mirrors.knowledge.before_check();
+        let same = continues(&anchor, connection).await?;
+        // The read was linearizable, so the member is not behind what was known before it.
+        let raft_index = connection.ask_status().await?.raft_index;
+        if !same || mirrors.knowledge.after_status(before, raft_index) == Verdict::Replaced {
+            mirrors.knowledge.forget();
+            mirrors.replace_history("the history behind the feed is not the mirror's");
+            return Err(FeedEnd::Void);
+        }
         mirror.step_in(epoch)?;
         Ok(Feed {
             mirror,
@@ -235,14 +245,8 @@ fn cancelled(response: &WatchResponse) -> FeedEnd {
 }
 
 /// Reads the key that was changed last, at the mirror's revision, from the member that will feed it. If history was
-/// replaced while no feed stood (a restore that was then written past the mirror's revision), it is not the same.
-async fn hold_against(anchor: &super::state::Anchor, connection: &Arc<Connection>) -> Result<(), FeedEnd> {
-    let replaced = |what: &str| {
-        FeedEnd::Reload(
-            Why::HistoryReplaced.as_str(),
-            format!("etcd's history is not the mirror's: {what}"),
-        )
-    };
+/// replaced while no feed stood (a restore that was then written past the mirror's revision), it is hardly the same.
+async fn continues(anchor: &Anchor, connection: &Arc<Connection>) -> Result<bool, FeedEnd> {
     let (channel, origin) = connection.channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
     let request = RangeRequest {
@@ -255,28 +259,24 @@ async fn hold_against(anchor: &super::state::Anchor, connection: &Arc<Connection
         .map_err(|_| FeedEnd::Lost("no answer to a read in time".into()))?;
     let response = match answer {
         Ok(response) => response.into_inner(),
-        Err(status) if status.code() == Code::OutOfRange => {
-            return Err(if status.message().contains("compacted") {
-                FeedEnd::Reload("compacted", "etcd has compacted past the mirror".into())
-            } else {
-                replaced("it has not come to the mirror's revision")
-            });
+        Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => {
+            return Err(FeedEnd::Reload(
+                "compacted",
+                "etcd has compacted past the mirror".into(),
+            ));
         }
+        // etcd has not come to the mirror's revision.
+        Err(status) if status.code() == Code::OutOfRange => return Ok(false),
         Err(status) => return Err(status.into()),
     };
-    let Some(key) = &anchor.key else { return Ok(()) };
+    let Some(key) = &anchor.key else { return Ok(true) };
     let theirs = response
         .kvs
         .first()
         .map(|key_value| Entry::from_key_value(key_value));
-    let same = match (anchor.tree.get(key), theirs) {
+    Ok(match (anchor.tree.get(key), theirs) {
         (None, None) => true,
         (Some(ours), Some(Ok(theirs))) => ours.encoded().contiguous() == theirs.encoded().contiguous(),
         _ => false,
-    };
-    if same {
-        Ok(())
-    } else {
-        Err(replaced("the key changed last differs"))
-    }
+    })
 }

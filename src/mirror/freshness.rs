@@ -13,12 +13,12 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tonic::Code;
 
-use super::knowledge::{Auth, Knowledge, Verdict};
+use super::knowledge::{Auth, Before, Knowledge, Verdict};
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::telemetry::{Metrics, Why};
-use crate::upstream::{Class, Upstream};
+use crate::upstream::{Class, Connection, Upstream};
 
 /// Rounds that may be under way at once.
 const MAX_ROUNDS: usize = 4;
@@ -235,13 +235,16 @@ impl Freshness {
             let before = self.knowledge.before_check();
             let (channel, origin) = connection.channel();
             let mut client = KvClient::with_origin(channel, origin);
-            let attempt = client.range(check_request());
+            let attempt = async {
+                let response = client.range(check_request()).await?.into_inner();
+                let header = response
+                    .header
+                    .ok_or_else(|| tonic::Status::internal("no header"))?;
+                Ok::<_, tonic::Status>((header, self.vet(&connection, before).await?))
+            };
             let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
             let status = match tokio::time::timeout_at(attempt_deadline, attempt).await {
-                Ok(Ok(response)) => {
-                    let header = response.into_inner().header.ok_or(Why::CheckFailed)?;
-                    return self.conclude(before, header.into());
-                }
+                Ok(Ok((header, vetted))) => return self.conclude(before, header.into(), vetted),
                 Ok(Err(status)) => status,
                 Err(_) => tonic::Status::deadline_exceeded("no answer to a quorum check in time"),
             };
@@ -268,13 +271,23 @@ impl Freshness {
         }
     }
 
-    fn conclude(&self, before: super::knowledge::Before, header: ResponseHeader) -> Result<Proof, Why> {
+    /// The first check on a connection asks more: is the history behind it the one that is known? (I4)
+    async fn vet(&self, connection: &Arc<Connection>, before: Before) -> Result<Verdict, tonic::Status> {
+        if connection.is_vetted() {
+            return Ok(Verdict::Continues);
+        }
+        let raft_index = connection.ask_status().await?.raft_index;
+        connection.set_vetted();
+        Ok(self.knowledge.after_status(before, raft_index))
+    }
+
+    fn conclude(&self, before: Before, header: ResponseHeader, vetted: Verdict) -> Result<Proof, Why> {
         if self.knowledge.auth_seems_off(before) == Auth::On {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
-        match self.knowledge.after_check(before, header) {
-            Verdict::Continues => Ok(Proof { header }),
-            Verdict::Replaced => {
+        match (self.knowledge.after_check(before, header), vetted) {
+            (Verdict::Continues, Verdict::Continues) => Ok(Proof { header }),
+            _ => {
                 (self.on_replaced)(&header);
                 Err(Why::HistoryReplaced)
             }

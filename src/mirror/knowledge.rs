@@ -29,6 +29,7 @@ pub struct Before {
     unreadable: u64,
     identity: Option<(u64, u64)>,
     auth_changes: u64,
+    raft_index: u64,
 }
 
 /// What a quorum check says of the past.
@@ -51,6 +52,8 @@ pub struct Knowledge {
     unreadable: AtomicU64,
     /// The count of `unreadable` that a later quorum check has covered.
     unreadable_covered: AtomicU64,
+    /// The highest raft index that a member has told. A restore starts it anew, whatever it does to the rest.
+    raft_index: AtomicU64,
     /// cluster_id, member_id and raft_term of the last quorum check.
     identity: ArcSwapOption<ResponseHeader>,
     auth: AtomicU8,
@@ -65,6 +68,7 @@ impl Default for Knowledge {
             shown_revision: AtomicI64::new(0),
             unreadable: AtomicU64::new(0),
             unreadable_covered: AtomicU64::new(0),
+            raft_index: AtomicU64::new(0),
             identity: ArcSwapOption::empty(),
             auth: AtomicU8::new(0),
             auth_changes: AtomicU64::new(0),
@@ -168,6 +172,7 @@ impl Knowledge {
                 .as_ref()
                 .map(|identity| (identity.cluster_id, identity.raft_term)),
             auth_changes: self.auth_changes.load(Ordering::Acquire),
+            raft_index: self.raft_index.load(Ordering::Acquire),
         }
     }
 
@@ -181,8 +186,8 @@ impl Knowledge {
         self.unreadable_covered
             .fetch_max(before.unreadable, Ordering::AcqRel);
         if replaced {
-            self.known_revision.store(header.revision, Ordering::Release);
-            self.shown_revision.store(0, Ordering::Release);
+            self.forget();
+            self.note_known(header.revision);
             self.identity.store(Some(Arc::new(header)));
             return Verdict::Replaced;
         }
@@ -196,6 +201,32 @@ impl Knowledge {
             self.identity.store(Some(Arc::new(header)));
         }
         Verdict::Continues
+    }
+}
+
+impl Knowledge {
+    /// A member tells its raft index, at any time.
+    pub fn note_raft_index(&self, raft_index: u64) {
+        self.raft_index.fetch_max(raft_index, Ordering::AcqRel);
+    }
+
+    /// Holds a member's raft index against what was known before: the member has just answered a linearizable read, so
+    /// it is not behind. On [`Verdict::Replaced`] the caller drops the mirrors.
+    pub fn after_status(&self, before: Before, raft_index: u64) -> Verdict {
+        if raft_index >= before.raft_index {
+            self.note_raft_index(raft_index);
+            return Verdict::Continues;
+        }
+        self.forget();
+        self.note_raft_index(raft_index);
+        Verdict::Replaced
+    }
+
+    /// History was replaced: what is known of the old one says nothing of the new one.
+    pub fn forget(&self) {
+        self.known_revision.store(0, Ordering::Release);
+        self.shown_revision.store(0, Ordering::Release);
+        self.raft_index.store(0, Ordering::Release);
     }
 }
 
@@ -238,6 +269,27 @@ mod tests {
                 Verdict::Continues
             );
         }
+    }
+
+    #[test]
+    fn a_raft_index_that_went_back_is_another_history() {
+        let knowledge = Knowledge::default();
+        knowledge.note_raft_index(100);
+        let before = knowledge.before_check();
+        knowledge.note_raft_index(120);
+        assert_eq!(
+            knowledge.after_status(before, 110),
+            Verdict::Continues,
+            "it was 100 when the read began"
+        );
+        assert_eq!(
+            knowledge.after_status(knowledge.before_check(), 119),
+            Verdict::Replaced
+        );
+        assert_eq!(
+            knowledge.after_status(knowledge.before_check(), 119),
+            Verdict::Continues
+        );
     }
 
     #[test]

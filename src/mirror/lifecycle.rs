@@ -134,7 +134,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
         {
             Ok(connection) => {
                 last = Some(connection.url().clone());
-                feed::follow(mirror, epoch, &connection, || mirrors.within_budget(mirror)).await
+                feed::follow(mirrors, mirror, epoch, &connection).await
             }
             Err(error) => FeedEnd::Lost(error.to_string()),
         };

@@ -78,15 +78,7 @@ impl Mirrors {
             Arc::clone(metrics),
             config.freshness_timeout,
             tasks.clone(),
-            Box::new(move |header| {
-                tracing::warn!(
-                    revision = header.revision,
-                    cluster_id = header.cluster_id,
-                    raft_term = header.raft_term,
-                    "etcd's history was replaced (restored from a backup?): every mirror is dropped and loaded anew"
-                );
-                replaced.iter().for_each(Mirror::replace_history);
-            }),
+            Box::new(move |_| drop_all(&replaced, "a quorum check shows another history")),
         ));
         let mirrors = Arc::new(Mirrors {
             all,
@@ -128,6 +120,11 @@ impl Mirrors {
         self.all.iter().for_each(|mirror| mirror.compacted(revision));
     }
 
+    /// History was replaced: every mirror is of the old one.
+    fn replace_history(&self, explanation: &str) {
+        drop_all(&self.all, explanation);
+    }
+
     /// Bytes that `mirror` may take: the bound on all, less what the others have.
     fn budget_of(&self, mirror: &Mirror) -> u64 {
         let others = self.all.iter().filter(|other| !std::ptr::eq(*other, mirror));
@@ -163,4 +160,12 @@ impl Mirrors {
             }
         }
     }
+}
+
+fn drop_all(mirrors: &[Mirror], explanation: &str) {
+    tracing::warn!(
+        explanation,
+        "etcd's history was replaced (restored from a backup?): every mirror is dropped and loaded anew"
+    );
+    mirrors.iter().for_each(Mirror::replace_history);
 }

@@ -1,7 +1,7 @@
 //! The pulse: what has to be asked of etcd even while no client reads.
 //!
 //! Each beat makes one quorum check (is history the same, is auth off, how far is etcd), which keeps quiet mirrors near
-//! etcd's revision, and one small read at the oldest revision that is kept: the cheapest way to learn that others have
+//! etcd's revision; asks one member for its raft index, by which a restore is known; and makes one small read at the oldest revision that is kept: the cheapest way to learn that others have
 //! compacted. (A watch from revision 1 would tell too, but on a store that was never compacted etcd reads all of it.)
 
 use std::sync::Arc;
@@ -39,6 +39,15 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
                     mirror.want(proof.header.revision);
                 }
             }
+        }
+        if let Ok(connection) = mirrors
+            .upstream
+            .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
+            .await
+            && let Ok(Ok(status)) = tokio::time::timeout(ANSWER_TIMEOUT, connection.ask_status()).await
+            && connection.is_vetted()
+        {
+            mirrors.knowledge.note_raft_index(status.raft_index);
         }
         if let Some(oldest) = mirrors
             .all

@@ -143,6 +143,12 @@ impl Call {
         {
             return None;
         }
+        if headers
+            .iter()
+            .any(|(name, value)| name.as_str().ends_with("-bin") && !is_base64(value.as_bytes()))
+        {
+            return None;
+        }
         // etcd refuses a version that is no text.
         if headers
             .get("client-api-version")
@@ -159,6 +165,19 @@ impl Call {
     }
 }
 
+/// Whether etcd's gRPC library decodes this as binary metadata; if not, it words the error.
+fn is_base64(value: &[u8]) -> bool {
+    let padded = value.len().is_multiple_of(4);
+    let data = match value {
+        [data @ .., b'=', b'='] | [data @ .., b'='] if padded => data,
+        data => data,
+    };
+    data.len() % 4 != 1
+        && data
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/'))
+}
+
 /// **plan**, **prove** and the decision about the answer.
 async fn end(
     proxy: &Proxy,
@@ -167,6 +186,9 @@ async fn end(
     caller_deadline: Option<Instant>,
     record: &mut Record<'_>,
 ) -> Ended {
+    if caller_deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        return Ended::Error(Status::deadline(), Outcome::Cancelled(Why::Deadline));
+    }
     let knowledge = &proxy.mirrors.knowledge;
     let mirror = proxy.mirrors.holding(&query.interval());
     let facts = Facts {
@@ -311,4 +333,19 @@ async fn forward(
 
 fn refusal(error: &QueryError) -> Status {
     Status::new(Code::InvalidArgument, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn binary_metadata_is_base64_with_or_without_padding() {
+        for value in ["", "AAAA", "AAA=", "AA==", "AAA", "AA", "a+/9"] {
+            assert!(is_base64(value.as_bytes()), "{value}");
+        }
+        for value in ["***", "A", "AAAAA", "A===", "AA=", "=AAA", "AA-_"] {
+            assert!(!is_base64(value.as_bytes()), "{value}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::time::Instant;
 
+use super::NoEndpoint;
 use super::outgoing::{BoxError, Outgoing};
-use super::{NoEndpoint, Version};
-use crate::etcdserverpb::StatusRequest;
 use crate::etcdserverpb::maintenance_client::MaintenanceClient;
+use crate::etcdserverpb::{StatusRequest, StatusResponse};
 use crate::net::{self, Url};
 
 /// How often a connection with calls under way is pinged. etcd closes connections that ping more often than every 5 s,
@@ -93,6 +93,7 @@ pub struct Connection {
     origin: Uri,
     sender: http2::SendRequest<Outgoing>,
     in_flight: AtomicUsize,
+    vetted: AtomicBool,
 }
 
 /// Counts a call as under way until dropped.
@@ -148,6 +149,7 @@ impl Connection {
             origin,
             sender,
             in_flight: AtomicUsize::new(0),
+            vetted: AtomicBool::new(false),
         });
         let driver = async move {
             if let Err(error) = driver.await {
@@ -203,18 +205,26 @@ impl Connection {
         (Channel(Arc::clone(self)), self.origin.clone())
     }
 
-    /// Asks for etcd's version (Maintenance.Status).
+    /// Asks the member how it is (Maintenance.Status).
     ///
     /// # Errors
-    /// etcd's status, or one that says that its version is unreadable.
-    pub async fn ask_version(self: &Arc<Self>) -> Result<Version, tonic::Status> {
+    /// etcd's status.
+    pub async fn ask_status(self: &Arc<Self>) -> Result<StatusResponse, tonic::Status> {
         let (channel, origin) = self.channel();
         let mut client = MaintenanceClient::with_origin(channel, origin);
-        let status = client.status(StatusRequest {}).await?.into_inner();
-        status
-            .version
-            .parse()
-            .map_err(|error| tonic::Status::unknown(format!("{error}")))
+        Ok(client.status(StatusRequest {}).await?.into_inner())
+    }
+
+    /// Whether the history of the member behind it was found to be the one that is known. A connection that is made again
+    /// may lead to an etcd that was restored meanwhile.
+    #[must_use]
+    pub fn is_vetted(&self) -> bool {
+        self.vetted.load(Ordering::Acquire)
+    }
+
+    /// See [`Connection::is_vetted`].
+    pub fn set_vetted(&self) {
+        self.vetted.store(true, Ordering::Release);
     }
 }
 

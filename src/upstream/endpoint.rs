@@ -171,7 +171,13 @@ impl Endpoint {
     /// Learns the version, and learns it again now and then; never returns.
     async fn keep_version(&self, connection: &Arc<Connection>, upstream: &Upstream) {
         loop {
-            let pause = match connection.ask_version().await {
+            let told = connection.ask_status().await.and_then(|status| {
+                status
+                    .version
+                    .parse::<Version>()
+                    .map_err(|error| tonic::Status::unknown(error.to_string()))
+            });
+            let pause = match told {
                 Ok(version) => {
                     let before = self.version.lock().replace(version);
                     if before != Some(version) {
