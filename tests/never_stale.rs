@@ -3,6 +3,19 @@
 //!
 //! `STALE_SECONDS` sets how long each test writes and reads.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "so a test fails"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_futures,
+    reason = "small numbers, and no load"
+)]
+
 mod support;
 
 use std::sync::Arc;
@@ -240,7 +253,7 @@ async fn nobody_sees_the_past(etcd: &Etcd, rangecache: &Rangecache, pause: Optio
         scene.shown.load(Ordering::SeqCst)
     );
     assert!(reads > 30 * seconds().as_secs(), "too few reads to mean anything");
-    let from_memory = outcomes.from_memory() * 100 / outcomes.total();
+    let from_memory = outcomes.memory_answers() * 100 / outcomes.total();
     assert!(from_memory >= 80, "only {from_memory} % came from memory");
 }
 
@@ -312,7 +325,7 @@ async fn a_revision_of_many_events_is_seen_whole() {
     let outcomes = rangecache.outcomes().await;
     println!("{outcomes:?}");
     assert_eq!(
-        outcomes.from_memory(),
+        outcomes.memory_answers(),
         outcomes.total(),
         "all from memory: {outcomes:?}"
     );
