@@ -1,5 +1,18 @@
 //! Input that no proper client sends: rangecache answers it as etcd does, or lets etcd answer, and stays up.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "so a test fails"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_futures,
+    reason = "small numbers, and no load"
+)]
+
 mod support;
 
 use std::time::Duration;
@@ -277,7 +290,7 @@ async fn bad_input_is_etcds_to_answer(version: Version) {
         "it serves as before"
     );
     assert_eq!(
-        rangecache.outcomes_since(&before, 1).await.from_memory(),
+        rangecache.outcomes_since(&before, 1).await.memory_answers(),
         1,
         "and from memory"
     );

@@ -1,5 +1,18 @@
 //! The command line, the start and the end, as an operator meets them.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "so a test fails"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_futures,
+    reason = "small numbers, and no load"
+)]
+
 mod support;
 
 use std::net::TcpListener;

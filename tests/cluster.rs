@@ -1,5 +1,18 @@
 //! Three members of etcd, some of which fail: reads stay right, and are not answered where etcd itself would not.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "so a test fails"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_futures,
+    reason = "small numbers, and no load"
+)]
+
 mod support;
 
 use std::time::{Duration, Instant};
@@ -54,7 +67,7 @@ async fn recovers(from: &str, live: &Client, rangecache: &Rangecache, through: &
             started.elapsed(),
             answer.kvs
         );
-        if rangecache.outcomes_since(&before, 1).await.from_memory() > 0 {
+        if rangecache.outcomes_since(&before, 1).await.memory_answers() > 0 {
             break;
         }
         assert!(
@@ -152,7 +165,7 @@ async fn a_member_without_quorum_proves_nothing() {
     println!("etcd: {expected:?}, rangecache: {got:?}");
     assert_eq!(got.code, expected.code, "etcd: {expected:?}, rangecache: {got:?}");
     let outcomes = rangecache.outcomes_since(&before, 1).await;
-    assert_eq!(outcomes.from_memory(), 0, "{outcomes:?}");
+    assert_eq!(outcomes.memory_answers(), 0, "{outcomes:?}");
 
     others.iter().for_each(|member| member.resume());
     recovers("the quorum's return", &direct, &rangecache, &through).await;

@@ -1,5 +1,18 @@
 //! What befalls etcd and rangecache: afterwards answers are right at once, and soon from memory again.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "so a test fails"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_futures,
+    reason = "small numbers, and no load"
+)]
+
 mod support;
 
 use std::time::{Duration, Instant};
@@ -59,7 +72,7 @@ async fn recovers(from: &str, direct: &Client, rangecache: &Rangecache, through:
         let got = got.unwrap_or_else(|status| panic!("{:?} after {from}: {status:?}", started.elapsed()));
         assert_eq!(got.kvs, expected.kvs, "{:?} after {from}", started.elapsed());
         assert_eq!((got.count, got.revision()), (expected.count, expected.revision()));
-        if rangecache.outcomes_since(&before, 1).await.from_memory() == 1 {
+        if rangecache.outcomes_since(&before, 1).await.memory_answers() == 1 {
             break;
         }
         assert!(started.elapsed() < SOON, "still not from memory after {from}");
@@ -194,6 +207,29 @@ async fn the_feed_is_lost_and_etcd_compacts_past_it() {
     scene.recovers("a compaction past the feed").await;
 }
 
+/// A feed that resumes far behind gets its events in pieces, under headers that are ahead of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_feed_is_lost_and_catches_up_on_thousands_of_revisions() {
+    let mut scene = Scene::new().await;
+    scene.rangecache.pause();
+    scene.etcd.restart().await;
+    let mut writers = JoinSet::new();
+    for part in 0..4 {
+        let client = scene.etcd.client().await;
+        writers.spawn(async move {
+            for n in 0..1_500 {
+                client
+                    .put(format!("{PREFIX}many/{part}/{n}"), "v")
+                    .await
+                    .expect("etcd writes");
+            }
+        });
+    }
+    writers.join_all().await;
+    scene.rangecache.resume();
+    scene.recovers("thousands of revisions").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_compaction_by_others_is_learned() {
     let scene = Scene::new().await;
@@ -205,7 +241,10 @@ async fn a_compaction_by_others_is_learned() {
     write(&scene.etcd, "second", 20).await;
     let before = scene.rangecache.outcomes().await;
     assert_eq!(scene.through.range_raw(&old).await, direct.range_raw(&old).await);
-    assert_eq!(scene.rangecache.outcomes_since(&before, 1).await.from_memory(), 1);
+    assert_eq!(
+        scene.rangecache.outcomes_since(&before, 1).await.memory_answers(),
+        1
+    );
 
     direct.compact(old.revision + 1).await.expect("etcd compacts");
     let expected = direct.range_raw(&old).await;
@@ -475,7 +514,7 @@ async fn authentication_is_switched_on_and_off() {
     }
     let outcomes = scene.rangecache.outcomes_since(&before, 8).await;
     assert_eq!(
-        outcomes.from_memory(),
+        outcomes.memory_answers(),
         0,
         "nothing comes from memory: {outcomes:?}"
     );

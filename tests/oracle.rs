@@ -3,6 +3,19 @@
 //!
 //! An all-forwarding proxy would pass that, so each answer that lies within a mirror's window must also come from memory.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "so a test fails"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_futures,
+    reason = "small numbers, and no load"
+)]
+
 mod support;
 
 use rand::SeedableRng;
@@ -62,7 +75,7 @@ impl Sides {
             self.defects
                 .push(format!("{request:?}\n counted not once, but {outcome:?}"));
         }
-        if outcome.from_memory() == 1 {
+        if outcome.memory_answers() == 1 {
             self.from_memory += 1;
         } else if direct.status().code == 0
             && at.in_window(request.revision)

@@ -1,5 +1,18 @@
 //! A list read in pages is one moment of the store, however much is written meanwhile and whoever serves the pages.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "so a test fails"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_futures,
+    reason = "small numbers, and no load"
+)]
+
 mod support;
 
 use std::sync::Arc;
@@ -145,7 +158,7 @@ async fn pages_are_one_moment(version: Version) {
             .outcomes_since(&Default::default(), pages as u64 / 2 + 3)
             .await;
         assert_eq!(
-            outcomes.from_memory(),
+            outcomes.memory_answers(),
             outcomes.total(),
             "all from memory: {outcomes:?}"
         );

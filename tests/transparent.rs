@@ -1,5 +1,18 @@
 //! What rangecache does not answer itself passes through it as if it were not there.
 
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "so a test fails"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::large_futures,
+    reason = "small numbers, and no load"
+)]
+
 mod support;
 
 use std::process::Command;

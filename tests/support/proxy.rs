@@ -257,7 +257,7 @@ impl Outcomes {
     }
 
     /// Those that were answered from memory.
-    pub fn from_memory(&self) -> u64 {
+    pub fn memory_answers(&self) -> u64 {
         self.of("hit") + self.of("waited")
     }
 }

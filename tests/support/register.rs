@@ -61,7 +61,7 @@ impl Register {
 
     /// Every seventh state is that there are no keys.
     fn is_deleted(state: u64) -> bool {
-        state % 7 == 0
+        state.is_multiple_of(7)
     }
 
     /// Writes one state after another, each once the one before is acknowledged, until `stop`.
