@@ -22,12 +22,13 @@ pub(super) async fn route(
         proxy.metrics.passed_calls.inc();
         return Ok(http1::pass(&proxy, request).await);
     }
-    let is_post = request.method() == Method::POST;
-    if is_post && request.uri().path() == RANGE {
+    // A path with a query names another method to etcd's gRPC server.
+    let is_call = request.method() == Method::POST && request.uri().query().is_none();
+    if is_call && request.uri().path() == RANGE {
         return Ok(range::range(&proxy, request).await);
     }
     proxy.metrics.passed_calls.inc();
-    if is_post && let Some(lesson) = learn::lesson(request.uri().path()) {
+    if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {
         return Ok(learn::pass(&proxy, request, lesson).await);
     }
     let (parts, body) = request.into_parts();
