@@ -22,7 +22,8 @@ mod svg;
 mod table;
 mod wire;
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
@@ -32,8 +33,23 @@ use processes::{Binaries, EtcdOptions};
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-fn main() -> Result<()> {
-    let args = Args::from_process()?;
+fn main() -> ExitCode {
+    // Misuse exits 64, as it does with rangecache itself.
+    let (outcome, status) = match Args::from_process() {
+        Ok(args) => (start(args), 1),
+        Err(error) => (Err(error), 64),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Nobody may be reading. A backtrace would only hide what to do.
+            let _ = writeln!(std::io::stderr(), "{error:#}");
+            ExitCode::from(status)
+        }
+    }
+}
+
+fn start(args: Args) -> Result<()> {
     // Two threads: the client must be able to use what the servers leave, and no more threads than a small machine has.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

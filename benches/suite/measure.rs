@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::client::Connection;
 use crate::load::{self, Op, Outcome, Shape};
 use crate::procfs::CpuSample;
 use crate::stage::{Kind, Stage, Target, connections};
@@ -42,6 +43,22 @@ pub(crate) struct Block {
 }
 
 impl Block {
+    /// A block that brought nothing but this error.
+    fn failed(error: &anyhow::Error) -> Block {
+        Block {
+            calls: 0,
+            bytes: 0,
+            errors: 1,
+            first_error: Some(format!("{error:#}")),
+            seconds: 0.0,
+            percentiles_ns: [f64::NAN; 3],
+            cpu_client_ns: 0,
+            cpu_proxy_ns: 0,
+            cpu_etcd_ns: 0,
+            extra: BTreeMap::new(),
+        }
+    }
+
     /// The median latency in nanoseconds.
     pub(crate) fn p50_ns(&self) -> f64 {
         self.percentiles_ns[0]
@@ -116,10 +133,10 @@ impl CpuWatch {
     }
 }
 
-/// Learns the right answers from etcd, warms every target up with each call, then drives them in turn.
+/// Learns the right answers from etcd, warms every target up with each call, then drives them in turn. A target that is
+/// gone counts an error and leaves the others to be measured.
 pub(crate) async fn interleave(
     stage: &Stage,
-    kinds: &[Kind],
     shape: Shape,
     mut ops: Vec<Op>,
     rounds: usize,
@@ -129,36 +146,56 @@ pub(crate) async fn interleave(
     if ops.iter().all(|op| op.method == crate::client::Method::Range) {
         load::learn(&etcd, &mut ops).await?;
     }
-    let warm_up = ops.len().div_ceil(shape.in_flight).max(2);
     let ops = Arc::new(ops);
-    let mut driven = Vec::new();
-    for target in stage
-        .targets()
-        .into_iter()
-        .filter(|target| kinds.contains(&target.kind))
-    {
-        let connections = connections(&target, shape.connections).await?;
-        let warm = Shape {
-            duration: Duration::ZERO,
-            min_calls: warm_up,
-            ..shape
-        };
-        load::closed_loop(&connections, warm, &ops).await?;
-        driven.push((target, connections));
-    }
     let mut series = Series::new();
+    let mut driven = Vec::new();
+    for target in stage.targets() {
+        match warm_up(&target, shape, &ops).await {
+            Ok(connections) => driven.push((target, connections)),
+            Err(error) => series.entry(target.kind).or_default().push(Block::failed(&error)),
+        }
+    }
     for _ in 0..rounds {
         for (target, connections) in &driven {
-            let answered_before = target.range_outcomes().await?;
-            let cpu = CpuWatch::start(target)?;
-            let outcome = load::closed_loop(connections, shape, &ops).await?;
-            let mut block = cpu.finish(&outcome)?;
-            if let Some((before, now)) = answered_before.zip(target.range_outcomes().await?) {
-                let share = (now.from_memory - before.from_memory) / (now.all - before.all);
-                block.extra.insert(FROM_MEMORY, share);
-            }
+            let block = drive(target, connections, shape, &ops).await;
+            let block = block.unwrap_or_else(|error| Block::failed(&error));
             series.entry(target.kind).or_default().push(block);
         }
     }
     Ok(series)
+}
+
+/// Connects to a target and makes every call at least once.
+async fn warm_up(target: &Target, shape: Shape, ops: &Arc<Vec<Op>>) -> Result<Vec<Arc<Connection>>> {
+    let connections = connections(target, shape.connections).await?;
+    let min_calls = ops.len().div_ceil(shape.in_flight).max(2);
+    load::closed_loop(
+        &connections,
+        Shape {
+            duration: Duration::ZERO,
+            min_calls,
+            ..shape
+        },
+        ops,
+    )
+    .await?;
+    Ok(connections)
+}
+
+/// One target's part of a round.
+async fn drive(
+    target: &Target,
+    connections: &[Arc<Connection>],
+    shape: Shape,
+    ops: &Arc<Vec<Op>>,
+) -> Result<Block> {
+    let answered_before = target.range_outcomes().await?;
+    let cpu = CpuWatch::start(target)?;
+    let outcome = load::closed_loop(connections, shape, ops).await?;
+    let mut block = cpu.finish(&outcome)?;
+    if let Some((before, now)) = answered_before.zip(target.range_outcomes().await?) {
+        let share = (now.from_memory - before.from_memory) / (now.all - before.all);
+        block.extra.insert(FROM_MEMORY, share);
+    }
+    Ok(block)
 }

@@ -191,12 +191,15 @@ impl Row {
 
     /// Whether every condition holds; nothing where something is missing or nothing is asked.
     pub(crate) fn reached(&self) -> Option<bool> {
-        let ours = self.median(Kind::Rangecache)?;
         if self.checks.is_empty() {
             return None;
         }
         // A figure of calls that failed proves nothing.
-        let mut all = !self.failed.contains(&Kind::Rangecache);
+        if self.failed.contains(&Kind::Rangecache) {
+            return Some(false);
+        }
+        let ours = self.median(Kind::Rangecache)?;
+        let mut all = true;
         for check in &self.checks {
             all &= match *check {
                 Check::TimesDirect(times) => self.times(Kind::Direct)? >= times,

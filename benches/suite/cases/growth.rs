@@ -26,7 +26,7 @@ impl Growth {
                 1 => data.first_page(PAGE_KEYS),
                 _ => data.count(),
             };
-            let series: Series = interleave(stage, &Kind::ALL, SHAPE, ops, rounds).await?;
+            let series: Series = interleave(stage, SHAPE, ops, rounds).await?;
             let what = format!("{name} among {} keys, p50", thousands(data.keys));
             let row = Row::of_series("P15", what, Unit::Nanoseconds, &series, Block::p50_ns, &[]);
             self.rows.push((read, data.keys, row.with_series(series)));

@@ -23,7 +23,7 @@ const FOUR_CLIENTS: Shape = Shape {
 
 /// P1, and P7's share of it: LIST of small objects.
 pub(crate) async fn p1(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    let series = interleave(stage, &Kind::ALL, ONE_AT_A_TIME, data.list(), rounds).await?;
+    let series = interleave(stage, ONE_AT_A_TIME, data.list(), rounds).await?;
     let checks = [Check::TimesDirect(10.0), Check::TimesProxy(15.0)];
     let p50 = Row::of_series(
         "P1",
@@ -47,7 +47,7 @@ pub(crate) async fn p1(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
 
 /// P2: LIST of middling objects.
 pub(crate) async fn p2(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    let series = interleave(stage, &Kind::ALL, ONE_AT_A_TIME, data.list(), rounds).await?;
+    let series = interleave(stage, ONE_AT_A_TIME, data.list(), rounds).await?;
     let checks = [Check::TimesDirect(3.0), Check::TimesProxy(6.0)];
     let row = Row::of_series(
         "P2",
@@ -62,7 +62,7 @@ pub(crate) async fn p2(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
 
 /// P3: LIST of large objects, by time and by the servers' CPU.
 pub(crate) async fn p3(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    let series = interleave(stage, &Kind::ALL, ONE_AT_A_TIME, data.list(), rounds).await?;
+    let series = interleave(stage, ONE_AT_A_TIME, data.list(), rounds).await?;
     let checks = [Check::TimesDirect(1.45), Check::TimesProxy(3.0)];
     let p50 = Row::of_series(
         "P3",
@@ -92,7 +92,7 @@ pub(crate) async fn p4(
     what: &str,
     times_direct: f64,
 ) -> Result<Vec<Row>> {
-    let series = interleave(stage, &Kind::ALL, FOUR_CLIENTS, data.list(), rounds).await?;
+    let series = interleave(stage, FOUR_CLIENTS, data.list(), rounds).await?;
     let row = Row::of_series(
         "P4",
         format!("4 clients LIST {what}"),

@@ -6,7 +6,7 @@ use crate::dataset::{Dataset, current_revision};
 use crate::load::Shape;
 use crate::measure::{BLOCK, Block, interleave};
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage};
+use crate::stage::Stage;
 
 /// What kube-apiserver asks for at a time.
 pub(crate) const PAGE_KEYS: i64 = 500;
@@ -43,7 +43,7 @@ pub(crate) async fn p8(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
     ];
     let mut rows = Vec::new();
     for (what, ops, checks) in cases {
-        let series = interleave(stage, &Kind::ALL, SHAPE, ops, rounds).await?;
+        let series = interleave(stage, SHAPE, ops, rounds).await?;
         let row = Row::of_series("P8", what, Unit::Nanoseconds, &series, Block::p50_ns, checks);
         rows.push(row.with_series(series));
     }

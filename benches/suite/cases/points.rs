@@ -23,7 +23,7 @@ pub(crate) async fn p5(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
             duration: LONG_BLOCK,
             min_calls: 1,
         };
-        let series = interleave(stage, &Kind::ALL, shape, data.gets(), rounds).await?;
+        let series = interleave(stage, shape, data.gets(), rounds).await?;
         let plural = if connections == 1 { "" } else { "s" };
         let rate = Row::of_series(
             "P5",
@@ -56,7 +56,7 @@ pub(crate) async fn p6(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
         duration: BLOCK,
         min_calls: 1,
     };
-    let series = interleave(stage, &Kind::ALL, shape, data.gets(), rounds).await?;
+    let series = interleave(stage, shape, data.gets(), rounds).await?;
     let row = Row::of_series(
         "P6",
         "GET, one at a time, p50",

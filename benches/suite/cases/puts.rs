@@ -7,7 +7,7 @@ use crate::client::Method;
 use crate::load::{Op, Shape};
 use crate::measure::{BLOCK, Block, interleave};
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage};
+use crate::stage::Stage;
 use crate::wire::{self, PutRequest};
 
 /// Keys that are written again and again.
@@ -26,7 +26,7 @@ pub(crate) async fn p13(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
         duration: BLOCK,
         min_calls: 1,
     };
-    let series = interleave(stage, &Kind::ALL, one, puts(), rounds).await?;
+    let series = interleave(stage, one, puts(), rounds).await?;
     let p50 = Row::of_series(
         "P13",
         "PUT, one at a time, p50",
@@ -37,7 +37,7 @@ pub(crate) async fn p13(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
     )
     .with_series(series);
     let many = Shape { in_flight: 64, ..one };
-    let series = interleave(stage, &Kind::ALL, many, puts(), rounds).await?;
+    let series = interleave(stage, many, puts(), rounds).await?;
     let rate = Row::of_series(
         "P13",
         "PUT, 64 in flight",
