@@ -78,7 +78,7 @@ pub struct Config {
     pub cache_max_bytes: Option<u64>,
 
     /// How far back past revisions are answered from memory
-    #[arg(long, env = "RANGECACHE_HISTORY_MAX_AGE", value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10m")]
+    #[arg(long, env = "RANGECACHE_HISTORY_MAX_AGE", value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
     pub history_max_age: Duration,
 
     /// Memory for past revisions, per mirror; the oldest go first
@@ -86,15 +86,15 @@ pub struct Config {
     pub history_max_bytes: u64,
 
     /// How long a read waits for the proof that memory is fresh before it is forwarded (never past the caller's own timeout)
-    #[arg(long, env = "RANGECACHE_FRESHNESS_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "3s")]
+    #[arg(long, env = "RANGECACHE_FRESHNESS_TIMEOUT", value_name = "DURATION", value_parser = parse_duration, default_value = "3s")]
     pub freshness_timeout: Duration,
 
     /// How long a call waits for a connection to etcd that is being made again
-    #[arg(long, env = "RANGECACHE_CONNECT_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "5s")]
+    #[arg(long, env = "RANGECACHE_CONNECT_TIMEOUT", value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     pub connect_timeout: Duration,
 
     /// How often etcd is asked for its revision, its compaction and whether auth is on when no read asks
-    #[arg(long, env = "RANGECACHE_PROBE_INTERVAL", value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "1s")]
+    #[arg(long, env = "RANGECACHE_PROBE_INTERVAL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     pub probe_interval: Duration,
 
     /// Large Ranges that may be under way to etcd at once; further ones wait their turn
@@ -123,7 +123,7 @@ pub struct Config {
     pub old_etcd: OldEtcd,
 
     /// How long a stop waits for calls under way
-    #[arg(long, env = "RANGECACHE_SHUTDOWN_TIMEOUT", value_name = "DURATION", value_parser = humantime::parse_duration, default_value = "10s")]
+    #[arg(long, env = "RANGECACHE_SHUTDOWN_TIMEOUT", value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub shutdown_timeout: Duration,
 
     /// Form of the log on standard error [default: text on a terminal, else json]
@@ -262,6 +262,12 @@ fn memory_limit_bytes() -> u64 {
     let group =
         limit("/sys/fs/cgroup/memory.max").or_else(|| limit("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
     group.map_or(machine, |group| group.min(machine))
+}
+
+/// Reads `500ms`, `3s` or `5m`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|error| format!("{error}; write a number and a unit, for example 500ms, 3s or 5m"))
 }
 
 /// Reads `1073741824`, `512MiB`, `512Mi` or `2G`.

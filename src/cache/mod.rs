@@ -41,7 +41,9 @@ pub use answer::{Answer, ResponseHeader};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
 pub use history::{Applied, AtError, Change, HistoryLimits, Store};
 pub use node::Summary;
-pub use query::{Dialect, Interval, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable};
+pub use query::{
+    Dialect, Interval, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
+};
 pub use rope::Rope;
 pub use select::{Selected, Selection, select};
 pub use tree::Tree;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::wire::{LENGTH_DELIMITED, VARINT, strict_varint};
+use super::wire::{LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint};
 
 /// etcd's RangeRequest. An absent field is zero or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,6 +127,56 @@ impl SortTarget {
             .into_iter()
             .find(|target| *target as i32 == number)
     }
+}
+
+/// Whether the last sort target in `message` is one that etcd does not know, read as carelessly as etcd itself reads: in
+/// whatever order, repeated, padded, among unknown fields. Such a request crashes etcd 3.5, so it must be known even where
+/// [`RangeQuery::decode`] gives up. A message that etcd refuses anyway, or one without a key, is none.
+pub fn names_unknown_sort_target(message: &[u8]) -> bool {
+    let (mut target, mut has_key, mut at) = (0_u64, false, 0);
+    while at < message.len() {
+        let Some(tag) = lenient_varint(message, &mut at) else {
+            return false;
+        };
+        let length = match tag & 7 {
+            VARINT => {
+                let Some(number) = lenient_varint(message, &mut at) else {
+                    return false;
+                };
+                if tag >> 3 == 6 {
+                    target = number;
+                }
+                0
+            }
+            LENGTH_DELIMITED => {
+                let Some(length) = lenient_varint(message, &mut at) else {
+                    return false;
+                };
+                if tag >> 3 == 1 {
+                    has_key = length > 0;
+                }
+                length
+            }
+            1 => 8,
+            5 => 4,
+            // Groups: etcd skips them, and what is in them.
+            3 | 4 => 0,
+            _ => return false,
+        };
+        at = match usize::try_from(length)
+            .ok()
+            .and_then(|length| at.checked_add(length))
+        {
+            Some(end) if end <= message.len() => end,
+            _ => return false,
+        };
+    }
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "protobuf truncates an int32 on the wire to its low 32 bits"
+    )]
+    let number = target as i32;
+    has_key && SortTarget::from_number(number).is_none()
 }
 
 impl RangeQuery {

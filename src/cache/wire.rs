@@ -46,6 +46,20 @@ pub(super) fn strict_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     None
 }
 
+/// Reads a varint at `*at` as protobuf libraries do: padding is allowed, bits beyond the 64th are lost.
+pub(super) fn lenient_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
+    let mut value = 0_u64;
+    for length in 0..10_u32 {
+        let byte = *bytes.get(*at)?;
+        *at += 1;
+        value |= u64::from(byte & 0x7f) << (7 * length);
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
 /// Reads a varint that [`strict_varint`] has accepted before; much the same, without the questions.
 pub(super) fn trusted_varint(bytes: &[u8], at: &mut usize) -> u64 {
     let first = bytes[*at];

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::body::ResponseBody;
 use super::status::{Code, GRPC_STATUS, Status};
 use crate::mirror::knowledge::Knowledge;
-use crate::upstream::{Class, Connection, InFlight, NoEndpoint, Outgoing, SendFailure, Upstream};
+use crate::upstream::{BoxError, Class, Connection, InFlight, NoEndpoint, Outgoing, SendFailure, Upstream};
 
 /// Pause before another connection is tried for a call that did not leave on the first.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
@@ -49,9 +49,23 @@ pub(super) enum NotAnswered {
     NoEndpoint(#[from] NoEndpoint),
     #[error("rangecache: the connection to etcd was lost: {0}")]
     Lost(hyper::Error),
+    /// etcd itself reset the stream: that is its answer.
+    #[error("etcd reset the stream: {0}")]
+    Reset(hyper::Error),
 }
 
+/// A response, or the error with which etcd reset the stream: hyper resets the caller's with the same reason.
+pub(super) type Outcome = Result<Response<ResponseBody>, BoxError>;
+
 impl NotAnswered {
+    /// What the caller gets.
+    pub(super) fn outcome(self, content_type: HeaderValue) -> Outcome {
+        match self {
+            NotAnswered::Reset(error) => Err(error.into()),
+            other => Ok(other.status().response(content_type)),
+        }
+    }
+
     pub(super) fn status(&self) -> Status {
         Status::new(Code::Unavailable, self.to_string())
     }
@@ -59,12 +73,12 @@ impl NotAnswered {
 
 impl Forward {
     /// Sends the request and hands the answer back as it comes. No answer shows as `Unavailable`.
-    pub(super) async fn pass(&self, parts: Parts, body: Body, class: Class) -> Response<ResponseBody> {
+    pub(super) async fn pass(&self, parts: Parts, body: Body, class: Class) -> Outcome {
         let path = parts.uri.path().to_owned();
         let content_type = grpc_content_type(&parts.headers);
         match self.send(parts, body, class).await {
-            Ok(answered) => self.wrap(answered, &path, None),
-            Err(not) => not.status().response(content_type),
+            Ok(answered) => Ok(self.wrap(answered, &path, None)),
+            Err(not) => not.outcome(content_type),
         }
     }
 
@@ -117,17 +131,14 @@ impl Forward {
                         return Err(NotAnswered::Lost(error));
                     }
                 }
-                Err(SendFailure::Lost(error)) => {
-                    let Some((its_parts, message)) = again else {
-                        return Err(NotAnswered::Lost(error));
-                    };
-                    // A stream that etcd reset was etcd's answer.
-                    if Instant::now() >= deadline || is_reset(&error) {
-                        return Err(NotAnswered::Lost(error));
+                Err(SendFailure::Lost(error)) if is_reset(&error) => return Err(NotAnswered::Reset(error)),
+                Err(SendFailure::Lost(error)) => match again {
+                    Some((its_parts, message)) if Instant::now() < deadline => {
+                        parts = its_parts;
+                        body = Body::Read(message);
                     }
-                    parts = its_parts;
-                    body = Body::Read(message);
-                }
+                    _ => return Err(NotAnswered::Lost(error)),
+                },
             }
             tokio::time::sleep(RETRY_PAUSE).await;
         }

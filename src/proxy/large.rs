@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use super::body::ResponseBody;
-use super::forward::{Answered, Body, Forward, grpc_content_type};
+use super::forward::{Answered, Body, Forward, Outcome, grpc_content_type};
 use super::status::{Code, Status};
 use crate::config::Config;
 use crate::telemetry::{Metrics, Why};
@@ -175,11 +175,11 @@ impl Large {
         parts: Parts,
         request: Bytes,
         may_share: bool,
-    ) -> Result<Response<ResponseBody>, Refused> {
+    ) -> Result<Outcome, Refused> {
         let lead = if may_share {
             match self.lead_or_join(forward, &parts, &request) {
                 Ok(lead) => Some(lead),
-                Err(flight) => return self.ride(flight).await,
+                Err(flight) => return self.ride(flight).await.map(Ok),
             }
         } else {
             None
@@ -189,8 +189,8 @@ impl Large {
         let content_type = grpc_content_type(&parts.headers);
         Ok(
             match forward.send(parts, Body::Read(request), Class::Stream).await {
-                Ok(answered) => forward.wrap(answered, &path, Some(permit)),
-                Err(not) => not.status().response(content_type),
+                Ok(answered) => Ok(forward.wrap(answered, &path, Some(permit))),
+                Err(not) => not.outcome(content_type),
             },
         )
     }

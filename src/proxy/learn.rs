@@ -9,7 +9,7 @@ use prost::Message as _;
 
 use super::Proxy;
 use super::body::ResponseBody;
-use super::forward::{Body, NotAnswered, grpc_content_type};
+use super::forward::{Body, NotAnswered, Outcome, grpc_content_type};
 use super::message::{self, Message, PREFIX_BYTES};
 use super::passed::Passed;
 use super::status::GRPC_STATUS;
@@ -38,18 +38,14 @@ pub(super) fn lesson(path: &str) -> Option<Lesson> {
 }
 
 /// Passes the call on, and learns from its success.
-pub(super) async fn pass(
-    proxy: &Proxy,
-    request: Request<Incoming>,
-    lesson: Lesson,
-) -> Response<ResponseBody> {
+pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>, lesson: Lesson) -> Outcome {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
     let content_type = grpc_content_type(&parts.headers);
     let (framed, outgoing) = match message::read(body, MAX_REQUEST_BYTES).await {
         Message::Whole { framed, body } => (Some(framed.clone()), Outgoing::resumed(framed, body)),
         Message::Other { read, body } => (None, Outgoing::resumed(read, body)),
-        Message::Broken => return Response::new(ResponseBody::empty()),
+        Message::Broken => return Ok(Response::new(ResponseBody::empty())),
     };
     if matches!(lesson, Lesson::Auth) {
         // From the moment that etcd may have switched it.
@@ -61,7 +57,7 @@ pub(super) async fn pass(
         .await
     {
         Ok(answered) => answered,
-        Err(not) => return not.status().response(content_type),
+        Err(not) => return not.outcome(content_type),
     };
     let (head, mut body) = answered.response.into_parts();
     let (mut data, mut trailers) = (BytesMut::new(), None);
@@ -69,7 +65,7 @@ pub(super) async fn pass(
     while let Some(frame) = body.frame().await {
         let frame = match frame {
             Ok(frame) => frame,
-            Err(error) => return NotAnswered::Lost(error).status().response(content_type),
+            Err(error) => return NotAnswered::Lost(error).outcome(content_type),
         };
         match frame.into_data() {
             Ok(piece) => {
@@ -91,7 +87,7 @@ pub(super) async fn pass(
         Some(trailers) => ResponseBody::whole(data.freeze(), trailers),
         None => ResponseBody::empty(),
     };
-    Response::from_parts(head, body)
+    Ok(Response::from_parts(head, body))
 }
 
 fn succeeded(headers: &HeaderMap) -> bool {

@@ -12,18 +12,19 @@ use tracing::Instrument;
 
 use super::Proxy;
 use super::body::ResponseBody;
-use super::forward::{Body, class_of, grpc_content_type};
+use super::forward::{self, Body, class_of, grpc_content_type};
 use super::message::{self, Message, PREFIX_BYTES};
 use super::plan::{self, Facts, Plan};
 use super::status::{self, Code, Status};
 use crate::cache::{
-    Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Tree, select,
+    Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Tree,
+    names_unknown_sort_target, select,
 };
 use crate::mirror::knowledge::Auth;
 use crate::mirror::state::{Mirror, View};
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Metrics, Outcome, Why};
-use crate::upstream::Outgoing;
+use crate::upstream::{Outgoing, Version};
 
 /// A Range's request is two keys and a few numbers. What is longer is forwarded unread.
 const MAX_MESSAGE_BYTES: usize = 256 << 10;
@@ -60,12 +61,12 @@ enum Ended {
 }
 
 /// Answers a Range.
-pub(super) async fn range(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseBody> {
+pub(super) async fn range(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let span = tracing::debug_span!("range");
     handle(proxy, request).instrument(span).await
 }
 
-async fn handle(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseBody> {
+async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let mut record = Record {
         metrics: &proxy.metrics,
         arrived: Instant::now(),
@@ -85,9 +86,20 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseB
         }
         Message::Broken => {
             record.outcome = Outcome::Cancelled(Why::BrokenRequest);
-            return Response::new(ResponseBody::empty());
+            return Ok(Response::new(ResponseBody::empty()));
         }
     };
+    // Before anything is forwarded: it would crash etcd 3.5, in whatever way it is encoded.
+    let old = proxy
+        .forward
+        .upstream
+        .versions()
+        .lowest
+        .is_none_or(|version| version < Version::new(3, 6, 0));
+    if old && names_unknown_sort_target(&framed[PREFIX_BYTES..]) {
+        record.outcome = Outcome::Hit(Read::Refused);
+        return Ok(refusal(&QueryError::InvalidSortOption).response(grpc_content_type(&parts.headers)));
+    }
     let decoded = match (
         Call::of(&parts.headers),
         RangeQuery::decode(framed.slice(PREFIX_BYTES..)),
@@ -105,11 +117,11 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseB
             record.outcome = outcome;
             let mut response = Response::new(ResponseBody::answer(answer));
             response.headers_mut().insert(CONTENT_TYPE, call.content_type);
-            response
+            Ok(response)
         }
         Ended::Error(status, outcome) => {
             record.outcome = outcome;
-            status.response(call.content_type)
+            Ok(status.response(call.content_type))
         }
         Ended::Forward(why) => {
             record.outcome = Outcome::Forwarded(why);
@@ -313,20 +325,19 @@ async fn forward(
     framed: Bytes,
     understood: Option<(&RangeQuery, &Call)>,
     record: &mut Record<'_>,
-) -> Response<ResponseBody> {
+) -> forward::Outcome {
     let content_type = grpc_content_type(&parts.headers);
-    let Some((query, call)) = understood.filter(|(query, _)| plan::is_large(query)) else {
+    let Some((_, call)) = understood.filter(|(query, _)| plan::is_large(query)) else {
         let class = class_of(parts.uri.path());
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
     // Only where etcd gives everybody the same answer.
     let may_share = proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader;
-    let _ = query;
     match proxy.large.pass(&proxy.forward, parts, framed, may_share).await {
-        Ok(response) => response,
+        Ok(outcome) => outcome,
         Err(refused) => {
             record.outcome = Outcome::Shed(refused.why);
-            refused.status.response(content_type)
+            Ok(refused.status.response(content_type))
         }
     }
 }

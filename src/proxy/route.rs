@@ -1,23 +1,18 @@
 //! **route**: by path only. KV/Range has a handler, two calls are listened to, everything else is forwarded as it is.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Version};
 use hyper::body::Incoming;
 
-use super::body::ResponseBody;
-use super::forward::{Body, class_of};
+use super::forward::{Body, Outcome, class_of};
 use super::{Proxy, http1, learn, range};
 use crate::upstream::Outgoing;
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 
 /// Answers one request, whatever it is.
-pub(super) async fn route(
-    proxy: Arc<Proxy>,
-    request: Request<Incoming>,
-) -> Result<Response<ResponseBody>, Infallible> {
+pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
     if request.version() != Version::HTTP_2 {
         proxy.metrics.passed_calls.inc();
         return Ok(http1::pass(&proxy, request).await);
@@ -25,16 +20,16 @@ pub(super) async fn route(
     // A path with a query names another method to etcd's gRPC server.
     let is_call = request.method() == Method::POST && request.uri().query().is_none();
     if is_call && request.uri().path() == RANGE {
-        return Ok(range::range(&proxy, request).await);
+        return range::range(&proxy, request).await;
     }
     proxy.metrics.passed_calls.inc();
     if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {
-        return Ok(learn::pass(&proxy, request, lesson).await);
+        return learn::pass(&proxy, request, lesson).await;
     }
     let (parts, body) = request.into_parts();
     let class = class_of(parts.uri.path());
-    Ok(proxy
+    proxy
         .forward
         .pass(parts, Body::Once(Outgoing::incoming(body)), class)
-        .await)
+        .await
 }

@@ -203,6 +203,5 @@ func framing(t *tour, kv pb.KVClient) {
 	call("unknown encoding", "POST", "application/grpc", frame(1, len(good), good), "grpc-encoding", "snappy")
 	call("identity encoding", "POST", "application/grpc", whole, "grpc-encoding", "identity")
 	call("bad timeout", "POST", "application/grpc", whole, "grpc-timeout", "soon")
-	call("timeout of zero", "POST", "application/grpc", whole, "grpc-timeout", "0n")
 	call("bad binary metadata", "POST", "application/grpc", whole, "x-bin", "***")
 }
