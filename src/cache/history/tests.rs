@@ -467,7 +467,7 @@ fn compaction_is_told_from_the_end_of_the_window() {
 #[test]
 fn a_window_that_is_full_keeps_what_pages_read() {
     let limits = HistoryLimits {
-        max_bytes: 1 << 20,
+        max_bytes: 128 << 10,
         ..UNBOUNDED
     };
     let mut run = Run::start(3000, limits);
