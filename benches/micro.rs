@@ -61,7 +61,7 @@ fn loaded(size: usize, value_bytes: usize) -> Tree {
     Tree::from_sorted((0..size).map(|index| entry(index, index as i64 + 1, value_bytes)))
 }
 
-/// A tree as it is after every key was put again, in random order: entries lie where the allocator had room.
+/// A tree as it is after as many puts as there are keys, in random order: entries lie where the allocator had room.
 fn worn(size: usize, value_bytes: usize) -> Tree {
     let mut tree = loaded(size, value_bytes);
     let mut random = StdRng::seed_from_u64(1);
@@ -118,12 +118,18 @@ fn updates(criterion: &mut Criterion) {
         let pairs = || (0..size).map(|index| (Arc::<[u8]>::from(key(index)), entry(index, 1, 100)));
         let pair = |entry: Entry| (Arc::<[u8]>::from(entry.key()), entry);
         let mut map: BTreeMap<_, _> = pairs().collect();
+        for (key, entry) in (0..size).map(|_| pair(next())) {
+            map.insert(key, entry);
+        }
         group.bench_function(BenchmarkId::new("BTreeMap", size), |bencher| {
             let step = |(key, entry)| map.insert(key, entry);
             bencher.iter_batched(|| pair(next()), step, BatchSize::SmallInput);
         });
         drop(map);
         let mut map: imbl::OrdMap<Arc<[u8]>, Entry> = pairs().collect();
+        for (key, entry) in (0..size).map(|_| pair(next())) {
+            map.insert(key, entry);
+        }
         let mut snapshot = map.clone();
         group.bench_function(BenchmarkId::new("imbl, snapshot after each", size), |bencher| {
             let step = |(key, entry)| {

@@ -17,7 +17,7 @@ use super::{
 const REVISITED_MAX: usize = 16;
 
 /// The open segment gets a successor when it has this share of the window's bytes or age, so that trimming, which drops
-/// whole segments, never has to drop much more than it must.
+/// whole segments, never has to drop much more than it must. Reconstructed snapshots together may take as much.
 const SEGMENT_SHARE: u32 = 8;
 
 /// One event of etcd's watch.
@@ -159,8 +159,10 @@ pub struct Store {
     open: Segment,
     /// Reconstructed by `snapshot_at`, least recently used first.
     revisited: VecDeque<Revisited>,
-    /// The sum over all segments and all of `revisited`.
-    bytes: u64,
+    /// The sum over all segments.
+    segment_bytes: u64,
+    /// The sum over all of `revisited`.
+    revisited_bytes: u64,
 }
 
 impl Store {
@@ -181,7 +183,8 @@ impl Store {
             closed: VecDeque::new(),
             open,
             revisited: VecDeque::new(),
-            bytes: 0,
+            segment_bytes: 0,
+            revisited_bytes: 0,
         }
     }
 
@@ -216,7 +219,7 @@ impl Store {
         }
         bytes += self.tree.node_bytes_copied() - copied_before;
         self.open.bytes += bytes;
-        self.bytes += bytes;
+        self.segment_bytes += bytes;
         self.advance(last, now);
         outcome
     }
@@ -226,7 +229,7 @@ impl Store {
         self.revision = self.revision.max(revision);
         let log = self.open.log.len();
         let ripe = log >= self.limits.checkpoint_every_events.max(1)
-            || self.open.bytes > self.limits.max_bytes / u64::from(SEGMENT_SHARE)
+            || self.open.bytes > self.share_bytes()
             || now.saturating_sub(self.open.since) > self.limits.max_age / SEGMENT_SHARE;
         if log > 0 && ripe {
             self.close_segment(now);
@@ -317,10 +320,8 @@ impl Store {
             tree: tree.clone(),
             bytes,
         });
-        self.bytes += bytes;
-        let over =
-            |store: &Store| store.revisited.len() > REVISITED_MAX || store.bytes > store.limits.max_bytes;
-        while over(self) && self.revisited.front().is_some() {
+        self.revisited_bytes += bytes;
+        while self.revisited.len() > REVISITED_MAX || self.revisited_bytes > self.share_bytes() {
             self.forget_revisited();
         }
         Ok(tree)
@@ -329,12 +330,12 @@ impl Store {
     /// What history takes in memory beside the current tree: entries that only it keeps, nodes copied for its checkpoints,
     /// and the log.
     pub fn history_bytes(&self) -> u64 {
-        self.bytes
+        self.segment_bytes + self.revisited_bytes
     }
 
     /// What all of it takes in memory. O(1).
     pub fn memory_bytes(&self) -> u64 {
-        self.tree.memory_bytes() + self.bytes
+        self.tree.memory_bytes() + self.history_bytes()
     }
 
     /// The changes of the window, oldest first.
@@ -373,29 +374,33 @@ impl Store {
         {
             self.drop_oldest();
         }
-        while self.bytes > self.limits.max_bytes && self.revisited.front().is_some() {
-            self.forget_revisited();
-        }
-        while self.bytes > self.limits.max_bytes && self.closed.front().is_some() {
+        while self.segment_bytes > self.limits.max_bytes - self.share_bytes() && self.closed.front().is_some()
+        {
             self.drop_oldest();
         }
     }
 
+    /// What one segment, and all that was reconstructed, may take. The latter has a bound of its own: a read must not shorten
+    /// the window, and a window that is always full must not make each page reconstruct its revision again.
+    fn share_bytes(&self) -> u64 {
+        self.limits.max_bytes / u64::from(SEGMENT_SHARE)
+    }
+
     fn drop_oldest(&mut self) {
         if let Some(segment) = self.closed.pop_front() {
-            self.bytes -= segment.bytes;
+            self.segment_bytes -= segment.bytes;
         }
         let oldest = self.closed.front().unwrap_or(&self.open).revision;
         while let Some(index) = self.revisited.iter().position(|known| known.revision < oldest) {
             if let Some(known) = self.revisited.remove(index) {
-                self.bytes -= known.bytes;
+                self.revisited_bytes -= known.bytes;
             }
         }
     }
 
     fn forget_revisited(&mut self) {
         if let Some(known) = self.revisited.pop_front() {
-            self.bytes -= known.bytes;
+            self.revisited_bytes -= known.bytes;
         }
     }
 }

@@ -463,3 +463,28 @@ fn compaction_is_told_from_the_end_of_the_window() {
         "a compaction is never taken back"
     );
 }
+
+#[test]
+fn a_window_that_is_full_keeps_what_pages_read() {
+    let limits = HistoryLimits {
+        max_bytes: 128 << 10,
+        ..UNBOUNDED
+    };
+    let mut run = Run::start(3000, limits);
+    let started = run.store.oldest_revision();
+    for revision in 11..2000 {
+        run.commit(vec![put(revision as usize, revision, 300)], revision);
+    }
+    assert!(run.store.oldest_revision() > started, "the window is full");
+    for part in 1..40 {
+        let (oldest, newest) = (run.store.oldest_revision(), run.store.revision());
+        let revision = oldest + (newest - oldest) * part / 40;
+        let first = run.store.snapshot_at(revision).unwrap();
+        let second = run.store.snapshot_at(revision).unwrap();
+        assert!(
+            std::ptr::eq(first.root().unwrap(), second.root().unwrap()),
+            "the same nodes"
+        );
+        assert!(run.store.history_bytes() <= limits.max_bytes);
+    }
+}
