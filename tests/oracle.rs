@@ -23,7 +23,7 @@ use rand::rngs::StdRng;
 use support::etcd::{Etcd, Version};
 use support::grpc::{Client, Reply};
 use support::kv::RANGE;
-use support::pb::{ASCEND, BY_KEY, RangeRequest, RangeResponse};
+use support::pb::{RangeRequest, RangeResponse};
 use support::proxy::{Outcomes, Rangecache};
 use support::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
 use support::wait::{SOON, until};
