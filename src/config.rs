@@ -232,7 +232,14 @@ impl Config {
                 return Err(ConfigError::ZeroDuration { flag, example });
             }
         }
-        if self.log_level.parse::<tracing_subscriber::EnvFilter>().is_err() {
+        // Tracing takes a word that is no level for the name of a module.
+        let is_level = |part: &str| {
+            let level = part.rsplit('=').next().unwrap_or_default().trim();
+            ["off", "error", "warn", "info", "debug", "trace"].contains(&level.to_ascii_lowercase().as_str())
+        };
+        if !self.log_level.split(',').all(is_level)
+            || self.log_level.parse::<tracing_subscriber::EnvFilter>().is_err()
+        {
             return Err(ConfigError::LogLevel(self.log_level.clone()));
         }
         Ok(())
@@ -267,7 +274,7 @@ fn memory_limit_bytes() -> u64 {
 /// Reads `500ms`, `3s` or `5m`.
 fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
-        .map_err(|error| format!("{error}; write a number and a unit, for example 500ms, 3s or 5m"))
+        .map_err(|error| format!("{error}; write a number and a unit, for example 500ms, 3s or 10m"))
 }
 
 /// Reads `1073741824`, `512MiB`, `512Mi` or `2G`.
@@ -328,6 +335,7 @@ mod tests {
             ),
             (vec!["--freshness-timeout", "0s"], "longer than zero"),
             (vec!["--log-level", "rangecache=loud"], "error, warn, info"),
+            (vec!["--log-level", "loud"], "error, warn, info"),
         ] {
             let error = parse(&flags).validate().unwrap_err().to_string();
             assert!(error.contains(says), "{flags:?}: {error}");

@@ -29,6 +29,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         beat.tick().await;
+        mirrors.all.iter().for_each(super::state::Mirror::age);
         let raft_index = raft_index(mirrors).await;
         if let Ok(proof) = mirrors.freshness.prove().await {
             if let Some(raft_index) = raft_index {

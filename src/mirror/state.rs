@@ -168,6 +168,14 @@ impl Mirror {
         }
     }
 
+    /// Lets go of history that has grown too old while nothing changed.
+    pub(super) fn age(&self) {
+        let now = self.now();
+        if let Some(store) = &mut self.contents.lock().store {
+            store.advance(store.revision(), now);
+        }
+    }
+
     /// The oldest revision that can be given; `None` while there is nothing.
     #[must_use]
     pub fn oldest_revision(&self) -> Option<i64> {
