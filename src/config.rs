@@ -118,6 +118,10 @@ pub struct Config {
     #[arg(long, env = "RANGECACHE_MAX_CONNECTIONS", value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
 
+    /// Threads that serve [default: half the cores, for etcd and the clients need the others; at least 1]
+    #[arg(long, env = "RANGECACHE_WORKER_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub worker_threads: Option<u32>,
+
     /// What to do where etcd is too old for its progress notifications to be trusted (before 3.4.31, 3.5.13, 3.6.0)
     #[arg(long, env = "RANGECACHE_OLD_ETCD", value_name = "WHAT", value_enum, default_value_t = OldEtcd::Forward)]
     pub old_etcd: OldEtcd,
@@ -243,6 +247,15 @@ impl Config {
             return Err(ConfigError::LogLevel(self.log_level.clone()));
         }
         Ok(())
+    }
+
+    /// How many threads serve: the flag, else half the cores.
+    #[must_use]
+    pub fn worker_threads(&self) -> usize {
+        let half = || std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2);
+        self.worker_threads
+            .map_or_else(half, |threads| threads as usize)
+            .max(1)
     }
 
     /// The bound on all mirrors, in bytes: the flag, else three quarters of the memory limit.

@@ -45,7 +45,11 @@ fn main() -> ExitCode {
         return ExitCode::from(MISUSE);
     }
     telemetry::log::init(&config);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.worker_threads())
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(%error, "cannot start the runtime");
@@ -158,5 +162,9 @@ fn export_limits(config: &Config, metrics: &Metrics) {
     metrics.limit("forward_max_waiting", f64::from(config.forward_max_waiting));
     metrics.limit("forward_shared_max_bytes", bytes(config.forward_shared_max_bytes));
     metrics.limit("max_connections", f64::from(config.max_connections));
+    metrics.limit(
+        "worker_threads",
+        f64::from(u32::try_from(config.worker_threads()).unwrap_or(u32::MAX)),
+    );
     metrics.limit("shutdown_timeout_seconds", config.shutdown_timeout.as_secs_f64());
 }

@@ -78,28 +78,37 @@ impl Rounds {
     ///
     /// With nothing under way a read waits for one round trip. Under load, the callers that the last round answered are
     /// about to ask again: waiting until most of them have is little time, and spares etcd most of its checks.
-    fn is_ripe(&self, now: Instant) -> bool {
+    fn is_ripe(&self) -> bool {
         let Some(round) = &self.gathering else {
             return false;
         };
         if self.under_way > 0 {
-            let slow = self
-                .last_sent
-                .is_some_and(|sent| now.duration_since(sent) >= SLOW_ROUND);
+            let slow = self.last_sent.is_some_and(|sent| sent.elapsed() >= SLOW_ROUND);
             return slow && self.under_way < MAX_ROUNDS;
         }
         let expected = self.crowds[0].max(self.crowds[1]);
         expected < CROWD
-            || round.state.lock().reads * 4 >= expected * 3
-            || self.last_done.is_none_or(|done| now.duration_since(done) >= HOLD)
+            || round.state.lock().reads * 8 >= expected * 7
+            || self.last_done.is_none_or(|done| done.elapsed() >= HOLD)
     }
 }
 
 /// One check and the reads that it serves.
-#[derive(Default)]
 struct Round {
+    /// When the first read joined: no read waits longer than the timeout from here on, whatever is under way.
+    created: Instant,
     state: Mutex<RoundState>,
     done: Notify,
+}
+
+impl Default for Round {
+    fn default() -> Self {
+        Round {
+            created: Instant::now(),
+            state: Mutex::default(),
+            done: Notify::new(),
+        }
+    }
 }
 
 #[derive(Default)]
@@ -130,7 +139,7 @@ impl Freshness {
         }
     }
 
-    /// Waits for a check that starts after this call.
+    /// Waits for a check that starts after this call, for no longer than the timeout.
     ///
     /// # Errors
     /// Why there is no proof. The caller's own deadline is the caller's to keep.
@@ -162,7 +171,7 @@ impl Freshness {
     /// Sends the gathered round if it is ripe; from then on nobody joins it. If it is held back, sees to it that it is
     /// looked at again.
     fn send_if_ripe(self: &Arc<Self>, rounds: &mut Rounds) {
-        if !rounds.is_ripe(Instant::now()) {
+        if !rounds.is_ripe() {
             if rounds.gathering.is_some() && rounds.under_way == 0 && !rounds.holding {
                 rounds.holding = true;
                 let freshness = Arc::clone(self);
@@ -188,7 +197,7 @@ impl Freshness {
     async fn run(self: &Arc<Self>, round: &Round) {
         let began = Instant::now();
         let result = {
-            let check = self.check();
+            let check = self.check(round.created + self.timeout);
             tokio::pin!(check);
             match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
                 Ok(result) => result,
@@ -224,8 +233,7 @@ impl Freshness {
     }
 
     /// One round: attempts at one member after the other, until one is answered or time is up.
-    async fn check(&self) -> Result<Proof, Why> {
-        let deadline = Instant::now() + self.timeout;
+    async fn check(&self, deadline: Instant) -> Result<Proof, Why> {
         loop {
             let connection = self
                 .upstream

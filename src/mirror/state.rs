@@ -111,6 +111,17 @@ impl Mirror {
         }
     }
 
+    /// Up to which revision readers may have it now.
+    ///
+    /// # Errors
+    /// Why they may have nothing.
+    pub fn revision(&self) -> Result<i64, Why> {
+        match &**self.state.load() {
+            State::In(view) => Ok(view.revision),
+            State::Out(why) => Err(*why),
+        }
+    }
+
     /// The view once it is at `revision` or later, and whether that took waiting.
     ///
     /// # Errors

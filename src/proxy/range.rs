@@ -63,7 +63,12 @@ enum Ended {
 /// Answers a Range.
 pub(super) async fn range(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let span = tracing::debug_span!("range");
-    handle(proxy, request).instrument(span).await
+    // A span that nobody asked for is not carried along.
+    if span.is_disabled() {
+        handle(proxy, request).await
+    } else {
+        handle(proxy, request).instrument(span).await
+    }
 }
 
 async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
@@ -79,10 +84,12 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
         Message::Other { read, body } => {
             record.outcome = Outcome::Forwarded(Why::Undecodable);
             let class = class_of(parts.uri.path());
-            return proxy
-                .forward
-                .pass(parts, Body::Once(Outgoing::resumed(read, body)), class)
-                .await;
+            return Box::pin(
+                proxy
+                    .forward
+                    .pass(parts, Body::Once(Outgoing::resumed(read, body)), class),
+            )
+            .await;
         }
         Message::Broken => {
             record.outcome = Outcome::Cancelled(Why::BrokenRequest);
@@ -109,7 +116,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     };
     let Some((call, query)) = decoded else {
         record.outcome = Outcome::Forwarded(Why::Undecodable);
-        return forward(proxy, parts, framed, None, &mut record).await;
+        return Box::pin(forward(proxy, parts, framed, None, &mut record)).await;
     };
     let deadline = call.timeout.map(|timeout| record.arrived + timeout);
     match end(proxy, &query, &call, deadline, &mut record).await {
@@ -125,7 +132,8 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
         }
         Ended::Forward(why) => {
             record.outcome = Outcome::Forwarded(why);
-            forward(proxy, parts, framed, Some((&query, &call)), &mut record).await
+            // Boxed, so that the future of a read from memory stays small.
+            Box::pin(forward(proxy, parts, framed, Some((&query, &call)), &mut record)).await
         }
     }
 }
@@ -204,7 +212,7 @@ async fn end(
     let knowledge = &proxy.mirrors.knowledge;
     let mirror = proxy.mirrors.holding(&query.interval());
     let facts = Facts {
-        mirror: mirror.map(|mirror| mirror.view().map(|view| view.revision)),
+        mirror: mirror.map(Mirror::revision),
         versions: proxy.forward.upstream.versions(),
         auth: knowledge.auth(),
         floor: knowledge.floor(),
@@ -226,11 +234,22 @@ async fn end(
         Plan::Refuse(error) => return Ended::Error(refusal(&error), Outcome::Hit(Read::Refused)),
         Plan::Forward(why) => return Ended::Forward(why),
         Plan::NotBelow(floor) => floor,
-        Plan::Prove => match tokio::time::timeout_at(deadline, proxy.mirrors.freshness.prove()).await {
-            Ok(Ok(proof)) => proof.header.revision,
-            Ok(Err(why)) => return not_proven(why),
-            Err(_) => return not_proven(Why::CheckFailed),
-        },
+        Plan::Prove => {
+            let proving = proxy.mirrors.freshness.prove();
+            // It keeps to its own deadline; only a shorter one takes a timer.
+            let proven = if deadline < own_deadline {
+                match Box::pin(tokio::time::timeout_at(deadline, proving)).await {
+                    Ok(proven) => proven,
+                    Err(_) => Err(Why::CheckFailed),
+                }
+            } else {
+                proving.await
+            };
+            match proven {
+                Ok(proof) => proof.header.revision,
+                Err(why) => return not_proven(why),
+            }
+        }
     };
     // The plan says that there is one.
     let Some(mirror) = mirror else {

@@ -11,11 +11,11 @@ use crate::upstream::Outgoing;
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 
-/// Answers one request, whatever it is.
+/// Answers one request, whatever it is. All but reads are boxed: hyper moves this future about, so it had better be small.
 pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
     if request.version() != Version::HTTP_2 {
         proxy.metrics.passed_calls.inc();
-        return Ok(http1::pass(&proxy, request).await);
+        return Ok(Box::pin(http1::pass(&proxy, request)).await);
     }
     // A path with a query names another method to etcd's gRPC server.
     let is_call = request.method() == Method::POST && request.uri().query().is_none();
@@ -24,12 +24,14 @@ pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outc
     }
     proxy.metrics.passed_calls.inc();
     if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {
-        return learn::pass(&proxy, request, lesson).await;
+        return Box::pin(learn::pass(&proxy, request, lesson)).await;
     }
     let (parts, body) = request.into_parts();
     let class = class_of(parts.uri.path());
-    proxy
-        .forward
-        .pass(parts, Body::Once(Outgoing::incoming(body)), class)
-        .await
+    Box::pin(
+        proxy
+            .forward
+            .pass(parts, Body::Once(Outgoing::incoming(body)), class),
+    )
+    .await
 }

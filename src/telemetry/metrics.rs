@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::outcome::Outcome;
+use super::outcome::{Outcome, Read};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RangeLabels {
@@ -73,6 +73,8 @@ pub struct MirrorMetrics {
 pub struct Metrics {
     registry: Registry,
     range: Family<RangeLabels, Counter>,
+    /// The counter of the most frequent outcome, without the search.
+    hit_linearizable: Counter,
     range_wait_seconds: Histogram,
     range_duration_seconds: Histogram,
     checks: Family<ResultLabels, Counter>,
@@ -142,11 +144,15 @@ impl Metrics {
                 metric
             }};
         }
+        let range: Family<RangeLabels, Counter> = metric!(
+            "range",
+            "Range calls by how they ended and why; hit and waited were answered from memory"
+        );
+        let (outcome, reason) = Outcome::Hit(Read::Linearizable).labels();
+        let hit_linearizable = range.get_or_create_owned(&RangeLabels { outcome, reason });
         Metrics {
-            range: metric!(
-                "range",
-                "Range calls by how they ended and why; hit and waited were answered from memory"
-            ),
+            range,
+            hit_linearizable,
             range_wait_seconds: metric!(histogram "range_wait", "Time that Ranges answered from memory waited for their proof"),
             range_duration_seconds: metric!(histogram "range_duration", "Time from a Range's arrival to the head of its answer"),
             checks: metric!("quorum_checks", "Quorum revision checks by result"),
@@ -217,13 +223,12 @@ impl Metrics {
 
     /// Counts one Range, once, when its answer's head is known.
     pub fn range_ended(&self, outcome: Outcome, waited: Duration, total: Duration) {
-        let (outcome_label, reason) = outcome.labels();
-        self.range
-            .get_or_create(&RangeLabels {
-                outcome: outcome_label,
-                reason,
-            })
-            .inc();
+        if outcome == Outcome::Hit(Read::Linearizable) {
+            self.hit_linearizable.inc();
+        } else {
+            let (outcome, reason) = outcome.labels();
+            self.range.get_or_create(&RangeLabels { outcome, reason }).inc();
+        }
         if matches!(outcome, Outcome::Hit(_) | Outcome::Waited(_)) {
             self.range_wait_seconds.observe(waited.as_secs_f64());
         }
