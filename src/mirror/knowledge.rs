@@ -218,7 +218,8 @@ impl Knowledge {
     /// Holds a member's history against what was known before: it answered a linearizable read at `revision`, and then
     /// told `raft_index`. On [`Verdict::Replaced`] all that was known is forgotten; the caller drops the mirrors.
     pub fn after_status(&self, before: Before, revision: i64, raft_index: u64) -> Verdict {
-        if gap(raft_index, revision) >= before.raft_gap {
+        // What is no etcd, but speaks as one, may have no raft log at all.
+        if raft_index == 0 || gap(raft_index, revision) >= before.raft_gap {
             return Verdict::Continues;
         }
         self.forget();
@@ -298,6 +299,12 @@ mod tests {
             knowledge.after_status(knowledge.before_check(), 400, 420),
             Verdict::Continues,
             "lease grants"
+        );
+        knowledge.note_raft_index(0, 401);
+        assert_eq!(
+            knowledge.after_status(knowledge.before_check(), 402, 0),
+            Verdict::Continues,
+            "no raft log"
         );
         // Restored at revision 90, then written up to revision 500.
         assert_eq!(
