@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -231,20 +231,14 @@ impl Mirror {
 
     /// Takes the mirror out of service but keeps its contents.
     pub(super) fn step_out(&self, epoch: Epoch, why: Why) -> Result<(), Void> {
-        let contents = self.contents.lock();
-        if contents.epoch != epoch.0 {
-            return Err(Void);
-        }
+        let _contents = self.contents_of(epoch)?;
         self.set_out(why);
         Ok(())
     }
 
     /// Takes the mirror out of service and drops its contents.
     pub(super) fn drop_contents(&self, epoch: Epoch, why: Why) -> Result<(), Void> {
-        let mut contents = self.contents.lock();
-        if contents.epoch != epoch.0 {
-            return Err(Void);
-        }
+        let mut contents = self.contents_of(epoch)?;
         contents.store = None;
         contents.newest_key = None;
         self.set_out(why);
@@ -256,10 +250,7 @@ impl Mirror {
 
     /// The contents come from a load; the mirror stays out of service until its feed stands.
     pub(super) fn fill(&self, epoch: Epoch, store: Store, newest_key: Option<Bytes>) -> Result<(), Void> {
-        let mut contents = self.contents.lock();
-        if contents.epoch != epoch.0 {
-            return Err(Void);
-        }
+        let mut contents = self.contents_of(epoch)?;
         self.knowledge.note_known(store.revision());
         contents.newest_key = newest_key;
         contents.store = Some(store);
@@ -268,10 +259,7 @@ impl Mirror {
 
     /// What a resumed feed is held against: the revision, the key changed last and what it holds.
     pub(super) fn anchor(&self, epoch: Epoch) -> Result<Option<Anchor>, Void> {
-        let contents = self.contents.lock();
-        if contents.epoch != epoch.0 {
-            return Err(Void);
-        }
+        let contents = self.contents_of(epoch)?;
         Ok(contents.store.as_ref().map(|store| Anchor {
             revision: store.revision(),
             key: contents.newest_key.clone(),
@@ -281,16 +269,13 @@ impl Mirror {
 
     /// Puts the mirror in service with what it has.
     pub(super) fn step_in(&self, epoch: Epoch) -> Result<(), Void> {
-        let mut contents = self.contents.lock();
-        self.publish(&mut contents, epoch)
+        let contents = self.contents_of(epoch)?;
+        self.publish(&contents)
     }
 
     /// Applies the events of whole revisions up to `revision`, and shows them to readers (I3).
     pub(super) fn apply(&self, epoch: Epoch, changes: Vec<Change>, revision: i64) -> Result<Applied, Void> {
-        let mut contents = self.contents.lock();
-        if contents.epoch != epoch.0 {
-            return Err(Void);
-        }
+        let mut contents = self.contents_of(epoch)?;
         let Some(last) = changes.last() else {
             return Err(Void);
         };
@@ -303,29 +288,33 @@ impl Mirror {
         }
         self.metrics.events.inc_by(applied.applied as u64);
         self.metrics.events_fenced.inc_by(applied.fenced as u64);
-        self.publish(&mut contents, epoch)?;
+        self.publish(&contents)?;
         Ok(applied)
     }
 
     /// Progress: there are no events up to `revision` that have not been applied.
     pub(super) fn advance(&self, epoch: Epoch, revision: i64) -> Result<(), Void> {
-        let mut contents = self.contents.lock();
-        if contents.epoch != epoch.0 {
-            return Err(Void);
-        }
+        let mut contents = self.contents_of(epoch)?;
         let now = self.now();
         let store = contents.store.as_mut().ok_or(Void)?;
         if revision <= store.revision() {
             return Ok(());
         }
         store.advance(revision, now);
-        self.publish(&mut contents, epoch)
+        self.publish(&contents)
     }
 
-    fn publish(&self, contents: &mut Contents, epoch: Epoch) -> Result<(), Void> {
-        if contents.epoch != epoch.0 {
-            return Err(Void);
+    /// The contents, locked, for whoever holds an epoch; void if that has passed.
+    fn contents_of(&self, epoch: Epoch) -> Result<MutexGuard<'_, Contents>, Void> {
+        let contents = self.contents.lock();
+        if contents.epoch == epoch.0 {
+            Ok(contents)
+        } else {
+            Err(Void)
         }
+    }
+
+    fn publish(&self, contents: &Contents) -> Result<(), Void> {
         let store = contents.store.as_ref().ok_or(Void)?;
         let view = View {
             tree: store.tree().clone(),

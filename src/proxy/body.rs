@@ -9,6 +9,7 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
+use super::forward::is_reset;
 use super::large::{Permit, SharedAnswer};
 use super::message::PREFIX_BYTES;
 use super::passed::Passed;
@@ -177,11 +178,8 @@ impl Forwarded {
     /// A lost connection shows as Unavailable, as it does to a client of etcd. A stream that etcd itself reset is reset
     /// for the client too, with the same reason.
     fn broken(&mut self, error: hyper::Error) -> Option<Result<Frame<Rope>, BoxError>> {
-        let reset_by_etcd = std::error::Error::source(&error)
-            .and_then(|source| source.downcast_ref::<h2::Error>())
-            .is_some_and(|h2| h2.is_reset() && h2.is_remote());
         let between_messages = self.passed.as_ref().is_some_and(Passed::at_boundary);
-        if reset_by_etcd || !between_messages || !self.may_end_with_status {
+        if is_reset(&error) || !between_messages || !self.may_end_with_status {
             return Some(Err(error.into()));
         }
         self.may_end_with_status = false;

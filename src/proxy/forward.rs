@@ -155,7 +155,8 @@ impl Forward {
     }
 }
 
-fn is_reset(error: &hyper::Error) -> bool {
+/// Whether etcd itself reset the stream, which is its answer, and no lost connection.
+pub(super) fn is_reset(error: &hyper::Error) -> bool {
     std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<h2::Error>())
         .is_some_and(|h2| h2.is_reset() && h2.is_remote())
