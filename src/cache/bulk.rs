@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use super::{
     entry::Entry,
-    node::{INNER_MAX, LEAF_MAX, LEAF_MIN, Ledger, Node, Separators, Slot, Summary, separator_between},
+    leaf::{LEAF_MAX, LEAF_MIN, Leaf},
+    node::{INNER_MAX, Ledger, Node, Separators, Slot, Summary, separator_between},
 };
 
 /// Collects entries in ascending key order.
@@ -51,7 +52,7 @@ impl Loader {
         let mut level = Vec::with_capacity(self.leaves.len());
         for (separator, entries) in self.leaves {
             let summary = Summary::of_all(&entries);
-            let node = Node::leaf(entries, ledger.epoch);
+            let node = Node::leaf(Leaf::new(entries), ledger.epoch);
             ledger.node_bytes += node.memory_bytes();
             level.push((
                 separator,

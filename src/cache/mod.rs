@@ -27,6 +27,7 @@ mod answer;
 mod bulk;
 mod entry;
 mod history;
+mod leaf;
 mod memory;
 mod node;
 mod query;

@@ -11,16 +11,13 @@ use std::{
 
 use super::{
     entry::{Entry, touch},
+    leaf::{LEAF_MIN, Leaf, RightHalf},
     memory::{ARC_HEADER_BYTES, class_bytes},
 };
 
-/// Entries in a leaf at most. Chosen by measurement (`benches/micro.rs`).
-pub(super) const LEAF_MAX: usize = 32;
 /// Children of an inner node at most. Chosen by measurement.
 pub(super) const INNER_MAX: usize = 32;
-/// Below these a node takes from its neighbour or merges with it. A quarter, so that puts and deletes around one size do not
-/// split and merge by turns.
-pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
+/// Below this an inner node takes from its neighbour or merges with it, as leaves do.
 pub(super) const INNER_MIN: usize = INNER_MAX / 4;
 
 /// What is below a place in the tree, or between two.
@@ -92,8 +89,7 @@ pub(super) struct Node {
 
 #[derive(Clone)]
 pub(super) enum Body {
-    /// In key order.
-    Leaf(Vec<Entry>),
+    Leaf(Leaf),
     Inner(Inner),
 }
 
@@ -135,10 +131,10 @@ pub(super) struct Ledger {
 }
 
 impl Node {
-    pub(super) fn leaf(entries: Vec<Entry>, epoch: u64) -> Node {
+    pub(super) fn leaf(leaf: Leaf, epoch: u64) -> Node {
         Node {
             born: epoch,
-            body: Body::Leaf(entries),
+            body: Body::Leaf(leaf),
         }
     }
 
@@ -152,7 +148,7 @@ impl Node {
     /// What the node itself takes in memory, without what it points to.
     pub(super) fn memory_bytes(&self) -> u64 {
         let lists = match &self.body {
-            Body::Leaf(entries) => class_bytes(entries.capacity() * size_of::<Entry>()),
+            Body::Leaf(leaf) => leaf.list_bytes(),
             Body::Inner(inner) => {
                 class_bytes(inner.slots.capacity() * size_of::<Slot>()) + inner.separators.memory_bytes()
             }
@@ -163,7 +159,7 @@ impl Node {
     /// Brings what a copy counts references to into the cache.
     fn touch_below(&self) {
         match &self.body {
-            Body::Leaf(entries) => touch(entries, 0),
+            Body::Leaf(leaf) => touch(leaf, 0),
             Body::Inner(inner) => {
                 std::hint::black_box(
                     inner
@@ -177,39 +173,23 @@ impl Node {
 
     pub(super) fn is_thin(&self) -> bool {
         match &self.body {
-            Body::Leaf(entries) => entries.len() < LEAF_MIN,
+            Body::Leaf(leaf) => leaf.len() < LEAF_MIN,
             Body::Inner(inner) => inner.slots.len() < INNER_MIN,
-        }
-    }
-
-    /// Cuts the right half off if the node is too large.
-    pub(super) fn split_if_full(&mut self, epoch: u64) -> Option<Split> {
-        match &mut self.body {
-            Body::Leaf(entries) if entries.len() > LEAF_MAX => {
-                let (separator, right) = split_leaf(entries);
-                let summary = Summary::of_all(&right);
-                Some(Split {
-                    separator,
-                    right: Slot {
-                        summary,
-                        node: Arc::new(Node::leaf(right, epoch)),
-                    },
-                })
-            }
-            Body::Inner(inner) if inner.slots.len() > INNER_MAX => inner.split(epoch),
-            _ => None,
         }
     }
 }
 
-/// Cuts a leaf of at least two entries in the middle; returns the separator and the right half.
-pub(super) fn split_leaf(entries: &mut Vec<Entry>) -> (Box<[u8]>, Vec<Entry>) {
-    let right = entries.split_off(entries.len() / 2);
-    let separator = match (entries.last(), right.first()) {
-        (Some(left), Some(right)) => separator_between(left.key(), right.key()).into(),
-        _ => Box::default(),
-    };
-    (separator, right)
+impl Split {
+    /// A new leaf beside the one that it was cut from.
+    pub(super) fn of_leaf(half: RightHalf, epoch: u64) -> Split {
+        Split {
+            separator: half.separator,
+            right: Slot {
+                summary: Summary::of_all(&half.leaf),
+                node: Arc::new(Node::leaf(half.leaf, epoch)),
+            },
+        }
+    }
 }
 
 /// The shortest key that is above `left` and not above `right`, given `left < right`.
@@ -228,7 +208,11 @@ impl Inner {
         self.separators.not_above(key)
     }
 
-    fn split(&mut self, epoch: u64) -> Option<Split> {
+    /// Cuts the right half off if there are too many children.
+    pub(super) fn split_if_full(&mut self, epoch: u64) -> Option<Split> {
+        if self.slots.len() <= INNER_MAX {
+            return None;
+        }
         let middle = self.slots.len() / 2;
         let slots = self.slots.split_off(middle);
         let (separator, separators) = self.separators.split_off(middle - 1)?;
@@ -337,12 +321,4 @@ pub(super) fn writable<'a>(node: &'a mut Arc<Node>, ledger: &mut Ledger) -> &'a 
     node.born = ledger.epoch;
     ledger.node_bytes = ledger.node_bytes + node.memory_bytes() - before;
     node
-}
-
-/// Makes room for one more entry in steps that are size classes, so that no part of an allocation is idle.
-pub(super) fn make_room(entries: &mut Vec<Entry>) {
-    if entries.len() == entries.capacity() {
-        let bytes = class_bytes((entries.len() + 1) * size_of::<Entry>());
-        entries.reserve_exact(bytes / size_of::<Entry>() - entries.len());
-    }
 }

@@ -9,7 +9,8 @@ use std::{ops::ControlFlow, sync::Arc};
 use super::{
     bulk,
     entry::Entry,
-    node::{Body, Inner, LEAF_MAX, Ledger, Node, Slot, Split, Summary, make_room, split_leaf, writable},
+    leaf::Leaf,
+    node::{Body, Inner, Ledger, Node, Slot, Split, Summary, writable},
     wire::to_usize,
 };
 
@@ -73,10 +74,7 @@ impl Tree {
         loop {
             match &node.body {
                 Body::Inner(inner) => node = &inner.slots[inner.slot_of(key)].node,
-                Body::Leaf(entries) => {
-                    let found = search(entries, key).ok()?;
-                    return entries.get(found);
-                }
+                Body::Leaf(leaf) => return leaf.get(leaf.find(key)?),
             }
         }
     }
@@ -87,10 +85,7 @@ impl Tree {
         self.summary += added;
         self.entry_bytes += entry.memory_bytes();
         let Some(root) = &mut self.root else {
-            let mut entries = Vec::new();
-            make_room(&mut entries);
-            entries.push(entry);
-            let root = Node::leaf(entries, self.ledger.epoch);
+            let root = Node::leaf(Leaf::new(vec![entry]), self.ledger.epoch);
             self.ledger.node_bytes += root.memory_bytes();
             self.root = Some(Arc::new(root));
             return None;
@@ -134,7 +129,7 @@ impl Tree {
     fn shrink(&mut self) {
         loop {
             let below = match self.root.as_ref().map(|root| &root.body) {
-                Some(Body::Leaf(entries)) if entries.is_empty() => None,
+                Some(Body::Leaf(leaf)) if leaf.is_empty() => None,
                 Some(Body::Inner(inner)) if inner.slots.len() == 1 => {
                     inner.slots.first().map(|slot| Arc::clone(&slot.node))
                 }
@@ -158,8 +153,8 @@ impl Tree {
                     rank += before.iter().map(|slot| slot.summary.count).sum::<u64>();
                     from.first().map(|slot| &slot.node)
                 }
-                Body::Leaf(entries) => {
-                    let (Ok(position) | Err(position)) = search(entries, key);
+                Body::Leaf(leaf) => {
+                    let (Ok(position) | Err(position)) = leaf.position(key);
                     rank += position as u64;
                     None
                 }
@@ -209,8 +204,8 @@ impl Tree {
                         summary += slot.summary;
                     }
                 }
-                Body::Leaf(entries) => {
-                    let (before, from) = entries.split_at(to_usize(rest));
+                Body::Leaf(leaf) => {
+                    let (before, from) = leaf.split_at(to_usize(rest));
                     // Sum up the shorter side: each entry may be a cache miss.
                     if before.len() <= from.len() {
                         summary += Summary::of_all(before);
@@ -280,15 +275,11 @@ struct Inserted {
     split: Option<Split>,
 }
 
-fn search(entries: &[Entry], key: &[u8]) -> Result<usize, usize> {
-    entries.binary_search_by(|entry| entry.key().cmp(key))
-}
-
 fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledger) -> Inserted {
     let node = writable(node, ledger);
     let before = node.memory_bytes();
     let inserted = match &mut node.body {
-        Body::Leaf(entries) => insert_into_leaf(entries, entry, added, ledger.epoch),
+        Body::Leaf(leaf) => insert_into_leaf(leaf, entry, ledger.epoch),
         Body::Inner(inner) => {
             let index = inner.slot_of(entry.key());
             let slot = &mut inner.slots[index];
@@ -302,7 +293,7 @@ fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledge
             }
             Inserted {
                 replaced,
-                split: node.split_if_full(ledger.epoch),
+                split: inner.split_if_full(ledger.epoch),
             }
         }
     };
@@ -313,44 +304,20 @@ fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledge
     inserted
 }
 
-fn insert_into_leaf(entries: &mut Vec<Entry>, entry: Entry, added: Summary, epoch: u64) -> Inserted {
-    let position = match search(entries, entry.key()) {
-        Ok(found) => {
-            let old = std::mem::replace(&mut entries[found], entry);
-            let summary = Summary::of(&old);
-            return Inserted {
-                replaced: Some((old, summary)),
-                split: None,
-            };
-        }
-        Err(position) => position,
-    };
-    if entries.len() < LEAF_MAX {
-        make_room(entries);
-        entries.insert(position, entry);
+fn insert_into_leaf(leaf: &mut Leaf, entry: Entry, epoch: u64) -> Inserted {
+    // Most puts are updates.
+    if let Some(index) = leaf.find(entry.key()) {
+        let old = leaf.replace(index, entry);
+        let summary = Summary::of(&old);
         return Inserted {
-            replaced: None,
+            replaced: Some((old, summary)),
             split: None,
         };
     }
-    let (separator, mut right) = split_leaf(entries);
-    let mut summary = Summary::of_all(&right);
-    // The separator decides, not the position: it may be at or below a key that comes just behind the left half.
-    if entry.key() < &*separator {
-        entries.insert(position, entry);
-    } else {
-        let position = position - entries.len();
-        make_room(&mut right);
-        right.insert(position, entry);
-        summary += added;
-    }
-    let right = Slot {
-        summary,
-        node: Arc::new(Node::leaf(right, epoch)),
-    };
+    let (Ok(index) | Err(index)) = leaf.position(entry.key());
     Inserted {
         replaced: None,
-        split: Some(Split { separator, right }),
+        split: leaf.insert(index, entry).map(|half| Split::of_leaf(half, epoch)),
     }
 }
 
@@ -358,8 +325,8 @@ fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entr
     let node = writable(node, ledger);
     let before = node.memory_bytes();
     let removed = match &mut node.body {
-        Body::Leaf(entries) => {
-            let removed = entries.remove(search(entries, key).ok()?);
+        Body::Leaf(leaf) => {
+            let removed = leaf.remove(leaf.find(key)?);
             let summary = Summary::of(&removed);
             (removed, summary)
         }
@@ -390,19 +357,20 @@ fn thicken(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
     slot.summary += right.summary;
     let node = writable(&mut slot.node, ledger);
     let before = node.memory_bytes() + right_bytes;
-    match (&mut node.body, Arc::unwrap_or_clone(right.node).body) {
-        (Body::Leaf(entries), Body::Leaf(more)) => {
-            entries.reserve_exact(more.len());
-            entries.extend(more);
-        }
+    let epoch = ledger.epoch;
+    let split = match (&mut node.body, Arc::unwrap_or_clone(right.node).body) {
+        (Body::Leaf(leaf), Body::Leaf(more)) => leaf.append(more).map(|half| Split::of_leaf(half, epoch)),
         (Body::Inner(inner), Body::Inner(more)) => {
             inner.slots.extend(more.slots);
             inner.separators.append(&separator, &more.separators);
+            inner.split_if_full(epoch)
         }
         // All leaves are at the same depth, so that neighbours are of one kind.
-        _ => debug_assert!(false, "a leaf beside an inner node"),
-    }
-    let split = node.split_if_full(ledger.epoch);
+        _ => {
+            debug_assert!(false, "a leaf beside an inner node");
+            None
+        }
+    };
     let after = node.memory_bytes() + split.as_ref().map_or(0, |split| split.right.node.memory_bytes());
     ledger.node_bytes = ledger.node_bytes + after - before;
     if let Some(split) = split {
@@ -416,9 +384,9 @@ fn walk<'a>(
     visit: &mut impl FnMut(&'a [Entry]) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
     match &node.body {
-        Body::Leaf(entries) => {
+        Body::Leaf(leaf) => {
             let from = to_usize(std::mem::take(skip));
-            visit(&entries[from..])
+            visit(&leaf[from..])
         }
         Body::Inner(inner) => {
             for slot in &inner.slots {

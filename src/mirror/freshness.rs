@@ -20,6 +20,8 @@ use crate::etcdserverpb::kv_client::KvClient;
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::{Class, Connection, Upstream};
 
+/// Readers that are woken at once when a round ends.
+const GROUP: u64 = 8;
 /// Rounds that may be under way at once.
 const MAX_ROUNDS: usize = 4;
 /// From so many reads on, the next round is held back until most of them have come again.
@@ -108,6 +110,21 @@ impl Default for Round {
             state: Mutex::default(),
             done: Notify::new(),
         }
+    }
+}
+
+impl Round {
+    /// Wakes all readers: many of them in groups, so that the first answers are on their way, and their callers at work,
+    /// while the others are made.
+    async fn wake(&self, reads: u64) {
+        for _ in 1..reads.div_ceil(GROUP) {
+            for _ in 0..GROUP {
+                self.done.notify_one();
+            }
+            tokio::task::yield_now().await;
+        }
+        // The last group, and whoever was about to wait.
+        self.done.notify_waiters();
     }
 }
 
@@ -213,7 +230,6 @@ impl Freshness {
             state.result = Some(result);
             state.reads
         };
-        round.done.notify_waiters();
         {
             let mut rounds = self.rounds.lock();
             rounds.under_way -= 1;
@@ -230,6 +246,7 @@ impl Freshness {
             reads,
             began.elapsed(),
         );
+        round.wake(reads).await;
     }
 
     /// One round: attempts at one member after the other, until one is answered or time is up.

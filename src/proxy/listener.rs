@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Proxy;
+use super::gather::gather;
 use super::route::route;
 use crate::net::{self, Stream, Url};
 
@@ -148,10 +149,10 @@ impl Listener {
                 let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
                 tokio::pin!(connection);
                 let ended = tokio::select! {
-                    ended = connection.as_mut() => ended,
+                    ended = gather(connection.as_mut()) => ended,
                     () = stop.cancelled() => {
                         connection.as_mut().graceful_shutdown();
-                        connection.await
+                        gather(connection.as_mut()).await
                     }
                 };
                 if let Err(error) = ended {

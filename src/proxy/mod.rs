@@ -19,6 +19,7 @@
 
 mod body;
 mod forward;
+mod gather;
 mod http1;
 mod large;
 mod learn;

@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::{
-    node::{INNER_MAX, INNER_MIN, LEAF_MIN},
+    leaf::{LEAF_MAX, LEAF_MIN},
+    node::{INNER_MAX, INNER_MIN},
     testing::{KeyValue, key},
 };
 
@@ -24,6 +25,7 @@ fn check_node(node: &Node, is_root: bool) -> Checked {
     match &node.body {
         Body::Leaf(entries) => {
             let least = if is_root { 1 } else { LEAF_MIN };
+            assert!(entries.is_marked(), "marks belong to their entries");
             assert!(
                 (least..=LEAF_MAX).contains(&entries.len()),
                 "a leaf of {}",
@@ -35,7 +37,7 @@ fn check_node(node: &Node, is_root: bool) -> Checked {
                 "keys of a leaf in order"
             );
             let mut summary = Summary::default();
-            for entry in entries {
+            for entry in entries.iter() {
                 summary.count += 1;
                 summary.encoded_bytes += KeyValue::from(entry).field().len() as u64;
                 let keys_only = KeyValue {

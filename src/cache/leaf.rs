@@ -1,0 +1,196 @@
+//! The entries of a leaf in key order, and a byte of each key's hash beside them.
+//!
+//! A binary search among keys reads one cold cache line after the other: it was a tenth of what a small read costs. The
+//! marks lie in the leaf itself, so that a key that is there is found with one look at an entry, mostly.
+
+use std::ops::Deref;
+
+use super::{entry::Entry, memory::class_bytes, node::separator_between};
+
+/// Entries in a leaf at most. Chosen by measurement (`benches/micro.rs`).
+pub(super) const LEAF_MAX: usize = 32;
+/// Below this a leaf takes from its neighbour or merges with it. A quarter, so that puts and deletes around one size do not
+/// split and merge by turns.
+pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
+
+/// At most [`LEAF_MAX`] entries in key order.
+#[derive(Clone)]
+pub(super) struct Leaf {
+    entries: Vec<Entry>,
+    /// `marks[i]` belongs to `entries[i]`; what is behind the last entry means nothing.
+    marks: [u8; LEAF_MAX],
+}
+
+/// Where a key is, or where it would go.
+pub(super) type Position = Result<usize, usize>;
+
+/// The right half of a leaf that had grown too large, and the shortest key that parts it from the left one.
+pub(super) struct RightHalf {
+    pub(super) separator: Box<[u8]>,
+    pub(super) leaf: Leaf,
+}
+
+impl Leaf {
+    /// `entries` must be in key order, and at most [`LEAF_MAX`].
+    pub(super) fn new(entries: Vec<Entry>) -> Leaf {
+        debug_assert!(entries.len() <= LEAF_MAX, "a leaf of {}", entries.len());
+        let mut marks = [0; LEAF_MAX];
+        for (mark, entry) in marks.iter_mut().zip(&entries) {
+            *mark = mark_of(entry.key());
+        }
+        Leaf { entries, marks }
+    }
+
+    /// The index of a key that is here.
+    pub(super) fn find(&self, key: &[u8]) -> Option<usize> {
+        let mark = mark_of(key);
+        let mut alike = self
+            .marks
+            .iter()
+            .enumerate()
+            .fold(0_u32, |alike, (index, other)| {
+                alike | (u32::from(*other == mark) << index)
+            });
+        while alike != 0 {
+            let index = alike.trailing_zeros() as usize;
+            if self.entries.get(index)?.key() == key {
+                return Some(index);
+            }
+            alike &= alike - 1;
+        }
+        None
+    }
+
+    /// Where a key is, or where it would go.
+    pub(super) fn position(&self, key: &[u8]) -> Position {
+        self.entries.binary_search_by(|entry| entry.key().cmp(key))
+    }
+
+    /// Puts another entry of the same key in the place of number `index`.
+    pub(super) fn replace(&mut self, index: usize, entry: Entry) -> Entry {
+        debug_assert_eq!(self.entries[index].key(), entry.key());
+        std::mem::replace(&mut self.entries[index], entry)
+    }
+
+    /// Puts a new entry where [`Leaf::position`] says; what no longer fits comes back as the right half.
+    pub(super) fn insert(&mut self, index: usize, entry: Entry) -> Option<RightHalf> {
+        if self.entries.len() < LEAF_MAX {
+            self.insert_within(index, entry);
+            return None;
+        }
+        // The marks of the left half stay where they are.
+        let mut right = split_entries(&mut self.entries);
+        // The separator decides, not the index: it may be at or below a key that comes just behind the left half.
+        if entry.key() < &*right.separator {
+            self.insert_within(index, entry);
+        } else {
+            right.leaf.insert_within(index - self.entries.len(), entry);
+        }
+        Some(right)
+    }
+
+    fn insert_within(&mut self, index: usize, entry: Entry) {
+        let length = self.entries.len();
+        self.marks.copy_within(index..length, index + 1);
+        self.marks[index] = mark_of(entry.key());
+        make_room(&mut self.entries);
+        self.entries.insert(index, entry);
+    }
+
+    /// Takes number `index` away.
+    pub(super) fn remove(&mut self, index: usize) -> Entry {
+        self.marks.copy_within(index + 1.., index);
+        self.entries.remove(index)
+    }
+
+    /// Takes in the entries of the leaf to the right; what does not fit comes back as the right half of an even split.
+    pub(super) fn append(&mut self, right: Leaf) -> Option<RightHalf> {
+        let mut entries = std::mem::take(&mut self.entries);
+        entries.reserve_exact(right.entries.len());
+        entries.extend(right.entries);
+        if entries.len() <= LEAF_MAX {
+            *self = Leaf::new(entries);
+            return None;
+        }
+        let right = split_entries(&mut entries);
+        *self = Leaf::new(entries);
+        Some(right)
+    }
+
+    /// What the list of entries takes beside the leaf itself, in bytes.
+    pub(super) fn list_bytes(&self) -> usize {
+        class_bytes(self.entries.capacity() * size_of::<Entry>())
+    }
+
+    /// Whether every mark is that of its entry: what [`Leaf::find`] rests on.
+    #[cfg(test)]
+    pub(super) fn is_marked(&self) -> bool {
+        self.entries
+            .iter()
+            .zip(self.marks)
+            .all(|(entry, mark)| mark == mark_of(entry.key()))
+    }
+}
+
+impl Deref for Leaf {
+    type Target = [Entry];
+
+    fn deref(&self) -> &[Entry] {
+        &self.entries
+    }
+}
+
+/// Cuts a list of at least two entries in the middle.
+fn split_entries(entries: &mut Vec<Entry>) -> RightHalf {
+    let right = entries.split_off(entries.len() / 2);
+    let separator = match (entries.last(), right.first()) {
+        (Some(left), Some(right)) => separator_between(left.key(), right.key()).into(),
+        _ => Box::default(),
+    };
+    RightHalf {
+        separator,
+        leaf: Leaf::new(right),
+    }
+}
+
+/// Makes room for one more entry in steps that are size classes, so that no part of an allocation is idle.
+fn make_room(entries: &mut Vec<Entry>) {
+    if entries.len() == entries.capacity() {
+        let bytes = class_bytes((entries.len() + 1) * size_of::<Entry>());
+        entries.reserve_exact(bytes / size_of::<Entry>() - entries.len());
+    }
+}
+
+/// A byte of a hash of the key: one in 256 other keys has the same. Keys that differ only in a few letters anywhere must
+/// differ here, and who chooses keys gains nothing by making them alike but a slower search of 32 entries.
+fn mark_of(key: &[u8]) -> u8 {
+    const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |hash: u64, word: u64| (hash.rotate_left(29) ^ word).wrapping_mul(MULTIPLIER);
+    let (words, rest) = key.as_chunks::<8>();
+    let mut hash = words.iter().fold(key.len() as u64, |hash, word| {
+        mix(hash, u64::from_le_bytes(*word))
+    });
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    hash = mix(hash, u64::from_le_bytes(last));
+    hash.to_be_bytes()[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_tell_alike_keys_apart() {
+        let marks = |keys: &mut dyn Iterator<Item = String>| {
+            let mut marks: Vec<u8> = keys.map(|key| mark_of(key.as_bytes())).collect();
+            marks.sort_unstable();
+            marks.dedup();
+            marks.len()
+        };
+        // Random bytes would have 162 different values among 256 on average.
+        assert!(marks(&mut (0..256).map(|n| format!("/registry/pods/default/web-{n:07}"))) > 120);
+        assert!(marks(&mut (0..256).map(|n| format!("/registry/secrets/team-{n}/default-token"))) > 120);
+        assert!(marks(&mut (0..=255_u8).map(|n| char::from(n).to_string())) > 120);
+    }
+}
