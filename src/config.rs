@@ -1,6 +1,6 @@
 //! Flags and environment, checked before a port is bound.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
@@ -34,6 +34,33 @@ pub struct Config {
         default_value = "http://127.0.0.1:2379"
     )]
     pub endpoints: Vec<Url>,
+
+    /// User that rangecache itself is to etcd, name[:password], where etcd's auth is on; it must be allowed to read what is mirrored
+    #[arg(
+        long,
+        env = "RANGECACHE_USER",
+        value_name = "NAME[:PASSWORD]",
+        hide_env_values = true
+    )]
+    pub user: Option<Secret>,
+
+    /// Password of --user, of which all is then the name; better in the environment or in a file
+    #[arg(
+        long,
+        env = "RANGECACHE_PASSWORD",
+        value_name = "PASSWORD",
+        hide_env_values = true
+    )]
+    pub password: Option<Secret>,
+
+    /// File whose first line is the password of --user
+    #[arg(
+        long,
+        env = "RANGECACHE_PASSWORD_FILE",
+        value_name = "PATH",
+        conflicts_with = "password"
+    )]
+    pub password_file: Option<PathBuf>,
 
     /// Where clients connect, comma-separated; port 0 takes a free one, and the log says which
     #[arg(
@@ -144,6 +171,47 @@ pub struct Config {
     pub log_level: String,
 }
 
+/// A text that is never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text itself, for whoever has to send it.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret(text)
+    }
+}
+
+impl std::str::FromStr for Secret {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Secret, Self::Err> {
+        Ok(Secret(text.to_owned()))
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// A user of etcd's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Account {
+    /// Its name.
+    pub name: String,
+    /// Its password.
+    pub password: Secret,
+}
+
 /// What to do with an etcd below the version gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OldEtcd {
@@ -191,6 +259,9 @@ pub enum ConfigError {
         /// A value that works.
         example: &'static str,
     },
+    /// A password of nobody, a user without one, or a file that has none.
+    #[error("{0}")]
+    Account(String),
     /// A log level that tracing does not know.
     #[error(
         "--log-level {0:?} is not understood: write error, warn, info, debug or trace, or for example info,rangecache::mirror=debug"
@@ -222,6 +293,7 @@ impl Config {
         {
             return Err(ConfigError::NothingToCache(first.clone()));
         }
+        self.account()?;
         for url in &self.endpoints {
             if self.listen_client_urls.contains(url) {
                 return Err(ConfigError::Loop(url.clone()));
@@ -247,6 +319,45 @@ impl Config {
             return Err(ConfigError::LogLevel(self.log_level.clone()));
         }
         Ok(())
+    }
+
+    /// Who rangecache itself is to etcd: nobody unless `--user` says so. Reads `--password-file`.
+    ///
+    /// # Errors
+    /// If one of name and password is missing, or the file cannot be read.
+    pub fn account(&self) -> Result<Option<Account>, ConfigError> {
+        let refused = |text: String| Err(ConfigError::Account(text));
+        let Some(user) = &self.user else {
+            if self.password.is_some() || self.password_file.is_some() {
+                return refused("there is a password but no user: add --user name".to_owned());
+            }
+            return Ok(None);
+        };
+        let file = match &self.password_file {
+            None => None,
+            Some(path) => match std::fs::read_to_string(path) {
+                Ok(text) => Some(Secret(text.lines().next().unwrap_or_default().to_owned())),
+                Err(error) => return refused(format!("--password-file {}: {error}", path.display())),
+            },
+        };
+        // As etcdctl has it: with a password of its own, a colon belongs to the name.
+        let (name, password) = match (self.password.clone().or(file), user.expose().split_once(':')) {
+            (Some(password), _) => (user.expose(), password),
+            (None, Some((name, password))) => (name, Secret(password.to_owned())),
+            (None, None) => {
+                return refused(
+                    "--user has no password: write --user name:password, or add --password or --password-file"
+                        .to_owned(),
+                );
+            }
+        };
+        if name.is_empty() || password.expose().is_empty() {
+            return refused("--user needs a name and a password, neither of them empty".to_owned());
+        }
+        Ok(Some(Account {
+            name: name.to_owned(),
+            password,
+        }))
     }
 
     /// How many threads serve: the flag, else half the cores.
@@ -347,12 +458,41 @@ mod tests {
                 "call itself",
             ),
             (vec!["--freshness-timeout", "0s"], "longer than zero"),
+            (vec!["--user", "mirror"], "has no password"),
+            (vec!["--user", ":x"], "neither of them empty"),
+            (vec!["--password", "x"], "add --user"),
+            (
+                vec!["--user", "mirror", "--password-file", "/does/not/exist"],
+                "--password-file /does",
+            ),
             (vec!["--log-level", "rangecache=loud"], "error, warn, info"),
             (vec!["--log-level", "loud"], "error, warn, info"),
         ] {
             let error = parse(&flags).validate().unwrap_err().to_string();
             assert!(error.contains(says), "{flags:?}: {error}");
         }
+    }
+
+    #[test]
+    fn a_user_is_given_as_to_etcdctl_and_never_printed() {
+        for (flags, name, password) in [
+            (&["--user", "mirror:a:b"][..], "mirror", "a:b"),
+            (&["--user", "mirror:a", "--password", "b"], "mirror:a", "b"),
+        ] {
+            let config = parse(flags);
+            let account = config.account().unwrap().unwrap();
+            assert_eq!(
+                (account.name.as_str(), account.password.expose()),
+                (name, password)
+            );
+            assert!(!format!("{config:?}").contains("mirror"));
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "from a file\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        let account = parse(&["--user", "mirror", "--password-file", path]).account();
+        assert_eq!(account.unwrap().unwrap().password.expose(), "from a file");
+        assert_eq!(parse(&[]).account(), Ok(None));
     }
 
     #[test]

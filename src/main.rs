@@ -13,7 +13,7 @@ use rangecache::net::Url;
 use rangecache::proxy::Proxy;
 use rangecache::proxy::listener::Listener;
 use rangecache::telemetry::{self, Metrics};
-use rangecache::upstream::Upstream;
+use rangecache::upstream::{Credentials, Upstream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -80,7 +80,8 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     let (calls, background) = (TaskTracker::new(), TaskTracker::new());
     let metrics = Arc::new(Metrics::new());
     export_limits(config, &metrics);
-    let upstream = Upstream::start(&config.endpoints, &background, &stop);
+    let credentials = Credentials::new(config.account()?);
+    let upstream = Upstream::start(&config.endpoints, credentials, &background, &stop);
     let mirrors = Mirrors::start(config, &upstream, &metrics, &background, &stop);
     let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls);
     let admin = Arc::new(Admin {

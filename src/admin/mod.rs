@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::mirror::Mirrors;
+use crate::mirror::knowledge::Auth;
 use crate::proxy::listener::{Listener, Tracked};
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::Upstream;
@@ -102,6 +103,12 @@ impl Admin {
         let mut text = String::new();
         if self.draining.is_cancelled() {
             text.push_str("draining\n");
+        }
+        let credentials = self.upstream.credentials();
+        if let Some(problem) = credentials.problem() {
+            let _ = writeln!(text, "{problem}");
+        } else if self.mirrors.knowledge.auth() == Auth::On && !credentials.is_someone() {
+            text.push_str("etcd's auth is on and there is no --user: every read is forwarded\n");
         }
         for mirror in self.mirrors.all() {
             // Writing into a String cannot fail.

@@ -125,6 +125,7 @@ impl<'a> Feed<'a> {
             .map_err(|_| FeedEnd::Lost("no answer to a watch in time".into()))??;
         let created = created.ok_or_else(|| FeedEnd::Lost("the watch ended at once".into()))?;
         if created.canceled || !created.created {
+            connection.credentials().watch_refused(&created.cancel_reason);
             return Err(cancelled(&created));
         }
         let before = mirrors.knowledge.before_check();

@@ -3,6 +3,10 @@
 //!
 //! **I2, a check joins nobody late**: a read joins the round that has *not been sent yet*. While one is under way, those
 //! that arrive gather in the next. A further round starts beside one that is slow.
+//!
+//! Where etcd's auth is on, checks are not shared: [`authorize`] has those that also ask for a right (I8).
+
+pub mod authorize;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +23,7 @@ use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::{Class, Connection, Upstream};
+use authorize::Authorization;
 
 /// Readers that are woken at once when a round ends.
 const GROUP: u64 = 8;
@@ -214,7 +219,7 @@ impl Freshness {
     async fn run(self: &Arc<Self>, round: &Round) {
         let began = Instant::now();
         let result = {
-            let check = self.check(round.created + self.timeout);
+            let check = self.check(&Asker::Nobody, round.created + self.timeout);
             tokio::pin!(check);
             match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
                 Ok(result) => result,
@@ -250,7 +255,7 @@ impl Freshness {
     }
 
     /// One round: attempts at one member after the other, until one is answered or time is up.
-    async fn check(&self, deadline: Instant) -> Result<Proof, Why> {
+    async fn check(&self, asker: &Asker<'_>, deadline: Instant) -> Result<Proof, Why> {
         loop {
             let connection = self
                 .upstream
@@ -258,20 +263,22 @@ impl Freshness {
                 .await
                 .map_err(|_| Why::CheckFailed)?;
             let before = self.knowledge.before_check();
-            let (channel, origin) = connection.channel();
-            let mut client = KvClient::with_origin(channel, origin);
             let attempt = async {
-                let response = client.range(check_request()).await?.into_inner();
-                let header = response
-                    .header
-                    .ok_or_else(|| tonic::Status::internal("no header"))?;
-                let vetted = self.vet(&connection, before, header.revision).await?;
-                Ok::<_, tonic::Status>((header, vetted))
+                let (header, is_quorum) = asker.ask(&connection).await?;
+                let vetted = if is_quorum {
+                    self.vet(&connection, before, header.revision).await?
+                } else {
+                    Verdict::Continues
+                };
+                Ok::<_, tonic::Status>((header, is_quorum, vetted))
             };
             let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
             let status = match tokio::time::timeout_at(attempt_deadline, attempt).await {
-                Ok(Ok((header, vetted))) => return self.conclude(before, header.into(), vetted),
+                Ok(Ok((header, true, vetted))) => return self.conclude(asker, before, header, vetted),
+                Ok(Ok((header, false, _))) => return Ok(Proof { header }),
                 Ok(Err(status)) => status,
+                // The asker had no more time: that says nothing of the member.
+                Err(_) if attempt_deadline == deadline => return Err(Why::CheckFailed),
                 Err(_) => tonic::Status::deadline_exceeded("no answer to a quorum check in time"),
             };
             // etcd refuses callers without credentials in several words, but only when auth is on.
@@ -279,21 +286,38 @@ impl Freshness {
                 status.code(),
                 Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
             ) {
-                if self.knowledge.auth_is_on() != Auth::On {
-                    tracing::warn!(
-                        message_of_etcd = status.message(),
-                        "etcd's auth is on: every read is forwarded, with its caller's own credentials"
-                    );
-                }
+                self.refused(asker, &status);
                 return Err(Why::Auth);
             }
             tracing::debug!(endpoint = %connection.url(), code = ?status.code(), message_of_etcd = status.message(),
                 "a quorum check failed");
+            if !asker.may_ask_another(&status) {
+                return Err(Why::CheckFailed);
+            }
             self.upstream.avoid(connection.url());
             if Instant::now() + Duration::from_millis(20) >= deadline {
                 return Err(Why::CheckFailed);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    fn refused(&self, asker: &Asker<'_>, status: &tonic::Status) {
+        if !matches!(asker, Asker::Nobody) || self.knowledge.auth_is_on() == Auth::On {
+            return;
+        }
+        self.upstream.credentials().are_needed();
+        if self.upstream.credentials().is_someone() {
+            tracing::info!(
+                message_of_etcd = status.message(),
+                "etcd's auth is on: etcd authorises every read that memory answers"
+            );
+        } else {
+            tracing::warn!(
+                message_of_etcd = status.message(),
+                "etcd's auth is on: every read is forwarded, with its caller's own credentials. \
+                 Set --user to a user that may read what is mirrored, to answer from memory again"
+            );
         }
     }
 
@@ -312,8 +336,15 @@ impl Freshness {
         Ok(self.knowledge.after_status(before, revision, raft_index))
     }
 
-    fn conclude(&self, before: Before, header: ResponseHeader, vetted: Verdict) -> Result<Proof, Why> {
-        if self.knowledge.auth_seems_off(before) == Auth::On {
+    fn conclude(
+        &self,
+        asker: &Asker<'_>,
+        before: Before,
+        header: ResponseHeader,
+        vetted: Verdict,
+    ) -> Result<Proof, Why> {
+        // Only who has no credentials can tell by an answer that none are needed.
+        if matches!(asker, Asker::Nobody) && self.knowledge.auth_seems_off(before) == Auth::On {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
         match (self.knowledge.after_check(before, header), vetted) {
@@ -323,6 +354,40 @@ impl Freshness {
                 Err(Why::HistoryReplaced)
             }
         }
+    }
+}
+
+/// Who asks: whose credentials a check carries, and for which right it asks.
+enum Asker<'a> {
+    /// Nobody, for no right: what the reads of all callers without credentials share while auth is off.
+    Nobody,
+    /// Somebody, for the right to read a range.
+    Somebody(&'a Authorization<'a>),
+}
+
+impl Asker<'_> {
+    /// Asks the member behind `connection`; also returns whether it was made sure that no other is ahead of it.
+    async fn ask(&self, connection: &Arc<Connection>) -> Result<(ResponseHeader, bool), tonic::Status> {
+        let (header, is_quorum) = match self {
+            Asker::Nobody => {
+                let (channel, origin) = connection.anonymous_channel();
+                let mut client = KvClient::with_origin(channel, origin);
+                (client.range(check_request()).await?.into_inner().header, true)
+            }
+            Asker::Somebody(authorization) => authorization.ask(connection).await?,
+        };
+        let header = header.ok_or_else(|| tonic::Status::internal("no header"))?;
+        Ok((header.into(), is_quorum))
+    }
+
+    /// Whether `status` is the member's trouble, which another member may not have. What somebody sends along may be
+    /// the cause of anything else, and must not make members look bad to others.
+    fn may_ask_another(&self, status: &tonic::Status) -> bool {
+        matches!(self, Asker::Nobody)
+            || matches!(
+                status.code(),
+                Code::Unavailable | Code::DeadlineExceeded | Code::Unknown
+            )
     }
 }
 

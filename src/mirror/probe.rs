@@ -1,27 +1,29 @@
 //! The pulse: what has to be asked of etcd even while no client reads.
 //!
-//! Each beat makes one quorum check (is history the same, is auth off, how far is etcd), which keeps quiet mirrors near
+//! Each beat makes one quorum check (is history the same, is auth off, or else are our rights still enough, how far is
+//! etcd), which keeps quiet mirrors near
 //! etcd's revision; asks one member for its raft index, by which a restore is known; and makes one small read at the oldest revision that is kept: the cheapest way to learn that others have
 //! compacted. (A watch from revision 1 would tell too, but on a store that was never compacted etcd reads all of it.)
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::Mirrors;
+use super::freshness::Proof;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{RangeRequest, WatchCreateRequest, WatchRequest};
+use crate::telemetry::Why;
 use crate::upstream::{Class, Connection};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// A key that need not exist.
-const PROBE_KEY: &[u8] = b"rangecache/compaction-probe";
 
 /// Beats every `interval` until cancelled.
 pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
@@ -31,7 +33,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
         beat.tick().await;
         mirrors.all.iter().for_each(super::state::Mirror::age);
         let raft_index = raft_index(mirrors).await;
-        if let Ok(proof) = mirrors.freshness.prove().await {
+        if let Ok(proof) = proof(mirrors).await {
             if let Some(raft_index) = raft_index {
                 mirrors
                     .knowledge
@@ -47,22 +49,55 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
                 }
             }
         }
-        if let Some(oldest) = mirrors
+        let oldest = mirrors
             .all
             .iter()
-            .filter_map(super::state::Mirror::oldest_revision)
-            .min()
+            .filter_map(|mirror| Some((mirror.oldest_revision()?, mirror.scope.key())))
+            .min();
+        if let Some((oldest, key)) = oldest
             && let Ok(connection) = mirrors
                 .upstream
                 .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
                 .await
-            && is_compacted(&connection, oldest).await
-            && let Some(compacted) = compact_revision(&connection, oldest).await
+            && is_compacted(&connection, &key, oldest).await
+            && let Some(compacted) = compact_revision(&connection, &key, oldest).await
         {
             tracing::debug!(revision = compacted, "etcd has compacted");
             mirrors.compacted(compacted);
         }
     }
+}
+
+/// A quorum check as nobody, which also tells whether auth is on; if it is, one as rangecache's own user, which also tells
+/// whether that may still read what is mirrored.
+async fn proof(mirrors: &Mirrors) -> Result<Proof, Why> {
+    let credentials = mirrors.upstream.credentials();
+    let mut proof = mirrors.freshness.prove().await;
+    if !credentials.is_someone() {
+        return proof;
+    }
+    if proof.is_err_and(|why| why == Why::Auth) {
+        for mirror in mirrors.all.iter() {
+            let (key, range_end) = (mirror.scope.key(), mirror.scope.range_end());
+            proof = mirrors.freshness.authorize_own(key, range_end).await;
+            if let Err(why) = proof {
+                // A token that was refused is replaced by the next beat.
+                if why == Why::Auth && credentials.are_known() {
+                    credentials.set_problem(Some(format!(
+                        "the user {:?} of --user may not read all of the mirror {}: grant it a role with the right to \
+                         read that prefix (read on everything without --cache-prefix)",
+                        credentials.name(),
+                        mirror.name
+                    )));
+                }
+                return proof;
+            }
+        }
+    }
+    if proof.is_ok() {
+        credentials.set_problem(None);
+    }
+    proof
 }
 
 async fn raft_index(mirrors: &Mirrors) -> Option<u64> {
@@ -75,12 +110,12 @@ async fn raft_index(mirrors: &Mirrors) -> Option<u64> {
     Some(asking.await.ok()?.ok()?.raft_index)
 }
 
-/// Whether etcd has compacted past `revision`.
-async fn is_compacted(connection: &Arc<Connection>, revision: i64) -> bool {
+/// Whether etcd has compacted past `revision`; `key` is one that rangecache's user may read, and need not exist.
+async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i64) -> bool {
     let (channel, origin) = connection.channel();
     let mut client = KvClient::with_origin(channel, origin);
     let request = RangeRequest {
-        key: PROBE_KEY.into(),
+        key: key.clone(),
         revision,
         serializable: true,
         keys_only: true,
@@ -91,12 +126,12 @@ async fn is_compacted(connection: &Arc<Connection>, revision: i64) -> bool {
 }
 
 /// Up to which revision etcd has compacted, given that it is past `below`: a watch from there is cancelled with it.
-async fn compact_revision(connection: &Arc<Connection>, below: i64) -> Option<i64> {
+async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: i64) -> Option<i64> {
     let (channel, origin) = connection.channel();
     let mut client = WatchClient::with_origin(channel, origin);
     let (requests, queue) = mpsc::channel(1);
     let create = WatchCreateRequest {
-        key: PROBE_KEY.into(),
+        key: key.clone(),
         start_revision: below,
         ..WatchCreateRequest::default()
     };

@@ -10,13 +10,14 @@
 //! | accept | `listener`: TCP or unix socket, HTTP/2 and HTTP/1 on one port |
 //! | route | `route`: by path only |
 //! | plan | `plan`: pure; is it to be answered, and what has to be proven |
-//! | prove | `range`, with `mirror::freshness` |
+//! | prove | `range`, with `mirror::freshness`; `authorize` where rights are to be proven, too |
 //! | answer | `range`, `body`: bytes produced as the client reads (I5) |
 //! | forward | `forward`, `large` (what must not stampede etcd), `http1`, `learn` (calls that change what memory may answer) |
 //!
 //! `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `status` is gRPC's
 //! statuses. This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
 
+mod authorize;
 mod body;
 mod forward;
 mod gather;

@@ -18,6 +18,8 @@ pub(super) struct Facts {
     pub(super) auth: Auth,
     /// The revision below which nothing may be answered (I11), if it is known.
     pub(super) floor: Option<i64>,
+    /// rangecache's own user can read what is mirrored although auth is on.
+    pub(super) own_identity: bool,
     /// The caller sent a token or other credentials.
     pub(super) credentials: bool,
     /// The caller asked for a member that has a leader.
@@ -33,6 +35,13 @@ pub(super) enum Plan {
     Prove,
     /// From memory at this revision or later.
     NotBelow(i64),
+    /// From memory at the revision at which etcd authorises this caller for this range (I8).
+    Authorize {
+        /// etcd's member may use what it knows itself, if its revision is at least `floor`.
+        serializable: bool,
+        /// I11; 0 where the authorisation proves enough by itself.
+        floor: i64,
+    },
     /// By etcd.
     Forward(Why),
 }
@@ -50,10 +59,7 @@ pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
     let Some(lowest) = facts.versions.lowest else {
         return Plan::Forward(Why::VersionUnknown);
     };
-    if facts.credentials {
-        return Plan::Forward(Why::Identity);
-    }
-    if facts.auth == Auth::On {
+    if facts.auth == Auth::On && !facts.own_identity {
         return Plan::Forward(Why::Auth);
     }
     let revision = match facts.mirror {
@@ -63,6 +69,20 @@ pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
     };
     if query.serializable && facts.require_leader {
         return Plan::Forward(Why::RequireLeader);
+    }
+    // Credentials are etcd's to judge also while auth seems to be off.
+    if facts.credentials || facts.auth == Auth::On {
+        return match facts.floor {
+            _ if !lowest.progress_is_trusted() => Plan::Forward(Why::VersionGate),
+            Some(floor) if query.serializable => Plan::Authorize {
+                serializable: true,
+                floor,
+            },
+            _ => Plan::Authorize {
+                serializable: false,
+                floor: 0,
+            },
+        };
     }
     // A revision that is not here yet: is it etcd's future, or only ours?
     let pinned = query.revision > 0 && query.revision <= revision;
@@ -97,6 +117,7 @@ mod tests {
         },
         auth: Auth::Off,
         floor: Some(90),
+        own_identity: false,
         credentials: false,
         require_leader: false,
     };
@@ -179,7 +200,7 @@ mod tests {
     #[test]
     fn what_cannot_be_proven_is_forwarded() {
         type Change = fn(&mut Facts);
-        let cases: [(Change, Why); 8] = [
+        let cases: [(Change, Why); 7] = [
             (|facts| facts.mirror = None, Why::NotMirrored),
             (|facts| facts.mirror = Some(Err(Why::Loading)), Why::Loading),
             (|facts| facts.mirror = Some(Err(Why::FeedLost)), Why::FeedLost),
@@ -193,7 +214,6 @@ mod tests {
                 Why::VersionGate,
             ),
             (|facts| facts.auth = Auth::On, Why::Auth),
-            (|facts| facts.credentials = true, Why::Identity),
         ];
         for (change, why) in cases {
             assert_eq!(planned(&get(), change), Plan::Forward(why));
@@ -206,6 +226,47 @@ mod tests {
             planned(&serializable, |facts| facts.require_leader = true),
             Plan::Forward(Why::RequireLeader)
         );
+    }
+
+    #[test]
+    fn who_has_credentials_or_meets_auth_is_authorised_by_etcd_whatever_it_reads() {
+        let linearizable = Plan::Authorize {
+            serializable: false,
+            floor: 0,
+        };
+        type Change = fn(&mut Facts);
+        let changes: [Change; 3] = [
+            |facts| facts.credentials = true,
+            |facts| (facts.auth, facts.own_identity) = (Auth::On, true),
+            |facts| (facts.auth, facts.own_identity, facts.credentials) = (Auth::On, true, true),
+        ];
+        for change in changes {
+            for revision in [0, 1, 100, 101] {
+                let query = RangeQuery { revision, ..get() };
+                assert_eq!(planned(&query, change), linearizable, "{query:?}");
+                let query = RangeQuery {
+                    serializable: true,
+                    ..query
+                };
+                let own_word = Plan::Authorize {
+                    serializable: true,
+                    floor: 90,
+                };
+                assert_eq!(planned(&query, change), own_word, "{query:?}");
+                let hidden = |facts: &mut Facts| {
+                    change(facts);
+                    facts.floor = None;
+                };
+                assert_eq!(planned(&query, hidden), linearizable, "the floor is hidden");
+            }
+            let out = |facts: &mut Facts| {
+                change(facts);
+                facts.mirror = Some(Err(Why::FeedLost));
+            };
+            assert_eq!(planned(&get(), out), Plan::Forward(Why::FeedLost));
+        }
+        let stranger = |facts: &mut Facts| (facts.auth, facts.credentials) = (Auth::On, true);
+        assert_eq!(planned(&get(), stranger), Plan::Forward(Why::Auth));
     }
 
     #[test]

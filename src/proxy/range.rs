@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::Proxy;
+use super::authorize::Authorized;
 use super::body::ResponseBody;
 use super::forward::{self, Body, class_of, grpc_content_type};
 use super::message::{self, Message, PREFIX_BYTES};
@@ -34,10 +35,10 @@ const MAX_ANSWER_BYTES: u64 = i32::MAX as u64;
 const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 
 /// Counts the request exactly once, also when the caller goes away and the future is dropped.
-struct Record<'a> {
+pub(super) struct Record<'a> {
     metrics: &'a Metrics,
     arrived: Instant,
-    proven: Option<Instant>,
+    pub(super) proven: Option<Instant>,
     outcome: Outcome,
 }
 
@@ -54,7 +55,7 @@ impl Drop for Record<'_> {
 }
 
 /// How a Range ends that memory can end.
-enum Ended {
+pub(super) enum Ended {
     Answer(Answer, Outcome),
     Error(Status, Outcome),
     Forward(Why),
@@ -119,7 +120,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
         return Box::pin(forward(proxy, parts, framed, None, &mut record)).await;
     };
     let deadline = call.timeout.map(|timeout| record.arrived + timeout);
-    match end(proxy, &query, &call, deadline, &mut record).await {
+    match end(proxy, &query, &call, &parts.headers, deadline, &mut record).await {
         Ended::Answer(answer, outcome) => {
             record.outcome = outcome;
             let mut response = Response::new(ResponseBody::answer(answer));
@@ -203,6 +204,7 @@ async fn end(
     proxy: &Proxy,
     query: &RangeQuery,
     call: &Call,
+    metadata: &HeaderMap,
     caller_deadline: Option<Instant>,
     record: &mut Record<'_>,
 ) -> Ended {
@@ -211,10 +213,12 @@ async fn end(
     }
     let knowledge = &proxy.mirrors.knowledge;
     let mirror = proxy.mirrors.holding(&query.interval());
+    let auth = knowledge.auth();
     let facts = Facts {
         mirror: mirror.map(Mirror::revision),
         versions: proxy.forward.upstream.versions(),
-        auth: knowledge.auth(),
+        auth,
+        own_identity: auth == Auth::On && proxy.forward.upstream.credentials().are_good(),
         floor: knowledge.floor(),
         credentials: call.credentials,
         require_leader: call.require_leader,
@@ -250,6 +254,21 @@ async fn end(
                 Err(why) => return not_proven(why),
             }
         }
+        Plan::Authorize { serializable, floor } => {
+            let authorized = Authorized {
+                query,
+                metadata,
+                facts: &facts,
+                serializable,
+                floor,
+                deadline,
+            };
+            // Boxed, so that the future of a read that needs none stays small.
+            return match Box::pin(authorized.end(proxy, mirror, record)).await {
+                Ok(ended) => ended,
+                Err(why) => not_proven(why),
+            };
+        }
     };
     // The plan says that there is one.
     let Some(mirror) = mirror else {
@@ -273,7 +292,7 @@ async fn end(
 }
 
 /// **answer**: what the keys at the view's revision, or at the revision asked for, say.
-fn answer(
+pub(super) fn answer(
     query: &RangeQuery,
     mirror: &Mirror,
     view: &View,

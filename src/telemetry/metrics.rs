@@ -80,6 +80,8 @@ pub struct Metrics {
     checks: Family<ResultLabels, Counter>,
     check_reads: Counter,
     check_duration_seconds: Histogram,
+    authorizations: Family<ResultLabels, Counter>,
+    authorization_duration_seconds: Histogram,
     reloads: Family<ReasonLabels, Counter>,
     mirror_in_service: Family<MirrorLabels, Gauge>,
     mirror_revision: Family<MirrorLabels, Gauge>,
@@ -161,6 +163,11 @@ impl Metrics {
                 "Reads that quorum checks served; divide by the checks to see how many share one"
             ),
             check_duration_seconds: metric!(histogram "quorum_check_duration", "Round trip of a quorum check"),
+            authorizations: metric!(
+                "authorizations",
+                "Calls that asked etcd for a caller's right to one range, by result"
+            ),
+            authorization_duration_seconds: metric!(histogram "authorization_duration", "Round trip of an authorisation"),
             reloads: metric!("mirror_reloads", "Loads of a mirror by what made them necessary"),
             mirror_in_service: metric!(
                 "mirror_in_service",
@@ -240,6 +247,12 @@ impl Metrics {
         self.checks.get_or_create(&ResultLabels { result }).inc();
         self.check_reads.inc_by(reads);
         self.check_duration_seconds.observe(took.as_secs_f64());
+    }
+
+    /// Counts one authorisation by etcd.
+    pub fn authorization_ended(&self, result: &'static str, took: Duration) {
+        self.authorizations.get_or_create(&ResultLabels { result }).inc();
+        self.authorization_duration_seconds.observe(took.as_secs_f64());
     }
 
     /// Counts a load of a mirror.

@@ -43,10 +43,9 @@ pub enum Why {
     VersionGate,
     /// No endpoint has told its version yet.
     VersionUnknown,
-    /// etcd's auth is on, or was not known to be off.
+    /// etcd did not authorise the caller for the range; or its auth is on and rangecache has no user of its own; or it was
+    /// not known to be off.
     Auth,
-    /// The caller sent credentials.
-    Identity,
     /// The quorum check failed.
     CheckFailed,
     /// The mirror did not reach the proven revision in time.
@@ -114,7 +113,6 @@ impl Why {
             Why::VersionGate => "version_gate",
             Why::VersionUnknown => "version_unknown",
             Why::Auth => "auth",
-            Why::Identity => "identity",
             Why::CheckFailed => "check_failed",
             Why::NotFresh => "not_fresh",
             Why::HistoryGone => "history_gone",

@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::time::Instant;
 
 use super::NoEndpoint;
+use super::credentials::Credentials;
 use super::outgoing::{BoxError, Outgoing};
 use crate::etcdserverpb::maintenance_client::MaintenanceClient;
 use crate::etcdserverpb::{StatusRequest, StatusResponse};
@@ -94,6 +95,7 @@ pub struct Connection {
     sender: http2::SendRequest<Outgoing>,
     in_flight: AtomicUsize,
     vetted: AtomicBool,
+    credentials: Arc<Credentials>,
 }
 
 /// Counts a call as under way until dropped.
@@ -111,6 +113,7 @@ impl Connection {
     pub(super) async fn open(
         url: &Url,
         windows: Windows,
+        credentials: &Arc<Credentials>,
         deadline: Instant,
     ) -> Result<(Arc<Connection>, impl Future<Output = ()> + Send + use<>), ConnectError> {
         let deadline = deadline.min(Instant::now() + OPEN_TIMEOUT);
@@ -150,6 +153,7 @@ impl Connection {
             sender,
             in_flight: AtomicUsize::new(0),
             vetted: AtomicBool::new(false),
+            credentials: Arc::clone(credentials),
         });
         let driver = async move {
             if let Err(error) = driver.await {
@@ -199,10 +203,30 @@ impl Connection {
         }
     }
 
-    /// A tonic channel over this connection, and the origin that its client wants.
+    /// A tonic channel over this connection for calls as rangecache's own user, and the origin that its client wants.
     #[must_use]
     pub fn channel(self: &Arc<Self>) -> (Channel, Uri) {
-        (Channel(Arc::clone(self)), self.origin.clone())
+        self.channel_of(true)
+    }
+
+    /// The same for calls that carry no credentials but what the request itself brings.
+    #[must_use]
+    pub fn anonymous_channel(self: &Arc<Self>) -> (Channel, Uri) {
+        self.channel_of(false)
+    }
+
+    fn channel_of(self: &Arc<Self>, own_identity: bool) -> (Channel, Uri) {
+        let channel = Channel {
+            connection: Arc::clone(self),
+            own_identity,
+        };
+        (channel, self.origin.clone())
+    }
+
+    /// rangecache's own identity.
+    #[must_use]
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     /// Asks the member how it is (Maintenance.Status).
@@ -230,7 +254,11 @@ impl Connection {
 
 /// A connection as the service that tonic's clients call.
 #[derive(Clone, Debug)]
-pub struct Channel(Arc<Connection>);
+pub struct Channel {
+    connection: Arc<Connection>,
+    /// Whether calls carry the token of rangecache's own user.
+    own_identity: bool,
+}
 
 impl tower_service::Service<Request<tonic::body::Body>> for Channel {
     type Response = Response<Incoming>;
@@ -242,10 +270,27 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
     }
 
     fn call(&mut self, request: Request<tonic::body::Body>) -> Self::Future {
-        let connection = Arc::clone(&self.0);
+        let Channel {
+            connection,
+            own_identity,
+        } = self.clone();
         Box::pin(async move {
-            match connection.send(request.map(Outgoing::tonic)).await {
-                Ok((response, _in_flight)) => Ok(response),
+            let mut request = request.map(Outgoing::tonic);
+            let token = if own_identity {
+                connection.credentials.token().await
+            } else {
+                None
+            };
+            if let Some(token) = &token {
+                request.headers_mut().insert("token", token.clone());
+            }
+            match connection.send(request).await {
+                Ok((response, _in_flight)) => {
+                    if own_identity {
+                        connection.credentials.judge(token.as_ref(), response.headers());
+                    }
+                    Ok(response)
+                }
                 Err(SendFailure::NotSent(_, error) | SendFailure::Lost(error)) => Err(error.into()),
             }
         })

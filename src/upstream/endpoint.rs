@@ -128,7 +128,7 @@ impl Endpoint {
         let mut silent = false;
         loop {
             let far = Instant::now() + Duration::from_secs(3600);
-            match Connection::open(&self.url, Windows::SHARED, far).await {
+            match Connection::open(&self.url, Windows::SHARED, &upstream.credentials, far).await {
                 Ok((connection, driver)) => {
                     if speaks {
                         tracing::info!(endpoint = %self.url, "connected to etcd");

@@ -5,6 +5,7 @@
 //! nothing of mirrors or requests; `mirror` and `proxy` use it.
 
 mod connection;
+mod credentials;
 mod endpoint;
 #[cfg(test)]
 pub(crate) mod fake;
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use connection::{Channel, ConnectError, Connection, InFlight, SendFailure, Windows};
+pub use credentials::Credentials;
 pub use outgoing::{BoxError, Outgoing};
 pub use version::Version;
 
@@ -75,14 +77,21 @@ pub struct Upstream {
     connected: Arc<Notify>,
     versions: ArcSwap<Versions>,
     versions_changed: watch::Sender<()>,
+    credentials: Arc<Credentials>,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Upstream {
-    /// Starts to connect to every endpoint, and keeps doing so until `stop`. Tasks are `tasks`' to join.
+    /// Starts to connect to every endpoint, and keeps doing so until `stop`. Calls that originate here are made as the
+    /// user of `credentials`. Tasks are `tasks`' to join.
     #[must_use]
-    pub fn start(urls: &[Url], tasks: &TaskTracker, stop: &CancellationToken) -> Arc<Upstream> {
+    pub fn start(
+        urls: &[Url],
+        credentials: Arc<Credentials>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Arc<Upstream> {
         let connected = Arc::new(Notify::new());
         let endpoints: Vec<_> = urls
             .iter()
@@ -94,11 +103,18 @@ impl Upstream {
             connected,
             versions: ArcSwap::default(),
             versions_changed: watch::Sender::new(()),
+            credentials,
             tasks: tasks.clone(),
             stop: stop.clone(),
         });
         for endpoint in &upstream.endpoints {
             endpoint.keep_connected(&upstream);
+        }
+        if upstream.credentials.is_someone() {
+            let (kept, stop) = (Arc::clone(&upstream), stop.clone());
+            tasks.spawn(async move {
+                stop.run_until_cancelled(kept.credentials.keep(&kept)).await;
+            });
         }
         upstream
     }
@@ -177,7 +193,7 @@ impl Upstream {
         urls.sort_by_key(|url| Some(*url) == but);
         let mut last = None;
         for url in urls {
-            match Connection::open(url, windows, deadline).await {
+            match Connection::open(url, windows, &self.credentials, deadline).await {
                 Ok((connection, driver)) => {
                     self.tasks.spawn(driver);
                     return Ok(connection);
@@ -193,6 +209,12 @@ impl Upstream {
         if let Some(endpoint) = self.endpoints.iter().find(|endpoint| endpoint.url == *url) {
             endpoint.avoid_for(Duration::from_secs(2));
         }
+    }
+
+    /// rangecache's own identity.
+    #[must_use]
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
     }
 
     /// What is known of versions now.

@@ -4,6 +4,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::*;
+use crate::upstream::Credentials;
 use crate::upstream::fake::{self, Answer, FakeEtcd};
 
 /// A check that has reached etcd and waits for its answer.
@@ -33,7 +34,12 @@ async fn bench() -> Bench {
     })
     .await;
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-    let upstream = Upstream::start(std::slice::from_ref(&etcd.url), &tasks, &stop);
+    let upstream = Upstream::start(
+        std::slice::from_ref(&etcd.url),
+        Credentials::new(None),
+        &tasks,
+        &stop,
+    );
     let replaced = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&replaced);
     let freshness = Arc::new(Freshness::new(

@@ -1,0 +1,117 @@
+//! **I8**: etcd authorises one caller for one range on one request, by a call that is a quorum check, too.
+//!
+//! The call is a transaction with nothing to compare and nothing to do on success, and the range in the branch that is
+//! never taken. etcd holds a transaction's ranges against the caller's rights in both branches, by the same function as
+//! a Range's, before it carries out one of them: so it judges the very `key` and `range_end` (`\0` ends included) without
+//! reading a key, which no Range of any shape does (each counts its range). A transaction that only reads takes no raft
+//! entry, and a linearizable one waits for the quorum before it looks at the rights.
+//!
+//! Nothing is shared: one call for each read. Memory then answers at exactly the revision of the call's header, for what
+//! was written later may have been written because the caller's right was taken away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
+
+use super::{Asker, Freshness, Proof};
+use crate::etcdserverpb::kv_client::KvClient;
+use crate::etcdserverpb::{RangeRequest, RequestOp, ResponseHeader, TxnRequest};
+use crate::telemetry::Why;
+use crate::upstream::Connection;
+
+/// Bound on one authorisation of rangecache's own user.
+const OWN_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// What a caller's headers say of its message and of its patience, not of itself.
+const OF_THE_MESSAGE: [&str; 4] = [
+    "content-length",
+    "grpc-encoding",
+    "grpc-accept-encoding",
+    "grpc-timeout",
+];
+
+/// A right to be asked for.
+#[derive(Debug)]
+pub struct Authorization<'a> {
+    /// First key.
+    pub key: Bytes,
+    /// As in the request.
+    pub range_end: Bytes,
+    /// The caller's metadata, all of it: etcd alone knows what makes an identity. `None` for rangecache's own user.
+    pub caller: Option<&'a HeaderMap>,
+    /// The member's own word is enough, and its revision may lag, as for the serializable read that asks.
+    pub serializable: bool,
+}
+
+impl Freshness {
+    /// Asks etcd for `authorization`, and for its revision. For a serializable one the revision may be older than what is
+    /// known: the caller of this function compares.
+    ///
+    /// # Errors
+    /// [`Why::Auth`] if etcd refuses: how, it is best asked by the read itself. Else why there is no answer.
+    pub async fn authorize(
+        &self,
+        authorization: &Authorization<'_>,
+        deadline: Instant,
+    ) -> Result<Proof, Why> {
+        let began = Instant::now();
+        let deadline = deadline.min(began + self.timeout);
+        let result = self.check(&Asker::Somebody(authorization), deadline).await;
+        let result_name = result.map_or_else(Why::as_str, |_| "granted");
+        self.metrics.authorization_ended(result_name, began.elapsed());
+        result
+    }
+
+    /// The same for rangecache's own user, who must have the right to read all of a mirror.
+    ///
+    /// # Errors
+    /// As [`Freshness::authorize`].
+    pub async fn authorize_own(&self, key: Bytes, range_end: Bytes) -> Result<Proof, Why> {
+        let authorization = Authorization {
+            key,
+            range_end,
+            caller: None,
+            serializable: false,
+        };
+        self.authorize(&authorization, Instant::now() + OWN_TIMEOUT).await
+    }
+}
+
+impl Authorization<'_> {
+    pub(super) async fn ask(
+        &self,
+        connection: &Arc<Connection>,
+    ) -> Result<(Option<ResponseHeader>, bool), tonic::Status> {
+        // A member whose history has not been looked at is looked at first, which takes a linearizable revision.
+        let serializable = self.serializable && connection.is_vetted();
+        let range = RangeRequest {
+            key: self.key.clone(),
+            range_end: self.range_end.clone(),
+            serializable,
+            ..RangeRequest::default()
+        };
+        let mut request = tonic::Request::new(TxnRequest {
+            failure: vec![RequestOp {
+                request_range: Some(range),
+            }],
+        });
+        let (channel, origin) = match self.caller {
+            None => connection.channel(),
+            Some(caller) => {
+                let mut metadata = caller.clone();
+                OF_THE_MESSAGE
+                    .iter()
+                    .for_each(|name| drop(metadata.remove(*name)));
+                *request.metadata_mut() = MetadataMap::from_headers(metadata);
+                connection.anonymous_channel()
+            }
+        };
+        let mut client = KvClient::with_origin(channel, origin);
+        let response = client.txn(request).await?.into_inner();
+        Ok((response.header, !serializable))
+    }
+}
