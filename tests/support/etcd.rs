@@ -43,13 +43,20 @@ pub struct Etcd {
     peer_port: u16,
     initial_cluster: String,
     token: String,
+    more: Vec<String>,
     process: Option<Process>,
 }
 
 impl Etcd {
     /// A cluster of one, ready to serve.
     pub async fn start(version: Version) -> Self {
+        Self::start_with(version, &[]).await
+    }
+
+    /// The same with more flags.
+    pub async fn start_with(version: Version, more: &[&str]) -> Self {
         let mut etcd = Self::new("alone", version, "rangecache");
+        etcd.more = more.iter().map(|flag| (*flag).to_owned()).collect();
         etcd.initial_cluster = etcd.peer();
         etcd.run();
         etcd.ready().await;
@@ -67,6 +74,7 @@ impl Etcd {
             peer_port: free_port(),
             initial_cluster: String::new(),
             token: token.to_owned(),
+            more: Vec::new(),
             process: None,
         }
     }
@@ -120,7 +128,8 @@ impl Etcd {
                 &self.token,
             ])
             // Nothing here survives a power cut, and the disk is not what is tested.
-            .arg("--unsafe-no-fsync");
+            .arg("--unsafe-no-fsync")
+            .args(&self.more);
         let log = self.dir.path().join("log");
         self.process = Some(Process::spawn(&format!("etcd {}", self.name), &mut command, &log));
     }
@@ -131,10 +140,9 @@ impl Etcd {
         until(SOON, &what, async || {
             let client = Client::try_connect(&self.url()).await.ok()?;
             let read = RangeRequest::one("ready?");
-            timeout(Duration::from_secs(5), client.range(&read))
-                .await
-                .ok()?
-                .ok()
+            let answer = timeout(Duration::from_secs(5), client.range(&read)).await.ok()?;
+            // Where its auth is on, who has no name is refused only after the quorum was asked.
+            (answer.is_ok() || answer.is_err_and(|status| status.code == 3)).then_some(())
         })
         .await;
     }

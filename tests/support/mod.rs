@@ -7,6 +7,7 @@
 //! | [`proxy`] | rangecache, its metrics and its log |
 //! | [`grpc`] | a gRPC client on bare HTTP/2 |
 //! | [`kv`] | etcd's calls in typed form, on top of it |
+//! | [`roles`] | users, roles and rights |
 //! | [`register`] | keys that change together, and a judge of what a reader saw of them |
 //! | [`shapes`] | Range requests of every shape, and a store to ask them of |
 //! | [`pb`] | etcd's messages |
@@ -31,5 +32,6 @@ pub mod pb;
 pub mod process;
 pub mod proxy;
 pub mod register;
+pub mod roles;
 pub mod shapes;
 pub mod wait;

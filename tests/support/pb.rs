@@ -413,3 +413,42 @@ pub struct AuthenticateResponse {
     #[prost(string, tag = "2")]
     pub token: String,
 }
+
+/// A right of a role; `AuthRoleGrantPermission` takes it.
+#[derive(Clone, PartialEq, Message)]
+pub struct Permission {
+    /// 0 reads, 1 writes, 2 does both.
+    #[prost(int32, tag = "1")]
+    pub kind: i32,
+    #[prost(bytes = "vec", tag = "2")]
+    pub key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub range_end: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct RoleGrant {
+    #[prost(string, tag = "1")]
+    pub role: String,
+    #[prost(message, optional, tag = "2")]
+    pub permission: Option<Permission>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct RoleRevoke {
+    #[prost(string, tag = "1")]
+    pub role: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "3")]
+    pub range_end: Vec<u8>,
+}
+
+/// `AuthUserRevokeRole`'s fields have names of their own.
+#[derive(Clone, PartialEq, Message)]
+pub struct NameAndRole {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, tag = "2")]
+    pub role: String,
+}

@@ -1,0 +1,645 @@
+//! I8 on real etcd whose auth is on: whoever asks, and whatever changes meanwhile, every answer through rangecache is the
+//! one that etcd has for that caller; and what etcd allows comes from memory.
+
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use support::etcd::{Etcd, Version};
+use support::grpc::{Client, Reply, Status};
+use support::pb::{BY_MOD, DESCEND, RangeRequest, prefix_end};
+use support::proxy::Rangecache;
+use support::wait::{SOON, until};
+
+const MIRROR: (&str, &str) = ("mirror", "open-sesame-mirror");
+const CALLERS: [&str; 6] = ["alice", "bob", "carol", "root", "nobody", "garbage"];
+const KEYS: usize = 40;
+
+/// A refusal that etcd gives to a call in the very moment in which rights change.
+fn is_of_the_moment(reply: &Reply) -> bool {
+    let Status { code, message } = reply.status();
+    (code == 3
+        && (message.contains("revision of auth store is old") || message.contains("user name is empty")))
+        || (code == 16 && message.contains("invalid auth token"))
+}
+
+/// Every shape of read, over what some may read and others not.
+fn shapes(old: i64, now: i64) -> Vec<RangeRequest> {
+    let mut shapes = vec![
+        RangeRequest::one("/a/007"),
+        RangeRequest::one("/b/007"),
+        RangeRequest::one("/b/008"),
+        RangeRequest::one("/a/not there"),
+        RangeRequest::one("/c"),
+        RangeRequest::one("\0"),
+        RangeRequest::prefix("/a/"),
+        RangeRequest::prefix("/a/00"),
+        RangeRequest::prefix("/b/"),
+        RangeRequest::prefix("/"),
+        RangeRequest::range("/a/005", "/a/015"),
+        RangeRequest::range("/a/035", "/b/005"),
+        RangeRequest::range("/a/015", "/a/005"),
+        RangeRequest::range("/a/030", "\0"),
+        RangeRequest::range("/b/", "\0"),
+        RangeRequest::everything(),
+    ];
+    let of = |key: &str| RangeRequest::prefix(key);
+    for key in ["/a/", "/b/"] {
+        shapes.extend([
+            RangeRequest {
+                count_only: true,
+                ..of(key)
+            },
+            RangeRequest {
+                keys_only: true,
+                ..of(key)
+            },
+            RangeRequest { limit: 7, ..of(key) },
+            RangeRequest {
+                sort_order: DESCEND,
+                sort_target: BY_MOD,
+                limit: 3,
+                ..of(key)
+            },
+            RangeRequest {
+                serializable: true,
+                ..of(key)
+            },
+            RangeRequest {
+                revision: old,
+                ..of(key)
+            },
+            RangeRequest {
+                revision: old,
+                serializable: true,
+                limit: 5,
+                ..of(key)
+            },
+            RangeRequest {
+                revision: now + 1000,
+                ..of(key)
+            },
+            RangeRequest {
+                revision: 2,
+                ..of(key)
+            },
+        ]);
+    }
+    shapes
+}
+
+/// A store with `/a/` and `/b/`, users with their roles, and rangecache with a user of its own.
+struct Scene {
+    etcd: Etcd,
+    rangecache: Rangecache,
+    root: Client,
+    shapes: Vec<RangeRequest>,
+    asked: AtomicU64,
+    allowed: AtomicU64,
+}
+
+/// A caller, at etcd and through rangecache, with one and the same token.
+struct Caller {
+    name: &'static str,
+    direct: Client,
+    through: Client,
+}
+
+impl Scene {
+    async fn new(version: Version) -> Self {
+        let etcd = Etcd::start_with(version, &["--auth-token-ttl", "60"]).await;
+        let root = people(&etcd).await;
+        let old = store(&root).await;
+        let rangecache = Rangecache::before(&etcd)
+            .with("--user", MIRROR.0)
+            .with("--password", MIRROR.1)
+            .start()
+            .await;
+        let now = root
+            .range(&RangeRequest::one("/a/"))
+            .await
+            .unwrap()
+            .header
+            .unwrap()
+            .revision;
+        Self {
+            etcd,
+            rangecache,
+            root,
+            shapes: shapes(old, now),
+            asked: AtomicU64::new(0),
+            allowed: AtomicU64::new(0),
+        }
+    }
+
+    /// All callers, with tokens of now.
+    async fn callers(&self) -> Vec<Caller> {
+        let (direct, through) = (self.etcd.client().await, self.rangecache.client().await);
+        let mut callers = Vec::new();
+        for name in CALLERS {
+            let pair = [&direct, &through].map(Client::clone);
+            let pair = match name {
+                "nobody" => pair,
+                "garbage" => pair.map(|client| client.with_metadata("token", "garbage.77")),
+                _ => {
+                    let token = token(&direct, name).await;
+                    // etcd takes a token from either name.
+                    let field = if name == "bob" { "authorization" } else { "token" };
+                    pair.map(|client| client.with_metadata(field, &token))
+                }
+            };
+            let [direct, through] = pair;
+            callers.push(Caller {
+                name,
+                direct,
+                through,
+            });
+        }
+        callers
+    }
+
+    /// What etcd answers to every caller and shape, in that order.
+    async fn expected(&self, callers: &[Caller]) -> Vec<Vec<Reply>> {
+        let mut expected = Vec::new();
+        for caller in callers {
+            let mut replies = Vec::new();
+            for shape in &self.shapes {
+                replies.push(caller.direct.range_raw(shape).await.unwrap());
+            }
+            expected.push(replies);
+        }
+        expected
+    }
+
+    /// Nothing changes: every answer is etcd's.
+    async fn is_quiet(&self, callers: &[Caller], what: &str) -> Vec<Vec<Reply>> {
+        let expected = self.expected(callers).await;
+        for (caller, expected) in callers.iter().zip(&expected) {
+            for (shape, expected) in self.shapes.iter().zip(expected) {
+                let reply = caller.through.range_raw(shape).await.unwrap();
+                assert_eq!(reply, *expected, "{what}: {} asks {shape:?}", caller.name);
+                self.count(&reply);
+            }
+        }
+        expected
+    }
+
+    fn count(&self, reply: &Reply) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if reply.status().code == 0 {
+            self.allowed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// All callers ask for everything `rounds` times through rangecache, while `change` happens among them. An answer that
+    /// was asked for after the change is etcd's of after it; any other is the one of before, of after, or of the moment.
+    /// `loose` are answers that rangecache may give from what it knew before, also afterwards.
+    async fn hammer(
+        &self,
+        callers: &[Caller],
+        rounds: usize,
+        what: &str,
+        change: impl Future<Output = ()>,
+        loose: impl Fn(&Caller, &RangeRequest) -> bool,
+    ) {
+        let before = self.is_quiet(callers, what).await;
+        let (begun, changed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let shapes = &self.shapes;
+        let ask = async |number: usize, start: usize| {
+            let caller = &callers[number];
+            let mut answers = Vec::new();
+            for round in 0..rounds {
+                for offset in 0..shapes.len() {
+                    let shape = (start * 5 + offset * 7 + round) % shapes.len();
+                    let late = changed.load(Ordering::SeqCst);
+                    begun.fetch_add(1, Ordering::Relaxed);
+                    let reply = caller.through.range_raw(&shapes[shape]).await.unwrap();
+                    self.count(&reply);
+                    if reply != before[number][shape] || late {
+                        answers.push((shape, late, reply));
+                    }
+                }
+            }
+            answers
+        };
+        let lanes = 2;
+        let asking = (0..callers.len() * lanes).map(|lane| ask(lane % callers.len(), lane));
+        let all = (rounds * shapes.len() * callers.len() * lanes) as u64;
+        let changing = async {
+            until(SOON, "a third of the questions are asked", async || {
+                (begun.load(Ordering::Relaxed) > all / 3).then_some(())
+            })
+            .await;
+            change.await;
+            changed.store(true, Ordering::SeqCst);
+        };
+        let (answers, ()) = tokio::join!(futures_util::future::join_all(asking), changing);
+        let after = self.expected(callers).await;
+        let mut late_answers = 0;
+        for (lane, answers) in answers.iter().enumerate() {
+            let number = lane % callers.len();
+            let caller = &callers[number];
+            for (shape, late, reply) in answers {
+                let (before, after) = (&before[number][*shape], &after[number][*shape]);
+                let question = &shapes[*shape];
+                let name = caller.name;
+                late_answers += u64::from(*late);
+                if *late && !loose(caller, question) {
+                    assert_eq!(reply, after, "{what}: after it, {name} asks {question:?}");
+                } else {
+                    assert!(
+                        reply == after || reply == before || is_of_the_moment(reply),
+                        "{what}: {name} asks {question:?} and gets {reply:?}\nbefore: {before:?}\nafter: {after:?}"
+                    );
+                }
+            }
+        }
+        assert!(
+            late_answers > all / 10,
+            "{what}: {late_answers} of {all} asked after it"
+        );
+    }
+
+    /// Of what etcd allows, nearly all comes from memory.
+    async fn mostly_from_memory(&self) {
+        let asked = self.asked.load(Ordering::Relaxed);
+        let allowed = self.allowed.load(Ordering::Relaxed);
+        let outcomes = self.rangecache.outcomes().await;
+        println!("{asked} asked, {allowed} allowed by etcd: {outcomes:?}");
+        assert!(
+            outcomes.memory_answers() * 10 >= allowed * 9,
+            "of {allowed} answers too few came from memory: {outcomes:?}"
+        );
+    }
+}
+
+async fn token(direct: &Client, name: &str) -> String {
+    let answer: support::pb::AuthenticateResponse = direct
+        .unary(
+            "/etcdserverpb.Auth/Authenticate",
+            &support::pb::NameAndPassword {
+                name: name.into(),
+                password: password(name),
+            },
+        )
+        .await
+        .unwrap();
+    answer.token
+}
+
+fn password(name: &str) -> String {
+    if name == MIRROR.0 {
+        MIRROR.1.into()
+    } else {
+        format!("open-sesame-{name}")
+    }
+}
+
+/// Users, roles and rights; switches auth on and returns root.
+async fn people(etcd: &Etcd) -> Client {
+    let nobody = etcd.client().await;
+    for (name, role) in [(MIRROR.0, "all"), ("alice", "a"), ("bob", "b"), ("carol", "")] {
+        nobody.add_user(name, &password(name)).await.unwrap();
+        if !role.is_empty() {
+            nobody.add_role(role).await.unwrap();
+            nobody.give(name, role).await.unwrap();
+        }
+    }
+    nobody.allow("all", "\0", "\0").await.unwrap();
+    nobody.allow("a", "/a/", prefix_end(b"/a/")).await.unwrap();
+    nobody.allow("b", "/b/", prefix_end(b"/b/")).await.unwrap();
+    nobody.allow("b", "/a/007", "").await.unwrap();
+    nobody.enable_auth(&password("root")).await.unwrap()
+}
+
+/// Writes what is read; returns a revision in the middle.
+async fn store(root: &Client) -> i64 {
+    let mut middle = 0;
+    for round in 0..2 {
+        for number in 0..KEYS {
+            for prefix in ["/a/", "/b/"] {
+                let value = format!("{round} of {number}");
+                root.put(format!("{prefix}{number:03}"), value).await.unwrap();
+            }
+        }
+        if round == 0 {
+            root.put("/c", "beside").await.unwrap();
+            root.put("\0", "lowest").await.unwrap();
+            middle = root.put("/a", "before").await.unwrap();
+        }
+    }
+    root.compact(middle - 40).await.unwrap();
+    middle
+}
+
+async fn rights_change_while_all_ask(version: Version, rounds: usize) {
+    let scene = Scene::new(version).await;
+    let root = &scene.root;
+    let exact = |_: &Caller, _: &RangeRequest| false;
+    macro_rules! while_all_ask {
+        ($what:literal, $change:expr) => {
+            let callers = scene.callers().await;
+            scene
+                .hammer(
+                    &callers,
+                    rounds,
+                    $what,
+                    async { $change.await.unwrap() },
+                    exact,
+                )
+                .await;
+            scene.is_quiet(&scene.callers().await, $what).await;
+        };
+    }
+    while_all_ask!("carol gets a role", root.give("carol", "a"));
+    while_all_ask!("alice loses hers", root.take("alice", "a"));
+    while_all_ask!(
+        "bob's role may read a neighbour",
+        root.allow("b", "/a/", prefix_end(b"/a/"))
+    );
+    while_all_ask!("and may not", root.forbid("b", "/a/", prefix_end(b"/a/")));
+    while_all_ask!("bob's single key goes", root.forbid("b", "/a/007", ""));
+    while_all_ask!("alice may read from a key on", root.add_role("from"));
+    while_all_ask!("still only the role", root.allow("from", "/a/020", "\0"));
+    while_all_ask!("now she has it", root.give("alice", "from"));
+    while_all_ask!("carol loses everything", root.take("carol", "a"));
+    scene.mostly_from_memory().await;
+    let log = scene.rangecache.log();
+    assert!(!log.contains("open-sesame"), "a password in the log:\n{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_change_while_all_ask_3_7() {
+    rights_change_while_all_ask(Version::V3_7, 14).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_change_while_all_ask_3_6() {
+    rights_change_while_all_ask(Version::V3_6, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_change_while_all_ask_3_5() {
+    rights_change_while_all_ask(Version::V3_5, 3).await;
+}
+
+async fn auth_is_switched_while_all_ask(version: Version) {
+    let scene = Scene::new(version).await;
+    let nobody = scene.etcd.client().await;
+    // Who has no token and asks for no quorum gets what was known a moment ago, as from a member that lags.
+    let lag = |caller: &Caller, question: &RangeRequest| {
+        caller.name == "nobody" && (question.serializable || question.revision > 0)
+    };
+    for turn in 0..2 {
+        let callers = scene.callers().await;
+        let root = nobody.authenticate("root", &password("root")).await.unwrap();
+        scene
+            .hammer(
+                &callers,
+                3,
+                "auth goes off",
+                async { root.disable_auth().await.unwrap() },
+                lag,
+            )
+            .await;
+        let tokenless = &callers[4..5];
+        learned(&scene, tokenless).await;
+        scene.is_quiet(&callers, "auth is off").await;
+        scene
+            .hammer(
+                &callers,
+                3,
+                "auth goes on",
+                async { nobody.auth_enable().await.unwrap() },
+                lag,
+            )
+            .await;
+        learned(&scene, tokenless).await;
+        scene.is_quiet(&callers, "old tokens").await;
+        scene.is_quiet(&scene.callers().await, "new tokens").await;
+        // Its own token has gone with the others'.
+        until(SOON, "rangecache has a token again", async || {
+            let caller = &scene.callers().await[0];
+            let before = scene.rangecache.outcomes().await;
+            let allowed = &RangeRequest::one("/a/007");
+            caller.through.range(allowed).await.unwrap();
+            let since = scene.rangecache.outcomes_since(&before, 1).await;
+            (since.memory_answers() == 1).then_some(())
+        })
+        .await;
+        println!("turn {turn}: {:?}", scene.rangecache.outcomes().await);
+    }
+}
+
+/// Waits until those without a token get etcd's answers to every shape.
+async fn learned(scene: &Scene, tokenless: &[Caller]) {
+    let expected = scene.expected(tokenless).await;
+    until(SOON, "rangecache learns whether auth is on", async || {
+        for (shape, expected) in scene.shapes.iter().zip(&expected[0]) {
+            if tokenless[0].through.range_raw(shape).await.unwrap() != *expected {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auth_is_switched_while_all_ask_3_7() {
+    auth_is_switched_while_all_ask(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auth_is_switched_while_all_ask_3_5() {
+    auth_is_switched_while_all_ask(Version::V3_5).await;
+}
+
+/// A right is taken away before a secret is written, and given back after it has gone: whoever had the right at the
+/// moment of its read must not see what was written later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_written_once_the_right_is_gone_is_never_seen() {
+    let scene = Scene::new(Version::V3_7).await;
+    let done = AtomicBool::new(false);
+    let direct = scene.etcd.client().await;
+    let (seen, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    let alice = async || {
+        let mut through = scene.rangecache.client().await;
+        through = through.with_metadata("token", &token(&direct, "alice").await);
+        while !done.load(Ordering::SeqCst) {
+            match through.get("/a/book").await {
+                Ok(value) => {
+                    let value = String::from_utf8(value.unwrap_or_default()).unwrap();
+                    assert!(!value.contains("secret"), "alice reads {value:?}");
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(_) => _ = refused.fetch_add(1, Ordering::Relaxed),
+            }
+        }
+    };
+    let root = async {
+        let end = prefix_end(b"/a/");
+        for turn in 0..150 {
+            scene.root.put("/a/book", format!("open {turn}")).await.unwrap();
+            scene.root.allow("a", "/a/", &end).await.unwrap();
+            let before = seen.load(Ordering::Relaxed);
+            until(SOON, "alice reads", async || {
+                (seen.load(Ordering::Relaxed) > before).then_some(())
+            })
+            .await;
+            scene.root.forbid("a", "/a/", &end).await.unwrap();
+            scene.root.put("/a/book", format!("secret {turn}")).await.unwrap();
+        }
+        done.store(true, Ordering::SeqCst);
+    };
+    let readers = futures_util::future::join_all((0..16).map(|_| alice()));
+    tokio::join!(root, readers);
+    let outcomes = scene.rangecache.outcomes().await;
+    println!("{seen:?} seen, {refused:?} refused: {outcomes:?}");
+    assert!(refused.into_inner() > 0);
+    assert!(outcomes.memory_answers() * 2 > seen.into_inner(), "{outcomes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_etcd_authorises_costs_it_neither_keys_nor_bytes() {
+    let scene = Scene::new(Version::V3_7).await;
+    for number in 0..64 {
+        scene
+            .root
+            .put(format!("/a/large/{number}"), vec![b'x'; 8 << 10])
+            .await
+            .unwrap();
+    }
+    let list = RangeRequest::prefix("/a/");
+    let sent = async || {
+        scene
+            .etcd
+            .metrics()
+            .await
+            .sum("etcd_network_client_grpc_sent_bytes_total")
+    };
+    let alice = &scene.callers().await[0];
+    let mut spent = Vec::new();
+    for client in [&alice.direct, &alice.through] {
+        let before = sent().await;
+        for _ in 0..50 {
+            assert_eq!(client.range(&list).await.unwrap().kvs.len(), KEYS + 64);
+        }
+        spent.push(sent().await - before);
+    }
+    println!("bytes that etcd sent for 50 lists, direct and through rangecache: {spent:?}");
+    assert!(spent[1] * 100.0 < spent[0], "{spent:?}");
+}
+
+/// Tokens go: those of callers when they expire, all of them when etcd is restarted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_that_are_gone_get_etcds_own_answer_and_rangecache_gets_a_new_one() {
+    let mut etcd = Etcd::start_with(Version::V3_7, &["--auth-token-ttl", "2"]).await;
+    let root = people(&etcd).await;
+    root.put("/a/007", "here").await.unwrap();
+    let rangecache = Rangecache::before(&etcd)
+        .with("--user", &format!("{}:{}", MIRROR.0, MIRROR.1))
+        .with("--log-level", "trace")
+        .start()
+        .await;
+    let read = RangeRequest::one("/a/007");
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let alice = token(&direct, "alice").await;
+    let through = through.with_metadata("token", &alice);
+    assert_eq!(through.range(&read).await.unwrap().kvs.len(), 1);
+    // Each use makes a token live longer: it is looked at seldom.
+    let refused = loop {
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        if let Err(status) = through.range(&read).await {
+            break status;
+        }
+    };
+    let as_etcd = direct
+        .with_metadata("token", &alice)
+        .range(&read)
+        .await
+        .unwrap_err();
+    assert_eq!(refused, as_etcd);
+    etcd.restart().await;
+    let direct = etcd.client().await;
+    until(SOON, "memory answers again", async || {
+        let alice = token(&direct, "alice").await;
+        let before = rangecache.outcomes().await;
+        rangecache
+            .client()
+            .await
+            .with_metadata("token", &alice)
+            .range(&read)
+            .await
+            .ok()?;
+        (rangecache.outcomes_since(&before, 1).await.memory_answers() == 1).then_some(())
+    })
+    .await;
+    let log = rangecache.log();
+    assert!(
+        !log.contains("open-sesame") && !log.contains(&alice),
+        "a secret in the log:\n{log}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_rights_and_wrong_passwords_are_said_and_can_be_mended() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let root = people(&etcd).await;
+    root.put("/a/007", "here").await.unwrap();
+    let wrong = Rangecache::before(&etcd)
+        .with("--user", "mirror:wrong")
+        .start_cold()
+        .await;
+    let poor = Rangecache::before(&etcd)
+        .with("--user", "carol:open-sesame-carol")
+        .start_cold()
+        .await;
+    let nobody = Rangecache::before(&etcd).start_cold().await;
+    for (rangecache, says) in [
+        (&wrong, "does not accept the user \"mirror\""),
+        (
+            &poor,
+            "the user \"carol\" of --user may not read all of the mirror",
+        ),
+        (&nobody, "set --user"),
+    ] {
+        until(SOON, says, async || {
+            let ready = rangecache.admin("/readyz").await;
+            let log = rangecache.log().replace("\\\"", "\"");
+            (ready.status == 503
+                && ready
+                    .body
+                    .to_lowercase()
+                    .contains(&says.to_lowercase().replace("set --user", "there is no --user"))
+                && log.to_lowercase().contains(&says.to_lowercase()))
+            .then_some(())
+        })
+        .await;
+        // It serves all the same.
+        let alice = rangecache
+            .client()
+            .await
+            .with_metadata("token", &token(&etcd.client().await, "alice").await);
+        assert_eq!(alice.get("/a/007").await.unwrap().unwrap(), b"here");
+    }
+    root.give("carol", "all").await.unwrap();
+    poor.warm().await;
+    until(SOON, "the complaint is withdrawn", async || {
+        (!poor.admin("/readyz").await.body.contains("may not")).then_some(())
+    })
+    .await;
+    // Taken away while it runs: the mirror stands, but what etcd compacts would not be known.
+    root.take("carol", "all").await.unwrap();
+    until(SOON, "the complaint is there again", async || {
+        poor.admin("/readyz").await.body.contains("may not").then_some(())
+    })
+    .await;
+    let alice = poor
+        .client()
+        .await
+        .with_metadata("token", &token(&etcd.client().await, "alice").await);
+    let before = poor.outcomes().await;
+    alice.get("/a/007").await.unwrap();
+    assert_eq!(poor.outcomes_since(&before, 1).await.memory_answers(), 0);
+}
