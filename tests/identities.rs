@@ -476,7 +476,7 @@ async fn what_is_written_once_the_right_is_gone_is_never_seen() {
     };
     let root = async {
         let end = prefix_end(b"/a/");
-        for turn in 0..150 {
+        for turn in 0..300 {
             scene.root.put("/a/book", format!("open {turn}")).await.unwrap();
             scene.root.allow("a", "/a/", &end).await.unwrap();
             let before = seen.load(Ordering::Relaxed);
@@ -489,7 +489,7 @@ async fn what_is_written_once_the_right_is_gone_is_never_seen() {
         }
         done.store(true, Ordering::SeqCst);
     };
-    let readers = futures_util::future::join_all((0..16).map(|_| alice()));
+    let readers = futures_util::future::join_all((0..24).map(|_| alice()));
     tokio::join!(root, readers);
     let outcomes = scene.rangecache.outcomes().await;
     println!("{seen:?} seen, {refused:?} refused: {outcomes:?}");

@@ -1,14 +1,22 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
+use http::HeaderMap;
+use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::*;
+use crate::etcdserverpb::TxnRequest;
 use crate::upstream::Credentials;
 use crate::upstream::fake::{self, Answer, FakeEtcd};
 
 /// A check that has reached etcd and waits for its answer.
-struct Held(tokio::sync::oneshot::Sender<Answer>);
+struct Held {
+    path: String,
+    message: Bytes,
+    answer: tokio::sync::oneshot::Sender<Answer>,
+}
 
 struct Bench {
     freshness: Arc<Freshness>,
@@ -21,14 +29,20 @@ struct Bench {
 /// A Freshness before an etcd that answers each check when the test says so.
 async fn bench() -> Bench {
     let (arrived, checks) = mpsc::unbounded_channel();
-    let etcd = FakeEtcd::start(move |path, _| {
+    let etcd = FakeEtcd::start(move |path, message| {
         let arrived = arrived.clone();
         async move {
             if path.ends_with("/Status") {
                 return fake::status_of("3.7.3");
             }
             let (answer, answered) = tokio::sync::oneshot::channel();
-            arrived.send(Held(answer)).unwrap();
+            arrived
+                .send(Held {
+                    path,
+                    message,
+                    answer,
+                })
+                .unwrap();
             answered.await.unwrap_or(Err((14, "given up")))
         }
     })
@@ -78,7 +92,7 @@ impl Bench {
 
 impl Held {
     fn answer(self, answer: Answer) {
-        self.0.send(answer).unwrap();
+        self.answer.send(answer).unwrap();
     }
 }
 
@@ -178,4 +192,104 @@ async fn a_crowd_that_does_not_come_again_is_not_waited_for_long() {
     let alone = bench.read();
     bench.check().await.answer(fake::range_at(1, 7, 2));
     assert_eq!(alone.await.unwrap(), Ok(7));
+}
+
+impl Bench {
+    /// Asks for the right to read `[k, l)`.
+    fn authorize(&self, serializable: bool) -> tokio::task::JoinHandle<Result<i64, Why>> {
+        let freshness = Arc::clone(&self.freshness);
+        tokio::spawn(async move {
+            let authorization = Authorization {
+                key: "k".into(),
+                range_end: "l".into(),
+                caller: Some(&HeaderMap::new()),
+                serializable,
+            };
+            let deadline = Instant::now() + Duration::from_secs(20);
+            let granted = freshness.authorize(&authorization, deadline).await;
+            granted.map(|proof| proof.header.revision)
+        })
+    }
+}
+
+impl Held {
+    /// The only range of a transaction, which is in the branch that is not taken; whether it is serializable.
+    fn asks_for_the_right(&self) -> bool {
+        assert!(self.path.ends_with("/Txn"), "{}", self.path);
+        let request = TxnRequest::decode(self.message.clone()).unwrap();
+        // What is not in our own definition (compares, a success branch) would be lost by encoding again.
+        assert_eq!(request.encode_to_vec(), self.message);
+        let [operation] = &request.failure[..] else {
+            panic!("one range: {request:?}");
+        };
+        let range = operation.request_range.as_ref().unwrap();
+        assert_eq!((&range.key[..], &range.range_end[..]), (&b"k"[..], &b"l"[..]));
+        range.serializable
+    }
+}
+
+#[tokio::test]
+async fn every_authorisation_is_a_call_of_its_own_and_a_refusal_says_nothing_of_others() {
+    let mut bench = bench().await;
+    let (one, other) = (bench.authorize(false), bench.authorize(false));
+    let (first, second) = (bench.check().await, bench.check().await);
+    assert!(!first.asks_for_the_right() && !second.asks_for_the_right());
+    first.answer(fake::range_at(1, 5, 2));
+    second.answer(Err((7, "etcdserver: permission denied")));
+    let results = [one.await.unwrap(), other.await.unwrap()];
+    assert!(
+        results.contains(&Ok(5)) && results.contains(&Err(Why::Auth)),
+        "{results:?}"
+    );
+    assert_eq!(
+        bench.freshness.knowledge.auth(),
+        Auth::Unknown,
+        "what somebody may do tells nothing of nobody"
+    );
+    let read = bench.read();
+    bench.check().await.answer(fake::range_at(1, 5, 2));
+    read.await.unwrap().unwrap();
+    assert_eq!(bench.freshness.knowledge.auth(), Auth::Off);
+}
+
+#[tokio::test]
+async fn an_authorisation_is_a_quorum_check_too() {
+    let mut bench = bench().await;
+    let asked = bench.authorize(false);
+    bench.check().await.answer(fake::range_at(1, 10, 2));
+    assert_eq!(asked.await.unwrap(), Ok(10));
+    let asked = bench.authorize(false);
+    bench.check().await.answer(Err((14, "etcdserver: no leader")));
+    bench.check().await.answer(fake::range_at(1, 9, 2));
+    assert_eq!(
+        asked.await.unwrap(),
+        Err(Why::HistoryReplaced),
+        "after another attempt"
+    );
+    assert_eq!(bench.replaced.load(Ordering::SeqCst), 1);
+    let asked = bench.authorize(false);
+    bench
+        .check()
+        .await
+        .answer(Err((8, "etcdserver: too many requests")));
+    assert_eq!(asked.await.unwrap(), Err(Why::CheckFailed), "no second attempt");
+}
+
+#[tokio::test]
+async fn a_serializable_authorisation_may_lag_once_the_members_history_is_known() {
+    let mut bench = bench().await;
+    let asked = bench.authorize(true);
+    let held = bench.check().await;
+    assert!(
+        !held.asks_for_the_right(),
+        "the connection's history is not known yet"
+    );
+    held.answer(fake::range_at(1, 10, 2));
+    assert_eq!(asked.await.unwrap(), Ok(10));
+    let asked = bench.authorize(true);
+    let held = bench.check().await;
+    assert!(held.asks_for_the_right());
+    held.answer(fake::range_at(1, 8, 2));
+    assert_eq!(asked.await.unwrap(), Ok(8));
+    assert_eq!(bench.replaced.load(Ordering::SeqCst), 0, "a member that lags");
 }
