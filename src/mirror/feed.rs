@@ -100,7 +100,7 @@ impl<'a> Feed<'a> {
         connection: &Arc<Connection>,
     ) -> Result<Feed<'a>, FeedEnd> {
         let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::Void)?;
-        let (channel, origin) = connection.channel();
+        let (channel, origin) = connection.own_channel();
         let mut client = WatchClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         let (requests, queue) = mpsc::channel(REQUEST_QUEUE);
         let create = WatchCreateRequest {
@@ -130,7 +130,7 @@ impl<'a> Feed<'a> {
         }
         let before = mirrors.knowledge.before_check();
         let (same, revision) = continues(&anchor, connection).await?;
-        let raft_index = connection.ask_status().await?.raft_index;
+        let raft_index = connection.ask_own_status().await?.raft_index;
         if !same || mirrors.knowledge.after_status(before, revision, raft_index) == Verdict::Replaced {
             mirrors.knowledge.forget();
             mirrors.replace_history("the history behind the feed is not the mirror's");
@@ -248,7 +248,7 @@ fn cancelled(response: &WatchResponse) -> FeedEnd {
 /// replaced while no feed stood (a restore that was then written past the mirror's revision), it is hardly the same.
 /// Also returns etcd's revision.
 async fn continues(anchor: &Anchor, connection: &Arc<Connection>) -> Result<(bool, i64), FeedEnd> {
-    let (channel, origin) = connection.channel();
+    let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
     let request = RangeRequest {
         key: anchor.key.clone().unwrap_or_else(|| Bytes::from_static(b"\0")),

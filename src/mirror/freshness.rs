@@ -331,7 +331,7 @@ impl Freshness {
         if connection.is_vetted() {
             return Ok(Verdict::Continues);
         }
-        let raft_index = connection.ask_status().await?.raft_index;
+        let raft_index = connection.ask_own_status().await?.raft_index;
         connection.set_vetted();
         Ok(self.knowledge.after_status(before, revision, raft_index))
     }
@@ -370,7 +370,7 @@ impl Asker<'_> {
     async fn ask(&self, connection: &Arc<Connection>) -> Result<(ResponseHeader, bool), tonic::Status> {
         let (header, is_quorum) = match self {
             Asker::Nobody => {
-                let (channel, origin) = connection.anonymous_channel();
+                let (channel, origin) = connection.channel();
                 let mut client = KvClient::with_origin(channel, origin);
                 (client.range(check_request()).await?.into_inner().header, true)
             }

@@ -110,7 +110,7 @@ async fn load(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> Result<bool, 
         max_bytes: mirrors.budget_of(mirror),
         metrics: &mirror.metrics,
     };
-    let raft_index = connection.ask_status().await?.raft_index;
+    let raft_index = connection.ask_own_status().await?.raft_index;
     let loaded = load.run().await?;
     // So that a restore is known from the first moment on.
     mirrors

@@ -94,7 +94,7 @@ impl Load<'_> {
     /// # Errors
     /// [`LoadError`]; nothing of what came is kept.
     pub(super) async fn run(&self) -> Result<Loaded, LoadError> {
-        let (channel, origin) = self.connection.channel();
+        let (channel, origin) = self.connection.own_channel();
         let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         let mut gathered = Gathered::new(self);
         let header = if self.by_stream {

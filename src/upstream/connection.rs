@@ -203,16 +203,17 @@ impl Connection {
         }
     }
 
-    /// A tonic channel over this connection for calls as rangecache's own user, and the origin that its client wants.
+    /// A tonic channel over this connection, and the origin that its client wants. Its calls carry no credentials but
+    /// what the request itself brings.
     #[must_use]
     pub fn channel(self: &Arc<Self>) -> (Channel, Uri) {
-        self.channel_of(true)
+        self.channel_of(false)
     }
 
-    /// The same for calls that carry no credentials but what the request itself brings.
+    /// The same for calls as rangecache's own user: never for what a client asked for.
     #[must_use]
-    pub fn anonymous_channel(self: &Arc<Self>) -> (Channel, Uri) {
-        self.channel_of(false)
+    pub fn own_channel(self: &Arc<Self>) -> (Channel, Uri) {
+        self.channel_of(true)
     }
 
     fn channel_of(self: &Arc<Self>, own_identity: bool) -> (Channel, Uri) {
@@ -229,12 +230,12 @@ impl Connection {
         &self.credentials
     }
 
-    /// Asks the member how it is (Maintenance.Status).
+    /// Asks the member how it is (Maintenance.Status), as rangecache's own user: where auth is on, etcd tells only users.
     ///
     /// # Errors
     /// etcd's status.
-    pub async fn ask_status(self: &Arc<Self>) -> Result<StatusResponse, tonic::Status> {
-        let (channel, origin) = self.channel();
+    pub async fn ask_own_status(self: &Arc<Self>) -> Result<StatusResponse, tonic::Status> {
+        let (channel, origin) = self.own_channel();
         let mut client = MaintenanceClient::with_origin(channel, origin);
         Ok(client.status(StatusRequest {}).await?.into_inner())
     }

@@ -1,7 +1,8 @@
 //! Who rangecache itself is to an etcd whose auth is on: the user that its mirrors, feeds, checks and probes act as.
 //!
 //! Clients' calls never carry this identity: they go out with their callers' own credentials. The password goes to
-//! Authenticate only, the token to the calls of [`Connection::channel`](super::Connection::channel) only; neither is logged.
+//! Authenticate only, the token to the calls of [`Connection::own_channel`](super::Connection::own_channel) only; neither
+//! is logged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -234,7 +235,7 @@ async fn authenticate(account: &Account, upstream: &Upstream) -> Result<Token, t
         .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
         .await
         .map_err(|error| tonic::Status::unavailable(error.to_string()))?;
-    let (channel, origin) = connection.anonymous_channel();
+    let (channel, origin) = connection.channel();
     let mut client = AuthClient::with_origin(channel, origin);
     let request = AuthenticateRequest {
         name: account.name.clone(),

@@ -171,7 +171,7 @@ impl Endpoint {
     /// Learns the version, and learns it again now and then; never returns.
     async fn keep_version(&self, connection: &Arc<Connection>, upstream: &Upstream) {
         loop {
-            let told = connection.ask_status().await.and_then(|status| {
+            let told = connection.ask_own_status().await.and_then(|status| {
                 status
                     .version
                     .parse::<Version>()

@@ -100,14 +100,14 @@ impl Authorization<'_> {
             }],
         });
         let (channel, origin) = match self.caller {
-            None => connection.channel(),
+            None => connection.own_channel(),
             Some(caller) => {
                 let mut metadata = caller.clone();
                 OF_THE_MESSAGE
                     .iter()
                     .for_each(|name| drop(metadata.remove(*name)));
                 *request.metadata_mut() = MetadataMap::from_headers(metadata);
-                connection.anonymous_channel()
+                connection.channel()
             }
         };
         let mut client = KvClient::with_origin(channel, origin);
