@@ -26,7 +26,7 @@ pub(super) struct Authorized<'a> {
 impl Authorized<'_> {
     /// Ends the read. A refusal is an `Err`, too: the read is forwarded as it came, and etcd words its error.
     pub(super) async fn end(
-        &self,
+        self,
         proxy: &Proxy,
         mirror: Option<&Mirror>,
         record: &mut Record<'_>,

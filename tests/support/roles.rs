@@ -1,7 +1,14 @@
 //! Users, roles and rights, as root sets them.
 
+use super::etcd::Etcd;
 use super::grpc::{Client, Status};
-use super::pb::{Empty, NameAndPassword, NameAndRole, Permission, RoleGrant, RoleRevoke, UserAndRole};
+use super::pb::{
+    AuthenticateResponse, Empty, NameAndPassword, NameAndRole, Permission, RoleGrant, RoleRevoke,
+    UserAndRole, prefix_end,
+};
+
+/// The user that rangecache is.
+pub const MIRROR: &str = "mirror";
 
 impl Client {
     async fn auth(&self, method: &str, request: &impl prost::Message) -> Result<(), Status> {
@@ -72,4 +79,41 @@ impl Client {
     pub async fn auth_enable(&self) -> Result<(), Status> {
         self.auth("AuthEnable", &Empty {}).await
     }
+}
+
+/// A token for one of [`people`].
+pub async fn token(direct: &Client, name: &str) -> String {
+    let answer: AuthenticateResponse = direct
+        .unary(
+            "/etcdserverpb.Auth/Authenticate",
+            &NameAndPassword {
+                name: name.into(),
+                password: password(name),
+            },
+        )
+        .await
+        .unwrap();
+    answer.token
+}
+
+/// Everybody's password.
+pub fn password(name: &str) -> String {
+    format!("open-sesame-{name}")
+}
+
+/// Users, roles and rights; switches auth on and returns root.
+pub async fn people(etcd: &Etcd) -> Client {
+    let nobody = etcd.client().await;
+    for (name, role) in [(MIRROR, "all"), ("alice", "a"), ("bob", "b"), ("carol", "")] {
+        nobody.add_user(name, &password(name)).await.unwrap();
+        if !role.is_empty() {
+            nobody.add_role(role).await.unwrap();
+            nobody.give(name, role).await.unwrap();
+        }
+    }
+    nobody.allow("all", "\0", "\0").await.unwrap();
+    nobody.allow("a", "/a/", prefix_end(b"/a/")).await.unwrap();
+    nobody.allow("b", "/b/", prefix_end(b"/b/")).await.unwrap();
+    nobody.allow("b", "/a/007", "").await.unwrap();
+    nobody.enable_auth(&password("root")).await.unwrap()
 }
