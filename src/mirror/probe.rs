@@ -16,6 +16,7 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::Mirrors;
 use super::freshness::Proof;
+use super::knowledge::Auth;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
@@ -25,15 +26,20 @@ use crate::upstream::{Class, Connection};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How many beats auth is believed to be on before it is looked again as nobody, which etcd writes down as an attempt.
+const BEATS_OF_AUTH: u32 = 10;
+
 /// Beats every `interval` until cancelled.
 pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
     let mut beat = tokio::time::interval(interval);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut beats = 0_u32;
     loop {
         beat.tick().await;
         mirrors.all.iter().for_each(super::state::Mirror::age);
         let raft_index = raft_index(mirrors).await;
-        if let Ok(proof) = proof(mirrors).await {
+        beats = beats.wrapping_add(1);
+        if let Ok(proof) = proof(mirrors, beats).await {
             if let Some(raft_index) = raft_index {
                 mirrors
                     .knowledge
@@ -69,13 +75,18 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
 }
 
 /// A quorum check as nobody, which also tells whether auth is on; if it is, one as rangecache's own user, which also tells
-/// whether that may still read what is mirrored.
-async fn proof(mirrors: &Mirrors) -> Result<Proof, Why> {
+/// whether that may still read what is mirrored. That auth is off again is not urgent: etcd authorises everybody then.
+async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Why> {
     let credentials = mirrors.upstream.credentials();
-    let mut proof = mirrors.freshness.prove().await;
     if !credentials.is_someone() {
-        return proof;
+        return mirrors.freshness.prove().await;
     }
+    let is_on = mirrors.knowledge.auth() == Auth::On && !beats.is_multiple_of(BEATS_OF_AUTH);
+    let mut proof = if is_on {
+        Err(Why::Auth)
+    } else {
+        mirrors.freshness.prove().await
+    };
     if proof.is_err_and(|why| why == Why::Auth) {
         for mirror in mirrors.all.iter() {
             let (key, range_end) = (mirror.scope.key(), mirror.scope.range_end());
