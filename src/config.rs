@@ -153,6 +153,10 @@ pub struct Config {
     #[arg(long, env = "RANGECACHE_OLD_ETCD", value_name = "WHAT", value_enum, default_value_t = OldEtcd::Forward)]
     pub old_etcd: OldEtcd,
 
+    /// Whether etcd's RangeStream is used where etcd has it; off: reads of etcd are pages and whole answers
+    #[arg(long, env = "RANGECACHE_RANGE_STREAM", value_name = "WHEN", value_enum, default_value_t = RangeStream::Auto)]
+    pub range_stream: RangeStream,
+
     /// How long a stop waits for calls under way
     #[arg(long, env = "RANGECACHE_SHUTDOWN_TIMEOUT", value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub shutdown_timeout: Duration,
@@ -219,6 +223,15 @@ pub enum OldEtcd {
     Forward,
     /// Refuse to start
     Refuse,
+}
+
+/// Whether etcd's RangeStream is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RangeStream {
+    /// On every endpoint that has it
+    Auto,
+    /// Never; clients that ask for one are still served
+    Off,
 }
 
 /// Form of the log.

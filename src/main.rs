@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Parser;
 use clap::error::ErrorKind;
 use rangecache::admin::Admin;
-use rangecache::config::Config;
+use rangecache::config::{Config, RangeStream};
 use rangecache::mirror::Mirrors;
 use rangecache::net::Url;
 use rangecache::proxy::Proxy;
@@ -81,7 +81,13 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     let metrics = Arc::new(Metrics::new());
     export_limits(config, &metrics);
     let credentials = Credentials::new(config.account()?);
-    let upstream = Upstream::start(&config.endpoints, credentials, &background, &stop);
+    let upstream = Upstream::start(
+        &config.endpoints,
+        config.range_stream == RangeStream::Auto,
+        credentials,
+        &background,
+        &stop,
+    );
     let mirrors = Mirrors::start(config, &upstream, &metrics, &background, &stop);
     let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls);
     let admin = Arc::new(Admin {

@@ -102,11 +102,8 @@ async fn load(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> Result<bool, 
     let load = Load {
         connection: &connection,
         scope: &mirror.scope,
-        by_stream: mirrors
-            .upstream
-            .versions()
-            .lowest
-            .is_none_or(|version| version.has_range_stream()),
+        no_stream: mirrors.upstream.lacks_range_stream(&connection),
+        fallbacks: &mirrors.metrics,
         max_bytes: mirrors.budget_of(mirror),
         metrics: &mirror.metrics,
     };

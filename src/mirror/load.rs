@@ -11,8 +11,9 @@ use super::scope::Scope;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
+use crate::telemetry::Metrics;
 use crate::telemetry::metrics::MirrorMetrics;
-use crate::upstream::{Channel, Connection};
+use crate::upstream::{Channel, Connection, NoRangeStream};
 
 /// How long etcd may take for the next piece.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -70,12 +71,14 @@ pub(super) struct Load<'a> {
     pub(super) connection: &'a Arc<Connection>,
     /// What to load.
     pub(super) scope: &'a Scope,
-    /// Whether to try RangeStream first.
-    pub(super) by_stream: bool,
+    /// Why RangeStream is not to be tried, if there is a reason.
+    pub(super) no_stream: Option<NoRangeStream>,
     /// Bound on the mirror's memory.
     pub(super) max_bytes: u64,
     /// Where progress shows.
     pub(super) metrics: &'a MirrorMetrics,
+    /// Where it counts that there was no RangeStream.
+    pub(super) fallbacks: &'a Metrics,
 }
 
 /// What has come so far.
@@ -97,18 +100,27 @@ impl Load<'_> {
         let (channel, origin) = self.connection.own_channel();
         let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         let mut gathered = Gathered::new(self);
-        let header = if self.by_stream {
-            match gathered.by_stream(&mut client).await {
+        let streamed = match self.no_stream {
+            Some(why) => Err(why),
+            None => match gathered.by_stream(&mut client).await {
                 // An etcd, or a proxy in front of it, without the method: nothing has come yet.
                 Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
-                    tracing::info!("this etcd has no RangeStream; loading page by page");
-                    gathered = Gathered::new(self);
-                    gathered.by_pages(&mut client).await?
+                    let why = NoRangeStream::of_unimplemented(status.message());
+                    if why == NoRangeStream::Unimplemented {
+                        self.connection.note_no_range_stream();
+                    }
+                    Err(why)
                 }
-                other => other?,
+                other => Ok(other?),
+            },
+        };
+        let header = match streamed {
+            Ok(header) => header,
+            Err(why) => {
+                self.fallbacks.range_stream_fallback(why.as_str());
+                gathered = Gathered::new(self);
+                gathered.by_pages(&mut client).await?
             }
-        } else {
-            gathered.by_pages(&mut client).await?
         };
         gathered.finish(header).await
     }

@@ -35,6 +35,11 @@ struct ReasonLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FallbackLabels {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LimitLabels {
     limit: &'static str,
 }
@@ -96,6 +101,7 @@ pub struct Metrics {
     mirror_events_fenced: Family<MirrorLabels, Counter>,
     mirror_progress_requests: Family<MirrorLabels, Counter>,
     limits: Family<LimitLabels, Gauge<f64, AtomicU64>>,
+    range_stream_fallback: Family<FallbackLabels, Counter>,
     /// Client connections open.
     pub connections: Gauge,
     /// Calls that were passed on to etcd as they came, Ranges not included.
@@ -204,6 +210,10 @@ impl Metrics {
             ),
             mirror_progress_requests: metric!("mirror_progress_requests", "Watch progress requests sent"),
             limits: metric!("limit", "Configured bounds, in the unit that each name ends with"),
+            range_stream_fallback: metric!(
+                "range_stream_fallback",
+                "Loads and reads that went to etcd without RangeStream, by why they could not use it"
+            ),
             connections: metric!("client_connections", "Client connections open"),
             passed_calls: metric!(
                 "passed_calls",
@@ -262,6 +272,13 @@ impl Metrics {
                 mirror: mirror.to_owned(),
                 reason,
             })
+            .inc();
+    }
+
+    /// Counts something that RangeStream could have done, had it been there.
+    pub fn range_stream_fallback(&self, reason: &'static str) {
+        self.range_stream_fallback
+            .get_or_create(&FallbackLabels { reason })
             .inc();
     }
 

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::NoEndpoint;
 use super::credentials::Credentials;
 use super::outgoing::{BoxError, Outgoing};
+use super::range_stream::{NoRangeStream, Server};
 use crate::etcdserverpb::maintenance_client::MaintenanceClient;
 use crate::etcdserverpb::{StatusRequest, StatusResponse};
 use crate::net::{self, Url};
@@ -96,6 +97,8 @@ pub struct Connection {
     in_flight: AtomicUsize,
     vetted: AtomicBool,
     credentials: Arc<Credentials>,
+    /// Shared with the endpoint's other connections.
+    server: Arc<Server>,
 }
 
 /// Counts a call as under way until dropped.
@@ -112,6 +115,7 @@ impl Connection {
     /// Connects. The second value drives the connection and ends with it; it must be polled.
     pub(super) async fn open(
         url: &Url,
+        server: &Arc<Server>,
         windows: Windows,
         credentials: &Arc<Credentials>,
         deadline: Instant,
@@ -154,6 +158,7 @@ impl Connection {
             in_flight: AtomicUsize::new(0),
             vetted: AtomicBool::new(false),
             credentials: Arc::clone(credentials),
+            server: Arc::clone(server),
         });
         let driver = async move {
             if let Err(error) = driver.await {
@@ -200,6 +205,21 @@ impl Connection {
                 Some(request) => Err(SendFailure::NotSent(Box::new(request), failed.into_error())),
                 None => Err(SendFailure::Lost(failed.into_error())),
             },
+        }
+    }
+
+    /// Why RangeStream need not be tried on it, if there is a reason.
+    #[must_use]
+    pub fn lacks_range_stream(&self) -> Option<NoRangeStream> {
+        self.server.no_range_stream()
+    }
+
+    /// The server behind it answered a RangeStream with `Unimplemented`, and not because of the request's shape
+    /// ([`NoRangeStream::of_unimplemented`]): its endpoint is not asked again until it reconnects or its version changes.
+    pub fn note_no_range_stream(&self) {
+        if self.server.note_no_range_stream() {
+            tracing::info!(endpoint = %self.url, "this endpoint has no RangeStream; it is asked for pages until it \
+                reconnects or its version changes");
         }
     }
 

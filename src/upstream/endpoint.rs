@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::connection::{Connection, Windows};
+use super::range_stream::Server;
 use super::{Class, Upstream, Version};
 use crate::net::Url;
 
@@ -28,7 +29,8 @@ pub(super) struct Endpoint {
     unary: Vec<ArcSwapOption<Connection>>,
     stream: Vec<ArcSwapOption<Connection>>,
     check: Vec<ArcSwapOption<Connection>>,
-    version: Mutex<Option<Version>>,
+    /// What its connections know together.
+    pub(super) server: Arc<Server>,
     last_error: Mutex<Option<String>>,
     /// Until when it is left for others, in milliseconds since `born`.
     avoided_until_millis: AtomicU64,
@@ -43,7 +45,7 @@ impl Endpoint {
             unary: slots(Class::Unary),
             stream: slots(Class::Stream),
             check: slots(Class::Check),
-            version: Mutex::new(None),
+            server: Arc::default(),
             last_error: Mutex::new(None),
             avoided_until_millis: AtomicU64::new(0),
             born: Instant::now(),
@@ -67,7 +69,7 @@ impl Endpoint {
     }
 
     pub(super) fn version(&self) -> Option<Version> {
-        *self.version.lock()
+        self.server.version()
     }
 
     pub(super) fn last_error(&self) -> String {
@@ -128,13 +130,22 @@ impl Endpoint {
         let mut silent = false;
         loop {
             let far = Instant::now() + Duration::from_secs(3600);
-            match Connection::open(&self.url, Windows::SHARED, &upstream.credentials, far).await {
+            match Connection::open(
+                &self.url,
+                &self.server,
+                Windows::SHARED,
+                &upstream.credentials,
+                far,
+            )
+            .await
+            {
                 Ok((connection, driver)) => {
                     if speaks {
                         tracing::info!(endpoint = %self.url, "connected to etcd");
                         silent = false;
                     }
                     let began = Instant::now();
+                    self.server.reconnected();
                     slot.store(Some(Arc::clone(&connection)));
                     upstream.connected.notify_waiters();
                     if speaks {
@@ -179,8 +190,7 @@ impl Endpoint {
             });
             let pause = match told {
                 Ok(version) => {
-                    let before = self.version.lock().replace(version);
-                    if before != Some(version) {
+                    if self.server.told(version) {
                         tracing::info!(endpoint = %self.url, %version, "etcd told its version");
                         upstream.version_learned();
                     }

@@ -10,6 +10,7 @@ mod endpoint;
 #[cfg(test)]
 pub(crate) mod fake;
 mod outgoing;
+mod range_stream;
 mod version;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use tokio_util::task::TaskTracker;
 pub use connection::{Channel, ConnectError, Connection, InFlight, SendFailure, Windows};
 pub use credentials::Credentials;
 pub use outgoing::{BoxError, Outgoing};
+pub use range_stream::NoRangeStream;
 pub use version::Version;
 
 use crate::net::Url;
@@ -78,16 +80,20 @@ pub struct Upstream {
     versions: ArcSwap<Versions>,
     versions_changed: watch::Sender<()>,
     credentials: Arc<Credentials>,
+    /// Whether RangeStream may be used at all.
+    may_stream: bool,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
 impl Upstream {
     /// Starts to connect to every endpoint, and keeps doing so until `stop`. Calls that originate here are made as the
-    /// user of `credentials`. Tasks are `tasks`' to join.
+    /// user of `credentials`. Tasks are `tasks`' to join. `may_stream`: whether RangeStream may be used where an endpoint
+    /// has it.
     #[must_use]
     pub fn start(
         urls: &[Url],
+        may_stream: bool,
         credentials: Arc<Credentials>,
         tasks: &TaskTracker,
         stop: &CancellationToken,
@@ -104,6 +110,7 @@ impl Upstream {
             versions: ArcSwap::default(),
             versions_changed: watch::Sender::new(()),
             credentials,
+            may_stream,
             tasks: tasks.clone(),
             stop: stop.clone(),
         });
@@ -124,14 +131,14 @@ impl Upstream {
     /// # Errors
     /// [`NoEndpoint`] when none has come up by then.
     pub async fn connection(&self, class: Class, deadline: Instant) -> Result<Arc<Connection>, NoEndpoint> {
-        if let Some(connection) = self.live(class) {
+        if let Some(connection) = self.live(class, |_| true) {
             return Ok(connection);
         }
         let began = Instant::now();
         loop {
             // Registered before the look, so that a connection that comes up in between is not missed.
             let connected = self.connected.notified();
-            if let Some(connection) = self.live(class) {
+            if let Some(connection) = self.live(class, |_| true) {
                 return Ok(connection);
             }
             if tokio::time::timeout_at(deadline, connected).await.is_err() {
@@ -148,14 +155,49 @@ impl Upstream {
         }
     }
 
-    /// The least busy live connection of `class`, endpoints that lately failed a call only if there is no other.
-    fn live(&self, class: Class) -> Option<Arc<Connection>> {
+    /// A live connection of class `Stream` to an endpoint that may have RangeStream, waiting until `deadline` for any
+    /// endpoint to be there at all. In a cluster of mixed versions, those that have it are found.
+    ///
+    /// # Errors
+    /// [`NoEndpoint`], or within `Ok` why none of those that are there is to be asked.
+    pub async fn streaming(
+        &self,
+        deadline: Instant,
+    ) -> Result<Result<Arc<Connection>, NoRangeStream>, NoEndpoint> {
+        if !self.may_stream {
+            return Ok(Err(NoRangeStream::Off));
+        }
+        let any = self.connection(Class::Stream, deadline).await?;
+        let knows = |connection: &Connection| connection.lacks_range_stream().is_none();
+        Ok(
+            match (self.live(Class::Stream, knows), any.lacks_range_stream()) {
+                (Some(connection), _) => Ok(connection),
+                (None, Some(why)) => Err(why),
+                // It was lost this very moment: who sends on it will find out.
+                (None, None) => Ok(any),
+            },
+        )
+    }
+
+    /// Why RangeStream is not to be tried on `connection`, if there is a reason.
+    #[must_use]
+    pub fn lacks_range_stream(&self, connection: &Connection) -> Option<NoRangeStream> {
+        if self.may_stream {
+            connection.lacks_range_stream()
+        } else {
+            Some(NoRangeStream::Off)
+        }
+    }
+
+    /// The least busy live connection of `class` that is `wanted`, endpoints that lately failed a call only if there is no
+    /// other.
+    fn live(&self, class: Class, wanted: impl Fn(&Connection) -> bool) -> Option<Arc<Connection>> {
         let start = self.next.fetch_add(1, Ordering::Relaxed);
         let mut best: Option<(bool, usize, Arc<Connection>)> = None;
         for offset in 0..self.endpoints.len() {
             let endpoint = &self.endpoints[(start + offset) % self.endpoints.len()];
             let avoided = endpoint.is_avoided();
-            for connection in endpoint.live(class) {
+            for connection in endpoint.live(class).filter(|connection| wanted(connection)) {
                 let busy = connection.in_flight();
                 if best.as_ref().is_none_or(|(other_avoided, other_busy, _)| {
                     (avoided, busy) < (*other_avoided, *other_busy)
@@ -182,18 +224,19 @@ impl Upstream {
             .connection(Class::Check, deadline)
             .await
             .map_err(ConnectError::none)?;
-        let mut urls: Vec<&Url> = vec![first.url()];
-        urls.extend(
-            self.endpoints
-                .iter()
-                .map(|endpoint| &endpoint.url)
-                .filter(|url| *url != first.url()),
-        );
         // A stable sort: the one to leave goes last.
-        urls.sort_by_key(|url| Some(*url) == but);
+        let mut endpoints: Vec<_> = self.endpoints.iter().collect();
+        endpoints.sort_by_key(|endpoint| (Some(&endpoint.url) == but, endpoint.url != *first.url()));
         let mut last = None;
-        for url in urls {
-            match Connection::open(url, windows, &self.credentials, deadline).await {
+        for endpoint in endpoints {
+            let opening = Connection::open(
+                &endpoint.url,
+                &endpoint.server,
+                windows,
+                &self.credentials,
+                deadline,
+            );
+            match opening.await {
                 Ok((connection, driver)) => {
                     self.tasks.spawn(driver);
                     return Ok(connection);
