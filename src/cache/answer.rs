@@ -30,7 +30,8 @@ pub struct ResponseHeader {
 /// A RangeResponse that has been decided but not yet produced: it holds a snapshot, not bytes.
 #[derive(Debug)]
 pub struct Answer {
-    header: ResponseHeader,
+    /// `None`: the entries alone, as a part of a larger answer.
+    header: Option<ResponseHeader>,
     selection: Selection,
     kvs_bytes: u64,
     length: u64,
@@ -50,9 +51,18 @@ enum State {
 impl Answer {
     /// The answer with the entries of `selection`.
     pub fn new(header: ResponseHeader, selection: Selection) -> Answer {
+        let header_bytes = 1 + varint_len(header.len() as u64) + header.len();
+        Answer::with(Some(header), header_bytes, selection)
+    }
+
+    /// The entries of `selection` without a header. They must be part of a larger answer: no count, no `more`.
+    pub(super) fn entries_alone(selection: Selection) -> Answer {
+        Answer::with(None, 0, selection)
+    }
+
+    fn with(header: Option<ResponseHeader>, header_bytes: usize, selection: Selection) -> Answer {
         let kvs_bytes = kvs_bytes(&selection);
-        let length =
-            (1 + varint_len(header.len() as u64) + header.len() + tail_len(&selection)) as u64 + kvs_bytes;
+        let length = (header_bytes + tail_len(&selection)) as u64 + kvs_bytes;
         Answer {
             header,
             selection,
@@ -69,7 +79,7 @@ impl Answer {
         self.length
     }
 
-    /// A RangeResponse always has a header.
+    /// A RangeResponse always has a header or an entry.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -84,7 +94,9 @@ impl Answer {
     pub fn small(mut self, prefix_bytes: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(prefix_bytes.saturating_add(to_usize(self.length)));
         out.resize(prefix_bytes, 0);
-        self.header.write(&mut out);
+        if let Some(header) = self.header {
+            header.write(&mut out);
+        }
         let values = self.selection.values;
         self.for_each_remaining(|entry| {
             put(entry, values, &mut out);
@@ -102,8 +114,9 @@ impl Answer {
         let mut rope = Rope::with_slab(self.slab_bytes(target_bytes));
         if self.state == State::Header {
             self.state = State::Kvs;
-            let header = self.header;
-            rope.write(|slab| header.write(slab));
+            if let Some(header) = self.header {
+                rope.write(|slab| header.write(slab));
+            }
         }
         let values = self.selection.values;
         let mut filled = bytes::Buf::remaining(&rope);

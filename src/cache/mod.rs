@@ -11,6 +11,7 @@
 //! | `history` | the current tree, the events, and the state at any revision of the window |
 //! | `query`, `select` | a RangeRequest, and which entries etcd would answer it with |
 //! | `answer`, `rope` | the bytes of the RangeResponse, produced piece by piece |
+//! | `chunks` | the same, cut into the chunks of a RangeStream |
 //! | `wire`, `memory` | protobuf's varints; what an allocation really takes |
 //!
 //! This room imports none of the others; `mirror` writes to it and `proxy` reads from it.
@@ -25,6 +26,7 @@
 
 mod answer;
 mod bulk;
+mod chunks;
 mod entry;
 mod history;
 mod leaf;
@@ -39,6 +41,7 @@ mod tree;
 mod wire;
 
 pub use answer::{Answer, ResponseHeader};
+pub use chunks::{CHUNK_TARGET_BYTES, Chunks, chunk_head};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
 pub use history::{Applied, AtError, Change, HistoryLimits, Store};
 pub use node::Summary;

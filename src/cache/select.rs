@@ -75,6 +75,32 @@ impl Selection {
         }
     }
 
+    /// Takes the first `entries` entries out, as a part that has no count of its own. There must be more of them.
+    pub(super) fn take_front(&mut self, entries: u64) -> Selection {
+        let front = match &mut self.entries {
+            Entries::Ranks { tree, from, to } => {
+                let start = *from;
+                *from = start.saturating_add(entries).min(*to);
+                Entries::Ranks {
+                    tree: tree.clone(),
+                    from: start,
+                    to: *from,
+                }
+            }
+            Entries::Picked(picked) => {
+                let rest = picked.split_off(to_usize(entries).min(picked.len()));
+                Entries::Picked(std::mem::replace(picked, rest))
+            }
+            whole => std::mem::replace(whole, Entries::None),
+        };
+        Selection {
+            entries: front,
+            count: 0,
+            more: false,
+            values: self.values,
+        }
+    }
+
     /// Whether the response carries no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0

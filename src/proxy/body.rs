@@ -11,10 +11,11 @@ use hyper::body::Incoming;
 
 use super::forward::is_reset;
 use super::large::{Permit, SharedAnswer};
-use super::message::PREFIX_BYTES;
+use super::message::{self, PREFIX_BYTES};
+use super::pager::Paged;
 use super::passed::Passed;
 use super::status::{Code, Status, ok_trailers};
-use crate::cache::{Answer, Rope};
+use crate::cache::{Answer, Chunks, Rope, chunk_head};
 use crate::mirror::knowledge::Knowledge;
 use crate::upstream::{BoxError, InFlight};
 
@@ -40,6 +41,10 @@ enum Kind {
     },
     /// An answer from memory, produced as the client reads.
     Lazy(Box<Lazy>),
+    /// A RangeStream from memory, produced as the client reads.
+    Stream(Box<Stream>),
+    /// A RangeStream put together from pages.
+    Paged(Box<Paged>),
     /// Pieces that several readers share, then trailers.
     Shared {
         answer: Arc<SharedAnswer>,
@@ -58,7 +63,17 @@ struct Lazy {
 }
 
 #[derive(Debug)]
+struct Stream {
+    chunks: Chunks,
+    /// What is left of the chunk that is being sent.
+    current: Option<Answer>,
+    trailers_sent: bool,
+}
+
+#[derive(Debug)]
 struct Forwarded {
+    /// Read already, to see how etcd answers.
+    first: Option<Frame<Bytes>>,
     body: Incoming,
     passed: Option<Passed>,
     /// Every piece may show a revision that cannot be read (the JSON gateway's).
@@ -78,9 +93,8 @@ impl ResponseBody {
 
     /// A RangeResponse as a gRPC message with trailers. It must be shorter than 4 GiB.
     pub(super) fn answer(answer: Answer) -> ResponseBody {
-        let length = u32::try_from(answer.len()).unwrap_or(u32::MAX);
         let mut prefix = [0; PREFIX_BYTES];
-        prefix[1..].copy_from_slice(&length.to_be_bytes());
+        message::put_prefix(&mut prefix, answer.len());
         if answer.len() <= SMALL_BYTES {
             let mut message = answer.small(PREFIX_BYTES);
             message[..PREFIX_BYTES].copy_from_slice(&prefix);
@@ -92,6 +106,20 @@ impl ResponseBody {
             answer,
             trailers_sent: false,
         })))
+    }
+
+    /// A RangeStream's chunks as gRPC messages, with trailers.
+    pub(super) fn stream(chunks: Chunks) -> ResponseBody {
+        ResponseBody(Kind::Stream(Box::new(Stream {
+            chunks,
+            current: None,
+            trailers_sent: false,
+        })))
+    }
+
+    /// A RangeStream put together from pages.
+    pub(super) fn paged(paged: Paged) -> ResponseBody {
+        ResponseBody(Kind::Paged(Box::new(paged)))
     }
 
     /// One piece, then `trailers`.
@@ -123,6 +151,7 @@ impl ResponseBody {
         is_grpc: bool,
     ) -> ResponseBody {
         ResponseBody(Kind::Forwarded(Box::new(Forwarded {
+            first: None,
             body,
             passed: if is_grpc { Passed::of(path) } else { None },
             opaque: !is_grpc && path.starts_with(JSON_GATEWAY),
@@ -131,6 +160,44 @@ impl ResponseBody {
             _in_flight: in_flight,
             _permit: permit,
         })))
+    }
+
+    /// The same behind `first`, which was read already. For a forwarded body alone.
+    pub(super) fn behind(mut self, first: Frame<Bytes>) -> ResponseBody {
+        if let Kind::Forwarded(forwarded) = &mut self.0 {
+            forwarded.first = Some(first);
+        }
+        self
+    }
+}
+
+impl Stream {
+    fn next(&mut self) -> Option<Frame<Rope>> {
+        if let Some(piece) = self
+            .current
+            .as_mut()
+            .and_then(|answer| answer.next_piece(PIECE_BYTES))
+        {
+            return Some(Frame::data(piece));
+        }
+        self.current = None;
+        let Some(answer) = self.chunks.next() else {
+            if self.trailers_sent {
+                return None;
+            }
+            self.trailers_sent = true;
+            return Some(Frame::trailers(ok_trailers()));
+        };
+        let mut head = chunk_head(PREFIX_BYTES, answer.len());
+        let length = (head.len() - PREFIX_BYTES) as u64 + answer.len();
+        message::put_prefix(&mut head, length);
+        if answer.len() > SMALL_BYTES {
+            self.current = Some(answer);
+            return Some(Frame::data(Bytes::from(head).into()));
+        }
+        let mut message = answer.small(head.len());
+        message[..head.len()].copy_from_slice(&head);
+        Some(Frame::data(Bytes::from(message).into()))
     }
 }
 
@@ -152,11 +219,14 @@ impl Lazy {
 
 impl Forwarded {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
-        let frame = match Pin::new(&mut self.body).poll_frame(cx) {
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(None) => return Poll::Ready(None),
-            Poll::Ready(Some(Ok(frame))) => frame,
-            Poll::Ready(Some(Err(error))) => return Poll::Ready(self.broken(error)),
+        let frame = match self.first.take() {
+            Some(first) => first,
+            None => match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Ready(Some(Ok(frame))) => frame,
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(self.broken(error)),
+            },
         };
         Poll::Ready(Some(Ok(match frame.into_data() {
             Ok(data) => {
@@ -209,6 +279,8 @@ impl Body for ResponseBody {
                 Poll::Ready(frame.map(Ok))
             }
             Kind::Lazy(lazy) => Poll::Ready(lazy.next().map(Ok)),
+            Kind::Stream(stream) => Poll::Ready(stream.next().map(Ok)),
+            Kind::Paged(paged) => paged.poll(cx).map(|frame| frame.map(Ok)),
             Kind::Shared {
                 answer,
                 next,
@@ -231,13 +303,13 @@ impl Body for ResponseBody {
         match &self.0 {
             Kind::Empty => true,
             Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
-            Kind::Lazy(_) => false,
+            Kind::Lazy(_) | Kind::Stream(_) | Kind::Paged(_) => false,
             Kind::Shared {
                 answer,
                 next,
                 trailers,
             } => *next >= answer.pieces.len() && trailers.is_none(),
-            Kind::Forwarded(forwarded) => forwarded.body.is_end_stream(),
+            Kind::Forwarded(forwarded) => forwarded.first.is_none() && forwarded.body.is_end_stream(),
         }
     }
 

@@ -11,12 +11,13 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::body::ResponseBody;
+use super::range;
 use super::status::{Code, GRPC_STATUS, Status};
 use crate::mirror::knowledge::Knowledge;
 use crate::upstream::{BoxError, Class, Connection, InFlight, NoEndpoint, Outgoing, SendFailure, Upstream};
 
 /// Pause before another connection is tried for a call that did not leave on the first.
-const RETRY_PAUSE: Duration = Duration::from_millis(5);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Passes calls on.
 #[derive(Debug)]
@@ -107,6 +108,8 @@ impl Forward {
         mut body: Body,
         class: Class,
     ) -> Result<Answered, NotAnswered> {
+        // Said to rangecache, not to etcd.
+        parts.headers.remove(range::BYPASS.0);
         let deadline = Instant::now() + self.connect_timeout;
         loop {
             let connection = self.upstream.connection(class, deadline).await?;
@@ -145,7 +148,7 @@ impl Forward {
     }
 
     /// A member that answers "unavailable" may be cut off from the others: the next calls go elsewhere for a moment.
-    fn judge(&self, connection: &Connection, headers: &HeaderMap) {
+    pub(super) fn judge(&self, connection: &Connection, headers: &HeaderMap) {
         if headers
             .get(GRPC_STATUS)
             .is_some_and(|status| status.as_bytes() == b"14")

@@ -53,7 +53,7 @@ impl Drop for Permit {
 
 /// The right to be the one call under way for a request. When it ends, the next flight leaves.
 #[derive(Debug)]
-struct Lead {
+pub(super) struct Lead {
     large: Arc<Large>,
     forward: Arc<Forward>,
     request: Bytes,
@@ -245,7 +245,11 @@ impl Large {
         Ok(guard)
     }
 
-    async fn turn(self: &Arc<Self>, lead: Option<Lead>) -> Result<Permit, Refused> {
+    /// Waits for a turn; it ends with the permit.
+    ///
+    /// # Errors
+    /// [`Refused`] past the bound on those who wait.
+    pub(super) async fn turn(self: &Arc<Self>, lead: Option<Lead>) -> Result<Permit, Refused> {
         let turn = match Arc::clone(&self.turns).try_acquire_owned() {
             Ok(turn) => turn,
             Err(_) => {

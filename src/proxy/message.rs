@@ -73,3 +73,13 @@ pub(super) async fn read(mut body: Incoming, max_bytes: usize) -> Message {
         }
     }
 }
+
+/// Writes the prefix of an uncompressed message of `length_bytes`, which must be below 4 GiB, over the first bytes of
+/// `framed`.
+pub(super) fn put_prefix(framed: &mut [u8], length_bytes: u64) {
+    let length = u32::try_from(length_bytes).unwrap_or(u32::MAX);
+    if let Some(prefix) = framed.first_chunk_mut::<PREFIX_BYTES>() {
+        prefix[0] = 0;
+        prefix[1..].copy_from_slice(&length.to_be_bytes());
+    }
+}

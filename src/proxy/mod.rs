@@ -11,8 +11,8 @@
 //! | route | `route`: by path only |
 //! | plan | `plan`: pure; is it to be answered, and what has to be proven |
 //! | prove | `range`, with `mirror::freshness`; `authorize` where rights are to be proven, too |
-//! | answer | `range`, `body`: bytes produced as the client reads (I5) |
-//! | forward | `forward`, `large` (what must not stampede etcd), `http1`, `learn` (calls that change what memory may answer) |
+//! | answer | `range`, `range_stream`, `body`: bytes produced as the client reads (I5) |
+//! | forward | `forward`, `large` (what must not stampede etcd), `pager` (a RangeStream where etcd has none), `http1`, `learn` (calls that change what memory may answer) |
 //!
 //! `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `status` is gRPC's
 //! statuses. This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
@@ -26,9 +26,11 @@ mod large;
 mod learn;
 pub mod listener;
 mod message;
+mod pager;
 mod passed;
 mod plan;
 mod range;
+mod range_stream;
 mod route;
 mod status;
 

@@ -18,28 +18,49 @@ use super::message::{self, Message, PREFIX_BYTES};
 use super::plan::{self, Facts, Plan};
 use super::status::{self, Code, Status};
 use crate::cache::{
-    Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Tree,
+    Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Selection, Tree,
     names_unknown_sort_target, select,
 };
 use crate::mirror::knowledge::Auth;
 use crate::mirror::state::{Mirror, View};
-use crate::telemetry::outcome::Read;
+use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Metrics, Outcome, Why};
-use crate::upstream::{Outgoing, Version};
+use crate::upstream::{Class, Outgoing, Version};
 
 /// A Range's request is two keys and a few numbers. What is longer is forwarded unread.
-const MAX_MESSAGE_BYTES: usize = 256 << 10;
+pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// etcd's gRPC server refuses to send a longer message.
 const MAX_ANSWER_BYTES: u64 = i32::MAX as u64;
 /// Metadata that carries credentials.
 const CREDENTIALS: [&str; 2] = ["token", "authorization"];
+/// Metadata with which a caller reads around the cache, and its value.
+pub(super) const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 
 /// Counts the request exactly once, also when the caller goes away and the future is dropped.
 pub(super) struct Record<'a> {
     metrics: &'a Metrics,
+    kind: Kind,
     arrived: Instant,
     pub(super) proven: Option<Instant>,
-    outcome: Outcome,
+    pub(super) outcome: Outcome,
+}
+
+impl<'a> Record<'a> {
+    /// A call that arrives now. Until it has another outcome, its caller has gone away.
+    pub(super) fn new(metrics: &'a Metrics, kind: Kind) -> Record<'a> {
+        Record {
+            metrics,
+            kind,
+            arrived: Instant::now(),
+            proven: None,
+            outcome: Outcome::Cancelled(Why::Gone),
+        }
+    }
+
+    /// When the caller stops to wait.
+    pub(super) fn deadline(&self, call: &Call) -> Option<Instant> {
+        call.timeout.map(|timeout| self.arrived + timeout)
+    }
 }
 
 impl Drop for Record<'_> {
@@ -50,13 +71,13 @@ impl Drop for Record<'_> {
         let total = self.arrived.elapsed();
         let (outcome, reason) = self.outcome.labels();
         tracing::debug!(outcome, reason, waited = ?waited, total = ?total, "range ended");
-        self.metrics.range_ended(self.outcome, waited, total);
+        self.metrics.range_ended(self.kind, self.outcome, waited, total);
     }
 }
 
-/// How a Range ends that memory can end.
+/// How a Range, or a RangeStream, ends that memory can end.
 pub(super) enum Ended {
-    Answer(Answer, Outcome),
+    Answer(ResponseHeader, Selection, Outcome),
     Error(Status, Outcome),
     Forward(Why),
 }
@@ -73,12 +94,7 @@ pub(super) async fn range(proxy: &Proxy, request: Request<Incoming>) -> forward:
 }
 
 async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
-    let mut record = Record {
-        metrics: &proxy.metrics,
-        arrived: Instant::now(),
-        proven: None,
-        outcome: Outcome::Cancelled(Why::Gone),
-    };
+    let mut record = Record::new(&proxy.metrics, Kind::Unary);
     let (parts, body) = request.into_parts();
     let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
         Message::Whole { framed, body } => (framed, body),
@@ -119,9 +135,13 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
         record.outcome = Outcome::Forwarded(Why::Undecodable);
         return Box::pin(forward(proxy, parts, framed, None, &mut record)).await;
     };
-    let deadline = call.timeout.map(|timeout| record.arrived + timeout);
-    match end(proxy, &query, &call, &parts.headers, deadline, &mut record).await {
-        Ended::Answer(answer, outcome) => {
+    match end(proxy, &query, &call, &parts.headers, &mut record).await {
+        Ended::Answer(header, selection, outcome) => {
+            let answer = Answer::new(header, selection);
+            if answer.len() > MAX_ANSWER_BYTES {
+                record.outcome = outcome.refused();
+                return Ok(too_long(answer.len()).response(call.content_type));
+            }
             record.outcome = outcome;
             let mut response = Response::new(ResponseBody::answer(answer));
             response.headers_mut().insert(CONTENT_TYPE, call.content_type);
@@ -141,16 +161,17 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
 
 /// What the request's metadata says.
 #[derive(Debug)]
-struct Call {
+pub(super) struct Call {
     timeout: Option<Duration>,
     credentials: bool,
     require_leader: bool,
-    content_type: HeaderValue,
+    bypass: bool,
+    pub(super) content_type: HeaderValue,
 }
 
 impl Call {
     /// `None` where there is anything that etcd might treat in a way of its own.
-    fn of(headers: &HeaderMap) -> Option<Call> {
+    pub(super) fn of(headers: &HeaderMap) -> Option<Call> {
         let content_type = headers.get(CONTENT_TYPE)?;
         if !matches!(
             content_type.as_bytes(),
@@ -164,11 +185,12 @@ impl Call {
         {
             return None;
         }
-        if headers
-            .iter()
-            .any(|(name, value)| name.as_str().ends_with("-bin") && !is_base64(value.as_bytes()))
-        {
-            return None;
+        let mut bypass = false;
+        for (name, value) in headers {
+            if name.as_str().ends_with("-bin") && !is_base64(value.as_bytes()) {
+                return None;
+            }
+            bypass |= (name.as_str(), value.as_bytes()) == BYPASS;
         }
         // etcd refuses a version that is no text.
         if headers
@@ -181,6 +203,7 @@ impl Call {
             timeout: status::timeout(headers).ok()?,
             credentials: CREDENTIALS.iter().any(|name| headers.contains_key(*name)),
             require_leader: headers.contains_key("hasleader"),
+            bypass,
             content_type: content_type.clone(),
         })
     }
@@ -200,14 +223,17 @@ fn is_base64(value: &[u8]) -> bool {
 }
 
 /// **plan**, **prove** and the decision about the answer.
-async fn end(
+pub(super) async fn end(
     proxy: &Proxy,
     query: &RangeQuery,
     call: &Call,
     metadata: &HeaderMap,
-    caller_deadline: Option<Instant>,
     record: &mut Record<'_>,
 ) -> Ended {
+    if call.bypass {
+        return Ended::Forward(Why::Bypass);
+    }
+    let caller_deadline = record.deadline(call);
     if caller_deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Ended::Error(Status::deadline(), Outcome::Cancelled(Why::Deadline));
     }
@@ -341,19 +367,8 @@ pub(super) fn answer(
         Selected::Answer(selection) => selection,
         Selected::TiesAreEtcds => return Ended::Forward(Why::SortTies),
     };
-    let answer = Answer::new(header, selection);
-    if answer.len() > MAX_ANSWER_BYTES {
-        let message = format!(
-            "grpc: trying to send message larger than max ({} vs. {MAX_ANSWER_BYTES})",
-            answer.len()
-        );
-        return Ended::Error(
-            Status::new(Code::ResourceExhausted, message),
-            outcome(Read::Refused),
-        );
-    }
     proxy.mirrors.knowledge.note_shown(header.revision);
-    Ended::Answer(answer, outcome(read))
+    Ended::Answer(header, selection, outcome(read))
 }
 
 /// **forward**: the bytes as they came.
@@ -369,6 +384,9 @@ async fn forward(
         let class = class_of(parts.uri.path());
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
+    if call.bypass {
+        return proxy.forward.pass(parts, Body::Read(framed), Class::Stream).await;
+    }
     // Only where etcd gives everybody the same answer.
     let may_share = proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader;
     match proxy.large.pass(&proxy.forward, parts, framed, may_share).await {
@@ -380,8 +398,16 @@ async fn forward(
     }
 }
 
-fn refusal(error: &QueryError) -> Status {
+pub(super) fn refusal(error: &QueryError) -> Status {
     Status::new(Code::InvalidArgument, error.to_string())
+}
+
+/// In the words of etcd's gRPC library.
+fn too_long(bytes: u64) -> Status {
+    Status::new(
+        Code::ResourceExhausted,
+        format!("grpc: trying to send message larger than max ({bytes} vs. {MAX_ANSWER_BYTES})"),
+    )
 }
 
 #[cfg(test)]

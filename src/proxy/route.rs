@@ -1,4 +1,4 @@
-//! **route**: by path only. KV/Range has a handler, two calls are listened to, everything else is forwarded as it is.
+//! **route**: by path only. KV/Range and KV/RangeStream have a handler each, two calls are listened to, everything else is forwarded as it is.
 
 use std::sync::Arc;
 
@@ -6,10 +6,11 @@ use http::{Method, Request, Version};
 use hyper::body::Incoming;
 
 use super::forward::{Body, Outcome, class_of};
-use super::{Proxy, http1, learn, range};
+use super::{Proxy, http1, learn, range, range_stream};
 use crate::upstream::Outgoing;
 
-const RANGE: &str = "/etcdserverpb.KV/Range";
+pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
+const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
 /// Answers one request, whatever it is. All but reads are boxed: hyper moves this future about, so it had better be small.
 pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
@@ -21,6 +22,9 @@ pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outc
     let is_call = request.method() == Method::POST && request.uri().query().is_none();
     if is_call && request.uri().path() == RANGE {
         return range::range(&proxy, request).await;
+    }
+    if is_call && request.uri().path() == RANGE_STREAM {
+        return Box::pin(range_stream::range_stream(&proxy, request)).await;
     }
     proxy.metrics.passed_calls.inc();
     if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {

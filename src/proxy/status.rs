@@ -20,6 +20,8 @@ pub(super) enum Code {
     DeadlineExceeded = 4,
     ResourceExhausted = 8,
     OutOfRange = 11,
+    Unimplemented = 12,
+    Internal = 13,
     Unavailable = 14,
 }
 

@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-use super::outcome::{Outcome, Read};
+use super::outcome::{Kind, Outcome, Read};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RangeLabels {
@@ -78,6 +78,7 @@ pub struct MirrorMetrics {
 pub struct Metrics {
     registry: Registry,
     range: Family<RangeLabels, Counter>,
+    range_stream: Family<RangeLabels, Counter>,
     /// The counter of the most frequent outcome, without the search.
     hit_linearizable: Counter,
     range_wait_seconds: Histogram,
@@ -160,9 +161,13 @@ impl Metrics {
         let hit_linearizable = range.get_or_create_owned(&RangeLabels { outcome, reason });
         Metrics {
             range,
+            range_stream: metric!(
+                "range_stream",
+                "RangeStream calls by how they ended and why; hit and waited were answered from memory"
+            ),
             hit_linearizable,
-            range_wait_seconds: metric!(histogram "range_wait", "Time that Ranges answered from memory waited for their proof"),
-            range_duration_seconds: metric!(histogram "range_duration", "Time from a Range's arrival to the head of its answer"),
+            range_wait_seconds: metric!(histogram "range_wait", "Time that Ranges and RangeStreams answered from memory waited for their proof"),
+            range_duration_seconds: metric!(histogram "range_duration", "Time from the arrival of a Range or RangeStream to the head of its answer"),
             checks: metric!("quorum_checks", "Quorum revision checks by result"),
             check_reads: metric!(
                 "quorum_check_reads",
@@ -217,7 +222,7 @@ impl Metrics {
             connections: metric!("client_connections", "Client connections open"),
             passed_calls: metric!(
                 "passed_calls",
-                "Calls other than Range that were passed on as they came"
+                "Calls other than Range and RangeStream that were passed on as they came"
             ),
             tasks: metric!("tasks", "Tasks alive: connections, calls, mirrors"),
             forward_large: metric!("forward_large", "Large Ranges under way to etcd"),
@@ -238,9 +243,14 @@ impl Metrics {
         }
     }
 
-    /// Counts one Range, once, when its answer's head is known.
-    pub fn range_ended(&self, outcome: Outcome, waited: Duration, total: Duration) {
-        if outcome == Outcome::Hit(Read::Linearizable) {
+    /// Counts one Range or RangeStream, once, when its answer's head is known.
+    pub fn range_ended(&self, kind: Kind, outcome: Outcome, waited: Duration, total: Duration) {
+        if kind == Kind::Stream {
+            let (outcome, reason) = outcome.labels();
+            self.range_stream
+                .get_or_create(&RangeLabels { outcome, reason })
+                .inc();
+        } else if outcome == Outcome::Hit(Read::Linearizable) {
             self.hit_linearizable.inc();
         } else {
             let (outcome, reason) = outcome.labels();
@@ -324,17 +334,19 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::outcome::{Read, Why};
+    use crate::telemetry::outcome::{Kind, Read, Why};
 
     #[test]
     fn a_range_counts_once_under_its_outcome() {
         let metrics = Metrics::new();
         metrics.range_ended(
+            Kind::Unary,
             Outcome::Hit(Read::Linearizable),
             Duration::ZERO,
             Duration::from_millis(1),
         );
         metrics.range_ended(
+            Kind::Unary,
             Outcome::Forwarded(Why::Loading),
             Duration::ZERO,
             Duration::from_millis(1),

@@ -1,5 +1,14 @@
 //! How a Range ended, and why: the one vocabulary of metrics, spans and docs.
 
+/// Which call it was: each has a counter of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// KV/Range.
+    Unary,
+    /// KV/RangeStream.
+    Stream,
+}
+
 /// How a Range ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -9,6 +18,8 @@ pub enum Outcome {
     Waited(Read),
     /// By etcd, the request's bytes as they came.
     Forwarded(Why),
+    /// By etcd, which has no RangeStream: the stream was put together from pages.
+    Paged(Why),
     /// Refused with a retryable status.
     Shed(Why),
     /// The caller went away, or its timeout passed, before there was an answer.
@@ -72,9 +83,21 @@ pub enum Why {
     TooManyWaiting,
     /// Shared answers would take more memory than they may.
     SharedBytes,
+    /// The caller asked to read around the cache.
+    Bypass,
 }
 
 impl Outcome {
+    /// The same, where memory had an answer that must not be sent.
+    #[must_use]
+    pub fn refused(self) -> Outcome {
+        match self {
+            Outcome::Hit(_) => Outcome::Hit(Read::Refused),
+            Outcome::Waited(_) => Outcome::Waited(Read::Refused),
+            other => other,
+        }
+    }
+
     /// The values of the labels `outcome` and `reason`.
     #[must_use]
     pub fn labels(self) -> (&'static str, &'static str) {
@@ -82,6 +105,7 @@ impl Outcome {
             Outcome::Hit(read) => ("hit", read.as_str()),
             Outcome::Waited(read) => ("waited", read.as_str()),
             Outcome::Forwarded(why) => ("forwarded", why.as_str()),
+            Outcome::Paged(why) => ("paged", why.as_str()),
             Outcome::Shed(why) => ("shed", why.as_str()),
             Outcome::Cancelled(why) => ("cancelled", why.as_str()),
         }
@@ -126,6 +150,7 @@ impl Why {
             Why::Gone => "gone",
             Why::TooManyWaiting => "too_many_waiting",
             Why::SharedBytes => "shared_bytes",
+            Why::Bypass => "bypass",
         }
     }
 }

@@ -22,7 +22,7 @@ pub enum NoRangeStream {
     Version,
     /// The endpoint answered that it has no such method, now or since it was last connected.
     Unimplemented,
-    /// It has the method but refused a request of this shape.
+    /// It has the method but refuses requests of this shape, or answers them otherwise than a Range.
     Shape,
 }
 
