@@ -53,12 +53,22 @@ async fn transcript(dir: &TempDir, name: &str, url: &str, more: &[&str]) -> Stri
 async fn the_go_client_sees_no_difference(version: Version) {
     let dir = TempDir::new().expect("a directory");
     let mut differences = Vec::new();
-    for chapters in [&[][..], &["--auth"]] {
-        let (etcd, behind) = (Etcd::start(version).await, Etcd::start(version).await);
+    // Older ones have no RangeStream; what rangecache makes of that is the newest one's.
+    let tours: &[(&[&str], Version)] = if version == Version::V3_7 {
+        &[(&[], version), (&["--auth"], version)]
+    } else {
+        &[
+            (&["--skip", "rangestream"], version),
+            (&["--only", "rangestream"], Version::V3_7),
+            (&["--auth"], version),
+        ]
+    };
+    for (chapters, like) in tours.iter().copied() {
+        let (etcd, behind) = (Etcd::start(like).await, Etcd::start(version).await);
         let rangecache = Rangecache::before(&behind).start().await;
         let through = transcript(&dir, "through", rangecache.url(), chapters).await;
         let direct = transcript(&dir, "direct", &etcd.url(), chapters).await;
-        assert!(direct.lines().count() > 20, "too little to compare:\n{direct}");
+        assert!(direct.lines().count() > 12, "too little to compare:\n{direct}");
         let lines = direct.lines().zip(through.lines());
         differences.extend(
             lines

@@ -20,10 +20,12 @@ pub(crate) enum Method {
     Put = 1,
     /// `KV/Txn`.
     Txn = 2,
+    /// `KV/RangeStream`.
+    RangeStream = 3,
 }
 
 impl Method {
-    const ALL: [Method; 3] = [Method::Range, Method::Put, Method::Txn];
+    const ALL: [Method; 4] = [Method::Range, Method::Put, Method::Txn, Method::RangeStream];
 
     /// The path of the call.
     pub(crate) fn path(self) -> &'static str {
@@ -31,6 +33,7 @@ impl Method {
             Method::Range => "/etcdserverpb.KV/Range",
             Method::Put => "/etcdserverpb.KV/Put",
             Method::Txn => "/etcdserverpb.KV/Txn",
+            Method::RangeStream => "/etcdserverpb.KV/RangeStream",
         }
     }
 }
@@ -74,7 +77,7 @@ pub(crate) enum CallError {
 /// One HTTP/2 connection to a target; ends when dropped.
 pub(crate) struct Connection {
     send: SendRequest<Bytes>,
-    requests: [Request<()>; 3],
+    requests: [Request<()>; 4],
     driver: JoinHandle<()>,
 }
 
@@ -156,7 +159,8 @@ impl Connection {
         Ok(response.into_body())
     }
 
-    async fn exchange(
+    /// Makes a call and shows every piece of the answer as it comes.
+    pub(crate) async fn exchange(
         &self,
         method: Method,
         body: Bytes,

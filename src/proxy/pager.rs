@@ -9,6 +9,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::request::Parts;
@@ -39,8 +40,10 @@ const FIRST_PAGE_KEYS: i64 = 64;
 const ONE_PAGE_KEYS: i64 = 1000;
 /// Keys of a page at most.
 const PAGE_MAX_KEYS: i64 = 10_000;
-/// How often a page is asked for that broke off. Reading again changes nothing.
-const TRIES: u32 = 3;
+/// How often a page is asked for that broke off: reading again changes nothing.
+const TRIES: u32 = 5;
+/// Pause in between.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why there is no page.
 pub(super) enum NoPages {
@@ -205,11 +208,12 @@ impl Pager {
                     let mean_bytes = (bytes / self.request.limit.max(1).unsigned_abs()).max(1);
                     self.request.limit = page_keys(mean_bytes).min(self.request.limit / 2).max(1);
                 }
-                Asked::Broken(error) => {
+                Asked::Broken(why) => {
                     tries += 1;
                     if tries == TRIES {
-                        return Err(NoPages::Own(NotAnswered::Lost(error).status()));
+                        return Err(why);
                     }
+                    tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }
         }
@@ -244,12 +248,19 @@ impl Pager {
                     }
                 }
                 Ok(Err(frame)) => trailers = frame.into_trailers().ok(),
-                Err(error) => return Ok(Asked::Broken(error)),
+                Err(error) => {
+                    return Ok(Asked::Broken(NoPages::Own(NotAnswered::Lost(error).status())));
+                }
             }
         }
         let status = trailers.unwrap_or(head.headers);
-        if status.get(GRPC_STATUS).is_none_or(|code| code != "0") {
-            return Err(NoPages::Etcd(status_alone(&status)));
+        match status.get(GRPC_STATUS).map(|code| code.as_bytes()) {
+            Some(b"0") => {}
+            // The leader changed, say: of a stream that has begun, the page can be asked for again.
+            Some(b"14") if self.first.is_some() => {
+                return Ok(Asked::Broken(NoPages::Etcd(status_alone(&status))));
+            }
+            _ => return Err(NoPages::Etcd(status_alone(&status))),
         }
         let data = data.freeze();
         let message = data.get(PREFIX_BYTES..).map(|message| data.slice_ref(message));
@@ -331,8 +342,8 @@ enum Asked {
     Page(RangeResponse, u64),
     /// More than a page may hold, given up.
     TooLong(u64),
-    /// The connection was lost in mid-answer.
-    Broken(hyper::Error),
+    /// The connection was lost in mid-answer, or the member could not serve.
+    Broken(NoPages),
 }
 
 /// How many keys a page should have whose entries take `mean_bytes` each.

@@ -134,6 +134,12 @@ impl Etcd {
         self.process = Some(Process::spawn(&format!("etcd {}", self.name), &mut command, &log));
     }
 
+    /// Stops, and goes on with the same ports, and with the same data as far as that version can read it.
+    pub fn switch(&mut self, version: Version) {
+        self.stop();
+        self.version = version;
+    }
+
     /// Waits until it answers a linearizable read, so that it has a leader too.
     pub async fn ready(&self) {
         let what = format!("{} of etcd {:?} serves", self.name, self.version);
@@ -226,9 +232,16 @@ pub struct Cluster {
 impl Cluster {
     /// Starts three members and waits until all serve.
     pub async fn start(version: Version) -> Self {
+        Self::start_mixed([version; 3]).await
+    }
+
+    /// Starts three members of these versions and waits until all serve.
+    pub async fn start_mixed(versions: [Version; 3]) -> Self {
         let mut members: Vec<_> = ["a", "b", "c"]
-            .map(|name| Etcd::new(name, version, "rangecache"))
-            .into();
+            .into_iter()
+            .zip(versions)
+            .map(|(name, version)| Etcd::new(name, version, "rangecache"))
+            .collect();
         let peers: Vec<_> = members.iter().map(Etcd::peer).collect();
         for member in &mut members {
             member.initial_cluster = peers.join(",");

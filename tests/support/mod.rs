@@ -10,6 +10,7 @@
 //! | [`roles`] | users, roles and rights |
 //! | [`register`] | keys that change together, and a judge of what a reader saw of them |
 //! | [`shapes`] | Range requests of every shape, and a store to ask them of |
+//! | [`streams`] | RangeStreams: whole, and merged to the unary answer |
 //! | [`pb`] | etcd's messages |
 //! | [`http`] | HTTP/1 as a scraper or curl speaks it |
 //! | [`wait`] | waiting for a condition, never for a time |
@@ -34,4 +35,5 @@ pub mod proxy;
 pub mod register;
 pub mod roles;
 pub mod shapes;
+pub mod streams;
 pub mod wait;

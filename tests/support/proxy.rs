@@ -128,6 +128,33 @@ impl Rangecache {
         self.metrics().await.outcomes()
     }
 
+    /// How RangeStreams have ended so far.
+    pub async fn stream_outcomes(&self) -> Outcomes {
+        self.metrics().await.outcomes_of("rangecache_range_stream_total")
+    }
+
+    /// How RangeStreams ended since `before`, once `streams` of them are counted.
+    pub async fn stream_outcomes_since(&self, before: &Outcomes, streams: u64) -> Outcomes {
+        let counted = async || {
+            let since = self.stream_outcomes().await.since(before);
+            (since.total() >= streams).then_some(since)
+        };
+        until(
+            SOON,
+            "every RangeStream is counted in rangecache_range_stream_total",
+            counted,
+        )
+        .await
+        .0
+    }
+
+    /// Its resident memory, in bytes.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    }
+
     /// How Ranges ended since `before`, once `ranges` of them are counted: the count follows the last byte of an answer.
     pub async fn outcomes_since(&self, before: &Outcomes, ranges: u64) -> Outcomes {
         let counted = async || {
@@ -210,9 +237,15 @@ impl Metrics {
     }
 
     fn outcomes(&self) -> Outcomes {
+        self.outcomes_of("rangecache_range_total")
+    }
+
+    /// The outcomes that the counter `name` has.
+    fn outcomes_of(&self, name: &str) -> Outcomes {
         let mut outcomes = Outcomes::default();
         for (sample, value) in &self.0 {
-            if let Some(labels) = sample.strip_prefix("rangecache_range_total{") {
+            let rest = sample.strip_prefix(name);
+            if let Some(labels) = rest.and_then(|rest| rest.strip_prefix('{')) {
                 let label = |name: &str| {
                     let (_, rest) = labels.split_once(&format!("{name}=\""))?;
                     Some(rest.split('"').next()?.to_owned())

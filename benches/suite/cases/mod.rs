@@ -8,6 +8,7 @@ pub(crate) mod memory;
 pub(crate) mod pages;
 pub(crate) mod points;
 pub(crate) mod puts;
+pub(crate) mod streams;
 
 use crate::args::Args;
 use crate::dataset::Dataset;
@@ -141,7 +142,7 @@ async fn middling_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<
 /// 15k objects of 10 KB: lists and memory; then 150k of them: a cold load.
 async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
-    if !args.wants(&["P3", "P4", "P9", "P11", "P12"]) {
+    if !args.wants(&["P3", "P4", "P9", "P11", "P12", "STREAMS"]) {
         return Ok(());
     }
     let data = Dataset {
@@ -152,7 +153,7 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     progress("filling 15k × 10 KB");
     let mut stage = Stage::start(&suite.binaries, suite.options).await?;
     data.fill(&stage.connect().await?, 0).await?;
-    if args.wants(&["P3", "P4"]) {
+    if args.wants(&["P3", "P4", "STREAMS"]) {
         start_targets(&mut stage, report).await?;
     }
     if args.wants(&["P3"]) {
@@ -162,6 +163,13 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     if args.wants(&["P4"]) {
         progress("P4 four clients, large objects");
         report.add("P4", lists::p4(&stage, &data, rounds, "15k × 10 KB", 1.4).await);
+    }
+    if args.wants(&["STREAMS"]) {
+        progress("STREAMS RangeStream");
+        report.add(
+            "STREAMS",
+            streams::run(&stage, &data, rounds, "15k × 10 KB").await,
+        );
     }
     if args.wants(&["P9"]) {
         progress("P9 eight LISTs at once");
