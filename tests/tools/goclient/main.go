@@ -67,8 +67,9 @@ func run(endpoints, out string, auth bool, only, skip map[string]bool) error {
 	if auth {
 		chosen = append(chosen, section{"auth", authSection})
 	} else {
+		all := len(only) == 0
 		for _, s := range sections {
-			if (len(only) == 0 || only[s.name]) && !skip[s.name] {
+			if (all || only[s.name]) && !skip[s.name] {
 				chosen = append(chosen, s)
 			}
 			delete(only, s.name)
