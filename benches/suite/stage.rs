@@ -39,8 +39,10 @@ impl Target {
             return Ok(None);
         };
         let (_, text) = http1::get(address, "/metrics").await?;
-        let count =
-            |labels: &str| http1::metric(&text, &format!("rangecache_range_total{labels}")).unwrap_or(0.0);
+        let count = |labels: &str| {
+            let of = |name: &str| http1::metric(&text, &format!("{name}{labels}")).unwrap_or(0.0);
+            of("rangecache_range_total") + of("rangecache_range_stream_total")
+        };
         let from_memory = count("{outcome=\"hit\"") + count("{outcome=\"waited\"");
         Ok(Some(RangeOutcomes {
             from_memory,

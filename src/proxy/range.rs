@@ -379,14 +379,15 @@ async fn forward(
     understood: Option<(&RangeQuery, &Call)>,
     record: &mut Record<'_>,
 ) -> forward::Outcome {
+    if understood.is_some_and(|(_, call)| call.bypass) {
+        // Of whatever length, and with no other read's call.
+        return proxy.forward.pass(parts, Body::Read(framed), Class::Stream).await;
+    }
     let content_type = grpc_content_type(&parts.headers);
     let Some((_, call)) = understood.filter(|(query, _)| plan::is_large(query)) else {
         let class = class_of(parts.uri.path());
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
-    if call.bypass {
-        return proxy.forward.pass(parts, Body::Read(framed), Class::Stream).await;
-    }
     // Only where etcd gives everybody the same answer.
     let may_share = proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader;
     match proxy.large.pass(&proxy.forward, parts, framed, may_share).await {

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::client::{Connection, Method, Windows};
 use crate::dataset::Dataset;
 use crate::load::{Outcome, nanoseconds};
-use crate::measure::{Block, CpuWatch, Series};
+use crate::measure::{Block, CpuWatch, FROM_MEMORY, Series};
 use crate::report::{Row, Unit};
 use crate::stage::{Kind, Stage, Target};
 use crate::wire::{frame, prefix_request};
@@ -67,6 +67,7 @@ async fn block(
     request: &Bytes,
     expected_bytes: u64,
 ) -> Result<Block> {
+    let answered_before = target.range_outcomes().await?;
     let cpu = CpuWatch::start(target)?;
     let began = Instant::now();
     let (mut outcome, mut first_bytes) = (Outcome::default(), Vec::new());
@@ -93,6 +94,10 @@ async fn block(
     outcome.latencies_ns.sort_unstable();
     first_bytes.sort_unstable();
     let mut block = cpu.finish(&outcome)?;
+    if let Some((before, now)) = answered_before.zip(target.range_outcomes().await?) {
+        let share = (now.from_memory - before.from_memory) / (now.all - before.all);
+        block.extra.insert(FROM_MEMORY, share);
+    }
     if let Some(median) = first_bytes.get(first_bytes.len() / 2) {
         block.extra.insert(FIRST_BYTE, *median as f64);
     }
