@@ -876,17 +876,18 @@ async fn the_call_that_finds_no_range_stream_is_answered_all_the_same() {
         let (url, mut calls, _server) = scripted(script).await;
         let rangecache = Rangecache::at(&url).start_cold().await;
         let through = rangecache.client().await;
-        for _ in 0..3 {
+        for _ in 0..20 {
             assert_eq!(through.streamed(&list()).await, Ok(found()));
         }
         let mut tried = 0;
         while let Ok((path, _)) = calls.try_recv() {
             tried += usize::from(path == RANGE_STREAM);
         }
-        assert_eq!(tried, 1, "it is remembered");
+        // It is remembered, until one of the endpoint's five connections comes up.
+        assert!((1..=6).contains(&tried), "{tried}");
         let metrics = rangecache.metrics().await.0;
         let fallbacks = metrics.get("rangecache_range_stream_fallback_total{reason=\"unimplemented\"}");
-        assert_eq!(fallbacks, Some(&3.0));
+        assert_eq!(fallbacks, Some(&20.0));
     }
 }
 
