@@ -79,22 +79,6 @@ async fn recovers(from: &str, live: &Client, rangecache: &Rangecache, through: &
     println!("from memory {:?} after {from}", started.elapsed());
 }
 
-/// The index of the leader.
-async fn leader(cluster: &Cluster) -> usize {
-    for (n, member) in cluster.members.iter().enumerate() {
-        let status = member
-            .client()
-            .await
-            .status()
-            .await
-            .expect("etcd tells its status");
-        if status.header.expect("has a header").member_id == status.leader {
-            return n;
-        }
-    }
-    panic!("no member leads");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_are_killed_in_turn() {
     let _alone = ALONE.lock().await;
@@ -115,7 +99,7 @@ async fn members_are_killed_in_turn() {
 async fn the_leader_stands_still() {
     let _alone = ALONE.lock().await;
     let cluster = Cluster::start(Version::V3_6).await;
-    let n = leader(&cluster).await;
+    let n = cluster.leader().await.expect("a member leads");
     put(&cluster.members[n].client().await, "first").await;
     let mut endpoints: Vec<_> = cluster.members.iter().map(|member| member.url()).collect();
     // Its sockets stay open, and it is the first that is asked.

@@ -158,6 +158,11 @@ impl Etcd {
         self.process = None;
     }
 
+    /// Sends `TERM` and waits for the end; the data stays.
+    pub async fn terminate(&mut self) {
+        self.process.take().expect("runs").terminate(SOON).await;
+    }
+
     /// Kills the process, starts it again and waits until it serves.
     pub async fn restart(&mut self) {
         self.stop();
@@ -251,6 +256,18 @@ impl Cluster {
             member.ready().await;
         }
         Self { members }
+    }
+
+    /// The index of the member that leads, if they agree on one.
+    pub async fn leader(&self) -> Option<usize> {
+        for (n, member) in self.members.iter().enumerate() {
+            let client = Client::try_connect(&member.url()).await.ok()?;
+            let status = client.status().await.ok()?;
+            if status.header.expect("has a header").member_id == status.leader {
+                return Some(n);
+            }
+        }
+        None
     }
 
     /// The members' URLs, as `--endpoints` takes them.

@@ -253,6 +253,13 @@ impl RequestOp {
         }
     }
 
+    /// Reads `key`.
+    pub fn read(key: impl AsRef<[u8]>) -> Self {
+        Self {
+            op: Some(Op::Range(RangeRequest::one(key))),
+        }
+    }
+
     /// Deletes `key`.
     pub fn delete(key: impl AsRef<[u8]>) -> Self {
         Self {
@@ -292,6 +299,29 @@ pub struct TxnResponse {
     pub header: Option<Header>,
     #[prost(bool, tag = "2")]
     pub succeeded: bool,
+    #[prost(message, repeated, tag = "3")]
+    pub responses: Vec<ResponseOp>,
+}
+
+/// The answer to one operation of a transaction; of what is not read only that it is there.
+#[derive(Clone, PartialEq, Message)]
+pub struct ResponseOp {
+    #[prost(message, optional, tag = "1")]
+    pub range: Option<RangeResponse>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct DeleteRangeResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<Header>,
+    #[prost(int64, tag = "2")]
+    pub deleted: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MoveLeaderRequest {
+    #[prost(uint64, tag = "1")]
+    pub target: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

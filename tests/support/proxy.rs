@@ -16,12 +16,19 @@ use super::wait::{SOON, until};
 /// What to start; see [`Rangecache::before`].
 pub struct Builder {
     args: Vec<String>,
+    listen: String,
 }
 
 impl Builder {
     /// Adds one flag with its value.
     pub fn with(mut self, flag: &str, value: &str) -> Self {
         self.args.extend([flag.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Serves clients at this URL, not on a port that is free: for one that takes the place of another.
+    pub fn listening_on(mut self, url: &str) -> Self {
+        self.listen = url.to_owned();
         self
     }
 
@@ -36,7 +43,7 @@ impl Builder {
     pub async fn start_cold(self) -> Rangecache {
         let dir = TempDir::with_prefix("rangecache-").unwrap();
         let mut command = rangecache_command();
-        command.args(["--listen-client-urls", "http://127.0.0.1:0"]);
+        command.args(["--listen-client-urls", &self.listen]);
         command.args([
             "--listen-metrics-urls",
             "http://127.0.0.1:0",
@@ -84,6 +91,7 @@ impl Rangecache {
     pub fn at(endpoints: &str) -> Builder {
         Builder {
             args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
+            listen: "http://127.0.0.1:0".to_owned(),
         }
     }
 

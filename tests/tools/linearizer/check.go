@@ -1,0 +1,166 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+const (
+	// pieceOps is how many operations porcupine gets at once: its memory grows with the square of that.
+	pieceOps = 1500
+	// pieceTimeout is how long it may think about them. Revisions leave it next to no choice.
+	pieceTimeout = 2 * time.Minute
+)
+
+// order finds answers that go back in time: whatever begins after an answer at some revision is at that revision or later,
+// and a write later. Since every operation has its revision, this holds the pieces of a history together.
+func (r *resolved) order() []string {
+	byCall := slices.SortedFunc(slices.Values(r.linearizable), func(a, b *operation) int { return cmp.Compare(a.Call, b.Call) })
+	byReturn := slices.SortedFunc(slices.Values(r.linearizable), func(a, b *operation) int { return cmp.Compare(a.Return, b.Return) })
+	var wrong []string
+	var newest *operation
+	next := 0
+	for _, op := range byCall {
+		for ; next < len(byReturn) && byReturn[next].Return < op.Call; next++ {
+			if newest == nil || byReturn[next].Rev > newest.Rev {
+				newest = byReturn[next]
+			}
+		}
+		if newest == nil {
+			continue
+		}
+		if op.Rev < newest.Rev || op.writes() && op.Rev == newest.Rev {
+			wrong = append(wrong, fmt.Sprintf("time runs backwards: %s\n    began %v after the end of %s",
+				describe(op), time.Duration(op.Call-newest.Return), describe(newest)))
+		}
+	}
+	return wrong
+}
+
+func (op *operation) writes() bool { return op.Write != nil && op.Write.Applied }
+
+// store is porcupine's state.
+type store struct {
+	rev int64
+	kvs state
+}
+
+// model is etcd's store with its revision: each operation must find, or make, the revision that its answer names.
+func model(first store) porcupine.Model {
+	return porcupine.Model{
+		Init: func() any { return first },
+		Step: func(before, _, output any) (bool, any) {
+			s, op := before.(store), output.(*operation)
+			return s.step(op)
+		},
+		Equal: func(a, b any) bool {
+			return a.(store).rev == b.(store).rev && slices.Equal(a.(store).kvs, b.(store).kvs)
+		},
+		DescribeOperation: func(_, output any) string { return describe(output.(*operation)) },
+		DescribeState:     func(s any) string { return fmt.Sprintf("at %d: %v", s.(store).rev, s.(store).kvs) },
+	}
+}
+
+func (s store) step(op *operation) (bool, store) {
+	if op.Read != nil {
+		return op.Rev == s.rev && s.kvs.answer(op.Read).equal(*op.Answer), s
+	}
+	w := op.Write
+	holds := w.Compare == nil || s.kvs.mod(w.Compare.Key) == w.Compare.Mod
+	if !w.Applied {
+		// A comparison that fails, or a delete of nothing.
+		if w.Compare == nil {
+			_, done := s.kvs.apply(w.Then, s.rev+1)
+			return op.Rev == s.rev && len(done) == 0, s
+		}
+		said := w.Else == nil || op.Answer != nil && s.kvs.answer(w.Else).equal(*op.Answer)
+		return op.Rev == s.rev && !holds && said, s
+	}
+	next, done := s.kvs.apply(w.Then, s.rev+1)
+	return holds && len(done) > 0 && op.Rev == s.rev+1, store{s.rev + 1, next}
+}
+
+// linearize asks porcupine about one piece after the other, each a row of revisions. The first that is not linearizable is
+// written to html.
+func (r *resolved) linearize(html string) (pieces int, wrong []string) {
+	ops := slices.SortedFunc(slices.Values(r.linearizable), func(a, b *operation) int {
+		if a.Rev != b.Rev {
+			return cmp.Compare(a.Rev, b.Rev)
+		}
+		return cmp.Compare(a.Call, b.Call)
+	})
+	before := r.start
+	for len(ops) > 0 {
+		end := min(pieceOps, len(ops))
+		for end < len(ops) && ops[end].Rev == ops[end-1].Rev {
+			end++
+		}
+		piece := make([]porcupine.Operation, 0, end)
+		for _, op := range ops[:end] {
+			piece = append(piece, porcupine.Operation{ClientId: op.Client, Input: op, Call: op.Call, Output: op, Return: op.Return})
+		}
+		first, known := r.states[before]
+		if !known {
+			return pieces, append(wrong, fmt.Sprintf("revision %d, which an answer names, was never there", before))
+		}
+		pieces++
+		m := model(store{before, first})
+		result, info := porcupine.CheckOperationsVerbose(m, piece, pieceTimeout)
+		if result != porcupine.Ok {
+			says := fmt.Sprintf("%d operations from revision %d to %d are not linearizable (porcupine: %s)", end, before, ops[end-1].Rev, result)
+			if err := porcupine.VisualizePath(m, info, html); err != nil {
+				says += fmt.Sprintf("; they cannot be drawn: %v", err)
+			} else {
+				says += "; drawn in " + html
+			}
+			return pieces, append(wrong, says)
+		}
+		before, ops = ops[end-1].Rev, ops[end:]
+	}
+	return pieces, wrong
+}
+
+// checkSnapshots holds reads at a revision against the state at that revision.
+func (r *resolved) checkSnapshots(compacts []line) []string {
+	var wrong []string
+	complain := func(op *operation, format string, args ...any) {
+		wrong = append(wrong, fmt.Sprintf("%s: %s", describe(op), fmt.Sprintf(format, args...)))
+	}
+	for _, op := range r.snapshots {
+		rev := op.Read.Rev
+		if rev == 0 {
+			rev = op.Rev
+		}
+		writer := r.writers[rev]
+		switch op.Error {
+		case "future":
+			// A serializable read may have asked a member that lags.
+			if !op.Read.Serializable && writer != nil && writer.Return < op.Call {
+				complain(op, "but %s ended before that", describe(writer))
+			}
+			continue
+		case "compacted":
+			if !slices.ContainsFunc(compacts, func(c line) bool { return c.Rev > rev && c.At <= op.Return }) {
+				complain(op, "nobody had compacted so far")
+			}
+			continue
+		}
+		s, there := r.states[rev]
+		switch {
+		case !there && rev < r.start:
+		case !there:
+			complain(op, "this revision was never there")
+		case op.Rev < rev:
+			complain(op, "the header is older than the answer")
+		case !s.answer(op.Read).equal(*op.Answer):
+			complain(op, "the keys were %+v", s.answer(op.Read))
+		case writer != nil && writer.Call > op.Return:
+			complain(op, "answered before the write began: %s", describe(writer))
+		}
+	}
+	return wrong
+}
