@@ -33,8 +33,17 @@ run: $(if $(ENDPOINTS),,$(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl) rust-present
 	@exec target/release/examples/tour $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)')
 
 .PHONY: test
-test: tools goclient rust-present ## Run all tests, on real etcd 3.7, 3.6 and 3.5
+test: tools goclient linearizer rust-present ## Run all tests, on real etcd 3.7, 3.6 and 3.5
 	$(CARGO) test --locked
+
+.PHONY: linearize
+linearize: tools linearizer rust-present ## Judge histories under faults; SCENARIO=no-quorum,mix SECONDS=300 SEED=7 choose
+	LINEAR_SCENARIO='$(SCENARIO)' LINEAR_SECONDS='$(SECONDS)' LINEAR_SEED='$(SEED)' \
+	  $(CARGO) test --locked --test linear -- --ignored --nocapture scenarios
+
+.PHONY: planted
+planted: tools linearizer rust-present ## Plant each bug of tests/planted, and see a test catch it; PLANTED=03 chooses
+	CARGO='$(CARGO)' tests/planted/run $(PLANTED)
 
 .PHONY: check
 check: rust-present ## Check formatting, lints, and the dependencies' licences and sources
@@ -101,6 +110,9 @@ tools: $(addprefix $(TOOLS_DIR)/,$(ETCD_TOOLS)) ## Build etcd 3.7, 3.6, 3.5 and 
 
 .PHONY: goclient
 goclient: $(TOOLS_DIR)/goclient ## Build the Go client that runs the conformance tour
+
+.PHONY: linearizer
+linearizer: $(TOOLS_DIR)/linearizer ## Build the judge of histories, on porcupine
 
 .PHONY: clean-tools
 clean-tools: ## Remove target/tools

@@ -112,8 +112,10 @@ impl Fault {
                     if world.random.random() {
                         let status = running.terminate().await;
                         assert!(status.success(), "{status}");
+                    } else {
+                        // Kills it.
+                        drop(running);
                     }
-                    // Else it is killed by being dropped.
                     sidecar.start().await;
                     sidecar.running().warm().await;
                 }
