@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use rand::Rng;
 
+use crate::link::Weather;
 use crate::recorder::Recorder;
-use crate::support::link::Weather;
 use crate::support::pb::{Empty, MoveLeaderRequest};
 use crate::support::wait::{SOON, until};
 use crate::world::{World, newest};

@@ -22,6 +22,7 @@ mod client;
 mod faults;
 mod history;
 mod judge;
+mod link;
 mod recorder;
 #[path = "../support/mod.rs"]
 mod support;

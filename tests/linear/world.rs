@@ -9,10 +9,10 @@ use tokio::time::sleep;
 
 use crate::client::{Caller, Crowd};
 use crate::history::History;
+use crate::link::{Link, Weather};
 use crate::recorder::Recorder;
 use crate::support::etcd::{Cluster, Version, free_port};
 use crate::support::grpc::Client;
-use crate::support::link::{Link, Weather};
 use crate::support::pb::RangeRequest;
 use crate::support::proxy::{Outcomes, Rangecache};
 use crate::support::wait::{SOON, until};

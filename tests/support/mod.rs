@@ -5,7 +5,6 @@
 //! | [`process`] | a child process with its log, signals, and an end on drop |
 //! | [`etcd`] | real etcd: one member or three, stopped, restarted, paused, restored |
 //! | [`proxy`] | rangecache, its metrics and its log |
-//! | [`link`] | a TCP link that is cut, half open, slow or lossy |
 //! | [`grpc`] | a gRPC client on bare HTTP/2 |
 //! | [`kv`] | etcd's calls in typed form, on top of it |
 //! | [`roles`] | users, roles and rights |
@@ -30,7 +29,6 @@ pub mod etcd;
 pub mod grpc;
 pub mod http;
 pub mod kv;
-pub mod link;
 pub mod pb;
 pub mod process;
 pub mod proxy;
