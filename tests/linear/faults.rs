@@ -23,6 +23,10 @@ pub enum Fault {
     LinksSlow,
     LinksLossy,
     FeedsSlow,
+    /// A member hears nothing of the others, nor they of it; clients and rangecaches still reach it.
+    MemberIsolated,
+    /// All that members say to each other comes late.
+    MembersSlow,
     Compaction,
     Defragmentation,
     MembersRolled,
@@ -34,7 +38,7 @@ pub enum Fault {
 
 impl Fault {
     /// All, with the names that they go by.
-    pub const ALL: [(&'static str, Fault); 15] = [
+    pub const ALL: [(&'static str, Fault); 17] = [
         ("member-killed", Fault::MemberKilled),
         ("member-paused", Fault::MemberPaused),
         ("leader-moved", Fault::LeaderMoved),
@@ -44,6 +48,8 @@ impl Fault {
         ("links-slow", Fault::LinksSlow),
         ("links-lossy", Fault::LinksLossy),
         ("feeds-slow", Fault::FeedsSlow),
+        ("member-isolated", Fault::MemberIsolated),
+        ("members-slow", Fault::MembersSlow),
         ("compaction", Fault::Compaction),
         ("defragmentation", Fault::Defragmentation),
         ("members-rolled", Fault::MembersRolled),
@@ -92,6 +98,16 @@ impl Fault {
                     assert!(feeds > 0, "no feed of {} was recognised", sidecar.name);
                 }
                 under(world, &sidecars, &[0, 1, 2], Weather::SlowFeeds(late)).await;
+            }
+            Fault::MemberIsolated => isolate(world, member).await,
+            Fault::MembersSlow => {
+                let late = Duration::from_millis(world.random.random_range(2..40));
+                world
+                    .peer_links
+                    .iter()
+                    .for_each(|link| link.set(Weather::Slow(late)));
+                world.last(500..6_000).await;
+                world.peer_links.iter().for_each(|link| link.set(Weather::Fine));
             }
             Fault::Compaction => compact(world).await,
             Fault::Defragmentation => {
@@ -142,17 +158,39 @@ async fn under(world: &mut World, sidecars: &[usize], members: &[usize], weather
     world.weather(sidecars, members, Weather::Fine);
 }
 
+/// Half of the time it is the leader that is isolated, which goes on leading until it finds that nobody follows.
+async fn isolate(world: &mut World, member: usize) {
+    let leader = world.cluster.leader().await.unwrap_or(member);
+    let member = if world.random.random() { leader } else { member };
+    let id = id(world, member).await;
+    println!("  member {member} is isolated; {leader} leads");
+    for (n, link) in world.peer_links.iter().enumerate() {
+        link.set(if n == member {
+            Weather::Cut
+        } else {
+            Weather::CutFrom(id)
+        });
+    }
+    world.last(500..6_000).await;
+    world.peer_links.iter().for_each(|link| link.set(Weather::Fine));
+    world.members_serve().await;
+}
+
+async fn id(world: &World, member: usize) -> u64 {
+    let status = world.cluster.members[member].client().await.status().await;
+    status
+        .expect("etcd tells its status")
+        .header
+        .expect("has a header")
+        .member_id
+}
+
 /// Another member becomes the leader.
 async fn move_leader(world: &World, to: usize) {
     let leader = async || world.cluster.leader().await;
     let (from, _) = until(SOON, "the cluster has a leader", leader).await;
     let to = if to == from { (to + 1) % 3 } else { to };
-    let status = world.cluster.members[to].client().await.status().await;
-    let target = status
-        .expect("etcd tells its status")
-        .header
-        .expect("has a header")
-        .member_id;
+    let target = id(world, to).await;
     let leader = world.cluster.members[from].client().await;
     // It may have lost an election meanwhile; then the leader has moved as well.
     let _ = leader

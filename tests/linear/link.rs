@@ -1,8 +1,8 @@
-//! A TCP link that can fail: between rangecache and a member of etcd.
+//! A TCP link that can fail: between rangecache and a member of etcd, or between members.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rand::rngs::StdRng;
@@ -26,6 +26,8 @@ pub enum Weather {
     Fine,
     /// Resets every connection, and every new one at once.
     Cut,
+    /// As [`Weather::Cut`], but only the connections of the member with this id.
+    CutFrom(u64),
     /// Passes nothing on, in either direction; connections stay open, and new ones open too.
     HalfOpen,
     /// Passes it on later, in each direction.
@@ -121,10 +123,10 @@ async fn carry(
     let mut server = TcpStream::connect(target).await?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    let is_feed = Arc::new(AtomicBool::new(false));
+    let connection = Arc::new(Seen::default());
     let mut direction = |sniffer: Option<Sniffer>| Direction {
         state: state.clone(),
-        is_feed: is_feed.clone(),
+        connection: connection.clone(),
         sniffer,
         random: StdRng::seed_from_u64(random.random()),
     };
@@ -135,7 +137,7 @@ async fn carry(
         tokio::select! {
             ended = up.pump(from_client, to_server) => ended,
             ended = down.pump(from_server, to_client) => ended,
-            _ = weather.wait_for(|weather| *weather == Weather::Cut) => Err(ErrorKind::ConnectionReset.into()),
+            _ = weather.wait_for(|weather| connection.is_cut(*weather)) => Err(ErrorKind::ConnectionReset.into()),
         }
     };
     if ended.is_err() {
@@ -146,9 +148,27 @@ async fn carry(
     ended
 }
 
+/// What has been seen of a connection.
+#[derive(Default)]
+struct Seen {
+    is_feed: AtomicBool,
+    /// The member that made it; 0 if none did.
+    member: AtomicU64,
+}
+
+impl Seen {
+    fn is_cut(&self, weather: Weather) -> bool {
+        match weather {
+            Weather::Cut => true,
+            Weather::CutFrom(member) => self.member.load(Ordering::SeqCst) == member,
+            _ => false,
+        }
+    }
+}
+
 struct Direction {
     state: Arc<State>,
-    is_feed: Arc<AtomicBool>,
+    connection: Arc<Seen>,
     /// Looks at what the client sends; `None` on the way back.
     sniffer: Option<Sniffer>,
     random: StdRng,
@@ -190,13 +210,18 @@ impl Direction {
 
     /// How much later this piece comes; `None` when it is lost, and its connection with it.
     fn lateness(&mut self, bytes: &[u8]) -> Option<Duration> {
-        if self.sniffer.as_mut().is_some_and(|sniffer| sniffer.take(bytes)) {
-            self.is_feed.store(true, Ordering::SeqCst);
-            self.state.feeds.fetch_add(1, Ordering::SeqCst);
+        match self.sniffer.as_mut().and_then(|sniffer| sniffer.take(bytes)) {
+            Some(Asks::Feed) => {
+                self.connection.is_feed.store(true, Ordering::SeqCst);
+                self.state.feeds.fetch_add(1, Ordering::SeqCst);
+            }
+            Some(Asks::Member(id)) => self.connection.member.store(id, Ordering::SeqCst),
+            None => {}
         }
         let weather = *self.state.weather.borrow();
-        let is_feed = self.sniffer.is_none() && self.is_feed.load(Ordering::SeqCst);
+        let is_feed = self.sniffer.is_none() && self.connection.is_feed.load(Ordering::SeqCst);
         match weather {
+            weather if self.connection.is_cut(weather) => None,
             Weather::Slow(late) => Some(late),
             Weather::SlowFeeds(late) if is_feed => Some(late),
             Weather::Lossy => match self.random.random_range(0..1000) {
@@ -209,37 +234,44 @@ impl Direction {
     }
 }
 
-/// Finds out whether a connection carries a feed, by the first message on it: nobody else asks for a watch in fragments.
+/// Finds out who makes a connection, by the first message on it: nobody but a feed asks for a watch in fragments, and
+/// members of etcd name themselves to each other, in HTTP/1.
 #[derive(Default)]
 struct Sniffer {
     buffer: Vec<u8>,
-    seen: Seen,
+    /// HTTP/2's preface is past.
+    begun: bool,
+    done: bool,
 }
 
-#[derive(Default, PartialEq)]
-enum Seen {
-    #[default]
-    Nothing,
-    Preface,
-    Message,
+/// What a first message asks.
+enum Asks {
+    Feed,
+    Member(u64),
 }
 
 impl Sniffer {
-    const PREFACE: usize = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".len();
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    const MEMBER: &str = "X-Server-From: ";
+    /// Past this no member names itself.
+    const HEAD_BYTES: usize = 8 << 10;
     const FRAME_HEADER: usize = 9;
     const DATA: u8 = 0;
 
-    /// Whether these bytes complete a request for a feed.
-    fn take(&mut self, bytes: &[u8]) -> bool {
-        if self.seen == Seen::Message {
-            return false;
+    /// What these bytes complete, if that can be told.
+    fn take(&mut self, bytes: &[u8]) -> Option<Asks> {
+        if self.done {
+            return None;
         }
         self.buffer.extend_from_slice(bytes);
-        if self.seen == Seen::Nothing && self.buffer.len() >= Self::PREFACE {
-            self.buffer.drain(..Self::PREFACE);
-            self.seen = Seen::Preface;
+        if !self.begun && self.buffer.len() >= Self::PREFACE.len() {
+            if !self.buffer.starts_with(Self::PREFACE) {
+                return self.member();
+            }
+            self.buffer.drain(..Self::PREFACE.len());
+            self.begun = true;
         }
-        while self.seen == Seen::Preface && self.buffer.len() >= Self::FRAME_HEADER {
+        while self.begun && self.buffer.len() >= Self::FRAME_HEADER {
             let [a, b, c, kind, ..] = self.buffer[..] else {
                 break;
             };
@@ -249,11 +281,21 @@ impl Sniffer {
             }
             let frame: Vec<_> = self.buffer.drain(..end).collect();
             if kind == Self::DATA && end > Self::FRAME_HEADER {
-                self.seen = Seen::Message;
-                return is_fragmented_watch(&frame[Self::FRAME_HEADER..]);
+                self.done = true;
+                return is_fragmented_watch(&frame[Self::FRAME_HEADER..]).then_some(Asks::Feed);
             }
         }
-        false
+        None
+    }
+
+    fn member(&mut self) -> Option<Asks> {
+        self.done = self.buffer.len() > Self::HEAD_BYTES;
+        let head = String::from_utf8_lossy(&self.buffer);
+        let (_, rest) = head.split_once(Self::MEMBER)?;
+        let (id, _) = rest.split_once("\r\n")?;
+        let id = u64::from_str_radix(id, 16).ok()?;
+        self.done = true;
+        Some(Asks::Member(id))
     }
 }
 

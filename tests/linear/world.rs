@@ -1,4 +1,4 @@
-//! Three members of etcd, two rangecaches before them, and a link that can fail between each and each.
+//! Three members of etcd, two rangecaches before them, and a link that can fail between any two of them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ const CLIENTS: u64 = 4;
 /// See the module.
 pub struct World {
     pub cluster: Cluster,
+    /// What the members reach each of them by.
+    pub peer_links: Vec<Link>,
     pub sidecars: Vec<Sidecar>,
     pub history: Arc<History>,
     pub recorder: Recorder,
@@ -93,7 +95,14 @@ impl World {
     /// Starts everything but the clients.
     pub async fn start(history: History, seed: u64) -> Self {
         let history = Arc::new(history);
-        let cluster = Cluster::start(Version::V3_7).await;
+        let mut peer_links = Vec::new();
+        let cluster = Cluster::start_linked([Version::V3_7; 3], async |url| {
+            let link = Link::to(&url, seed ^ peer_links.len() as u64).await;
+            let url = link.url().to_owned();
+            peer_links.push(link);
+            url
+        })
+        .await;
         let revision = newest(&cluster.members[0].client().await).await;
         history.start(revision);
         let members: Vec<_> = cluster.members.iter().map(|member| member.url()).collect();
@@ -111,6 +120,7 @@ impl World {
         });
         Self {
             cluster,
+            peer_links,
             sidecars,
             history,
             recorder,

@@ -41,6 +41,8 @@ pub struct Etcd {
     data: PathBuf,
     client_port: u16,
     peer_port: u16,
+    /// Where the other members connect.
+    advertised: String,
     initial_cluster: String,
     token: String,
     more: Vec<String>,
@@ -65,13 +67,15 @@ impl Etcd {
 
     fn new(name: &str, version: Version, token: &str) -> Self {
         let dir = TempDir::with_prefix("rangecache-etcd-").unwrap();
+        let peer_port = free_port();
         Self {
             name: name.to_owned(),
             version,
             data: dir.path().join("data"),
             dir,
             client_port: free_port(),
-            peer_port: free_port(),
+            peer_port,
+            advertised: format!("http://127.0.0.1:{peer_port}"),
             initial_cluster: String::new(),
             token: token.to_owned(),
             more: Vec::new(),
@@ -80,7 +84,7 @@ impl Etcd {
     }
 
     fn peer(&self) -> String {
-        format!("{}=http://127.0.0.1:{}", self.name, self.peer_port)
+        format!("{}={}", self.name, self.advertised)
     }
 
     /// Where clients connect.
@@ -119,7 +123,7 @@ impl Etcd {
                 "--listen-peer-urls",
                 &peer,
                 "--initial-advertise-peer-urls",
-                &peer,
+                &self.advertised,
             ])
             .args([
                 "--initial-cluster",
@@ -209,10 +213,7 @@ impl Etcd {
             .arg(&self.data)
             .args(["--name", &self.name, "--initial-cluster", &self.initial_cluster])
             .args(["--initial-cluster-token", &self.token])
-            .args([
-                "--initial-advertise-peer-urls",
-                &format!("http://127.0.0.1:{}", self.peer_port),
-            ])
+            .args(["--initial-advertise-peer-urls", &self.advertised])
             .args(more)
             .output()
             .unwrap();
@@ -242,11 +243,20 @@ impl Cluster {
 
     /// Starts three members of these versions and waits until all serve.
     pub async fn start_mixed(versions: [Version; 3]) -> Self {
+        Self::start_linked(versions, async |url| url).await
+    }
+
+    /// As [`Cluster::start_mixed`], with something between the members: `link` gets the URL that a member listens on for
+    /// the others, and returns where they connect.
+    pub async fn start_linked(versions: [Version; 3], mut link: impl AsyncFnMut(String) -> String) -> Self {
         let mut members: Vec<_> = ["a", "b", "c"]
             .into_iter()
             .zip(versions)
             .map(|(name, version)| Etcd::new(name, version, "rangecache"))
             .collect();
+        for member in &mut members {
+            member.advertised = link(member.advertised.clone()).await;
+        }
         let peers: Vec<_> = members.iter().map(Etcd::peer).collect();
         for member in &mut members {
             member.initial_cluster = peers.join(",");
