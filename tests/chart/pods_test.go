@@ -405,3 +405,58 @@ func must(t *testing.T, what string, err error) {
 		t.Fatal(fmt.Errorf("%s: %w", what, err))
 	}
 }
+
+var (
+	fenced = regexp.MustCompile("(?s)```yaml\n(.*?)```")
+	flag   = regexp.MustCompile(`--[a-z][a-z-]+`)
+)
+
+// sidecar is the container that the chart's README tells to add, with its volumes.
+func sidecar(t *testing.T) *corev1.PodSpec {
+	t.Helper()
+	blocks := fenced.FindAllStringSubmatch(read(t, chart+"/README.md"), -1)
+	if len(blocks) != 1 {
+		t.Fatalf("%d blocks of YAML in the README", len(blocks))
+	}
+	return strictly[corev1.PodSpec](t, blocks[0][1])
+}
+
+// The sidecar is a native one, restricted, and as large as the chart would make it.
+func TestSidecar(t *testing.T) {
+	spec := sidecar(t)
+	container := spec.InitContainers[0]
+	if *container.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+		t.Error("not a native sidecar")
+	}
+	template := corev1.PodTemplateSpec{Spec: *spec}
+	if got := violations(t, &template); len(got) != 0 {
+		t.Errorf("violates %q", got)
+	}
+	if spec.Volumes[0].Name != container.VolumeMounts[0].Name {
+		t.Error("the mount is of no volume")
+	}
+	derived := renderMode(t, "deployment-plain", "--set", "cache.maxBytes=1Gi").proxy.Spec.Containers[0]
+	if derived.Image != container.Image || derived.Resources.Limits.Memory().Cmp(*container.Resources.Limits.Memory()) != 0 {
+		t.Errorf("%s, %v", container.Image, container.Resources)
+	}
+}
+
+// rangecache knows every flag that the chart gives it.
+func TestFlagsExist(t *testing.T) {
+	help, err := exec.Command(rangecacheBinary(), "--help").Output()
+	must(t, rangecacheBinary(), err)
+	known := flag.FindAllString(string(help), -1)
+	specs := map[string]corev1.Container{"the sidecar": sidecar(t).InitContainers[0]}
+	for mode := range modes(t) {
+		if pod := renderMode(t, mode).proxy; pod != nil {
+			specs[mode] = pod.Spec.Containers[0]
+		}
+	}
+	for where, container := range specs {
+		for _, arg := range container.Args {
+			if name, _, _ := strings.Cut(arg, "="); !slices.Contains(known, name) {
+				t.Errorf("%s: rangecache has no %s", where, name)
+			}
+		}
+	}
+}
