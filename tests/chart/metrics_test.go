@@ -61,6 +61,19 @@ func get(url string) (string, int, error) {
 	return string(body), response.StatusCode, err
 }
 
+// awaitReady waits until every mirror is warm.
+func awaitReady(t *testing.T, metrics string) {
+	t.Helper()
+	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if _, status, err := get(metrics + "/readyz"); err == nil && status == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("rangecache does not get ready")
+		}
+	}
+}
+
 // scrape gives /metrics of a rangecache that has answered a read, in front of a real etcd.
 func scrape(t *testing.T) string {
 	t.Helper()
@@ -70,14 +83,7 @@ func scrape(t *testing.T) string {
 		"--listen-client-urls", url(etcd), "--advertise-client-urls", url(etcd),
 		"--listen-peer-urls", url(peer), "--initial-advertise-peer-urls", url(peer), "--initial-cluster", "default="+url(peer))
 	start(t, rangecacheBinary(), "--endpoints", url(etcd), "--listen-client-urls", url(clients), "--listen-metrics-urls", url(metrics))
-	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, status, err := get(url(metrics) + "/readyz"); err == nil && status == http.StatusOK {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("rangecache does not get ready")
-		}
-	}
+	awaitReady(t, url(metrics))
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	for _, words := range [][]string{{"put", "a", "b"}, {"get", "a"}} {

@@ -120,6 +120,11 @@ func TestFilesOfFlagsAreMounted(t *testing.T) {
 		if pod == nil {
 			continue
 		}
+		for _, volume := range pod.Spec.Volumes {
+			if volume.Secret != nil && *volume.Secret.DefaultMode != 0o440 {
+				t.Errorf("%s: the files of %s have mode %o", mode, volume.Name, *volume.Secret.DefaultMode)
+			}
+		}
 		var mounted []string
 		for _, mount := range pod.Spec.Containers[0].VolumeMounts {
 			if !mount.ReadOnly || !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == mount.Name }) {
