@@ -268,6 +268,7 @@ func TestMistakesAreRefused(t *testing.T) {
 			{"etcd.tls.secretName=", "set etcd.tls.secretName"},
 			{"etcd.tls.hostPath=/x", "both set"},
 			{"listener.tls.secretName=", "listener.allowUnauthenticated=true"},
+			{"etcd.user=rangecache", "etcd.user and etcd.passwordFile go together"},
 			{"listener.clientCertAuth=false", "listener.allowUnauthenticated=true"},
 			{"mode=static-pod", "the kubelet knows no Secrets"},
 			{"extraArgs={-x}", "at '/extraArgs/0'"},

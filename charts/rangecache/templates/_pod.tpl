@@ -120,6 +120,18 @@ volumes:
 - --cert=/etc/rangecache/etcd/{{ $etcd.cert }}
 - --key=/etc/rangecache/etcd/{{ $etcd.key }}
 {{- end }}
+{{- with .Values.etcd.user }}
+- {{ printf "--user=%s" . | quote }}
+{{- end }}
+{{- if ne (not .Values.etcd.user) (not .Values.etcd.passwordFile) }}
+{{- fail "etcd.user and etcd.passwordFile go together" }}
+{{- end }}
+{{- with .Values.etcd.passwordFile }}
+{{- if eq $etcd.kind "none" }}
+{{- fail "etcd.passwordFile lies beside the certificate: set etcd.tls.secretName or etcd.tls.hostPath" }}
+{{- end }}
+- --password-file=/etc/rangecache/etcd/{{ . }}
+{{- end }}
 - --listen-client-urls={{ include "rangecache.clientUrl" . }}
 {{- if ne $listener.kind "none" }}
 - --cert-file=/etc/rangecache/listener/{{ $listener.cert }}
