@@ -157,13 +157,16 @@ func TestMetricsExist(t *testing.T) {
 		t.Fatalf("rangecache exports %v", keysOf(exported))
 	}
 	words := read(t, root+"/src/telemetry/outcome.rs") + read(t, root+"/src/mirror/lifecycle.rs") + read(t, root+"/src/mirror/freshness.rs")
+	registered := read(t, root+"/src/telemetry/metrics.rs")
 	exprs := dashboardExprs(t)
 	for _, rule := range alerts(t) {
 		exprs = append(exprs, rule.Expr)
 	}
 	for _, expr := range exprs {
 		for _, name := range metric.FindAllString(expr, -1) {
-			if !exported[name] {
+			// What is counted by label is exported once it has happened; such a name is looked up in the source.
+			base := strings.TrimSuffix(strings.TrimPrefix(name, "rangecache_"), "_total")
+			if !exported[name] && !strings.Contains(registered, fmt.Sprintf("%q,", base)) {
 				t.Errorf("%s is not exported; it is in %s", name, expr)
 			}
 		}
