@@ -2,6 +2,7 @@
 //!
 //! | room | what it is for |
 //! |---|---|
+//! | [`cli`] | what the command line asks for: serve, completions, manual page |
 //! | [`config`] | flags and environment, checked before a port is bound |
 //! | [`proxy`] | the way of a request: accept, route, plan, prove, answer or forward |
 //! | [`cache`] | the tree, the history and the query; no I/O, no clock, no async |
@@ -12,6 +13,7 @@
 
 pub mod admin;
 pub mod cache;
+pub mod cli;
 pub mod config;
 pub mod mirror;
 pub mod net;

@@ -1,12 +1,13 @@
 //! The boot sequence: parse, validate, bind, serve, drain.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context;
-use clap::Parser;
 use clap::error::ErrorKind;
 use rangecache::admin::Admin;
+use rangecache::cli::{self, Task};
 use rangecache::config::{Config, RangeStream};
 use rangecache::mirror::Mirrors;
 use rangecache::net::Url;
@@ -26,8 +27,10 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const MISUSE: u8 = 64;
 
 fn main() -> ExitCode {
-    let config = match Config::try_parse() {
-        Ok(config) => config,
+    let config = match Task::from_args() {
+        Ok(Task::Serve(config)) => config,
+        Ok(Task::Completions(shell)) => return print(|out| cli::completions(shell, out)),
+        Ok(Task::Man) => return print(cli::man),
         Err(error) => {
             let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             // Nothing is left to do if even this cannot be printed.
@@ -40,8 +43,7 @@ fn main() -> ExitCode {
         }
     };
     if let Err(error) = config.validate() {
-        let mut command = <Config as clap::CommandFactory>::command();
-        let _ = command.error(ErrorKind::ValueValidation, error).print();
+        let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
         return ExitCode::from(MISUSE);
     }
     telemetry::log::init(&config);
@@ -62,6 +64,16 @@ fn main() -> ExitCode {
             tracing::error!(error = format!("{error:#}"), "stopping");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Prints to standard output; whoever reads it may stop early.
+fn print(what: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
+    let mut text = Vec::new();
+    match what(&mut text).and_then(|()| io::stdout().write_all(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
     }
 }
 

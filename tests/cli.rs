@@ -59,6 +59,30 @@ async fn help_and_version_go_to_stdout() {
 }
 
 #[tokio::test]
+async fn completions_and_the_manual_go_to_stdout() {
+    for (args, says) in [
+        (&["completions", "bash"][..], "--endpoints"),
+        (&["man"], ".TH rangecache 1"),
+    ] {
+        let output = run(args, &[]).await;
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        assert!(text.contains(says), "{says} is missing in\n{text}");
+    }
+    // A flag of serving that is wrong is found behind the word, too.
+    let output = run(&["serve", "--cache-prefix", ""], &[]).await;
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    for args in [
+        &["completions"][..],
+        &["completions", "csh"],
+        &["man", "--endpoints", "x"],
+    ] {
+        let output = run(args, &[]).await;
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {output:?}");
+    }
+}
+
+#[tokio::test]
 async fn misuse_exits_64_and_says_what_to_write() {
     // The port is taken: whoever binds before all flags are checked ends otherwise.
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -100,7 +124,7 @@ async fn misuse_exits_64_and_says_what_to_write() {
         ),
         (&["--log-format", "xml"], &["--log-format", "json"]),
         (&["--log-level", "=="], &["--log-level", "write"]),
-        (&["serve"], &["serve"]),
+        (&["serve"], &["serve", "--listen-client-urls"]),
     ];
     for (args, expected) in misuses {
         let output = run(&[&listen[..], args].concat(), &[]).await;

@@ -1,0 +1,153 @@
+{{- define "rangecache.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "rangecache.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 52 | trimSuffix "-" -}}
+{{- else if contains (include "rangecache.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 52 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "rangecache.name" .) | trunc 52 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "rangecache.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "rangecache.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- /* The component tells rangecache's pods from the installer's. */ -}}
+{{- define "rangecache.podSelectorLabels" -}}
+{{ include "rangecache.selectorLabels" . }}
+app.kubernetes.io/component: proxy
+{{- end -}}
+
+{{- define "rangecache.labels" -}}
+{{ include "rangecache.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "rangecache.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "rangecache.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Takes a dict of repository, tag and digest. */ -}}
+{{- define "rangecache.image" -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
+{{- end -}}
+
+{{- /* A size such as 1Gi in bytes. The schema has seen to its form. */ -}}
+{{- define "rangecache.bytes" -}}
+{{- $text := kindIs "string" . | ternary . (. | int64 | toString) -}}
+{{- $shift := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $unit := regexFind "[KMGT]i$" $text -}}
+{{- $number := trimSuffix $unit $text | int64 -}}
+{{- if $unit -}}{{ mul $number (get $shift $unit | int64) }}{{- else -}}{{ $number }}{{- end -}}
+{{- end -}}
+
+{{- /* Bytes as the next whole number of Mi. */ -}}
+{{- define "rangecache.mebibytes" -}}
+{{ div (add (int64 .) 1048575) 1048576 }}Mi
+{{- end -}}
+
+{{- /*
+The memory request is what the mirrors may take. The limit leaves room for what else takes memory: four thirds, because
+rangecache itself takes three quarters of a limit by default, but at least the shared answers and 256Mi for the rest.
+*/ -}}
+{{- define "rangecache.resources" -}}
+{{- $cache := include "rangecache.bytes" .Values.cache.maxBytes | int64 -}}
+{{- $rest := add (include "rangecache.bytes" .Values.forward.sharedMaxBytes | int64) 268435456 -}}
+{{- $limit := max (div (mul $cache 4) 3) (add $cache $rest) -}}
+{{- $derived := dict
+  "requests" (dict "cpu" "100m" "memory" (include "rangecache.mebibytes" $cache))
+  "limits" (dict "memory" (include "rangecache.mebibytes" $limit)) -}}
+{{- toYaml (mergeOverwrite $derived (deepCopy .Values.resources)) -}}
+{{- end -}}
+
+{{- define "rangecache.hostNetwork" -}}
+{{- if ne .Values.mode "deployment" -}}true{{- end -}}
+{{- end -}}
+
+{{- define "rangecache.metricsHost" -}}
+{{- default (ternary "0.0.0.0" "127.0.0.1" (eq .Values.mode "deployment")) .Values.metrics.host -}}
+{{- end -}}
+
+{{- define "rangecache.listenerHost" -}}
+{{- default (ternary "0.0.0.0" "127.0.0.1" (eq .Values.mode "deployment")) .Values.listener.host -}}
+{{- end -}}
+
+{{- /* An address as it stands in a URL: IPv6 in brackets. */ -}}
+{{- define "rangecache.urlHost" -}}
+{{- if contains ":" . -}}[{{ . }}]{{- else -}}{{ . }}{{- end -}}
+{{- end -}}
+
+{{- define "rangecache.isLoopback" -}}
+{{- if or (hasPrefix "127." .) (eq "::1" .) (eq "localhost" .) -}}true{{- end -}}
+{{- end -}}
+
+{{- define "rangecache.endpoints" -}}
+{{- if .Values.etcd.endpoints -}}
+{{- join "," .Values.etcd.endpoints -}}
+{{- else if eq .Values.mode "static-pod" -}}
+https://127.0.0.1:2379
+{{- else -}}
+{{- fail "etcd.endpoints is needed: etcd's client URLs, for example --set 'etcd.endpoints={https://etcd.example:2379}'" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+Where the TLS files of one side come from, as JSON: kind (none, secret or hostPath), name (of the Secret, or the folder),
+and the files. Takes a dict of root, side (etcd or listener), and kubeadm's names for the files of that side.
+*/ -}}
+{{- define "rangecache.tls" -}}
+{{- $tls := (get .root.Values .side).tls -}}
+{{- $files := dict "ca" "ca.crt" "cert" "tls.crt" "key" "tls.key" -}}
+{{- $kind := "none" -}}{{- $name := "" -}}
+{{- if and $tls.secretName $tls.hostPath -}}
+{{- fail (printf "%s.tls.secretName and %s.tls.hostPath are both set: choose one" .side .side) -}}
+{{- else if $tls.secretName -}}
+{{- if eq .root.Values.mode "static-pod" -}}
+{{- fail (printf "%s.tls.secretName cannot be used in mode static-pod: the kubelet knows no Secrets; put the files on the hosts and set %s.tls.hostPath" .side .side) -}}
+{{- end -}}
+{{- $kind = "secret" -}}{{- $name = $tls.secretName -}}
+{{- else if $tls.hostPath -}}
+{{- $kind = "hostPath" -}}{{- $name = $tls.hostPath -}}
+{{- else if and (eq .root.Values.mode "static-pod") (.useKubeadm) -}}
+{{- $kind = "hostPath" -}}{{- $name = "/etc/kubernetes/pki/etcd" -}}
+{{- $files = dict "ca" "ca.crt" "cert" (printf "%s.crt" .kubeadm) "key" (printf "%s.key" .kubeadm) -}}
+{{- end -}}
+{{- dict "kind" $kind "name" $name
+  "ca" (default $files.ca $tls.caFile) "cert" (default $files.cert $tls.certFile) "key" (default $files.key $tls.keyFile)
+  | toJson -}}
+{{- end -}}
+
+{{- define "rangecache.etcdTls" -}}
+{{- $https := contains "https://" (include "rangecache.endpoints" .) -}}
+{{- $tls := include "rangecache.tls" (dict "root" . "side" "etcd" "kubeadm" "healthcheck-client" "useKubeadm" $https) -}}
+{{- if and $https (eq (fromJson $tls).kind "none") -}}
+{{- fail "etcd.endpoints has https:// URLs: set etcd.tls.secretName (keys ca.crt, tls.crt, tls.key) or etcd.tls.hostPath" -}}
+{{- end -}}
+{{- $tls -}}
+{{- end -}}
+
+{{- /* Whoever reaches an open listener acts with rangecache's own certificate, so that must have been asked for. */ -}}
+{{- define "rangecache.listenerTls" -}}
+{{- $open := .Values.listener.allowUnauthenticated -}}
+{{- $tls := include "rangecache.tls" (dict "root" . "side" "listener" "kubeadm" "server" "useKubeadm" (not $open)) -}}
+{{- if and (not $open) (or (eq (fromJson $tls).kind "none") (not .Values.listener.clientCertAuth)) -}}
+{{- fail "whoever reaches the listener reads and writes etcd with rangecache's own certificate: set listener.tls.secretName or listener.tls.hostPath and keep listener.clientCertAuth, or say listener.allowUnauthenticated=true" -}}
+{{- end -}}
+{{- $tls -}}
+{{- end -}}
+
+{{- define "rangecache.clientUrl" -}}
+{{- $tls := include "rangecache.listenerTls" . | fromJson -}}
+{{ ternary "http" "https" (eq $tls.kind "none") }}://{{ include "rangecache.urlHost" (include "rangecache.listenerHost" .) }}:{{ .Values.listener.port }}
+{{- end -}}

@@ -1,0 +1,202 @@
+{{- /* rangecache's pod, the same in every mode. Takes the root; gives the spec. */ -}}
+{{- define "rangecache.podSpec" -}}
+{{- $host := include "rangecache.hostNetwork" . -}}
+{{- $static := eq .Values.mode "static-pod" -}}
+{{- $deployment := eq .Values.mode "deployment" -}}
+{{- $etcd := include "rangecache.etcdTls" . | fromJson -}}
+{{- $listener := include "rangecache.listenerTls" . | fromJson -}}
+{{- $user := kindIs "invalid" .Values.security.runAsUser | ternary (ternary 0 65532 $static) .Values.security.runAsUser | int64 -}}
+{{- $group := kindIs "invalid" .Values.security.runAsGroup | ternary $user .Values.security.runAsGroup | int64 -}}
+{{- /* Static pods may not refer to objects of the API. */ -}}
+{{- if not $static }}
+serviceAccountName: {{ include "rangecache.serviceAccountName" . }}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- if $host }}
+hostNetwork: true
+# etcd's names are looked up as the node does, without the cluster's DNS, which needs the apiserver.
+dnsPolicy: Default
+{{- end }}
+{{- with default (ternary "" "system-node-critical" $deployment) .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+terminationGracePeriodSeconds: {{ add .Values.shutdown.timeoutSeconds (ternary .Values.shutdown.preStopSeconds 0 $deployment) 5 }}
+securityContext:
+  runAsNonRoot: {{ ne $user 0 }}
+  runAsUser: {{ $user }}
+  runAsGroup: {{ $group }}
+  {{- if not $static }}
+  # Makes the Secrets' files readable.
+  fsGroup: {{ $group }}
+  {{- end }}
+  seccompProfile:
+    type: RuntimeDefault
+containers:
+  - name: rangecache
+    image: {{ include "rangecache.image" (dict "repository" .Values.image.repository "tag" (default .Chart.AppVersion .Values.image.tag) "digest" .Values.image.digest) | quote }}
+    imagePullPolicy: {{ .Values.image.pullPolicy }}
+    args:
+      {{- include "rangecache.args" . | nindent 6 }}
+    {{- with .Values.extraEnv }}
+    env:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    ports:
+      - name: client
+        containerPort: {{ .Values.listener.port }}
+      - name: metrics
+        containerPort: {{ .Values.metrics.port }}
+    {{- if and $deployment .Values.shutdown.preStopSeconds }}
+    lifecycle:
+      preStop:
+        sleep:
+          seconds: {{ .Values.shutdown.preStopSeconds }}
+    {{- end }}
+    # Loading a large keyspace may take long: ten minutes.
+    startupProbe:
+      {{- include "rangecache.probe" (dict "root" . "path" (ternary "/readyz" "/livez" (and $deployment .Values.deployment.waitForWarmth))) | nindent 6 }}
+      periodSeconds: 2
+      failureThreshold: 300
+    # A cold rangecache still forwards, so coldness must not take it out of a Service. Nothing routes by the readiness
+    # of pods in the host's network, which therefore shows warmth.
+    readinessProbe:
+      {{- include "rangecache.probe" (dict "root" . "path" (ternary "/livez" "/readyz" $deployment)) | nindent 6 }}
+      periodSeconds: 5
+      timeoutSeconds: 3
+    livenessProbe:
+      {{- include "rangecache.probe" (dict "root" . "path" "/livez") | nindent 6 }}
+      periodSeconds: 10
+      timeoutSeconds: 5
+      failureThreshold: 6
+    resources:
+      {{- include "rangecache.resources" . | nindent 6 }}
+    securityContext:
+      allowPrivilegeEscalation: false
+      readOnlyRootFilesystem: true
+      capabilities:
+        drop: [ALL]
+    {{- if or (ne $etcd.kind "none") (ne $listener.kind "none") }}
+    volumeMounts:
+      {{- range $side, $tls := dict "etcd" $etcd "listener" $listener }}
+      {{- if ne $tls.kind "none" }}
+      - name: {{ $side }}-tls
+        mountPath: /etc/rangecache/{{ $side }}
+        readOnly: true
+      {{- end }}
+      {{- end }}
+    {{- end }}
+{{- if or (ne $etcd.kind "none") (ne $listener.kind "none") }}
+volumes:
+  {{- range $side, $tls := dict "etcd" $etcd "listener" $listener }}
+  {{- if eq $tls.kind "secret" }}
+  - name: {{ $side }}-tls
+    secret:
+      secretName: {{ $tls.name }}
+      defaultMode: 0440
+  {{- else if eq $tls.kind "hostPath" }}
+  # The folder, not the files: a renewed file may be another file of the same name.
+  - name: {{ $side }}-tls
+    hostPath:
+      path: {{ $tls.name }}
+      type: Directory
+  {{- end }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "rangecache.args" -}}
+{{- $etcd := include "rangecache.etcdTls" . | fromJson -}}
+{{- $listener := include "rangecache.listenerTls" . | fromJson -}}
+- --endpoints={{ include "rangecache.endpoints" . }}
+{{- if ne $etcd.kind "none" }}
+- --cacert=/etc/rangecache/etcd/{{ $etcd.ca }}
+- --cert=/etc/rangecache/etcd/{{ $etcd.cert }}
+- --key=/etc/rangecache/etcd/{{ $etcd.key }}
+{{- end }}
+{{- with .Values.etcd.user }}
+- {{ printf "--user=%s" . | quote }}
+{{- end }}
+{{- if ne (not .Values.etcd.user) (not .Values.etcd.passwordFile) }}
+{{- fail "etcd.user and etcd.passwordFile go together" }}
+{{- end }}
+{{- with .Values.etcd.passwordFile }}
+{{- if eq $etcd.kind "none" }}
+{{- fail "etcd.passwordFile lies beside the certificate: set etcd.tls.secretName or etcd.tls.hostPath" }}
+{{- end }}
+- --password-file=/etc/rangecache/etcd/{{ . }}
+{{- end }}
+- --listen-client-urls={{ include "rangecache.clientUrl" . }}
+{{- if ne $listener.kind "none" }}
+- --cert-file=/etc/rangecache/listener/{{ $listener.cert }}
+- --key-file=/etc/rangecache/listener/{{ $listener.key }}
+{{- if .Values.listener.clientCertAuth }}
+- --trusted-ca-file=/etc/rangecache/listener/{{ $listener.ca }}
+- --client-cert-auth
+{{- end }}
+{{- else if not (include "rangecache.isLoopback" (include "rangecache.listenerHost" .)) }}
+- --allow-plaintext-listener
+{{- end }}
+- --listen-metrics-urls=http://{{ include "rangecache.urlHost" (include "rangecache.metricsHost" .) }}:{{ .Values.metrics.port }}
+{{- range .Values.cache.prefixes }}
+- {{ printf "--cache-prefix=%s" . | quote }}
+{{- end }}
+{{- range .Values.cache.excludePrefixes }}
+- {{ printf "--no-cache-prefix=%s" . | quote }}
+{{- end }}
+- --cache-max-bytes={{ include "rangecache.bytes" .Values.cache.maxBytes }}
+{{- with .Values.cache.historyMaxAge }}
+- --history-max-age={{ . }}
+{{- end }}
+{{- with .Values.cache.historyMaxBytes }}
+- --history-max-bytes={{ include "rangecache.bytes" . }}
+{{- end }}
+- --forward-shared-max-bytes={{ include "rangecache.bytes" .Values.forward.sharedMaxBytes }}
+- --shutdown-timeout={{ .Values.shutdown.timeoutSeconds }}s
+- --log-format={{ .Values.log.format }}
+- {{ printf "--log-level=%s" .Values.log.level | quote }}
+{{- range .Values.extraArgs }}
+- {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{- /* In the host's network the kubelet must ask where the metrics are served; elsewhere it asks the pod's address. */ -}}
+{{- define "rangecache.probe" -}}
+httpGet:
+  path: {{ .path }}
+  port: {{ .root.Values.metrics.port }}
+  {{- if include "rangecache.hostNetwork" .root }}
+  host: {{ include "rangecache.metricsHost" .root | replace "0.0.0.0" "127.0.0.1" | quote }}
+  {{- end }}
+{{- end -}}
+
+{{- /* Where pods go in the host modes: null means the control plane. */ -}}
+{{- define "rangecache.placement" -}}
+{{- $host := include "rangecache.hostNetwork" . -}}
+{{- $selector := .Values.nodeSelector -}}
+{{- $tolerations := .Values.tolerations -}}
+{{- if and $host (kindIs "invalid" $selector) -}}
+{{- $selector = dict "node-role.kubernetes.io/control-plane" "" -}}
+{{- end -}}
+{{- if and $host (kindIs "invalid" $tolerations) -}}
+{{- $tolerations = list (dict "key" "node-role.kubernetes.io/control-plane" "operator" "Exists" "effect" "NoSchedule") -}}
+{{- end -}}
+{{- with $selector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,309 @@
+// Package chart tests charts/rangecache: every mode is rendered by Helm 3 and 4 and looked at as Kubernetes would.
+//
+// `make chart-test` builds what it needs and runs it. CHART_RENDER_DIR, if set, receives each mode's manifests, so that
+// something else can apply them to a real kube-apiserver.
+package chart
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	root        = "../.."
+	chart       = root + "/charts/rangecache"
+	tools       = root + "/target/tools"
+	kubeVersion = "1.37.0"
+	release     = "rc"
+	namespace   = "some-namespace"
+)
+
+// helms are the Helms that must agree.
+var helms = []string{tools + "/helm-4", tools + "/helm-3"}
+
+func helm(binary string, args ...string) (string, error) {
+	var stdout, stderr bytes.Buffer
+	command := exec.Command(binary, args...)
+	command.Stdout, command.Stderr = &stdout, &stderr
+	if err := command.Run(); err != nil {
+		return stdout.String(), fmt.Errorf("%w: %s", err, stderr.String())
+	}
+	return stdout.String(), nil
+}
+
+func template(binary string, args ...string) (string, error) {
+	return helm(binary, append([]string{"template", release, chart, "--namespace", namespace, "--kube-version", kubeVersion}, args...)...)
+}
+
+// modes gives the values files of all modes, by name.
+func modes(t *testing.T) map[string]string {
+	files, err := filepath.Glob(chart + "/ci/*-values.yaml")
+	if err != nil || len(files) < 6 {
+		t.Fatalf("values of the modes: %v, %v", files, err)
+	}
+	byName := map[string]string{}
+	for _, file := range files {
+		byName[strings.TrimSuffix(filepath.Base(file), "-values.yaml")] = file
+	}
+	return byName
+}
+
+// objects are a rendered mode's, each in its own type.
+type objects struct {
+	all             map[string]any // by "Kind name"
+	pods            []corev1.PodTemplateSpec
+	proxy           *corev1.PodTemplateSpec // rangecache's own, also out of the installer's hands
+	staticManifest  string
+	deployment      *appsv1.Deployment
+	daemonSet       *appsv1.DaemonSet
+	services        map[string]*corev1.Service
+	budget          *policyv1.PodDisruptionBudget
+	policy          *networkingv1.NetworkPolicy
+	monitor         *monitoringv1.ServiceMonitor
+	rule            *monitoringv1.PrometheusRule
+	configMap       *corev1.ConfigMap
+	serviceAccounts int
+}
+
+var separator = regexp.MustCompile(`(?m)^---\s*$`)
+
+// strictly decodes one document; a field that the type does not have, or twice, is an error.
+func strictly[T any](t *testing.T, document string) *T {
+	t.Helper()
+	into := new(T)
+	if err := yaml.UnmarshalStrict([]byte(document), into, yaml.DisallowUnknownFields); err != nil {
+		t.Fatalf("%v in\n%s", err, document)
+	}
+	return into
+}
+
+func parse(t *testing.T, manifests string) *objects {
+	t.Helper()
+	o := &objects{all: map[string]any{}, services: map[string]*corev1.Service{}}
+	for _, document := range separator.Split(manifests, -1) {
+		var head struct {
+			APIVersion string `json:"apiVersion"`
+			Kind       string `json:"kind"`
+			Metadata   struct {
+				Name      string `json:"name"`
+				Namespace string `json:"namespace"`
+			} `json:"metadata"`
+		}
+		if err := yaml.Unmarshal([]byte(document), &head); err != nil {
+			t.Fatalf("%v in\n%s", err, document)
+		}
+		if head.Kind == "" {
+			continue
+		}
+		var object any
+		switch head.APIVersion + " " + head.Kind {
+		case "v1 Pod":
+			pod := strictly[corev1.Pod](t, document)
+			o.proxy = &corev1.PodTemplateSpec{ObjectMeta: pod.ObjectMeta, Spec: pod.Spec}
+			o.staticManifest = document
+			object = pod
+		case "apps/v1 DaemonSet":
+			o.daemonSet = strictly[appsv1.DaemonSet](t, document)
+			o.pods = append(o.pods, o.daemonSet.Spec.Template)
+			object = o.daemonSet
+		case "apps/v1 Deployment":
+			o.deployment = strictly[appsv1.Deployment](t, document)
+			o.pods = append(o.pods, o.deployment.Spec.Template)
+			object = o.deployment
+		case "v1 Service":
+			service := strictly[corev1.Service](t, document)
+			o.services[service.Name] = service
+			object = service
+		case "v1 ServiceAccount":
+			o.serviceAccounts++
+			object = strictly[corev1.ServiceAccount](t, document)
+		case "v1 ConfigMap":
+			o.configMap = strictly[corev1.ConfigMap](t, document)
+			object = o.configMap
+		case "policy/v1 PodDisruptionBudget":
+			o.budget = strictly[policyv1.PodDisruptionBudget](t, document)
+			object = o.budget
+		case "networking.k8s.io/v1 NetworkPolicy":
+			o.policy = strictly[networkingv1.NetworkPolicy](t, document)
+			object = o.policy
+		case "monitoring.coreos.com/v1 ServiceMonitor":
+			o.monitor = strictly[monitoringv1.ServiceMonitor](t, document)
+			object = o.monitor
+		case "monitoring.coreos.com/v1 PrometheusRule":
+			o.rule = strictly[monitoringv1.PrometheusRule](t, document)
+			object = o.rule
+		default:
+			t.Fatalf("nobody expects a %s %s", head.APIVersion, head.Kind)
+		}
+		if head.Metadata.Namespace != namespace {
+			t.Errorf("%s %s is in namespace %q", head.Kind, head.Metadata.Name, head.Metadata.Namespace)
+		}
+		key := head.Kind + " " + head.Metadata.Name
+		if o.all[key] != nil {
+			t.Errorf("%s is there twice", key)
+		}
+		o.all[key] = object
+	}
+	for i := range o.pods {
+		pod := &o.pods[i]
+		if pod.Labels["app.kubernetes.io/component"] != "installer" {
+			o.proxy = pod
+			continue
+		}
+		if manifest := environment(pod.Spec.Containers[0])["MANIFEST"]; manifest != "" {
+			o.staticManifest = strings.ReplaceAll(manifest, "$$(", "$(")
+			static := strictly[corev1.Pod](t, o.staticManifest)
+			o.proxy = &corev1.PodTemplateSpec{ObjectMeta: static.ObjectMeta, Spec: static.Spec}
+		}
+	}
+	return o
+}
+
+func environment(container corev1.Container) map[string]string {
+	values := map[string]string{}
+	for _, variable := range container.Env {
+		values[variable.Name] = variable.Value
+	}
+	return values
+}
+
+// render gives what Helm 4 makes of the arguments.
+func render(t *testing.T, args ...string) *objects {
+	t.Helper()
+	out, err := template(helms[0], args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, out)
+}
+
+func renderMode(t *testing.T, mode string, args ...string) *objects {
+	t.Helper()
+	return render(t, append([]string{"--values", modes(t)[mode]}, args...)...)
+}
+
+func TestLint(t *testing.T) {
+	for _, binary := range helms {
+		for name, file := range modes(t) {
+			out, err := helm(binary, "lint", "--strict", "--kube-version", kubeVersion, chart, "--values", file)
+			if err != nil || !strings.Contains(out, "0 chart(s) failed") {
+				t.Errorf("%s, %s: %v\n%s", binary, name, err, out)
+			}
+		}
+	}
+}
+
+// Every mode renders to known kinds without unknown fields, and alike under both Helms.
+func TestModesRender(t *testing.T) {
+	for name, file := range modes(t) {
+		var first string
+		for _, binary := range helms {
+			out, err := template(binary, "--values", file)
+			if err != nil {
+				t.Fatalf("%s, %s: %v", binary, name, err)
+			}
+			parse(t, out)
+			// The Helms separate documents with different numbers of empty lines, and may order them differently.
+			if keys := fmt.Sprint(keysOf(parse(t, out).all)); first == "" {
+				first = keys
+			} else if keys != first {
+				t.Errorf("%s: one Helm gives %s, the other %s", name, first, keys)
+			}
+			if folder := os.Getenv("CHART_RENDER_DIR"); folder != "" && binary == helms[0] {
+				if err := os.MkdirAll(folder, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(filepath.Join(folder, name+".yaml"), []byte(out), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
+// What each mode consists of, and nothing else.
+func TestWhatEachModeConsistsOf(t *testing.T) {
+	for mode, expected := range map[string]string{
+		"static-pod":          "[ConfigMap rc-rangecache-dashboard DaemonSet rc-rangecache-installer PrometheusRule rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
+		"static-pod-absent":   "[DaemonSet rc-rangecache-installer ServiceAccount rc-rangecache]",
+		"static-pod-manifest": "[Pod rc-rangecache]",
+		"daemonset":           "[DaemonSet rc-rangecache ServiceAccount rc-rangecache]",
+		"deployment":          "[ConfigMap rc-rangecache-dashboard Deployment rc-rangecache NetworkPolicy rc-rangecache PodDisruptionBudget rc-rangecache PrometheusRule rc-rangecache Service rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
+		"deployment-plain":    "[Deployment rc-rangecache NetworkPolicy rc-rangecache PodDisruptionBudget rc-rangecache Service rc-rangecache ServiceAccount rc-rangecache]",
+	} {
+		if got := fmt.Sprint(keysOf(renderMode(t, mode).all)); got != expected {
+			t.Errorf("%s is\n%s, not\n%s", mode, got, expected)
+		}
+	}
+}
+
+// A mistake is refused, with words that help.
+func TestMistakesAreRefused(t *testing.T) {
+	good := []string{"--set", "etcd.endpoints={https://a:2379}", "--set", "etcd.tls.secretName=e", "--set", "listener.tls.secretName=l"}
+	for _, binary := range helms {
+		if _, err := template(binary, good...); err != nil {
+			t.Fatalf("the good values: %v", err)
+		}
+		for _, mistake := range []struct{ set, says string }{
+			{"cahce.maxBytes=1Gi", "additional properties 'cahce' not allowed"},
+			{"cache.maxByte=1Gi", "additional properties 'maxByte' not allowed"},
+			{"cache.maxBytes=1GB", "does not match pattern"},
+			{"mode=static_pod", "value must be one of 'static-pod', 'daemonset', 'deployment'"},
+			{"listener.port=0", "at '/listener/port'"},
+			{"etcd.endpoints={a:2379}", "at '/etcd/endpoints/0'"},
+			{"etcd.endpoints=null", "etcd.endpoints is needed"},
+			{"etcd.tls.secretName=", "set etcd.tls.secretName"},
+			{"etcd.tls.hostPath=/x", "both set"},
+			{"listener.tls.secretName=", "listener.allowUnauthenticated=true"},
+			{"etcd.user=rangecache", "etcd.user and etcd.passwordFile go together"},
+			{"listener.clientCertAuth=false", "listener.allowUnauthenticated=true"},
+			{"mode=static-pod", "the kubelet knows no Secrets"},
+			{"extraArgs={-x}", "at '/extraArgs/0'"},
+			{"extraEnv[0].name=X,extraEnv[0].valueFrom.secretKeyRef.name=y", "valueFrom"},
+		} {
+			_, err := template(binary, append(good[:len(good):len(good)], "--set", mistake.set)...)
+			if err == nil || !strings.Contains(err.Error(), mistake.says) {
+				t.Errorf("%s, %s: %v does not say %q", binary, mistake.set, err, mistake.says)
+			}
+		}
+		_, err := template(binary, append(good[:len(good):len(good)], "--set", "mode=daemonset", "--set", "serviceMonitor.enabled=true")...)
+		if err == nil || !strings.Contains(err.Error(), "metrics.host") {
+			t.Errorf("metrics on loopback cannot be scraped: %v", err)
+		}
+	}
+}
+
+// The notes tell how to verify and how to roll back, in every mode, with addresses that are right.
+func TestNotes(t *testing.T) {
+	for mode, says := range map[string][]string{
+		"static-pod":          {"/readyz", "--etcd-servers=https://127.0.0.1:23790", "Roll back", "--etcd-servers=https://127.0.0.1:2379", "staticPod.state=absent"},
+		"static-pod-absent":   {"helm uninstall"},
+		"static-pod-manifest": {"/etc/kubernetes/manifests"},
+		"daemonset":           {"DO NOT", "https://127.0.0.1:23790", "Roll back", "https://etcd.example:2379"},
+		"deployment":          {"https://rc-rangecache.some-namespace.svc:23790", "Roll back"},
+		"deployment-plain":    {"http://rc-rangecache.some-namespace.svc:23790", "Roll back", "WARNING", "networkPolicy.clients"},
+	} {
+		// Helm 3 wants a cluster for this; its lint has rendered the notes, too.
+		out, err := helm(helms[0], "install", release, chart, "--dry-run=client", "--namespace", namespace, "--values", modes(t)[mode])
+		must(t, mode, err)
+		_, notes, _ := strings.Cut(out, "NOTES:")
+		for _, words := range says {
+			if !strings.Contains(notes, words) {
+				t.Errorf("%s: %q is missing in the notes:\n%s", mode, words, notes)
+			}
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package chart
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// pki is a folder with certificates named as kubeadm names those of etcd.
+type pki struct {
+	folder string
+	ca     *x509.Certificate
+	key    *ecdsa.PrivateKey
+	serial int64
+}
+
+func newPki(t *testing.T) *pki {
+	p := &pki{folder: t.TempDir()}
+	p.issue(t, "ca", "etcd-ca")
+	return p
+}
+
+// issue makes a certificate for 127.0.0.1; the first signs the others.
+func (p *pki) issue(t *testing.T, name, commonName string, usage ...x509.ExtKeyUsage) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	must(t, name, err)
+	p.serial++
+	certificate := &x509.Certificate{
+		SerialNumber: big.NewInt(p.serial),
+		Subject:      pkix.Name{CommonName: commonName},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(time.Hour),
+		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
+		DNSNames:     []string{"localhost"},
+		KeyUsage:     x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:  usage,
+	}
+	if p.ca == nil {
+		certificate.IsCA, certificate.BasicConstraintsValid = true, true
+		certificate.KeyUsage, certificate.ExtKeyUsage, certificate.IPAddresses = x509.KeyUsageCertSign, nil, nil
+		p.ca, p.key = certificate, key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, certificate, p.ca, &key.PublicKey, p.key)
+	must(t, name, err)
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	must(t, name, err)
+	for file, block := range map[string]*pem.Block{".crt": {Type: "CERTIFICATE", Bytes: der}, ".key": {Type: "PRIVATE KEY", Bytes: secret}} {
+		must(t, name, os.WriteFile(filepath.Join(p.folder, name+file), pem.EncodeToMemory(block), 0o600))
+	}
+}
+
+func (p *pki) file(name string) string { return filepath.Join(p.folder, name) }
+
+// The static pod's own flags, on certificates as kubeadm makes them: an apiserver's certificate opens it, and nothing else.
+func TestStaticPodServesBesideKubeadm(t *testing.T) {
+	certificates := newPki(t)
+	certificates.issue(t, "server", "node", x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
+	certificates.issue(t, "healthcheck-client", "kube-etcd-healthcheck-client", x509.ExtKeyUsageClientAuth)
+	certificates.issue(t, "apiserver-etcd-client", "kube-apiserver-etcd-client", x509.ExtKeyUsageClientAuth)
+
+	etcd, peer, clients, metrics := freePort(t), freePort(t), freePort(t), freePort(t)
+	etcdURL, peerURL := fmt.Sprintf("https://127.0.0.1:%d", etcd), fmt.Sprintf("http://127.0.0.1:%d", peer)
+	start(t, tools+"/etcd-3.7", "--data-dir", t.TempDir(), "--log-level", "error",
+		"--listen-client-urls", etcdURL, "--advertise-client-urls", etcdURL,
+		"--listen-peer-urls", peerURL, "--initial-advertise-peer-urls", peerURL, "--initial-cluster", "default="+peerURL,
+		"--cert-file", certificates.file("server.crt"), "--key-file", certificates.file("server.key"),
+		"--trusted-ca-file", certificates.file("ca.crt"), "--client-cert-auth")
+
+	pod := render(t, "--set", "mode=static-pod", "--set", "etcd.endpoints={"+etcdURL+"}",
+		"--set", fmt.Sprintf("listener.port=%d,metrics.port=%d", clients, metrics)).proxy
+	var args []string
+	for _, arg := range pod.Spec.Containers[0].Args {
+		for _, mount := range pod.Spec.Containers[0].VolumeMounts {
+			arg = strings.ReplaceAll(arg, mount.MountPath, certificates.folder)
+		}
+		args = append(args, arg)
+	}
+	start(t, rangecacheBinary(), args...)
+	awaitReady(t, fmt.Sprintf("http://127.0.0.1:%d", metrics))
+
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	etcdctl := func(words ...string) (string, error) {
+		words = append([]string{"--endpoints", fmt.Sprintf("https://127.0.0.1:%d", clients), "--cacert", certificates.file("ca.crt"), "--command-timeout", "5s"}, words...)
+		out, err := exec.CommandContext(ctx, tools+"/etcdctl", words...).CombinedOutput()
+		return string(out), err
+	}
+	apiserver := []string{"--cert", certificates.file("apiserver-etcd-client.crt"), "--key", certificates.file("apiserver-etcd-client.key")}
+	for _, words := range [][]string{{"put", "/registry/a", "b"}, {"get", "/registry/a"}} {
+		out, err := etcdctl(append(apiserver, words...)...)
+		must(t, out, err)
+	}
+	if out, err := etcdctl("get", "/registry/a"); err == nil {
+		t.Errorf("a client without a certificate reads %q", out)
+	}
+	text, status, err := get(fmt.Sprintf("http://127.0.0.1:%d/metrics", metrics))
+	must(t, "metrics", err)
+	if status != http.StatusOK || !strings.Contains(text, `rangecache_range_total{outcome="hit",reason="linearizable"} 1`) {
+		t.Errorf("the read did not come from memory:\n%s", text)
+	}
+}

@@ -1,0 +1,269 @@
+package chart
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/yaml"
+)
+
+const (
+	alertsFile    = chart + "/files/alerts.yaml"
+	dashboardFile = chart + "/files/dashboard.json"
+)
+
+// rangecacheBinary is the program whose metrics and flags the chart names.
+func rangecacheBinary() string {
+	if path := os.Getenv("RANGECACHE"); path != "" {
+		return path
+	}
+	return root + "/target/debug/rangecache"
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "a free port", err)
+	defer listener.Close()
+	return listener.Addr().(*net.TCPAddr).Port
+}
+
+// start runs a program until the test ends.
+func start(t *testing.T, program string, args ...string) {
+	t.Helper()
+	command := exec.Command(program, args...)
+	must(t, program, command.Start())
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	})
+}
+
+func get(url string) (string, int, error) {
+	client := http.Client{Timeout: 5 * time.Second}
+	response, err := client.Get(url)
+	if err != nil {
+		return "", 0, err
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	return string(body), response.StatusCode, err
+}
+
+// awaitReady waits until every mirror is warm.
+func awaitReady(t *testing.T, metrics string) {
+	t.Helper()
+	for deadline := time.Now().Add(60 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		if _, status, err := get(metrics + "/readyz"); err == nil && status == http.StatusOK {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("rangecache does not get ready")
+		}
+	}
+}
+
+// scrape gives /metrics of a rangecache that has answered a read, in front of a real etcd.
+func scrape(t *testing.T) string {
+	t.Helper()
+	etcd, peer, clients, metrics := freePort(t), freePort(t), freePort(t), freePort(t)
+	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
+	start(t, tools+"/etcd-3.7", "--data-dir", t.TempDir(), "--log-level", "error",
+		"--listen-client-urls", url(etcd), "--advertise-client-urls", url(etcd),
+		"--listen-peer-urls", url(peer), "--initial-advertise-peer-urls", url(peer), "--initial-cluster", "default="+url(peer))
+	start(t, rangecacheBinary(), "--endpoints", url(etcd), "--listen-client-urls", url(clients), "--listen-metrics-urls", url(metrics))
+	awaitReady(t, url(metrics))
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for _, words := range [][]string{{"put", "a", "b"}, {"get", "a"}} {
+		out, err := exec.CommandContext(ctx, tools+"/etcdctl", append([]string{"--endpoints", url(clients)}, words...)...).CombinedOutput()
+		must(t, string(out), err)
+	}
+	text, _, err := get(url(metrics) + "/metrics")
+	must(t, "metrics", err)
+	return text
+}
+
+type rule struct {
+	Alert       string            `json:"alert"`
+	Expr        string            `json:"expr"`
+	Labels      map[string]string `json:"labels"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+func alerts(t *testing.T) []rule {
+	t.Helper()
+	var file struct {
+		Groups []struct {
+			Rules []rule `json:"rules"`
+		} `json:"groups"`
+	}
+	must(t, alertsFile, yaml.Unmarshal([]byte(read(t, alertsFile)), &file))
+	if len(file.Groups) != 1 || len(file.Groups[0].Rules) < 10 {
+		t.Fatalf("%d groups of alerts", len(file.Groups))
+	}
+	return file.Groups[0].Rules
+}
+
+// dashboardExprs are the queries of all panels, with Grafana's variables filled in.
+func dashboardExprs(t *testing.T) []string {
+	t.Helper()
+	var dashboard struct {
+		Panels []struct {
+			Targets []struct {
+				Expr string `json:"expr"`
+			} `json:"targets"`
+		} `json:"panels"`
+	}
+	must(t, dashboardFile, json.Unmarshal([]byte(read(t, dashboardFile)), &dashboard))
+	var exprs []string
+	for _, panel := range dashboard.Panels {
+		for _, target := range panel.Targets {
+			exprs = append(exprs, strings.NewReplacer("$__rate_interval", "5m", "$job", ".*", "$instance", ".*").Replace(target.Expr))
+		}
+	}
+	if len(exprs) < 30 {
+		t.Fatalf("%d queries", len(exprs))
+	}
+	return exprs
+}
+
+var (
+	series    = regexp.MustCompile(`(?m)^(rangecache_[a-z_]+)[ {]`)
+	metric    = regexp.MustCompile(`rangecache_[a-z_]+`)
+	limit     = regexp.MustCompile(`limit="([a-z_]+)"`)
+	labelWord = regexp.MustCompile(`(?:outcome|reason|result)[!=~]+"([a-z_|]+)"`)
+)
+
+// Dashboard and alerts name only what rangecache exports.
+func TestMetricsExist(t *testing.T) {
+	text := scrape(t)
+	exported := map[string]bool{}
+	for _, match := range series.FindAllStringSubmatch(text, -1) {
+		exported[match[1]] = true
+	}
+	if len(exported) < 20 {
+		t.Fatalf("rangecache exports %v", keysOf(exported))
+	}
+	words := read(t, root+"/src/telemetry/outcome.rs") + read(t, root+"/src/mirror/lifecycle.rs") + read(t, root+"/src/mirror/freshness.rs")
+	registered := read(t, root+"/src/telemetry/metrics.rs")
+	exprs := dashboardExprs(t)
+	for _, rule := range alerts(t) {
+		exprs = append(exprs, rule.Expr)
+	}
+	for _, expr := range exprs {
+		for _, name := range metric.FindAllString(expr, -1) {
+			// What is counted by label is exported once it has happened; such a name is looked up in the source.
+			base := strings.TrimSuffix(strings.TrimPrefix(name, "rangecache_"), "_total")
+			if !exported[name] && !strings.Contains(registered, fmt.Sprintf("%q,", base)) {
+				t.Errorf("%s is not exported; it is in %s", name, expr)
+			}
+		}
+		for _, match := range limit.FindAllStringSubmatch(expr, -1) {
+			if !strings.Contains(text, fmt.Sprintf("rangecache_limit{limit=%q}", match[1])) {
+				t.Errorf("there is no limit %s", match[1])
+			}
+		}
+		for _, match := range labelWord.FindAllStringSubmatch(expr, -1) {
+			for _, word := range strings.Split(match[1], "|") {
+				if !strings.Contains(words, fmt.Sprintf("%q", word)) {
+					t.Errorf("rangecache never says %q, which %s asks for", word, expr)
+				}
+			}
+		}
+	}
+}
+
+func promtool(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command(tools+"/promtool", args...).CombinedOutput(); err != nil {
+		t.Errorf("promtool %v: %v\n%s", args, err, out)
+	}
+}
+
+// Prometheus takes the alerts, those of the chart's object too, and each fires when it should and only then.
+func TestAlerts(t *testing.T) {
+	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", alertsFile)
+	promtool(t, "test", "rules", "alerts.test.yaml")
+	tests := read(t, "alerts.test.yaml")
+	for _, rule := range alerts(t) {
+		if !strings.Contains(tests, "alertname: "+rule.Alert+"\n") {
+			t.Errorf("%s has no test", rule.Alert)
+		}
+		if rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" {
+			t.Errorf("%s says too little", rule.Alert)
+		}
+	}
+	spec, err := yaml.Marshal(renderMode(t, "deployment").rule.Spec)
+	must(t, "the object's rules", err)
+	file := filepath.Join(t.TempDir(), "rules.yaml")
+	must(t, file, os.WriteFile(file, spec, 0o600))
+	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", file)
+}
+
+// Each alert leads to its heading, under the page that the operator names.
+func TestRunbooks(t *testing.T) {
+	page := read(t, root+"/docs/operations.md")
+	rules := renderMode(t, "deployment").rule.Spec.Groups[0].Rules
+	for i, rule := range alerts(t) {
+		anchor := "#" + strings.ToLower(rule.Alert)
+		if url := rule.Annotations["runbook_url"]; url != "https://github.com/rangecache/rangecache/blob/main/docs/operations.md"+anchor {
+			t.Errorf("%s leads to %s", rule.Alert, url)
+		}
+		if url := rules[i].Annotations["runbook_url"]; url != "https://runbooks.example/rangecache"+anchor {
+			t.Errorf("%s leads to %s", rule.Alert, url)
+		}
+		if !regexp.MustCompile(`(?m)^#+ ` + rule.Alert + `$`).MatchString(page) {
+			t.Errorf("docs/operations.md has no heading %s", rule.Alert)
+		}
+	}
+}
+
+// Prometheus understands every query of the dashboard, and the ConfigMap holds the very file.
+func TestDashboard(t *testing.T) {
+	var rules strings.Builder
+	rules.WriteString("groups:\n- name: dashboard\n  rules:\n")
+	for i, expr := range dashboardExprs(t) {
+		fmt.Fprintf(&rules, "  - record: query:%d\n    expr: %q\n", i, expr)
+	}
+	file := filepath.Join(t.TempDir(), "dashboard.yaml")
+	must(t, file, os.WriteFile(file, []byte(rules.String()), 0o600))
+	promtool(t, "check", "rules", "--lint=none", file)
+	if data := renderMode(t, "deployment").configMap.Data["rangecache.json"]; strings.TrimSpace(data) != strings.TrimSpace(read(t, dashboardFile)) {
+		t.Error("the ConfigMap's dashboard is not the file's")
+	}
+	var dashboard struct {
+		Panels []struct {
+			ID          int    `json:"id"`
+			Type        string `json:"type"`
+			Title       string `json:"title"`
+			Description string `json:"description"`
+			GridPos     struct{ X, Y, W, H int }
+		} `json:"panels"`
+	}
+	must(t, dashboardFile, json.Unmarshal([]byte(read(t, dashboardFile)), &dashboard))
+	ids := map[int]bool{}
+	for i, panel := range dashboard.Panels {
+		if ids[panel.ID] || panel.Title == "" || (panel.Type != "row" && panel.Description == "") {
+			t.Errorf("panel %d %q: its id is taken, or it does not say what it shows", panel.ID, panel.Title)
+		}
+		ids[panel.ID] = true
+		for _, other := range dashboard.Panels[:i] {
+			a, b := panel.GridPos, other.GridPos
+			if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
+				t.Errorf("%q lies upon %q", panel.Title, other.Title)
+			}
+		}
+	}
+}

@@ -1,0 +1,467 @@
+package chart
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
+)
+
+func keysOf[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for key := range m {
+		keys = append(keys, key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// violations are those of the restricted pod security standard, as the apiserver's admission finds them.
+func violations(t *testing.T, pod *corev1.PodTemplateSpec) []string {
+	t.Helper()
+	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var found []string
+	level := api.LevelVersion{Level: api.LevelRestricted, Version: api.LatestVersion()}
+	for _, result := range evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec) {
+		if !result.Allowed {
+			found = append(found, result.ForbiddenReason)
+		}
+	}
+	slices.Sort(found)
+	return found
+}
+
+// A Deployment is restricted; the host modes need what reaching the host needs, and nothing else.
+func TestPodSecurity(t *testing.T) {
+	for mode, expected := range map[string][]string{
+		"deployment":          nil,
+		"deployment-plain":    nil,
+		"daemonset":           {"host namespaces", "probe or lifecycle host"},
+		"static-pod-manifest": {"host namespaces", "probe or lifecycle host", "restricted volume types"},
+		"static-pod":          {"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"},
+	} {
+		slices.Sort(expected)
+		if got := violations(t, renderMode(t, mode).proxy); !slices.Equal(got, expected) {
+			t.Errorf("%s violates %q, not %q", mode, got, expected)
+		}
+	}
+	installer := renderMode(t, "static-pod").daemonSet.Spec.Template
+	expected := []string{"probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"}
+	if got := violations(t, &installer); !slices.Equal(got, expected) {
+		t.Errorf("the installer violates %q, not %q", got, expected)
+	}
+}
+
+func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
+	for mode := range modes(t) {
+		o := renderMode(t, mode)
+		pods := slices.Clone(o.pods)
+		if o.proxy != nil {
+			pods = append(pods, *o.proxy)
+		}
+		for _, pod := range pods {
+			if pod.Spec.AutomountServiceAccountToken == nil || *pod.Spec.AutomountServiceAccountToken {
+				t.Errorf("%s mounts a token", mode)
+			}
+			for _, container := range pod.Spec.Containers {
+				security := container.SecurityContext
+				if !*security.ReadOnlyRootFilesystem || *security.AllowPrivilegeEscalation || security.Capabilities.Drop[0] != "ALL" {
+					t.Errorf("%s: %v", mode, security)
+				}
+				if container.Resources.Limits.Memory().IsZero() || container.Resources.Requests.Memory().IsZero() {
+					t.Errorf("%s: %s has no bound on memory", mode, container.Name)
+				}
+			}
+		}
+	}
+}
+
+// The kubelet refuses static pods that refer to objects of the API.
+func TestStaticPodsReferToNothing(t *testing.T) {
+	for _, mode := range []string{"static-pod", "static-pod-manifest"} {
+		spec := renderMode(t, mode, "--set", "imagePullSecrets={a}").proxy.Spec
+		if spec.ServiceAccountName != "" || len(spec.ImagePullSecrets) != 0 || len(spec.ResourceClaims) != 0 {
+			t.Errorf("%s refers to objects", mode)
+		}
+		for _, volume := range spec.Volumes {
+			if volume.HostPath == nil {
+				t.Errorf("%s: volume %s is not of the host", mode, volume.Name)
+			}
+		}
+		for _, variable := range spec.Containers[0].Env {
+			if variable.ValueFrom != nil {
+				t.Errorf("%s: variable %s is not plain", mode, variable.Name)
+			}
+		}
+		if !spec.HostNetwork || spec.DNSPolicy != corev1.DNSDefault || spec.PriorityClassName != "system-node-critical" {
+			t.Errorf("%s: %v %v %v", mode, spec.HostNetwork, spec.DNSPolicy, spec.PriorityClassName)
+		}
+	}
+}
+
+// Each file that a flag names lies below a mount of a volume that the pod has.
+func TestFilesOfFlagsAreMounted(t *testing.T) {
+	for mode := range modes(t) {
+		pod := renderMode(t, mode).proxy
+		if pod == nil {
+			continue
+		}
+		for _, volume := range pod.Spec.Volumes {
+			if volume.Secret != nil && *volume.Secret.DefaultMode != 0o440 {
+				t.Errorf("%s: the files of %s have mode %o", mode, volume.Name, *volume.Secret.DefaultMode)
+			}
+		}
+		var mounted []string
+		for _, mount := range pod.Spec.Containers[0].VolumeMounts {
+			if !mount.ReadOnly || !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == mount.Name }) {
+				t.Errorf("%s: mount %s is writable or of no volume", mode, mount.Name)
+			}
+			mounted = append(mounted, mount.MountPath+"/")
+		}
+		for _, arg := range pod.Spec.Containers[0].Args {
+			_, value, _ := strings.Cut(arg, "=")
+			// Prefixes of keys look like files.
+			if strings.HasPrefix(value, "/etc/") && !slices.ContainsFunc(mounted, func(m string) bool { return strings.HasPrefix(value, m) }) {
+				t.Errorf("%s: %s is not mounted", mode, arg)
+			}
+		}
+	}
+}
+
+var kubeadm = []string{
+	"--endpoints=https://127.0.0.1:2379",
+	"--cacert=/etc/rangecache/etcd/ca.crt",
+	"--cert=/etc/rangecache/etcd/healthcheck-client.crt",
+	"--key=/etc/rangecache/etcd/healthcheck-client.key",
+	"--listen-client-urls=https://127.0.0.1:23790",
+	"--cert-file=/etc/rangecache/listener/server.crt",
+	"--key-file=/etc/rangecache/listener/server.key",
+	"--trusted-ca-file=/etc/rangecache/listener/ca.crt",
+	"--client-cert-auth",
+	"--listen-metrics-urls=http://127.0.0.1:23791",
+}
+
+// Beside a kubeadm apiserver nothing needs to be said but the mode.
+func TestStaticPodFitsKubeadm(t *testing.T) {
+	pod := render(t, "--set", "mode=static-pod").proxy
+	if args := pod.Spec.Containers[0].Args; !slices.Equal(args[:len(kubeadm)], kubeadm) {
+		t.Errorf("%q", args)
+	}
+	for _, volume := range pod.Spec.Volumes {
+		if volume.HostPath.Path != "/etc/kubernetes/pki/etcd" {
+			t.Errorf("%s is %s", volume.Name, volume.HostPath.Path)
+		}
+	}
+	if user := *pod.Spec.SecurityContext.RunAsUser; user != 0 {
+		t.Errorf("user %d cannot read kubeadm's keys", user)
+	}
+}
+
+// An address in the open is never without the flag that says so.
+func TestPlaintextIsAskedFor(t *testing.T) {
+	open := renderMode(t, "deployment-plain").proxy.Spec.Containers[0].Args
+	if !slices.Contains(open, "--listen-client-urls=http://0.0.0.0:23790") || !slices.Contains(open, plaintextFlag) {
+		t.Errorf("%q", open)
+	}
+	for _, args := range [][]string{
+		renderMode(t, "deployment").proxy.Spec.Containers[0].Args,
+		renderMode(t, "deployment-plain", "--set", "mode=daemonset").proxy.Spec.Containers[0].Args,
+	} {
+		if slices.Contains(args, plaintextFlag) {
+			t.Errorf("%q", args)
+		}
+	}
+}
+
+const plaintextFlag = "--allow-plaintext-listener"
+
+func TestMemoryFollowsTheCache(t *testing.T) {
+	for _, c := range []struct{ cache, shared, flag, request, limit string }{
+		{"1Gi", "512Mi", "1073741824", "1Gi", "1792Mi"},          // the rest decides
+		{"6Gi", "512Mi", "6442450944", "6Gi", "8Gi"},             // four thirds decide
+		{"1500000000", "64Mi", "1500000000", "1431Mi", "1908Mi"}, // rounded up
+		{"2Ti", "512Mi", "2199023255552", "2Ti", "2796203Mi"},
+	} {
+		container := renderMode(t, "deployment-plain", "--set", "cache.maxBytes="+c.cache, "--set", "forward.sharedMaxBytes="+c.shared).proxy.Spec.Containers[0]
+		if !slices.Contains(container.Args, "--cache-max-bytes="+c.flag) {
+			t.Errorf("%s: %q", c.cache, container.Args)
+		}
+		if request, limit := container.Resources.Requests.Memory().String(), container.Resources.Limits.Memory().String(); request != c.request || limit != c.limit {
+			t.Errorf("%s: request %s, limit %s", c.cache, request, limit)
+		}
+	}
+	own := renderMode(t, "deployment", "--set", "resources.limits.memory=9Gi").proxy.Spec.Containers[0].Resources
+	if own.Limits.Memory().String() != "9Gi" || own.Requests.Memory().String() != "4Gi" || own.Requests.Cpu().String() != "1" {
+		t.Errorf("resources given are laid over those derived: %v", own)
+	}
+}
+
+// A pod leaves the Service before it stops, has time to end its calls, and a cold one is not taken out.
+func TestProbesAndStops(t *testing.T) {
+	container := renderMode(t, "deployment").proxy.Spec.Containers[0]
+	if p := container.StartupProbe.HTTPGet; p.Path != "/readyz" || p.Host != "" || p.Port.IntValue() != 23791 {
+		t.Errorf("start: %v", p)
+	}
+	if container.ReadinessProbe.HTTPGet.Path != "/livez" || container.LivenessProbe.HTTPGet.Path != "/livez" {
+		t.Error("a Deployment's pod that is cold for a while must stay in the Service")
+	}
+	if grace := *renderMode(t, "deployment").proxy.Spec.TerminationGracePeriodSeconds; grace != 10+5+5 || container.Lifecycle.PreStop.Sleep.Seconds != 5 {
+		t.Errorf("grace %d", grace)
+	}
+	if cold := renderMode(t, "deployment-plain").proxy.Spec.Containers[0].StartupProbe.HTTPGet.Path; cold != "/livez" {
+		t.Errorf("waitForWarmth=false starts by %s", cold)
+	}
+	for _, mode := range []string{"static-pod", "static-pod-manifest", "daemonset"} {
+		container := renderMode(t, mode).proxy.Spec.Containers[0]
+		for _, probe := range []*corev1.Probe{container.StartupProbe, container.ReadinessProbe, container.LivenessProbe} {
+			if probe.HTTPGet.Host != "127.0.0.1" {
+				t.Errorf("%s probes %q", mode, probe.HTTPGet.Host)
+			}
+		}
+		if container.Lifecycle != nil || container.ReadinessProbe.HTTPGet.Path != "/readyz" || container.StartupProbe.HTTPGet.Path != "/livez" {
+			t.Errorf("%s: %v", mode, container.ReadinessProbe)
+		}
+	}
+	// The installer's readiness is that node's rangecache, so that a rollout waits for it.
+	installer := renderMode(t, "static-pod").daemonSet
+	probe := installer.Spec.Template.Spec.Containers[0].ReadinessProbe.HTTPGet
+	if probe.Path != "/readyz" || probe.Host != "127.0.0.1" || installer.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 || installer.Spec.MinReadySeconds < 30 {
+		t.Errorf("%v", installer.Spec)
+	}
+}
+
+func TestSelectorsFindTheirPods(t *testing.T) {
+	for _, mode := range []string{"deployment", "static-pod"} {
+		o := renderMode(t, mode)
+		selectors := map[string]map[string]string{}
+		for name, service := range o.services {
+			selectors[name] = service.Spec.Selector
+		}
+		if mode == "deployment" {
+			selectors["budget"] = o.budget.Spec.Selector.MatchLabels
+			selectors["policy"] = o.policy.Spec.PodSelector.MatchLabels
+			selectors["deployment"] = o.deployment.Spec.Selector.MatchLabels
+		}
+		for name, selector := range selectors {
+			for key, value := range selector {
+				if o.proxy.Labels[key] != value {
+					t.Errorf("%s: %s wants %s=%s", mode, name, key, value)
+				}
+			}
+		}
+		for key, value := range o.monitor.Spec.Selector.MatchLabels {
+			if o.services["rc-rangecache-metrics"].Labels[key] != value {
+				t.Errorf("%s: the monitor wants %s=%s", mode, key, value)
+			}
+			if client := o.services["rc-rangecache"]; client != nil && key == "app.kubernetes.io/component" && client.Labels[key] == value {
+				t.Errorf("%s: the monitor finds the clients' Service, too", mode)
+			}
+		}
+		if o.daemonSet != nil {
+			for _, service := range o.services {
+				if service.Spec.Selector["app.kubernetes.io/component"] == o.daemonSet.Spec.Template.Labels["app.kubernetes.io/component"] {
+					t.Error("the installer is taken for rangecache")
+				}
+			}
+		}
+	}
+}
+
+func TestNetworkPolicy(t *testing.T) {
+	policy := renderMode(t, "deployment", "--set", "etcd.endpoints={https://a:2379,https://b:12379}").policy.Spec
+	var ports []string
+	for _, port := range policy.Egress[0].Ports {
+		ports = append(ports, port.Port.String())
+	}
+	slices.Sort(ports)
+	if !slices.Equal(ports, []string{"12379", "2379"}) {
+		t.Errorf("etcd's ports: %q", ports)
+	}
+	if from := policy.Ingress[0].From; len(from) != 1 || from[0].PodSelector.MatchLabels["app"] != "kube-apiserver" {
+		t.Errorf("clients: %v", from)
+	}
+	// Without a list of clients it is the namespace's pods, never everybody.
+	if from := renderMode(t, "deployment-plain").policy.Spec.Ingress[0].From; len(from) != 1 || from[0].PodSelector == nil || from[0].NamespaceSelector != nil {
+		t.Errorf("clients: %v", from)
+	}
+}
+
+// The installer's own script, run on a folder of ours: it writes once, leaves an equal file alone, replaces another, and
+// removes it when told to.
+func TestInstallerScript(t *testing.T) {
+	folder := t.TempDir()
+	file := filepath.Join(folder, "rc-rangecache.yaml")
+	run := func(mode string, says string, args ...string) {
+		t.Helper()
+		container := renderMode(t, mode, args...).daemonSet.Spec.Template.Spec.Containers[0]
+		if !slices.Equal(container.Command[:2], []string{"sh", "-euc"}) {
+			t.Fatalf("%q", container.Command)
+		}
+		script := strings.ReplaceAll(container.Command[2], "/manifests/", folder+"/")
+		shell := []string{"sh"}
+		if busybox, err := exec.LookPath("busybox"); err == nil {
+			shell = []string{busybox, "sh"}
+		}
+		command := exec.Command(shell[0], append(shell[1:], "-euc", script)...)
+		command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		for name, value := range environment(container) {
+			// As the kubelet does.
+			command.Env = append(command.Env, name+"="+strings.ReplaceAll(value, "$$(", "$("))
+		}
+		command.Env = append(command.Env, "PATH="+os.Getenv("PATH"))
+		out, err := command.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		command.Stderr = os.Stderr
+		if err := command.Start(); err != nil {
+			t.Fatal(err)
+		}
+		deadline := time.AfterFunc(20*time.Second, func() { _ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL) })
+		defer deadline.Stop()
+		line, _ := bufio.NewReader(out).ReadString('\n')
+		if !strings.Contains(line, says) {
+			t.Errorf("%q does not say %q", line, says)
+		}
+		_ = syscall.Kill(-command.Process.Pid, syscall.SIGTERM)
+		if err := command.Wait(); err != nil {
+			t.Errorf("the installer ends with %v", err)
+		}
+		// A container ends with its first process; here a sleep may outlive the shell.
+		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
+	}
+	run("static-pod", "wrote")
+	written, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.TrimSpace(string(written)) != strings.TrimSpace(renderMode(t, "static-pod").staticManifest) {
+		t.Errorf("written was\n%s", written)
+	}
+	first, _ := os.Stat(file)
+	if first.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v", first.Mode())
+	}
+	run("static-pod", "already")
+	if second, _ := os.Stat(file); !os.SameFile(first, second) {
+		t.Error("an equal file was replaced")
+	}
+	run("static-pod", "wrote", "--set", "log.level=debug")
+	if changed, _ := os.ReadFile(file); !strings.Contains(string(changed), "--log-level=debug") {
+		t.Error("a change was not written")
+	}
+	run("static-pod-absent", "not there")
+	if left, _ := filepath.Glob(folder + "/{.,}*"); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+	if entries, _ := os.ReadDir(folder); len(entries) != 0 {
+		t.Errorf("left behind: %v", entries)
+	}
+	run("static-pod-absent", "not there")
+}
+
+var version = regexp.MustCompile(`(?m)^version = "(.*)"`)
+
+// The chart, the image and the program are of one version.
+func TestVersions(t *testing.T) {
+	cargo := version.FindStringSubmatch(read(t, root+"/Cargo.toml"))[1]
+	if !strings.Contains(read(t, chart+"/Chart.yaml"), "\nappVersion: "+cargo+"\n") {
+		t.Errorf("Chart.yaml's appVersion is not %s", cargo)
+	}
+	if !strings.Contains(read(t, root+"/Dockerfile"), "\nARG VERSION="+cargo+"\n") {
+		t.Errorf("the Dockerfile's VERSION is not %s", cargo)
+	}
+	image := renderMode(t, "daemonset").proxy.Spec.Containers[0].Image
+	if image != "ghcr.io/rangecache/rangecache:"+cargo {
+		t.Error(image)
+	}
+	digest := "sha256:" + strings.Repeat("a", 64)
+	if image := renderMode(t, "daemonset", "--set", "image.digest="+digest).proxy.Spec.Containers[0].Image; image != "ghcr.io/rangecache/rangecache@"+digest {
+		t.Error(image)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func must(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(fmt.Errorf("%s: %w", what, err))
+	}
+}
+
+var (
+	fenced = regexp.MustCompile("(?s)```yaml\n(.*?)```")
+	flag   = regexp.MustCompile(`--[a-z][a-z-]+`)
+)
+
+// sidecar is the container that the chart's README tells to add, with its volumes.
+func sidecar(t *testing.T) *corev1.PodSpec {
+	t.Helper()
+	blocks := fenced.FindAllStringSubmatch(read(t, chart+"/README.md"), -1)
+	if len(blocks) != 1 {
+		t.Fatalf("%d blocks of YAML in the README", len(blocks))
+	}
+	return strictly[corev1.PodSpec](t, blocks[0][1])
+}
+
+// The sidecar is a native one, restricted, and as large as the chart would make it.
+func TestSidecar(t *testing.T) {
+	spec := sidecar(t)
+	container := spec.InitContainers[0]
+	if *container.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+		t.Error("not a native sidecar")
+	}
+	template := corev1.PodTemplateSpec{Spec: *spec}
+	if got := violations(t, &template); len(got) != 0 {
+		t.Errorf("violates %q", got)
+	}
+	if spec.Volumes[0].Name != container.VolumeMounts[0].Name {
+		t.Error("the mount is of no volume")
+	}
+	derived := renderMode(t, "deployment-plain", "--set", "cache.maxBytes=1Gi").proxy.Spec.Containers[0]
+	if derived.Image != container.Image || derived.Resources.Limits.Memory().Cmp(*container.Resources.Limits.Memory()) != 0 {
+		t.Errorf("%s, %v", container.Image, container.Resources)
+	}
+}
+
+// rangecache knows every flag that the chart gives it.
+func TestFlagsExist(t *testing.T) {
+	help, err := exec.Command(rangecacheBinary(), "--help").Output()
+	must(t, rangecacheBinary(), err)
+	known := flag.FindAllString(string(help), -1)
+	specs := map[string]corev1.Container{"the sidecar": sidecar(t).InitContainers[0]}
+	for mode := range modes(t) {
+		if pod := renderMode(t, mode).proxy; pod != nil {
+			specs[mode] = pod.Spec.Containers[0]
+		}
+	}
+	for where, container := range specs {
+		for _, arg := range container.Args {
+			if name, _, _ := strings.Cut(arg, "="); !slices.Contains(known, name) {
+				t.Errorf("%s: rangecache has no %s", where, name)
+			}
+		}
+	}
+}
