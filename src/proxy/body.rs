@@ -1,5 +1,6 @@
 //! The bodies of responses: produced here, or passed on.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,13 +9,17 @@ use bytes::{Buf, Bytes};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio_util::sync::DropGuard;
 
+use super::drain::{self, Stop};
 use super::forward::is_reset;
 use super::large::{Permit, SharedAnswer};
 use super::message::PREFIX_BYTES;
 use super::passed::Passed;
+use super::stalled::{Answers, GivenUp, Slot};
 use super::status::{Code, Status, ok_trailers};
 use crate::cache::{Answer, Rope};
+use crate::faults::{self, Fault};
 use crate::mirror::knowledge::Knowledge;
 use crate::upstream::{BoxError, InFlight};
 
@@ -53,7 +58,7 @@ enum Kind {
 #[derive(Debug)]
 struct Lazy {
     prefix: Option<Bytes>,
-    answer: Answer,
+    answer: Arc<Slot>,
     trailers_sent: bool,
 }
 
@@ -68,6 +73,10 @@ struct Forwarded {
     may_end_with_status: bool,
     _in_flight: Option<InFlight>,
     _permit: Option<Permit>,
+    /// For what never ends by itself.
+    stop: Option<Stop>,
+    /// Ends the connection that it comes over, if that is its own.
+    _alive: Option<DropGuard>,
 }
 
 impl ResponseBody {
@@ -77,7 +86,7 @@ impl ResponseBody {
     }
 
     /// A RangeResponse as a gRPC message with trailers. It must be shorter than 4 GiB.
-    pub(super) fn answer(answer: Answer) -> ResponseBody {
+    pub(super) fn answer(answer: Answer, answers: &Answers) -> ResponseBody {
         let length = u32::try_from(answer.len()).unwrap_or(u32::MAX);
         let mut prefix = [0; PREFIX_BYTES];
         prefix[1..].copy_from_slice(&length.to_be_bytes());
@@ -89,7 +98,7 @@ impl ResponseBody {
         let prefix = Some(Bytes::copy_from_slice(&prefix));
         ResponseBody(Kind::Lazy(Box::new(Lazy {
             prefix,
-            answer,
+            answer: answers.watch(answer),
             trailers_sent: false,
         })))
     }
@@ -120,6 +129,7 @@ impl ResponseBody {
         knowledge: &Arc<Knowledge>,
         in_flight: Option<InFlight>,
         permit: Option<Permit>,
+        stop: Option<Stop>,
         is_grpc: bool,
     ) -> ResponseBody {
         ResponseBody(Kind::Forwarded(Box::new(Forwarded {
@@ -130,28 +140,45 @@ impl ResponseBody {
             may_end_with_status: is_grpc,
             _in_flight: in_flight,
             _permit: permit,
+            stop,
+            _alive: None,
         })))
+    }
+
+    /// The same body, which ends its connection when it is dropped.
+    pub(super) fn keeping(mut self, alive: Option<DropGuard>) -> ResponseBody {
+        if let Kind::Forwarded(forwarded) = &mut self.0 {
+            forwarded._alive = alive;
+        }
+        self
     }
 }
 
 impl Lazy {
-    fn next(&mut self) -> Option<Frame<Rope>> {
+    fn next(&mut self) -> Result<Option<Frame<Rope>>, GivenUp> {
+        faults::trip(Fault::Body);
         if let Some(prefix) = self.prefix.take() {
-            return Some(Frame::data(prefix.into()));
+            return Ok(Some(Frame::data(prefix.into())));
         }
-        if let Some(piece) = self.answer.next_piece(PIECE_BYTES) {
-            return Some(Frame::data(piece));
+        if let Some(piece) = self.answer.next_piece(PIECE_BYTES)? {
+            return Ok(Some(Frame::data(piece)));
         }
         if self.trailers_sent {
-            return None;
+            return Ok(None);
         }
         self.trailers_sent = true;
-        Some(Frame::trailers(ok_trailers()))
+        Ok(Some(Frame::trailers(ok_trailers())))
     }
 }
 
 impl Forwarded {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
+        if let Some(stop) = &mut self.stop
+            && stop.has_come(cx)
+            && self.passed.as_ref().is_none_or(Passed::at_boundary)
+        {
+            return Poll::Ready(self.stopped());
+        }
         let frame = match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => return Poll::Ready(None),
@@ -173,6 +200,15 @@ impl Forwarded {
                 Frame::trailers(frame.into_trailers().unwrap_or_default())
             }
         })))
+    }
+
+    /// The end of what never ends by itself: `Unavailable`, and for the JSON gateway the end of its body.
+    fn stopped(&mut self) -> Option<Result<Frame<Rope>, BoxError>> {
+        if !self.may_end_with_status {
+            return None;
+        }
+        self.may_end_with_status = false;
+        Some(Ok(Frame::trailers(drain::status().trailers())))
     }
 
     /// A lost connection shows as Unavailable, as it does to a client of etcd. A stream that etcd itself reset is reset
@@ -199,31 +235,13 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
-        match &mut self.0 {
-            Kind::Empty => Poll::Ready(None),
-            Kind::Whole { data, trailers } => {
-                let frame = match data.take() {
-                    Some(data) => Some(Frame::data(data.into())),
-                    None => trailers.take().map(Frame::trailers),
-                };
-                Poll::Ready(frame.map(Ok))
+        match catch_unwind(AssertUnwindSafe(|| self.0.poll(cx))) {
+            Ok(polled) => polled,
+            Err(_) => {
+                // What is left of it is not to be trusted: hyper resets the stream, which clients take for Internal.
+                self.0 = Kind::Empty;
+                Poll::Ready(Some(Err("the body of an answer panicked".into())))
             }
-            Kind::Lazy(lazy) => Poll::Ready(lazy.next().map(Ok)),
-            Kind::Shared {
-                answer,
-                next,
-                trailers,
-            } => {
-                let frame = match answer.pieces.get(*next) {
-                    Some(piece) => {
-                        *next += 1;
-                        Some(Frame::data(piece.clone().into()))
-                    }
-                    None => trailers.take().map(Frame::trailers),
-                };
-                Poll::Ready(frame.map(Ok))
-            }
-            Kind::Forwarded(forwarded) => forwarded.poll(cx),
         }
     }
 
@@ -247,6 +265,37 @@ impl Body for ResponseBody {
             // HTTP/1 frames a body by it; gRPC has no use for a content-length.
             Kind::Forwarded(forwarded) => forwarded.body.size_hint(),
             _ => SizeHint::default(),
+        }
+    }
+}
+
+impl Kind {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
+        match self {
+            Kind::Empty => Poll::Ready(None),
+            Kind::Whole { data, trailers } => {
+                let frame = match data.take() {
+                    Some(data) => Some(Frame::data(data.into())),
+                    None => trailers.take().map(Frame::trailers),
+                };
+                Poll::Ready(frame.map(Ok))
+            }
+            Kind::Lazy(lazy) => Poll::Ready(lazy.next().map_err(Into::into).transpose()),
+            Kind::Shared {
+                answer,
+                next,
+                trailers,
+            } => {
+                let frame = match answer.pieces.get(*next) {
+                    Some(piece) => {
+                        *next += 1;
+                        Some(Frame::data(piece.clone().into()))
+                    }
+                    None => trailers.take().map(Frame::trailers),
+                };
+                Poll::Ready(frame.map(Ok))
+            }
+            Kind::Forwarded(forwarded) => forwarded.poll(cx),
         }
     }
 }

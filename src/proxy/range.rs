@@ -123,7 +123,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     match end(proxy, &query, &call, &parts.headers, deadline, &mut record).await {
         Ended::Answer(answer, outcome) => {
             record.outcome = outcome;
-            let mut response = Response::new(ResponseBody::answer(answer));
+            let mut response = Response::new(ResponseBody::answer(answer, &proxy.answers));
             response.headers_mut().insert(CONTENT_TYPE, call.content_type);
             Ok(response)
         }

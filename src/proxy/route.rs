@@ -1,37 +1,99 @@
 //! **route**: by path only. KV/Range has a handler, two calls are listened to, everything else is forwarded as it is.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use http::{Method, Request, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 
-use super::forward::{Body, Outcome, class_of};
-use super::{Proxy, http1, learn, range};
+use super::body::ResponseBody;
+use super::forward::{Body, Outcome, class_of, grpc_content_type};
+use super::status::{Code, Status};
+use super::{Proxy, drain, http1, learn, range};
+use crate::faults::{self, Fault};
+use crate::panics::caught;
+use crate::telemetry::{self, Why};
 use crate::upstream::Outgoing;
 
 const RANGE: &str = "/etcdserverpb.KV/Range";
 
-/// Answers one request, whatever it is. All but reads are boxed: hyper moves this future about, so it had better be small.
-pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
+/// Answers one request, whatever it is; a panic on the way is this request's alone.
+pub(super) async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
+    let is_http2 = request.version() == Version::HTTP_2;
+    match caught(route(&proxy, request)).await {
+        Ok(outcome) => outcome,
+        Err(_) => Ok(panicked(is_http2)),
+    }
+}
+
+/// The refusal of one call too many.
+#[cold]
+fn shed(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
+    const SAYS: &str = "rangecache: too many calls are under way; try again";
+    proxy.metrics.shed_calls.inc();
+    if request.uri().path() == RANGE {
+        let outcome = telemetry::Outcome::Shed(Why::TooManyCalls);
+        proxy.metrics.range_ended(outcome, Duration::ZERO, Duration::ZERO);
+    }
+    if request.version() == Version::HTTP_2 {
+        return Status::new(Code::Unavailable, SAYS).response(grpc_content_type(request.headers()));
+    }
+    let mut response = Response::new(ResponseBody::whole(SAYS.into(), HeaderMap::new()));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response
+}
+
+fn panicked(is_http2: bool) -> Response<ResponseBody> {
+    const SAYS: &str = "rangecache: internal error; its log says where";
+    if is_http2 {
+        return Status::new(Code::Internal, SAYS).response(HeaderValue::from_static("application/grpc"));
+    }
+    let mut response = Response::new(ResponseBody::whole(SAYS.into(), HeaderMap::new()));
+    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+    response
+}
+
+/// All but reads are boxed: hyper moves this future about, so it had better be small.
+async fn route(proxy: &Proxy, request: Request<Incoming>) -> Outcome {
+    #[cfg(debug_assertions)]
+    plant(proxy, request.headers());
+    faults::trip(Fault::Request);
+    if proxy.is_full() {
+        return Ok(shed(proxy, &request));
+    }
     if request.version() != Version::HTTP_2 {
         proxy.metrics.passed_calls.inc();
-        return Ok(Box::pin(http1::pass(&proxy, request)).await);
+        return Ok(Box::pin(http1::pass(proxy, request)).await);
     }
     // A path with a query names another method to etcd's gRPC server.
     let is_call = request.method() == Method::POST && request.uri().query().is_none();
     if is_call && request.uri().path() == RANGE {
-        return range::range(&proxy, request).await;
+        return range::range(proxy, request).await;
     }
     proxy.metrics.passed_calls.inc();
     if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {
-        return Box::pin(learn::pass(&proxy, request, lesson)).await;
+        return Box::pin(learn::pass(proxy, request, lesson)).await;
     }
     let (parts, body) = request.into_parts();
     let class = class_of(parts.uri.path());
-    Box::pin(
-        proxy
-            .forward
-            .pass(parts, Body::Once(Outgoing::incoming(body)), class),
-    )
-    .await
+    if !drain::is_endless(parts.uri.path()) {
+        let body = Body::Once(Outgoing::incoming(body));
+        return Box::pin(proxy.forward.pass(parts, body, class)).await;
+    }
+    let content_type = grpc_content_type(&parts.headers);
+    let passing = proxy
+        .forward
+        .pass(parts, Body::Once(Outgoing::incoming(body)), class);
+    // Until etcd has answered: from then on the answer's body sees to it.
+    let ended = Box::pin(proxy.drain.run_until_cancelled(passing)).await;
+    ended.unwrap_or_else(|| Ok(drain::status().response(content_type)))
+}
+
+/// Plants what the request asks for.
+#[cfg(debug_assertions)]
+fn plant(proxy: &Proxy, headers: &HeaderMap) {
+    faults::arm(headers);
+    if faults::is_armed(Fault::Corrupt) {
+        proxy.mirrors.corrupt();
+    }
 }

@@ -20,6 +20,7 @@ pub(super) enum Code {
     DeadlineExceeded = 4,
     ResourceExhausted = 8,
     OutOfRange = 11,
+    Internal = 13,
     Unavailable = 14,
 }
 

@@ -16,12 +16,32 @@ use super::wait::{SOON, until};
 /// What to start; see [`Rangecache::before`].
 pub struct Builder {
     args: Vec<String>,
+    listen: String,
+    environment: Vec<(String, String)>,
 }
 
 impl Builder {
     /// Adds one flag with its value.
     pub fn with(mut self, flag: &str, value: &str) -> Self {
         self.args.extend([flag.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Adds a flag without a value.
+    pub fn with_flag(mut self, flag: &str) -> Self {
+        self.args.push(flag.to_owned());
+        self
+    }
+
+    /// Sets a variable of its environment.
+    pub fn with_environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Has it listen there, not on a free port.
+    pub fn listening_at(mut self, url: &str) -> Self {
+        url.clone_into(&mut self.listen);
         self
     }
 
@@ -36,7 +56,8 @@ impl Builder {
     pub async fn start_cold(self) -> Rangecache {
         let dir = TempDir::with_prefix("rangecache-").unwrap();
         let mut command = rangecache_command();
-        command.args(["--listen-client-urls", "http://127.0.0.1:0"]);
+        command.envs(self.environment);
+        command.args(["--listen-client-urls", &self.listen]);
         command.args([
             "--listen-metrics-urls",
             "http://127.0.0.1:0",
@@ -84,6 +105,8 @@ impl Rangecache {
     pub fn at(endpoints: &str) -> Builder {
         Builder {
             args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
+            listen: "http://127.0.0.1:0".to_owned(),
+            environment: Vec::new(),
         }
     }
 
@@ -142,6 +165,16 @@ impl Rangecache {
     /// All that it has logged so far.
     pub fn log(&self) -> String {
         self.process.log()
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, signal: &str) {
+        self.process.signal(signal);
     }
 
     /// Stops the process in its tracks, sockets left open.
