@@ -245,7 +245,12 @@ mod tests {
             port,
         };
         let forward = Forward {
-            upstream: Upstream::start(&[url], Arc::default(), &TaskTracker::new(), &stop),
+            upstream: Upstream::start(
+                &[url],
+                crate::upstream::Credentials::new(None),
+                &TaskTracker::new(),
+                &stop,
+            ),
             knowledge: Arc::default(),
             connect_timeout: Duration::from_secs(2),
             drain: CancellationToken::new(),

@@ -39,7 +39,12 @@ where
 
 fn upstream(url: &Url) -> (Arc<Upstream>, tokio_util::sync::DropGuard) {
     let stop = CancellationToken::new();
-    let upstream = Upstream::start(std::slice::from_ref(url), Arc::default(), &TaskTracker::new(), &stop);
+    let upstream = Upstream::start(
+        std::slice::from_ref(url),
+        Credentials::new(None),
+        &TaskTracker::new(),
+        &stop,
+    );
     (upstream, stop.drop_guard())
 }
 
