@@ -75,7 +75,7 @@ struct Forwarded {
     _permit: Option<Permit>,
     /// For what never ends by itself.
     stop: Option<Stop>,
-    /// Ends the connection that it comes over, if that is its own.
+    /// Ends what there is for its sake alone: a connection of its own, a request that goes on.
     _alive: Option<DropGuard>,
 }
 
@@ -145,7 +145,7 @@ impl ResponseBody {
         })))
     }
 
-    /// The same body, which ends its connection when it is dropped.
+    /// The same body, which ends what there is for its sake alone when it is dropped.
     pub(super) fn keeping(mut self, alive: Option<DropGuard>) -> ResponseBody {
         if let Kind::Forwarded(forwarded) = &mut self.0 {
             forwarded._alive = alive;

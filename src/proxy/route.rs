@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
+use tokio_util::sync::CancellationToken;
 
 use super::body::ResponseBody;
 use super::forward::{Body, Outcome, class_of, grpc_content_type};
@@ -81,12 +82,16 @@ async fn route(proxy: &Proxy, request: Request<Incoming>) -> Outcome {
         return Box::pin(proxy.forward.pass(parts, body, class)).await;
     }
     let content_type = grpc_content_type(&parts.headers);
-    let passing = proxy
-        .forward
-        .pass(parts, Body::Once(Outgoing::incoming(body)), class);
+    // The request ends with the answer, and with this call if there is none.
+    let answered = CancellationToken::new();
+    let alive = answered.clone().drop_guard();
+    let body = Body::Once(Outgoing::incoming(body).until(answered));
+    let passing = proxy.forward.pass(parts, body, class);
     // Until etcd has answered: from then on the answer's body sees to it.
-    let ended = Box::pin(proxy.drain.run_until_cancelled(passing)).await;
-    ended.unwrap_or_else(|| Ok(drain::status().response(content_type)))
+    match Box::pin(proxy.drain.run_until_cancelled(passing)).await {
+        Some(outcome) => outcome.map(|response| response.map(|body| body.keeping(Some(alive)))),
+        None => Ok(drain::status().response(content_type)),
+    }
 }
 
 /// Plants what the request asks for.
