@@ -2,7 +2,8 @@
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/etcd.proto");
-    let descriptors = protox::compile(["etcd.proto"], ["proto"])?;
+    println!("cargo:rerun-if-changed=proto/health.proto");
+    let descriptors = protox::compile(["etcd.proto", "health.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .build_server(false)
         .build_transport(false)

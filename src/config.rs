@@ -1,10 +1,11 @@
 //! Flags and environment, checked before a port is bound.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
+use crate::memory;
 use crate::net::Url;
 
 /// What the command line and the environment may say. Every flag can also be given as `RANGECACHE_<FLAG>`.
@@ -124,6 +125,10 @@ pub struct Config {
     #[arg(long, env = "RANGECACHE_PROBE_INTERVAL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     pub probe_interval: Duration,
 
+    /// How often every mirror is held against etcd, in the background; 0s turns it off
+    #[arg(long, env = "RANGECACHE_VERIFY_INTERVAL", value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
+    pub verify_interval: Duration,
+
     /// Large Ranges that may be under way to etcd at once; further ones wait their turn
     #[arg(long, env = "RANGECACHE_FORWARD_MAX_LARGE", value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub forward_max_large: u32,
@@ -144,6 +149,18 @@ pub struct Config {
     /// Client connections served at once; further ones wait to be accepted
     #[arg(long, env = "RANGECACHE_MAX_CONNECTIONS", value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
+
+    /// Calls that one connection may have under way; its client waits with further ones
+    #[arg(long, env = "RANGECACHE_MAX_CONCURRENT_STREAMS", value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_concurrent_streams: u32,
+
+    /// Calls under way over all connections, watches included; further ones are refused with a retryable Unavailable
+    #[arg(long, env = "RANGECACHE_MAX_CALLS", value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_calls: u32,
+
+    /// Let other processes listen on the same ports (SO_REUSEPORT), so that the next rangecache takes over before this one stops
+    #[arg(long, env = "RANGECACHE_SOCKET_REUSE_PORT", visible_alias = "reuse-port")]
+    pub socket_reuse_port: bool,
 
     /// Threads that serve [default: half the cores, for etcd and the clients need the others; at least 1]
     #[arg(long, env = "RANGECACHE_WORKER_THREADS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
@@ -386,26 +403,8 @@ impl Config {
     #[must_use]
     pub fn cache_max_bytes(&self) -> u64 {
         self.cache_max_bytes
-            .unwrap_or_else(|| memory_limit_bytes() / 4 * 3)
+            .unwrap_or_else(|| memory::limit_bytes() / 4 * 3)
     }
-}
-
-/// The memory that this process may use, in bytes: its control group's limit, else the machine's memory.
-fn memory_limit_bytes() -> u64 {
-    let read = |path: &str| std::fs::read_to_string(Path::new(path)).ok();
-    let limit = |path: &str| read(path).and_then(|text| text.trim().parse::<u64>().ok());
-    let machine = read("/proc/meminfo")
-        .and_then(|text| {
-            let line = text
-                .lines()
-                .find(|line| line.starts_with("MemTotal:"))?
-                .to_owned();
-            line.split_whitespace().nth(1)?.parse::<u64>().ok()
-        })
-        .map_or(2 << 30, |kib| kib * 1024);
-    let group =
-        limit("/sys/fs/cgroup/memory.max").or_else(|| limit("/sys/fs/cgroup/memory/memory.limit_in_bytes"));
-    group.map_or(machine, |group| group.min(machine))
 }
 
 /// Reads `500ms`, `3s` or `5m`.

@@ -10,13 +10,18 @@
 //! | [`upstream`] | etcd's endpoints: connections, versions, calls |
 //! | [`telemetry`] | metrics and logs |
 //! | [`admin`] | health, readiness and metrics over HTTP |
+//! | [`memory`] | how much memory there is |
+//! | [`panics`], [`faults`] | what a panic costs; faults that tests plant |
 
 pub mod admin;
 pub mod cache;
 pub mod cli;
 pub mod config;
+pub mod faults;
+pub mod memory;
 pub mod mirror;
 pub mod net;
+pub mod panics;
 pub mod proxy;
 pub mod telemetry;
 pub mod upstream;
@@ -25,4 +30,10 @@ pub mod upstream;
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod etcdserverpb {
     tonic::include_proto!("etcdserverpb");
+}
+
+/// gRPC's health service, generated from `proto/health.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod grpc_health {
+    tonic::include_proto!("grpc.health.v1");
 }

@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::error::ErrorKind;
@@ -11,12 +12,14 @@ use rangecache::cli::{self, Task};
 use rangecache::config::{Config, RangeStream};
 use rangecache::mirror::Mirrors;
 use rangecache::net::Url;
+use rangecache::panics;
 use rangecache::proxy::Proxy;
 use rangecache::proxy::listener::Listener;
 use rangecache::telemetry::{self, Metrics};
 use rangecache::upstream::{Credentials, Upstream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -25,6 +28,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// sysexits' EX_USAGE.
 const MISUSE: u8 = 64;
+/// What background tasks get at a stop even when calls have taken all of --shutdown-timeout.
+const LAST_WAIT: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let config = match Task::from_args() {
@@ -78,19 +83,24 @@ fn print(what: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
 }
 
 async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
-    let clients = bind(&config.listen_client_urls)
+    let clients = bind(&config.listen_client_urls, config.socket_reuse_port)
         .await
         .context("--listen-client-urls")?;
-    let operators = bind(&config.listen_metrics_urls)
+    let operators = bind(&config.listen_metrics_urls, config.socket_reuse_port)
         .await
         .context("--listen-metrics-urls")?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
 
-    // Two stops: first no new work is taken, then what keeps the mirrors ends.
-    let (drain, stop) = (CancellationToken::new(), CancellationToken::new());
-    let (calls, background) = (TaskTracker::new(), TaskTracker::new());
+    // Three stops: first no new connections are taken, then no new calls, then what keeps the mirrors ends.
+    let (closing, drain, stop) = (
+        CancellationToken::new(),
+        CancellationToken::new(),
+        CancellationToken::new(),
+    );
+    let (listeners, calls, background) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
     let metrics = Arc::new(Metrics::new());
+    panics::install(metrics.panics.clone());
     export_limits(config, &metrics);
     let credentials = Credentials::new(config.account()?);
     let upstream = Upstream::start(
@@ -101,21 +111,23 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
         &stop,
     );
     let mirrors = Mirrors::start(config, &upstream, &metrics, &background, &stop);
-    let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls);
+    let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls, &drain);
+    background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
     let admin = Arc::new(Admin {
         mirrors,
         upstream,
         metrics,
         tasks: calls.clone(),
-        draining: drain.clone(),
+        draining: closing.clone(),
     });
     let room = Arc::new(Semaphore::new(config.max_connections as usize));
     for listener in clients {
         tracing::info!(url = %listener.url(), "serving clients");
-        background.spawn(listener.serve(
+        listeners.spawn(listener.serve(
             Arc::clone(&proxy),
             Arc::clone(&room),
             calls.clone(),
+            closing.clone(),
             drain.clone(),
         ));
     }
@@ -131,12 +143,14 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
         () = stop.cancelled() => true,
     };
     tracing::info!(timeout = ?config.shutdown_timeout, "stopping: no new calls; those under way may finish");
+    let deadline = Instant::now() + config.shutdown_timeout;
+    // The port is closed before clients are told to leave: who connects again finds whoever listens next.
+    closing.cancel();
+    listeners.close();
+    listeners.wait().await;
     drain.cancel();
     calls.close();
-    if tokio::time::timeout(config.shutdown_timeout, calls.wait())
-        .await
-        .is_err()
-    {
+    if tokio::time::timeout_at(deadline, calls.wait()).await.is_err() {
         tracing::warn!(
             tasks = calls.len(),
             "calls were still under way at the end of --shutdown-timeout and are cut"
@@ -144,7 +158,8 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     }
     stop.cancel();
     background.close();
-    let _ = tokio::time::timeout(config.shutdown_timeout, background.wait()).await;
+    // They only have to be told.
+    let _ = tokio::time::timeout_at(deadline.max(Instant::now() + LAST_WAIT), background.wait()).await;
     tracing::info!("stopped");
     Ok(if refused {
         ExitCode::FAILURE
@@ -153,10 +168,10 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     })
 }
 
-async fn bind(urls: &[Url]) -> anyhow::Result<Vec<Listener>> {
+async fn bind(urls: &[Url], reuse_port: bool) -> anyhow::Result<Vec<Listener>> {
     let mut listeners = Vec::new();
     for url in urls {
-        let listener = Listener::bind(url).await.with_context(|| {
+        let listener = Listener::bind(url, reuse_port).await.with_context(|| {
             format!("cannot listen on {url}; is another process there? Port 0 takes a free one")
         })?;
         listeners.push(listener);
@@ -180,6 +195,9 @@ fn export_limits(config: &Config, metrics: &Metrics) {
     metrics.limit("forward_max_large", f64::from(config.forward_max_large));
     metrics.limit("forward_max_waiting", f64::from(config.forward_max_waiting));
     metrics.limit("forward_shared_max_bytes", bytes(config.forward_shared_max_bytes));
+    metrics.limit("max_concurrent_streams", f64::from(config.max_concurrent_streams));
+    metrics.limit("max_calls", f64::from(config.max_calls));
+    metrics.limit("verify_interval_seconds", config.verify_interval.as_secs_f64());
     metrics.limit("max_connections", f64::from(config.max_connections));
     metrics.limit(
         "worker_threads",

@@ -21,6 +21,7 @@ use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{
     RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
 };
+use crate::faults::{self, Fault};
 use crate::upstream::Connection;
 
 /// How long etcd may take to create a watch, or to answer a small read.
@@ -197,6 +198,7 @@ impl<'a> Feed<'a> {
 
     /// Takes one response: events, a fragment of them, progress, or the end.
     fn take(&mut self, response: &WatchResponse) -> Result<(), FeedEnd> {
+        faults::trip(Fault::Feed);
         if response.canceled {
             return Err(cancelled(response));
         }

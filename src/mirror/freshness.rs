@@ -14,6 +14,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Code;
 use tonic::metadata::MetadataValue;
@@ -22,6 +23,8 @@ use super::knowledge::{Auth, Before, Knowledge, Verdict};
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
+use crate::faults::{self, Fault};
+use crate::panics::caught;
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::{Class, Connection, Upstream};
 use authorize::Authorization;
@@ -59,6 +62,8 @@ pub struct Freshness {
     on_replaced: OnReplaced,
     timeout: Duration,
     tasks: TaskTracker,
+    /// Ends rounds: at a stop nobody waits for them any more.
+    stop: CancellationToken,
     rounds: Mutex<Rounds>,
 }
 
@@ -149,6 +154,7 @@ impl Freshness {
         metrics: Arc<Metrics>,
         timeout: Duration,
         tasks: TaskTracker,
+        stop: CancellationToken,
         on_replaced: OnReplaced,
     ) -> Freshness {
         Freshness {
@@ -158,6 +164,7 @@ impl Freshness {
             on_replaced,
             timeout,
             tasks,
+            stop,
             rounds: Mutex::default(),
         }
     }
@@ -199,6 +206,7 @@ impl Freshness {
                 rounds.holding = true;
                 let freshness = Arc::clone(self);
                 self.tasks.spawn(async move {
+                    // A stop is waited out: it is a millisecond.
                     tokio::time::sleep(HOLD).await;
                     let mut rounds = freshness.rounds.lock();
                     rounds.holding = false;
@@ -213,14 +221,19 @@ impl Freshness {
         rounds.under_way += 1;
         rounds.last_sent = Some(Instant::now());
         let freshness = Arc::clone(self);
-        self.tasks.spawn(async move { freshness.run(&round).await });
+        self.tasks.spawn(async move {
+            let stop = freshness.stop.clone();
+            stop.run_until_cancelled(freshness.run(&round)).await
+        });
     }
 
     /// Makes one check for all who have joined `round`.
     async fn run(self: &Arc<Self>, round: &Round) {
         let began = Instant::now();
         let result = {
-            let check = self.check(&Asker::Nobody, round.created + self.timeout);
+            // Whatever happens to it, those who wait for the round are told its end.
+            let check = caught(self.check(&Asker::Nobody, round.created + self.timeout));
+            let check = async { check.await.unwrap_or(Err(Why::CheckFailed)) };
             tokio::pin!(check);
             match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
                 Ok(result) => result,
@@ -264,6 +277,7 @@ impl Freshness {
                 .await
                 .map_err(|_| Why::CheckFailed)?;
             let before = self.knowledge.before_check();
+            faults::trip(Fault::Check);
             let attempt = async {
                 let (header, is_quorum) = asker.ask(&connection).await?;
                 let vetted = if is_quorum {

@@ -5,14 +5,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Mirrors;
 use super::feed::{self, FeedEnd};
-use super::load::{Load, LoadError};
+use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadError};
 use super::state::{Epoch, Mirror};
+use super::{Mirrors, aside};
 use crate::cache::Store;
 use crate::net::Url;
+use crate::panics::caught;
 use crate::telemetry::Why;
-use crate::upstream::Windows;
+use crate::upstream::{Backoff, Windows};
 
 /// First pause before a lost feed is made again, and before a failed load is tried again.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
@@ -20,42 +21,52 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 const FEED_BACKOFF_LAST: Duration = Duration::from_millis(500);
 /// Longest pause before a failed load is tried again: a load is the dearest thing that etcd is asked for.
 const LOAD_BACKOFF_LAST: Duration = Duration::from_secs(5);
+/// Pause after a panic: what panics at once must not keep etcd busy with loads.
+const PANIC_PAUSE: Duration = Duration::from_secs(1);
 /// How long to wait for any endpoint before saying so again.
 const ENDPOINT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Keeps `mirror` in step with etcd. Returns when it has stepped aside for good; cancelled at a stop.
-pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror) {
-    let mut why = "start";
-    let mut backoff = BACKOFF_FIRST;
+/// Keeps `mirror` in step with etcd, until cancelled; `why` it has to be loaded, for the metric.
+pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut why: &'static str) {
+    let mut backoff = Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST);
+    // What readers are told while a load is under way: one that may well be too large changes nothing for them.
+    let mut meanwhile = Why::Loading;
     loop {
         let epoch = mirror.epoch();
         mirrors.metrics.mirror_reload(&mirror.name, why);
         let began = Instant::now();
         let loaded = tokio::select! {
-            loaded = load(mirrors, mirror, epoch) => loaded,
-            () = mirror.until_void(epoch) => { why = Why::HistoryReplaced.as_str(); continue; }
+            loaded = load(mirrors, mirror, epoch, meanwhile) => loaded,
+            () = mirror.until_void(epoch) => Ok(false),
         };
         match loaded {
             Ok(true) => {}
             Ok(false) => {
-                why = Why::HistoryReplaced.as_str();
+                why = why_void(mirror);
                 continue;
             }
             Err(error @ LoadError::OverBudget { .. }) => {
-                tracing::warn!(mirror = mirror.name, %error, "the mirror steps aside for good: its reads are forwarded. \
-                    Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix");
-                let _ = mirror.drop_contents(epoch, Why::OverBudget);
-                return;
+                let loaded = &mirror.metrics;
+                let mean_bytes = mean(loaded.load_bytes.get(), loaded.load_keys.get()) + ENTRY_OVERHEAD_BYTES;
+                if meanwhile == Why::OverBudget {
+                    tracing::info!(mirror = mirror.name, %error, "the mirror still does not fit");
+                } else {
+                    tracing::warn!(mirror = mirror.name, %error, "the mirror steps aside until it fits: its reads are forwarded. \
+                        Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix");
+                }
+                meanwhile = step_aside(mirrors, mirror, epoch, mean_bytes).await;
+                why = "may_fit";
+                continue;
             }
             Err(error) => {
                 tracing::warn!(mirror = mirror.name, %error, "loading failed; reads are forwarded; trying again");
-                tokio::time::sleep(backoff).await;
-                backoff = (backoff * 2).min(LOAD_BACKOFF_LAST);
+                tokio::time::sleep(backoff.pause()).await;
                 why = "load_failed";
                 continue;
             }
         }
-        backoff = BACKOFF_FIRST;
+        backoff.reset();
+        meanwhile = Why::Loading;
         tracing::info!(
             mirror = mirror.name,
             keys = mirror.metrics.load_keys.get(),
@@ -65,13 +76,15 @@ pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror) {
         );
         match follow(mirrors, mirror, epoch).await {
             FeedEnd::OverBudget => {
+                let grown = &mirror.metrics;
+                let mean_bytes = mean(grown.memory_bytes.get(), grown.keys.get());
                 tracing::warn!(
                     mirror = mirror.name,
-                    "the mirror has outgrown its memory and steps aside for good: its reads are \
+                    "the mirror has outgrown its memory and steps aside until it fits: its reads are \
                     forwarded. Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix"
                 );
-                let _ = mirror.drop_contents(epoch, Why::OverBudget);
-                return;
+                meanwhile = step_aside(mirrors, mirror, epoch, mean_bytes).await;
+                why = "may_fit";
             }
             FeedEnd::Reload(reason, explanation) => {
                 tracing::warn!(
@@ -83,14 +96,30 @@ pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror) {
                 let _ = mirror.drop_contents(epoch, Why::Loading);
                 why = reason;
             }
-            FeedEnd::Void | FeedEnd::Lost(_) => why = Why::HistoryReplaced.as_str(),
+            FeedEnd::Void | FeedEnd::Lost(_) => why = why_void(mirror),
         }
     }
 }
 
+/// Gives the memory back, and waits until it may be enough; returns what readers are told during the load that follows.
+async fn step_aside(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mean_bytes: u64) -> Why {
+    let _ = mirror.drop_contents(epoch, Why::OverBudget);
+    aside::until_it_may_fit(mirrors, mirror, epoch, mean_bytes).await;
+    mirror.revision().err().unwrap_or(Why::Loading)
+}
+
+fn mean(bytes: i64, keys: i64) -> u64 {
+    u64::try_from(bytes / keys.max(1)).unwrap_or(0).max(1)
+}
+
+/// What voided the epoch.
+fn why_void(mirror: &Mirror) -> &'static str {
+    mirror.revision().err().unwrap_or(Why::HistoryReplaced).as_str()
+}
+
 /// Loads `mirror`; `Ok(false)` if history was replaced meanwhile.
-async fn load(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> Result<bool, LoadError> {
-    if mirror.drop_contents(epoch, Why::Loading).is_err() {
+async fn load(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, meanwhile: Why) -> Result<bool, LoadError> {
+    if mirror.drop_contents(epoch, meanwhile).is_err() {
         return Ok(false);
     }
     let deadline = Instant::now() + ENDPOINT_PATIENCE;
@@ -124,7 +153,7 @@ async fn load(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> Result<bool, 
 
 /// Follows etcd, feed after feed, for as long as what the mirror holds can be resumed.
 async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
-    let mut backoff = BACKOFF_FIRST;
+    let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
     let mut last: Option<Url> = None;
     loop {
         let began = Instant::now();
@@ -147,7 +176,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
             return FeedEnd::Void;
         }
         if began.elapsed() > Duration::from_secs(5) {
-            backoff = BACKOFF_FIRST;
+            backoff.reset();
         }
         tracing::warn!(
             mirror = mirror.name,
@@ -155,10 +184,23 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
             "the feed was lost; reads are forwarded until it stands again"
         );
         tokio::select! {
-            () = tokio::time::sleep(backoff) => {}
+            () = tokio::time::sleep(backoff.pause()) => {}
             () = mirror.until_void(epoch) => return FeedEnd::Void,
         }
-        backoff = (backoff * 2).min(FEED_BACKOFF_LAST);
+    }
+}
+
+/// A mirror's life over panics: what one leaves behind may be half done, so that it is dropped at once.
+async fn live(mirrors: &Mirrors, mirror: &Mirror) {
+    let mut why = "start";
+    while caught(run(mirrors, mirror, why)).await.is_err() {
+        why = Why::Panicked.as_str();
+        let _ = mirror.void(mirror.epoch(), Why::Panicked);
+        tracing::warn!(
+            mirror = mirror.name,
+            "the mirror's task panicked: the mirror is loaded anew"
+        );
+        tokio::time::sleep(PANIC_PAUSE).await;
     }
 }
 
@@ -169,7 +211,7 @@ pub(super) fn start(mirrors: &Arc<Mirrors>) {
         let stop = mirrors.stop.clone();
         mirrors.tasks.spawn(async move {
             let mirror = &mirrors_of_task.all[index];
-            stop.run_until_cancelled(run(&mirrors_of_task, mirror)).await;
+            stop.run_until_cancelled(live(&mirrors_of_task, mirror)).await;
         });
     }
 }

@@ -25,7 +25,7 @@ const PAGE_TARGET_BYTES: u64 = 8 << 20;
 /// The first page, whose values may be of any size.
 const FIRST_PAGE_KEYS: i64 = 64;
 /// What an entry costs beside its own bytes, for the budget during a load.
-const ENTRY_OVERHEAD_BYTES: u64 = 48;
+pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 48;
 
 /// A scope's keys at one revision.
 #[derive(Debug)]
@@ -212,11 +212,6 @@ impl<'a> Gathered<'a> {
             }
             self.entries.push(entry);
         }
-        if self.bytes + self.entries.len() as u64 * ENTRY_OVERHEAD_BYTES > self.load.max_bytes {
-            return Err(LoadError::OverBudget {
-                max_bytes: self.load.max_bytes,
-            });
-        }
         self.load
             .metrics
             .load_keys
@@ -225,6 +220,11 @@ impl<'a> Gathered<'a> {
             .metrics
             .load_bytes
             .set(i64::try_from(self.bytes).unwrap_or(i64::MAX));
+        if self.bytes + self.entries.len() as u64 * ENTRY_OVERHEAD_BYTES > self.load.max_bytes {
+            return Err(LoadError::OverBudget {
+                max_bytes: self.load.max_bytes,
+            });
+        }
         if self.spoke.elapsed() >= LOG_INTERVAL {
             self.spoke = Instant::now();
             tracing::info!(

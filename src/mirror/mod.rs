@@ -11,9 +11,12 @@
 //! | `freshness` | the quorum check (I2) |
 //! | `knowledge` | replaced history (I4), what was shown (I11), auth (I8) |
 //! | `probe` | what has to be asked even while no client reads |
+//! | `aside` | waiting for memory |
+//! | `verify` | holding a mirror against etcd |
 //!
 //! It uses `cache` and `upstream`; `proxy` and `admin` use it.
 
+mod aside;
 mod assemble;
 mod feed;
 pub mod freshness;
@@ -23,14 +26,17 @@ mod load;
 mod probe;
 pub mod scope;
 pub mod state;
+mod verify;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::cache::{HistoryLimits, Interval};
 use crate::config::{Config, OldEtcd};
+use crate::panics::restarting;
 use crate::telemetry::Metrics;
 use crate::upstream::Upstream;
 use freshness::Freshness;
@@ -49,6 +55,7 @@ pub struct Mirrors {
     metrics: Arc<Metrics>,
     history_limits: HistoryLimits,
     max_bytes: u64,
+    probe_interval: Duration,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -78,6 +85,7 @@ impl Mirrors {
             Arc::clone(metrics),
             config.freshness_timeout,
             tasks.clone(),
+            stop.clone(),
             Box::new(move |_| drop_all(&replaced, "a quorum check shows another history")),
         ));
         let mirrors = Arc::new(Mirrors {
@@ -92,14 +100,29 @@ impl Mirrors {
                 ..HistoryLimits::default()
             },
             max_bytes: config.cache_max_bytes(),
+            probe_interval: config.probe_interval,
             tasks: tasks.clone(),
             stop: stop.clone(),
         });
         lifecycle::start(&mirrors);
         let (pulse, stop, interval) = (Arc::clone(&mirrors), stop.clone(), config.probe_interval);
-        tasks.spawn(async move { stop.run_until_cancelled(probe::run(&pulse, interval)).await });
+        tasks.spawn(async move {
+            let beating = restarting("probe", || probe::run(&pulse, interval));
+            stop.run_until_cancelled(beating).await
+        });
+        if !config.verify_interval.is_zero() {
+            let (verified, stop) = (Arc::clone(&mirrors), mirrors.stop.clone());
+            let interval = config.verify_interval;
+            tasks.spawn(async move {
+                let verifying = restarting("verification", || verify::run(&verified, interval));
+                stop.run_until_cancelled(verifying).await
+            });
+        }
         let (gate, stop, old_etcd) = (Arc::clone(&mirrors), mirrors.stop.clone(), config.old_etcd);
-        tasks.spawn(async move { stop.run_until_cancelled(gate.watch_gate(old_etcd)).await });
+        tasks.spawn(async move {
+            let watching = restarting("version gate", || gate.watch_gate(old_etcd));
+            stop.run_until_cancelled(watching).await
+        });
         mirrors
     }
 
@@ -123,6 +146,12 @@ impl Mirrors {
     /// History was replaced: every mirror is of the old one.
     fn replace_history(&self, explanation: &str) {
         drop_all(&self.all, explanation);
+    }
+
+    /// Loses a key of each mirror, for tests.
+    #[cfg(debug_assertions)]
+    pub fn corrupt(&self) {
+        self.all.iter().for_each(Mirror::corrupt);
     }
 
     /// Bytes that `mirror` may take: the bound on all, less what the others have.

@@ -21,6 +21,7 @@ use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{RangeRequest, WatchCreateRequest, WatchRequest};
+use crate::faults::{self, Fault};
 use crate::telemetry::Why;
 use crate::upstream::{Class, Connection};
 
@@ -36,6 +37,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
     let mut beats = 0_u32;
     loop {
         beat.tick().await;
+        faults::trip(Fault::Probe);
         mirrors.all.iter().for_each(super::state::Mirror::age);
         let raft_index = raft_index(mirrors).await;
         beats = beats.wrapping_add(1);

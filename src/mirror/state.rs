@@ -220,13 +220,37 @@ impl Mirror {
 
     /// History was replaced: drops everything, and voids what feeds and loads of the old history hold.
     pub(super) fn replace_history(&self) {
-        let mut contents = self.contents.lock();
+        self.drop_epoch(self.contents.lock(), Why::HistoryReplaced);
+    }
+
+    /// The contents are not to be trusted: drops them if they are still those of `epoch`, and voids what feeds and loads hold.
+    pub(super) fn void(&self, epoch: Epoch, why: Why) -> Result<(), Void> {
+        self.drop_epoch(self.contents_of(epoch)?, why);
+        Ok(())
+    }
+
+    fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, why: Why) {
         contents.epoch += 1;
         contents.store = None;
         contents.newest_key = None;
         self.wanted.send_replace(0);
         self.replaced.send_replace(contents.epoch);
-        self.set_out(Why::HistoryReplaced);
+        self.set_out(why);
+    }
+
+    /// Loses a key, for tests.
+    #[cfg(debug_assertions)]
+    pub(super) fn corrupt(&self) {
+        let mut contents = self.contents.lock();
+        if let Some(store) = &contents.store {
+            let (mut tree, revision) = (store.tree().clone(), store.revision());
+            if let Some(key) = tree.at(tree.len() / 2).map(|entry| entry.key().to_vec()) {
+                tree.remove(&key);
+                let limits = crate::cache::HistoryLimits::default();
+                contents.store = Some(Store::new(tree, revision, limits, self.now()));
+                let _ = self.publish(&contents);
+            }
+        }
     }
 
     /// Takes the mirror out of service but keeps its contents.

@@ -1,5 +1,6 @@
 //! The bodies of responses: produced here, or passed on.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -8,14 +9,18 @@ use bytes::{Buf, Bytes};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio_util::sync::DropGuard;
 
+use super::drain::{self, Stop};
 use super::forward::is_reset;
 use super::large::{Permit, SharedAnswer};
 use super::message::{self, PREFIX_BYTES};
 use super::pager::Paged;
 use super::passed::Passed;
+use super::stalled::{Answers, GivenUp, Slot};
 use super::status::{Code, Status, ok_trailers};
 use crate::cache::{Answer, Chunks, Rope, chunk_head};
+use crate::faults::{self, Fault};
 use crate::mirror::knowledge::Knowledge;
 use crate::upstream::{BoxError, InFlight};
 
@@ -42,7 +47,7 @@ enum Kind {
     /// An answer from memory, produced as the client reads.
     Lazy(Box<Lazy>),
     /// A RangeStream from memory, produced as the client reads.
-    Stream(Box<Stream>),
+    Stream(Arc<Slot<Stream>>),
     /// A RangeStream put together from pages.
     Paged(Box<Paged>),
     /// Pieces that several readers share, then trailers.
@@ -58,7 +63,7 @@ enum Kind {
 #[derive(Debug)]
 struct Lazy {
     prefix: Option<Bytes>,
-    answer: Answer,
+    answer: Arc<Slot<Answer>>,
     trailers_sent: bool,
 }
 
@@ -83,6 +88,10 @@ struct Forwarded {
     may_end_with_status: bool,
     _in_flight: Option<InFlight>,
     _permit: Option<Permit>,
+    /// For what never ends by itself.
+    stop: Option<Stop>,
+    /// Ends what there is for its sake alone: a connection of its own, a request that goes on.
+    _alive: Option<DropGuard>,
 }
 
 impl ResponseBody {
@@ -92,7 +101,7 @@ impl ResponseBody {
     }
 
     /// A RangeResponse as a gRPC message with trailers. It must be shorter than 4 GiB.
-    pub(super) fn answer(answer: Answer) -> ResponseBody {
+    pub(super) fn answer(answer: Answer, answers: &Answers) -> ResponseBody {
         let mut prefix = [0; PREFIX_BYTES];
         message::put_prefix(&mut prefix, answer.len());
         if answer.len() <= SMALL_BYTES {
@@ -103,14 +112,14 @@ impl ResponseBody {
         let prefix = Some(Bytes::copy_from_slice(&prefix));
         ResponseBody(Kind::Lazy(Box::new(Lazy {
             prefix,
-            answer,
+            answer: answers.watch(answer),
             trailers_sent: false,
         })))
     }
 
     /// A RangeStream's chunks as gRPC messages, with trailers.
-    pub(super) fn stream(chunks: Chunks) -> ResponseBody {
-        ResponseBody(Kind::Stream(Box::new(Stream {
+    pub(super) fn stream(chunks: Chunks, answers: &Answers) -> ResponseBody {
+        ResponseBody(Kind::Stream(answers.watch(Stream {
             chunks,
             current: None,
             trailers_sent: false,
@@ -148,6 +157,7 @@ impl ResponseBody {
         knowledge: &Arc<Knowledge>,
         in_flight: Option<InFlight>,
         permit: Option<Permit>,
+        stop: Option<Stop>,
         is_grpc: bool,
     ) -> ResponseBody {
         ResponseBody(Kind::Forwarded(Box::new(Forwarded {
@@ -159,6 +169,8 @@ impl ResponseBody {
             may_end_with_status: is_grpc,
             _in_flight: in_flight,
             _permit: permit,
+            stop,
+            _alive: None,
         })))
     }
 
@@ -166,6 +178,14 @@ impl ResponseBody {
     pub(super) fn behind(mut self, first: Frame<Bytes>) -> ResponseBody {
         if let Kind::Forwarded(forwarded) = &mut self.0 {
             forwarded.first = Some(first);
+        }
+        self
+    }
+
+    /// The same body, which ends what there is for its sake alone when it is dropped.
+    pub(super) fn keeping(mut self, alive: Option<DropGuard>) -> ResponseBody {
+        if let Kind::Forwarded(forwarded) = &mut self.0 {
+            forwarded._alive = alive;
         }
         self
     }
@@ -202,23 +222,30 @@ impl Stream {
 }
 
 impl Lazy {
-    fn next(&mut self) -> Option<Frame<Rope>> {
+    fn next(&mut self) -> Result<Option<Frame<Rope>>, GivenUp> {
+        faults::trip(Fault::Body);
         if let Some(prefix) = self.prefix.take() {
-            return Some(Frame::data(prefix.into()));
+            return Ok(Some(Frame::data(prefix.into())));
         }
-        if let Some(piece) = self.answer.next_piece(PIECE_BYTES) {
-            return Some(Frame::data(piece));
+        if let Some(piece) = self.answer.take(|answer| answer.next_piece(PIECE_BYTES))? {
+            return Ok(Some(Frame::data(piece)));
         }
         if self.trailers_sent {
-            return None;
+            return Ok(None);
         }
         self.trailers_sent = true;
-        Some(Frame::trailers(ok_trailers()))
+        Ok(Some(Frame::trailers(ok_trailers())))
     }
 }
 
 impl Forwarded {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
+        if let Some(stop) = &mut self.stop
+            && stop.has_come(cx)
+            && self.passed.as_ref().is_none_or(Passed::at_boundary)
+        {
+            return Poll::Ready(self.stopped());
+        }
         let frame = match self.first.take() {
             Some(first) => first,
             None => match Pin::new(&mut self.body).poll_frame(cx) {
@@ -245,6 +272,15 @@ impl Forwarded {
         })))
     }
 
+    /// The end of what never ends by itself: `Unavailable`, and for the JSON gateway the end of its body.
+    fn stopped(&mut self) -> Option<Result<Frame<Rope>, BoxError>> {
+        if !self.may_end_with_status {
+            return None;
+        }
+        self.may_end_with_status = false;
+        Some(Ok(Frame::trailers(drain::status().trailers())))
+    }
+
     /// A lost connection shows as Unavailable, as it does to a client of etcd. A stream that etcd itself reset is reset
     /// for the client too, with the same reason.
     fn broken(&mut self, error: hyper::Error) -> Option<Result<Frame<Rope>, BoxError>> {
@@ -269,33 +305,13 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
-        match &mut self.0 {
-            Kind::Empty => Poll::Ready(None),
-            Kind::Whole { data, trailers } => {
-                let frame = match data.take() {
-                    Some(data) => Some(Frame::data(data.into())),
-                    None => trailers.take().map(Frame::trailers),
-                };
-                Poll::Ready(frame.map(Ok))
+        match catch_unwind(AssertUnwindSafe(|| self.0.poll(cx))) {
+            Ok(polled) => polled,
+            Err(_) => {
+                // What is left of it is not to be trusted: hyper resets the stream, which clients take for Internal.
+                self.0 = Kind::Empty;
+                Poll::Ready(Some(Err("the body of an answer panicked".into())))
             }
-            Kind::Lazy(lazy) => Poll::Ready(lazy.next().map(Ok)),
-            Kind::Stream(stream) => Poll::Ready(stream.next().map(Ok)),
-            Kind::Paged(paged) => paged.poll(cx).map(|frame| frame.map(Ok)),
-            Kind::Shared {
-                answer,
-                next,
-                trailers,
-            } => {
-                let frame = match answer.pieces.get(*next) {
-                    Some(piece) => {
-                        *next += 1;
-                        Some(Frame::data(piece.clone().into()))
-                    }
-                    None => trailers.take().map(Frame::trailers),
-                };
-                Poll::Ready(frame.map(Ok))
-            }
-            Kind::Forwarded(forwarded) => forwarded.poll(cx),
         }
     }
 
@@ -319,6 +335,39 @@ impl Body for ResponseBody {
             // HTTP/1 frames a body by it; gRPC has no use for a content-length.
             Kind::Forwarded(forwarded) => forwarded.body.size_hint(),
             _ => SizeHint::default(),
+        }
+    }
+}
+
+impl Kind {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
+        match self {
+            Kind::Empty => Poll::Ready(None),
+            Kind::Whole { data, trailers } => {
+                let frame = match data.take() {
+                    Some(data) => Some(Frame::data(data.into())),
+                    None => trailers.take().map(Frame::trailers),
+                };
+                Poll::Ready(frame.map(Ok))
+            }
+            Kind::Lazy(lazy) => Poll::Ready(lazy.next().map_err(Into::into).transpose()),
+            Kind::Stream(stream) => Poll::Ready(stream.take(Stream::next).map_err(Into::into).transpose()),
+            Kind::Paged(paged) => paged.poll(cx).map(|frame| frame.map(Ok)),
+            Kind::Shared {
+                answer,
+                next,
+                trailers,
+            } => {
+                let frame = match answer.pieces.get(*next) {
+                    Some(piece) => {
+                        *next += 1;
+                        Some(Frame::data(piece.clone().into()))
+                    }
+                    None => trailers.take().map(Frame::trailers),
+                };
+                Poll::Ready(frame.map(Ok))
+            }
+            Kind::Forwarded(forwarded) => forwarded.poll(cx),
         }
     }
 }

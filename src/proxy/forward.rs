@@ -9,8 +9,10 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::body::ResponseBody;
+use super::drain::Stop;
 use super::range;
 use super::status::{Code, GRPC_STATUS, Status};
 use crate::mirror::knowledge::Knowledge;
@@ -26,6 +28,8 @@ pub(super) struct Forward {
     pub(super) knowledge: Arc<Knowledge>,
     /// How long a call waits for a connection.
     pub(super) connect_timeout: Duration,
+    /// A stop has begun.
+    pub(super) drain: CancellationToken,
 }
 
 /// A request's body on its way to etcd.
@@ -96,7 +100,16 @@ impl Forward {
             .get(CONTENT_TYPE)
             .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
         response.map(|body| {
-            ResponseBody::forwarded(body, path, &self.knowledge, Some(in_flight), permit, is_grpc)
+            let stop = Stop::of(path, &self.drain);
+            ResponseBody::forwarded(
+                body,
+                path,
+                &self.knowledge,
+                Some(in_flight),
+                permit,
+                stop,
+                is_grpc,
+            )
         })
     }
 
@@ -194,5 +207,77 @@ pub(super) fn class_of(path: &str) -> Class {
                 Class::Stream
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::net::TcpListener;
+    use tokio_util::task::TaskTracker;
+
+    use super::*;
+    use crate::net::Url;
+
+    /// An etcd that takes calls and then is lost; also how many calls to KV it has seen.
+    async fn lossy() -> (Forward, Arc<AtomicUsize>, tokio_util::sync::DropGuard) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&calls);
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let calls = Arc::clone(&calls);
+                tokio::spawn(async move {
+                    let mut connection = h2::server::handshake(stream).await.ok()?;
+                    while let Some(Ok((request, _respond))) = connection.accept().await {
+                        if request.uri().path().starts_with("/etcdserverpb.KV/") {
+                            calls.fetch_add(1, Ordering::SeqCst);
+                            return None;
+                        }
+                    }
+                    Some(())
+                });
+            }
+        });
+        let stop = CancellationToken::new();
+        let url = Url::Tcp {
+            host: "127.0.0.1".into(),
+            port,
+        };
+        let forward = Forward {
+            upstream: Upstream::start(
+                &[url],
+                true,
+                crate::upstream::Credentials::new(None),
+                &TaskTracker::new(),
+                &stop,
+            ),
+            knowledge: Arc::default(),
+            connect_timeout: Duration::from_secs(2),
+            drain: CancellationToken::new(),
+        };
+        (forward, seen, stop.drop_guard())
+    }
+
+    async fn send(forward: &Forward, path: &str, body: Body) -> Result<Answered, NotAnswered> {
+        let (parts, ()) = Request::post(path).body(()).unwrap().into_parts();
+        forward.send(parts, body, Class::Unary).await
+    }
+
+    #[tokio::test]
+    async fn what_may_have_reached_etcd_is_sent_again_only_if_it_is_a_read() {
+        let message = Bytes::from_static(b"\0\0\0\0\0");
+        let (forward, calls, _stop) = lossy().await;
+        let write = Body::Once(Outgoing::whole(message.clone()));
+        let lost = send(&forward, "/etcdserverpb.KV/Put", write).await;
+        assert!(matches!(lost, Err(NotAnswered::Lost(_))), "the caller is told");
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+
+        let lost = send(&forward, "/etcdserverpb.KV/Range", Body::Read(message)).await;
+        assert!(lost.is_err(), "it never answers");
+        assert!(calls.load(Ordering::SeqCst) > 2, "until the deadline");
     }
 }

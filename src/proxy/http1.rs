@@ -5,9 +5,11 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::Proxy;
 use super::body::ResponseBody;
+use super::drain::Stop;
 use crate::net::{self, Url};
 use crate::upstream::{BoxError, Class, Outgoing};
 
@@ -29,11 +31,15 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
     let url = reachable(proxy).await?;
     let stream = net::connect(&url).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // It ends with the answer's body: hyper alone would not notice a reader that has gone until etcd sends something.
+    let alive = CancellationToken::new();
+    let gone = alive.clone();
     proxy.tasks.spawn(async move {
-        if let Err(error) = connection.with_upgrades().await {
+        if let Some(Err(error)) = gone.run_until_cancelled(connection.with_upgrades()).await {
             tracing::debug!(%error, "an HTTP/1 connection to etcd ended");
         }
     });
+    let mut alive = Some(alive.drop_guard());
     let path_alone = request.uri().path().to_owned();
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     *request.uri_mut() = path.parse::<Uri>()?;
@@ -51,16 +57,26 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
         && response.status() == StatusCode::SWITCHING_PROTOCOLS
     {
         let etcd = hyper::upgrade::on(&mut response);
-        proxy.tasks.spawn(async move {
+        let alive = alive.take();
+        let pumping = async move {
+            let _alive = alive;
             if let (Ok(client), Ok(etcd)) = (client.await, etcd.await) {
                 // Either side may end it at any time: that is no error.
                 let _ =
                     tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(etcd)).await;
             }
-        });
+        };
+        // A WebSocket never ends by itself.
+        let stop = proxy.drain.clone();
+        proxy
+            .tasks
+            .spawn(async move { stop.run_until_cancelled(pumping).await });
     }
     let knowledge = &proxy.mirrors.knowledge;
-    Ok(response.map(|body| ResponseBody::forwarded(body, &path_alone, knowledge, None, None, false)))
+    let stop = Stop::of(&path_alone, &proxy.drain);
+    Ok(response.map(|body| {
+        ResponseBody::forwarded(body, &path_alone, knowledge, None, None, stop, false).keeping(alive)
+    }))
 }
 
 /// An endpoint that is known to be up.

@@ -5,23 +5,24 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use tokio::net::{TcpListener, UnixListener};
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Proxy;
+use super::first::first_bytes;
 use super::gather::gather;
-use super::route::route;
+use super::route::answer;
 use crate::net::{self, Stream, Url};
+use crate::panics::restarting;
 
-/// Streams that one connection may have open; etcd has no bound, a sidecar has a large one.
-const MAX_STREAMS: u32 = 1 << 16;
 /// How much of a request one stream may have under way: etcd's largest request fits.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
 /// For all streams of a connection together.
@@ -36,6 +37,8 @@ const MAX_PENDING_RESETS: usize = 1024;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// How long it may take to answer.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Connections that the kernel lets in before they are accepted.
+const BACKLOG: u32 = 1024;
 /// Pause after an accept failed for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -67,14 +70,18 @@ where
 }
 
 impl Listener {
-    /// Binds `url`. A unix socket's file is made anew: one that is left from before is removed if nobody listens on it.
+    /// Binds `url`, with `reuse_port` beside other processes that do so too (SO_REUSEPORT). A unix socket's file is made anew: one that is left from before is removed if nobody listens on it.
     ///
     /// # Errors
     /// What the system says.
-    pub async fn bind(url: &Url) -> io::Result<Listener> {
+    pub async fn bind(url: &Url, reuse_port: bool) -> io::Result<Listener> {
         match url {
             Url::Tcp { host, port } => {
-                let listener = TcpListener::bind((host.as_str(), *port)).await?;
+                let listener = if reuse_port {
+                    bind_beside(host, *port).await?
+                } else {
+                    TcpListener::bind((host.as_str(), *port)).await?
+                };
                 let url = Url::Tcp {
                     host: host.clone(),
                     port: listener.local_addr()?.port(),
@@ -122,55 +129,122 @@ impl Listener {
         }
     }
 
-    /// Serves connections, at most as many at once as `room` has permits, until `stop`; then no new calls are taken and
-    /// those under way are finished by tasks that are `tasks`' to join.
+    /// Serves connections, at most as many at once as `room` has permits, until `closing`; those that the kernel has let in
+    /// by then are served, too. When this returns the port is closed. With `drain` no new calls are taken, and those under
+    /// way are finished by tasks that are `tasks`' to join.
     pub async fn serve(
         self,
         proxy: Arc<Proxy>,
         room: Arc<Semaphore>,
         tasks: TaskTracker,
-        stop: CancellationToken,
+        closing: CancellationToken,
+        drain: CancellationToken,
     ) {
-        let server = server(&tasks);
-        loop {
-            let accepted = async {
-                let permit = Arc::clone(&room).acquire_owned().await;
-                (permit, self.accept().await)
-            };
-            let Some((permit, stream)) = stop.run_until_cancelled(accepted).await else {
-                break;
-            };
-            let (proxy, server, stop) = (Arc::clone(&proxy), server.clone(), stop.clone());
-            tasks.spawn(async move {
-                let _permit = permit;
-                proxy.metrics.connections.inc();
-                let calls = Arc::clone(&proxy);
-                let service = service_fn(move |request| route(Arc::clone(&calls), request));
-                let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
-                tokio::pin!(connection);
-                let ended = tokio::select! {
-                    ended = gather(connection.as_mut()) => ended,
-                    () = stop.cancelled() => {
-                        connection.as_mut().graceful_shutdown();
-                        gather(connection.as_mut()).await
-                    }
-                };
-                if let Err(error) = ended {
-                    tracing::debug!(error, "a client's connection ended");
+        let serving = Serving {
+            server: server(&tasks, proxy.max_concurrent_streams),
+            proxy,
+            tasks,
+            drain,
+        };
+        let accepting = restarting("listener", async || {
+            loop {
+                if let Ok(permit) = Arc::clone(&room).acquire_owned().await {
+                    serving.start(self.accept().await, permit);
                 }
-                proxy.metrics.connections.dec();
-            });
+            }
+        });
+        closing.run_until_cancelled(accepting).await;
+        while let Ok(permit) = Arc::clone(&room).try_acquire_owned()
+            && let Some(stream) = self.accept().now_or_never()
+        {
+            serving.start(stream, permit);
         }
     }
 }
 
-fn server(tasks: &TaskTracker) -> auto::Builder<Tracked> {
+/// What every connection of a listener needs.
+struct Serving {
+    server: auto::Builder<Tracked>,
+    proxy: Arc<Proxy>,
+    tasks: TaskTracker,
+    drain: CancellationToken,
+}
+
+/// Counts a connection as open until dropped.
+struct Open(Arc<Proxy>);
+
+impl Open {
+    fn new(proxy: &Arc<Proxy>) -> Open {
+        proxy.metrics.connections.inc();
+        Open(Arc::clone(proxy))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.metrics.connections.dec();
+    }
+}
+
+impl Serving {
+    /// Serves one connection in a task of its own.
+    fn start(&self, stream: Stream, permit: OwnedSemaphorePermit) {
+        let (server, drain) = (self.server.clone(), self.drain.clone());
+        let open = Open::new(&self.proxy);
+        self.tasks.spawn(async move {
+            let _permit = permit;
+            let opened = match drain.run_until_cancelled(first_bytes(stream)).await {
+                Some(Ok(opened)) => opened,
+                Some(Err(error)) => {
+                    tracing::debug!(%error, "a client said too little");
+                    return;
+                }
+                None => return,
+            };
+            let calls = Arc::clone(&open.0);
+            let service = service_fn(move |request| answer(Arc::clone(&calls), request));
+            let connection = server.serve_connection_with_upgrades(TokioIo::new(opened), service);
+            tokio::pin!(connection);
+            let ended = tokio::select! {
+                ended = gather(connection.as_mut()) => ended,
+                () = drain.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    gather(connection.as_mut()).await
+                }
+            };
+            if let Err(error) = ended {
+                tracing::debug!(error, "a client's connection ended");
+            }
+        });
+    }
+}
+
+/// Binds a port that others may be bound to as well: each new connection goes to one of them.
+async fn bind_beside(host: &str, port: u16) -> io::Result<TcpListener> {
+    let mut refused = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in tokio::net::lookup_host((host, port)).await? {
+        let socket = if address.is_ipv4() {
+            TcpSocket::new_v4()
+        } else {
+            TcpSocket::new_v6()
+        }?;
+        socket.set_reuseaddr(true)?;
+        socket.set_reuseport(true)?;
+        match socket.bind(address).and_then(|()| socket.listen(BACKLOG)) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => refused = error,
+        }
+    }
+    Err(refused)
+}
+
+fn server(tasks: &TaskTracker, max_concurrent_streams: u32) -> auto::Builder<Tracked> {
     let mut server = auto::Builder::new(Tracked(tasks.clone()));
     server
         .http2()
         .timer(TokioTimer::new())
         .auto_date_header(false)
-        .max_concurrent_streams(MAX_STREAMS)
+        .max_concurrent_streams(max_concurrent_streams)
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)

@@ -14,11 +14,13 @@
 //! | answer | `range`, `range_stream`, `body`: bytes produced as the client reads (I5) |
 //! | forward | `forward`, `large` (what must not stampede etcd), `pager` (a RangeStream where etcd has none), `http1`, `learn` (calls that change what memory may answer) |
 //!
-//! `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `status` is gRPC's
+//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `status` is gRPC's
 //! statuses. This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
 
 mod authorize;
 mod body;
+mod drain;
+mod first;
 mod forward;
 mod gather;
 mod http1;
@@ -32,19 +34,23 @@ mod plan;
 mod range;
 mod range_stream;
 mod route;
+mod stalled;
 mod status;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::mirror::Mirrors;
+use crate::panics::restarting;
 use crate::telemetry::Metrics;
 use crate::upstream::Upstream;
 use forward::Forward;
 use large::Large;
+use stalled::Answers;
 
 /// What every request needs.
 #[derive(Debug)]
@@ -55,6 +61,11 @@ pub struct Proxy {
     large: Arc<Large>,
     freshness_timeout: Duration,
     tasks: TaskTracker,
+    answers: Answers,
+    max_calls: usize,
+    max_concurrent_streams: u32,
+    /// A stop has begun: calls that never end by themselves are ended.
+    drain: CancellationToken,
 }
 
 impl Proxy {
@@ -66,6 +77,7 @@ impl Proxy {
         mirrors: &Arc<Mirrors>,
         metrics: &Arc<Metrics>,
         tasks: &TaskTracker,
+        drain: &CancellationToken,
     ) -> Arc<Proxy> {
         Arc::new(Proxy {
             mirrors: Arc::clone(mirrors),
@@ -74,10 +86,28 @@ impl Proxy {
                 upstream: Arc::clone(upstream),
                 knowledge: Arc::clone(&mirrors.knowledge),
                 connect_timeout: config.connect_timeout,
+                drain: drain.clone(),
             }),
             large: Large::new(config, metrics, tasks),
             freshness_timeout: config.freshness_timeout,
             tasks: tasks.clone(),
+            answers: Answers::default(),
+            max_calls: config.max_calls as usize,
+            max_concurrent_streams: config.max_concurrent_streams,
+            drain: drain.clone(),
         })
+    }
+
+    /// Gives up answers that nobody reads, until `stop`.
+    pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
+        let sweeping = restarting("sweep", || self.answers.run());
+        stop.run_until_cancelled(sweeping).await;
+    }
+
+    /// Whether as many calls are under way as may be. A call counts until the last byte of its answer has gone: hyper drives
+    /// each in a task of its own, so that this is two loads.
+    fn is_full(&self) -> bool {
+        let connections = usize::try_from(self.metrics.connections.get()).unwrap_or(0);
+        self.tasks.len().saturating_sub(connections) > self.max_calls
     }
 }

@@ -143,7 +143,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
                 return Ok(too_long(answer.len()).response(call.content_type));
             }
             record.outcome = outcome;
-            let mut response = Response::new(ResponseBody::answer(answer));
+            let mut response = Response::new(ResponseBody::answer(answer, &proxy.answers));
             response.headers_mut().insert(CONTENT_TYPE, call.content_type);
             Ok(response)
         }

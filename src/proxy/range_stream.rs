@@ -60,7 +60,10 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     match end(proxy, &query, &call, &parts.headers, &mut record).await {
         Ended::Answer(header, selection, outcome) => {
             record.outcome = outcome;
-            let mut response = Response::new(ResponseBody::stream(Chunks::new(header, selection)));
+            let mut response = Response::new(ResponseBody::stream(
+                Chunks::new(header, selection),
+                &proxy.answers,
+            ));
             response.headers_mut().insert(CONTENT_TYPE, call.content_type);
             Ok(response)
         }

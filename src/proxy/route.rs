@@ -1,41 +1,116 @@
 //! **route**: by path only. KV/Range and KV/RangeStream have a handler each, two calls are listened to, everything else is forwarded as it is.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use http::{Method, Request, Version};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
+use tokio_util::sync::CancellationToken;
 
-use super::forward::{Body, Outcome, class_of};
-use super::{Proxy, http1, learn, range, range_stream};
+use super::body::ResponseBody;
+use super::forward::{Body, Outcome, class_of, grpc_content_type};
+use super::status::{Code, Status};
+use super::{Proxy, drain, http1, learn, range, range_stream};
+use crate::faults::{self, Fault};
+use crate::panics::caught;
+use crate::telemetry::outcome::Kind;
+use crate::telemetry::{self, Why};
 use crate::upstream::Outgoing;
 
 pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
 const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
-/// Answers one request, whatever it is. All but reads are boxed: hyper moves this future about, so it had better be small.
-pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
+/// Answers one request, whatever it is; a panic on the way is this request's alone.
+pub(super) async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
+    let is_http2 = request.version() == Version::HTTP_2;
+    match caught(route(&proxy, request)).await {
+        Ok(outcome) => outcome,
+        Err(_) => Ok(panicked(is_http2)),
+    }
+}
+
+/// The refusal of one call too many.
+#[cold]
+fn shed(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
+    const SAYS: &str = "rangecache: too many calls are under way; try again";
+    proxy.metrics.shed_calls.inc();
+    let kind = match request.uri().path() {
+        RANGE => Some(Kind::Unary),
+        RANGE_STREAM => Some(Kind::Stream),
+        _ => None,
+    };
+    if let Some(kind) = kind {
+        let outcome = telemetry::Outcome::Shed(Why::TooManyCalls);
+        proxy
+            .metrics
+            .range_ended(kind, outcome, Duration::ZERO, Duration::ZERO);
+    }
+    if request.version() == Version::HTTP_2 {
+        return Status::new(Code::Unavailable, SAYS).response(grpc_content_type(request.headers()));
+    }
+    let mut response = Response::new(ResponseBody::whole(SAYS.into(), HeaderMap::new()));
+    *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    response
+}
+
+fn panicked(is_http2: bool) -> Response<ResponseBody> {
+    const SAYS: &str = "rangecache: internal error; its log says where";
+    if is_http2 {
+        return Status::new(Code::Internal, SAYS).response(HeaderValue::from_static("application/grpc"));
+    }
+    let mut response = Response::new(ResponseBody::whole(SAYS.into(), HeaderMap::new()));
+    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+    response
+}
+
+/// All but reads are boxed: hyper moves this future about, so it had better be small.
+async fn route(proxy: &Proxy, request: Request<Incoming>) -> Outcome {
+    #[cfg(debug_assertions)]
+    plant(proxy, request.headers());
+    faults::trip(Fault::Request);
+    if proxy.is_full() {
+        return Ok(shed(proxy, &request));
+    }
     if request.version() != Version::HTTP_2 {
         proxy.metrics.passed_calls.inc();
-        return Ok(Box::pin(http1::pass(&proxy, request)).await);
+        return Ok(Box::pin(http1::pass(proxy, request)).await);
     }
     // A path with a query names another method to etcd's gRPC server.
     let is_call = request.method() == Method::POST && request.uri().query().is_none();
     if is_call && request.uri().path() == RANGE {
-        return range::range(&proxy, request).await;
+        return range::range(proxy, request).await;
     }
     if is_call && request.uri().path() == RANGE_STREAM {
         return Box::pin(range_stream::range_stream(&proxy, request)).await;
     }
     proxy.metrics.passed_calls.inc();
     if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {
-        return Box::pin(learn::pass(&proxy, request, lesson)).await;
+        return Box::pin(learn::pass(proxy, request, lesson)).await;
     }
     let (parts, body) = request.into_parts();
     let class = class_of(parts.uri.path());
-    Box::pin(
-        proxy
-            .forward
-            .pass(parts, Body::Once(Outgoing::incoming(body)), class),
-    )
-    .await
+    if !drain::is_endless(parts.uri.path()) {
+        let body = Body::Once(Outgoing::incoming(body));
+        return Box::pin(proxy.forward.pass(parts, body, class)).await;
+    }
+    let content_type = grpc_content_type(&parts.headers);
+    // The request ends with the answer, and with this call if there is none.
+    let answered = CancellationToken::new();
+    let alive = answered.clone().drop_guard();
+    let body = Body::Once(Outgoing::incoming(body).until(answered));
+    let passing = proxy.forward.pass(parts, body, class);
+    // Until etcd has answered: from then on the answer's body sees to it.
+    match Box::pin(proxy.drain.run_until_cancelled(passing)).await {
+        Some(outcome) => outcome.map(|response| response.map(|body| body.keeping(Some(alive)))),
+        None => Ok(drain::status().response(content_type)),
+    }
+}
+
+/// Plants what the request asks for.
+#[cfg(debug_assertions)]
+fn plant(proxy: &Proxy, headers: &HeaderMap) {
+    faults::arm(headers);
+    if faults::is_armed(Fault::Corrupt) {
+        proxy.mirrors.corrupt();
+    }
 }

@@ -40,6 +40,12 @@ struct FallbackLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct MirrorResultLabels {
+    mirror: String,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LimitLabels {
     limit: &'static str,
 }
@@ -101,8 +107,16 @@ pub struct Metrics {
     mirror_events: Family<MirrorLabels, Counter>,
     mirror_events_fenced: Family<MirrorLabels, Counter>,
     mirror_progress_requests: Family<MirrorLabels, Counter>,
+    verify_mismatches: Family<MirrorLabels, Counter>,
+    verify_rounds: Family<MirrorResultLabels, Counter>,
     limits: Family<LimitLabels, Gauge<f64, AtomicU64>>,
     range_stream_fallback: Family<FallbackLabels, Counter>,
+    /// Panics of any task.
+    pub panics: Counter,
+    /// Calls refused because too many were under way.
+    pub shed_calls: Counter,
+    /// Bytes that verification has read from etcd.
+    pub verify_bytes: Counter,
     /// Client connections open.
     pub connections: Gauge,
     /// Calls that were passed on to etcd as they came, Ranges not included.
@@ -214,6 +228,20 @@ impl Metrics {
                 "Events dropped for being at or below the mirror's revision"
             ),
             mirror_progress_requests: metric!("mirror_progress_requests", "Watch progress requests sent"),
+            verify_mismatches: metric!(
+                "verify_mismatch",
+                "Times that verification found the mirror to differ from etcd: alert on any"
+            ),
+            verify_rounds: metric!("verify_rounds", "Verifications of the mirror by result"),
+            verify_bytes: metric!("verify", Bytes, "Bytes that verification has read from etcd"),
+            panics: metric!(
+                "panics",
+                "Panics, each of which is a bug that cost a call or restarted a task"
+            ),
+            shed_calls: metric!(
+                "shed_calls",
+                "Calls of all kinds refused because --max-calls were under way"
+            ),
             limits: metric!("limit", "Configured bounds, in the unit that each name ends with"),
             range_stream_fallback: metric!(
                 "range_stream_fallback",
@@ -292,6 +320,22 @@ impl Metrics {
             .inc();
     }
 
+    /// Counts one verification of a mirror.
+    pub fn verify_ended(&self, mirror: &str, result: &'static str) {
+        let mirror = mirror.to_owned();
+        self.verify_rounds
+            .get_or_create(&MirrorResultLabels { mirror, result })
+            .inc();
+    }
+
+    /// Counts a mirror that differs from etcd.
+    pub fn verify_mismatch(&self, mirror: &str) {
+        let mirror = mirror.to_owned();
+        self.verify_mismatches
+            .get_or_create(&MirrorLabels { mirror })
+            .inc();
+    }
+
     /// Exports a configured bound; the name carries the unit.
     pub fn limit(&self, name: &'static str, value: f64) {
         self.limits.get_or_create(&LimitLabels { limit: name }).set(value);
@@ -303,6 +347,8 @@ impl Metrics {
         let labels = MirrorLabels {
             mirror: name.to_owned(),
         };
+        // An alert wants to see it at 0.
+        drop(self.verify_mismatches.get_or_create(&labels));
         let gauge = |family: &Family<MirrorLabels, Gauge>| family.get_or_create_owned(&labels);
         let counter = |family: &Family<MirrorLabels, Counter>| family.get_or_create_owned(&labels);
         MirrorMetrics {

@@ -65,6 +65,10 @@ pub enum Why {
     HistoryGone,
     /// etcd's history was replaced (a restore); the mirror is being loaded anew.
     HistoryReplaced,
+    /// Verification found that the mirror differs from etcd; it is being loaded anew.
+    Mismatch,
+    /// The mirror's task panicked; it is being loaded anew.
+    Panicked,
     /// The order of equal sort keys is etcd's alone.
     SortTies,
     /// The request has something that rangecache does not understand.
@@ -81,6 +85,8 @@ pub enum Why {
     Gone,
     /// Too many large Ranges wait for etcd.
     TooManyWaiting,
+    /// Too many calls are under way.
+    TooManyCalls,
     /// Shared answers would take more memory than they may.
     SharedBytes,
     /// The caller asked to read around the cache.
@@ -141,6 +147,8 @@ impl Why {
             Why::NotFresh => "not_fresh",
             Why::HistoryGone => "history_gone",
             Why::HistoryReplaced => "history_replaced",
+            Why::Mismatch => "mismatch",
+            Why::Panicked => "panicked",
             Why::SortTies => "sort_ties",
             Why::Undecodable => "undecodable",
             Why::TooLarge => "too_large",
@@ -149,6 +157,7 @@ impl Why {
             Why::Deadline => "deadline",
             Why::Gone => "gone",
             Why::TooManyWaiting => "too_many_waiting",
+            Why::TooManyCalls => "too_many_calls",
             Why::SharedBytes => "shared_bytes",
             Why::Bypass => "bypass",
         }

@@ -1,7 +1,7 @@
-//! One endpoint: its connections, made again when lost, and its version.
+//! One endpoint: its connections, made again when lost, its version and its health.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -10,17 +10,14 @@ use tokio::time::Instant;
 
 use super::connection::{Connection, Windows};
 use super::range_stream::Server;
-use super::{Class, Upstream, Version};
+use super::{Backoff, Class, Upstream, Version, health};
 use crate::net::Url;
+use crate::panics::restarting;
 
 /// First pause between attempts to connect.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 /// Longest pause: a restarted member is found within this time of its being back.
 const BACKOFF_LAST: Duration = Duration::from_millis(200);
-/// Pause before a version is asked for again that was not told.
-const VERSION_RETRY: Duration = Duration::from_secs(1);
-/// How often a told version is asked for again: an endpoint may be a balancer in front of a rolling upgrade.
-const VERSION_REFRESH: Duration = Duration::from_secs(30);
 
 /// An endpoint and its connections.
 #[derive(Debug)]
@@ -32,6 +29,8 @@ pub(super) struct Endpoint {
     /// What its connections know together.
     pub(super) server: Arc<Server>,
     last_error: Mutex<Option<String>>,
+    /// It serves, votes and knows a leader, as far as it has told.
+    well: AtomicBool,
     /// Until when it is left for others, in milliseconds since `born`.
     avoided_until_millis: AtomicU64,
     born: Instant,
@@ -47,6 +46,7 @@ impl Endpoint {
             check: slots(Class::Check),
             server: Arc::default(),
             last_error: Mutex::new(None),
+            well: AtomicBool::new(false),
             avoided_until_millis: AtomicU64::new(0),
             born: Instant::now(),
         }
@@ -72,6 +72,23 @@ impl Endpoint {
         self.server.version()
     }
 
+    /// Takes what it told; whether that is new.
+    pub(super) fn set_version(&self, version: Version) -> bool {
+        self.server.told(version)
+    }
+
+    pub(super) fn set_well(&self, well: bool) {
+        if self.well.swap(well, Ordering::Relaxed) && !well {
+            tracing::warn!(endpoint = %self.url,
+                "this member does not serve, has no leader or does not vote: calls go to others while there are any");
+        }
+    }
+
+    /// Which endpoint to prefer: the lowest.
+    pub(super) fn rank(&self) -> u8 {
+        u8::from(self.is_avoided()) + 2 * u8::from(!self.well.load(Ordering::Relaxed))
+    }
+
     pub(super) fn last_error(&self) -> String {
         self.last_error
             .lock()
@@ -90,7 +107,7 @@ impl Endpoint {
         self.avoided_until_millis.store(until, Ordering::Relaxed);
     }
 
-    pub(super) fn is_avoided(&self) -> bool {
+    fn is_avoided(&self) -> bool {
         let until = self.avoided_until_millis.load(Ordering::Relaxed);
         until != 0 && self.now_millis() < until
     }
@@ -100,8 +117,12 @@ impl Endpoint {
             .version()
             .map_or("version not known".to_owned(), |version| version.to_string());
         if self.live(Class::Check).next().is_some() {
-            let avoided = if self.is_avoided() { ", lately failing" } else { "" };
-            format!("{} ({version}{avoided})", self.url)
+            let state = match self.rank() {
+                0 => "",
+                1 => ", lately failing",
+                _ => ", unwell: it does not serve, has no leader or does not vote",
+            };
+            format!("{} ({version}{state})", self.url)
         } else {
             format!("{} ({version}), not connected: {}", self.url, self.last_error())
         }
@@ -115,8 +136,8 @@ impl Endpoint {
                 let stop = upstream.stop.clone();
                 upstream.tasks.spawn(async move {
                     // Calls under way at a stop are bounded by the drain that comes before it.
-                    stop.run_until_cancelled_owned(endpoint.run(class, slot, &upstream_of_task))
-                        .await;
+                    let keeping = restarting("endpoint", || endpoint.run(class, slot, &upstream_of_task));
+                    stop.run_until_cancelled(keeping).await;
                 });
             }
         }
@@ -124,7 +145,7 @@ impl Endpoint {
 
     async fn run(&self, class: Class, slot: usize, upstream: &Upstream) {
         let slot = &self.slots(class)[slot];
-        let mut backoff = BACKOFF_FIRST;
+        let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LAST);
         // One connection of the endpoint speaks for all in the log.
         let speaks = class == Class::Check;
         let mut silent = false;
@@ -151,8 +172,9 @@ impl Endpoint {
                     if speaks {
                         tokio::select! {
                             () = driver => {}
-                            () = self.keep_version(&connection, upstream) => {}
+                            () = health::watch(self, &connection, upstream) => {}
                         }
+                        self.well.store(false, Ordering::Relaxed);
                     } else {
                         driver.await;
                     }
@@ -163,7 +185,7 @@ impl Endpoint {
                     }
                     *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
                     if began.elapsed() > Duration::from_secs(5) {
-                        backoff = BACKOFF_FIRST;
+                        backoff.reset();
                     }
                 }
                 Err(error) => {
@@ -174,35 +196,7 @@ impl Endpoint {
                     *self.last_error.lock() = Some(error.to_string());
                 }
             }
-            tokio::time::sleep(backoff).await;
-            backoff = (backoff * 2).min(BACKOFF_LAST);
-        }
-    }
-
-    /// Learns the version, and learns it again now and then; never returns.
-    async fn keep_version(&self, connection: &Arc<Connection>, upstream: &Upstream) {
-        loop {
-            let told = connection.ask_own_status().await.and_then(|status| {
-                status
-                    .version
-                    .parse::<Version>()
-                    .map_err(|error| tonic::Status::unknown(error.to_string()))
-            });
-            let pause = match told {
-                Ok(version) => {
-                    if self.server.told(version) {
-                        tracing::info!(endpoint = %self.url, %version, "etcd told its version");
-                        upstream.version_learned();
-                    }
-                    VERSION_REFRESH
-                }
-                Err(status) => {
-                    tracing::debug!(endpoint = %self.url, code = ?status.code(), message = status.message(),
-                        "etcd did not tell its version");
-                    VERSION_RETRY
-                }
-            };
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(backoff.pause()).await;
         }
     }
 }

@@ -4,13 +4,17 @@
 //! the least busy live one of its [`Class`]. Feeds and loads open a connection of their own (I9). This room knows
 //! nothing of mirrors or requests; `mirror` and `proxy` use it.
 
+mod backoff;
 mod connection;
 mod credentials;
 mod endpoint;
 #[cfg(test)]
 pub(crate) mod fake;
+mod health;
 mod outgoing;
 mod range_stream;
+#[cfg(test)]
+mod tests;
 mod version;
 
 use std::sync::Arc;
@@ -23,6 +27,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use backoff::{Backoff, jittered};
 pub use connection::{Channel, ConnectError, Connection, InFlight, SendFailure, Windows};
 pub use credentials::Credentials;
 pub use outgoing::{BoxError, Outgoing};
@@ -189,20 +194,21 @@ impl Upstream {
         }
     }
 
-    /// The least busy live connection of `class` that is `wanted`, endpoints that lately failed a call only if there is no
-    /// other.
+    /// The least busy live connection of `class` that is `wanted`; endpoints that are unwell or lately failed a call only
+    /// if there is no other.
     fn live(&self, class: Class, wanted: impl Fn(&Connection) -> bool) -> Option<Arc<Connection>> {
         let start = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut best: Option<(bool, usize, Arc<Connection>)> = None;
+        let mut best: Option<(u8, usize, Arc<Connection>)> = None;
         for offset in 0..self.endpoints.len() {
             let endpoint = &self.endpoints[(start + offset) % self.endpoints.len()];
-            let avoided = endpoint.is_avoided();
+            let rank = endpoint.rank();
             for connection in endpoint.live(class).filter(|connection| wanted(connection)) {
                 let busy = connection.in_flight();
-                if best.as_ref().is_none_or(|(other_avoided, other_busy, _)| {
-                    (avoided, busy) < (*other_avoided, *other_busy)
-                }) {
-                    best = Some((avoided, busy, connection));
+                if best
+                    .as_ref()
+                    .is_none_or(|(other_rank, other_busy, _)| (rank, busy) < (*other_rank, *other_busy))
+                {
+                    best = Some((rank, busy, connection));
                 }
             }
         }
@@ -224,9 +230,15 @@ impl Upstream {
             .connection(Class::Check, deadline)
             .await
             .map_err(ConnectError::none)?;
-        // A stable sort: the one to leave goes last.
         let mut endpoints: Vec<_> = self.endpoints.iter().collect();
-        endpoints.sort_by_key(|endpoint| (Some(&endpoint.url) == but, endpoint.url != *first.url()));
+        // The one to leave goes last, and before it those that are unwell.
+        endpoints.sort_by_key(|endpoint| {
+            (
+                Some(&endpoint.url) == but,
+                endpoint.rank(),
+                endpoint.url != *first.url(),
+            )
+        });
         let mut last = None;
         for endpoint in endpoints {
             let opening = Connection::open(

@@ -1,11 +1,13 @@
 //! The body of a request to etcd.
 
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 /// Any error, as hyper and tonic want it.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -16,6 +18,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 pub struct Outgoing {
     kept: Option<Bytes>,
     rest: Rest,
+    /// The answer has ended: nobody waits for the rest of the request.
+    answered: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
 #[derive(Debug)]
@@ -32,7 +36,16 @@ impl Outgoing {
         Outgoing {
             kept: None,
             rest: Rest::Incoming(body),
+            answered: None,
         }
+    }
+
+    /// The same body, which ends once `answered` is cancelled: a client may leave its side of a call open when the other side
+    /// has ended, and would keep etcd's call and its own connection alive with it.
+    #[must_use]
+    pub fn until(mut self, answered: CancellationToken) -> Outgoing {
+        self.answered = Some(Box::pin(answered.cancelled_owned()));
+        self
     }
 
     /// What was already read, then the rest of the caller's body.
@@ -41,6 +54,7 @@ impl Outgoing {
         Outgoing {
             kept: Some(kept).filter(|bytes| !bytes.is_empty()),
             rest: Rest::Incoming(rest),
+            answered: None,
         }
     }
 
@@ -50,6 +64,7 @@ impl Outgoing {
         Outgoing {
             kept: Some(bytes).filter(|bytes| !bytes.is_empty()),
             rest: Rest::Nothing,
+            answered: None,
         }
     }
 
@@ -59,6 +74,7 @@ impl Outgoing {
         Outgoing {
             kept: None,
             rest: Rest::Tonic(body),
+            answered: None,
         }
     }
 }
@@ -71,6 +87,11 @@ impl Body for Outgoing {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        if let Some(answered) = &mut self.answered
+            && answered.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Some(Err("the call has ended".into())));
+        }
         if let Some(bytes) = self.kept.take() {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }

@@ -17,6 +17,7 @@ use super::wait::{SOON, until};
 pub struct Builder {
     args: Vec<String>,
     listen: String,
+    environment: Vec<(String, String)>,
 }
 
 impl Builder {
@@ -32,6 +33,18 @@ impl Builder {
         self
     }
 
+    /// Adds a flag without a value.
+    pub fn with_flag(mut self, flag: &str) -> Self {
+        self.args.push(flag.to_owned());
+        self
+    }
+
+    /// Sets a variable of its environment.
+    pub fn with_environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     /// Starts it, and waits until its mirrors are warm.
     pub async fn start(self) -> Rangecache {
         let rangecache = self.start_cold().await;
@@ -43,6 +56,7 @@ impl Builder {
     pub async fn start_cold(self) -> Rangecache {
         let dir = TempDir::with_prefix("rangecache-").unwrap();
         let mut command = rangecache_command();
+        command.envs(self.environment);
         command.args(["--listen-client-urls", &self.listen]);
         command.args([
             "--listen-metrics-urls",
@@ -92,6 +106,7 @@ impl Rangecache {
         Builder {
             args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
             listen: "http://127.0.0.1:0".to_owned(),
+            environment: Vec::new(),
         }
     }
 
@@ -177,6 +192,16 @@ impl Rangecache {
     /// All that it has logged so far.
     pub fn log(&self) -> String {
         self.process.log()
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, signal: &str) {
+        self.process.signal(signal);
     }
 
     /// Stops the process in its tracks, sockets left open.

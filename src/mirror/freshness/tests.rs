@@ -63,6 +63,7 @@ async fn bench() -> Bench {
         Arc::new(Metrics::new()),
         Duration::from_secs(20),
         tasks,
+        stop.clone(),
         Box::new(move |_| {
             count.fetch_add(1, Ordering::SeqCst);
         }),

@@ -48,11 +48,20 @@ func main() {
 	only := flag.String("only", "", "chapters to run, comma-separated (default: all but auth)")
 	skip := flag.String("skip", "", "chapters to leave out, comma-separated")
 	list := flag.Bool("list", false, "name the chapters and stop")
+	clients := flag.Int("load", 0, "instead of the tour, keep this many clients busy until the file named by -until exists")
+	until := flag.String("until", "", "the file that ends -load")
 	flag.Parse()
 
 	if *list {
 		for _, s := range sections {
 			fmt.Println(s.name)
+		}
+		return
+	}
+	if *clients > 0 {
+		if err := load(strings.Split(*endpoints, ","), *clients, *until, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "goclient:", err)
+			os.Exit(1)
 		}
 		return
 	}

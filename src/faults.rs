@@ -1,0 +1,78 @@
+//! Faults that a test plants in a running rangecache: only in builds with debug assertions, and only where the environment
+//! sets `RANGECACHE_TEST_FAULTS`. In a release build nothing of this is left.
+//!
+//! A request with the metadata `rangecache-test-fault: NAME` arms a fault; the code that carries out what the name says
+//! trips over it, once. A leaf.
+
+/// What can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The request that names it panics: `request`.
+    Request,
+    /// The body of the answer to the request that names it panics: `body`.
+    Body,
+    /// The next response to a feed panics its mirror's task: `feed`.
+    Feed,
+    /// The next quorum check panics: `check`.
+    Check,
+    /// The next beat of the probe panics: `probe`.
+    Probe,
+    /// A key is lost from a mirror: `corrupt`.
+    Corrupt,
+}
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use super::Fault;
+
+    static ARMED: AtomicU8 = AtomicU8::new(0);
+
+    fn bit(fault: Fault) -> u8 {
+        1 << fault as u8
+    }
+
+    /// Arms what the request asks for.
+    pub fn arm(headers: &http::HeaderMap) {
+        static ALLOWED: OnceLock<bool> = OnceLock::new();
+        let Some(name) = headers.get("rangecache-test-fault") else {
+            return;
+        };
+        if !ALLOWED.get_or_init(|| std::env::var_os("RANGECACHE_TEST_FAULTS").is_some()) {
+            return;
+        }
+        let fault = match name.as_bytes() {
+            b"request" => Fault::Request,
+            b"body" => Fault::Body,
+            b"feed" => Fault::Feed,
+            b"check" => Fault::Check,
+            b"probe" => Fault::Probe,
+            b"corrupt" => Fault::Corrupt,
+            _ => return,
+        };
+        ARMED.fetch_or(bit(fault), Ordering::SeqCst);
+    }
+
+    /// Whether `fault` is armed; disarms it.
+    pub fn is_armed(fault: Fault) -> bool {
+        ARMED.load(Ordering::Relaxed) & bit(fault) != 0
+            && ARMED.fetch_and(!bit(fault), Ordering::SeqCst) & bit(fault) != 0
+    }
+}
+
+#[cfg(debug_assertions)]
+pub use armed::{arm, is_armed};
+
+/// Panics if `fault` is armed.
+#[inline]
+#[allow(clippy::panic, reason = "that is what it is for")]
+pub fn trip(fault: Fault) {
+    #[cfg(debug_assertions)]
+    if is_armed(fault) {
+        panic!("a planted fault");
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = fault;
+}

@@ -1,0 +1,106 @@
+//! How much memory this process may use. A leaf.
+
+use std::path::{Path, PathBuf};
+
+/// What is assumed where nothing can be read.
+const UNKNOWN_BYTES: u64 = 2 << 30;
+
+/// The memory that this process may use, in bytes: the tightest limit of its control groups, nested ones included, else the
+/// machine's memory.
+#[must_use]
+pub fn limit_bytes() -> u64 {
+    limit_below(Path::new("/"))
+}
+
+/// As [`limit_bytes`], with the files of a system under `root`.
+fn limit_below(root: &Path) -> u64 {
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+    let machine = machine_bytes(&read("proc/meminfo")).unwrap_or(UNKNOWN_BYTES);
+    let groups = read("proc/self/cgroup");
+    let limits = groups.lines().flat_map(|line| group_limits(root, line));
+    limits.chain([machine]).min().unwrap_or(machine)
+}
+
+fn machine_bytes(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find(|line| line.starts_with("MemTotal:"))?;
+    let kib: u64 = line.split_whitespace().nth(1)?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// The limits of the group that a line of `/proc/self/cgroup` names (`id:controllers:path`), and of all groups around it. A
+/// container sees its own group as the root, or its path as the host has it: whatever exists is read.
+fn group_limits(root: &Path, line: &str) -> Vec<u64> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+        return Vec::new();
+    };
+    let (mount, file) = match controllers {
+        "" => ("sys/fs/cgroup", "memory.max"),
+        _ if controllers.split(',').any(|name| name == "memory") => {
+            ("sys/fs/cgroup/memory", "memory.limit_in_bytes")
+        }
+        _ => return Vec::new(),
+    };
+    let group = PathBuf::from(path.trim_start_matches('/'));
+    let limit = |group: &Path| {
+        let text = std::fs::read_to_string(root.join(mount).join(group).join(file)).ok()?;
+        // "max" is no limit.
+        text.trim().parse().ok()
+    };
+    group.ancestors().filter_map(limit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::TempDir::new().unwrap();
+        for (path, text) in files {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        dir
+    }
+
+    const MACHINE: (&str, &str) = ("proc/meminfo", "MemTotal:    8388608 kB\nMemFree: 1 kB\n");
+    const V2: &str = "sys/fs/cgroup";
+
+    #[test]
+    fn the_tightest_limit_counts() {
+        let root = &format!("{V2}/memory.max");
+        let pod = &format!("{V2}/pods/pod1/memory.max");
+        let container = &format!("{V2}/pods/pod1/c/memory.max");
+        let nested = ("proc/self/cgroup", "0::/pods/pod1/c\n");
+        let legacy = (
+            "proc/self/cgroup",
+            "5:cpu:/elsewhere\n4:memory:/docker/c\n0::/ignored\n",
+        );
+        let legacy_limit = "sys/fs/cgroup/memory/docker/c/memory.limit_in_bytes";
+        for (files, expected) in [
+            (vec![], UNKNOWN_BYTES),
+            (vec![MACHINE], 8 << 30),
+            (
+                vec![MACHINE, ("proc/self/cgroup", "0::/\n"), (root, "1048576\n")],
+                1 << 20,
+            ),
+            (
+                vec![MACHINE, nested, (container, "max\n"), (pod, "2097152\n")],
+                2 << 20,
+            ),
+            (
+                vec![MACHINE, nested, (container, "1048576\n"), (pod, "2097152\n")],
+                1 << 20,
+            ),
+            // The path is the host's, of which the container sees only its own group, as the root.
+            (vec![MACHINE, nested, (root, "3145728\n")], 3 << 20),
+            (vec![MACHINE, nested, (container, "99999999999999\n")], 8 << 30),
+            (vec![MACHINE, legacy, (legacy_limit, "4194304\n")], 4 << 20),
+            (vec![MACHINE, ("proc/self/cgroup", "nonsense\n")], 8 << 30),
+        ] {
+            let dir = system(&files);
+            assert_eq!(limit_below(dir.path()), expected, "{files:?}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! Verification: in the background, what a mirror holds is held against etcd, read around the cache (the detector of
+//! KEP-2340). A mirror that differs is taken out of service at once, and loaded anew.
+//!
+//! It goes through a mirror piece by piece. Each piece is read at the revision that the mirror has at that moment, so that no
+//! revision has to be kept from compaction for longer than one small read. Its bounds are two keys of the mirror's own, so
+//! that etcd counts no more than the piece: keys that the mirror lacks make its count differ. What etcd answers is compared
+//! byte for byte, count included. Between the pieces etcd is left alone: see [`BYTES_PER_SECOND`] and [`REST`].
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::Mirrors;
+use super::state::{Epoch, Mirror, View};
+use crate::cache::{Entry, Tree};
+use crate::etcdserverpb::kv_client::KvClient;
+use crate::etcdserverpb::{RangeRequest, RangeResponse};
+use crate::telemetry::Why;
+use crate::upstream::{Channel, Connection, Windows, jittered};
+
+/// What a piece holds at most, in bytes, if it is more than one key.
+const PIECE_BYTES: u64 = 512 << 10;
+/// And in keys.
+const PIECE_KEYS: u64 = 1000;
+/// The bound on what verification reads from etcd.
+const BYTES_PER_SECOND: u64 = 8 << 20;
+/// Rest after each piece, in times that etcd took for it: a tenth of one of its cores at most.
+const REST: u32 = 9;
+/// Attempts at one piece that etcd cannot answer at the mirror's revision: behind it, or compacted past it.
+const ATTEMPTS: u32 = 20;
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(250);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a mirror could not be held against etcd, this time.
+#[derive(Debug, thiserror::Error)]
+enum Unverified {
+    #[error("{0}")]
+    NoEndpoint(String),
+    #[error("etcd: {} ({:?})", .0.message(), .0.code())]
+    Status(#[from] tonic::Status),
+    #[error("etcd did not answer in time")]
+    TimedOut,
+}
+
+/// What came of one mirror.
+#[derive(Debug)]
+enum Verified {
+    /// All of it is as in etcd.
+    Same,
+    /// The mirror went out of service meanwhile.
+    Out,
+    /// It is not as in etcd.
+    Different(Difference),
+}
+
+/// How a piece differs. Neither keys nor values (I10).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Difference {
+    revision: i64,
+    /// Keys of the piece in etcd, and in the mirror.
+    etcd_keys: u64,
+    mirror_keys: u64,
+    /// Rank of the first entry that differs, within the piece.
+    first: u64,
+}
+
+/// Verifies every mirror, again and again, until cancelled.
+pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
+    loop {
+        tokio::time::sleep(jittered(interval)).await;
+        for mirror in mirrors.all.iter() {
+            let result = match verify(mirrors, mirror).await {
+                Ok(Verified::Same) => "same",
+                Ok(Verified::Out) => "out_of_service",
+                Ok(Verified::Different(difference)) => {
+                    mirrors.metrics.verify_mismatch(&mirror.name);
+                    tracing::error!(
+                        mirror = mirror.name,
+                        revision = difference.revision,
+                        keys_in_etcd = difference.etcd_keys,
+                        keys_in_mirror = difference.mirror_keys,
+                        first_difference = difference.first,
+                        "the mirror differs from etcd: it is out of service and loaded anew. This is a bug in rangecache, or \
+                         a member of etcd that differs from the others: please report it"
+                    );
+                    "different"
+                }
+                Err(error) => {
+                    tracing::info!(mirror = mirror.name, %error, "the mirror could not be verified this time");
+                    "failed"
+                }
+            };
+            mirrors.metrics.verify_ended(&mirror.name, result);
+        }
+    }
+}
+
+/// Holds one mirror against etcd; one that differs is out of service when this returns.
+async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverified> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let connection = mirrors
+        .upstream
+        .dedicated(Windows::SHARED, None, deadline)
+        .await
+        .map_err(|error| Unverified::NoEndpoint(error.to_string()))?;
+    let mut from = mirror.scope.key();
+    loop {
+        let (epoch, view, piece, answer) = match read(mirror, &connection, &from).await? {
+            Some(read) => read,
+            None => return Ok(Verified::Out),
+        };
+        mirrors.metrics.verify_bytes.inc_by(answer.bytes);
+        if let Err(difference) = piece.compare(&view, &answer.response) {
+            // Void where the contents have been replaced meanwhile: then nobody is served from them.
+            return Ok(match mirror.void(epoch, Why::Mismatch) {
+                Ok(()) => Verified::Different(difference),
+                Err(_) => Verified::Out,
+            });
+        }
+        let Some(next) = piece.next else {
+            return Ok(Verified::Same);
+        };
+        from = next;
+        let paced = Duration::from_millis(answer.bytes * 1000 / BYTES_PER_SECOND);
+        tokio::time::sleep(paced.max(answer.took * REST)).await;
+    }
+}
+
+struct PieceRead {
+    response: RangeResponse,
+    bytes: u64,
+    took: Duration,
+}
+
+/// The piece from `from` on as the mirror has it now, and as etcd has it at the same revision; `None` when the mirror is out
+/// of service.
+async fn read(
+    mirror: &Mirror,
+    connection: &Arc<Connection>,
+    from: &Bytes,
+) -> Result<Option<(Epoch, View, Piece, PieceRead)>, Unverified> {
+    let (channel, origin) = connection.own_channel();
+    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let mut attempt = 0;
+    loop {
+        // In this order: if the view belongs to a later epoch, a difference is void, not wrong.
+        let epoch = mirror.epoch();
+        let Ok(view) = mirror.view() else {
+            return Ok(None);
+        };
+        let piece = Piece::cut(&view.tree, from, mirror.scope.range_end());
+        match ask(&mut client, &piece, view.revision).await {
+            Ok(answer) => return Ok(Some((epoch, view, piece, answer))),
+            // Behind the mirror, or compacted past it: the mirror's next revision will do.
+            Err(Unverified::Status(status)) if status.code() == Code::OutOfRange && attempt < ATTEMPTS => {
+                attempt += 1;
+                tokio::time::sleep(ATTEMPT_PAUSE).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+async fn ask(client: &mut KvClient<Channel>, piece: &Piece, revision: i64) -> Result<PieceRead, Unverified> {
+    let request = RangeRequest {
+        key: piece.from.clone(),
+        range_end: piece.end.clone(),
+        // One more than there should be: a mirror that lacks much must not make etcd send all of it.
+        limit: i64::try_from(piece.keys + 1).unwrap_or(i64::MAX),
+        revision,
+        // Whatever a member has at a revision is what all have: no need for a quorum.
+        serializable: true,
+        ..RangeRequest::default()
+    };
+    let began = Instant::now();
+    let response = tokio::time::timeout(ANSWER_TIMEOUT, client.range(request))
+        .await
+        .map_err(|_| Unverified::TimedOut)??
+        .into_inner();
+    Ok(PieceRead {
+        bytes: response.kvs.iter().map(|kv| kv.len() as u64).sum(),
+        took: began.elapsed(),
+        response,
+    })
+}
+
+/// Some neighbouring entries of a tree, and the range that they fill.
+#[derive(Debug)]
+struct Piece {
+    from: Bytes,
+    end: Bytes,
+    rank: u64,
+    keys: u64,
+    /// Where the next piece starts.
+    next: Option<Bytes>,
+}
+
+impl Piece {
+    /// The entries from `from` on, as many as a piece may hold but at least one, within a scope that ends at `scope_end`.
+    fn cut(tree: &Tree, from: &Bytes, scope_end: Bytes) -> Piece {
+        let rank = tree.rank(from);
+        let (mut keys, mut bytes) = (0, 0);
+        let mut next = None;
+        tree.for_each_from(rank, |entry| {
+            let with_it = bytes + entry.encoded_len() as u64;
+            if keys > 0 && (keys == PIECE_KEYS || with_it > PIECE_BYTES) {
+                next = Some(Bytes::copy_from_slice(entry.key()));
+                return ControlFlow::Break(());
+            }
+            (keys, bytes) = (keys + 1, with_it);
+            ControlFlow::Continue(())
+        });
+        Piece {
+            from: from.clone(),
+            end: next.clone().unwrap_or(scope_end),
+            rank,
+            keys,
+            next,
+        }
+    }
+
+    /// Holds etcd's answer against the tree that the piece was cut from.
+    fn compare(&self, view: &View, theirs: &RangeResponse) -> Result<(), Difference> {
+        let mut first = 0;
+        view.tree.for_each_from(self.rank, |entry| {
+            let same = first < self.keys
+                && theirs
+                    .kvs
+                    .get(usize::try_from(first).unwrap_or(usize::MAX))
+                    .is_some_and(|theirs| is_same(entry, theirs));
+            if !same {
+                return ControlFlow::Break(());
+            }
+            first += 1;
+            ControlFlow::Continue(())
+        });
+        let etcd_keys = u64::try_from(theirs.count).unwrap_or(0);
+        if first == self.keys && etcd_keys == self.keys && theirs.kvs.len() as u64 == self.keys {
+            return Ok(());
+        }
+        Err(Difference {
+            revision: view.revision,
+            etcd_keys,
+            mirror_keys: self.keys,
+            first,
+        })
+    }
+}
+
+fn is_same(ours: &Entry, theirs: &Bytes) -> bool {
+    Entry::from_key_value(theirs)
+        .is_ok_and(|theirs| ours.encoded().contiguous() == theirs.encoded().contiguous())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A KeyValue with a key of less than 128 bytes, changed at `revision`.
+    fn key_value(key: &str, value: &str, revision: u8) -> Bytes {
+        let mut encoded = vec![0x0a, u8::try_from(key.len()).unwrap()];
+        encoded.extend_from_slice(key.as_bytes());
+        encoded.extend_from_slice(&[0x10, revision, 0x18, revision, 0x20, 1, 0x2a]);
+        encoded.push(u8::try_from(value.len()).unwrap());
+        encoded.extend_from_slice(value.as_bytes());
+        encoded.into()
+    }
+
+    fn tree(keys: &[Bytes]) -> Tree {
+        Tree::from_sorted(keys.iter().map(|key| Entry::from_key_value(key).unwrap()))
+    }
+
+    fn key_values(keys: u32) -> Vec<Bytes> {
+        (0..keys)
+            .map(|n| key_value(&format!("/k/{n:05}"), "v", 3))
+            .collect()
+    }
+
+    /// What etcd answers to a piece's request if it holds `theirs`.
+    fn etcd(theirs: &[Bytes], piece: &Piece) -> RangeResponse {
+        let inside: Vec<_> = theirs
+            .iter()
+            .filter(|kv| {
+                let entry = Entry::from_key_value(kv).unwrap();
+                entry.key() >= &piece.from[..] && (piece.end[..] == *b"\0" || entry.key() < &piece.end[..])
+            })
+            .cloned()
+            .collect();
+        RangeResponse {
+            count: i64::try_from(inside.len()).unwrap(),
+            kvs: inside
+                .into_iter()
+                .take(usize::try_from(piece.keys + 1).unwrap())
+                .collect(),
+            ..RangeResponse::default()
+        }
+    }
+
+    /// The pieces of a mirror of `ours`, each held against an etcd that holds `theirs`.
+    fn verify_all(ours: &[Bytes], theirs: &[Bytes]) -> Result<usize, Difference> {
+        let view = View {
+            tree: tree(ours),
+            revision: 9,
+        };
+        let mut from = Bytes::from_static(b"\0");
+        for pieces in 1.. {
+            let piece = Piece::cut(&view.tree, &from, Bytes::from_static(b"\0"));
+            piece.compare(&view, &etcd(theirs, &piece))?;
+            match piece.next {
+                Some(next) => from = next,
+                None => return Ok(pieces),
+            }
+        }
+        unreachable!("a mirror has an end")
+    }
+
+    #[test]
+    fn what_is_the_same_is_found_to_be() {
+        assert_eq!(verify_all(&[], &[]), Ok(1));
+        for (keys, pieces) in [(1, 1), (1000, 1), (1001, 2), (2500, 3)] {
+            let all = key_values(keys);
+            assert_eq!(verify_all(&all, &all), Ok(pieces), "{keys}");
+        }
+    }
+
+    #[test]
+    fn pieces_are_bounded_in_bytes() {
+        let large: Vec<_> = (0..8)
+            .map(|n| {
+                let mut kv = key_value(&format!("/k/{n}"), "", 3).to_vec();
+                kv.pop();
+                // A value of 200,000 bytes.
+                kv.extend_from_slice(&[0xc0, 0x9a, 0x0c]);
+                kv.extend(std::iter::repeat_n(b'v', 200_000));
+                Bytes::from(kv)
+            })
+            .collect();
+        assert_eq!(verify_all(&large, &large), Ok(4));
+    }
+
+    #[test]
+    fn whatever_differs_is_found() {
+        let all = key_values(2500);
+        for n in [0, 1, 999, 1000, 1001, 2499] {
+            let mut lost = all.clone();
+            lost.remove(n);
+            assert!(verify_all(&lost, &all).is_err(), "the mirror has lost key {n}");
+            assert!(verify_all(&all, &lost).is_err(), "the mirror has kept key {n}");
+            for other in [
+                key_value(&format!("/k/{n:05}"), "w", 3),
+                key_value(&format!("/k/{n:05}"), "v", 2),
+            ] {
+                let mut stale = all.clone();
+                stale[n] = other;
+                let difference = verify_all(&stale, &all).unwrap_err();
+                assert_eq!(difference.first, n as u64 % 1000, "the mirror has an old key {n}");
+            }
+        }
+        assert!(verify_all(&[], &all).is_err(), "the mirror has lost everything");
+        assert!(verify_all(&all, &[]).is_err(), "the mirror has kept everything");
+    }
+}

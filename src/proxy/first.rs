@@ -1,0 +1,142 @@
+//! The first bytes of a connection, within a deadline: a client that opens a connection and says nothing must not hold its
+//! place for ever. Once HTTP/2 or HTTP/1 can be told apart, hyper's own deadlines take over.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+
+/// How long they may take: etcd's clients send them with the connection's last packet.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(10);
+/// What every HTTP/2 connection starts with.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// A stream with what was read of it already.
+#[derive(Debug)]
+pub(super) struct Opened<S> {
+    first: [u8; PREFACE.len()],
+    /// Of `first`: what is still to be read again, and where it ends.
+    next: usize,
+    end: usize,
+    stream: S,
+}
+
+/// Reads until it is clear which protocol the client speaks.
+///
+/// # Errors
+/// What the stream says; `TimedOut` or `UnexpectedEof` when the client says too little.
+pub(super) async fn first_bytes<S: AsyncRead + Unpin>(mut stream: S) -> io::Result<Opened<S>> {
+    let mut first = [0; PREFACE.len()];
+    let reading = async {
+        let mut end = 0;
+        while end < first.len() && first[..end] == PREFACE[..end] {
+            match stream.read(&mut first[end..]).await? {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+                read => end += read,
+            }
+        }
+        Ok(end)
+    };
+    let end = tokio::time::timeout(FIRST_BYTES_TIMEOUT, reading)
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    Ok(Opened {
+        first,
+        next: 0,
+        end,
+        stream,
+    })
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Opened<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.next == self.end {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let read = buf.remaining().min(self.end - self.next);
+        buf.put_slice(&self.first[self.next..self.next + read]);
+        self.next += read;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Opened<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    async fn all_of(sent: &'static [u8], pieces: usize) -> Vec<u8> {
+        let (mut client, server) = tokio::io::duplex(64);
+        let sending = tokio::spawn(async move {
+            for piece in sent.chunks(pieces) {
+                client.write_all(piece).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+        });
+        let mut opened = first_bytes(server).await.unwrap();
+        let mut all = Vec::new();
+        opened.read_to_end(&mut all).await.unwrap();
+        sending.await.unwrap();
+        all
+    }
+
+    #[tokio::test]
+    async fn nothing_is_lost() {
+        let http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n and frames";
+        for pieces in [1, 7, 24, 100] {
+            assert_eq!(all_of(http2, pieces).await, http2, "{pieces}");
+            assert_eq!(
+                all_of(b"GET / HTTP/1.1\r\n\r\n", pieces).await,
+                b"GET / HTTP/1.1\r\n\r\n"
+            );
+            assert_eq!(all_of(b"PRIVATE", pieces).await, b"PRIVATE");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_too_little_is_let_go() {
+        for sent in [&b""[..], b"P", &PREFACE[..23]] {
+            let (mut client, server) = tokio::io::duplex(64);
+            client.write_all(sent).await.unwrap();
+            let error = first_bytes(server).await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        }
+        let (client, server) = tokio::io::duplex(64);
+        drop(client);
+        let error = first_bytes(server).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

@@ -1,0 +1,109 @@
+//! How a member is: asked over and over on its check connection, so that calls leave a member that hangs, stands still,
+//! has lost its leader or does not vote within a second of its doing so.
+//!
+//! A member that is unwell is not excluded: it only comes after all others. With one endpoint nothing changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior};
+use tonic::Code;
+
+use super::connection::Connection;
+use super::endpoint::Endpoint;
+use super::{Upstream, Version};
+use crate::etcdserverpb::StatusResponse;
+use crate::grpc_health::HealthCheckRequest;
+use crate::grpc_health::health_check_response::ServingStatus;
+use crate::grpc_health::health_client::HealthClient;
+
+/// How often it is asked whether it serves.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
+/// How long it may take to say so: with the interval, a member that hangs is left within a second.
+const HEALTH_TIMEOUT: Duration = Duration::from_millis(400);
+/// At every so manieth beat it is asked for its leader and its version, too: an endpoint may be a balancer in front of a
+/// rolling upgrade.
+const STATUS_BEATS: u32 = 4;
+
+/// Asks for as long as the connection stands; never returns.
+pub(super) async fn watch(endpoint: &Endpoint, connection: &Arc<Connection>, upstream: &Upstream) {
+    let mut beat = tokio::time::interval(HEALTH_INTERVAL);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // How it leads, votes and knows a leader; judged when it told so last.
+    let mut sound = true;
+    for n in 0_u32.. {
+        beat.tick().await;
+        let deadline = Instant::now() + HEALTH_TIMEOUT;
+        if endpoint.version().is_none() || n.is_multiple_of(STATUS_BEATS) {
+            match tokio::time::timeout_at(deadline, connection.ask_own_status()).await {
+                Ok(Ok(status)) => {
+                    sound = is_sound(&status);
+                    learn_version(endpoint, &status, upstream);
+                }
+                Ok(Err(status)) => {
+                    tracing::debug!(endpoint = %endpoint.url, code = ?status.code(), message_of_etcd = status.message(),
+                        "etcd did not tell its status");
+                }
+                // The next question shows whether it hangs.
+                Err(_) => {}
+            }
+        }
+        let serves = tokio::time::timeout(HEALTH_TIMEOUT, serves(connection)).await;
+        endpoint.set_well(sound && serves.unwrap_or(false));
+    }
+}
+
+/// What gRPC's health service says; a server without it is taken to serve.
+async fn serves(connection: &Arc<Connection>) -> bool {
+    let (channel, origin) = connection.channel();
+    let mut client = HealthClient::with_origin(channel, origin);
+    match client.check(HealthCheckRequest::default()).await {
+        Ok(answer) => answer.get_ref().status() == ServingStatus::Serving,
+        Err(status) => matches!(
+            status.code(),
+            // With auth on, or where a proxy in between knows no such service: it answers, and that is what was asked.
+            Code::Unimplemented | Code::NotFound | Code::Unauthenticated | Code::PermissionDenied
+        ),
+    }
+}
+
+/// Whether its answers to linearizable reads will come: it votes, and knows a leader.
+fn is_sound(status: &StatusResponse) -> bool {
+    // Before 3.4 neither is told; a balancer may hide them. No version tells a leader of 0 while it has one.
+    !status.is_learner && status.leader != 0
+}
+
+fn learn_version(endpoint: &Endpoint, status: &StatusResponse, upstream: &Upstream) {
+    match status.version.parse::<Version>() {
+        Ok(version) if endpoint.set_version(version) => {
+            tracing::info!(endpoint = %endpoint.url, %version, "etcd told its version");
+            upstream.version_learned();
+        }
+        Ok(_) => {}
+        Err(error) => {
+            tracing::debug!(endpoint = %endpoint.url, %error, "etcd told no version");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn learners_and_members_without_a_leader_are_not_sound() {
+        let voter = StatusResponse {
+            leader: 7,
+            ..StatusResponse::default()
+        };
+        assert!(is_sound(&voter));
+        assert!(!is_sound(&StatusResponse {
+            leader: 0,
+            ..voter.clone()
+        }));
+        assert!(!is_sound(&StatusResponse {
+            is_learner: true,
+            ..voter
+        }));
+    }
+}
