@@ -90,6 +90,8 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     );
     let mirrors = Mirrors::start(config, &upstream, &metrics, &background, &stop);
     let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls);
+    let (sweep, stopped) = (Arc::clone(&proxy).sweep(), stop.clone());
+    background.spawn(async move { stopped.run_until_cancelled_owned(sweep).await });
     let admin = Arc::new(Admin {
         mirrors,
         upstream,
@@ -168,6 +170,9 @@ fn export_limits(config: &Config, metrics: &Metrics) {
     metrics.limit("forward_max_large", f64::from(config.forward_max_large));
     metrics.limit("forward_max_waiting", f64::from(config.forward_max_waiting));
     metrics.limit("forward_shared_max_bytes", bytes(config.forward_shared_max_bytes));
+    metrics.limit("stream_max_bytes", bytes(config.stream_max_bytes));
+    metrics.limit("stream_max_wait_seconds", config.stream_max_wait.as_secs_f64());
+    metrics.limit("series_ttl_seconds", config.series_ttl.as_secs_f64());
     metrics.limit("max_connections", f64::from(config.max_connections));
     metrics.limit(
         "worker_threads",

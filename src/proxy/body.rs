@@ -9,8 +9,9 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::forward::is_reset;
-use super::large::{Permit, SharedAnswer};
+use super::budget::Held;
+use super::forward::{Along, is_reset};
+use super::large::SharedAnswer;
 use super::message::{self, PREFIX_BYTES};
 use super::pager::Paged;
 use super::passed::Passed;
@@ -51,6 +52,8 @@ enum Kind {
         next: usize,
         trailers: Option<HeaderMap>,
     },
+    /// Pieces of one reader's, given back to the budget as they go, then trailers.
+    Held(Box<HeldAnswer>),
     /// Passed on from etcd.
     Forwarded(Box<Forwarded>),
 }
@@ -60,6 +63,15 @@ struct Lazy {
     prefix: Option<Bytes>,
     answer: Answer,
     trailers_sent: bool,
+    /// What a page of a series counts against the budget.
+    _held: Option<Held>,
+}
+
+#[derive(Debug)]
+struct HeldAnswer {
+    pieces: std::vec::IntoIter<Bytes>,
+    trailers: Option<HeaderMap>,
+    held: Held,
 }
 
 #[derive(Debug)]
@@ -82,7 +94,7 @@ struct Forwarded {
     /// Said instead of a broken stream when etcd's connection was lost; `None` once trailers have gone, and for HTTP/1.
     may_end_with_status: bool,
     _in_flight: Option<InFlight>,
-    _permit: Option<Permit>,
+    along: Along,
 }
 
 impl ResponseBody {
@@ -93,6 +105,11 @@ impl ResponseBody {
 
     /// A RangeResponse as a gRPC message with trailers. It must be shorter than 4 GiB.
     pub(super) fn answer(answer: Answer) -> ResponseBody {
+        ResponseBody::page(answer, None)
+    }
+
+    /// The same, of entries that are held against the budget.
+    pub(super) fn page(answer: Answer, held: Option<Held>) -> ResponseBody {
         let mut prefix = [0; PREFIX_BYTES];
         message::put_prefix(&mut prefix, answer.len());
         if answer.len() <= SMALL_BYTES {
@@ -105,6 +122,7 @@ impl ResponseBody {
             prefix,
             answer,
             trailers_sent: false,
+            _held: held,
         })))
     }
 
@@ -141,13 +159,22 @@ impl ResponseBody {
         })
     }
 
+    /// The pieces of a whole answer, then `trailers`.
+    pub(super) fn held(pieces: Vec<Bytes>, trailers: HeaderMap, held: Held) -> ResponseBody {
+        ResponseBody(Kind::Held(Box::new(HeldAnswer {
+            pieces: pieces.into_iter(),
+            trailers: Some(trailers),
+            held,
+        })))
+    }
+
     /// What etcd answers to the RPC at `path`, as it comes.
     pub(super) fn forwarded(
         body: Incoming,
         path: &str,
         knowledge: &Arc<Knowledge>,
         in_flight: Option<InFlight>,
-        permit: Option<Permit>,
+        along: Along,
         is_grpc: bool,
     ) -> ResponseBody {
         ResponseBody(Kind::Forwarded(Box::new(Forwarded {
@@ -158,7 +185,7 @@ impl ResponseBody {
             knowledge: Arc::clone(knowledge),
             may_end_with_status: is_grpc,
             _in_flight: in_flight,
-            _permit: permit,
+            along,
         })))
     }
 
@@ -217,6 +244,22 @@ impl Lazy {
     }
 }
 
+impl HeldAnswer {
+    fn next(&mut self) -> Option<Frame<Rope>> {
+        let mut rope = Rope::default();
+        while rope.remaining() < PIECE_BYTES
+            && let Some(piece) = self.pieces.next()
+        {
+            rope.push_shared(piece);
+        }
+        if rope.has_remaining() {
+            self.held.shrink(rope.remaining() as u64);
+            return Some(Frame::data(rope));
+        }
+        self.trailers.take().map(Frame::trailers)
+    }
+}
+
 impl Forwarded {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
         let frame = match self.first.take() {
@@ -235,12 +278,19 @@ impl Forwarded {
                 } else if self.opaque {
                     self.knowledge.note_unreadable();
                 }
+                if let Some(watch) = &mut self.along.watch {
+                    watch.see(&data);
+                }
                 Frame::data(data.into())
             }
             Err(frame) => {
                 self.may_end_with_status = false;
                 // A frame is data or trailers.
-                Frame::trailers(frame.into_trailers().unwrap_or_default())
+                let trailers = frame.into_trailers().unwrap_or_default();
+                if let Some(watch) = &mut self.along.watch {
+                    watch.ended(&trailers);
+                }
+                Frame::trailers(trailers)
             }
         })))
     }
@@ -295,6 +345,7 @@ impl Body for ResponseBody {
                 };
                 Poll::Ready(frame.map(Ok))
             }
+            Kind::Held(held) => Poll::Ready(held.next().map(Ok)),
             Kind::Forwarded(forwarded) => forwarded.poll(cx),
         }
     }
@@ -304,6 +355,7 @@ impl Body for ResponseBody {
             Kind::Empty => true,
             Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
             Kind::Lazy(_) | Kind::Stream(_) | Kind::Paged(_) => false,
+            Kind::Held(held) => held.trailers.is_none(),
             Kind::Shared {
                 answer,
                 next,

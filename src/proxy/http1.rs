@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::Proxy;
 use super::body::ResponseBody;
+use super::forward::Along;
 use crate::net::{self, Url};
 use crate::upstream::{BoxError, Class, Outgoing};
 
@@ -60,7 +61,8 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
         });
     }
     let knowledge = &proxy.mirrors.knowledge;
-    Ok(response.map(|body| ResponseBody::forwarded(body, &path_alone, knowledge, None, None, false)))
+    Ok(response
+        .map(|body| ResponseBody::forwarded(body, &path_alone, knowledge, None, Along::default(), false)))
 }
 
 /// An endpoint that is known to be up.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! accept → route → plan → prove → answer            (from the cache)
+//!                     ├──→ stream                   (a RangeStream of etcd's, answered as unary)
 //!                     └──→ forward                  (opaque bytes)
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! | plan | `plan`: pure; is it to be answered, and what has to be proven |
 //! | prove | `range`, with `mirror::freshness`; `authorize` where rights are to be proven, too |
 //! | answer | `range`, `range_stream`, `body`: bytes produced as the client reads (I5) |
+//! | stream | `convert` (a large Range), `series` (pages), with `walk` (what an answer says) and `budget` (what is held) |
 //! | forward | `forward`, `large` (what must not stampede etcd), `pager` (a RangeStream where etcd has none), `http1`, `learn` (calls that change what memory may answer) |
 //!
 //! `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `status` is gRPC's
@@ -19,6 +21,8 @@
 
 mod authorize;
 mod body;
+mod budget;
+mod convert;
 mod forward;
 mod gather;
 mod http1;
@@ -32,7 +36,9 @@ mod plan;
 mod range;
 mod range_stream;
 mod route;
+mod series;
 mod status;
+mod walk;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,8 +49,11 @@ use crate::config::Config;
 use crate::mirror::Mirrors;
 use crate::telemetry::Metrics;
 use crate::upstream::Upstream;
+use budget::Budget;
+use convert::Converter;
 use forward::Forward;
 use large::Large;
+use series::AllSeries;
 
 /// What every request needs.
 #[derive(Debug)]
@@ -53,6 +62,7 @@ pub struct Proxy {
     metrics: Arc<Metrics>,
     forward: Arc<Forward>,
     large: Arc<Large>,
+    series: Arc<AllSeries>,
     freshness_timeout: Duration,
     tasks: TaskTracker,
 }
@@ -67,6 +77,16 @@ impl Proxy {
         metrics: &Arc<Metrics>,
         tasks: &TaskTracker,
     ) -> Arc<Proxy> {
+        let budget = Budget::new(config.stream_max_bytes, metrics);
+        let series = AllSeries::new(
+            config.series_ttl,
+            config.stream_max_bytes,
+            &budget,
+            upstream,
+            mirrors,
+            metrics,
+        );
+        let converter = Converter::new(&budget, config.stream_max_wait, metrics);
         Arc::new(Proxy {
             mirrors: Arc::clone(mirrors),
             metrics: Arc::clone(metrics),
@@ -75,9 +95,15 @@ impl Proxy {
                 knowledge: Arc::clone(&mirrors.knowledge),
                 connect_timeout: config.connect_timeout,
             }),
-            large: Large::new(config, metrics, tasks),
+            large: Large::new(config, converter, &series, metrics, tasks),
+            series,
             freshness_timeout: config.freshness_timeout,
             tasks: tasks.clone(),
         })
+    }
+
+    /// Ends page series that nobody goes on with, until cancelled.
+    pub async fn sweep(self: Arc<Self>) {
+        Arc::clone(&self.series).sweep().await;
     }
 }
