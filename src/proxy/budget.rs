@@ -1,8 +1,8 @@
 //! The bytes of etcd's answers that are held: one bound for all of them (I7), in whose sharing nobody starves.
 //!
-//! An answer's size shows only as it comes. So all may take from the first half; beyond it only the eldest goes on, while
-//! the others pause and, by HTTP/2's flow control, etcd with them. When the eldest is whole, the next is the eldest. What
-//! is left at the end is for the first bytes of each, so that a small answer does not wait behind large ones.
+//! An answer's size shows only as it comes. So all may take from the first quarter; beyond it only the eldest goes on,
+//! while the others pause and, by HTTP/2's flow control, etcd with them. When the eldest is whole, the next is the eldest.
+//! What is left at the end is for the first bytes of each, so that a small answer does not wait behind large ones.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,8 +13,10 @@ use tokio::time::Instant;
 
 use crate::telemetry::Metrics;
 
-/// What each may always take, while there is anything.
-const SMALL_BYTES: u64 = 1 << 20;
+/// The part that all may take from.
+const COMMON: u64 = 4;
+/// The part of an answer's first bytes: so little that 64 of them leave the eldest half of all.
+const SMALL: u64 = 512;
 
 /// See the module.
 #[derive(Debug)]
@@ -78,6 +80,11 @@ impl Budget {
         }
     }
 
+    /// Up to where the eldest may fill it.
+    fn eldest_bytes(&self) -> u64 {
+        self.max_bytes / 8 * 7
+    }
+
     fn note(&self, change: i64) {
         self.metrics.stream_held_bytes.inc_by(change);
     }
@@ -96,7 +103,7 @@ impl Held {
             if self.try_grow(bytes).is_ok() {
                 return Ok(());
             }
-            if self.bytes + bytes > budget.max_bytes / 8 * 7
+            if self.bytes + bytes > budget.eldest_bytes()
                 || tokio::time::timeout_at(deadline, changed).await.is_err()
             {
                 return Err(NoRoom);
@@ -109,12 +116,12 @@ impl Held {
         let budget = &self.budget;
         let mut state = budget.state.lock();
         let eldest = self.growing.is_some() && state.growing.first() == self.growing.as_ref();
-        let bound = if self.bytes + bytes <= SMALL_BYTES {
+        let bound = if self.bytes + bytes <= budget.max_bytes / SMALL {
             budget.max_bytes
         } else if eldest {
-            budget.max_bytes / 8 * 7
+            budget.eldest_bytes()
         } else {
-            budget.max_bytes / 2
+            budget.max_bytes / COMMON
         };
         if state.used + bytes > bound {
             return Err(NoRoom);
@@ -185,13 +192,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn beyond_half_only_the_eldest_goes_on() {
-        let budget = budget(64);
+    async fn beyond_the_common_part_only_the_eldest_goes_on() {
+        let budget = budget(512);
         let (mut eldest, mut next) = (budget.begin(), budget.begin());
-        eldest.grow(16 * MIB, soon()).await.unwrap();
-        next.grow(16 * MIB, soon()).await.unwrap();
+        eldest.grow(64 * MIB, soon()).await.unwrap();
+        next.grow(64 * MIB, soon()).await.unwrap();
         assert_eq!(next.try_grow(MIB), Err(NoRoom));
-        eldest.grow(24 * MIB, soon()).await.unwrap();
+        eldest.grow(320 * MIB, soon()).await.unwrap();
         assert_eq!(
             eldest.try_grow(MIB),
             Err(NoRoom),
@@ -202,14 +209,14 @@ mod tests {
         assert_eq!(small.try_grow(1), Err(NoRoom));
         drop(small);
 
-        let waits = tokio::spawn(async move { next.grow(20 * MIB, soon()).await.map(|()| next) });
+        let waits = tokio::spawn(async move { next.grow(100 * MIB, soon()).await.map(|()| next) });
         tokio::task::yield_now().await;
         eldest.stop_growing();
         tokio::task::yield_now().await;
         assert!(!waits.is_finished(), "it is the eldest now, but there is no room");
-        eldest.shrink(20 * MIB);
+        eldest.shrink(100 * MIB);
         let next = waits.await.unwrap().unwrap();
-        assert_eq!(next.bytes(), 36 * MIB);
+        assert_eq!(next.bytes(), 164 * MIB);
         drop((eldest, next));
         assert_eq!(budget.state.lock().used, 0);
         assert!(budget.state.lock().growing.is_empty());
@@ -220,12 +227,12 @@ mod tests {
     async fn who_waits_for_room_waits_no_longer_than_its_deadline() {
         let budget = budget(8);
         let (mut eldest, mut next) = (budget.begin(), budget.begin());
-        eldest.grow(6 * MIB, soon()).await.unwrap();
+        eldest.grow(5 * MIB, soon()).await.unwrap();
         let deadline = soon();
         assert_eq!(next.grow(2 * MIB, deadline).await, Err(NoRoom));
         assert_eq!(Instant::now(), deadline);
         assert_eq!(
-            eldest.grow(2 * MIB, soon()).await,
+            eldest.grow(3 * MIB, soon()).await,
             Err(NoRoom),
             "it can never fit"
         );
@@ -236,7 +243,7 @@ mod tests {
     fn what_is_split_off_is_given_back_by_itself() {
         let budget = budget(8);
         let mut held = budget.nothing();
-        held.try_grow(3 * MIB).unwrap();
+        held.try_grow(2 * MIB).unwrap();
         let part = held.split(MIB);
         drop(held);
         assert_eq!(budget.state.lock().used, MIB);
