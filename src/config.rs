@@ -146,6 +146,18 @@ pub struct Config {
     #[arg(long, env = "RANGECACHE_FORWARD_SHARED_MAX_BYTES", value_name = "BYTES", value_parser = parse_bytes, default_value = "512MiB")]
     pub forward_shared_max_bytes: u64,
 
+    /// Memory for RangeStreams from etcd that become unary answers and pages; what has no room is forwarded as it came
+    #[arg(long, env = "RANGECACHE_STREAM_MAX_BYTES", value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
+    pub stream_max_bytes: u64,
+
+    /// How long a RangeStream from etcd pauses for room before its call is forwarded as it came
+    #[arg(long, env = "RANGECACHE_STREAM_MAX_WAIT", value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
+    pub stream_max_wait: Duration,
+
+    /// How long the next page of a list is expected, with a RangeStream from etcd kept open for it
+    #[arg(long, env = "RANGECACHE_SERIES_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "75s")]
+    pub series_ttl: Duration,
+
     /// Client connections served at once; further ones wait to be accepted
     #[arg(long, env = "RANGECACHE_MAX_CONNECTIONS", value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
@@ -333,6 +345,7 @@ impl Config {
             ("freshness-timeout", self.freshness_timeout, "3s"),
             ("connect-timeout", self.connect_timeout, "5s"),
             ("probe-interval", self.probe_interval, "1s"),
+            ("series-ttl", self.series_ttl, "75s"),
         ] {
             if value.is_zero() {
                 return Err(ConfigError::ZeroDuration { flag, example });

@@ -198,6 +198,9 @@ fn export_limits(config: &Config, metrics: &Metrics) {
     metrics.limit("max_concurrent_streams", f64::from(config.max_concurrent_streams));
     metrics.limit("max_calls", f64::from(config.max_calls));
     metrics.limit("verify_interval_seconds", config.verify_interval.as_secs_f64());
+    metrics.limit("stream_max_bytes", bytes(config.stream_max_bytes));
+    metrics.limit("stream_max_wait_seconds", config.stream_max_wait.as_secs_f64());
+    metrics.limit("series_ttl_seconds", config.series_ttl.as_secs_f64());
     metrics.limit("max_connections", f64::from(config.max_connections));
     metrics.limit(
         "worker_threads",

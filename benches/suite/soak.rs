@@ -74,7 +74,7 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
     let etcd = stage.connect().await?;
     small.fill(&etcd, 0).await?;
     large.fill(&etcd, 0).await?;
-    stage.start_only(Kind::Rangecache).await?;
+    stage.start_only(Kind::Rangecache, &[]).await?;
     let target = *stage.targets().last().context("rangecache was just started")?;
     let metrics_address = stage
         .rangecache()

@@ -150,8 +150,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts only one of the targets.
-    pub(crate) async fn start_only(&mut self, kind: Kind) -> Result<()> {
+    /// Starts only one of the targets; `flags` are rangecache's.
+    pub(crate) async fn start_only(&mut self, kind: Kind, flags: &[&str]) -> Result<()> {
         let etcd = self.etcd.address;
         match kind {
             Kind::Direct => {}
@@ -159,7 +159,7 @@ impl Stage {
                 let process = processes::start_grpc_proxy(&self.binaries, self.folder.path(), etcd).await?;
                 self.grpc_proxy = Some(process);
             }
-            Kind::Rangecache => self.rangecache = Some(self.start_rangecache(&[]).await?),
+            Kind::Rangecache => self.rangecache = Some(self.start_rangecache(flags).await?),
             Kind::Floor => {
                 let process = processes::start_canned(&self.binaries, self.folder.path(), etcd).await?;
                 self.canned = Some(process);

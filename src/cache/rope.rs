@@ -69,6 +69,14 @@ impl Rope {
         }
     }
 
+    /// Appends bytes by reference.
+    pub fn push_shared(&mut self, bytes: Bytes) {
+        if !bytes.is_empty() {
+            self.remaining += bytes.len();
+            self.segments.push(Segment::Shared(bytes));
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn slab_capacity(&self) -> usize {
         self.slab.capacity()
@@ -143,17 +151,9 @@ impl Buf for Rope {
 
 impl From<Bytes> for Rope {
     fn from(bytes: Bytes) -> Rope {
-        let remaining = bytes.len();
-        let segments = if remaining == 0 {
-            Vec::new()
-        } else {
-            vec![Segment::Shared(bytes)]
-        };
-        Rope {
-            segments,
-            remaining,
-            ..Rope::default()
-        }
+        let mut rope = Rope::default();
+        rope.push_shared(bytes);
+        rope
     }
 }
 

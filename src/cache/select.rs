@@ -55,6 +55,16 @@ pub(super) enum Values {
 }
 
 impl Selection {
+    /// A page in key order: its entries as they came, and what etcd counts from its first key on.
+    pub fn of_page(entries: Vec<Entry>, count: u64, more: bool) -> Selection {
+        Selection {
+            entries: Entries::Picked(entries),
+            count,
+            more,
+            values: Values::Kept,
+        }
+    }
+
     /// The response's `count`.
     pub fn count(&self) -> u64 {
         self.count

@@ -50,6 +50,10 @@ pub struct Knowledge {
     known_revision: AtomicI64,
     /// The highest revision in the header of an answer to a client.
     shown_revision: AtomicI64,
+    /// The highest revision up to which etcd is known to have compacted.
+    compacted_revision: AtomicI64,
+    /// Counts how often history was replaced.
+    history: AtomicU64,
     /// Counts answers that passed through whose header could not be read (compressed, or of the JSON gateway).
     unreadable: AtomicU64,
     /// The count of `unreadable` that a later quorum check has covered.
@@ -70,6 +74,8 @@ impl Default for Knowledge {
         Knowledge {
             known_revision: AtomicI64::new(0),
             shown_revision: AtomicI64::new(0),
+            compacted_revision: AtomicI64::new(0),
+            history: AtomicU64::new(0),
             unreadable: AtomicU64::new(0),
             unreadable_covered: AtomicU64::new(0),
             raft_gap: AtomicI64::new(UNKNOWN_GAP),
@@ -84,6 +90,29 @@ impl Knowledge {
     /// A feed, a load or a check mentioned `revision`.
     pub fn note_known(&self, revision: i64) {
         self.known_revision.fetch_max(revision, Ordering::AcqRel);
+    }
+
+    /// The highest revision that anything from etcd has mentioned.
+    #[must_use]
+    pub fn known(&self) -> i64 {
+        self.known_revision.load(Ordering::Acquire)
+    }
+
+    /// etcd has compacted: it refuses revisions below `revision`.
+    pub fn note_compacted(&self, revision: i64) {
+        self.compacted_revision.fetch_max(revision, Ordering::AcqRel);
+    }
+
+    /// The revision below which etcd is known to refuse.
+    #[must_use]
+    pub fn compacted(&self) -> i64 {
+        self.compacted_revision.load(Ordering::Acquire)
+    }
+
+    /// Another number for every history.
+    #[must_use]
+    pub fn history(&self) -> u64 {
+        self.history.load(Ordering::Acquire)
     }
 
     /// A client is shown `revision` in an answer from memory.
@@ -228,7 +257,9 @@ impl Knowledge {
 
     /// History was replaced: what is known of the old one says nothing of the new one.
     pub fn forget(&self) {
+        self.history.fetch_add(1, Ordering::AcqRel);
         self.known_revision.store(0, Ordering::Release);
+        self.compacted_revision.store(0, Ordering::Release);
         self.shown_revision.store(0, Ordering::Release);
         self.raft_gap.store(UNKNOWN_GAP, Ordering::Release);
     }

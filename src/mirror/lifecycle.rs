@@ -122,26 +122,7 @@ async fn load(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, meanwhile: Why) 
     if mirror.drop_contents(epoch, meanwhile).is_err() {
         return Ok(false);
     }
-    let deadline = Instant::now() + ENDPOINT_PATIENCE;
-    let connection = mirrors
-        .upstream
-        .dedicated(Windows::DEDICATED, None, deadline)
-        .await
-        .map_err(|error| LoadError::Status(tonic::Status::unavailable(error.to_string())))?;
-    let load = Load {
-        connection: &connection,
-        scope: &mirror.scope,
-        no_stream: mirrors.upstream.lacks_range_stream(&connection),
-        fallbacks: &mirrors.metrics,
-        max_bytes: mirrors.budget_of(mirror),
-        metrics: &mirror.metrics,
-    };
-    let raft_index = connection.ask_own_status().await?.raft_index;
-    let loaded = load.run().await?;
-    // So that a restore is known from the first moment on.
-    mirrors
-        .knowledge
-        .note_raft_index(raft_index, loaded.header.revision);
+    let loaded = Load { mirrors, mirror }.run().await?;
     let store = Store::new(
         loaded.tree,
         loaded.header.revision,

@@ -1,4 +1,5 @@
-//! Loading a scope at one pinned revision: by RangeStream where etcd has it (KEP-5966), else page by page.
+//! Loading a scope at one pinned revision: by RangeStream where etcd has it (KEP-5966), else page by page. What breaks is
+//! taken up behind the last key that came, at the same revision, by whichever endpoint is there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +8,15 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
+use super::Mirrors;
+use super::knowledge::Verdict;
 use super::scope::Scope;
+use super::state::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::telemetry::Metrics;
-use crate::telemetry::metrics::MirrorMetrics;
-use crate::upstream::{Channel, Connection, NoRangeStream};
+use crate::net::Url;
+use crate::upstream::{Channel, ConnectError, Connection, NoRangeStream, Windows};
 
 /// How long etcd may take for the next piece.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -24,6 +27,12 @@ const LOG_INTERVAL: Duration = Duration::from_secs(5);
 const PAGE_TARGET_BYTES: u64 = 8 << 20;
 /// The first page, whose values may be of any size.
 const FIRST_PAGE_KEYS: i64 = 64;
+/// How often in a row a load goes on after a break that brought no key.
+const MAX_RESUMES: u32 = 5;
+/// Pause before it does.
+const RESUME_PAUSE: Duration = Duration::from_millis(100);
+/// How long to wait for any endpoint.
+const ENDPOINT_PATIENCE: Duration = Duration::from_secs(10);
 /// What an entry costs beside its own bytes, for the budget during a load.
 pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 48;
 
@@ -59,6 +68,12 @@ pub(super) enum LoadError {
     /// No header, or none with a revision.
     #[error("etcd's answer carries no revision")]
     NoRevision,
+    /// No connection.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The load cannot go on with another history than it began with.
+    #[error("etcd's history was replaced meanwhile")]
+    HistoryReplaced,
     /// The tree's task died.
     #[error("building the tree failed")]
     Build,
@@ -67,23 +82,18 @@ pub(super) enum LoadError {
 /// What a load needs to know.
 #[derive(Debug)]
 pub(super) struct Load<'a> {
-    /// A connection of its own.
-    pub(super) connection: &'a Arc<Connection>,
-    /// What to load.
-    pub(super) scope: &'a Scope,
-    /// Why RangeStream is not to be tried, if there is a reason.
-    pub(super) no_stream: Option<NoRangeStream>,
-    /// Bound on the mirror's memory.
-    pub(super) max_bytes: u64,
-    /// Where progress shows.
-    pub(super) metrics: &'a MirrorMetrics,
-    /// Where it counts that there was no RangeStream.
-    pub(super) fallbacks: &'a Metrics,
+    /// For connections, for the budget, and for what is known of history.
+    pub(super) mirrors: &'a Mirrors,
+    /// What is loaded.
+    pub(super) mirror: &'a Mirror,
 }
 
 /// What has come so far.
 struct Gathered<'a> {
     load: &'a Load<'a>,
+    /// etcd's header at the revision of the load.
+    pinned: ResponseHeader,
+    max_bytes: u64,
     entries: Vec<Entry>,
     bytes: u64,
     newest: Option<(i64, Bytes)>,
@@ -91,48 +101,115 @@ struct Gathered<'a> {
     spoke: Instant,
 }
 
+impl LoadError {
+    /// Whether it befell the connection or the member, so that the load can go on by another.
+    fn is_broken(&self) -> bool {
+        match self {
+            LoadError::TimedOut | LoadError::Connect(_) => true,
+            LoadError::Status(status) => !matches!(
+                status.code(),
+                // Compacted, above all.
+                Code::OutOfRange | Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
+            ),
+            _ => false,
+        }
+    }
+}
+
 impl Load<'_> {
-    /// Loads.
+    /// Loads, on a connection of its own. Where the connection breaks, goes on by another behind the last key that came.
     ///
     /// # Errors
     /// [`LoadError`]; nothing of what came is kept.
     pub(super) async fn run(&self) -> Result<Loaded, LoadError> {
-        let (channel, origin) = self.connection.own_channel();
-        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-        let mut gathered = Gathered::new(self);
-        let streamed = match self.no_stream {
-            Some(why) => Err(why),
-            None => match gathered.by_stream(&mut client).await {
-                // An etcd, or a proxy in front of it, without the method: nothing has come yet.
-                Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
-                    let why = NoRangeStream::of_unimplemented(status.message());
-                    if why == NoRangeStream::Unimplemented {
-                        self.connection.note_no_range_stream();
-                    }
-                    Err(why)
-                }
-                other => Ok(other?),
-            },
-        };
-        let header = match streamed {
-            Ok(header) => header,
-            Err(why) => {
-                self.fallbacks.range_stream_fallback(why.as_str());
-                gathered = Gathered::new(self);
-                gathered.by_pages(&mut client).await?
+        let mut connection = self.connect(None).await?;
+        let raft_index = connection.ask_own_status().await?.raft_index;
+        let pinned = current(&connection, &self.mirror.scope).await?;
+        // So that a restore is known from the first moment on.
+        self.mirrors
+            .knowledge
+            .note_raft_index(raft_index, pinned.revision);
+        let mut gathered = Gathered::new(self, pinned);
+        let (mut resumes, mut keys) = (0, 0);
+        loop {
+            let error = match gathered.read(&connection).await {
+                Ok(()) => return gathered.finish().await,
+                Err(error) => error,
+            };
+            if gathered.entries.len() > keys {
+                (resumes, keys) = (0, gathered.entries.len());
             }
-        };
-        gathered.finish(header).await
+            resumes += 1;
+            if !error.is_broken() || resumes > MAX_RESUMES {
+                return Err(error);
+            }
+            tracing::warn!(mirror = self.mirror.name, %error, keys,
+                "the load was interrupted; going on behind the last key");
+            tokio::time::sleep(RESUME_PAUSE).await;
+            match self.reconnect(&connection, pinned).await {
+                Ok(again) => connection = again,
+                // Counted as one more that brought nothing.
+                Err(error) if error.is_broken() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn connect(&self, but: Option<&Url>) -> Result<Arc<Connection>, LoadError> {
+        let deadline = Instant::now() + ENDPOINT_PATIENCE;
+        let connecting = self.mirrors.upstream.dedicated(Windows::DEDICATED, but, deadline);
+        Ok(connecting.await?)
+    }
+
+    /// Another connection, if the history behind it is the one that the load began with (I4).
+    async fn reconnect(
+        &self,
+        broken: &Connection,
+        pinned: ResponseHeader,
+    ) -> Result<Arc<Connection>, LoadError> {
+        let connection = self.connect(Some(broken.url())).await?;
+        let knowledge = &self.mirrors.knowledge;
+        let before = knowledge.before_check();
+        let now = current(&connection, &self.mirror.scope).await?;
+        let raft_index = connection.ask_own_status().await?.raft_index;
+        let same = now.cluster_id == pinned.cluster_id && now.revision >= pinned.revision;
+        if !same || knowledge.after_status(before, now.revision, raft_index) == Verdict::Replaced {
+            knowledge.forget();
+            self.mirrors
+                .replace_history("the history behind a connection is not the one that a load began with");
+            return Err(LoadError::HistoryReplaced);
+        }
+        Ok(connection)
     }
 }
 
+/// etcd's header now, by a linearizable read of one key.
+async fn current(connection: &Arc<Connection>, scope: &Scope) -> Result<ResponseHeader, LoadError> {
+    let (channel, origin) = connection.own_channel();
+    let mut client = KvClient::with_origin(channel, origin);
+    let request = RangeRequest {
+        key: scope.key(),
+        limit: 1,
+        keys_only: true,
+        ..RangeRequest::default()
+    };
+    let response = tokio::time::timeout(PIECE_TIMEOUT, client.range(request))
+        .await
+        .map_err(|_| LoadError::TimedOut)??
+        .into_inner();
+    let header = response.header.filter(|header| header.revision > 0);
+    Ok(header.ok_or(LoadError::NoRevision)?.into())
+}
+
 impl<'a> Gathered<'a> {
-    fn new(load: &'a Load<'a>) -> Gathered<'a> {
-        load.metrics.load_keys.set(0);
-        load.metrics.load_bytes.set(0);
+    fn new(load: &'a Load<'a>, pinned: ResponseHeader) -> Gathered<'a> {
+        load.mirror.metrics.load_keys.set(0);
+        load.mirror.metrics.load_bytes.set(0);
         let now = Instant::now();
         Gathered {
             load,
+            pinned,
+            max_bytes: load.mirrors.budget_of(load.mirror),
             entries: Vec::new(),
             bytes: 0,
             newest: None,
@@ -141,63 +218,95 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    async fn by_stream(&mut self, client: &mut KvClient<Channel>) -> Result<ResponseHeader, LoadError> {
-        let request = RangeRequest {
-            key: self.load.scope.key(),
-            range_end: self.load.scope.range_end(),
-            ..RangeRequest::default()
+    /// Reads what is still to come.
+    async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
+        let (channel, origin) = connection.own_channel();
+        let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+        let why = match self.load.mirrors.upstream.lacks_range_stream(connection) {
+            Some(why) => why,
+            None => match self.by_stream(&mut client).await {
+                // An etcd, or a proxy in front of it, without the method: nothing has come yet.
+                Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
+                    let why = NoRangeStream::of_unimplemented(status.message());
+                    if why == NoRangeStream::Unimplemented {
+                        connection.note_no_range_stream();
+                    }
+                    why
+                }
+                other => return other,
+            },
         };
-        let call = client.range_stream(request);
+        self.load.mirrors.metrics.range_stream_fallback(why.as_str());
+        self.by_pages(&mut client).await
+    }
+
+    /// A request for all that is still to come.
+    fn rest(&self) -> RangeRequest {
+        let scope = &self.load.mirror.scope;
+        RangeRequest {
+            key: match self.entries.last() {
+                Some(last) => [last.key(), b"\0"].concat().into(),
+                None => scope.key(),
+            },
+            range_end: scope.range_end(),
+            revision: self.pinned.revision,
+            ..RangeRequest::default()
+        }
+    }
+
+    async fn by_stream(&mut self, client: &mut KvClient<Channel>) -> Result<(), LoadError> {
+        let call = client.range_stream(self.rest());
         let mut stream = tokio::time::timeout(PIECE_TIMEOUT, call)
             .await
             .map_err(|_| LoadError::TimedOut)??
             .into_inner();
-        let mut header = None;
+        let mut is_whole = false;
         loop {
             let piece = tokio::time::timeout(PIECE_TIMEOUT, stream.message());
             let Some(chunk) = piece.await.map_err(|_| LoadError::TimedOut)?? else {
                 break;
             };
-            let Some(response) = chunk.range_response else {
-                continue;
-            };
-            header = self.add(response)?.or(header);
+            if let Some(response) = chunk.range_response {
+                // The last chunk's.
+                is_whole |= response.header.is_some();
+                self.add(&response)?;
+            }
         }
-        header.ok_or(LoadError::NoRevision)
+        if is_whole {
+            Ok(())
+        } else {
+            Err(LoadError::NoRevision)
+        }
     }
 
-    async fn by_pages(&mut self, client: &mut KvClient<Channel>) -> Result<ResponseHeader, LoadError> {
-        let mut request = RangeRequest {
-            key: self.load.scope.key(),
-            range_end: self.load.scope.range_end(),
-            limit: FIRST_PAGE_KEYS,
-            ..RangeRequest::default()
-        };
-        let mut first = None;
+    async fn by_pages(&mut self, client: &mut KvClient<Channel>) -> Result<(), LoadError> {
         loop {
-            let call = client.range(request.clone());
-            let response = tokio::time::timeout(PIECE_TIMEOUT, call)
+            let request = RangeRequest {
+                limit: self.page_limit(),
+                ..self.rest()
+            };
+            let response = tokio::time::timeout(PIECE_TIMEOUT, client.range(request))
                 .await
                 .map_err(|_| LoadError::TimedOut)??
                 .into_inner();
-            let more = response.more;
-            let header = self.add(response)?.ok_or(LoadError::NoRevision)?;
-            // The first page's revision is the whole load's.
-            let first = *first.get_or_insert(header);
-            let Some(last) = self.entries.last().filter(|_| more) else {
-                return Ok(first);
-            };
-            request.key = [last.key(), b"\0"].concat().into();
-            request.revision = first.revision;
-            let mean_bytes = (self.bytes / self.entries.len() as u64).max(1);
-            request.limit = i64::try_from(PAGE_TARGET_BYTES / mean_bytes)
-                .unwrap_or(i64::MAX)
-                .clamp(1, 10_000);
+            self.add(&response)?;
+            if !response.more || response.kvs.is_empty() {
+                return Ok(());
+            }
         }
     }
 
-    /// Takes one page or chunk; returns its header, if it has one with a revision.
-    fn add(&mut self, response: RangeResponse) -> Result<Option<ResponseHeader>, LoadError> {
+    fn page_limit(&self) -> i64 {
+        match self.entries.len() as u64 {
+            0 => FIRST_PAGE_KEYS,
+            keys => i64::try_from(PAGE_TARGET_BYTES / (self.bytes / keys).max(1))
+                .unwrap_or(i64::MAX)
+                .clamp(1, 10_000),
+        }
+    }
+
+    /// Takes one page or chunk.
+    fn add(&mut self, response: &RangeResponse) -> Result<(), LoadError> {
         self.entries.reserve(response.kvs.len());
         for key_value in &response.kvs {
             let entry = Entry::from_key_value(key_value)?;
@@ -212,44 +321,45 @@ impl<'a> Gathered<'a> {
             }
             self.entries.push(entry);
         }
-        self.load
-            .metrics
+        let metrics = &self.load.mirror.metrics;
+        metrics
             .load_keys
             .set(i64::try_from(self.entries.len()).unwrap_or(i64::MAX));
-        self.load
-            .metrics
+        metrics
             .load_bytes
             .set(i64::try_from(self.bytes).unwrap_or(i64::MAX));
-        if self.bytes + self.entries.len() as u64 * ENTRY_OVERHEAD_BYTES > self.load.max_bytes {
+        if self.bytes + self.entries.len() as u64 * ENTRY_OVERHEAD_BYTES > self.max_bytes {
             return Err(LoadError::OverBudget {
-                max_bytes: self.load.max_bytes,
+                max_bytes: self.max_bytes,
             });
         }
         if self.spoke.elapsed() >= LOG_INTERVAL {
             self.spoke = Instant::now();
             tracing::info!(
-                mirror = self.load.scope.name(),
+                mirror = self.load.mirror.name,
                 keys = self.entries.len(),
                 bytes = self.bytes,
                 seconds = self.began.elapsed().as_secs(),
                 "loading"
             );
         }
-        Ok(response
-            .header
-            .filter(|header| header.revision > 0)
-            .map(ResponseHeader::from))
+        Ok(())
     }
 
-    async fn finish(self, header: ResponseHeader) -> Result<Loaded, LoadError> {
-        let Gathered { entries, newest, .. } = self;
+    async fn finish(self) -> Result<Loaded, LoadError> {
+        let Gathered {
+            pinned,
+            entries,
+            newest,
+            ..
+        } = self;
         // A million keys take some tens of milliseconds, which calls on this thread need not wait for.
         let tree = tokio::task::spawn_blocking(move || Tree::from_sorted(entries))
             .await
             .map_err(|_| LoadError::Build)?;
         Ok(Loaded {
             tree,
-            header,
+            header: pinned,
             newest_key: newest.map(|(_, key)| key),
         })
     }

@@ -10,6 +10,7 @@
 //! | `state` | what readers see, and the epoch that guards it |
 //! | `freshness` | the quorum check (I2) |
 //! | `knowledge` | replaced history (I4), what was shown (I11), auth (I8) |
+//! | `pinned` | past revisions that are read apart from mirrors |
 //! | `probe` | what has to be asked even while no client reads |
 //! | `aside` | waiting for memory |
 //! | `verify` | holding a mirror against etcd |
@@ -23,6 +24,7 @@ pub mod freshness;
 pub mod knowledge;
 mod lifecycle;
 mod load;
+pub mod pinned;
 mod probe;
 pub mod scope;
 pub mod state;
@@ -41,6 +43,7 @@ use crate::telemetry::Metrics;
 use crate::upstream::Upstream;
 use freshness::Freshness;
 use knowledge::Knowledge;
+use pinned::Pinned;
 use state::Mirror;
 
 /// All mirrors of this sidecar, and what they share.
@@ -51,6 +54,8 @@ pub struct Mirrors {
     pub freshness: Arc<Freshness>,
     /// What is known of etcd's history and what was shown of it.
     pub knowledge: Arc<Knowledge>,
+    /// Past revisions that are read apart from the mirrors.
+    pub pinned: Arc<Pinned>,
     upstream: Arc<Upstream>,
     metrics: Arc<Metrics>,
     history_limits: HistoryLimits,
@@ -92,6 +97,7 @@ impl Mirrors {
             all,
             freshness,
             knowledge,
+            pinned: Arc::default(),
             upstream: Arc::clone(upstream),
             metrics: Arc::clone(metrics),
             history_limits: HistoryLimits {
@@ -140,6 +146,7 @@ impl Mirrors {
 
     /// etcd has compacted below `revision`.
     pub fn compacted(&self, revision: i64) {
+        self.knowledge.note_compacted(revision);
         self.all.iter().for_each(|mirror| mirror.compacted(revision));
     }
 

@@ -61,6 +61,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
             .all
             .iter()
             .filter_map(|mirror| Some((mirror.oldest_revision()?, mirror.scope.key())))
+            .chain(pinned(mirrors))
             .min();
         if let Some((oldest, key)) = oldest
             && let Ok(connection) = mirrors
@@ -111,6 +112,13 @@ async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Why> {
         credentials.set_problem(None);
     }
     proof
+}
+
+/// The oldest revision that is read apart from the mirrors, and a key to ask for: with auth on there is none.
+fn pinned(mirrors: &Mirrors) -> Option<(i64, Bytes)> {
+    let knowledge = &mirrors.knowledge;
+    let revision = mirrors.pinned.oldest(knowledge.compacted())?;
+    (knowledge.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
 }
 
 async fn raft_index(mirrors: &Mirrors) -> Option<u64> {

@@ -11,9 +11,10 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio_util::sync::DropGuard;
 
+use super::budget::Held;
 use super::drain::{self, Stop};
-use super::forward::is_reset;
-use super::large::{Permit, SharedAnswer};
+use super::forward::{Along, is_reset};
+use super::large::SharedAnswer;
 use super::message::{self, PREFIX_BYTES};
 use super::pager::Paged;
 use super::passed::Passed;
@@ -56,6 +57,8 @@ enum Kind {
         next: usize,
         trailers: Option<HeaderMap>,
     },
+    /// Pieces of one reader's, given back to the budget as they go, then trailers.
+    Held(Box<HeldAnswer>),
     /// Passed on from etcd.
     Forwarded(Box<Forwarded>),
 }
@@ -65,6 +68,15 @@ struct Lazy {
     prefix: Option<Bytes>,
     answer: Arc<Slot<Answer>>,
     trailers_sent: bool,
+    /// What a page of a series counts against the budget.
+    _held: Option<Held>,
+}
+
+#[derive(Debug)]
+struct HeldAnswer {
+    pieces: std::vec::IntoIter<Bytes>,
+    trailers: Option<HeaderMap>,
+    held: Held,
 }
 
 #[derive(Debug)]
@@ -87,7 +99,7 @@ struct Forwarded {
     /// Said instead of a broken stream when etcd's connection was lost; `None` once trailers have gone, and for HTTP/1.
     may_end_with_status: bool,
     _in_flight: Option<InFlight>,
-    _permit: Option<Permit>,
+    along: Along,
     /// For what never ends by itself.
     stop: Option<Stop>,
     /// Ends what there is for its sake alone: a connection of its own, a request that goes on.
@@ -102,6 +114,11 @@ impl ResponseBody {
 
     /// A RangeResponse as a gRPC message with trailers. It must be shorter than 4 GiB.
     pub(super) fn answer(answer: Answer, answers: &Answers) -> ResponseBody {
+        ResponseBody::page(answer, None, answers)
+    }
+
+    /// The same, of entries that are held against the budget.
+    pub(super) fn page(answer: Answer, held: Option<Held>, answers: &Answers) -> ResponseBody {
         let mut prefix = [0; PREFIX_BYTES];
         message::put_prefix(&mut prefix, answer.len());
         if answer.len() <= SMALL_BYTES {
@@ -114,6 +131,7 @@ impl ResponseBody {
             prefix,
             answer: answers.watch(answer),
             trailers_sent: false,
+            _held: held,
         })))
     }
 
@@ -150,13 +168,22 @@ impl ResponseBody {
         })
     }
 
+    /// The pieces of a whole answer, then `trailers`.
+    pub(super) fn held(pieces: Vec<Bytes>, trailers: HeaderMap, held: Held) -> ResponseBody {
+        ResponseBody(Kind::Held(Box::new(HeldAnswer {
+            pieces: pieces.into_iter(),
+            trailers: Some(trailers),
+            held,
+        })))
+    }
+
     /// What etcd answers to the RPC at `path`, as it comes.
     pub(super) fn forwarded(
         body: Incoming,
         path: &str,
         knowledge: &Arc<Knowledge>,
         in_flight: Option<InFlight>,
-        permit: Option<Permit>,
+        along: Along,
         stop: Option<Stop>,
         is_grpc: bool,
     ) -> ResponseBody {
@@ -168,7 +195,7 @@ impl ResponseBody {
             knowledge: Arc::clone(knowledge),
             may_end_with_status: is_grpc,
             _in_flight: in_flight,
-            _permit: permit,
+            along,
             stop,
             _alive: None,
         })))
@@ -238,6 +265,22 @@ impl Lazy {
     }
 }
 
+impl HeldAnswer {
+    fn next(&mut self) -> Option<Frame<Rope>> {
+        let mut rope = Rope::default();
+        while rope.remaining() < PIECE_BYTES
+            && let Some(piece) = self.pieces.next()
+        {
+            rope.push_shared(piece);
+        }
+        if rope.has_remaining() {
+            self.held.shrink(rope.remaining() as u64);
+            return Some(Frame::data(rope));
+        }
+        self.trailers.take().map(Frame::trailers)
+    }
+}
+
 impl Forwarded {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
         if let Some(stop) = &mut self.stop
@@ -262,12 +305,19 @@ impl Forwarded {
                 } else if self.opaque {
                     self.knowledge.note_unreadable();
                 }
+                if let Some(watch) = &mut self.along.watch {
+                    watch.see(&data);
+                }
                 Frame::data(data.into())
             }
             Err(frame) => {
                 self.may_end_with_status = false;
                 // A frame is data or trailers.
-                Frame::trailers(frame.into_trailers().unwrap_or_default())
+                let trailers = frame.into_trailers().unwrap_or_default();
+                if let Some(watch) = &mut self.along.watch {
+                    watch.ended(&trailers);
+                }
+                Frame::trailers(trailers)
             }
         })))
     }
@@ -320,6 +370,7 @@ impl Body for ResponseBody {
             Kind::Empty => true,
             Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
             Kind::Lazy(_) | Kind::Stream(_) | Kind::Paged(_) => false,
+            Kind::Held(held) => held.trailers.is_none(),
             Kind::Shared {
                 answer,
                 next,
@@ -367,6 +418,7 @@ impl Kind {
                 };
                 Poll::Ready(frame.map(Ok))
             }
+            Kind::Held(held) => Poll::Ready(held.next().map(Ok)),
             Kind::Forwarded(forwarded) => forwarded.poll(cx),
         }
     }

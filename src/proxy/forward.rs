@@ -13,7 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::body::ResponseBody;
 use super::drain::Stop;
+use super::large::Permit;
 use super::range;
+use super::series::PageWatch;
 use super::status::{Code, GRPC_STATUS, Status};
 use crate::mirror::knowledge::Knowledge;
 use crate::upstream::{BoxError, Class, Connection, InFlight, NoEndpoint, Outgoing, SendFailure, Upstream};
@@ -45,6 +47,15 @@ pub(super) enum Body {
 pub(super) struct Answered {
     pub(super) response: Response<Incoming>,
     pub(super) in_flight: InFlight,
+}
+
+/// What goes along with an answer that passes through.
+#[derive(Debug, Default)]
+pub(super) struct Along {
+    /// The turn of a large read, which ends with the answer.
+    pub(super) _permit: Option<Permit>,
+    /// Who looks at a page.
+    pub(super) watch: Option<Box<PageWatch>>,
 }
 
 /// Why etcd did not answer.
@@ -79,21 +90,21 @@ impl NotAnswered {
 impl Forward {
     /// Sends the request and hands the answer back as it comes. No answer shows as `Unavailable`.
     pub(super) async fn pass(&self, parts: Parts, body: Body, class: Class) -> Outcome {
+        self.pass_with(parts, body, class, Along::default()).await
+    }
+
+    /// As [`Forward::pass`], with something that goes along with the answer.
+    pub(super) async fn pass_with(&self, parts: Parts, body: Body, class: Class, along: Along) -> Outcome {
         let path = parts.uri.path().to_owned();
         let content_type = grpc_content_type(&parts.headers);
         match self.send(parts, body, class).await {
-            Ok(answered) => Ok(self.wrap(answered, &path, None)),
+            Ok(answered) => Ok(self.wrap(answered, &path, along)),
             Err(not) => not.outcome(content_type),
         }
     }
 
     /// Wraps an answer that passes through.
-    pub(super) fn wrap(
-        &self,
-        answered: Answered,
-        path: &str,
-        permit: Option<super::large::Permit>,
-    ) -> Response<ResponseBody> {
+    pub(super) fn wrap(&self, answered: Answered, path: &str, along: Along) -> Response<ResponseBody> {
         let Answered { response, in_flight } = answered;
         let is_grpc = response
             .headers()
@@ -101,15 +112,7 @@ impl Forward {
             .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
         response.map(|body| {
             let stop = Stop::of(path, &self.drain);
-            ResponseBody::forwarded(
-                body,
-                path,
-                &self.knowledge,
-                Some(in_flight),
-                permit,
-                stop,
-                is_grpc,
-            )
+            ResponseBody::forwarded(body, path, &self.knowledge, Some(in_flight), along, stop, is_grpc)
         })
     }
 

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::Proxy;
 use super::body::ResponseBody;
 use super::drain::Stop;
+use super::forward::Along;
 use crate::net::{self, Url};
 use crate::upstream::{BoxError, Class, Outgoing};
 
@@ -75,7 +76,8 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
     let knowledge = &proxy.mirrors.knowledge;
     let stop = Stop::of(&path_alone, &proxy.drain);
     Ok(response.map(|body| {
-        ResponseBody::forwarded(body, &path_alone, knowledge, None, None, stop, false).keeping(alive)
+        ResponseBody::forwarded(body, &path_alone, knowledge, None, Along::default(), stop, false)
+            .keeping(alive)
     }))
 }
 

@@ -1,4 +1,4 @@
-//! Large Ranges on their way to etcd: few at once, and identical ones together.
+//! Large Ranges on their way to etcd: few at once, identical ones together, and as RangeStreams where that can be.
 //!
 //! This is the last rung of the degradation ladder: what cannot be answered from memory must not stampede etcd. A large
 //! Range waits for its turn; while one is under way, identical ones gather and are answered by **one** further call that
@@ -17,8 +17,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_util::task::TaskTracker;
 
 use super::body::ResponseBody;
-use super::forward::{Answered, Body, Forward, Outcome, grpc_content_type};
+use super::budget;
+use super::convert::{self, Converted, Converter};
+use super::forward::{Along, Answered, Body, Forward, Outcome};
+use super::series::AllSeries;
 use super::status::{Code, Status};
+use crate::cache::RangeQuery;
 use crate::config::Config;
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::Class;
@@ -33,8 +37,28 @@ pub(super) struct Large {
     max_shared_bytes: u64,
     /// By the request's bytes: there is an entry while a call is under way; it holds those who wait for the next.
     flights: Mutex<HashMap<Bytes, Option<Arc<Flight>>>>,
+    converter: Converter,
+    series: Arc<AllSeries>,
     metrics: Arc<Metrics>,
     tasks: TaskTracker,
+}
+
+/// A large Range on its way.
+#[derive(Debug)]
+pub(super) struct LargeRange<'a> {
+    pub(super) parts: Parts,
+    /// The message with its prefix, as it came.
+    pub(super) request: Bytes,
+    pub(super) query: &'a RangeQuery,
+    /// Whether its answer depends on its bytes alone, not on who asks.
+    pub(super) may_share: bool,
+}
+
+/// How a large Range was answered.
+pub(super) struct Passed {
+    pub(super) outcome: Outcome,
+    /// By a RangeStream, not as it came.
+    pub(super) streamed: bool,
 }
 
 /// A turn, and the place in line for identical reads; both end with the answer.
@@ -91,6 +115,7 @@ impl Drop for Lead {
 #[derive(Debug)]
 struct Flight {
     parts: Parts,
+    query: RangeQuery,
     result: watch::Sender<Option<Landed>>,
 }
 
@@ -109,7 +134,15 @@ pub(super) struct SharedAnswer {
     head: response::Parts,
     pub(super) pieces: Vec<Bytes>,
     pub(super) trailers: Option<HeaderMap>,
-    _held: Held,
+    streamed: bool,
+    _held: HeldBy,
+}
+
+/// What an answer's bytes count against.
+#[derive(Debug)]
+enum HeldBy {
+    Shared { _held: Held },
+    Stream { _held: budget::Held },
 }
 
 /// Bytes that count against the bound until dropped.
@@ -152,7 +185,13 @@ impl Drop for Waiting<'_> {
 }
 
 impl Large {
-    pub(super) fn new(config: &Config, metrics: &Arc<Metrics>, tasks: &TaskTracker) -> Arc<Large> {
+    pub(super) fn new(
+        config: &Config,
+        converter: Converter,
+        series: &Arc<AllSeries>,
+        metrics: &Arc<Metrics>,
+        tasks: &TaskTracker,
+    ) -> Arc<Large> {
         Arc::new(Large {
             turns: Arc::new(Semaphore::new(config.forward_max_large as usize)),
             waiting: AtomicU32::new(0),
@@ -160,48 +199,84 @@ impl Large {
             shared_bytes: AtomicU64::new(0),
             max_shared_bytes: config.forward_shared_max_bytes,
             flights: Mutex::default(),
+            converter,
+            series: Arc::clone(series),
             metrics: Arc::clone(metrics),
             tasks: tasks.clone(),
         })
     }
 
-    /// Passes a large Range on. `may_share`: its answer depends on its bytes alone, not on who asks.
+    /// Passes a large Range on.
     ///
     /// # Errors
     /// [`Refused`] past a bound.
     pub(super) async fn pass(
         self: &Arc<Self>,
         forward: &Arc<Forward>,
-        parts: Parts,
-        request: Bytes,
-        may_share: bool,
-    ) -> Result<Outcome, Refused> {
-        let lead = if may_share {
-            match self.lead_or_join(forward, &parts, &request) {
+        range: LargeRange<'_>,
+    ) -> Result<Passed, Refused> {
+        let lead = if range.may_share {
+            match self.lead_or_join(forward, &range) {
                 Ok(lead) => Some(lead),
-                Err(flight) => return self.ride(flight).await.map(Ok),
+                Err(flight) => return self.ride(flight).await,
             }
         } else {
             None
         };
         let permit = self.turn(lead).await?;
-        let path = parts.uri.path().to_owned();
-        let content_type = grpc_content_type(&parts.headers);
-        Ok(
-            match forward.send(parts, Body::Read(request), Class::Stream).await {
-                Ok(answered) => Ok(forward.wrap(answered, &path, Some(permit))),
-                Err(not) => not.outcome(content_type),
-            },
-        )
+        let LargeRange {
+            parts,
+            request,
+            query,
+            may_share,
+        } = range;
+        if let Some(converted) = self.convert(forward, &parts, query, may_share).await {
+            // All of it is here: etcd has nothing more to do for it.
+            drop(permit);
+            return Ok(Passed {
+                outcome: Ok(converted.response()),
+                streamed: true,
+            });
+        }
+        let along = Along {
+            _permit: Some(permit),
+            watch: may_share.then(|| self.series.watch(query)).flatten(),
+        };
+        let outcome = forward
+            .pass_with(parts, Body::Read(request), Class::Stream, along)
+            .await;
+        Ok(Passed {
+            outcome,
+            streamed: false,
+        })
+    }
+
+    /// Answers a large Range by a RangeStream, if that can be.
+    async fn convert(
+        &self,
+        forward: &Forward,
+        parts: &Parts,
+        query: &RangeQuery,
+        may_share: bool,
+    ) -> Option<Converted> {
+        if !convert::suits(query) {
+            return None;
+        }
+        let history = self.series.history();
+        let converted = self.converter.convert(forward, parts, query).await.ok()?;
+        if let Some(found) = converted.found.as_ref().filter(|_| may_share) {
+            self.series.note(query, found, history);
+        }
+        Some(converted)
     }
 
     /// The right to call, or the flight that leaves after the call under way.
     fn lead_or_join(
         self: &Arc<Self>,
         forward: &Arc<Forward>,
-        parts: &Parts,
-        request: &Bytes,
+        range: &LargeRange<'_>,
     ) -> Result<Lead, watch::Receiver<Option<Landed>>> {
+        let request = &range.request;
         let mut flights = self.flights.lock();
         match flights.get_mut(request) {
             None => {
@@ -214,11 +289,12 @@ impl Large {
             }
             Some(next) => {
                 let flight = next.get_or_insert_with(|| {
-                    let mut parts = parts.clone();
+                    let mut parts = range.parts.clone();
                     // Each reader keeps its own deadline; the shared call has none.
                     parts.headers.remove("grpc-timeout");
                     Arc::new(Flight {
                         parts,
+                        query: range.query.clone(),
                         result: watch::Sender::new(None),
                     })
                 });
@@ -272,10 +348,7 @@ impl Large {
     }
 
     /// Waits for a flight to land, and takes a share of its answer.
-    async fn ride(
-        &self,
-        mut flight: watch::Receiver<Option<Landed>>,
-    ) -> Result<Response<ResponseBody>, Refused> {
+    async fn ride(&self, mut flight: watch::Receiver<Option<Landed>>) -> Result<Passed, Refused> {
         let _waiting = self.wait()?;
         let lost = || Refused {
             why: Why::Gone,
@@ -294,7 +367,10 @@ impl Large {
         let mut response = Response::new(ResponseBody::shared(Arc::clone(&answer)));
         *response.status_mut() = answer.head.status;
         response.headers_mut().clone_from(&answer.head.headers);
-        Ok(response)
+        Ok(Passed {
+            outcome: Ok(response),
+            streamed: answer.streamed,
+        })
     }
 
     /// Makes the one call for all who wait in `flight`.
@@ -307,7 +383,7 @@ impl Large {
         let landed = match self.turn(Some(lead)).await {
             Ok(_permit) => {
                 tokio::select! {
-                    landed = self.collect(&forward, flight.parts.clone(), request) => landed,
+                    landed = self.collect(&forward, flight, request) => landed,
                     // Everybody has gone away.
                     () = flight.result.closed() => return,
                 }
@@ -317,7 +393,19 @@ impl Large {
         flight.result.send_replace(Some(landed));
     }
 
-    async fn collect(self: &Arc<Self>, forward: &Arc<Forward>, parts: Parts, request: Bytes) -> Landed {
+    async fn collect(self: &Arc<Self>, forward: &Arc<Forward>, flight: &Flight, request: Bytes) -> Landed {
+        let parts = flight.parts.clone();
+        if let Some(converted) = self.convert(forward, &parts, &flight.query, true).await {
+            return Ok(Arc::new(SharedAnswer {
+                head: converted.head,
+                pieces: converted.pieces,
+                trailers: converted.trailers,
+                streamed: true,
+                _held: HeldBy::Stream {
+                    _held: converted.held,
+                },
+            }));
+        }
         let lost = |status: Status| Refused {
             why: Why::Gone,
             status,
@@ -367,7 +455,8 @@ impl Large {
             head,
             pieces,
             trailers,
-            _held: held,
+            streamed: false,
+            _held: HeldBy::Shared { _held: held },
         }))
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! accept → route → plan → prove → answer            (from the cache)
+//!                     ├──→ stream                   (a RangeStream of etcd's, answered as unary)
 //!                     └──→ forward                  (opaque bytes)
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! | plan | `plan`: pure; is it to be answered, and what has to be proven |
 //! | prove | `range`, with `mirror::freshness`; `authorize` where rights are to be proven, too |
 //! | answer | `range`, `range_stream`, `body`: bytes produced as the client reads (I5) |
+//! | stream | `convert` (a large Range), `series` (pages), with `walk` (what an answer says) and `budget` (what is held) |
 //! | forward | `forward`, `large` (what must not stampede etcd), `pager` (a RangeStream where etcd has none), `http1`, `learn` (calls that change what memory may answer) |
 //!
 //! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `status` is gRPC's
@@ -19,6 +21,8 @@
 
 mod authorize;
 mod body;
+mod budget;
+mod convert;
 mod drain;
 mod first;
 mod forward;
@@ -34,8 +38,10 @@ mod plan;
 mod range;
 mod range_stream;
 mod route;
+mod series;
 mod stalled;
 mod status;
+mod walk;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -48,8 +54,11 @@ use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::Metrics;
 use crate::upstream::Upstream;
+use budget::Budget;
+use convert::Converter;
 use forward::Forward;
 use large::Large;
+use series::AllSeries;
 use stalled::Answers;
 
 /// What every request needs.
@@ -59,6 +68,7 @@ pub struct Proxy {
     metrics: Arc<Metrics>,
     forward: Arc<Forward>,
     large: Arc<Large>,
+    series: Arc<AllSeries>,
     freshness_timeout: Duration,
     tasks: TaskTracker,
     answers: Answers,
@@ -79,6 +89,16 @@ impl Proxy {
         tasks: &TaskTracker,
         drain: &CancellationToken,
     ) -> Arc<Proxy> {
+        let budget = Budget::new(config.stream_max_bytes, metrics);
+        let series = AllSeries::new(
+            config.series_ttl,
+            config.stream_max_bytes,
+            &budget,
+            upstream,
+            mirrors,
+            metrics,
+        );
+        let converter = Converter::new(&budget, config.stream_max_wait, metrics);
         Arc::new(Proxy {
             mirrors: Arc::clone(mirrors),
             metrics: Arc::clone(metrics),
@@ -88,7 +108,8 @@ impl Proxy {
                 connect_timeout: config.connect_timeout,
                 drain: drain.clone(),
             }),
-            large: Large::new(config, metrics, tasks),
+            large: Large::new(config, converter, &series, metrics, tasks),
+            series,
             freshness_timeout: config.freshness_timeout,
             tasks: tasks.clone(),
             answers: Answers::default(),
@@ -98,9 +119,14 @@ impl Proxy {
         })
     }
 
-    /// Gives up answers that nobody reads, until `stop`.
+    /// Gives up answers that nobody reads and page series that nobody goes on with, until `stop`.
     pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
-        let sweeping = restarting("sweep", || self.answers.run());
+        let sweeping = async {
+            tokio::join!(
+                restarting("sweep", || self.answers.run()),
+                restarting("series", || Arc::clone(&self.series).sweep()),
+            )
+        };
         stop.run_until_cancelled(sweeping).await;
     }
 

@@ -13,10 +13,11 @@ use tracing::Instrument;
 use super::Proxy;
 use super::authorize::Authorized;
 use super::body::ResponseBody;
-use super::forward::{self, Body, class_of, grpc_content_type};
+use super::forward::{self, Along, Body, class_of, grpc_content_type};
+use super::large::LargeRange;
 use super::message::{self, Message, PREFIX_BYTES};
 use super::plan::{self, Facts, Plan};
-use super::status::{self, Code, Status};
+use super::status::{self, Code, MAX_ANSWER_BYTES, Status};
 use crate::cache::{
     Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Selection, Tree,
     names_unknown_sort_target, select,
@@ -29,8 +30,6 @@ use crate::upstream::{Class, Outgoing, Version};
 
 /// A Range's request is two keys and a few numbers. What is longer is forwarded unread.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 10;
-/// etcd's gRPC server refuses to send a longer message.
-const MAX_ANSWER_BYTES: u64 = i32::MAX as u64;
 /// Metadata that carries credentials.
 const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 /// Metadata with which a caller reads around the cache, and its value.
@@ -140,7 +139,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
             let answer = Answer::new(header, selection);
             if answer.len() > MAX_ANSWER_BYTES {
                 record.outcome = outcome.refused();
-                return Ok(too_long(answer.len()).response(call.content_type));
+                return Ok(Status::larger_than_max(answer.len()).response(call.content_type));
             }
             record.outcome = outcome;
             let mut response = Response::new(ResponseBody::answer(answer, &proxy.answers));
@@ -384,14 +383,43 @@ async fn forward(
         return proxy.forward.pass(parts, Body::Read(framed), Class::Stream).await;
     }
     let content_type = grpc_content_type(&parts.headers);
-    let Some((_, call)) = understood.filter(|(query, _)| plan::is_large(query)) else {
-        let class = class_of(parts.uri.path());
+    let class = class_of(parts.uri.path());
+    let Some((query, call)) = understood else {
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
     // Only where etcd gives everybody the same answer.
     let may_share = proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader;
-    match proxy.large.pass(&proxy.forward, parts, framed, may_share).await {
-        Ok(outcome) => outcome,
+    if may_share && let Some(page) = proxy.series.page(query).await {
+        record.outcome = record.outcome.streamed();
+        let mut response = Response::new(ResponseBody::page(page.answer, Some(page.held), &proxy.answers));
+        response
+            .headers_mut()
+            .insert(CONTENT_TYPE, call.content_type.clone());
+        return Ok(response);
+    }
+    if !plan::is_large(query) {
+        let along = Along {
+            _permit: None,
+            watch: may_share.then(|| proxy.series.watch(query)).flatten(),
+        };
+        return proxy
+            .forward
+            .pass_with(parts, Body::Read(framed), class, along)
+            .await;
+    }
+    let range = LargeRange {
+        parts,
+        request: framed,
+        query,
+        may_share,
+    };
+    match proxy.large.pass(&proxy.forward, range).await {
+        Ok(passed) => {
+            if passed.streamed {
+                record.outcome = record.outcome.streamed();
+            }
+            passed.outcome
+        }
         Err(refused) => {
             record.outcome = Outcome::Shed(refused.why);
             Ok(refused.status.response(content_type))
@@ -401,14 +429,6 @@ async fn forward(
 
 pub(super) fn refusal(error: &QueryError) -> Status {
     Status::new(Code::InvalidArgument, error.to_string())
-}
-
-/// In the words of etcd's gRPC library.
-fn too_long(bytes: u64) -> Status {
-    Status::new(
-        Code::ResourceExhausted,
-        format!("grpc: trying to send message larger than max ({bytes} vs. {MAX_ANSWER_BYTES})"),
-    )
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use tracing::Instrument;
 
 use super::Proxy;
 use super::body::ResponseBody;
-use super::forward::{self, Body, Forward, NotAnswered, RETRY_PAUSE, class_of, is_reset};
+use super::forward::{self, Along, Body, Forward, NotAnswered, RETRY_PAUSE, class_of, is_reset};
 use super::message::{self, Message, PREFIX_BYTES};
 use super::pager::{NoPages, Pager};
 use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, Record, end, refusal};
@@ -161,7 +161,7 @@ impl Opened {
             response: Response::from_parts(head, body),
             in_flight,
         };
-        let response = forward.wrap(answered, path, None);
+        let response = forward.wrap(answered, path, Along::default());
         match first {
             Some(first) => response.map(|body| body.behind(first)),
             None => response,

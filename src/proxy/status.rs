@@ -13,6 +13,9 @@ pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status"
 pub(super) const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
+/// etcd's gRPC server refuses to send a longer message.
+pub(super) const MAX_ANSWER_BYTES: u64 = i32::MAX as u64;
+
 /// The codes used here, as gRPC numbers them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Code {
@@ -59,6 +62,14 @@ impl Status {
     /// The caller's timeout passed, in the words of etcd's gRPC library.
     pub(super) fn deadline() -> Status {
         Status::new(Code::DeadlineExceeded, "context deadline exceeded")
+    }
+
+    /// The answer is longer than a message may be, in the words of etcd's gRPC library.
+    pub(super) fn larger_than_max(length_bytes: u64) -> Status {
+        Status::new(
+            Code::ResourceExhausted,
+            format!("grpc: trying to send message larger than max ({length_bytes} vs. {MAX_ANSWER_BYTES})"),
+        )
     }
 
     /// The trailers that end a stream with this status.

@@ -131,6 +131,12 @@ pub struct Metrics {
     pub forward_shared_bytes: Gauge,
     /// Reads that were answered by an upstream call which another read shares.
     pub forward_joined: Counter,
+    /// Bytes of RangeStreams from etcd that are held for answers.
+    pub stream_held_bytes: Gauge,
+    /// Page series that are remembered or open.
+    pub series: Gauge,
+    /// Pages that were answered from a series.
+    pub series_pages: Counter,
 }
 
 impl Default for Metrics {
@@ -266,6 +272,16 @@ impl Metrics {
             forward_joined: metric!(
                 "forward_joined",
                 "Large Ranges answered by an upstream call that others share"
+            ),
+            stream_held_bytes: metric!(
+                "stream_held",
+                Bytes,
+                "RangeStreams from etcd held for unary answers and page series; bounded by --stream-max-bytes"
+            ),
+            series: metric!("series", "Lists read in pages of which the next page is expected"),
+            series_pages: metric!(
+                "series_pages",
+                "Pages answered from a RangeStream that an earlier page began"
             ),
             registry,
         }

@@ -16,6 +16,8 @@ pub enum Outcome {
     Hit(Read),
     /// From memory, after waiting for the mirror to catch up.
     Waited(Read),
+    /// By etcd, as a RangeStream that was made of it, or as a page of one.
+    Streamed(Why),
     /// By etcd, the request's bytes as they came.
     Forwarded(Why),
     /// By etcd, which has no RangeStream: the stream was put together from pages.
@@ -104,12 +106,22 @@ impl Outcome {
         }
     }
 
+    /// What was to be forwarded has become a stream.
+    #[must_use]
+    pub fn streamed(self) -> Outcome {
+        match self {
+            Outcome::Forwarded(why) => Outcome::Streamed(why),
+            other => other,
+        }
+    }
+
     /// The values of the labels `outcome` and `reason`.
     #[must_use]
     pub fn labels(self) -> (&'static str, &'static str) {
         match self {
             Outcome::Hit(read) => ("hit", read.as_str()),
             Outcome::Waited(read) => ("waited", read.as_str()),
+            Outcome::Streamed(why) => ("streamed", why.as_str()),
             Outcome::Forwarded(why) => ("forwarded", why.as_str()),
             Outcome::Paged(why) => ("paged", why.as_str()),
             Outcome::Shed(why) => ("shed", why.as_str()),

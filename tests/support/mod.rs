@@ -7,6 +7,7 @@
 //! | [`proxy`] | rangecache, its metrics and its log |
 //! | [`grpc`] | a gRPC client on bare HTTP/2 |
 //! | [`kv`] | etcd's calls in typed form, on top of it |
+//! | [`link`] | a way to etcd that breaks |
 //! | [`roles`] | users, roles and rights |
 //! | [`register`] | keys that change together, and a judge of what a reader saw of them |
 //! | [`shapes`] | Range requests of every shape, and a store to ask them of |
@@ -29,6 +30,7 @@ pub mod etcd;
 pub mod grpc;
 pub mod http;
 pub mod kv;
+pub mod link;
 pub mod pb;
 pub mod process;
 pub mod proxy;

@@ -110,6 +110,11 @@ impl Rangecache {
         }
     }
 
+    /// The process's id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Where clients connect.
     pub fn url(&self) -> &str {
         &self.url

@@ -39,13 +39,13 @@ pub(crate) async fn p9(stage: &mut Stage, data: &Dataset, rounds: usize) -> Resu
                 continue;
             }
             stage.restart_etcd().await?;
-            stage.start_only(kind).await?;
+            stage.start_only(kind, &[]).await?;
             let target = stage.targets().into_iter().find(|target| target.kind == kind);
             let target = target.context("the target that was just started")?;
             series
                 .entry(kind)
                 .or_default()
-                .push(eight_lists(stage, &target, &lists).await?);
+                .push(lists_at_once(stage, &target, &lists, CONCURRENT_LISTS).await?);
         }
     }
     let growth = |name: &'static str, what: String, bound: f64| {
@@ -69,17 +69,23 @@ pub(crate) async fn p9(stage: &mut Stage, data: &Dataset, rounds: usize) -> Resu
     Ok(vec![rss.with_series(series.clone()), heap])
 }
 
-async fn eight_lists(stage: &Stage, target: &Target, lists: &Arc<Vec<Op>>) -> Result<Block> {
+/// So many lists at once, each on a connection of its own, while the memory of the target and etcd's heap are watched.
+pub(crate) async fn lists_at_once(
+    stage: &Stage,
+    target: &Target,
+    lists: &Arc<Vec<Op>>,
+    count: usize,
+) -> Result<Block> {
     let pid = target.proxy_pid.unwrap_or(target.etcd_pid);
-    let connections = connections(target, CONCURRENT_LISTS).await?;
+    let connections = connections(target, count).await?;
     settled_rss(pid).await?;
     stage.collect_etcd_garbage().await?;
     let heap_before = stage.etcd_metric(HEAP_IN_USE).await?;
     let before = procfs::memory(pid)?;
     procfs::reset_peak(pid)?;
     let shape = Shape {
-        connections: CONCURRENT_LISTS,
-        in_flight: CONCURRENT_LISTS,
+        connections: count,
+        in_flight: count,
         duration: Duration::ZERO,
         min_calls: 1,
     };

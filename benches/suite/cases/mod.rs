@@ -5,6 +5,7 @@ pub(crate) mod freshness;
 pub(crate) mod growth;
 pub(crate) mod lists;
 pub(crate) mod memory;
+pub(crate) mod not_mirrored;
 pub(crate) mod pages;
 pub(crate) mod points;
 pub(crate) mod puts;
@@ -142,7 +143,7 @@ async fn middling_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<
 /// 15k objects of 10 KB: lists and memory; then 150k of them: a cold load.
 async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
-    if !args.wants(&["P3", "P4", "P9", "P11", "P12", "STREAMS"]) {
+    if !args.wants(&["P3", "P4", "P9", "P11", "P12", "P18", "STREAMS"]) {
         return Ok(());
     }
     let data = Dataset {
@@ -175,6 +176,10 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         progress("P9 eight LISTs at once");
         report.add("P9", memory::p9(&mut stage, &data, rounds).await);
     }
+    if args.wants(&["P18"]) {
+        progress("P18 a LIST that is not mirrored");
+        report.add("P18", not_mirrored::p18(&mut stage, &data, rounds).await);
+    }
     if args.wants(&["P12"]) {
         stage.restart_etcd().await?;
         progress("P12 memory, 10 KB");
@@ -200,7 +205,7 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
 /// A store that grows from 10k to 1M small objects.
 async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
-    if !args.wants(&["P8", "P12", "P15"]) {
+    if !args.wants(&["P8", "P12", "P15", "P17"]) {
         return Ok(());
     }
     let mut stage = Stage::start(&suite.binaries, suite.options).await?;
@@ -208,7 +213,7 @@ async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     let mut filled = 0;
     for keys in [10_000, 100_000, 300_000, 1_000_000] {
         let wanted: &[&str] = match keys {
-            300_000 => &["P8"],
+            300_000 => &["P8", "P17"],
             1_000_000 => &["P12", "P15"],
             _ => &["P15"],
         };
@@ -224,9 +229,15 @@ async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         data.fill(&stage.connect().await?, filled).await?;
         filled = keys;
         if keys == 300_000 {
-            start_targets(&mut stage, report).await?;
-            progress("P8 pages and counts");
-            report.add("P8", pages::p8(&stage, &data, rounds).await);
+            if args.wants(&["P8"]) {
+                start_targets(&mut stage, report).await?;
+                progress("P8 pages and counts");
+                report.add("P8", pages::p8(&stage, &data, rounds).await);
+            }
+            if args.wants(&["P17"]) {
+                progress("P17 a list in pages that is not mirrored");
+                report.add("P17", not_mirrored::p17(&mut stage, &data, rounds).await);
+            }
         } else if args.wants(&["P15"]) {
             start_targets(&mut stage, report).await?;
             progress("P15 growth");

@@ -1,0 +1,147 @@
+//! P17 and P18: what lists of keys that are not mirrored cost etcd, in pages and at once: each becomes one RangeStream.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
+
+use super::memory::lists_at_once;
+use super::pages::PAGE_KEYS;
+use super::puts::put;
+use crate::dataset::{Dataset, fetch_message};
+use crate::load::{self, Op, Outcome, Shape};
+use crate::measure::{Block, CpuWatch, Series};
+use crate::report::{Check, Row, Unit};
+use crate::stage::{Kind, Stage, Target, connections};
+use crate::wire;
+
+/// Mirrors nothing that is listed.
+const NOT_MIRRORED: [&str; 2] = ["--cache-prefix", "/nothing-here/"];
+const KINDS: [Kind; 2] = [Kind::Direct, Kind::Rangecache];
+
+async fn start(stage: &mut Stage, kind: Kind) -> Result<Target> {
+    stage.restart_etcd().await?;
+    stage.start_only(kind, &NOT_MIRRORED).await?;
+    let target = stage.targets().into_iter().find(|target| target.kind == kind);
+    target.context("the target that was just started")
+}
+
+/// P17: a whole list in pages, as kube-apiserver reads it.
+pub(crate) async fn p17(stage: &mut Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let mut series = Series::new();
+    for _ in 0..rounds {
+        for kind in KINDS {
+            let target = start(stage, kind).await?;
+            let block = list_in_pages(&target, data).await?;
+            series.entry(kind).or_default().push(block);
+        }
+    }
+    let what = format!(
+        "list of {}k not mirrored, in pages of {PAGE_KEYS}",
+        data.keys / 1000
+    );
+    let cpu = Row::of_series(
+        "P17",
+        format!("etcd's CPU per {what}"),
+        Unit::Nanoseconds,
+        &series,
+        |block| block.cpu_etcd_ns as f64,
+        &[Check::TimesDirect(20.0)],
+    );
+    let time = Row::of_series(
+        "P17",
+        format!("time of a {what}"),
+        Unit::Nanoseconds,
+        &series,
+        |block| block.seconds * 1e9,
+        &[],
+    );
+    Ok(vec![cpu.with_series(series), time])
+}
+
+async fn list_in_pages(target: &Target, data: &Dataset) -> Result<Block> {
+    let connection = connections(target, 1).await?.remove(0);
+    let cpu = CpuWatch::start(target)?;
+    let (mut outcome, mut read, start) = (Outcome::default(), 0, Instant::now());
+    let mut request = RangeRequest {
+        limit: PAGE_KEYS,
+        ..wire::prefix_request(data.prefix)
+    };
+    loop {
+        let asked = Instant::now();
+        let page: RangeResponse = fetch_message(&connection, &Op::range(&request)).await?;
+        let bytes = page.kvs.iter().map(|kv| kv.len() as u64).sum();
+        outcome.count(asked.elapsed(), Ok(bytes));
+        ensure!(
+            page.count == i64::try_from(data.keys - read)?,
+            "a page counts {} keys where {} are left",
+            page.count,
+            data.keys - read
+        );
+        read += page.kvs.len();
+        if !page.more {
+            break;
+        }
+        if request.revision == 0 {
+            request.revision = page.header.context("a page has a header")?.revision;
+        }
+        request.key = format!("{}\0", data.key(read - 1)).into();
+    }
+    ensure!(read == data.keys, "{read} of {} keys were read", data.keys);
+    outcome.elapsed = start.elapsed();
+    outcome.latencies_ns.sort_unstable();
+    cpu.finish(&outcome)
+}
+
+/// etcd keeps the raft log since before its last snapshot in memory, so the writes that filled it would count as live, and
+/// Go's heap grows by garbage in proportion to what lives. Small writes push them out, as in any etcd that has run for a while.
+async fn turn_raft_log_over(stage: &Stage) -> Result<()> {
+    let puts: Vec<_> = (0..64)
+        .map(|number| put(&format!("/elsewhere/{number}"), 16))
+        .collect();
+    let shape = Shape {
+        connections: 1,
+        in_flight: 64,
+        duration: Duration::ZERO,
+        // A snapshot is made every 10,000 writes.
+        min_calls: 200,
+    };
+    load::closed_loop(&[stage.connect().await?], shape, &Arc::new(puts)).await?;
+    Ok(())
+}
+
+/// P18: one unary LIST, and what etcd's heap and rangecache's memory grow by.
+pub(crate) async fn p18(stage: &mut Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    turn_raft_log_over(stage).await?;
+    let mut lists = data.list();
+    load::learn(&*stage.connect().await?, &mut lists).await?;
+    let lists = Arc::new(lists);
+    let mut series = Series::new();
+    for _ in 0..rounds {
+        for kind in KINDS {
+            let target = start(stage, kind).await?;
+            let block = lists_at_once(stage, &target, &lists, 1).await?;
+            series.entry(kind).or_default().push(block);
+        }
+    }
+    let size_mb = data.keys * data.value_bytes / 1_000_000;
+    let extra = |name: &'static str| move |block: &Block| block.extra.get(name).copied().unwrap_or(f64::NAN);
+    let heap = Row::of_series(
+        "P18",
+        format!("LIST of {size_mb} MB not mirrored: growth of etcd's heap"),
+        Unit::Bytes,
+        &series,
+        extra("etcd_heap_growth_bytes"),
+        &[Check::AtMost(f64::from(32 << 20))],
+    );
+    let memory = Row::of_series(
+        "P18",
+        "the same: growth of the memory of who is asked",
+        Unit::Bytes,
+        &series,
+        extra("rss_growth_bytes"),
+        &[],
+    );
+    Ok(vec![heap.with_series(series), memory])
+}

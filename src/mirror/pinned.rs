@@ -1,0 +1,70 @@
+//! Which past revisions are being read apart from the mirrors, so that the probe finds out when etcd compacts them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// How many readers there are at each revision.
+#[derive(Debug, Default)]
+pub struct Pinned(Mutex<BTreeMap<i64, usize>>);
+
+/// Somebody reads at a revision, until dropped.
+#[derive(Debug)]
+pub struct Reading {
+    pinned: Arc<Pinned>,
+    revision: i64,
+}
+
+impl Pinned {
+    /// Somebody begins to read at `revision`.
+    #[must_use]
+    pub fn read_at(self: &Arc<Self>, revision: i64) -> Reading {
+        *self.0.lock().entry(revision).or_default() += 1;
+        Reading {
+            pinned: Arc::clone(self),
+            revision,
+        }
+    }
+
+    /// The oldest revision that is being read and is not below `compacted`.
+    #[must_use]
+    pub fn oldest(&self, compacted: i64) -> Option<i64> {
+        self.0
+            .lock()
+            .range(compacted..)
+            .next()
+            .map(|(revision, _)| *revision)
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        let mut readers = self.pinned.0.lock();
+        if let Some(count) = readers.get_mut(&self.revision) {
+            *count -= 1;
+            if *count == 0 {
+                readers.remove(&self.revision);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_that_is_read_and_still_there() {
+        let pinned = Arc::new(Pinned::default());
+        assert_eq!(pinned.oldest(0), None);
+        let readers = [7, 5, 5, 9].map(|revision| pinned.read_at(revision));
+        assert_eq!(pinned.oldest(0), Some(5));
+        assert_eq!(pinned.oldest(6), Some(7));
+        let [_seven, five, again, _nine] = readers;
+        drop(five);
+        assert_eq!(pinned.oldest(0), Some(5));
+        drop(again);
+        assert_eq!(pinned.oldest(0), Some(7));
+    }
+}
