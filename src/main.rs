@@ -13,6 +13,7 @@ use rangecache::net::Url;
 use rangecache::proxy::Proxy;
 use rangecache::proxy::listener::Listener;
 use rangecache::telemetry::{self, Metrics};
+use rangecache::tls::{Acceptor, Connector, FileError};
 use rangecache::upstream::{Credentials, Upstream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -45,6 +46,15 @@ fn main() -> ExitCode {
         return ExitCode::from(MISUSE);
     }
     telemetry::log::init(&config);
+    let metrics = Arc::new(Metrics::new());
+    let tls = match Tls::open(&config, &metrics) {
+        Ok(tls) => tls,
+        Err(error) => {
+            let mut command = <Config as clap::CommandFactory>::command();
+            let _ = command.error(ErrorKind::ValueValidation, error).print();
+            return ExitCode::from(MISUSE);
+        }
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.worker_threads())
         .enable_all()
@@ -56,7 +66,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(serve(&config)) {
+    match runtime.block_on(serve(&config, metrics, tls)) {
         Ok(code) => code,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "stopping");
@@ -65,7 +75,23 @@ fn main() -> ExitCode {
     }
 }
 
-async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
+/// TLS of both sides, its files read.
+struct Tls {
+    connector: Arc<Connector>,
+    acceptor: Option<Arc<Acceptor>>,
+}
+
+impl Tls {
+    fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Tls, FileError> {
+        Ok(Tls {
+            connector: Connector::open(config, metrics)?,
+            acceptor: Acceptor::open(config, metrics)?,
+        })
+    }
+}
+
+async fn serve(config: &Config, metrics: Arc<Metrics>, tls: Tls) -> anyhow::Result<ExitCode> {
+    let bind = |urls| bind(urls, &tls, config.tls.unix_socket_mode);
     let clients = bind(&config.listen_client_urls)
         .await
         .context("--listen-client-urls")?;
@@ -78,11 +104,15 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     // Two stops: first no new work is taken, then what keeps the mirrors ends.
     let (drain, stop) = (CancellationToken::new(), CancellationToken::new());
     let (calls, background) = (TaskTracker::new(), TaskTracker::new());
-    let metrics = Arc::new(Metrics::new());
     export_limits(config, &metrics);
+    tls.connector.keep_fresh(&background, &stop);
+    if let Some(acceptor) = &tls.acceptor {
+        acceptor.keep_fresh(&background, &stop);
+    }
     let credentials = Credentials::new(config.account()?);
     let upstream = Upstream::start(
         &config.endpoints,
+        &tls.connector,
         config.range_stream == RangeStream::Auto,
         credentials,
         &background,
@@ -141,12 +171,14 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     })
 }
 
-async fn bind(urls: &[Url]) -> anyhow::Result<Vec<Listener>> {
+async fn bind(urls: &[Url], tls: &Tls, unix_socket_mode: u32) -> anyhow::Result<Vec<Listener>> {
     let mut listeners = Vec::new();
     for url in urls {
-        let listener = Listener::bind(url).await.with_context(|| {
-            format!("cannot listen on {url}; is another process there? Port 0 takes a free one")
-        })?;
+        let listener = Listener::bind(url, tls.acceptor.as_ref(), unix_socket_mode)
+            .await
+            .with_context(|| {
+                format!("cannot listen on {url}; is another process there? Port 0 takes a free one")
+            })?;
         listeners.push(listener);
     }
     Ok(listeners)
@@ -168,6 +200,11 @@ fn export_limits(config: &Config, metrics: &Metrics) {
     metrics.limit("forward_max_large", f64::from(config.forward_max_large));
     metrics.limit("forward_max_waiting", f64::from(config.forward_max_waiting));
     metrics.limit("forward_shared_max_bytes", bytes(config.forward_shared_max_bytes));
+    metrics.limit(
+        "tls_handshake_timeout_seconds",
+        config.tls.tls_handshake_timeout.as_secs_f64(),
+    );
+    metrics.limit("tls_max_handshakes", f64::from(config.tls.tls_max_handshakes));
     metrics.limit("max_connections", f64::from(config.max_connections));
     metrics.limit(
         "worker_threads",

@@ -1,7 +1,10 @@
-//! **accept**: TCP or unix socket; HTTP/2 with prior knowledge and HTTP/1 on one port, as etcd has it.
+//! **accept**: TCP or unix socket, TLS where the URL says so; HTTP/2 (by ALPN or prior knowledge) and HTTP/1 on one
+//! port, as etcd has it.
 
 use std::future::Future;
 use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +12,8 @@ use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use tokio::net::{TcpListener, UnixListener};
+use socket2::{Domain, SockAddr, Socket as RawSocket, Type};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
@@ -18,7 +22,8 @@ use tokio_util::task::TaskTracker;
 use super::Proxy;
 use super::gather::gather;
 use super::route::route;
-use crate::net::{self, Stream, Url};
+use crate::net::{self, Address, Plain, Stream, Url};
+use crate::tls::Acceptor;
 
 /// Streams that one connection may have open; etcd has no bound, a sidecar has a large one.
 const MAX_STREAMS: u32 = 1 << 16;
@@ -36,6 +41,8 @@ const MAX_PENDING_RESETS: usize = 1024;
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// How long it may take to answer.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Unix connections that may wait to be accepted.
+const BACKLOG: i32 = 1024;
 /// Pause after an accept failed for want of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -44,6 +51,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Listener {
     socket: Socket,
     url: Url,
+    /// There exactly if the URL is one with TLS.
+    tls: Option<Arc<Acceptor>>,
 }
 
 #[derive(Debug)]
@@ -67,33 +76,33 @@ where
 }
 
 impl Listener {
-    /// Binds `url`. A unix socket's file is made anew: one that is left from before is removed if nobody listens on it.
+    /// Binds `url`; `tls` shakes hands where it is one with TLS. A unix socket's file gets `unix_socket_mode` and is made
+    /// anew: a socket that is left from before is removed if nobody listens on it, and nothing else ever is.
     ///
     /// # Errors
     /// What the system says.
-    pub async fn bind(url: &Url) -> io::Result<Listener> {
-        match url {
-            Url::Tcp { host, port } => {
-                let listener = TcpListener::bind((host.as_str(), *port)).await?;
-                let url = Url::Tcp {
-                    host: host.clone(),
-                    port: listener.local_addr()?.port(),
-                };
-                Ok(Listener {
-                    socket: Socket::Tcp(listener),
-                    url,
-                })
-            }
-            Url::Unix(path) => {
-                if path.exists() && tokio::net::UnixStream::connect(path).await.is_err() {
-                    std::fs::remove_file(path)?;
-                }
-                Ok(Listener {
-                    socket: Socket::Unix(UnixListener::bind(path)?),
-                    url: url.clone(),
-                })
-            }
+    pub async fn bind(url: &Url, tls: Option<&Arc<Acceptor>>, unix_socket_mode: u32) -> io::Result<Listener> {
+        let tls = tls.filter(|_| url.tls).cloned();
+        if url.tls && tls.is_none() {
+            return Err(io::Error::other("TLS is not set up"));
         }
+        let (socket, address) = match &url.address {
+            Address::Tcp { host, port } => {
+                let listener = TcpListener::bind((host.as_str(), *port)).await?;
+                let (host, port) = (host.clone(), listener.local_addr()?.port());
+                (Socket::Tcp(listener), Address::Tcp { host, port })
+            }
+            Address::Unix(path) => {
+                remove_left_over(path).await?;
+                let listener = bind_unix(path, unix_socket_mode)?;
+                (Socket::Unix(listener), url.address.clone())
+            }
+        };
+        let url = Url {
+            tls: url.tls,
+            address,
+        };
+        Ok(Listener { socket, url, tls })
     }
 
     /// Where it listens, with the port that it got.
@@ -102,8 +111,14 @@ impl Listener {
         &self.url
     }
 
-    /// The next connection. Failures that pass (no descriptors left, a client gone) are waited out.
-    pub async fn accept(&self) -> Stream {
+    /// What shakes hands with its connections, if it is one with TLS.
+    #[must_use]
+    pub fn tls(&self) -> Option<Arc<Acceptor>> {
+        self.tls.clone()
+    }
+
+    /// The next connection, before any handshake. Failures that pass (no descriptors left, a client gone) are waited out.
+    pub async fn accept(&self) -> Plain {
         loop {
             let accepted = match &self.socket {
                 Socket::Tcp(listener) => listener.accept().await.and_then(|(stream, _)| {
@@ -140,12 +155,16 @@ impl Listener {
             let Some((permit, stream)) = stop.run_until_cancelled(accepted).await else {
                 break;
             };
-            let (proxy, server, stop) = (Arc::clone(&proxy), server.clone(), stop.clone());
+            let (proxy, server, stop, tls) = (Arc::clone(&proxy), server.clone(), stop.clone(), self.tls());
             tasks.spawn(async move {
                 let _permit = permit;
+                let over_tls = tls.is_some();
+                let Some(stream) = secured(stream, tls, &stop).await else {
+                    return;
+                };
                 proxy.metrics.connections.inc();
                 let calls = Arc::clone(&proxy);
-                let service = service_fn(move |request| route(Arc::clone(&calls), request));
+                let service = service_fn(move |request| route(Arc::clone(&calls), request, over_tls));
                 let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
                 tokio::pin!(connection);
                 let ended = tokio::select! {
@@ -162,6 +181,36 @@ impl Listener {
             });
         }
     }
+}
+
+/// The connection as calls go over it. `None` if a handshake fails, or is under way at the stop.
+pub async fn secured(stream: Plain, tls: Option<Arc<Acceptor>>, stop: &CancellationToken) -> Option<Stream> {
+    match tls {
+        None => Some(Either::Left(stream)),
+        Some(tls) => Box::pin(stop.run_until_cancelled(tls.accept(stream))).await?,
+    }
+}
+
+/// Removes a socket on which nobody listens any more.
+async fn remove_left_over(path: &Path) -> io::Result<()> {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    if is_socket
+        && let Err(error) = UnixStream::connect(path).await
+        && error.kind() == io::ErrorKind::ConnectionRefused
+    {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+/// Sets the mode before it listens, so that at no moment anybody else can connect.
+fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    let socket = RawSocket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.bind(&SockAddr::unix(path)?)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    UnixListener::from_std(socket.into())
 }
 
 fn server(tasks: &TaskTracker) -> auto::Builder<Tracked> {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use http::header::CONTENT_TYPE;
 use http::{Method, Request, Version};
 use hyper::body::Incoming;
 
@@ -12,9 +13,10 @@ use crate::upstream::Outgoing;
 pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
 const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
-/// Answers one request, whatever it is. All but reads are boxed: hyper moves this future about, so it had better be small.
-pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
-    if request.version() != Version::HTTP_2 {
+/// Answers one request, whatever it is; `over_tls` says how it came. All but reads are boxed: hyper moves this future about, so it had better be small.
+pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>, over_tls: bool) -> Outcome {
+    // With TLS etcd serves its health and its gateway over HTTP/2 too; without, its HTTP/2 is gRPC alone.
+    if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(&request)) {
         proxy.metrics.passed_calls.inc();
         return Ok(Box::pin(http1::pass(&proxy, request)).await);
     }
@@ -38,4 +40,9 @@ pub(super) async fn route(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outc
             .pass(parts, Body::Once(Outgoing::incoming(body)), class),
     )
     .await
+}
+
+fn is_grpc(request: &Request<Incoming>) -> bool {
+    let content_type = request.headers().get(CONTENT_TYPE);
+    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }

@@ -1,14 +1,15 @@
 //! One endpoint: its connections, made again when lost, and its version.
 
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::connection::{Connection, Windows};
+use super::connection::{ConnectError, Connection, Windows};
 use super::range_stream::Server;
 use super::{Class, Upstream, Version};
 use crate::net::Url;
@@ -131,6 +132,7 @@ impl Endpoint {
         loop {
             let far = Instant::now() + Duration::from_secs(3600);
             match Connection::open(
+                &upstream.connector,
                 &self.url,
                 &self.server,
                 Windows::SHARED,
@@ -140,47 +142,61 @@ impl Endpoint {
             .await
             {
                 Ok((connection, driver)) => {
-                    if speaks {
-                        tracing::info!(endpoint = %self.url, "connected to etcd");
-                        silent = false;
-                    }
                     let began = Instant::now();
                     self.server.reconnected();
                     slot.store(Some(Arc::clone(&connection)));
                     upstream.connected.notify_waiters();
-                    if speaks {
+                    let answered = AtomicBool::new(false);
+                    let reason = if speaks {
                         tokio::select! {
-                            () = driver => {}
-                            () = self.keep_version(&connection, upstream) => {}
+                            reason = driver => reason,
+                            never = self.keep_version(&connection, upstream, &answered) => match never {},
                         }
                     } else {
-                        driver.await;
-                    }
+                        driver.await
+                    };
                     slot.store(None);
-                    if speaks && !upstream.stop.is_cancelled() {
-                        tracing::warn!(endpoint = %self.url, "lost the connection to etcd; connecting again");
-                        silent = true;
+                    tracing::debug!(endpoint = %self.url, reason, "a connection to etcd ended");
+                    if !speaks || answered.into_inner() {
+                        if speaks && !upstream.stop.is_cancelled() {
+                            tracing::warn!(endpoint = %self.url, "lost the connection to etcd; connecting again");
+                            silent = true;
+                        }
+                        *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
+                    } else {
+                        let url = self.url.clone();
+                        let why = upstream.connector.explain(&url, &reason);
+                        self.cannot_connect(&ConnectError::Refused { url, why }, &mut silent);
                     }
-                    *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
                     if began.elapsed() > Duration::from_secs(5) {
                         backoff = BACKOFF_FIRST;
                     }
                 }
-                Err(error) => {
-                    if speaks && !silent {
-                        tracing::warn!(endpoint = %self.url, %error, "cannot connect to etcd; trying on");
-                        silent = true;
-                    }
-                    *self.last_error.lock() = Some(error.to_string());
-                }
+                Err(error) if speaks => self.cannot_connect(&error, &mut silent),
+                Err(error) => *self.last_error.lock() = Some(error.to_string()),
             }
             tokio::time::sleep(backoff).await;
             backoff = (backoff * 2).min(BACKOFF_LAST);
         }
     }
 
-    /// Learns the version, and learns it again now and then; never returns.
-    async fn keep_version(&self, connection: &Arc<Connection>, upstream: &Upstream) {
+    /// Says it once, until there was a connection again.
+    fn cannot_connect(&self, error: &ConnectError, silent: &mut bool) {
+        if !*silent {
+            tracing::warn!(endpoint = %self.url, %error, "cannot connect to etcd; trying on");
+            *silent = true;
+        }
+        *self.last_error.lock() = Some(error.to_string());
+    }
+
+    /// Learns the version, and learns it again now and then. `answered` is set with the first answer: until then
+    /// nobody knows whether it is etcd that was connected to.
+    async fn keep_version(
+        &self,
+        connection: &Arc<Connection>,
+        upstream: &Upstream,
+        answered: &AtomicBool,
+    ) -> Infallible {
         loop {
             let told = connection.ask_own_status().await.and_then(|status| {
                 status
@@ -188,6 +204,13 @@ impl Endpoint {
                     .parse::<Version>()
                     .map_err(|error| tonic::Status::unknown(error.to_string()))
             });
+            // A refusal is an answer too; one with a source is a lost connection.
+            let is_answer = told
+                .as_ref()
+                .map_or_else(|status| std::error::Error::source(status).is_none(), |_| true);
+            if is_answer && !answered.swap(true, Ordering::Relaxed) {
+                tracing::info!(endpoint = %self.url, "connected to etcd");
+            }
             let pause = match told {
                 Ok(version) => {
                     if self.server.told(version) {

@@ -15,6 +15,7 @@ use super::wait::{SOON, until};
 
 /// What to start; see [`Rangecache::before`].
 pub struct Builder {
+    listen: String,
     args: Vec<String>,
 }
 
@@ -22,6 +23,18 @@ impl Builder {
     /// Adds one flag with its value.
     pub fn with(mut self, flag: &str, value: &str) -> Self {
         self.args.extend([flag.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Adds one flag without a value.
+    pub fn flag(mut self, flag: &str) -> Self {
+        self.args.push(flag.to_owned());
+        self
+    }
+
+    /// Listens for clients there and not on a free port of the loopback.
+    pub fn listen(mut self, url: &str) -> Self {
+        url.clone_into(&mut self.listen);
         self
     }
 
@@ -36,7 +49,7 @@ impl Builder {
     pub async fn start_cold(self) -> Rangecache {
         let dir = TempDir::with_prefix("rangecache-").unwrap();
         let mut command = rangecache_command();
-        command.args(["--listen-client-urls", "http://127.0.0.1:0"]);
+        command.args(["--listen-client-urls", &self.listen]);
         command.args([
             "--listen-metrics-urls",
             "http://127.0.0.1:0",
@@ -83,6 +96,7 @@ impl Rangecache {
     /// One with these `--endpoints`.
     pub fn at(endpoints: &str) -> Builder {
         Builder {
+            listen: "http://127.0.0.1:0".to_owned(),
             args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
         }
     }
