@@ -1,9 +1,13 @@
 //! Flags and environment, checked before a port is bound.
 
+mod tls;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+
+pub use tls::{TlsFlagError, TlsFlags, TlsVersion};
 
 use crate::memory;
 use crate::net::Url;
@@ -23,10 +27,13 @@ use crate::net::Url;
         rangecache --endpoints http://a:2379,http://b:2379 --cache-prefix /registry/ --no-cache-prefix /registry/events/\n      \
         mirror /registry/ but not the events, from a cluster of two known members\n  \
         etcdctl --endpoints 127.0.0.1:23790 get --prefix /registry/\n      \
-        use it\n\nEvery flag can be set in the environment: --cache-prefix as RANGECACHE_CACHE_PREFIX (lists comma-separated)."
+        use it\n  \
+        rangecache --endpoints https://etcd:2379 --cacert ca.crt --cert client.crt --key client.key \\\n    \
+            --listen-client-urls https://0.0.0.0:23790 --cert-file server.crt --key-file server.key --trusted-ca-file ca.crt\n      \
+        mutual TLS on both sides\n\nEvery flag can be set in the environment: --cache-prefix as RANGECACHE_CACHE_PREFIX (lists comma-separated)."
 )]
 pub struct Config {
-    /// etcd's client URLs, comma-separated: http://host:port or unix:///path
+    /// etcd's client URLs, comma-separated: http://host:port, https://host:port, unix:///path or unixs:///path
     #[arg(
         long,
         env = "RANGECACHE_ENDPOINTS",
@@ -63,7 +70,7 @@ pub struct Config {
     )]
     pub password_file: Option<PathBuf>,
 
-    /// Where clients connect, comma-separated; port 0 takes a free one, and the log says which
+    /// Where clients connect, comma-separated, with the same schemes; port 0 takes a free one, and the log says which
     #[arg(
         long,
         env = "RANGECACHE_LISTEN_CLIENT_URLS",
@@ -73,7 +80,7 @@ pub struct Config {
     )]
     pub listen_client_urls: Vec<Url>,
 
-    /// Where /livez, /readyz, /metrics and the status are served, comma-separated
+    /// Where /livez, /readyz, /metrics and the status are served, comma-separated; https:// has the listeners' certificate
     #[arg(
         long,
         env = "RANGECACHE_LISTEN_METRICS_URLS",
@@ -202,6 +209,10 @@ pub struct Config {
         default_value = "info"
     )]
     pub log_level: String,
+
+    /// TLS and access
+    #[command(flatten)]
+    pub tls: TlsFlags,
 }
 
 /// A text that is never printed.
@@ -309,6 +320,9 @@ pub enum ConfigError {
         "--log-level {0:?} is not understood: write error, warn, info, debug or trace, or for example info,rangecache::mirror=debug"
     )]
     LogLevel(String),
+    /// See [`TlsFlagError`].
+    #[error(transparent)]
+    Tls(#[from] TlsFlagError),
 }
 
 impl Config {
@@ -337,7 +351,11 @@ impl Config {
         }
         self.account()?;
         for url in &self.endpoints {
-            if self.listen_client_urls.contains(url) {
+            if self
+                .listen_client_urls
+                .iter()
+                .any(|listening| listening.address == url.address)
+            {
                 return Err(ConfigError::Loop(url.clone()));
             }
         }
@@ -361,6 +379,11 @@ impl Config {
         {
             return Err(ConfigError::LogLevel(self.log_level.clone()));
         }
+        self.tls.validate(
+            &self.endpoints,
+            &self.listen_client_urls,
+            &self.listen_metrics_urls,
+        )?;
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 //! | [`cache`] | the tree, the history and the query; no I/O, no clock, no async |
 //! | [`mirror`] | keeps a cache in step with etcd and proves that it is fresh |
 //! | [`upstream`] | etcd's endpoints: connections, versions, calls |
+//! | [`tls`] | TLS on both sides: files, handshakes, what went wrong |
 //! | [`telemetry`] | metrics and logs |
 //! | [`admin`] | health, readiness and metrics over HTTP |
 //! | [`memory`] | how much memory there is |
@@ -24,6 +25,7 @@ pub mod net;
 pub mod panics;
 pub mod proxy;
 pub mod telemetry;
+pub mod tls;
 pub mod upstream;
 
 /// The etcd messages that rangecache writes or reads itself, generated from `proto/etcd.proto`.

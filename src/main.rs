@@ -16,6 +16,7 @@ use rangecache::panics;
 use rangecache::proxy::Proxy;
 use rangecache::proxy::listener::Listener;
 use rangecache::telemetry::{self, Metrics};
+use rangecache::tls::{Acceptor, Connector, FileError};
 use rangecache::upstream::{Credentials, Upstream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -52,6 +53,15 @@ fn main() -> ExitCode {
         return ExitCode::from(MISUSE);
     }
     telemetry::log::init(&config);
+    let metrics = Arc::new(Metrics::new());
+    let tls = match Tls::open(&config, &metrics) {
+        Ok(tls) => tls,
+        Err(error) => {
+            let mut command = <Config as clap::CommandFactory>::command();
+            let _ = command.error(ErrorKind::ValueValidation, error).print();
+            return ExitCode::from(MISUSE);
+        }
+    };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.worker_threads())
         .enable_all()
@@ -63,7 +73,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(serve(&config)) {
+    match runtime.block_on(serve(&config, metrics, tls)) {
         Ok(code) => code,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "stopping");
@@ -82,11 +92,27 @@ fn print(what: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
     }
 }
 
-async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
-    let clients = bind(&config.listen_client_urls, config.socket_reuse_port)
+/// TLS of both sides, its files read.
+struct Tls {
+    connector: Arc<Connector>,
+    acceptor: Option<Arc<Acceptor>>,
+}
+
+impl Tls {
+    fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Tls, FileError> {
+        Ok(Tls {
+            connector: Connector::open(config, metrics)?,
+            acceptor: Acceptor::open(config, metrics)?,
+        })
+    }
+}
+
+async fn serve(config: &Config, metrics: Arc<Metrics>, tls: Tls) -> anyhow::Result<ExitCode> {
+    let bind = |urls| bind(urls, &tls, config);
+    let clients = bind(&config.listen_client_urls)
         .await
         .context("--listen-client-urls")?;
-    let operators = bind(&config.listen_metrics_urls, config.socket_reuse_port)
+    let operators = bind(&config.listen_metrics_urls)
         .await
         .context("--listen-metrics-urls")?;
     let mut terminate = signal(SignalKind::terminate())?;
@@ -99,12 +125,16 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
         CancellationToken::new(),
     );
     let (listeners, calls, background) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
-    let metrics = Arc::new(Metrics::new());
     panics::install(metrics.panics.clone());
     export_limits(config, &metrics);
+    tls.connector.keep_fresh(&background, &stop);
+    if let Some(acceptor) = &tls.acceptor {
+        acceptor.keep_fresh(&background, &stop);
+    }
     let credentials = Credentials::new(config.account()?);
     let upstream = Upstream::start(
         &config.endpoints,
+        &tls.connector,
         config.range_stream == RangeStream::Auto,
         credentials,
         &background,
@@ -168,10 +198,17 @@ async fn serve(config: &Config) -> anyhow::Result<ExitCode> {
     })
 }
 
-async fn bind(urls: &[Url], reuse_port: bool) -> anyhow::Result<Vec<Listener>> {
+async fn bind(urls: &[Url], tls: &Tls, config: &Config) -> anyhow::Result<Vec<Listener>> {
     let mut listeners = Vec::new();
     for url in urls {
-        let listener = Listener::bind(url, reuse_port).await.with_context(|| {
+        let listener = Listener::bind(
+            url,
+            tls.acceptor.as_ref(),
+            config.tls.unix_socket_mode,
+            config.socket_reuse_port,
+        )
+        .await
+        .with_context(|| {
             format!("cannot listen on {url}; is another process there? Port 0 takes a free one")
         })?;
         listeners.push(listener);
@@ -201,6 +238,11 @@ fn export_limits(config: &Config, metrics: &Metrics) {
     metrics.limit("stream_max_bytes", bytes(config.stream_max_bytes));
     metrics.limit("stream_max_wait_seconds", config.stream_max_wait.as_secs_f64());
     metrics.limit("series_ttl_seconds", config.series_ttl.as_secs_f64());
+    metrics.limit(
+        "tls_handshake_timeout_seconds",
+        config.tls.tls_handshake_timeout.as_secs_f64(),
+    );
+    metrics.limit("tls_max_handshakes", f64::from(config.tls.tls_max_handshakes));
     metrics.limit("max_connections", f64::from(config.max_connections));
     metrics.limit(
         "worker_threads",

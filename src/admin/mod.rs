@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::mirror::Mirrors;
 use crate::mirror::knowledge::Auth;
-use crate::proxy::listener::{Listener, Tracked};
+use crate::proxy::listener::{Listener, Tracked, secured};
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::Upstream;
 
@@ -43,8 +43,12 @@ impl Admin {
         let mut server = auto::Builder::new(Tracked(tasks.clone()));
         server.http1().timer(TokioTimer::new());
         while let Some(stream) = stop.run_until_cancelled(listener.accept()).await {
-            let (admin, server, stop) = (Arc::clone(&self), server.clone(), stop.clone());
+            let (admin, server, stop, tls) =
+                (Arc::clone(&self), server.clone(), stop.clone(), listener.tls());
             tasks.spawn(async move {
+                let Some(stream) = secured(stream, tls, &stop).await else {
+                    return;
+                };
                 let service = service_fn(move |request| {
                     let response = admin.answer(&request);
                     async move { Ok::<_, Infallible>(response) }

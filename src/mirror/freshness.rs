@@ -322,6 +322,13 @@ impl Freshness {
             return;
         }
         self.upstream.credentials().are_needed();
+        if let Some(common_name) = self.upstream.connector().common_name() {
+            tracing::warn!(
+                common_name,
+                "the certificate in --cert has a CN: if etcd runs with --client-cert-auth, every caller without \
+                 credentials of its own acts as that user; give a certificate without a CN"
+            );
+        }
         if self.upstream.credentials().is_someone() {
             tracing::info!(
                 message_of_etcd = status.message(),
@@ -388,7 +395,7 @@ impl Asker<'_> {
                 let (channel, origin) = connection.channel();
                 let mut client = KvClient::with_origin(channel, origin);
                 let mut request = tonic::Request::new(check_request());
-                if connection.credentials().is_someone() {
+                if connection.may_pass_for_someone() {
                     // Where auth is on, etcd would take the common name of a certificate for a user, but not beside a token
                     // that nobody has. Where it is off, etcd does not look at tokens.
                     request

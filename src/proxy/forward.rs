@@ -221,7 +221,6 @@ mod tests {
     use tokio_util::task::TaskTracker;
 
     use super::*;
-    use crate::net::Url;
 
     /// An etcd that takes calls and then is lost; also how many calls to KV it has seen.
     async fn lossy() -> (Forward, Arc<AtomicUsize>, tokio_util::sync::DropGuard) {
@@ -246,13 +245,11 @@ mod tests {
             }
         });
         let stop = CancellationToken::new();
-        let url = Url::Tcp {
-            host: "127.0.0.1".into(),
-            port,
-        };
+        let url = format!("http://127.0.0.1:{port}").parse().unwrap();
         let forward = Forward {
             upstream: Upstream::start(
                 &[url],
+                &crate::tls::Connector::plaintext(),
                 true,
                 crate::upstream::Credentials::new(None),
                 &TaskTracker::new(),

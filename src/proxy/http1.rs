@@ -1,6 +1,6 @@
 //! HTTP/1, forwarded: etcd's health, version and metrics, its JSON gateway, and the gateway's WebSockets.
 
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -11,7 +11,8 @@ use super::Proxy;
 use super::body::ResponseBody;
 use super::drain::Stop;
 use super::forward::Along;
-use crate::net::{self, Url};
+use crate::net::Url;
+use crate::tls::Protocol;
 use crate::upstream::{BoxError, Class, Outgoing};
 
 /// Passes the request on over a connection of its own: these are few, and some last for ever.
@@ -30,7 +31,10 @@ pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>) -> Response<
 
 async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<ResponseBody>, BoxError> {
     let url = reachable(proxy).await?;
-    let stream = net::connect(&url).await?;
+    let connector = proxy.forward.upstream.connector();
+    // The handshake included, which etcd may never answer.
+    let connecting = connector.connect(&url, Protocol::Http1);
+    let stream = tokio::time::timeout(proxy.forward.connect_timeout, connecting).await??;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     // It ends with the answer's body: hyper alone would not notice a reader that has gone until etcd sends something.
     let alive = CancellationToken::new();
@@ -43,12 +47,17 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
     let mut alive = Some(alive.drop_guard());
     let path_alone = request.uri().path().to_owned();
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    *request.uri_mut() = path.parse::<Uri>()?;
+    let path = path.parse::<Uri>()?;
     if !request.headers().contains_key(header::HOST) {
-        request
-            .headers_mut()
-            .insert(header::HOST, url.authority().parse()?);
+        // HTTP/2 says it elsewhere.
+        let host = match request.uri().authority() {
+            Some(authority) => HeaderValue::from_str(authority.as_str())?,
+            None => url.authority().parse()?,
+        };
+        request.headers_mut().insert(header::HOST, host);
     }
+    *request.uri_mut() = path;
+    *request.version_mut() = Version::HTTP_11;
     let upgrade = request
         .headers()
         .contains_key(header::UPGRADE)

@@ -1,7 +1,10 @@
-//! **accept**: TCP or unix socket; HTTP/2 with prior knowledge and HTTP/1 on one port, as etcd has it.
+//! **accept**: TCP or unix socket, TLS where the URL says so; HTTP/2 (by ALPN or prior knowledge) and HTTP/1 on one
+//! port, as etcd has it.
 
 use std::future::Future;
 use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +13,8 @@ use hyper::rt::Executor;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use tokio::net::{TcpListener, TcpSocket, UnixListener};
+use socket2::{Domain, SockAddr, Socket as RawSocket, Type};
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
@@ -20,8 +24,9 @@ use super::Proxy;
 use super::first::first_bytes;
 use super::gather::gather;
 use super::route::answer;
-use crate::net::{self, Stream, Url};
+use crate::net::{self, Address, Plain, Stream, Url};
 use crate::panics::restarting;
+use crate::tls::Acceptor;
 
 /// How much of a request one stream may have under way: etcd's largest request fits.
 const STREAM_WINDOW_BYTES: u32 = 2 << 20;
@@ -47,6 +52,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct Listener {
     socket: Socket,
     url: Url,
+    /// There exactly if the URL is one with TLS.
+    tls: Option<Arc<Acceptor>>,
 }
 
 #[derive(Debug)]
@@ -70,37 +77,43 @@ where
 }
 
 impl Listener {
-    /// Binds `url`, with `reuse_port` beside other processes that do so too (SO_REUSEPORT). A unix socket's file is made anew: one that is left from before is removed if nobody listens on it.
+    /// Binds `url`; `tls` shakes hands where it is one with TLS. A unix socket's file gets `unix_socket_mode` and is made
+    /// anew: a socket that is left from before is removed if nobody listens on it, and nothing else ever is.
+    /// With `reuse_port` a TCP port is bound beside other processes that do so too (SO_REUSEPORT).
     ///
     /// # Errors
     /// What the system says.
-    pub async fn bind(url: &Url, reuse_port: bool) -> io::Result<Listener> {
-        match url {
-            Url::Tcp { host, port } => {
+    pub async fn bind(
+        url: &Url,
+        tls: Option<&Arc<Acceptor>>,
+        unix_socket_mode: u32,
+        reuse_port: bool,
+    ) -> io::Result<Listener> {
+        let tls = tls.filter(|_| url.tls).cloned();
+        if url.tls && tls.is_none() {
+            return Err(io::Error::other("TLS is not set up"));
+        }
+        let (socket, address) = match &url.address {
+            Address::Tcp { host, port } => {
                 let listener = if reuse_port {
                     bind_beside(host, *port).await?
                 } else {
                     TcpListener::bind((host.as_str(), *port)).await?
                 };
-                let url = Url::Tcp {
-                    host: host.clone(),
-                    port: listener.local_addr()?.port(),
-                };
-                Ok(Listener {
-                    socket: Socket::Tcp(listener),
-                    url,
-                })
+                let (host, port) = (host.clone(), listener.local_addr()?.port());
+                (Socket::Tcp(listener), Address::Tcp { host, port })
             }
-            Url::Unix(path) => {
-                if path.exists() && tokio::net::UnixStream::connect(path).await.is_err() {
-                    std::fs::remove_file(path)?;
-                }
-                Ok(Listener {
-                    socket: Socket::Unix(UnixListener::bind(path)?),
-                    url: url.clone(),
-                })
+            Address::Unix(path) => {
+                remove_left_over(path).await?;
+                let listener = bind_unix(path, unix_socket_mode)?;
+                (Socket::Unix(listener), url.address.clone())
             }
-        }
+        };
+        let url = Url {
+            tls: url.tls,
+            address,
+        };
+        Ok(Listener { socket, url, tls })
     }
 
     /// Where it listens, with the port that it got.
@@ -109,8 +122,14 @@ impl Listener {
         &self.url
     }
 
-    /// The next connection. Failures that pass (no descriptors left, a client gone) are waited out.
-    pub async fn accept(&self) -> Stream {
+    /// What shakes hands with its connections, if it is one with TLS.
+    #[must_use]
+    pub fn tls(&self) -> Option<Arc<Acceptor>> {
+        self.tls.clone()
+    }
+
+    /// The next connection, before any handshake. Failures that pass (no descriptors left, a client gone) are waited out.
+    pub async fn accept(&self) -> Plain {
         loop {
             let accepted = match &self.socket {
                 Socket::Tcp(listener) => listener.accept().await.and_then(|(stream, _)| {
@@ -141,6 +160,7 @@ impl Listener {
         drain: CancellationToken,
     ) {
         let serving = Serving {
+            tls: self.tls(),
             server: server(&tasks, proxy.max_concurrent_streams),
             proxy,
             tasks,
@@ -164,6 +184,7 @@ impl Listener {
 
 /// What every connection of a listener needs.
 struct Serving {
+    tls: Option<Arc<Acceptor>>,
     server: auto::Builder<Tracked>,
     proxy: Arc<Proxy>,
     tasks: TaskTracker,
@@ -188,11 +209,15 @@ impl Drop for Open {
 
 impl Serving {
     /// Serves one connection in a task of its own.
-    fn start(&self, stream: Stream, permit: OwnedSemaphorePermit) {
-        let (server, drain) = (self.server.clone(), self.drain.clone());
+    fn start(&self, stream: Plain, permit: OwnedSemaphorePermit) {
+        let (server, drain, tls) = (self.server.clone(), self.drain.clone(), self.tls.clone());
         let open = Open::new(&self.proxy);
         self.tasks.spawn(async move {
             let _permit = permit;
+            let over_tls = tls.is_some();
+            let Some(stream) = secured(stream, tls, &drain).await else {
+                return;
+            };
             let opened = match drain.run_until_cancelled(first_bytes(stream)).await {
                 Some(Ok(opened)) => opened,
                 Some(Err(error)) => {
@@ -202,7 +227,7 @@ impl Serving {
                 None => return,
             };
             let calls = Arc::clone(&open.0);
-            let service = service_fn(move |request| answer(Arc::clone(&calls), request));
+            let service = service_fn(move |request| answer(Arc::clone(&calls), request, over_tls));
             let connection = server.serve_connection_with_upgrades(TokioIo::new(opened), service);
             tokio::pin!(connection);
             let ended = tokio::select! {
@@ -236,6 +261,36 @@ async fn bind_beside(host: &str, port: u16) -> io::Result<TcpListener> {
         }
     }
     Err(refused)
+}
+
+/// The connection as calls go over it. `None` if a handshake fails, or is under way at the stop.
+pub async fn secured(stream: Plain, tls: Option<Arc<Acceptor>>, stop: &CancellationToken) -> Option<Stream> {
+    match tls {
+        None => Some(Either::Left(stream)),
+        Some(tls) => Box::pin(stop.run_until_cancelled(tls.accept(stream))).await?,
+    }
+}
+
+/// Removes a socket on which nobody listens any more.
+async fn remove_left_over(path: &Path) -> io::Result<()> {
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    if is_socket
+        && let Err(error) = UnixStream::connect(path).await
+        && error.kind() == io::ErrorKind::ConnectionRefused
+    {
+        std::fs::remove_file(path)?;
+    }
+    Ok(())
+}
+
+/// Sets the mode before it listens, so that at no moment anybody else can connect.
+fn bind_unix(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    let socket = RawSocket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.bind(&SockAddr::unix(path)?)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    socket.listen(BACKLOG.cast_signed())?;
+    socket.set_nonblocking(true)?;
+    UnixListener::from_std(socket.into())
 }
 
 fn server(tasks: &TaskTracker, max_concurrent_streams: u32) -> auto::Builder<Tracked> {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
@@ -21,9 +22,10 @@ pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
 const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
 /// Answers one request, whatever it is; a panic on the way is this request's alone.
-pub(super) async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>) -> Outcome {
+/// `over_tls` says how it came.
+pub(super) async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>, over_tls: bool) -> Outcome {
     let is_http2 = request.version() == Version::HTTP_2;
-    match caught(route(&proxy, request)).await {
+    match caught(route(&proxy, request, over_tls)).await {
         Ok(outcome) => outcome,
         Err(_) => Ok(panicked(is_http2)),
     }
@@ -64,14 +66,15 @@ fn panicked(is_http2: bool) -> Response<ResponseBody> {
 }
 
 /// All but reads are boxed: hyper moves this future about, so it had better be small.
-async fn route(proxy: &Proxy, request: Request<Incoming>) -> Outcome {
+async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Outcome {
     #[cfg(debug_assertions)]
     plant(proxy, request.headers());
     faults::trip(Fault::Request);
     if proxy.is_full() {
         return Ok(shed(proxy, &request));
     }
-    if request.version() != Version::HTTP_2 {
+    // With TLS etcd serves its health and its gateway over HTTP/2 too; without, its HTTP/2 is gRPC alone.
+    if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(&request)) {
         proxy.metrics.passed_calls.inc();
         return Ok(Box::pin(http1::pass(proxy, request)).await);
     }
@@ -113,4 +116,9 @@ fn plant(proxy: &Proxy, headers: &HeaderMap) {
     if faults::is_armed(Fault::Corrupt) {
         proxy.mirrors.corrupt();
     }
+}
+
+fn is_grpc(request: &Request<Incoming>) -> bool {
+    let content_type = request.headers().get(CONTENT_TYPE);
+    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }

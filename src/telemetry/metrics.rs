@@ -50,6 +50,18 @@ struct LimitLabels {
     limit: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TlsFileLabels {
+    side: &'static str,
+    file: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct TlsReloadLabels {
+    side: &'static str,
+    result: &'static str,
+}
+
 /// The gauges and counters of one mirror.
 #[derive(Clone, Debug)]
 pub struct MirrorMetrics {
@@ -117,6 +129,11 @@ pub struct Metrics {
     pub shed_calls: Counter,
     /// Bytes that verification has read from etcd.
     pub verify_bytes: Counter,
+    tls_not_after_seconds: Family<TlsFileLabels, Gauge>,
+    tls_reloads: Family<TlsReloadLabels, Counter>,
+    tls_handshakes: Family<ResultLabels, Counter>,
+    /// Clients' TLS handshakes under way or waiting their turn.
+    pub tls_handshaking: Gauge,
     /// Client connections open.
     pub connections: Gauge,
     /// Calls that were passed on to etcd as they came, Ranges not included.
@@ -253,6 +270,20 @@ impl Metrics {
                 "range_stream_fallback",
                 "Loads and reads that went to etcd without RangeStream, by why they could not use it"
             ),
+            tls_not_after_seconds: metric!(
+                "tls_not_after",
+                Seconds,
+                "When the first certificate of a file expires or its revocation list is due, in seconds since 1970"
+            ),
+            tls_reloads: metric!(
+                "tls_reloads",
+                "Replaced certificate files by whether they could be used"
+            ),
+            tls_handshakes: metric!("tls_handshakes", "Clients' TLS handshakes by how they ended"),
+            tls_handshaking: metric!(
+                "tls_handshaking",
+                "Clients' TLS handshakes under way or waiting their turn"
+            ),
             connections: metric!("client_connections", "Client connections open"),
             passed_calls: metric!(
                 "passed_calls",
@@ -350,6 +381,25 @@ impl Metrics {
         self.verify_mismatches
             .get_or_create(&MirrorLabels { mirror })
             .inc();
+    }
+
+    /// A file of `side` (`etcd` or `clients`) ends then, in seconds since 1970.
+    pub fn tls_not_after(&self, side: &'static str, file: &'static str, seconds: i64) {
+        self.tls_not_after_seconds
+            .get_or_create(&TlsFileLabels { side, file })
+            .set(seconds);
+    }
+
+    /// Files of `side` were replaced.
+    pub fn tls_reloaded(&self, side: &'static str, result: &'static str) {
+        self.tls_reloads
+            .get_or_create(&TlsReloadLabels { side, result })
+            .inc();
+    }
+
+    /// A client's handshake ended.
+    pub fn tls_handshake_ended(&self, result: &'static str) {
+        self.tls_handshakes.get_or_create(&ResultLabels { result }).inc();
     }
 
     /// Exports a configured bound; the name carries the unit.

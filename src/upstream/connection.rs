@@ -19,14 +19,15 @@ use super::outgoing::{BoxError, Outgoing};
 use super::range_stream::{NoRangeStream, Server};
 use crate::etcdserverpb::maintenance_client::MaintenanceClient;
 use crate::etcdserverpb::{StatusRequest, StatusResponse};
-use crate::net::{self, Url};
+use crate::net::Url;
+use crate::tls::{Connector, Protocol};
 
 /// How often a connection with calls under way is pinged. etcd closes connections that ping more often than every 5 s,
 /// and idle ones that ping at all.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
 /// How long an answer to a ping may take.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for TCP and, later, TLS.
+/// Time for TCP, TLS and, with TLS, a first answer.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Metadata that etcd may answer with.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
@@ -64,6 +65,14 @@ pub enum ConnectError {
         /// What hyper said.
         source: hyper::Error,
     },
+    /// It was up, and ended before anything was answered.
+    #[error("{url}: {why}")]
+    Refused {
+        /// The endpoint.
+        url: Url,
+        /// In words, with what to do.
+        why: String,
+    },
     /// No answer in time.
     #[error("no answer in time")]
     TimedOut,
@@ -96,6 +105,8 @@ pub struct Connection {
     sender: http2::SendRequest<Outgoing>,
     in_flight: AtomicUsize,
     vetted: AtomicBool,
+    /// The certificate that was shown on it names a user.
+    names_a_user: bool,
     credentials: Arc<Credentials>,
     /// Shared with the endpoint's other connections.
     server: Arc<Server>,
@@ -112,60 +123,97 @@ impl Drop for InFlight {
 }
 
 impl Connection {
-    /// Connects. The second value drives the connection and ends with it; it must be polled.
+    /// Connects. The second value drives the connection and ends with it, in words; it must be polled.
     pub(super) async fn open(
+        connector: &Connector,
         url: &Url,
         server: &Arc<Server>,
         windows: Windows,
         credentials: &Arc<Credentials>,
         deadline: Instant,
-    ) -> Result<(Arc<Connection>, impl Future<Output = ()> + Send + use<>), ConnectError> {
+    ) -> Result<(Arc<Connection>, impl Future<Output = String> + Send + use<>), ConnectError> {
         let deadline = deadline.min(Instant::now() + OPEN_TIMEOUT);
-        let opening = async {
-            let stream = net::connect(url).await.map_err(|source| ConnectError::Connect {
-                url: url.clone(),
-                source,
-            })?;
-            http2::Builder::new(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .initial_stream_window_size(windows.stream)
-                // Streams alone bound what is under way: one that is not read must not stop the others.
-                .initial_connection_window_size((1 << 31) - 1)
-                .max_header_list_size(MAX_HEADER_BYTES)
-                .keep_alive_interval(PING_INTERVAL)
-                .keep_alive_timeout(PING_TIMEOUT)
-                .keep_alive_while_idle(false)
-                .handshake(TokioIo::new(stream))
-                .await
-                .map_err(|source| ConnectError::Handshake {
-                    url: url.clone(),
-                    source,
-                })
-        };
-        let (sender, driver) = tokio::time::timeout_at(deadline, opening)
+        let opening =
+            async {
+                let stream = connector.connect(url, Protocol::Http2).await.map_err(|source| {
+                    ConnectError::Connect {
+                        url: url.clone(),
+                        source,
+                    }
+                })?;
+                let (sender, driver) = http2::Builder::new(TokioExecutor::new())
+                    .timer(TokioTimer::new())
+                    .initial_stream_window_size(windows.stream)
+                    // Streams alone bound what is under way: one that is not read must not stop the others.
+                    .initial_connection_window_size((1 << 31) - 1)
+                    .max_header_list_size(MAX_HEADER_BYTES)
+                    .keep_alive_interval(PING_INTERVAL)
+                    .keep_alive_timeout(PING_TIMEOUT)
+                    .keep_alive_while_idle(false)
+                    .handshake(TokioIo::new(stream))
+                    .await
+                    .map_err(|source| ConnectError::Handshake {
+                        url: url.clone(),
+                        source,
+                    })?;
+                let connection = Arc::new(Connection::new(connector, url, server, credentials, sender));
+                let mut driver = Box::pin(async move {
+                    match driver.await {
+                        Ok(()) => "the connection was closed".to_owned(),
+                        Err(error) => in_words(&error),
+                    }
+                });
+                if url.tls {
+                    // In TLS 1.3 etcd judges our certificate after the handshake has ended for us: a call must not be the
+                    // first to learn that it is refused. Any answer will do.
+                    tokio::select! {
+                        biased;
+                        ended = &mut driver => {
+                            let (url, why) = (url.clone(), connector.explain(url, &ended));
+                            return Err(ConnectError::Refused { url, why });
+                        }
+                        // As nobody: a token would have to be asked for over a connection first.
+                        () = connection.wait_for_any_answer() => {}
+                    }
+                }
+                Ok((connection, driver))
+            };
+        // It is long, and made rarely.
+        Box::pin(tokio::time::timeout_at(deadline, opening))
             .await
-            .map_err(|_| ConnectError::TimedOut)??;
+            .map_err(|_| ConnectError::TimedOut)?
+    }
+
+    fn new(
+        connector: &Connector,
+        url: &Url,
+        server: &Arc<Server>,
+        credentials: &Arc<Credentials>,
+        sender: http2::SendRequest<Outgoing>,
+    ) -> Connection {
         let origin = Uri::builder()
-            .scheme("http")
+            .scheme(url.scheme())
             .authority(url.authority())
             .path_and_query("/")
             .build()
             .unwrap_or_else(|_| Uri::from_static("http://localhost/"));
-        let connection = Arc::new(Connection {
+        Connection {
             url: url.clone(),
             origin,
             sender,
             in_flight: AtomicUsize::new(0),
             vetted: AtomicBool::new(false),
+            names_a_user: connector.names_a_user(),
             credentials: Arc::clone(credentials),
             server: Arc::clone(server),
-        });
-        let driver = async move {
-            if let Err(error) = driver.await {
-                tracing::debug!(%error, "a connection to etcd ended");
-            }
-        };
-        Ok((connection, driver))
+        }
+    }
+
+    /// Whether etcd, with its auth on, takes calls without a token for somebody's: rangecache's own user's, or that of the
+    /// certificate.
+    #[must_use]
+    pub fn may_pass_for_someone(&self) -> bool {
+        self.names_a_user || self.credentials.is_someone()
     }
 
     /// The endpoint.
@@ -260,6 +308,12 @@ impl Connection {
         Ok(client.status(StatusRequest {}).await?.into_inner())
     }
 
+    async fn wait_for_any_answer(self: &Arc<Self>) {
+        let (channel, origin) = self.channel();
+        let mut client = MaintenanceClient::with_origin(channel, origin);
+        let _ = client.status(StatusRequest {}).await;
+    }
+
     /// Whether the history of the member behind it was found to be the one that is known. A connection that is made again
     /// may lead to an etcd that was restored meanwhile.
     #[must_use]
@@ -271,6 +325,17 @@ impl Connection {
     pub fn set_vetted(&self) {
         self.vetted.store(true, Ordering::Release);
     }
+}
+
+/// An error with its causes: hyper's own words name none.
+fn in_words(error: &hyper::Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = std::error::Error::source(error);
+    while let Some(next) = cause {
+        words = format!("{words}: {next}");
+        cause = next.source();
+    }
+    words
 }
 
 /// A connection as the service that tonic's clients call.

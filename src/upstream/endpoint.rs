@@ -8,7 +8,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::connection::{Connection, Windows};
+use super::connection::{ConnectError, Connection, Windows};
 use super::range_stream::Server;
 use super::{Backoff, Class, Upstream, Version, health};
 use crate::net::Url;
@@ -152,6 +152,7 @@ impl Endpoint {
         loop {
             let far = Instant::now() + Duration::from_secs(3600);
             match Connection::open(
+                &upstream.connector,
                 &self.url,
                 &self.server,
                 Windows::SHARED,
@@ -161,42 +162,51 @@ impl Endpoint {
             .await
             {
                 Ok((connection, driver)) => {
-                    if speaks {
-                        tracing::info!(endpoint = %self.url, "connected to etcd");
-                        silent = false;
-                    }
                     let began = Instant::now();
                     self.server.reconnected();
                     slot.store(Some(Arc::clone(&connection)));
                     upstream.connected.notify_waiters();
-                    if speaks {
-                        tokio::select! {
-                            () = driver => {}
-                            () = health::watch(self, &connection, upstream) => {}
-                        }
+                    let answered = AtomicBool::new(false);
+                    let reason = if speaks {
+                        let reason = tokio::select! {
+                            reason = driver => reason,
+                            never = health::watch(self, &connection, upstream, &answered) => match never {},
+                        };
                         self.well.store(false, Ordering::Relaxed);
+                        reason
                     } else {
-                        driver.await;
-                    }
+                        driver.await
+                    };
                     slot.store(None);
-                    if speaks && !upstream.stop.is_cancelled() {
-                        tracing::warn!(endpoint = %self.url, "lost the connection to etcd; connecting again");
-                        silent = true;
+                    tracing::debug!(endpoint = %self.url, reason, "a connection to etcd ended");
+                    if !speaks || answered.into_inner() {
+                        if speaks && !upstream.stop.is_cancelled() {
+                            tracing::warn!(endpoint = %self.url, "lost the connection to etcd; connecting again");
+                            silent = true;
+                        }
+                        *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
+                    } else {
+                        let url = self.url.clone();
+                        let why = upstream.connector.explain(&url, &reason);
+                        self.cannot_connect(&ConnectError::Refused { url, why }, &mut silent);
                     }
-                    *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
                     if began.elapsed() > Duration::from_secs(5) {
                         backoff.reset();
                     }
                 }
-                Err(error) => {
-                    if speaks && !silent {
-                        tracing::warn!(endpoint = %self.url, %error, "cannot connect to etcd; trying on");
-                        silent = true;
-                    }
-                    *self.last_error.lock() = Some(error.to_string());
-                }
+                Err(error) if speaks => self.cannot_connect(&error, &mut silent),
+                Err(error) => *self.last_error.lock() = Some(error.to_string()),
             }
             tokio::time::sleep(backoff.pause()).await;
         }
+    }
+
+    /// Says it once, until there was a connection again.
+    fn cannot_connect(&self, error: &ConnectError, silent: &mut bool) {
+        if !*silent {
+            tracing::warn!(endpoint = %self.url, %error, "cannot connect to etcd; trying on");
+            *silent = true;
+        }
+        *self.last_error.lock() = Some(error.to_string());
     }
 }

@@ -52,10 +52,7 @@ impl FakeEtcd {
             }
         }));
         FakeEtcd {
-            url: Url::Tcp {
-                host: "127.0.0.1".into(),
-                port,
-            },
+            url: format!("http://127.0.0.1:{port}").parse().unwrap(),
             _stop: stop.drop_guard(),
         }
     }

@@ -3,7 +3,9 @@
 //!
 //! A member that is unwell is not excluded: it only comes after all others. With one endpoint nothing changes.
 
+use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior};
@@ -25,17 +27,35 @@ const HEALTH_TIMEOUT: Duration = Duration::from_millis(400);
 /// rolling upgrade.
 const STATUS_BEATS: u32 = 4;
 
-/// Asks for as long as the connection stands; never returns.
-pub(super) async fn watch(endpoint: &Endpoint, connection: &Arc<Connection>, upstream: &Upstream) {
+/// Asks for as long as the connection stands. `answered` is set with the first answer: until then nobody knows whether it is
+/// etcd that was connected to.
+pub(super) async fn watch(
+    endpoint: &Endpoint,
+    connection: &Arc<Connection>,
+    upstream: &Upstream,
+    answered: &AtomicBool,
+) -> Infallible {
     let mut beat = tokio::time::interval(HEALTH_INTERVAL);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // How it leads, votes and knows a leader; judged when it told so last.
     let mut sound = true;
-    for n in 0_u32.. {
+    let mut n = 0_u32;
+    loop {
         beat.tick().await;
         let deadline = Instant::now() + HEALTH_TIMEOUT;
-        if endpoint.version().is_none() || n.is_multiple_of(STATUS_BEATS) {
-            match tokio::time::timeout_at(deadline, connection.ask_own_status()).await {
+        if endpoint.version().is_none() || !answered.load(Ordering::Relaxed) || n.is_multiple_of(STATUS_BEATS)
+        {
+            let told = tokio::time::timeout_at(deadline, connection.ask_own_status()).await;
+            // A refusal is an answer too; one with a source is a lost connection.
+            let is_answer = match &told {
+                Ok(Ok(_)) => true,
+                Ok(Err(status)) => std::error::Error::source(status).is_none(),
+                Err(_) => false,
+            };
+            if is_answer && !answered.swap(true, Ordering::Relaxed) {
+                tracing::info!(endpoint = %endpoint.url, "connected to etcd");
+            }
+            match told {
                 Ok(Ok(status)) => {
                     sound = is_sound(&status);
                     learn_version(endpoint, &status, upstream);
@@ -50,6 +70,7 @@ pub(super) async fn watch(endpoint: &Endpoint, connection: &Arc<Connection>, ups
         }
         let serves = tokio::time::timeout(HEALTH_TIMEOUT, serves(connection)).await;
         endpoint.set_well(sound && serves.unwrap_or(false));
+        n = n.wrapping_add(1);
     }
 }
 

@@ -35,6 +35,7 @@ pub use range_stream::NoRangeStream;
 pub use version::Version;
 
 use crate::net::Url;
+use crate::tls::Connector;
 use endpoint::Endpoint;
 
 /// Which connections a call may use: calls of different classes never share one, so that a long answer or a slow
@@ -78,6 +79,7 @@ pub struct Versions {
 #[derive(Debug)]
 pub struct Upstream {
     endpoints: Vec<Arc<Endpoint>>,
+    connector: Arc<Connector>,
     /// Where the search for the least busy connection starts, so that ties go round.
     next: AtomicUsize,
     /// Woken whenever a connection has come up.
@@ -92,12 +94,13 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Starts to connect to every endpoint, and keeps doing so until `stop`. Calls that originate here are made as the
-    /// user of `credentials`. Tasks are `tasks`' to join. `may_stream`: whether RangeStream may be used where an endpoint
-    /// has it.
+    /// Starts to connect to every endpoint by `connector`, and keeps doing so until `stop`. Calls that originate here are
+    /// made as the user of `credentials`. Tasks are `tasks`' to join. `may_stream`: whether RangeStream may be used where an
+    /// endpoint has it.
     #[must_use]
     pub fn start(
         urls: &[Url],
+        connector: &Arc<Connector>,
         may_stream: bool,
         credentials: Arc<Credentials>,
         tasks: &TaskTracker,
@@ -110,6 +113,7 @@ impl Upstream {
             .collect();
         let upstream = Arc::new(Upstream {
             endpoints,
+            connector: Arc::clone(connector),
             next: AtomicUsize::new(0),
             connected,
             versions: ArcSwap::default(),
@@ -242,6 +246,7 @@ impl Upstream {
         let mut last = None;
         for endpoint in endpoints {
             let opening = Connection::open(
+                &self.connector,
                 &endpoint.url,
                 &endpoint.server,
                 windows,
@@ -250,7 +255,11 @@ impl Upstream {
             );
             match opening.await {
                 Ok((connection, driver)) => {
-                    self.tasks.spawn(driver);
+                    let ended = async move {
+                        let reason = driver.await;
+                        tracing::debug!(reason, "a connection to etcd ended");
+                    };
+                    self.tasks.spawn(ended);
                     return Ok(connection);
                 }
                 Err(error) => last = Some(error),
@@ -270,6 +279,12 @@ impl Upstream {
     #[must_use]
     pub fn credentials(&self) -> &Credentials {
         &self.credentials
+    }
+
+    /// What makes connections.
+    #[must_use]
+    pub fn connector(&self) -> &Arc<Connector> {
+        &self.connector
     }
 
     /// What is known of versions now.

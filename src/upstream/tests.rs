@@ -31,16 +31,14 @@ where
             tokio::spawn(serve(n, connection));
         }
     });
-    Url::Tcp {
-        host: "127.0.0.1".into(),
-        port,
-    }
+    format!("http://127.0.0.1:{port}").parse().unwrap()
 }
 
 fn upstream(url: &Url) -> (Arc<Upstream>, tokio_util::sync::DropGuard) {
     let stop = CancellationToken::new();
     let upstream = Upstream::start(
         std::slice::from_ref(url),
+        &crate::tls::Connector::plaintext(),
         true,
         Credentials::new(None),
         &TaskTracker::new(),

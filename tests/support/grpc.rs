@@ -15,6 +15,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -78,14 +79,22 @@ impl Client {
             .trim_end_matches('/');
         let tcp = timeout(SOON, TcpStream::connect(authority)).await??;
         tcp.set_nodelay(true)?;
+        Self::over(tcp, &format!("http://{authority}")).await
+    }
+
+    /// Speaks over a connected stream; `url` is scheme and authority of every request.
+    pub async fn over<S>(stream: S, url: &str) -> Result<Self, Box<dyn Error + Send + Sync>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let mut builder = Builder::new(TokioExecutor::new());
         builder
             .initial_connection_window_size(32 << 20)
             .initial_stream_window_size(8 << 20);
-        let (sender, connection) = timeout(SOON, builder.handshake(TokioIo::new(tcp))).await??;
+        let (sender, connection) = timeout(SOON, builder.handshake(TokioIo::new(stream))).await??;
         tokio::spawn(connection);
         Ok(Self {
-            url: format!("http://{authority}"),
+            url: url.to_owned(),
             sender,
             metadata: HeaderMap::new(),
         })

@@ -7,6 +7,7 @@ use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::handshake;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -30,13 +31,27 @@ pub async fn post(url: &str, body: &str) -> Result<Response, String> {
 }
 
 async fn call(method: Method, url: &str, body: String) -> Result<Response, String> {
+    let rest = url.strip_prefix("http://").ok_or("only http:// is spoken here")?;
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let tcp = TcpStream::connect(authority)
+        .await
+        .map_err(|e| format!("{url}: {e}"))?;
+    over(tcp, method, authority, path, body).await
+}
+
+/// One request over a connected stream.
+pub async fn over<S>(
+    stream: S,
+    method: Method,
+    authority: &str,
+    path: &str,
+    body: String,
+) -> Result<Response, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let exchange = async {
-        let rest = url.strip_prefix("http://").ok_or("only http:// is spoken here")?;
-        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let tcp = TcpStream::connect(authority)
-            .await
-            .map_err(|e| format!("{url}: {e}"))?;
-        let (mut sender, connection) = handshake(TokioIo::new(tcp)).await.map_err(|e| e.to_string())?;
+        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
         let connection = tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -62,5 +77,5 @@ async fn call(method: Method, url: &str, body: String) -> Result<Response, Strin
     };
     timeout(Duration::from_secs(20), exchange)
         .await
-        .unwrap_or_else(|_| Err(format!("{url}: no answer")))
+        .unwrap_or_else(|_| Err(format!("{authority}: no answer")))
 }

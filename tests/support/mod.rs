@@ -14,6 +14,7 @@
 //! | [`streams`] | RangeStreams: whole, and merged to the unary answer |
 //! | [`pb`] | etcd's messages |
 //! | [`http`] | HTTP/1 as a scraper or curl speaks it |
+//! | [`tls`] | CAs and certificates of every kind, etcd with TLS, and connections over it |
 //! | [`wait`] | waiting for a condition, never for a time |
 
 // Every suite is a crate of its own and uses only a part of this one.
@@ -38,4 +39,5 @@ pub mod register;
 pub mod roles;
 pub mod shapes;
 pub mod streams;
+pub mod tls;
 pub mod wait;

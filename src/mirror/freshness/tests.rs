@@ -50,6 +50,7 @@ async fn bench() -> Bench {
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let upstream = Upstream::start(
         std::slice::from_ref(&etcd.url),
+        &crate::tls::Connector::plaintext(),
         true,
         Credentials::new(None),
         &tasks,
