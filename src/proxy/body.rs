@@ -58,7 +58,7 @@ enum Kind {
         trailers: Option<HeaderMap>,
     },
     /// Pieces of one reader's, given back to the budget as they go, then trailers.
-    Held(Box<HeldAnswer>),
+    Held(Arc<Slot<HeldAnswer>>),
     /// Passed on from etcd.
     Forwarded(Box<Forwarded>),
 }
@@ -66,10 +66,9 @@ enum Kind {
 #[derive(Debug)]
 struct Lazy {
     prefix: Option<Bytes>,
-    answer: Arc<Slot<Answer>>,
+    /// With what a page of a series counts against the budget.
+    answer: Arc<Slot<(Answer, Option<Held>)>>,
     trailers_sent: bool,
-    /// What a page of a series counts against the budget.
-    _held: Option<Held>,
 }
 
 #[derive(Debug)]
@@ -129,9 +128,8 @@ impl ResponseBody {
         let prefix = Some(Bytes::copy_from_slice(&prefix));
         ResponseBody(Kind::Lazy(Box::new(Lazy {
             prefix,
-            answer: answers.watch(answer),
+            answer: answers.watch((answer, held)),
             trailers_sent: false,
-            _held: held,
         })))
     }
 
@@ -169,8 +167,13 @@ impl ResponseBody {
     }
 
     /// The pieces of a whole answer, then `trailers`.
-    pub(super) fn held(pieces: Vec<Bytes>, trailers: HeaderMap, held: Held) -> ResponseBody {
-        ResponseBody(Kind::Held(Box::new(HeldAnswer {
+    pub(super) fn held(
+        pieces: Vec<Bytes>,
+        trailers: HeaderMap,
+        held: Held,
+        answers: &Answers,
+    ) -> ResponseBody {
+        ResponseBody(Kind::Held(answers.watch(HeldAnswer {
             pieces: pieces.into_iter(),
             trailers: Some(trailers),
             held,
@@ -254,7 +257,7 @@ impl Lazy {
         if let Some(prefix) = self.prefix.take() {
             return Ok(Some(Frame::data(prefix.into())));
         }
-        if let Some(piece) = self.answer.take(|answer| answer.next_piece(PIECE_BYTES))? {
+        if let Some(piece) = self.answer.take(|(answer, _)| answer.next_piece(PIECE_BYTES))? {
             return Ok(Some(Frame::data(piece)));
         }
         if self.trailers_sent {
@@ -369,8 +372,7 @@ impl Body for ResponseBody {
         match &self.0 {
             Kind::Empty => true,
             Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
-            Kind::Lazy(_) | Kind::Stream(_) | Kind::Paged(_) => false,
-            Kind::Held(held) => held.trailers.is_none(),
+            Kind::Lazy(_) | Kind::Stream(_) | Kind::Paged(_) | Kind::Held(_) => false,
             Kind::Shared {
                 answer,
                 next,
@@ -418,7 +420,7 @@ impl Kind {
                 };
                 Poll::Ready(frame.map(Ok))
             }
-            Kind::Held(held) => Poll::Ready(held.next().map(Ok)),
+            Kind::Held(held) => Poll::Ready(held.take(HeldAnswer::next).map_err(Into::into).transpose()),
             Kind::Forwarded(forwarded) => forwarded.poll(cx),
         }
     }

@@ -20,6 +20,7 @@ use super::body::ResponseBody;
 use super::budget::{Budget, Held};
 use super::forward::Forward;
 use super::message::PREFIX_BYTES;
+use super::stalled::Answers;
 use super::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_ANSWER_BYTES, Status};
 use super::walk::{Found, Walk};
 use crate::cache::{RangeQuery, SortOrder, SortTarget};
@@ -236,9 +237,9 @@ impl Converter {
 
 impl Converted {
     /// The answer for its caller.
-    pub(super) fn response(self) -> Response<ResponseBody> {
+    pub(super) fn response(self, answers: &Answers) -> Response<ResponseBody> {
         let body = match self.trailers {
-            Some(trailers) => ResponseBody::held(self.pieces, trailers, self.held),
+            Some(trailers) => ResponseBody::held(self.pieces, trailers, self.held, answers),
             None => ResponseBody::empty(),
         };
         Response::from_parts(self.head, body)

@@ -21,6 +21,7 @@ use super::budget;
 use super::convert::{self, Converted, Converter};
 use super::forward::{Along, Answered, Body, Forward, Outcome};
 use super::series::AllSeries;
+use super::stalled::Answers;
 use super::status::{Code, Status};
 use crate::cache::RangeQuery;
 use crate::config::Config;
@@ -52,6 +53,8 @@ pub(super) struct LargeRange<'a> {
     pub(super) query: &'a RangeQuery,
     /// Whether its answer depends on its bytes alone, not on who asks.
     pub(super) may_share: bool,
+    /// Who watches over answers that nobody reads.
+    pub(super) answers: &'a Answers,
 }
 
 /// How a large Range was answered.
@@ -229,12 +232,13 @@ impl Large {
             request,
             query,
             may_share,
+            answers,
         } = range;
         if let Some(converted) = self.convert(forward, &parts, query, may_share).await {
             // All of it is here: etcd has nothing more to do for it.
             drop(permit);
             return Ok(Passed {
-                outcome: Ok(converted.response()),
+                outcome: Ok(converted.response(answers)),
                 streamed: true,
             });
         }

@@ -119,12 +119,12 @@ impl Proxy {
         })
     }
 
-    /// Gives up answers that nobody reads and page series that nobody goes on with, until `stop`.
+    /// Gives up answers that nobody reads, and ends page series that nobody goes on with, until `stop`.
     pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
         let sweeping = async {
             tokio::join!(
                 restarting("sweep", || self.answers.run()),
-                restarting("series", || Arc::clone(&self.series).sweep()),
+                restarting("series", || self.series.sweep())
             )
         };
         stop.run_until_cancelled(sweeping).await;

@@ -412,6 +412,7 @@ async fn forward(
         request: framed,
         query,
         may_share,
+        answers: &proxy.answers,
     };
     match proxy.large.pass(&proxy.forward, range).await {
         Ok(passed) => {

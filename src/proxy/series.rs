@@ -162,7 +162,7 @@ impl AllSeries {
     }
 
     /// Ends series that nobody has gone on with, for ever.
-    pub(super) async fn sweep(self: Arc<Self>) {
+    pub(super) async fn sweep(&self) {
         let mut beat = tokio::time::interval(SWEEP_INTERVAL);
         loop {
             beat.tick().await;
