@@ -81,7 +81,7 @@ async fn route(proxy: &Proxy, request: Request<Incoming>) -> Outcome {
         return range::range(proxy, request).await;
     }
     if is_call && request.uri().path() == RANGE_STREAM {
-        return Box::pin(range_stream::range_stream(&proxy, request)).await;
+        return Box::pin(range_stream::range_stream(proxy, request)).await;
     }
     proxy.metrics.passed_calls.inc();
     if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {
