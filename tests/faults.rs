@@ -239,6 +239,12 @@ async fn a_compaction_by_others_is_learned() {
         ..RangeRequest::prefix(PREFIX)
     };
     write(&scene.etcd, "second", 20).await;
+    // A pinned read proves nothing: its header shows the writes of others once some read has.
+    scene
+        .through
+        .range(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("a proven read");
     let before = scene.rangecache.outcomes().await;
     assert_eq!(scene.through.range_raw(&old).await, direct.range_raw(&old).await);
     assert_eq!(
