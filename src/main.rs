@@ -57,8 +57,7 @@ fn main() -> ExitCode {
     let tls = match Tls::open(&config, &metrics) {
         Ok(tls) => tls,
         Err(error) => {
-            let mut command = <Config as clap::CommandFactory>::command();
-            let _ = command.error(ErrorKind::ValueValidation, error).print();
+            let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
             return ExitCode::from(MISUSE);
         }
     };
