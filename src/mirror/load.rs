@@ -33,6 +33,9 @@ const MAX_RESUMES: u32 = 5;
 const RESUME_PAUSE: Duration = Duration::from_millis(100);
 /// How long to wait for any endpoint.
 const ENDPOINT_PATIENCE: Duration = Duration::from_secs(10);
+/// How fast a load may be. etcd answers other clients meanwhile: at its full speed a load would take a core of etcd's and one
+/// of ours.
+const LOAD_BYTES_PER_SECOND: f64 = 512e6;
 /// What an entry costs beside its own bytes, for the budget during a load.
 pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 48;
 
@@ -270,6 +273,7 @@ impl<'a> Gathered<'a> {
                 // The last chunk's.
                 is_whole |= response.header.is_some();
                 self.add(&response)?;
+                self.pace().await;
             }
         }
         if is_whole {
@@ -293,7 +297,15 @@ impl<'a> Gathered<'a> {
             if !response.more || response.kvs.is_empty() {
                 return Ok(());
             }
+            self.pace().await;
         }
+    }
+
+    /// Waits until no more than [`LOAD_BYTES_PER_SECOND`] have come.
+    async fn pace(&self) {
+        #[allow(clippy::cast_precision_loss, reason = "a load has fewer than 2^53 bytes")]
+        let seconds = self.bytes as f64 / LOAD_BYTES_PER_SECOND;
+        tokio::time::sleep_until(self.began + Duration::from_secs_f64(seconds)).await;
     }
 
     fn page_limit(&self) -> i64 {
