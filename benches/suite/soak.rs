@@ -23,6 +23,10 @@ const SLOW_READERS: usize = 8;
 /// How long each of them holds on to its answer.
 const SLOW_READER_HOLDS: Duration = Duration::from_secs(20);
 
+/// What the puts write.
+const WRITTEN_PREFIX: &str = "/registry/leases/";
+const WRITTEN_KEYS: usize = 1000;
+
 /// Counters of one kind of work.
 #[derive(Default)]
 struct Work {
@@ -74,7 +78,10 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
     let etcd = stage.connect().await?;
     small.fill(&etcd, 0).await?;
     large.fill(&etcd, 0).await?;
-    stage.start_only(Kind::Rangecache, &[]).await?;
+    // History grows until it is as old as it may be; growth beyond that is what is looked for.
+    stage
+        .start_only(Kind::Rangecache, &["--history-max-age", "1m"])
+        .await?;
     let target = *stage.targets().last().context("rangecache was just started")?;
     let metrics_address = stage
         .rangecache()
@@ -114,9 +121,9 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
         );
         samples_mb.push(rss_mb);
     }
-    drop(tasks);
+    tasks.shutdown().await;
     summary(&samples_mb, &work[..]);
-    Ok(())
+    compare(&etcd, &target, &[small.list(), large.list(), written()].concat()).await
 }
 
 /// The first quarter against the last one, the start-up left out.
@@ -141,6 +148,31 @@ fn summary(samples_mb: &[f64], work: &[Work]) {
     }
 }
 
+/// Whether it still answers what etcd answers, byte by byte: what was only read, and what was written all the time.
+async fn compare(etcd: &Connection, target: &Target, lists: &[Op]) -> Result<()> {
+    let through = Connection::open(target.address, Windows::LARGE).await?;
+    for list in lists {
+        let expected = etcd.fetch(list.method, list.body.clone()).await?;
+        let answer = through.fetch(list.method, list.body.clone()).await?;
+        anyhow::ensure!(answer == expected, "an answer differs from etcd's");
+    }
+    println!(
+        "after it, {} LISTs of all keys are byte for byte etcd's",
+        lists.len()
+    );
+    Ok(())
+}
+
+/// A LIST of the keys that the puts write.
+fn written() -> Vec<Op> {
+    Dataset {
+        prefix: WRITTEN_PREFIX,
+        keys: WRITTEN_KEYS,
+        value_bytes: 200,
+    }
+    .list()
+}
+
 /// Starts every kind of work; all of it ends when the set is dropped.
 async fn start_load(
     target: &Target,
@@ -149,8 +181,8 @@ async fn start_load(
     work: &Arc<[Work; 5]>,
 ) -> Result<JoinSet<()>> {
     let mut tasks = JoinSet::new();
-    let puts: Vec<Op> = (0..1000)
-        .map(|number| puts::put(&format!("/registry/leases/object-{number:07}"), 200))
+    let puts: Vec<Op> = (0..WRITTEN_KEYS)
+        .map(|number| puts::put(&format!("{WRITTEN_PREFIX}object-{number:07}"), 200))
         .collect();
     let lists = [small.list(), large.list()].concat();
     // Which work, what it sends, how often each of its workers does, and how many workers there are.
