@@ -52,6 +52,7 @@ check: rust-present ## Check formatting, lints, and the dependencies' licences a
 	$(CARGO) clippy --locked --all-targets -- -D warnings
 	@if command -v cargo-deny >/dev/null; then \
 	  echo '$(CARGO) deny check bans licenses sources'; \
+	  $(CARGO) fetch --locked --quiet; \
 	  $(CARGO) deny --offline --locked check bans licenses sources; \
 	else \
 	  echo 'SKIPPED the check of dependencies: cargo-deny is not installed (cargo install cargo-deny --locked)'; \
