@@ -16,7 +16,7 @@ use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::net::Url;
-use crate::upstream::{Channel, ConnectError, Connection, NoRangeStream, Windows};
+use crate::upstream::{Channel, ConnectError, Connection, Windows};
 
 /// How long etcd may take for the next piece.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -230,11 +230,7 @@ impl<'a> Gathered<'a> {
             None => match self.by_stream(&mut client).await {
                 // An etcd, or a proxy in front of it, without the method: nothing has come yet.
                 Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
-                    let why = NoRangeStream::of_unimplemented(status.message());
-                    if why == NoRangeStream::Unimplemented {
-                        connection.note_no_range_stream();
-                    }
-                    why
+                    connection.refused_range_stream(status.message())
                 }
                 other => return other,
             },

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
-use http::HeaderMap;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio_util::sync::DropGuard;
@@ -106,6 +107,13 @@ struct Forwarded {
 }
 
 impl ResponseBody {
+    /// The response to a gRPC call that it is the body of.
+    pub(super) fn response(self, content_type: HeaderValue) -> Response<ResponseBody> {
+        let mut response = Response::new(self);
+        response.headers_mut().insert(CONTENT_TYPE, content_type);
+        response
+    }
+
     /// Nothing: the status is in the headers.
     pub(super) fn empty() -> ResponseBody {
         ResponseBody(Kind::Empty)

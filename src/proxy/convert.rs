@@ -12,30 +12,27 @@ use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode, Uri, response};
 use http_body_util::BodyExt;
-use prost::Message as _;
 use prost::encoding::{encode_varint, encoded_len_varint};
 use tokio::time::Instant;
 
 use super::body::ResponseBody;
 use super::budget::{Budget, Held};
 use super::forward::Forward;
-use super::message::PREFIX_BYTES;
+use super::message::{PREFIX_BYTES, framed};
+use super::route::RANGE_STREAM;
 use super::stalled::Answers;
-use super::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_ANSWER_BYTES, Status};
+use super::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_ANSWER_BYTES, Status, succeeded};
 use super::walk::{Found, Walk};
 use crate::cache::{RangeQuery, SortOrder, SortTarget};
 use crate::etcdserverpb::RangeRequest;
 use crate::telemetry::Metrics;
 use crate::upstream::{Connection, NoRangeStream, Outgoing};
 
-/// The method that takes the place of Range.
-const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 /// Room is taken in steps of this size; what the last step leaves is given back.
 const STEP_BYTES: u64 = 256 << 10;
 /// Codes in which etcd refuses a stream for the same reasons and in the same words as the unary call: invalid argument,
 /// permission denied, out of range, unauthenticated. Others may be a stream's own (a learner serves none, for one).
 const SAME_AS_UNARY: [&[u8]; 4] = [b"3", b"7", b"11", b"16"];
-const OK: &[u8] = b"0";
 const UNIMPLEMENTED: &[u8] = b"12";
 
 /// Makes RangeStreams of Ranges.
@@ -184,10 +181,7 @@ impl Converter {
         mut pieces: Vec<Bytes>,
         mut held: Held,
     ) -> Result<Converted, NotConverted> {
-        if trailers
-            .get(GRPC_STATUS)
-            .is_none_or(|status| status.as_bytes() != OK)
-        {
+        if !succeeded(&trailers) {
             // In mid-stream the unary call may well have an answer: it needs no revision to live on.
             return if walk.has_begun() {
                 Err(NotConverted("broken"))
@@ -260,11 +254,9 @@ fn refused(
         .map_or(&b""[..], |status| status.as_bytes());
     if code == UNIMPLEMENTED {
         let message = head.headers.get(GRPC_MESSAGE).and_then(|text| text.to_str().ok());
-        let why = NoRangeStream::of_unimplemented(message.unwrap_or_default());
-        if why == NoRangeStream::Unimplemented {
-            connection.note_no_range_stream();
-        }
-        return Err(why.into());
+        return Err(connection
+            .refused_range_stream(message.unwrap_or_default())
+            .into());
     }
     let is_grpc = head.status == StatusCode::OK && head.headers.contains_key(CONTENT_TYPE);
     if !is_grpc || !SAME_AS_UNARY.contains(&code) {
@@ -277,16 +269,6 @@ fn refused(
         held,
         found: None,
     })
-}
-
-fn framed(message: &RangeRequest) -> Bytes {
-    let length = message.encoded_len();
-    let mut framed = BytesMut::with_capacity(PREFIX_BYTES + length);
-    framed.put_u8(0);
-    framed.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    // A buffer that grows has room.
-    let _ = message.encode(&mut framed);
-    framed.freeze()
 }
 
 /// A RangeResponse's field 1.

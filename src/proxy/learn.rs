@@ -2,7 +2,7 @@
 //! auth. What they change is known before the caller sees the answer, so that its next read finds it.
 
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Request, Response};
+use http::{Request, Response};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prost::Message as _;
@@ -12,7 +12,7 @@ use super::body::ResponseBody;
 use super::forward::{Body, NotAnswered, Outcome, grpc_content_type};
 use super::message::{self, Message, PREFIX_BYTES};
 use super::passed::Passed;
-use super::status::GRPC_STATUS;
+use super::status::succeeded;
 use crate::etcdserverpb::CompactionRequest;
 use crate::upstream::{Class, Outgoing};
 
@@ -88,12 +88,6 @@ pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>, lesson: Less
         None => ResponseBody::empty(),
     };
     Ok(Response::from_parts(head, body))
-}
-
-fn succeeded(headers: &HeaderMap) -> bool {
-    headers
-        .get(GRPC_STATUS)
-        .is_some_and(|status| status.as_bytes() == b"0")
 }
 
 fn learn(proxy: &Proxy, lesson: Lesson, framed: Option<&Bytes>) {

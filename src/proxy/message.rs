@@ -74,6 +74,17 @@ pub(super) async fn read(mut body: Incoming, max_bytes: usize) -> Message {
     }
 }
 
+/// `message` as gRPC sends it, uncompressed.
+pub(super) fn framed(message: &impl prost::Message) -> Bytes {
+    let length = message.encoded_len();
+    let mut framed = Vec::with_capacity(PREFIX_BYTES + length);
+    framed.resize(PREFIX_BYTES, 0);
+    put_prefix(&mut framed, length as u64);
+    // A vector takes whatever is written to it.
+    let _ = message.encode(&mut framed);
+    framed.into()
+}
+
 /// Writes the prefix of an uncompressed message of `length_bytes`, which must be below 4 GiB, over the first bytes of
 /// `framed`.
 pub(super) fn put_prefix(framed: &mut [u8], length_bytes: u64) {

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::forward::{Answered, Body, Forward, NotAnswered};
 use super::large::{Large, Refused};
-use super::message::{PREFIX_BYTES, put_prefix};
+use super::message::{PREFIX_BYTES, framed};
 use super::route::RANGE;
 use super::status::{Code, GRPC_MESSAGE, GRPC_STATUS, Status, ok_trailers};
 use crate::cache::{CHUNK_TARGET_BYTES, Entry, RangeQuery, Rope, SortTarget};
@@ -221,14 +221,14 @@ impl Pager {
 
     /// One unary call.
     async fn ask(&self) -> Result<Asked, NoPages> {
-        let mut framed = vec![0; PREFIX_BYTES];
-        framed.extend_from_slice(&self.request.encode_to_vec());
-        let length = (framed.len() - PREFIX_BYTES) as u64;
-        put_prefix(&mut framed, length);
         let _permit = self.large.turn(None).await.map_err(NoPages::Refused)?;
         let sent = self
             .forward
-            .send(self.parts.clone(), Body::Read(framed.into()), Class::Stream)
+            .send(
+                self.parts.clone(),
+                Body::Read(framed(&self.request)),
+                Class::Stream,
+            )
             .await;
         let Answered {
             response,
@@ -377,7 +377,7 @@ fn chunks(kvs: Vec<Bytes>, tail: Option<(ResponseHeader, bool, i64)>) -> VecDequ
     let (mut chunk, mut bytes) = (RangeResponse::default(), 0);
     for kv in kvs {
         if bytes >= CHUNK_TARGET_BYTES {
-            all.push_back(framed(std::mem::take(&mut chunk)));
+            all.push_back(framed_chunk(std::mem::take(&mut chunk)));
             bytes = 0;
         }
         bytes += kv.len() as u64;
@@ -386,21 +386,14 @@ fn chunks(kvs: Vec<Bytes>, tail: Option<(ResponseHeader, bool, i64)>) -> VecDequ
     if let Some((header, more, count)) = tail {
         (chunk.header, chunk.more, chunk.count) = (Some(header), more, count);
     }
-    all.push_back(framed(chunk));
+    all.push_back(framed_chunk(chunk));
     all
 }
 
-fn framed(response: RangeResponse) -> Bytes {
-    let message = RangeStreamResponse {
+fn framed_chunk(response: RangeResponse) -> Bytes {
+    framed(&RangeStreamResponse {
         range_response: Some(response),
-    };
-    let length = message.encoded_len();
-    let mut framed = Vec::with_capacity(PREFIX_BYTES + length);
-    framed.resize(PREFIX_BYTES, 0);
-    put_prefix(&mut framed, length as u64);
-    // A vector takes whatever is written to it.
-    let _ = message.encode(&mut framed);
-    framed.into()
+    })
 }
 
 impl Paged {

@@ -142,9 +142,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
                 return Ok(Status::larger_than_max(answer.len()).response(call.content_type));
             }
             record.outcome = outcome;
-            let mut response = Response::new(ResponseBody::answer(answer, &proxy.answers));
-            response.headers_mut().insert(CONTENT_TYPE, call.content_type);
-            Ok(response)
+            Ok(ResponseBody::answer(answer, &proxy.answers).response(call.content_type))
         }
         Ended::Error(status, outcome) => {
             record.outcome = outcome;
@@ -391,11 +389,8 @@ async fn forward(
     let may_share = proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader;
     if may_share && let Some(page) = proxy.series.page(query).await {
         record.outcome = record.outcome.streamed();
-        let mut response = Response::new(ResponseBody::page(page.answer, Some(page.held), &proxy.answers));
-        response
-            .headers_mut()
-            .insert(CONTENT_TYPE, call.content_type.clone());
-        return Ok(response);
+        let body = ResponseBody::page(page.answer, Some(page.held), &proxy.answers);
+        return Ok(body.response(call.content_type.clone()));
     }
     if !plan::is_large(query) {
         let along = Along {

@@ -4,7 +4,6 @@
 //! streaming for ten minutes at one such answer.
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode, response};
 use http_body_util::BodyExt;
@@ -60,12 +59,8 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     match end(proxy, &query, &call, &parts.headers, &mut record).await {
         Ended::Answer(header, selection, outcome) => {
             record.outcome = outcome;
-            let mut response = Response::new(ResponseBody::stream(
-                Chunks::new(header, selection),
-                &proxy.answers,
-            ));
-            response.headers_mut().insert(CONTENT_TYPE, call.content_type);
-            Ok(response)
+            let body = ResponseBody::stream(Chunks::new(header, selection), &proxy.answers);
+            Ok(body.response(call.content_type))
         }
         Ended::Error(status, outcome) => {
             record.outcome = outcome;
@@ -121,19 +116,14 @@ async fn from_etcd(
     record.outcome = Outcome::Paged(why);
     let pager = Pager::new(&proxy.forward, &proxy.large, parts, query, record.deadline(&call));
     match pager.start().await {
-        Ok(paged) => {
-            let mut response = Response::new(ResponseBody::paged(paged));
-            response.headers_mut().insert(CONTENT_TYPE, call.content_type);
-            Ok(response)
-        }
+        Ok(paged) => Ok(ResponseBody::paged(paged).response(call.content_type)),
         Err(NoPages::Refused(refused)) => {
             record.outcome = Outcome::Shed(refused.why);
             Ok(refused.status.response(call.content_type))
         }
         Err(NoPages::Etcd(status)) => {
-            let mut response = Response::new(ResponseBody::empty());
-            *response.headers_mut() = status;
-            response.headers_mut().insert(CONTENT_TYPE, call.content_type);
+            let mut response = ResponseBody::empty().response(call.content_type);
+            response.headers_mut().extend(status);
             Ok(response)
         }
         Err(NoPages::Reset(error)) => Err(error.into()),
@@ -168,20 +158,19 @@ impl Opened {
         }
     }
 
-    /// Whether it says that there is no such method, or no such shape: in its head or, from another proxy's hand, in
-    /// trailers that are its first frame.
-    fn no_range_stream(&self) -> Option<NoRangeStream> {
+    /// The text with which it says that there is no such method, or no such shape: in its head or, from another proxy's
+    /// hand, in trailers that are its first frame.
+    fn unimplemented(&self) -> Option<String> {
         let trailers = self.first.as_ref().and_then(Frame::trailers_ref);
         let said = |headers: &HeaderMap| {
             let is_unimplemented =
                 headers.get(GRPC_STATUS)?.as_bytes() == (Code::Unimplemented as u16).to_string().as_bytes();
             let message = headers.get(GRPC_MESSAGE).map(|text| text.as_bytes());
-            let message = String::from_utf8_lossy(message.unwrap_or_default());
-            is_unimplemented.then(|| NoRangeStream::of_unimplemented(&message))
+            is_unimplemented.then(|| String::from_utf8_lossy(message.unwrap_or_default()).into_owned())
         };
         if self.head.status == StatusCode::NOT_FOUND {
             // A proxy that knows paths: to a gRPC client that is Unimplemented.
-            return Some(NoRangeStream::Unimplemented);
+            return Some(String::new());
         }
         said(trailers.unwrap_or(&self.head.headers))
     }
@@ -208,12 +197,10 @@ impl Forward {
                 Ok((response, in_flight)) => {
                     self.judge(&connection, response.headers());
                     match opened(response, in_flight).await {
-                        Ok(opened) => match opened.no_range_stream() {
+                        Ok(opened) => match opened.unimplemented() {
                             None => return Ok(Ok(opened)),
-                            Some(why) => {
-                                if why == NoRangeStream::Unimplemented {
-                                    connection.note_no_range_stream();
-                                }
+                            Some(message) => {
+                                let why = connection.refused_range_stream(&message);
                                 if why == NoRangeStream::Shape || Instant::now() >= deadline {
                                     return Ok(Err(why));
                                 }

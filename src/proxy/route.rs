@@ -19,7 +19,7 @@ use crate::telemetry::{self, Why};
 use crate::upstream::Outgoing;
 
 pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
-const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
+pub(super) const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
 /// Answers one request, whatever it is; a panic on the way is this request's alone.
 /// `over_tls` says how it came.

@@ -24,7 +24,7 @@ use tonic::Streaming;
 
 use super::budget::{Budget, Held};
 use super::convert::{stream_request, suits};
-use super::status::GRPC_STATUS;
+use super::status::succeeded;
 use super::walk::{Found, Walk};
 use crate::cache::{Answer, Entry, RangeQuery, ResponseHeader, Selection};
 use crate::etcdserverpb::RangeStreamResponse;
@@ -275,11 +275,7 @@ impl AllSeries {
         let stream = match opening {
             Ok(Ok(response)) => response.into_inner(),
             Ok(Err(status)) if status.code() == tonic::Code::Unimplemented => {
-                let why = NoRangeStream::of_unimplemented(status.message());
-                if why == NoRangeStream::Unimplemented {
-                    connection.note_no_range_stream();
-                }
-                return Err(why.into());
+                return Err(connection.refused_range_stream(status.message()).into());
             }
             // Whatever it is, etcd says it again to the page as it came.
             Ok(Err(_)) => return Err(Broken("refused")),
@@ -415,11 +411,8 @@ impl PageWatch {
 
     /// The answer ends with these trailers: when its caller knows, the next page is expected.
     pub(super) fn ended(&mut self, trailers: &HeaderMap) {
-        let is_ok = trailers
-            .get(GRPC_STATUS)
-            .is_some_and(|status| status.as_bytes() == b"0");
         if let Some(walk) = self.walk.take()
-            && is_ok
+            && succeeded(trailers)
             && let Ok(found) = walk.end()
         {
             self.all.note(&self.query, &found, self.history);

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Response};
 
 use super::body::ResponseBody;
@@ -86,11 +85,17 @@ impl Status {
 
     /// A response of this status and nothing else ("trailers only").
     pub(super) fn response(&self, content_type: HeaderValue) -> Response<ResponseBody> {
-        let mut response = Response::new(ResponseBody::empty());
-        response.headers_mut().insert(CONTENT_TYPE, content_type);
+        let mut response = ResponseBody::empty().response(content_type);
         self.write(response.headers_mut());
         response
     }
+}
+
+/// Whether these headers or trailers carry the status of success.
+pub(super) fn succeeded(headers: &HeaderMap) -> bool {
+    headers
+        .get(GRPC_STATUS)
+        .is_some_and(|status| status.as_bytes() == b"0")
 }
 
 /// The trailers of success. etcd's gRPC library sends an empty message along.

@@ -288,6 +288,7 @@ fn at_most(bytes: &[u8], most: u64) -> usize {
 mod tests {
     use super::*;
     use crate::etcdserverpb::{RangeResponse, RangeStreamResponse};
+    use crate::proxy::message::framed;
 
     /// A KeyValue: its key, and a value of `value_bytes`.
     fn kv(key: &str, value_bytes: usize) -> Bytes {
@@ -308,14 +309,6 @@ mod tests {
             revision: i64::MAX,
             raft_term: 2,
         }
-    }
-
-    fn framed(message: &impl prost::Message) -> Vec<u8> {
-        let encoded = message.encode_to_vec();
-        let mut framed = vec![0];
-        framed.extend_from_slice(&u32::try_from(encoded.len()).unwrap().to_be_bytes());
-        framed.extend_from_slice(&encoded);
-        framed
     }
 
     /// A stream of three chunks, and the kvs of all of them as one RangeResponse writes them.

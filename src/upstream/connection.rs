@@ -262,13 +262,16 @@ impl Connection {
         self.server.no_range_stream()
     }
 
-    /// The server behind it answered a RangeStream with `Unimplemented`, and not because of the request's shape
-    /// ([`NoRangeStream::of_unimplemented`]): its endpoint is not asked again until it reconnects or its version changes.
-    pub fn note_no_range_stream(&self) {
-        if self.server.note_no_range_stream() {
+    /// What it means that the server behind it answered a RangeStream with `Unimplemented` and this text:
+    /// [`NoRangeStream::Shape`], or [`NoRangeStream::Unimplemented`], and then its endpoint is not asked again until it
+    /// reconnects or its version changes.
+    pub fn refused_range_stream(&self, message: &str) -> NoRangeStream {
+        let why = NoRangeStream::of_unimplemented(message);
+        if why == NoRangeStream::Unimplemented && self.server.note_no_range_stream() {
             tracing::info!(endpoint = %self.url, "this endpoint has no RangeStream; it is asked for pages until it \
                 reconnects or its version changes");
         }
+        why
     }
 
     /// A tonic channel over this connection, and the origin that its client wants. Its calls carry no credentials but

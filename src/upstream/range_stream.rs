@@ -40,8 +40,7 @@ impl NoRangeStream {
 
     /// What an answer of `Unimplemented` with this text to a RangeStream means: [`NoRangeStream::Shape`] or
     /// [`NoRangeStream::Unimplemented`].
-    #[must_use]
-    pub fn of_unimplemented(message: &str) -> NoRangeStream {
+    pub(super) fn of_unimplemented(message: &str) -> NoRangeStream {
         if message.starts_with(SHAPE_REFUSED) {
             NoRangeStream::Shape
         } else {
