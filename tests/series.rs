@@ -70,15 +70,41 @@ fn behind(request: &RangeRequest, page: &RangeResponse) -> RangeRequest {
     }
 }
 
+/// How a reader asks for its pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Range,
+    /// As kube-apiserver does without its watch cache.
+    RangeStream,
+}
+
+impl By {
+    async fn ask(self, client: &Client, request: &RangeRequest) -> Result<RangeResponse, Status> {
+        match self {
+            By::Range => client.range(request).await,
+            By::RangeStream => client.streamed(request).await,
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_in_pages_costs_etcd_one_stream() {
-    const KEYS: usize = 60_000;
+    costs_etcd_one_stream(By::Range, 60_000).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_in_streamed_pages_costs_etcd_one_stream_beside_the_first() {
+    costs_etcd_one_stream(By::RangeStream, 20_000).await;
+}
+
+async fn costs_etcd_one_stream(by: By, keys: usize) {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
-    write_all(&direct, KEYS).await;
+    write_all(&direct, keys).await;
     // No probe comes in between.
     let rangecache = not_mirroring(&etcd).with("--probe-interval", "1h").start().await;
     let through = rangecache.client().await;
+    let streamed_before = rangecache.stream_outcomes().await;
     let before = rangecache.outcomes().await;
     let (ranges, streams) = (calls(&etcd, "Range").await, calls(&etcd, "RangeStream").await);
 
@@ -88,10 +114,10 @@ async fn a_list_in_pages_costs_etcd_one_stream() {
     };
     let (mut read, mut pages): (Vec<KeyValue>, usize) = (Vec::new(), 0);
     loop {
-        let mut page = through.range(&request).await.expect("a page");
+        let mut page = by.ask(&through, &request).await.expect("a page");
         pages += 1;
-        assert_eq!(page.count as usize, KEYS - read.len());
-        assert_eq!(page.more, read.len() + page.kvs.len() < KEYS);
+        assert_eq!(page.count as usize, keys - read.len());
+        assert_eq!(page.more, read.len() + page.kvs.len() < keys);
         let next = page.more.then(|| behind(&request, &page));
         read.append(&mut page.kvs);
         match next {
@@ -99,15 +125,26 @@ async fn a_list_in_pages_costs_etcd_one_stream() {
             None => break,
         }
     }
-    assert_eq!(pages, KEYS / PAGE as usize);
+    assert_eq!(pages, keys / PAGE as usize);
     let (ranges, streams) = (
         calls(&etcd, "Range").await - ranges,
         calls(&etcd, "RangeStream").await - streams,
     );
     println!("{pages} pages cost etcd {streams} RangeStreams and {ranges} Ranges");
-    assert_eq!(streams, 1.0);
-    assert!(ranges <= 3.0, "{ranges} Ranges");
-    let outcomes = rangecache.outcomes_since(&before, pages as u64).await;
+    let outcomes = match by {
+        By::Range => {
+            assert_eq!(streams, 1.0);
+            assert!(ranges <= 3.0, "{ranges} Ranges");
+            rangecache.outcomes_since(&before, pages as u64).await
+        }
+        By::RangeStream => {
+            assert_eq!(streams, 2.0);
+            assert!(ranges <= 2.0, "{ranges} Ranges");
+            rangecache
+                .stream_outcomes_since(&streamed_before, pages as u64)
+                .await
+        }
+    };
     assert_eq!(outcomes.of("streamed"), pages as u64 - 1, "{outcomes:?}");
     let whole = direct
         .range(&RangeRequest::prefix(PREFIX))
@@ -213,32 +250,33 @@ impl Fuzz {
 
     /// Asks both sides; returns the page.
     async fn ask(&mut self, request: &RangeRequest) -> Option<RangeResponse> {
-        let through = self.through.range(request).await;
+        let by = *[By::Range, By::RangeStream].choose(&mut self.random).unwrap();
+        let through = by.ask(&self.through, request).await;
         let direct = self.etcd.range(request).await;
         let (mut through, direct) = match (through, direct) {
             (Ok(through), Ok(direct)) => (through, direct),
             (through, direct) => {
-                assert_eq!(through, direct, "{request:?}");
+                assert_eq!(through, direct, "{by:?} {request:?}");
                 return None;
             }
         };
         let (revision, current) = (through.revision(), direct.revision());
         assert!(
             revision <= current,
-            "{request:?} is of the future: {revision} of {current}"
+            "{by:?} {request:?} is of the future: {revision} of {current}"
         );
         assert!(
             revision >= self.shown,
-            "{request:?} goes back: {revision} after {}",
+            "{by:?} {request:?} goes back: {revision} after {}",
             self.shown
         );
         assert!(
             revision == current || !self.knows_all,
-            "{request:?}: {revision} of {current}"
+            "{by:?} {request:?}: {revision} of {current}"
         );
         self.shown = revision;
         through.header.as_mut().unwrap().revision = current;
-        assert_eq!(through, direct, "{request:?}");
+        assert_eq!(through, direct, "{by:?} {request:?}");
         Some(direct)
     }
 }
@@ -329,6 +367,23 @@ async fn in_mid_series(flags: &[(&str, &str)]) -> (Etcd, Rangecache, Client, Ran
         1.0
     );
     (etcd, rangecache, through, request)
+}
+
+/// Begun by Range and gone on with by RangeStream: byte for byte etcd's own, its chunks, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streamed_pages_of_a_series_are_etcds() {
+    let (etcd, rangecache, through, mut request) = in_mid_series(&[]).await;
+    let direct = etcd.client().await;
+    for pages in 2..5 {
+        let reply = through.stream_raw(&request).await.expect("a page");
+        assert_eq!(reply, direct.stream_raw(&request).await.expect("etcd answers"));
+        assert_eq!(
+            rangecache.metrics().await.sum("rangecache_series_pages_total"),
+            f64::from(pages)
+        );
+        let page = direct.range(&request).await.expect("etcd answers");
+        request = behind(&request, &page);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -85,6 +85,7 @@ struct Stream {
     /// What is left of the chunk that is being sent.
     current: Option<Answer>,
     trailers_sent: bool,
+    _held: Option<Held>,
 }
 
 #[derive(Debug)]
@@ -141,12 +142,13 @@ impl ResponseBody {
         })))
     }
 
-    /// A RangeStream's chunks as gRPC messages, with trailers.
-    pub(super) fn stream(chunks: Chunks, answers: &Answers) -> ResponseBody {
+    /// A RangeStream's chunks as gRPC messages, with trailers; and what they count against the budget.
+    pub(super) fn stream(chunks: Chunks, held: Option<Held>, answers: &Answers) -> ResponseBody {
         ResponseBody(Kind::Stream(answers.watch(Stream {
             chunks,
             current: None,
             trailers_sent: false,
+            _held: held,
         })))
     }
 

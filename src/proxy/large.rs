@@ -23,6 +23,7 @@ use super::forward::{Along, Answered, Body, Forward, Outcome};
 use super::series::AllSeries;
 use super::stalled::Answers;
 use super::status::{Code, Status};
+use super::walk::Walk;
 use crate::cache::RangeQuery;
 use crate::config::Config;
 use crate::telemetry::{Metrics, Why};
@@ -244,7 +245,9 @@ impl Large {
         }
         let along = Along {
             _permit: Some(permit),
-            watch: may_share.then(|| self.series.watch(query)).flatten(),
+            watch: may_share
+                .then(|| self.series.watch(query, Walk::unary()))
+                .flatten(),
         };
         let outcome = forward
             .pass_with(parts, Body::Read(request), Class::Stream, along)

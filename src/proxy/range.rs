@@ -18,6 +18,7 @@ use super::large::LargeRange;
 use super::message::{self, Message, PREFIX_BYTES};
 use super::plan::{self, Facts, Plan};
 use super::status::{self, Code, MAX_ANSWER_BYTES, Status};
+use super::walk::Walk;
 use crate::cache::{
     Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Selection, Tree,
     names_unknown_sort_target, select,
@@ -385,17 +386,19 @@ async fn forward(
     let Some((query, call)) = understood else {
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
-    // Only where etcd gives everybody the same answer.
-    let may_share = proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader;
+    let may_share = may_share(proxy, call);
     if may_share && let Some(page) = proxy.series.page(query).await {
         record.outcome = record.outcome.streamed();
-        let body = ResponseBody::page(page.answer, Some(page.held), &proxy.answers);
+        let answer = Answer::new(page.header, page.selection);
+        let body = ResponseBody::page(answer, Some(page.held), &proxy.answers);
         return Ok(body.response(call.content_type.clone()));
     }
     if !plan::is_large(query) {
         let along = Along {
             _permit: None,
-            watch: may_share.then(|| proxy.series.watch(query)).flatten(),
+            watch: may_share
+                .then(|| proxy.series.watch(query, Walk::unary()))
+                .flatten(),
         };
         return proxy
             .forward
@@ -421,6 +424,11 @@ async fn forward(
             Ok(refused.status.response(content_type))
         }
     }
+}
+
+/// Whether etcd gives everybody the same answer to this call.
+pub(super) fn may_share(proxy: &Proxy, call: &Call) -> bool {
+    proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader && !call.bypass
 }
 
 pub(super) fn refusal(error: &QueryError) -> Status {

@@ -16,8 +16,9 @@ use super::body::ResponseBody;
 use super::forward::{self, Along, Body, Forward, NotAnswered, RETRY_PAUSE, class_of, is_reset};
 use super::message::{self, Message, PREFIX_BYTES};
 use super::pager::{NoPages, Pager};
-use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, Record, end, refusal};
+use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, Record, end, may_share, refusal};
 use super::status::{Code, GRPC_MESSAGE, GRPC_STATUS, Status};
+use super::walk::Walk;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Why};
@@ -59,7 +60,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     match end(proxy, &query, &call, &parts.headers, &mut record).await {
         Ended::Answer(header, selection, outcome) => {
             record.outcome = outcome;
-            let body = ResponseBody::stream(Chunks::new(header, selection), &proxy.answers);
+            let body = ResponseBody::stream(Chunks::new(header, selection), None, &proxy.answers);
             Ok(body.response(call.content_type))
         }
         Ended::Error(status, outcome) => {
@@ -101,11 +102,26 @@ async fn from_etcd(
     record: &mut Record<'_>,
 ) -> forward::Outcome {
     record.outcome = Outcome::Forwarded(why);
+    let may_share = may_share(proxy, &call);
+    if may_share && let Some(page) = proxy.series.page(query).await {
+        record.outcome = record.outcome.streamed();
+        let chunks = Chunks::new(page.header, page.selection);
+        let body = ResponseBody::stream(chunks, Some(page.held), &proxy.answers);
+        return Ok(body.response(call.content_type));
+    }
+    let along = Along {
+        _permit: None,
+        watch: may_share
+            .then(|| proxy.series.watch(query, Walk::stream()))
+            .flatten(),
+    };
     // etcd's stream repeats keys if it sorts chunk by chunk: that one shape is read whole, and then cut.
     let no_stream = if Pager::may_page(query) {
         let path = parts.uri.path().to_owned();
         match proxy.forward.open_stream(&parts, &framed).await {
-            Ok(Ok(opened)) => return Ok(opened.response(&proxy.forward, &path)),
+            Ok(Ok(opened)) => {
+                return Ok(opened.response(&proxy.forward, &path, along));
+            }
             Ok(Err(no_stream)) => no_stream,
             Err(not) => return not.outcome(call.content_type),
         }
@@ -140,7 +156,7 @@ struct Opened {
 }
 
 impl Opened {
-    fn response(self, forward: &Forward, path: &str) -> Response<ResponseBody> {
+    fn response(self, forward: &Forward, path: &str, along: Along) -> Response<ResponseBody> {
         let Opened {
             head,
             first,
@@ -151,7 +167,7 @@ impl Opened {
             response: Response::from_parts(head, body),
             in_flight,
         };
-        let response = forward.wrap(answered, path, Along::default());
+        let response = forward.wrap(answered, path, along);
         match first {
             Some(first) => response.map(|body| body.behind(first)),
             None => response,

@@ -6,7 +6,7 @@
 //! been read. etcd is held back by HTTP/2's flow control, so only the rest of a chunk and a window are held.
 //!
 //! Nobody waits for a series and nothing relies on one: whoever asks for a page *takes* its series, and puts it back where
-//! the next page begins. A page that is asked for twice, out of order or late finds none, and is forwarded; so is
+//! the next page begins. A page may be asked for by Range or by RangeStream, and the next one by the other. A page that is asked for twice, out of order or late finds none, and is forwarded; so is
 //! whatever a series cannot give. With etcd's auth on none is used.
 
 use std::collections::VecDeque;
@@ -26,7 +26,7 @@ use super::budget::{Budget, Held};
 use super::convert::{stream_request, suits};
 use super::status::succeeded;
 use super::walk::{Found, Walk};
-use crate::cache::{Answer, Entry, RangeQuery, ResponseHeader, Selection};
+use crate::cache::{Entry, RangeQuery, ResponseHeader, Selection};
 use crate::etcdserverpb::RangeStreamResponse;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::mirror::Mirrors;
@@ -98,7 +98,8 @@ pub(super) struct AllSeries {
 
 /// A page from a series, and what it counts against the budget.
 pub(super) struct PageAnswer {
-    pub(super) answer: Answer,
+    pub(super) header: ResponseHeader,
+    pub(super) selection: Selection,
     pub(super) held: Held,
 }
 
@@ -227,8 +228,12 @@ impl AllSeries {
         // Asked for last, so that the floor is the floor of now (I11), and so are etcd's compaction, history and auth.
         let header = self.header(series, query.revision).await?;
         self.mirrors.knowledge.note_shown(header.revision);
-        let answer = Answer::new(header, Selection::of_page(entries, count, more));
-        Ok((PageAnswer { answer, held }, last_key))
+        let page = PageAnswer {
+            header,
+            selection: Selection::of_page(entries, count, more),
+            held,
+        };
+        Ok((page, last_key))
     }
 
     /// The header of a page at `revision` now, if etcd would still give that page: as for pinned reads from a mirror, what
@@ -325,8 +330,8 @@ impl AllSeries {
         self.put(next_place(&Place::of(query), &found.last_key, revision), series);
     }
 
-    /// Watches the answer to `query` pass by, if it may be a page.
-    pub(super) fn watch(self: &Arc<Self>, query: &RangeQuery) -> Option<Box<PageWatch>> {
+    /// Watches the answer to `query` pass by, if it may be a page. `walk` goes through answers of its kind.
+    pub(super) fn watch(self: &Arc<Self>, query: &RangeQuery, walk: Walk) -> Option<Box<PageWatch>> {
         let may_stream = self
             .upstream
             .versions()
@@ -334,7 +339,7 @@ impl AllSeries {
             .is_some_and(|version| version.has_range_stream());
         (may_stream && is_page(query)).then(|| {
             Box::new(PageWatch {
-                walk: Some(Walk::unary()),
+                walk: Some(walk),
                 query: query.clone(),
                 history: self.history(),
                 all: Arc::clone(self),
