@@ -23,6 +23,7 @@ use support::etcd::{Etcd, Version};
 use support::grpc::{Client, Status};
 use support::pb::{KeyValue, RangeRequest, RangeResponse, RequestOp, prefix_end};
 use support::proxy::Rangecache;
+use support::roles::{MIRROR, password, people, token};
 use support::wait::{SOON, until};
 
 const PREFIX: &str = "/series/";
@@ -445,21 +446,98 @@ async fn a_restart_of_etcd_ends_a_series() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_auth_on_there_are_no_series() {
+async fn with_auth_on_and_no_user_of_its_own_there_are_no_series() {
     let (etcd, rangecache, through, request) = in_mid_series(&[]).await;
     let root = through.enable_auth("secret").await.expect("auth is on");
     let refused = through.range(&request).await;
     let direct = etcd.client().await;
     assert_eq!(refused, direct.range(&request).await);
     assert!(refused.is_err(), "nobody without a name reads");
-    let pages = rangecache.metrics().await.sum("rangecache_series_pages_total");
+    let pages = from_series(&rangecache).await;
     let mut request = request;
     for _ in 0..3 {
         let page = root.range(&request).await.expect("root reads");
         request = behind(&request, &page);
     }
-    assert_eq!(
-        rangecache.metrics().await.sum("rangecache_series_pages_total"),
-        pages
-    );
+    assert_eq!(from_series(&rangecache).await, pages);
+}
+
+async fn from_series(rangecache: &Rangecache) -> f64 {
+    rangecache.metrics().await.sum("rangecache_series_pages_total")
+}
+
+/// I8: a series is its caller's, and etcd judges each page of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_auth_on_a_series_is_its_callers_own() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let root = people(&etcd).await;
+    for start in (0..3_000).step_by(100) {
+        let batch = (start..start + 100).map(|n| RequestOp::put(format!("/a/{n:06}"), "value"));
+        root.transact(batch.collect()).await.expect("etcd writes");
+    }
+    let rangecache = not_mirroring(&etcd)
+        .with("--user", MIRROR)
+        .with("--password", &password(MIRROR))
+        .start()
+        .await;
+    let through = rangecache.client().await;
+    let direct = etcd.client().await;
+    let login = async |name: &str| {
+        let token = token(&direct, name).await;
+        (
+            through.with_metadata("token", &token),
+            direct.with_metadata("token", &token),
+        )
+    };
+    let (alice, alice_direct) = login("alice").await;
+    let (bob, bob_direct) = login("bob").await;
+    let first = RangeRequest {
+        limit: PAGE,
+        ..RangeRequest::prefix("/a/")
+    };
+    let mut request = first.clone();
+    let next_of_alice = async |request: &mut RangeRequest| {
+        let page = alice.range(request).await.expect("alice may read");
+        assert_eq!(page, alice_direct.range(request).await.expect("alice may read"));
+        *request = behind(request, &page);
+    };
+    // Once rangecache knows that auth is on.
+    until(SOON, "alice's second page comes from a series", async || {
+        request = first.clone();
+        next_of_alice(&mut request).await;
+        next_of_alice(&mut request).await;
+        (from_series(&rangecache).await > 0.0).then_some(())
+    })
+    .await;
+    let pages = from_series(&rangecache).await;
+    next_of_alice(&mut request).await;
+    assert_eq!(from_series(&rangecache).await, pages + 1.0);
+
+    // Not for others, whether they may not read it or have no name.
+    for (through, direct) in [(&bob, &bob_direct), (&through, &direct)] {
+        let refused = through.range(&request).await;
+        assert_eq!(refused, direct.range(&request).await);
+        assert!(refused.is_err());
+        let streamed = through.streamed(&request).await;
+        assert_eq!(streamed, direct.streamed(&request).await);
+        assert!(streamed.is_err());
+    }
+    // Root may, but not from alice's series: hers is there afterwards.
+    let (root, root_direct) = login("root").await;
+    let page = root.range(&request).await;
+    assert_eq!(page, root_direct.range(&request).await);
+    assert!(page.is_ok());
+    assert_eq!(from_series(&rangecache).await, pages + 1.0);
+    next_of_alice(&mut request).await;
+    assert_eq!(from_series(&rangecache).await, pages + 2.0);
+
+    // A right that is gone is gone in mid-list.
+    root_direct
+        .forbid("a", "/a/", support::pb::prefix_end(b"/a/"))
+        .await
+        .expect("root forbids");
+    let refused = alice.range(&request).await;
+    assert_eq!(refused, alice_direct.range(&request).await);
+    assert!(refused.is_err());
+    assert_eq!(from_series(&rangecache).await, pages + 2.0);
 }

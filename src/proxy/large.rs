@@ -20,6 +20,7 @@ use super::body::ResponseBody;
 use super::budget;
 use super::convert::{self, Converted, Converter};
 use super::forward::{Along, Answered, Body, Forward, Outcome};
+use super::owner::Owner;
 use super::series::AllSeries;
 use super::stalled::Answers;
 use super::status::{Code, Status};
@@ -52,8 +53,8 @@ pub(super) struct LargeRange<'a> {
     /// The message with its prefix, as it came.
     pub(super) request: Bytes,
     pub(super) query: &'a RangeQuery,
-    /// Whether its answer depends on its bytes alone, not on who asks.
-    pub(super) may_share: bool,
+    /// Who may share its answer, or go on with it.
+    pub(super) owner: Option<Owner>,
     /// Who watches over answers that nobody reads.
     pub(super) answers: &'a Answers,
 }
@@ -219,7 +220,7 @@ impl Large {
         forward: &Arc<Forward>,
         range: LargeRange<'_>,
     ) -> Result<Passed, Refused> {
-        let lead = if range.may_share {
+        let lead = if range.owner == Some(Owner::Anybody) {
             match self.lead_or_join(forward, &range) {
                 Ok(lead) => Some(lead),
                 Err(flight) => return self.ride(flight).await,
@@ -232,10 +233,10 @@ impl Large {
             parts,
             request,
             query,
-            may_share,
+            owner,
             answers,
         } = range;
-        if let Some(converted) = self.convert(forward, &parts, query, may_share).await {
+        if let Some(converted) = self.convert(forward, &parts, query, owner.as_ref()).await {
             // All of it is here: etcd has nothing more to do for it.
             drop(permit);
             return Ok(Passed {
@@ -245,9 +246,7 @@ impl Large {
         }
         let along = Along {
             _permit: Some(permit),
-            watch: may_share
-                .then(|| self.series.watch(query, Walk::unary()))
-                .flatten(),
+            watch: self.series.watch(query, owner, Walk::unary()),
         };
         let outcome = forward
             .pass_with(parts, Body::Read(request), Class::Stream, along)
@@ -264,15 +263,15 @@ impl Large {
         forward: &Forward,
         parts: &Parts,
         query: &RangeQuery,
-        may_share: bool,
+        owner: Option<&Owner>,
     ) -> Option<Converted> {
         if !convert::suits(query) {
             return None;
         }
         let history = self.series.history();
         let converted = self.converter.convert(forward, parts, query).await.ok()?;
-        if let Some(found) = converted.found.as_ref().filter(|_| may_share) {
-            self.series.note(query, found, history);
+        if let (Some(found), Some(owner)) = (&converted.found, owner) {
+            self.series.note(query, owner.clone(), found, history);
         }
         Some(converted)
     }
@@ -402,7 +401,10 @@ impl Large {
 
     async fn collect(self: &Arc<Self>, forward: &Arc<Forward>, flight: &Flight, request: Bytes) -> Landed {
         let parts = flight.parts.clone();
-        if let Some(converted) = self.convert(forward, &parts, &flight.query, true).await {
+        if let Some(converted) = self
+            .convert(forward, &parts, &flight.query, Some(&Owner::Anybody))
+            .await
+        {
             return Ok(Arc::new(SharedAnswer {
                 head: converted.head,
                 pieces: converted.pieces,

@@ -32,6 +32,7 @@ mod large;
 mod learn;
 pub mod listener;
 mod message;
+mod owner;
 mod pager;
 mod passed;
 mod plan;

@@ -16,6 +16,7 @@ use super::body::ResponseBody;
 use super::forward::{self, Along, Body, class_of, grpc_content_type};
 use super::large::LargeRange;
 use super::message::{self, Message, PREFIX_BYTES};
+use super::owner::Owner;
 use super::plan::{self, Facts, Plan};
 use super::status::{self, Code, MAX_ANSWER_BYTES, Status};
 use super::walk::Walk;
@@ -32,7 +33,7 @@ use crate::upstream::{Class, Outgoing, Version};
 /// A Range's request is two keys and a few numbers. What is longer is forwarded unread.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Metadata that carries credentials.
-const CREDENTIALS: [&str; 2] = ["token", "authorization"];
+pub(super) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 /// Metadata with which a caller reads around the cache, and its value.
 pub(super) const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 
@@ -161,9 +162,9 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
 #[derive(Debug)]
 pub(super) struct Call {
     timeout: Option<Duration>,
-    credentials: bool,
-    require_leader: bool,
-    bypass: bool,
+    pub(super) credentials: bool,
+    pub(super) require_leader: bool,
+    pub(super) bypass: bool,
     pub(super) content_type: HeaderValue,
 }
 
@@ -386,8 +387,10 @@ async fn forward(
     let Some((query, call)) = understood else {
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
-    let may_share = may_share(proxy, call);
-    if may_share && let Some(page) = proxy.series.page(query).await {
+    let owner = Owner::of(proxy, call, &parts.headers);
+    if let Some(owner) = &owner
+        && let Some(page) = proxy.series.page(query, owner, &parts.headers).await
+    {
         record.outcome = record.outcome.streamed();
         let answer = Answer::new(page.header, page.selection);
         let body = ResponseBody::page(answer, Some(page.held), &proxy.answers);
@@ -396,9 +399,7 @@ async fn forward(
     if !plan::is_large(query) {
         let along = Along {
             _permit: None,
-            watch: may_share
-                .then(|| proxy.series.watch(query, Walk::unary()))
-                .flatten(),
+            watch: proxy.series.watch(query, owner, Walk::unary()),
         };
         return proxy
             .forward
@@ -409,7 +410,7 @@ async fn forward(
         parts,
         request: framed,
         query,
-        may_share,
+        owner,
         answers: &proxy.answers,
     };
     match proxy.large.pass(&proxy.forward, range).await {
@@ -424,11 +425,6 @@ async fn forward(
             Ok(refused.status.response(content_type))
         }
     }
-}
-
-/// Whether etcd gives everybody the same answer to this call.
-pub(super) fn may_share(proxy: &Proxy, call: &Call) -> bool {
-    proxy.mirrors.knowledge.auth() == Auth::Off && !call.credentials && !call.require_leader && !call.bypass
 }
 
 pub(super) fn refusal(error: &QueryError) -> Status {

@@ -15,8 +15,9 @@ use super::Proxy;
 use super::body::ResponseBody;
 use super::forward::{self, Along, Body, Forward, NotAnswered, RETRY_PAUSE, class_of, is_reset};
 use super::message::{self, Message, PREFIX_BYTES};
+use super::owner::Owner;
 use super::pager::{NoPages, Pager};
-use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, Record, end, may_share, refusal};
+use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, Record, end, refusal};
 use super::status::{Code, GRPC_MESSAGE, GRPC_STATUS, Status};
 use super::walk::Walk;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
@@ -102,8 +103,10 @@ async fn from_etcd(
     record: &mut Record<'_>,
 ) -> forward::Outcome {
     record.outcome = Outcome::Forwarded(why);
-    let may_share = may_share(proxy, &call);
-    if may_share && let Some(page) = proxy.series.page(query).await {
+    let owner = Owner::of(proxy, &call, &parts.headers);
+    if let Some(owner) = &owner
+        && let Some(page) = proxy.series.page(query, owner, &parts.headers).await
+    {
         record.outcome = record.outcome.streamed();
         let chunks = Chunks::new(page.header, page.selection);
         let body = ResponseBody::stream(chunks, Some(page.held), &proxy.answers);
@@ -111,9 +114,7 @@ async fn from_etcd(
     }
     let along = Along {
         _permit: None,
-        watch: may_share
-            .then(|| proxy.series.watch(query, Walk::stream()))
-            .flatten(),
+        watch: proxy.series.watch(query, owner, Walk::stream()),
     };
     // etcd's stream repeats keys if it sorts chunk by chunk: that one shape is read whole, and then cut.
     let no_stream = if Pager::may_page(query) {

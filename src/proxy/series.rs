@@ -7,7 +7,8 @@
 //!
 //! Nobody waits for a series and nothing relies on one: whoever asks for a page *takes* its series, and puts it back where
 //! the next page begins. A page may be asked for by Range or by RangeStream, and the next one by the other. A page that is asked for twice, out of order or late finds none, and is forwarded; so is
-//! whatever a series cannot give. With etcd's auth on none is used.
+//! whatever a series cannot give. With etcd's auth on a series belongs to the caller who began it, and etcd authorises each
+//! of its pages (I8).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -24,13 +25,14 @@ use tonic::Streaming;
 
 use super::budget::{Budget, Held};
 use super::convert::{stream_request, suits};
+use super::owner::Owner;
 use super::status::succeeded;
 use super::walk::{Found, Walk};
 use crate::cache::{Entry, RangeQuery, ResponseHeader, Selection};
-use crate::etcdserverpb::RangeStreamResponse;
 use crate::etcdserverpb::kv_client::KvClient;
+use crate::etcdserverpb::{RangeRequest, RangeStreamResponse};
 use crate::mirror::Mirrors;
-use crate::mirror::knowledge::Auth;
+use crate::mirror::freshness::authorize::{Authorization, identity_of};
 use crate::mirror::pinned::Reading;
 use crate::telemetry::Metrics;
 use crate::upstream::{NoRangeStream, Upstream, Windows};
@@ -44,13 +46,14 @@ const ENTRY_OVERHEAD_BYTES: u64 = 64;
 /// Series that wait for their next page may take this part of the bytes that streams may hold.
 const SHARE: u64 = 4;
 
-/// Where a page begins, and of what.
+/// Where a page begins, of what, and for whom.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Place {
     key: Bytes,
     range_end: Bytes,
     revision: i64,
     keys_only: bool,
+    owner: Owner,
 }
 
 /// A list of which a page has been seen.
@@ -103,6 +106,13 @@ pub(super) struct PageAnswer {
     pub(super) held: Held,
 }
 
+/// A page that is asked for, and by whom.
+struct Asker<'a> {
+    query: &'a RangeQuery,
+    owner: &'a Owner,
+    metadata: &'a HeaderMap,
+}
+
 /// Why the page has to be forwarded although there is a series; counted.
 struct Broken(&'static str);
 
@@ -113,12 +123,13 @@ impl From<NoRangeStream> for Broken {
 }
 
 impl Place {
-    fn of(query: &RangeQuery) -> Place {
+    fn of(query: &RangeQuery, owner: Owner) -> Place {
         Place {
             key: query.key.clone(),
             range_end: query.range_end.clone(),
             revision: query.revision,
             keys_only: query.keys_only,
+            owner,
         }
     }
 
@@ -177,20 +188,30 @@ impl AllSeries {
         self.metrics.series.set(count);
     }
 
-    /// The page that `query` asks for, if it goes on with one that was seen. Only for callers whom etcd would give the
-    /// same answer as anybody.
-    pub(super) async fn page(&self, query: &RangeQuery) -> Option<PageAnswer> {
+    /// The page that `query` asks for, if it goes on with one that was seen of the same `owner`, whose `metadata` came with
+    /// it.
+    pub(super) async fn page(
+        &self,
+        query: &RangeQuery,
+        owner: &Owner,
+        metadata: &HeaderMap,
+    ) -> Option<PageAnswer> {
         if query.revision <= 0 || !is_page(query) {
             return None;
         }
-        let place = Place::of(query);
+        let place = Place::of(query, owner.clone());
         let mut series = self.waiting.remove(&place)?.lock().take()?;
         let limit = u64::try_from(query.limit).ok()?;
         if series.source.is_none() && series.left <= limit {
             // The last page: a stream would spare nothing.
             return None;
         }
-        match self.cut(&mut series, query, limit).await {
+        let asker = Asker {
+            query,
+            owner,
+            metadata,
+        };
+        match self.cut(&mut series, &asker, limit).await {
             Ok((page, last_key)) => {
                 self.metrics.series_pages.inc();
                 self.put(next_place(&place, &last_key, place.revision), series);
@@ -208,13 +229,14 @@ impl AllSeries {
     async fn cut(
         &self,
         series: &mut Series,
-        query: &RangeQuery,
+        asker: &Asker<'_>,
         limit: u64,
     ) -> Result<(PageAnswer, Vec<u8>), Broken> {
-        self.header(series, query.revision).await?;
+        let granted = self.granted(asker).await?;
+        self.header(series, asker, granted).await?;
         let source = match &mut series.source {
             Some(source) => source,
-            None => series.source.insert(self.open(query, series.left).await?),
+            None => series.source.insert(self.open(asker, series.left).await?),
         };
         let keys = usize::try_from(limit.min(series.left)).map_err(|_| Broken("budget"))?;
         while source.ready.len() < keys {
@@ -226,7 +248,7 @@ impl AllSeries {
         let (count, more) = (series.left, series.left > limit);
         series.left -= entries.len() as u64;
         // Asked for last, so that the floor is the floor of now (I11), and so are etcd's compaction, history and auth.
-        let header = self.header(series, query.revision).await?;
+        let header = self.header(series, asker, granted).await?;
         self.mirrors.knowledge.note_shown(header.revision);
         let page = PageAnswer {
             header,
@@ -236,17 +258,40 @@ impl AllSeries {
         Ok((page, last_key))
     }
 
-    /// The header of a page at `revision` now, if etcd would still give that page: as for pinned reads from a mirror, what
-    /// is known of etcd decides, and nothing is asked, unless the floor is hidden.
-    async fn header(&self, series: &Series, revision: i64) -> Result<ResponseHeader, Broken> {
+    /// etcd's word that this caller may read this page, where that has to be asked for.
+    async fn granted(&self, asker: &Asker<'_>) -> Result<Option<ResponseHeader>, Broken> {
+        if *asker.owner == Owner::Anybody {
+            return Ok(None);
+        }
+        let authorization = Authorization {
+            key: asker.query.key.clone(),
+            range_end: asker.query.range_end.clone(),
+            caller: Some(asker.metadata),
+            serializable: false,
+        };
+        let deadline = Instant::now() + CHUNK_TIMEOUT;
+        let granted = self.mirrors.freshness.authorize(&authorization, deadline).await;
+        Ok(Some(granted.map_err(|_| Broken("auth"))?.header))
+    }
+
+    /// The header of a page now, if etcd would still give that page: as for pinned reads from a mirror, what is known of
+    /// etcd decides, and nothing is asked, unless the floor is hidden. It is the one with which etcd `granted` the page,
+    /// if it did.
+    async fn header(
+        &self,
+        series: &Series,
+        asker: &Asker<'_>,
+        granted: Option<ResponseHeader>,
+    ) -> Result<ResponseHeader, Broken> {
         let knowledge = &self.mirrors.knowledge;
+        let revision = asker.query.revision;
         if knowledge.floor().is_none() && self.mirrors.freshness.prove().await.is_err() {
             return Err(Broken("not_proven"));
         }
         let floor = knowledge.floor().ok_or(Broken("not_proven"))?;
         let known = knowledge.known().max(floor);
         let identity = knowledge.identity().ok_or(Broken("not_proven"))?;
-        if knowledge.auth() != Auth::Off {
+        if knowledge.auth() != asker.owner.auth() {
             return Err(Broken("auth"));
         }
         let same = knowledge.history() == series.history && identity.cluster_id == series.cluster_id;
@@ -256,14 +301,14 @@ impl AllSeries {
         if revision < knowledge.compacted() {
             return Err(Broken("compacted"));
         }
-        Ok(ResponseHeader {
+        Ok(granted.unwrap_or(ResponseHeader {
             revision: known,
             ..*identity
-        })
+        }))
     }
 
     /// Opens a stream of all `keys` that are left from the page on.
-    async fn open(&self, query: &RangeQuery, keys: u64) -> Result<Source, Broken> {
+    async fn open(&self, asker: &Asker<'_>, keys: u64) -> Result<Source, Broken> {
         let mut held = self.budget.nothing();
         held.try_grow(Windows::SHARED.stream.into())
             .map_err(|_| Broken("budget"))?;
@@ -274,8 +319,13 @@ impl AllSeries {
             .map_err(|_| Broken("no_endpoint"))??;
         let (channel, origin) = connection.channel();
         let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-        let mut request = stream_request(query);
-        request.limit = 0;
+        let mut request = tonic::Request::new(RangeRequest {
+            limit: 0,
+            ..stream_request(asker.query)
+        });
+        if *asker.owner != Owner::Anybody {
+            *request.metadata_mut() = identity_of(asker.metadata);
+        }
         let opening = tokio::time::timeout(CHUNK_TIMEOUT, client.range_stream(request)).await;
         let stream = match opening {
             Ok(Ok(response)) => response.into_inner(),
@@ -291,7 +341,7 @@ impl AllSeries {
             ready: VecDeque::new(),
             keys,
             held,
-            _reading: self.mirrors.pinned.read_at(query.revision),
+            _reading: self.mirrors.pinned.read_at(asker.query.revision),
         })
     }
 
@@ -308,7 +358,7 @@ impl AllSeries {
     }
 
     /// A page has been given by etcd: the next one is expected. `history` is the one known when it was asked for.
-    pub(super) fn note(&self, query: &RangeQuery, found: &Found, history: u64) {
+    pub(super) fn note(&self, query: &RangeQuery, owner: Owner, found: &Found, history: u64) {
         let Ok(header) = found.header() else {
             return;
         };
@@ -327,11 +377,20 @@ impl AllSeries {
             cluster_id: header.cluster_id,
             source: None,
         };
-        self.put(next_place(&Place::of(query), &found.last_key, revision), series);
+        self.put(
+            next_place(&Place::of(query, owner), &found.last_key, revision),
+            series,
+        );
     }
 
     /// Watches the answer to `query` pass by, if it may be a page. `walk` goes through answers of its kind.
-    pub(super) fn watch(self: &Arc<Self>, query: &RangeQuery, walk: Walk) -> Option<Box<PageWatch>> {
+    pub(super) fn watch(
+        self: &Arc<Self>,
+        query: &RangeQuery,
+        owner: Option<Owner>,
+        walk: Walk,
+    ) -> Option<Box<PageWatch>> {
+        let owner = owner?;
         let may_stream = self
             .upstream
             .versions()
@@ -341,6 +400,7 @@ impl AllSeries {
             Box::new(PageWatch {
                 walk: Some(walk),
                 query: query.clone(),
+                owner,
                 history: self.history(),
                 all: Arc::clone(self),
             })
@@ -398,6 +458,7 @@ pub(super) struct PageWatch {
     /// `None` once it has met something that it does not understand.
     walk: Option<Walk>,
     query: RangeQuery,
+    owner: Owner,
     history: u64,
     all: Arc<AllSeries>,
 }
@@ -420,7 +481,8 @@ impl PageWatch {
             && succeeded(trailers)
             && let Ok(found) = walk.end()
         {
-            self.all.note(&self.query, &found, self.history);
+            self.all
+                .note(&self.query, self.owner.clone(), &found, self.history);
         }
     }
 }

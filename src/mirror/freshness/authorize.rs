@@ -81,6 +81,15 @@ impl Freshness {
     }
 }
 
+/// What a caller's metadata says of itself, for a call that is made in its name.
+pub fn identity_of(caller: &HeaderMap) -> MetadataMap {
+    let mut metadata = caller.clone();
+    OF_THE_MESSAGE
+        .iter()
+        .for_each(|name| drop(metadata.remove(*name)));
+    MetadataMap::from_headers(metadata)
+}
+
 impl Authorization<'_> {
     pub(super) async fn ask(
         &self,
@@ -102,11 +111,7 @@ impl Authorization<'_> {
         let (channel, origin) = match self.caller {
             None => connection.own_channel(),
             Some(caller) => {
-                let mut metadata = caller.clone();
-                OF_THE_MESSAGE
-                    .iter()
-                    .for_each(|name| drop(metadata.remove(*name)));
-                *request.metadata_mut() = MetadataMap::from_headers(metadata);
+                *request.metadata_mut() = identity_of(caller);
                 connection.channel()
             }
         };
