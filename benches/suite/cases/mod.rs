@@ -143,7 +143,7 @@ async fn middling_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<
 /// 15k objects of 10 KB: lists and memory; then 150k of them: a cold load.
 async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
-    if !args.wants(&["P3", "P4", "P9", "P11", "P12", "P18", "STREAMS"]) {
+    if !args.wants(&["P3", "P4", "P9", "P11", "P12", "P16", "P18", "STREAMS"]) {
         return Ok(());
     }
     let data = Dataset {
@@ -175,6 +175,10 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     if args.wants(&["P9"]) {
         progress("P9 eight LISTs at once");
         report.add("P9", memory::p9(&mut stage, &data, rounds).await);
+    }
+    if args.wants(&["P16"]) {
+        progress("P16 a gigabyte of LISTs that are not mirrored");
+        report.add("P16", not_mirrored::p16(&mut stage, &data, rounds).await);
     }
     if args.wants(&["P18"]) {
         progress("P18 a LIST that is not mirrored");

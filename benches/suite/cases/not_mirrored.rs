@@ -1,4 +1,4 @@
-//! P17 and P18: what lists of keys that are not mirrored cost etcd, in pages and at once: each becomes one RangeStream.
+//! P16 to P18: what lists of keys that are not mirrored cost, in pages and at once: each becomes one RangeStream.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +19,12 @@ use crate::wire;
 /// Mirrors nothing that is listed.
 const NOT_MIRRORED: [&str; 2] = ["--cache-prefix", "/nothing-here/"];
 const KINDS: [Kind; 2] = [Kind::Direct, Kind::Rangecache];
+/// P16's clients, each with a list of its own.
+const CLIENTS: usize = 16;
+/// What all their lists come to.
+const WANTED_BYTES: usize = 1 << 30;
+/// What rangecache may hold of them: the default of its `--stream-max-bytes`.
+const HELD_BYTES: u32 = 256 << 20;
 
 async fn start(stage: &mut Stage, kind: Kind) -> Result<Target> {
     stage.restart_etcd().await?;
@@ -109,6 +115,60 @@ async fn turn_raft_log_over(stage: &Stage) -> Result<()> {
     };
     load::closed_loop(&[stage.connect().await?], shape, &Arc::new(puts)).await?;
     Ok(())
+}
+
+/// P16: a gigabyte of LISTs at once, no two of them the same.
+pub(crate) async fn p16(stage: &mut Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let keys = (WANTED_BYTES / CLIENTS / data.value_bytes).min(data.keys - CLIENTS);
+    let mut lists: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            Op::range(&RangeRequest {
+                key: data.key(client).into(),
+                range_end: data.key(client + keys).into(),
+                ..RangeRequest::default()
+            })
+        })
+        .collect();
+    load::learn(&*stage.connect().await?, &mut lists).await?;
+    let lists = Arc::new(lists);
+    let mut series = Series::new();
+    for _ in 0..rounds {
+        for kind in KINDS {
+            let target = start(stage, kind).await?;
+            let block = lists_at_once(stage, &target, &lists, CLIENTS).await?;
+            series.entry(kind).or_default().push(block);
+        }
+    }
+    let what = format!(
+        "{CLIENTS} different LISTs of {} MB at once, not mirrored",
+        keys * data.value_bytes / 1_000_000
+    );
+    let extra = |name: &'static str| move |block: &Block| block.extra.get(name).copied().unwrap_or(f64::NAN);
+    let memory = Row::of_series(
+        "P16",
+        format!("{what}: growth of the memory of who is asked"),
+        Unit::Bytes,
+        &series,
+        extra("rss_growth_bytes"),
+        &[Check::AtMost(f64::from(HELD_BYTES))],
+    );
+    let heap = Row::of_series(
+        "P16",
+        "the same: growth of etcd's heap",
+        Unit::Bytes,
+        &series,
+        extra("etcd_heap_growth_bytes"),
+        &[],
+    );
+    let time = Row::of_series(
+        "P16",
+        "the same: time until all are answered",
+        Unit::Nanoseconds,
+        &series,
+        |block| block.seconds * 1e9,
+        &[],
+    );
+    Ok(vec![memory.with_series(series), heap, time])
 }
 
 /// P18: one unary LIST, and what etcd's heap and rangecache's memory grow by.
