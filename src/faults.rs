@@ -19,6 +19,8 @@ pub enum Fault {
     Probe,
     /// A key is lost from a mirror: `corrupt`.
     Corrupt,
+    /// The next quorum check that etcd answers is told to nobody until `release`: `hold`.
+    Hold,
 }
 
 #[cfg(debug_assertions)]
@@ -26,9 +28,12 @@ mod armed {
     use std::sync::OnceLock;
     use std::sync::atomic::{AtomicU8, Ordering};
 
+    use tokio::sync::Notify;
+
     use super::Fault;
 
     static ARMED: AtomicU8 = AtomicU8::new(0);
+    pub(super) static RELEASED: Notify = Notify::const_new();
 
     fn bit(fault: Fault) -> u8 {
         1 << fault as u8
@@ -50,6 +55,8 @@ mod armed {
             b"check" => Fault::Check,
             b"probe" => Fault::Probe,
             b"corrupt" => Fault::Corrupt,
+            b"hold" => Fault::Hold,
+            b"release" => return RELEASED.notify_one(),
             _ => return,
         };
         ARMED.fetch_or(bit(fault), Ordering::SeqCst);
@@ -72,6 +79,18 @@ pub fn trip(fault: Fault) {
     #[cfg(debug_assertions)]
     if is_armed(fault) {
         panic!("a planted fault");
+    }
+    #[cfg(not(debug_assertions))]
+    let _ = fault;
+}
+
+/// Waits for the request that releases it, if `fault` is armed.
+#[allow(clippy::unused_async, reason = "nothing waits in a release build")]
+pub async fn hold(fault: Fault) {
+    #[cfg(debug_assertions)]
+    if is_armed(fault) {
+        tracing::info!("held by a planted fault");
+        armed::RELEASED.notified().await;
     }
     #[cfg(not(debug_assertions))]
     let _ = fault;

@@ -48,17 +48,11 @@ async fn etcd_with(keys: usize) -> Etcd {
 
 /// A rangecache in which faults can be planted.
 async fn fragile(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache {
-    let mut builder = Rangecache::before(etcd).with_environment("RANGECACHE_TEST_FAULTS", "1");
+    let mut builder = Rangecache::before(etcd).fragile();
     for (flag, value) in flags {
         builder = builder.with(flag, value);
     }
     builder.start().await
-}
-
-/// Plants a fault, with a call that it does not touch.
-async fn plant(client: &Client, fault: &str) {
-    let planting = client.with_metadata("rangecache-test-fault", fault);
-    planting.status().await.expect("etcd tells its status");
 }
 
 /// Waits until the list through rangecache is from memory, and etcd's.
@@ -124,7 +118,7 @@ async fn a_panic_in_the_background_is_got_over() {
     .into_iter()
     .enumerate()
     {
-        plant(&through, fault).await;
+        through.plant(fault).await;
         let key = format!("{PREFIX}after/{n}");
         etcd.client().await.put(&key, "v").await.expect("etcd writes");
         until(SOON, "it has panicked", async || {
@@ -163,13 +157,13 @@ async fn a_corrupt_mirror_is_found_and_loaded_anew() {
     // Without verification the corruption shows: it is real.
     let blind = fragile(&etcd, &[("--verify-interval", "0s")]).await;
     let through = blind.client().await;
-    plant(&through, "corrupt").await;
+    through.plant("corrupt").await;
     let got = through.range(&list).await.expect("rangecache answers");
     assert_eq!(got.kvs.len(), 99, "the planted fault loses a key");
 
     let rangecache = fragile(&etcd, &[("--verify-interval", "200ms")]).await;
     let through = rangecache.client().await;
-    plant(&through, "corrupt").await;
+    through.plant("corrupt").await;
     until(SOON, "verification finds it", async || {
         let metrics = rangecache.metrics().await;
         (metrics.sum("rangecache_verify_mismatch_total") == 1.0).then_some(())

@@ -288,7 +288,9 @@ impl Freshness {
                 Ok::<_, tonic::Status>((header, is_quorum, vetted))
             };
             let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
-            let status = match tokio::time::timeout_at(attempt_deadline, attempt).await {
+            let answered = tokio::time::timeout_at(attempt_deadline, attempt).await;
+            faults::hold(Fault::Hold).await;
+            let status = match answered {
                 Ok(Ok((header, true, vetted))) => return self.conclude(asker, before, header, vetted),
                 Ok(Ok((header, false, _))) => return Ok(Proof { header }),
                 Ok(Err(status)) => status,

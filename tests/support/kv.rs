@@ -132,6 +132,12 @@ impl Client {
         self.unary("/etcdserverpb.Maintenance/Status", &Empty {}).await
     }
 
+    /// Plants a fault in a [`fragile`](super::proxy::Builder::fragile) rangecache, with a call that it does not touch.
+    pub async fn plant(&self, fault: &str) {
+        let planting = self.with_metadata("rangecache-test-fault", fault);
+        planting.status().await.expect("etcd tells its status");
+    }
+
     /// Opens a watch stream with one watch on it, and waits until it is created.
     pub async fn watch(&self, create: WatchCreate) -> Stream {
         let mut watch = self.open(WATCH);

@@ -45,6 +45,11 @@ impl Builder {
         self
     }
 
+    /// Lets calls plant faults in it.
+    pub fn fragile(self) -> Self {
+        self.with_environment("RANGECACHE_TEST_FAULTS", "1")
+    }
+
     /// Starts it, and waits until its mirrors are warm.
     pub async fn start(self) -> Rangecache {
         let rangecache = self.start_cold().await;
