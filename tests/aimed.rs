@@ -35,6 +35,8 @@ fn list() -> RangeRequest {
 /// A rangecache whose checks are those of the reads in the test alone: the probe makes none.
 async fn fragile(endpoints: &str) -> Rangecache {
     let builder = Rangecache::at(endpoints).fragile();
+    // Nothing but a feed that is left ends the wait for one that stands still.
+    let builder = builder.with("--freshness-timeout", "20s");
     builder.with("--probe-interval", "1h").start().await
 }
 
@@ -244,6 +246,8 @@ async fn the_feeds_member_stands_still_between_check_and_answer() {
         feed.resume();
         recovers(&direct, &rangecache, &what).await;
     }
+    let left = rangecache.log().matches("silent and its member is unwell").count();
+    assert!(left > 0, "no feed was left because its member was unwell");
 }
 
 async fn newest(client: &Client) -> i64 {

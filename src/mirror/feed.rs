@@ -34,6 +34,8 @@ const PROGRESS_PAUSE_LAST: Duration = Duration::from_millis(100);
 const PROGRESS_PATIENCE: Duration = Duration::from_millis(10);
 /// A feed that says nothing for so long while somebody waits for it is left for another.
 const STALLED: Duration = Duration::from_secs(3);
+/// The same, where its member is unwell and another is not.
+const STALLED_UNWELL: Duration = Duration::from_millis(200);
 /// Requests waiting to be written to the stream. One create and a few progress requests are all there ever are.
 const REQUEST_QUEUE: usize = 8;
 
@@ -74,7 +76,7 @@ pub(super) async fn follow(
     connection: &Arc<Connection>,
 ) -> FeedEnd {
     match Feed::open(mirrors, mirror, epoch, connection).await {
-        Ok(feed) => match feed.run(|| mirrors.within_budget(mirror)).await {
+        Ok(feed) => match feed.run(mirrors, connection).await {
             Ok(never) => match never {},
             Err(end) => end,
         },
@@ -147,7 +149,7 @@ impl<'a> Feed<'a> {
         })
     }
 
-    async fn run(mut self, within_budget: impl Fn() -> bool) -> Result<Never, FeedEnd> {
+    async fn run(mut self, mirrors: &Mirrors, connection: &Connection) -> Result<Never, FeedEnd> {
         let mut wanted = self.mirror.wanted();
         let mut pause = PROGRESS_PAUSE_FIRST;
         let mut next_request: Option<Instant> = None;
@@ -175,7 +177,7 @@ impl<'a> Feed<'a> {
                     let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
                     heard = Instant::now();
                     self.take(&response)?;
-                    if !within_budget() {
+                    if !mirrors.within_budget(self.mirror) {
                         return Err(FeedEnd::OverBudget);
                     }
                 }
@@ -184,8 +186,12 @@ impl<'a> Feed<'a> {
                     changed.map_err(|_| FeedEnd::Void)?;
                 }
                 () = tokio::time::sleep_until(due), if next_request.is_some() => {
-                    if heard.elapsed() > STALLED {
+                    let silent = heard.elapsed();
+                    if silent > STALLED {
                         return Err(FeedEnd::Lost(format!("the watch has been silent for {STALLED:?}")));
+                    }
+                    if silent > STALLED_UNWELL && mirrors.upstream.has_better_than(connection.url()) {
+                        return Err(FeedEnd::Lost("the watch is silent and its member is unwell".into()));
                     }
                     self.mirror.metrics.progress_requests.inc();
                     send(&self.requests, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;

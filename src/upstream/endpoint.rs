@@ -84,9 +84,13 @@ impl Endpoint {
         }
     }
 
+    pub(super) fn is_well(&self) -> bool {
+        self.well.load(Ordering::Relaxed)
+    }
+
     /// Which endpoint to prefer: the lowest.
     pub(super) fn rank(&self) -> u8 {
-        u8::from(self.is_avoided()) + 2 * u8::from(!self.well.load(Ordering::Relaxed))
+        u8::from(self.is_avoided()) + 2 * u8::from(!self.is_well())
     }
 
     pub(super) fn last_error(&self) -> String {

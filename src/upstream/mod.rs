@@ -275,6 +275,17 @@ impl Upstream {
         }
     }
 
+    /// Whether `url` is unwell and another endpoint is connected and well.
+    #[must_use]
+    pub fn has_better_than(&self, url: &Url) -> bool {
+        let (of_url, others): (Vec<_>, Vec<_>) =
+            self.endpoints.iter().partition(|endpoint| endpoint.url == *url);
+        of_url.iter().all(|endpoint| !endpoint.is_well())
+            && others
+                .iter()
+                .any(|endpoint| endpoint.is_well() && endpoint.live(Class::Check).next().is_some())
+    }
+
     /// rangecache's own identity.
     #[must_use]
     pub fn credentials(&self) -> &Credentials {
