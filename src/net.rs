@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, UnixStream};
@@ -25,6 +27,9 @@ pub type Stream = Either<Plain, Box<TlsStream<Plain>>>;
 /// How long unacknowledged bytes may be under way before the kernel gives the connection up: what bounds a half-open
 /// connection, together with HTTP/2 pings.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long one address of a name is tried before the next is tried beside it.
+const HEAD_START: Duration = Duration::from_millis(250);
 
 /// Where to connect or to listen, and whether with TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -164,11 +169,34 @@ impl Url {
 pub async fn connect(url: &Url) -> io::Result<Plain> {
     match &url.address {
         Address::Tcp { host, port } => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await?;
+            let stream = connect_tcp(host, *port).await?;
             tune(&stream)?;
             Ok(Either::Left(stream))
         }
         Address::Unix(path) => Ok(Either::Right(UnixStream::connect(path).await?)),
+    }
+}
+
+/// Connects to one of a host's addresses. The next one is tried as soon as one refuses, and beside one that is silent
+/// (RFC 8305): else an address that is gone would take all the time there is.
+async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut addresses = tokio::net::lookup_host((host, port)).await?.peekable();
+    let mut attempts = FuturesUnordered::new();
+    let mut refusal = io::Error::other("the name has no address");
+    loop {
+        if let Some(address) = addresses.next() {
+            attempts.push(TcpStream::connect(address));
+        }
+        let has_next = addresses.peek().is_some();
+        tokio::select! {
+            biased;
+            ended = attempts.next() => match ended {
+                Some(Ok(stream)) => return Ok(stream),
+                Some(Err(error)) => refusal = error,
+                None => return Err(refusal),
+            },
+            () = tokio::time::sleep(HEAD_START), if has_next => {}
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 use super::grpc::Client;
-use super::pb::{Empty, RangeRequest, SnapshotResponse};
+use super::pb::{Empty, MemberAddRequest, MemberAddResponse, RangeRequest, SnapshotResponse};
 use super::process::{Process, tool};
 use super::proxy::Metrics;
 use super::wait::{SOON, until};
@@ -44,6 +44,8 @@ pub struct Etcd {
     /// Where the other members connect.
     advertised: String,
     initial_cluster: String,
+    /// It joins a cluster that is there already.
+    joins: bool,
     token: String,
     more: Vec<String>,
     process: Option<Process>,
@@ -77,10 +79,40 @@ impl Etcd {
             peer_port,
             advertised: format!("http://127.0.0.1:{peer_port}"),
             initial_cluster: String::new(),
+            joins: false,
             token: token.to_owned(),
             more: Vec::new(),
             process: None,
         }
+    }
+
+    /// Adds a learner to this cluster of one, waits until it has caught up, and returns it with its id.
+    pub async fn add_learner(&self) -> (Self, u64) {
+        let mut learner = Self::new("learner", self.version, &self.token);
+        learner.joins = true;
+        learner.initial_cluster = format!("{},{}", self.peer(), learner.peer());
+        let client = self.client().await;
+        let request = MemberAddRequest {
+            peer_urls: vec![learner.advertised.clone()],
+            is_learner: true,
+        };
+        let added: MemberAddResponse = client
+            .unary("/etcdserverpb.Cluster/MemberAdd", &request)
+            .await
+            .expect("etcd adds a learner");
+        learner.run();
+        until(SOON, "the learner has caught up", async || {
+            let newest = client.range(&RangeRequest::one("any")).await.ok()?.revision();
+            let behind = RangeRequest {
+                serializable: true,
+                ..RangeRequest::one("any")
+            };
+            let learner = Client::try_connect(&learner.url()).await.ok()?;
+            let revision = learner.range(&behind).await.ok()?.revision();
+            (revision == newest).then_some(())
+        })
+        .await;
+        (learner, added.member.expect("it is a member").id)
     }
 
     fn peer(&self) -> String {
@@ -109,7 +141,7 @@ impl Etcd {
                 "--log-level",
                 "warn",
                 "--initial-cluster-state",
-                "new",
+                if self.joins { "existing" } else { "new" },
             ])
             .arg("--data-dir")
             .arg(&self.data)

@@ -325,6 +325,32 @@ pub struct MoveLeaderRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub struct MemberAddRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub peer_urls: Vec<String>,
+    #[prost(bool, tag = "2")]
+    pub is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct Member {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MemberAddResponse {
+    #[prost(message, optional, tag = "2")]
+    pub member: Option<Member>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+pub struct MemberPromoteRequest {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub struct CompactionRequest {
     #[prost(int64, tag = "1")]
     pub revision: i64,

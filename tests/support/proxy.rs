@@ -1,6 +1,7 @@
 //! rangecache itself, started as an operator would.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ pub struct Builder {
     args: Vec<String>,
     listen: String,
     environment: Vec<(String, String)>,
+    hosts: Option<PathBuf>,
 }
 
 impl Builder {
@@ -45,6 +47,12 @@ impl Builder {
         self
     }
 
+    /// Lets it find the names in this file, as if that were `/etc/hosts`: in a mount namespace of its own.
+    pub fn with_hosts(mut self, file: &Path) -> Self {
+        self.hosts = Some(file.to_owned());
+        self
+    }
+
     /// Lets calls plant faults in it.
     pub fn fragile(self) -> Self {
         self.with_environment("RANGECACHE_TEST_FAULTS", "1")
@@ -60,7 +68,10 @@ impl Builder {
     /// Starts it, and waits only until it listens.
     pub async fn start_cold(self) -> Rangecache {
         let dir = TempDir::with_prefix("rangecache-").unwrap();
-        let mut command = rangecache_command();
+        let mut command = match &self.hosts {
+            Some(hosts) => rangecache_command_with_hosts(hosts),
+            None => rangecache_command(),
+        };
         command.envs(self.environment);
         command.args(["--listen-client-urls", &self.listen]);
         command.args([
@@ -112,6 +123,7 @@ impl Rangecache {
             args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
             listen: "http://127.0.0.1:0".to_owned(),
             environment: Vec::new(),
+            hosts: None,
         }
     }
 
@@ -239,6 +251,15 @@ pub fn rangecache_command() -> Command {
             command.env_remove(name);
         }
     }
+    command
+}
+
+/// The same, where the names are those in `hosts`.
+fn rangecache_command_with_hosts(hosts: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c"]);
+    command.arg(r#"mount --bind "$1" /etc/hosts && shift && exec "$@""#);
+    command.arg("sh").arg(hosts).arg(rangecache_command().get_program());
     command
 }
 
