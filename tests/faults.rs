@@ -37,7 +37,11 @@ struct Scene {
 
 impl Scene {
     async fn new() -> Self {
-        let etcd = Etcd::start(Version::V3_7).await;
+        Self::of(Version::V3_7).await
+    }
+
+    async fn of(version: Version) -> Self {
+        let etcd = Etcd::start(version).await;
         write(&etcd, "first", 50).await;
         let rangecache = Rangecache::before(&etcd).start().await;
         let through = rangecache.client().await;
@@ -466,8 +470,22 @@ async fn rangecache_is_restarted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn authentication_is_switched_on_and_off() {
-    let scene = Scene::new().await;
+async fn authentication_is_switched_on_and_off_3_7() {
+    authentication_is_switched_on_and_off(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn authentication_is_switched_on_and_off_3_6() {
+    authentication_is_switched_on_and_off(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn authentication_is_switched_on_and_off_3_5() {
+    authentication_is_switched_on_and_off(Version::V3_5).await;
+}
+
+async fn authentication_is_switched_on_and_off(version: Version) {
+    let scene = Scene::of(version).await;
     let (list, nobody) = (RangeRequest::prefix(PREFIX), scene.etcd.client().await);
     let root = nobody
         .enable_auth("secret")

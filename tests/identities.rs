@@ -423,6 +423,11 @@ async fn auth_is_switched_while_all_ask_3_7() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auth_is_switched_while_all_ask_3_6() {
+    auth_is_switched_while_all_ask(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn auth_is_switched_while_all_ask_3_5() {
     auth_is_switched_while_all_ask(Version::V3_5).await;
 }

@@ -296,12 +296,25 @@ async fn a_stop_does_not_wait_for_an_etcd_that_stands_still() {
     etcd.resume();
 }
 
-/// The next rangecache takes over on the same port while a client of etcd's own is busy (F9).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hand_over_fails_no_call() {
+async fn a_hand_over_of_a_port_fails_no_call() {
+    hand_over("http://127.0.0.1:0").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_of_a_unix_socket_fails_no_call() {
+    let dir = TempDir::new().unwrap();
+    hand_over(&format!("unix://{}", dir.path().join("socket").display())).await;
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "nothing but the socket is left: {left:?}");
+}
+
+/// The next rangecache takes over at the same place while a client of etcd's own is busy (F9).
+async fn hand_over(listen: &str) {
     let etcd = etcd_with(1).await;
     let mut old = Rangecache::before(&etcd)
         .with_flag("--socket-reuse-port")
+        .listening_on(listen)
         .start()
         .await;
     let url = old.url().to_owned();

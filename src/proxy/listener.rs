@@ -79,7 +79,8 @@ where
 impl Listener {
     /// Binds `url`; `tls` shakes hands where it is one with TLS. A unix socket's file gets `unix_socket_mode` and is made
     /// anew: a socket that is left from before is removed if nobody listens on it, and nothing else ever is.
-    /// With `reuse_port` a TCP port is bound beside other processes that do so too (SO_REUSEPORT).
+    /// With `reuse_port` a TCP port is bound beside other processes that do so too (SO_REUSEPORT), and a unix socket takes
+    /// the place of another, from whose process those keep being served who had connected to it.
     ///
     /// # Errors
     /// What the system says.
@@ -104,8 +105,12 @@ impl Listener {
                 (Socket::Tcp(listener), Address::Tcp { host, port })
             }
             Address::Unix(path) => {
-                remove_left_over(path).await?;
-                let listener = bind_unix(path, unix_socket_mode)?;
+                let listener = if reuse_port {
+                    take_over(path, unix_socket_mode).await?
+                } else {
+                    remove_left_over(path).await?;
+                    bind_unix(path, unix_socket_mode)?
+                };
                 (Socket::Unix(listener), url.address.clone())
             }
         };
@@ -281,6 +286,20 @@ async fn remove_left_over(path: &Path) -> io::Result<()> {
         std::fs::remove_file(path)?;
     }
     Ok(())
+}
+
+/// Listens beside `path`, and then takes that name in one step, so that at no moment nobody listens there. What is no
+/// socket is not replaced.
+async fn take_over(path: &Path, mode: u32) -> io::Result<UnixListener> {
+    if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    remove_left_over(Path::new(&beside)).await?;
+    let listener = bind_unix(Path::new(&beside), mode)?;
+    std::fs::rename(beside, path)?;
+    Ok(listener)
 }
 
 /// Sets the mode before it listens, so that at no moment anybody else can connect.
