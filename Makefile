@@ -91,7 +91,7 @@ endif
 $(TOOLS_DIR)/$(1): $$(wildcard tests/tools/$(1)/*.go tests/tools/$(1)/go.mod tests/tools/$(1)/go.sum) | go-present
 	@echo 'building $$@ (a minute or two the first time)'
 	@mkdir -p $(TOOLS_DIR)
-	@cd tests/tools/$(1) && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='-s -w' -o '$$(CURDIR)/$$@.new' $$(if $$(wildcard tests/tools/$(1)/main.go),.,$(tags_$(1)) tool)
+	@cd tests/tools/$(1) && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='-s -w $(ldflags_$(1))' -o '$$(CURDIR)/$$@.new' $$(if $$(wildcard tests/tools/$(1)/main.go),.,$(tags_$(1)) tool)
 	@mv -f $$@.new $$@
 endif
 endef
@@ -110,6 +110,8 @@ go-present:
 
 # Finding targets in clouds is no part of checking rules; without it promtool is half the size.
 tags_promtool := -tags=remove_all_sd
+# A Kubernetes that is not told its version says v0.0.0 in /version.
+ldflags_kube-apiserver := -X k8s.io/component-base/version.gitVersion=v1.37.1
 override_etcd-3.7 := $(ETCD_3_7)
 override_etcd-3.6 := $(ETCD_3_6)
 override_etcd-3.5 := $(ETCD_3_5)
