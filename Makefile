@@ -69,6 +69,12 @@ chart-test: $(addprefix $(TOOLS_DIR)/,helm-4 helm-3 promtool etcd-3.7 etcdctl) r
 	$(CARGO) build --locked --bin rangecache
 	cd tests/chart && CHART_RENDER_DIR='$(CURDIR)/target/chart' $(GO) test -count=1 ./...
 
+# Not part of `make test`: kube-apiserver takes some minutes to build the first time.
+.PHONY: test-kube
+test-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver helm-4 etcd-3.7 etcd-3.6) rust-present ## Test two real kube-apiservers before rangecache against the same before etcd, and the chart on one
+	$(CARGO) build --locked --bin rangecache
+	cd tests/kube && $(GO) test -count=1 -timeout 20m ./...
+
 .PHONY: rust-present
 rust-present:
 	@command -v $(CARGO) >/dev/null || { echo 'Rust is needed: https://rustup.rs' >&2; exit 1; }

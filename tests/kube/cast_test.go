@@ -1,0 +1,160 @@
+package kube
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	typed "k8s.io/client-go/kubernetes/typed/core/v1"
+)
+
+// cast is who plays a chapter: two apiservers before one etcd, or before one rangecache. What chapters note must be the
+// same whatever stands between the apiservers and etcd.
+type cast struct {
+	*testing.T
+	ctx     context.Context
+	servers [2]*apiserver
+	act     string // goes before the names of its namespaces
+	notes   []string
+}
+
+// in gives a namespace's objects as one of the apiservers, by turns, shows them.
+func (c *cast) in(namespace string, turn int) typed.ConfigMapInterface {
+	return c.servers[turn%2].client.CoreV1().ConfigMaps(namespace)
+}
+
+func (c *cast) note(format string, args ...any) {
+	c.notes = append(c.notes, fmt.Sprintf(format, args...))
+}
+
+// number is what differs from run to run: numbers, and the identities of objects.
+var number = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+`)
+
+// noteError notes an error without what differs from run to run.
+func (c *cast) noteError(what string, err error) {
+	if err == nil {
+		c.note("%s: no error", what)
+		return
+	}
+	c.note("%s: %s", what, number.ReplaceAllString(err.Error(), "N"))
+}
+
+func (c *cast) must(what string, err error) {
+	c.Helper()
+	must(c.T, what, err)
+}
+
+// namespace makes one of its own for a chapter.
+func (c *cast) namespace(name string) string {
+	c.Helper()
+	name = c.act + "-" + name
+	_, err := c.servers[0].client.CoreV1().Namespaces().Create(c.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	c.must(name, err)
+	return name
+}
+
+// object is a ConfigMap of about a kilobyte.
+func object(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"shard": fmt.Sprint(len(name) % 3)}},
+		Data:       map[string]string{"state": "new", "filling": strings.Repeat("x", 700)},
+	}
+}
+
+// create makes objects, many at a time, through both apiservers.
+func (c *cast) create(namespace, prefix string, count int) {
+	c.Helper()
+	must(c.T, "creating", fill(c.ctx, c.servers[:], namespace, prefix, count))
+}
+
+func fill(ctx context.Context, servers []*apiserver, namespace, prefix string, count int) error {
+	const workers = 16
+	errs := make(chan error, workers)
+	for worker := range workers {
+		go func() {
+			for i := worker; i < count; i += workers {
+				_, err := servers[i%len(servers)].client.CoreV1().ConfigMaps(namespace).
+					Create(ctx, object(fmt.Sprintf("%s-%05d", prefix, i)), metav1.CreateOptions{})
+				if err != nil {
+					errs <- err
+					return
+				}
+			}
+			errs <- nil
+		}()
+	}
+	var first error
+	for range workers {
+		if err := <-errs; err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// set changes an object's state, whatever it was.
+func (c *cast) set(namespace, name, state string, turn int) *corev1.ConfigMap {
+	c.Helper()
+	for {
+		object, err := c.in(namespace, turn).Get(c.ctx, name, metav1.GetOptions{})
+		c.must(name, err)
+		object.Data["state"] = state
+		if object, err = c.in(namespace, turn).Update(c.ctx, object, metav1.UpdateOptions{}); err == nil {
+			return object
+		}
+		c.must(name, err)
+	}
+}
+
+func (c *cast) list(namespace string, turn int, options metav1.ListOptions) *corev1.ConfigMapList {
+	c.Helper()
+	list, err := c.in(namespace, turn).List(c.ctx, options)
+	c.must("listing "+namespace, err)
+	return list
+}
+
+// versions say which state of which objects a list has: name and resource version, which are equal only if all is.
+func versions(items []corev1.ConfigMap) string {
+	var text strings.Builder
+	for i := range items {
+		fmt.Fprintf(&text, "%s/%s@%s\n", items[i].Namespace, items[i].Name, items[i].ResourceVersion)
+	}
+	return text.String()
+}
+
+// sameVersions compares the versions of two lists.
+func (c *cast) sameVersions(what string, got, expected []corev1.ConfigMap) {
+	c.Helper()
+	if versions(got) != versions(expected) {
+		c.Errorf("%s: %d objects are not the %d expected, or not in the same state", what, len(got), len(expected))
+	}
+}
+
+func labelled(key, value string) string { return labels.Set{key: value}.String() }
+
+// together runs the functions at once and waits for all.
+func together(count int, do func(int)) {
+	var all sync.WaitGroup
+	for i := range count {
+		all.Go(func() { do(i) })
+	}
+	all.Wait()
+}
+
+// refusal is what the apiserver says to a list that it cannot give. The client library would ask again and again.
+func (c *cast) refusal(turn int, namespace, query string) string {
+	c.Helper()
+	server := c.servers[turn%2]
+	body, status, err := fetch(server.http, server.url+"/api/v1/namespaces/"+namespace+"/configmaps?"+query)
+	c.must("asking "+server.name, err)
+	var refused metav1.Status
+	c.must(body, json.Unmarshal([]byte(body), &refused))
+	return fmt.Sprintf("%d %s: %s", status, refused.Reason, number.ReplaceAllString(refused.Message, "N"))
+}

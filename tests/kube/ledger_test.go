@@ -1,0 +1,105 @@
+package kube
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// ledger says what a time has cost: calls by who made them, how rangecache answered, CPU.
+type ledger struct {
+	etcd     *etcdServer
+	front    *front
+	servers  []*apiserver
+	before   reading
+	spent    reading
+	calls    map[string]float64 // etcd's, by method
+	failures map[string]float64 // etcd's, by method and code, but for those that callers ended
+	asked    map[string]float64 // the apiservers', by operation
+	outcomes map[string]float64 // rangecache's, by call, outcome and reason
+}
+
+type reading struct {
+	etcd, front, apiserver samples
+	etcdCPU, frontCPU      time.Duration
+	sentBytes              float64
+	at                     time.Time
+}
+
+func openLedger(t *testing.T, etcd *etcdServer, front *front, servers []*apiserver) *ledger {
+	t.Helper()
+	l := &ledger{etcd: etcd, front: front, servers: servers}
+	l.before = l.read(t)
+	return l
+}
+
+func (l *ledger) read(t *testing.T) reading {
+	t.Helper()
+	r := reading{at: time.Now(), etcdCPU: l.etcd.cpuTime(t), etcd: l.etcd.scrape(t)}
+	if l.front.process != nil {
+		r.frontCPU = l.front.cpuTime(t)
+		r.front = l.front.scrape(t)
+	}
+	for _, server := range l.servers {
+		r.apiserver = append(r.apiserver, server.scrape(t)...)
+	}
+	r.sentBytes = r.etcd.sum("etcd_network_client_grpc_sent_bytes_total")
+	return r
+}
+
+// outcomes are Ranges as rangecache has counted them, by call, outcome and reason.
+func (r reading) outcomes() map[string]float64 {
+	all := r.front.by("rangecache_range_total", "outcome", "reason")
+	for key, value := range r.front.by("rangecache_range_stream_total", "outcome", "reason") {
+		all["stream "+key] = value
+	}
+	return all
+}
+
+func (r reading) failures() map[string]float64 {
+	all := r.etcd.by("grpc_server_handled_total", "grpc_method", "grpc_code")
+	for key := range all {
+		if strings.HasSuffix(key, " OK") || strings.HasSuffix(key, " Canceled") {
+			delete(all, key)
+		}
+	}
+	return all
+}
+
+func (l *ledger) close(t *testing.T, what string) {
+	t.Helper()
+	now := l.read(t)
+	l.spent = reading{
+		etcdCPU:   now.etcdCPU - l.before.etcdCPU,
+		frontCPU:  now.frontCPU - l.before.frontCPU,
+		sentBytes: now.sentBytes - l.before.sentBytes,
+	}
+	l.calls = grown(l.before.etcd.by("grpc_server_started_total", "grpc_method"), now.etcd.by("grpc_server_started_total", "grpc_method"))
+	l.failures = grown(l.before.failures(), now.failures())
+	l.asked = grown(l.before.apiserver.by("etcd_requests_total", "operation"), now.apiserver.by("etcd_requests_total", "operation"))
+	l.outcomes = grown(l.before.outcomes(), now.outcomes())
+	t.Logf("%s, %s, %.1f s:\n  the apiservers asked for: %s\n  etcd was called: %s\n  and failed: %s\n  etcd used %v of CPU and sent %.1f MB; what is before it used %v\n  rangecache: %s",
+		l.front.kind, what, now.at.Sub(l.before.at).Seconds(), listed(l.asked), listed(l.calls), listed(l.failures),
+		l.spent.etcdCPU, l.spent.sentBytes/1e6, l.spent.frontCPU, listed(l.outcomes))
+}
+
+// fromMemory is the share of Ranges that rangecache has answered itself, and how many there were.
+func (l *ledger) fromMemory() (share, all float64) {
+	memory := 0.0
+	for key, count := range l.outcomes {
+		all += count
+		if key = strings.TrimPrefix(key, "stream "); strings.HasPrefix(key, "hit ") || strings.HasPrefix(key, "waited ") {
+			memory += count
+		}
+	}
+	return memory / all, all
+}
+
+// nothingForwarded checks that a warm rangecache has answered every Range itself.
+func (l *ledger) nothingForwarded(t *testing.T) {
+	t.Helper()
+	share, all := l.fromMemory()
+	if share < 1 || all < 200 {
+		t.Errorf("of %.0f Ranges the share from memory is %.4f: %s", all, share, listed(l.outcomes))
+	}
+}

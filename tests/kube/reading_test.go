@@ -1,0 +1,148 @@
+package kube
+
+import (
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// What one apiserver has acknowledged, the other one's next read has: GET, LIST and a selection.
+func readingOthersWrites(c *cast) {
+	namespace := c.namespace("others")
+	stale := 0
+	for i := range 40 {
+		name := fmt.Sprintf("fresh-%03d", i)
+		_, err := c.in(namespace, i).Create(c.ctx, object(name), metav1.CreateOptions{})
+		c.must("creating", err)
+		if _, err := c.in(namespace, i+1).Get(c.ctx, name, metav1.GetOptions{}); err != nil {
+			stale++
+			c.Errorf("%s was created, and the other apiserver says: %v", name, err)
+		}
+		if items := c.list(namespace, i+1, metav1.ListOptions{}).Items; len(items) != i+1 {
+			stale++
+			c.Errorf("%d objects were created, and the other apiserver lists %d", i+1, len(items))
+		}
+		changed := c.set(namespace, name, "changed", i+1)
+		read, err := c.in(namespace, i).Get(c.ctx, name, metav1.GetOptions{})
+		c.must("reading", err)
+		selected := c.list(namespace, i, metav1.ListOptions{FieldSelector: "metadata.name=" + name}).Items
+		if read.ResourceVersion != changed.ResourceVersion || len(selected) != 1 || selected[0].ResourceVersion != changed.ResourceVersion {
+			stale++
+			c.Errorf("%s is at %s, and the other apiserver reads %s and lists %d", name, changed.ResourceVersion, read.ResourceVersion, len(selected))
+		}
+	}
+	c.note("stale reads: %d", stale)
+}
+
+// Pages of one list come from both apiservers in turn while objects change, and are the list of its first page.
+func pagingAcrossBoth(c *cast) {
+	namespace := c.namespace("pages")
+	c.create(namespace, "page", 1000)
+	for _, limit := range []int64{150, 1, 999, 1000} {
+		before := c.list(namespace, 0, metav1.ListOptions{})
+		options := metav1.ListOptions{Limit: limit}
+		var items []corev1.ConfigMap
+		pages, remaining := 0, []int64{}
+		var revision string
+		for {
+			page := c.list(namespace, pages, options)
+			if revision == "" {
+				revision = page.ResourceVersion
+			} else if page.ResourceVersion != revision {
+				c.Errorf("page %d is of %s, the first of %s", pages, page.ResourceVersion, revision)
+			}
+			items = append(items, page.Items...)
+			pages++
+			if page.RemainingItemCount != nil {
+				remaining = append(remaining, *page.RemainingItemCount)
+			}
+			options.Continue = page.Continue
+			if page.Continue == "" || (limit == 1 && pages == 12) {
+				break
+			}
+			// What comes, goes and changes meanwhile belongs to no page.
+			name := fmt.Sprintf("page-%05d-between", (pages*77)%1000)
+			_, err := c.in(namespace, pages).Create(c.ctx, object(name), metav1.CreateOptions{})
+			c.must("creating", err)
+			c.set(namespace, fmt.Sprintf("page-%05d", (pages*311)%1000), fmt.Sprint("during page ", pages), pages+1)
+			c.must("deleting", c.in(namespace, pages).Delete(c.ctx, name, metav1.DeleteOptions{}))
+		}
+		c.sameVersions(fmt.Sprintf("pages of %d", limit), items, before.Items[:len(items)])
+		c.note("pages of %d: %d pages, %d objects, remaining %v", limit, pages, len(items), remaining)
+	}
+}
+
+// A list at an exact revision is that revision's, on both apiservers; one that may be newer has at least what it names.
+func listingAtRevisions(c *cast) {
+	namespace := c.namespace("revisions")
+	c.create(namespace, "then", 300)
+	then := c.list(namespace, 0, metav1.ListOptions{})
+	c.must("deleting", c.in(namespace, 0).Delete(c.ctx, "then-00007", metav1.DeleteOptions{}))
+	changed := c.set(namespace, "then-00100", "later", 1)
+	for turn := range c.servers {
+		exact := c.list(namespace, turn, metav1.ListOptions{ResourceVersion: then.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchExact})
+		c.sameVersions("the exact list", exact.Items, then.Items)
+		first := c.list(namespace, turn, metav1.ListOptions{ResourceVersion: then.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchExact, Limit: 100})
+		rest := c.list(namespace, turn+1, metav1.ListOptions{Continue: first.Continue})
+		c.sameVersions("the exact list in pages", append(slices.Clone(first.Items), rest.Items...), then.Items)
+		newer := c.list(namespace, turn, metav1.ListOptions{ResourceVersion: changed.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+		position := slices.IndexFunc(newer.Items, func(o corev1.ConfigMap) bool { return o.Name == changed.Name })
+		if position < 0 || newer.Items[position].ResourceVersion != changed.ResourceVersion {
+			c.Errorf("a list not older than %s is older", changed.ResourceVersion)
+		}
+		at, err := c.in(namespace, turn).Get(c.ctx, changed.Name, metav1.GetOptions{ResourceVersion: changed.ResourceVersion})
+		c.must("a read not older than", err)
+		c.note("exact %d of %d and %d, remaining %d; newer %d; state %s", len(exact.Items), len(first.Items), len(rest.Items),
+			*first.RemainingItemCount, len(newer.Items), at.Data["state"])
+		c.note("a revision that will be: %s", c.refusal(turn, namespace, "resourceVersion=1000000000&resourceVersionMatch=Exact"))
+		c.note("a token that never was: %s", c.refusal(turn, namespace, "continue=nonsense"))
+	}
+	// The apiserver's cache may be behind for this one, and catches up.
+	await(c.T, "a list of any age", func() error {
+		if items := c.list(namespace, 1, metav1.ListOptions{ResourceVersion: "0"}).Items; len(items) != 299 {
+			return fmt.Errorf("%d objects", len(items))
+		}
+		return nil
+	})
+}
+
+// Selections, whole and in pages; objects of many kinds; counts that the apiserver asks for.
+func selecting(c *cast) {
+	namespace := c.namespace("selections")
+	c.create(namespace, "a", 100)
+	c.create(namespace, "bb", 100)
+	c.create(namespace, "ccc", 100)
+	for turn, selector := range []string{"0", "1", "2", "none"} {
+		whole := c.list(namespace, turn, metav1.ListOptions{LabelSelector: labelled("shard", selector)})
+		options := metav1.ListOptions{LabelSelector: labelled("shard", selector), Limit: 7}
+		var items []corev1.ConfigMap
+		pages := 0
+		for {
+			page := c.list(namespace, turn+pages, options)
+			items, options.Continue, pages = append(items, page.Items...), page.Continue, pages+1
+			if page.Continue == "" {
+				break
+			}
+		}
+		c.sameVersions("a selection in pages", items, whole.Items)
+		c.note("shard %s: %d objects in %d pages", selector, len(items), pages)
+	}
+	all := c.list(metav1.NamespaceAll, 0, metav1.ListOptions{LabelSelector: "shard"})
+	c.note("objects of all namespaces: %d", len(all.Items))
+
+	// Events are leased, and the apiserver keeps no cache of them.
+	for i := range 30 {
+		_, err := c.servers[i%2].client.CoreV1().Events(namespace).Create(c.ctx, &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("event-%02d", i)},
+			InvolvedObject: corev1.ObjectReference{Namespace: namespace, Name: "a-00001", Kind: "ConfigMap"},
+		}, metav1.CreateOptions{})
+		c.must("an event", err)
+	}
+	events, err := c.servers[1].client.CoreV1().Events(namespace).List(c.ctx, metav1.ListOptions{Limit: 20})
+	c.must("events", err)
+	more, err := c.servers[0].client.CoreV1().Events(namespace).List(c.ctx, metav1.ListOptions{Continue: events.Continue})
+	c.must("more events", err)
+	c.note("events: %d and %d", len(events.Items), len(more.Items))
+}

@@ -1,0 +1,180 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// watching follows one watch.
+type watching struct {
+	*cast
+	events <-chan watch.Event
+	what   string
+}
+
+// watch begins one that ends with the chapter.
+func (c *cast) watch(namespace string, turn int, options metav1.ListOptions) *watching {
+	c.Helper()
+	ctx, cancel := context.WithCancel(c.ctx)
+	c.Cleanup(cancel)
+	watcher, err := c.in(namespace, turn).Watch(ctx, options)
+	c.must("a watch of "+namespace, err)
+	c.Cleanup(watcher.Stop)
+	return &watching{c, watcher.ResultChan(), namespace}
+}
+
+// next waits for an event that is no bookmark; bookmarks that come before it are checked.
+func (w *watching) next() watch.Event {
+	w.Helper()
+	for {
+		if event := w.any(); event.Type != watch.Bookmark {
+			return event
+		}
+	}
+}
+
+func (w *watching) any() watch.Event {
+	w.Helper()
+	select {
+	case event, more := <-w.events:
+		if !more {
+			w.Fatalf("the watch of %s has ended", w.what)
+		}
+		if event.Type == watch.Error {
+			w.Fatalf("the watch of %s: %v", w.what, event.Object)
+		}
+		return event
+	case <-time.After(patience):
+		w.Fatalf("nothing more on the watch of %s", w.what)
+		return watch.Event{}
+	}
+}
+
+// bookmark waits for one that says that everything up to a revision has been sent.
+func (w *watching) bookmark(atLeast string) metav1.Object {
+	w.Helper()
+	for {
+		event := w.any()
+		if event.Type != watch.Bookmark {
+			w.Fatalf("%s of %v instead of a bookmark", event.Type, event.Object)
+		}
+		object, err := meta.Accessor(event.Object)
+		w.must("a bookmark", err)
+		if revision(object.GetResourceVersion()) >= revision(atLeast) {
+			return object
+		}
+	}
+}
+
+func revision(text string) int64 {
+	number, _ := strconv.ParseInt(text, 10, 64)
+	return number
+}
+
+// Each watcher, of either apiserver, sees every change once and in order.
+func watchingChanges(c *cast) {
+	namespace := c.namespace("watched")
+	c.create(namespace, "old", 50)
+	start := c.list(namespace, 0, metav1.ListOptions{})
+	watchers := []*watching{
+		c.watch(namespace, 0, metav1.ListOptions{ResourceVersion: start.ResourceVersion, AllowWatchBookmarks: true}),
+		c.watch(namespace, 1, metav1.ListOptions{ResourceVersion: start.ResourceVersion}),
+	}
+	var expected []string
+	for i := range 30 {
+		name := fmt.Sprintf("new-%02d", i)
+		created, err := c.in(namespace, i).Create(c.ctx, object(name), metav1.CreateOptions{})
+		c.must(name, err)
+		changed := c.set(namespace, name, fmt.Sprint(i), i+1)
+		expected = append(expected, "ADDED "+created.ResourceVersion, "MODIFIED "+changed.ResourceVersion)
+		if i%3 == 0 {
+			c.must(name, c.in(namespace, i).Delete(c.ctx, name, metav1.DeleteOptions{}))
+			expected = append(expected, "DELETED")
+		}
+	}
+	// One that comes late begins in the past.
+	watchers = append(watchers, c.watch(namespace, 1, metav1.ListOptions{ResourceVersion: start.ResourceVersion}))
+	for number, watcher := range watchers {
+		last := int64(0)
+		for i, wanted := range expected {
+			event := watcher.next()
+			object := event.Object.(*corev1.ConfigMap)
+			got := string(event.Type)
+			if event.Type != watch.Deleted {
+				got += " " + object.ResourceVersion
+			}
+			if got != wanted {
+				c.Fatalf("watcher %d: event %d is %s of %s, not %s", number, i, got, object.Name, wanted)
+			}
+			if now := revision(object.ResourceVersion); now <= last {
+				c.Errorf("watcher %d: revision %d comes after %d", number, now, last)
+			} else {
+				last = now
+			}
+		}
+	}
+	c.note("%d watchers saw %d changes", len(watchers), len(expected))
+}
+
+// A watch that is about to end says how far it has come; the next one goes on there.
+func bookmarks(c *cast) {
+	namespace := c.namespace("bookmarks")
+	c.create(namespace, "a", 10)
+	start := c.list(namespace, 1, metav1.ListOptions{})
+	seconds := int64(4)
+	watcher := c.watch(namespace, 0, metav1.ListOptions{ResourceVersion: start.ResourceVersion, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
+	// A change elsewhere moves the revision, but is none of this watch's events.
+	_, err := c.in(c.namespace("elsewhere"), 1).Create(c.ctx, object("x"), metav1.CreateOptions{})
+	c.must("creating", err)
+	mark := watcher.bookmark(start.ResourceVersion)
+	next := c.watch(namespace, 1, metav1.ListOptions{ResourceVersion: mark.GetResourceVersion()})
+	changed := c.set(namespace, "a-00003", "after", 0)
+	if event := next.next(); event.Object.(*corev1.ConfigMap).ResourceVersion != changed.ResourceVersion {
+		c.Errorf("after the bookmark comes %v", event)
+	}
+	c.note("a bookmark, and what comes after it")
+}
+
+// A watch that begins with everything (WatchList): each object once, a mark where the beginning ends, then changes.
+func watchLists(c *cast) {
+	namespace := c.namespace("watchlists")
+	c.create(namespace, "w", 200)
+	yes := true
+	for turn := range 4 {
+		fresh := c.set(namespace, "w-00042", fmt.Sprint("before ", turn), turn+1)
+		watcher := c.watch(namespace, turn, metav1.ListOptions{SendInitialEvents: &yes, AllowWatchBookmarks: true, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
+		seen := map[string]string{}
+		for {
+			event := watcher.any()
+			object := event.Object.(*corev1.ConfigMap)
+			if event.Type == watch.Bookmark {
+				if object.Annotations[metav1.InitialEventsAnnotationKey] != "true" {
+					continue
+				}
+				if revision(object.ResourceVersion) < revision(fresh.ResourceVersion) {
+					c.Errorf("the beginning ends at %s, before %s", object.ResourceVersion, fresh.ResourceVersion)
+				}
+				break
+			}
+			if event.Type != watch.Added || seen[object.Name] != "" {
+				c.Errorf("%s of %s in the beginning, seen before: %q", event.Type, object.Name, seen[object.Name])
+			}
+			seen[object.Name] = object.ResourceVersion
+		}
+		if seen[fresh.Name] != fresh.ResourceVersion {
+			c.Errorf("a consistent watch begins with %s at %s, though it was written at %s", fresh.Name, seen[fresh.Name], fresh.ResourceVersion)
+		}
+		c.note("%d in the beginning", len(seen))
+		changed := c.set(namespace, "w-00100", fmt.Sprint("after ", turn), turn)
+		if event := watcher.next(); event.Object.(*corev1.ConfigMap).ResourceVersion != changed.ResourceVersion {
+			c.Errorf("after the beginning comes %v", event)
+		}
+	}
+}
