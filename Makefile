@@ -62,12 +62,11 @@ check: rust-present ## Check formatting, lints, and the dependencies' licences a
 bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; CASES=P1,P5 and ROUNDS=7 choose
 	$(CARGO) bench --locked --bench suite -- $(if $(CASES),CASES=$(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH_ARGS)
 
-# Not part of `make test`: Helm and promtool take some minutes to build the first time. The manifests of every mode are
-# left in target/chart, for whatever applies them to a kube-apiserver.
+# Not part of `make test`: Helm and promtool take some minutes to build the first time.
 .PHONY: chart-test
 chart-test: $(addprefix $(TOOLS_DIR)/,helm-4 helm-3 promtool etcd-3.7 etcdctl) rust-present ## Test the Helm chart, its alerts and its dashboard
 	$(CARGO) build --locked --bin rangecache
-	cd tests/chart && CHART_RENDER_DIR='$(CURDIR)/target/chart' $(GO) test -count=1 ./...
+	cd tests/chart && $(GO) test -count=1 ./...
 
 # Not part of `make test`: kube-apiserver takes some minutes to build the first time.
 .PHONY: test-kube

@@ -1,13 +1,11 @@
 // Package chart tests charts/rangecache: every mode is rendered by Helm 3 and 4 and looked at as Kubernetes would.
 //
-// `make chart-test` builds what it needs and runs it. CHART_RENDER_DIR, if set, receives each mode's manifests, so that
-// something else can apply them to a real kube-apiserver.
+// `make chart-test` builds what it needs and runs it. That a real kube-apiserver takes the manifests is tested in tests/kube.
 package chart
 
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
@@ -222,14 +220,6 @@ func TestModesRender(t *testing.T) {
 			} else if keys != first {
 				t.Errorf("%s: one Helm gives %s, the other %s", name, first, keys)
 			}
-			if folder := os.Getenv("CHART_RENDER_DIR"); folder != "" && binary == helms[0] {
-				if err := os.MkdirAll(folder, 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(filepath.Join(folder, name+".yaml"), []byte(out), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
 		}
 	}
 }
@@ -269,6 +259,7 @@ func TestMistakesAreRefused(t *testing.T) {
 			{"etcd.tls.hostPath=/x", "both set"},
 			{"listener.tls.secretName=", "listener.allowUnauthenticated=true"},
 			{"etcd.user=rangecache", "etcd.user and etcd.passwordFile go together"},
+			{"listener.allowUnauthenticated=true,listener.clientCertAuth=false,listener.crlFile=x", "listener.crlFile revokes"},
 			{"listener.clientCertAuth=false", "listener.allowUnauthenticated=true"},
 			{"mode=static-pod", "the kubelet knows no Secrets"},
 			{"extraArgs={-x}", "at '/extraArgs/0'"},

@@ -190,13 +190,13 @@ func TestPlaintextIsAskedFor(t *testing.T) {
 const plaintextFlag = "--allow-plaintext-listener"
 
 func TestMemoryFollowsTheCache(t *testing.T) {
-	for _, c := range []struct{ cache, shared, flag, request, limit string }{
-		{"1Gi", "512Mi", "1073741824", "1Gi", "1792Mi"},          // the rest decides
-		{"6Gi", "512Mi", "6442450944", "6Gi", "8Gi"},             // four thirds decide
-		{"1500000000", "64Mi", "1500000000", "1431Mi", "1908Mi"}, // rounded up
-		{"2Ti", "512Mi", "2199023255552", "2Ti", "2796203Mi"},
+	for _, c := range []struct{ cache, shared, stream, flag, request, limit string }{
+		{"1Gi", "512Mi", "256Mi", "1073741824", "1Gi", "2Gi"},            // the rest decides
+		{"6Gi", "512Mi", "256Mi", "6442450944", "6Gi", "8Gi"},            // four thirds decide
+		{"1500000000", "64Mi", "64Mi", "1500000000", "1431Mi", "1908Mi"}, // rounded up
+		{"2Ti", "512Mi", "1Gi", "2199023255552", "2Ti", "2796203Mi"},
 	} {
-		container := renderMode(t, "deployment-plain", "--set", "cache.maxBytes="+c.cache, "--set", "forward.sharedMaxBytes="+c.shared).proxy.Spec.Containers[0]
+		container := renderMode(t, "deployment-plain", "--set", "cache.maxBytes="+c.cache, "--set", "forward.sharedMaxBytes="+c.shared, "--set", "forward.streamMaxBytes="+c.stream).proxy.Spec.Containers[0]
 		if !slices.Contains(container.Args, "--cache-max-bytes="+c.flag) {
 			t.Errorf("%s: %q", c.cache, container.Args)
 		}

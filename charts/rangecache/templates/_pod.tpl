@@ -114,6 +114,9 @@ volumes:
 {{- define "rangecache.args" -}}
 {{- $etcd := include "rangecache.etcdTls" . | fromJson -}}
 {{- $listener := include "rangecache.listenerTls" . | fromJson -}}
+{{- if and .Values.listener.crlFile (or (eq $listener.kind "none") (not .Values.listener.clientCertAuth)) }}
+{{- fail "listener.crlFile revokes clients' certificates: it needs listener.tls and listener.clientCertAuth" }}
+{{- end }}
 - --endpoints={{ include "rangecache.endpoints" . }}
 {{- if ne $etcd.kind "none" }}
 - --cacert=/etc/rangecache/etcd/{{ $etcd.ca }}
@@ -139,6 +142,9 @@ volumes:
 {{- if .Values.listener.clientCertAuth }}
 - --trusted-ca-file=/etc/rangecache/listener/{{ $listener.ca }}
 - --client-cert-auth
+{{- with .Values.listener.crlFile }}
+- --client-crl-file=/etc/rangecache/listener/{{ . }}
+{{- end }}
 {{- end }}
 {{- else if not (include "rangecache.isLoopback" (include "rangecache.listenerHost" .)) }}
 - --allow-plaintext-listener
@@ -158,6 +164,7 @@ volumes:
 - --history-max-bytes={{ include "rangecache.bytes" . }}
 {{- end }}
 - --forward-shared-max-bytes={{ include "rangecache.bytes" .Values.forward.sharedMaxBytes }}
+- --stream-max-bytes={{ include "rangecache.bytes" .Values.forward.streamMaxBytes }}
 - --shutdown-timeout={{ .Values.shutdown.timeoutSeconds }}s
 - --log-format={{ .Values.log.format }}
 - {{ printf "--log-level=%s" .Values.log.level | quote }}
