@@ -2,7 +2,8 @@
 //!
 //! | room | what it is for |
 //! |---|---|
-//! | [`cli`] | what the command line asks for: serve, completions, manual page |
+//! | [`cli`] | what the command line asks for: serve, doctor, completions, manual page |
+//! | [`doctor`] | what an etcd holds, and what would become of it |
 //! | [`config`] | flags and environment, checked before a port is bound |
 //! | [`proxy`] | the way of a request: accept, route, plan, prove, answer or forward |
 //! | [`cache`] | the tree, the history and the query; no I/O, no clock, no async |
@@ -18,6 +19,7 @@ pub mod admin;
 pub mod cache;
 pub mod cli;
 pub mod config;
+pub mod doctor;
 pub mod faults;
 pub mod memory;
 pub mod mirror;

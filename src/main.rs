@@ -1,6 +1,6 @@
 //! The boot sequence: parse, validate, bind, serve, drain.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,6 +10,7 @@ use clap::error::ErrorKind;
 use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
 use rangecache::config::{Config, RangeStream};
+use rangecache::doctor::{self, Options, Output, Style};
 use rangecache::mirror::Mirrors;
 use rangecache::net::Url;
 use rangecache::panics;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         Ok(Task::Serve(config)) => config,
         Ok(Task::Completions(shell)) => return print(|out| cli::completions(shell, out)),
         Ok(Task::Man) => return print(cli::man),
+        Ok(Task::Doctor(options)) => return doctor(&options),
         Err(error) => {
             let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
             // Nothing is left to do if even this cannot be printed.
@@ -78,6 +80,27 @@ fn main() -> ExitCode {
             tracing::error!(error = format!("{error:#}"), "stopping");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Looks, prints what was found, and ends with its exit code. Nothing is logged: what goes wrong is in the report.
+fn doctor(options: &Options) -> ExitCode {
+    if let Err(error) = options.config.validate() {
+        let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
+        return ExitCode::from(MISUSE);
+    }
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::FAILURE;
+    };
+    let report = runtime.block_on(doctor::examine(options));
+    let printed = print(|out| match options.output {
+        Output::Text => write!(out, "{}", report.to_text(Style::of(io::stdout().is_terminal()))),
+        Output::Json => writeln!(out, "{:#}", report.to_json()),
+    });
+    if printed == ExitCode::SUCCESS {
+        ExitCode::from(report.exit_code())
+    } else {
+        printed
     }
 }
 

@@ -62,7 +62,9 @@ async fn help_and_version_go_to_stdout() {
 async fn completions_and_the_manual_go_to_stdout() {
     for (args, says) in [
         (&["completions", "bash"][..], "--endpoints"),
+        (&["completions", "zsh"], "--deep"),
         (&["man"], ".TH rangecache 1"),
+        (&["doctor", "--help"], "exit code"),
     ] {
         let output = run(args, &[]).await;
         let text = String::from_utf8_lossy(&output.stdout);

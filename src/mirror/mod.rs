@@ -30,6 +30,8 @@ pub mod scope;
 pub mod state;
 mod verify;
 
+pub use probe::{compact_revision, is_compacted};
+
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -132,7 +132,7 @@ async fn raft_index(mirrors: &Mirrors) -> Option<u64> {
 }
 
 /// Whether etcd has compacted past `revision`; `key` is one that rangecache's user may read, and need not exist.
-async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i64) -> bool {
+pub async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i64) -> bool {
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin);
     let request = RangeRequest {
@@ -147,7 +147,7 @@ async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i64) 
 }
 
 /// Up to which revision etcd has compacted, given that it is past `below`: a watch from there is cancelled with it.
-async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: i64) -> Option<i64> {
+pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: i64) -> Option<i64> {
     let (channel, origin) = connection.own_channel();
     let mut client = WatchClient::with_origin(channel, origin);
     let (requests, queue) = mpsc::channel(1);

@@ -36,6 +36,16 @@ pub fn scopes(prefixes: &[String], left_out: &[String]) -> Vec<Scope> {
     scopes
 }
 
+/// What `scopes` leave of the keyspace, in key order.
+#[must_use]
+pub fn gaps(scopes: &[Scope]) -> Vec<Scope> {
+    let mut gaps = vec![Scope::prefix(b"")];
+    for scope in scopes {
+        gaps = gaps.iter().flat_map(|gap| gap.without(scope)).collect();
+    }
+    gaps
+}
+
 impl Scope {
     /// All keys that start with `prefix`.
     #[must_use]
@@ -120,7 +130,8 @@ impl Scope {
 }
 
 /// The first key after all that start with `prefix`; `None` where there is none.
-fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
+#[must_use]
+pub fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
     let last = prefix.iter().rposition(|byte| *byte < 0xff)?;
     let mut end = prefix[..=last].to_vec();
     end[last] += 1;
@@ -147,6 +158,17 @@ mod tests {
         assert_eq!(names(&["/r/"], &["/r/e/"]), ["/r/../r/e/", "/r/e0../r0"]);
         assert_eq!(names(&["/a/", "/b/"], &["/a/"]), ["/b/"]);
         assert_eq!(names(&["/a/"], &["/c/"]), ["/a/"]);
+    }
+
+    #[test]
+    fn gaps_are_what_is_left() {
+        let of = |prefixes: &[&str]| {
+            let owned: Vec<_> = prefixes.iter().map(|text| (*text).to_owned()).collect();
+            let names = gaps(&scopes(&owned, &[]));
+            names.iter().map(Scope::name).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&[]), [""; 0]);
+        assert_eq!(of(&["/a/", "/b/"]), ["../a/", "/a0../b/", "/b0.."]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::explain;
+use super::facts::{self, Facts};
 use super::files::{FileError, Files};
 use super::watched::{Made, Watched};
 use super::{H2, HTTP_1_1, provider, versions};
@@ -207,6 +208,20 @@ impl Connector {
             }
             Err(error) => Err(explain::towards_etcd(error, url, &tls.files)),
         }
+    }
+
+    /// What the certificate says of itself that is shown at `url`; `None` where no TLS is spoken, or nothing can be read.
+    ///
+    /// # Errors
+    /// As [`Connector::connect`].
+    pub async fn look_at_peer(&self, url: &Url) -> io::Result<Option<Facts>> {
+        let Either::Right(stream) = self.connect(url, Protocol::Http2).await? else {
+            return Ok(None);
+        };
+        let shown = stream.get_ref().1.peer_certificates();
+        Ok(shown
+            .and_then(<[_]>::first)
+            .and_then(|certificate| facts::of_certificate(certificate).ok()))
     }
 
     /// Words for what ended a connection to `url` before anything was answered on it.

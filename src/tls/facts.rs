@@ -6,15 +6,15 @@ use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
 /// What operators ask of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Facts {
+pub struct Facts {
     /// The subject's common name, empty ones left out. etcd's auth takes it for a user's name.
-    pub(super) common_name: Option<String>,
+    pub common_name: Option<String>,
     /// DNS names and addresses that it is for.
-    pub(super) names: Vec<String>,
+    pub names: Vec<String>,
     /// In seconds since 1970.
-    pub(super) not_before_seconds: i64,
+    pub not_before_seconds: i64,
     /// In seconds since 1970.
-    pub(super) not_after_seconds: i64,
+    pub not_after_seconds: i64,
 }
 
 /// Reads a certificate; the error is a parser's, in words.

@@ -98,6 +98,14 @@ impl Files {
     }
 }
 
+/// What the first certificate of the file at `path` says of itself.
+///
+/// # Errors
+/// What is wrong with the file, which `flag` names.
+pub fn look_at_file(flag: &'static str, path: &Path) -> Result<Facts, FileError> {
+    Ok(File::read(flag, path)?.certificates()?.1)
+}
+
 impl File {
     fn read(flag: &'static str, path: &Path) -> Result<File, FileError> {
         let unreadable = |source| FileError::Unreadable {

@@ -27,7 +27,8 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 pub use acceptor::Acceptor;
 pub use connector::{Connector, Protocol};
-pub use files::FileError;
+pub use facts::Facts;
+pub use files::{FileError, look_at_file};
 
 use crate::config::{TlsFlags, TlsVersion};
 

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::{Class, Upstream};
+use super::{Class, Connection, Upstream};
 use crate::config::Account;
 use crate::etcdserverpb::AuthenticateRequest;
 use crate::etcdserverpb::auth_client::AuthClient;
@@ -181,6 +181,20 @@ impl Credentials {
         self.judge_text(sent.as_ref(), reason);
     }
 
+    /// Asks for a token over `connection`, once: for who keeps no [`Upstream`].
+    ///
+    /// # Errors
+    /// etcd's refusal of user or password, or that there was no answer.
+    pub async fn introduce(&self, connection: &Arc<Connection>) -> Result<(), tonic::Status> {
+        let Some(account) = &self.account else {
+            return Ok(());
+        };
+        let answer = authenticate(account, connection).await;
+        self.token
+            .send_replace(answer.as_ref().map_or(Token::Refused, Token::clone));
+        answer.map(drop)
+    }
+
     /// Asks for a token whenever one is wanted; runs until cancelled.
     pub(super) async fn keep(&self, upstream: &Upstream) {
         let Some(account) = &self.account else {
@@ -196,7 +210,7 @@ impl Credentials {
             {
                 return;
             }
-            match authenticate(account, upstream).await {
+            match authenticate_by(account, upstream).await {
                 Ok(token) => {
                     if matches!(token, Token::Have(_)) {
                         tracing::info!(
@@ -230,11 +244,15 @@ impl Credentials {
     }
 }
 
-async fn authenticate(account: &Account, upstream: &Upstream) -> Result<Token, tonic::Status> {
+async fn authenticate_by(account: &Account, upstream: &Upstream) -> Result<Token, tonic::Status> {
     let connection = upstream
         .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
         .await
         .map_err(|error| tonic::Status::unavailable(error.to_string()))?;
+    authenticate(account, &connection).await
+}
+
+async fn authenticate(account: &Account, connection: &Arc<Connection>) -> Result<Token, tonic::Status> {
     let (channel, origin) = connection.channel();
     let mut client = AuthClient::with_origin(channel, origin);
     let request = AuthenticateRequest {

@@ -75,7 +75,7 @@ pub(super) async fn watch(
 }
 
 /// What gRPC's health service says; a server without it is taken to serve.
-async fn serves(connection: &Arc<Connection>) -> bool {
+pub async fn serves(connection: &Arc<Connection>) -> bool {
     let (channel, origin) = connection.channel();
     let mut client = HealthClient::with_origin(channel, origin);
     match client.check(HealthCheckRequest::default()).await {

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,6 +31,7 @@ use tokio_util::task::TaskTracker;
 pub use backoff::{Backoff, jittered};
 pub use connection::{Channel, ConnectError, Connection, InFlight, SendFailure, Windows};
 pub use credentials::Credentials;
+pub use health::serves;
 pub use outgoing::{BoxError, Outgoing};
 pub use range_stream::NoRangeStream;
 pub use version::Version;
@@ -66,6 +68,24 @@ impl Class {
 pub struct NoEndpoint {
     waited: Duration,
     causes: String,
+}
+
+/// A connection to `url` for who looks once and keeps no [`Upstream`]. The task, which is `tasks`' to join, ends with the
+/// connection and says why.
+///
+/// # Errors
+/// Why there is none, at `deadline` at the latest.
+pub async fn open_once(
+    connector: &Connector,
+    url: &Url,
+    credentials: &Arc<Credentials>,
+    tasks: &TaskTracker,
+    deadline: Instant,
+) -> Result<(Arc<Connection>, JoinHandle<String>), ConnectError> {
+    let server = Arc::default();
+    let (connection, driver) =
+        Connection::open(connector, url, &server, Windows::SHARED, credentials, deadline).await?;
+    Ok((connection, tasks.spawn(driver)))
 }
 
 /// What is known of the endpoints' versions.
