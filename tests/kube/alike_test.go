@@ -135,7 +135,7 @@ func (c *cast) playAll(etcd *etcdServer, front *front, chapters []chapter) {
 	}
 	ledger.close(c.T, c.act)
 	if front.kind == rangecache {
-		ledger.nothingForwarded(c.T)
+		ledger.nothingForwarded(c.T, 200)
 	}
 }
 

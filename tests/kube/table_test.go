@@ -1,0 +1,274 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// setting is a number from the environment: `make bench-kube` measures with more than `make test-kube`.
+func setting(t *testing.T, name string, otherwise int) int {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	number, err := strconv.Atoi(text)
+	must(t, name, err)
+	return number
+}
+
+const objectsPerNamespace = 500
+
+// What two apiservers cost etcd when they start and while they serve, with etcd itself, its grpc-proxy and rangecache
+// before it. It prints a table; it fails only if something fails, or if rangecache asks etcd for what it has in memory.
+func TestTable(t *testing.T) {
+	objects, seconds := setting(t, "KUBE_OBJECTS", 3000), setting(t, "KUBE_SECONDS", 4)
+	files := newCertificates(t)
+	etcd := startEtcd(t, files, "etcd-3.7")
+	namespaces := fillCluster(t, files, etcd, objects)
+	kinds := []string{direct, rangecache}
+	if setting(t, "KUBE_GRPC_PROXY", 0) > 0 { // through it consistent lists take seconds
+		kinds = []string{direct, grpcProxy, rangecache}
+	}
+	columns := map[string]*column{}
+	for _, flags := range [][]string{nil, {"--watch-cache=false"}} {
+		for _, kind := range kinds {
+			name := kind + strings.Join(flags, "")
+			// In a test of its own, so that its servers end with it.
+			t.Run(name, func(t *testing.T) { columns[name] = measure(t, files, etcd, kind, namespaces, seconds, flags) })
+		}
+	}
+	if t.Failed() {
+		return
+	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "| | | %s |\n|---|---|%s\n", strings.Join(kinds, " | "), strings.Repeat("---|", len(kinds)))
+	for _, flags := range []string{"", "--watch-cache=false"} {
+		last := ""
+		for row := range columns[direct].rows {
+			first := columns[direct+flags].rows[row]
+			cells := []string{"", first.what}
+			if first.when != last {
+				cells[0], last = first.when, first.when
+			}
+			for _, kind := range kinds {
+				cells = append(cells, columns[kind+flags].rows[row].figure)
+			}
+			fmt.Fprintf(&table, "| %s |\n", strings.Join(cells, " | "))
+		}
+	}
+	fmt.Printf("\n%d objects\n\n%s\n", objects, table.String())
+}
+
+// fillCluster makes the objects through an apiserver that then goes away.
+func fillCluster(t *testing.T, files *certificates, etcd *etcdServer, objects int) []string {
+	t.Helper()
+	server := startAPIServer(t, files, 1, etcd.url)
+	server.awaitReady(t)
+	var namespaces []string
+	for i := range max(1, objects/objectsPerNamespace) {
+		name := fmt.Sprintf("filled-%02d", i)
+		_, err := server.client.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		must(t, name, err)
+		must(t, name, fill(t.Context(), []*apiserver{server}, name, "object", objectsPerNamespace))
+		namespaces = append(namespaces, name)
+	}
+	server.stop()
+	return namespaces
+}
+
+// column is what was measured with one server before etcd.
+type column struct{ rows []row }
+
+type row struct{ when, what, figure string }
+
+func (c *column) add(when, what, format string, args ...any) {
+	c.rows = append(c.rows, row{when, what, fmt.Sprintf(format, args...)})
+}
+
+func measure(t *testing.T, files *certificates, etcd *etcdServer, kind string, namespaces []string, seconds int, flags []string) *column {
+	t.Helper()
+	c := &column{}
+	suffix := ""
+	if len(flags) > 0 {
+		suffix = ", `" + flags[0] + "`"
+	}
+	front := startFront(t, files, kind, etcd)
+	var servers []*apiserver
+	phase := func(when string, ranges float64, do func()) {
+		t.Helper()
+		ledger := openLedger(t, etcd, front, servers)
+		do()
+		ledger.servers = servers
+		took := time.Since(ledger.before.at).Seconds()
+		ledger.close(t, when+suffix)
+		c.add(when+suffix, "time", "%.1f s", took)
+		c.cost(when+suffix, ledger)
+		if kind == rangecache {
+			ledger.nothingForwarded(t, ranges)
+		}
+	}
+	phase("two apiservers start", 200, func() {
+		for i := range 2 {
+			servers = append(servers, startAPIServer(t, files, i+1, front.url, flags...))
+		}
+		for _, server := range servers {
+			server.awaitReady(t)
+		}
+	})
+
+	const clients = 10
+	phase(fmt.Sprintf("%d clients list it all at once", clients), 2, func() {
+		together(clients, func(turn int) {
+			list, err := servers[turn%2].client.CoreV1().ConfigMaps(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{LabelSelector: "shard"})
+			if err != nil || len(list.Items) < len(namespaces)*objectsPerNamespace {
+				t.Errorf("%d objects are listed: %v", len(list.Items), err)
+			}
+		})
+	})
+
+	load := newLoad(servers, namespaces)
+	steady := fmt.Sprintf("they serve for %d s", seconds)
+	phase(steady, 200, func() { load.run(t, time.Duration(seconds)*time.Second) })
+	for _, operation := range operations {
+		c.add(steady+suffix, operation.name+", p50 / p99", "%s", load.latency(operation.name))
+	}
+	c.add(steady+suffix, "failed calls", "%d of %d", load.failed, load.count())
+	if kind == grpcProxy {
+		return c
+	}
+	if load.failed > 0 {
+		t.Errorf("%d calls failed, the first: %v", load.failed, load.first)
+	}
+	for _, server := range servers {
+		if server.gaveUpStreams() {
+			t.Errorf("%s has switched RangeStream off", server.name)
+		}
+	}
+	return c
+}
+
+// cost adds what a time has cost etcd and what is before it.
+func (c *column) cost(when string, l *ledger) {
+	c.add(when, "etcd's CPU", "%.0f ms", l.spent.etcdCPU.Seconds()*1000)
+	c.add(when, "calls of etcd: Range, RangeStream, Txn", "%.0f, %.0f, %.0f", l.calls["Range"], l.calls["RangeStream"], l.calls["Txn"])
+	c.add(when, "sent by etcd", "%.1f MB", l.spent.sentBytes/1e6)
+	front, memory := "–", "–"
+	if l.front.process != nil {
+		front = fmt.Sprintf("%.0f ms", l.spent.frontCPU.Seconds()*1000)
+	}
+	if l.front.kind == rangecache {
+		share, all := l.fromMemory()
+		memory = fmt.Sprintf("%.1f %% of %.0f", share*100, all)
+	}
+	c.add(when, "CPU of the proxy", "%s", front)
+	c.add(when, "reads answered from memory", "%s", memory)
+}
+
+// operation is one of the calls that clients make on a schedule.
+type operation struct {
+	name      string
+	perSecond int
+	call      func(ctx context.Context, server *apiserver, namespace string, turn int) error
+}
+
+func nameOf(turn int) string { return fmt.Sprintf("object-%05d", turn*131%objectsPerNamespace) }
+
+var operations = []operation{
+	{"GET", 200, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
+		_, err := server.client.CoreV1().ConfigMaps(namespace).Get(ctx, nameOf(turn), metav1.GetOptions{})
+		return err
+	}},
+	{fmt.Sprintf("consistent LIST of %d", objectsPerNamespace), 10, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
+		list, err := server.client.CoreV1().ConfigMaps(namespace).List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) != objectsPerNamespace {
+			err = fmt.Errorf("%d objects", len(list.Items))
+		}
+		return err
+	}},
+	{"page of 100 of all, and the next", 5, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
+		maps := server.client.CoreV1().ConfigMaps(metav1.NamespaceAll)
+		page, err := maps.List(ctx, metav1.ListOptions{Limit: 100})
+		if err == nil {
+			_, err = maps.List(ctx, metav1.ListOptions{Limit: 100, Continue: page.Continue})
+		}
+		return err
+	}},
+	{"PATCH", 20, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
+		_, err := server.client.CoreV1().ConfigMaps(namespace).Patch(ctx, nameOf(turn), "application/merge-patch+json",
+			[]byte(fmt.Sprintf(`{"data":{"state":"%d"}}`, time.Now().UnixNano())), metav1.PatchOptions{})
+		return err
+	}},
+}
+
+// load makes calls on a fixed schedule; a call's latency counts from the moment when it was due.
+type load struct {
+	servers    []*apiserver
+	namespaces []string
+	mutex      sync.Mutex
+	latencies  map[string][]time.Duration
+	failed     int
+	first      error
+}
+
+func newLoad(servers []*apiserver, namespaces []string) *load {
+	return &load{servers: servers, namespaces: namespaces, latencies: map[string][]time.Duration{}}
+}
+
+func (l *load) run(t *testing.T, length time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), length+patience)
+	defer cancel()
+	var calls sync.WaitGroup
+	for _, operation := range operations {
+		calls.Go(func() {
+			interval := time.Second / time.Duration(operation.perSecond)
+			begin := time.Now()
+			for turn := 0; time.Duration(turn)*interval < length; turn++ {
+				due := begin.Add(time.Duration(turn) * interval)
+				time.Sleep(time.Until(due))
+				calls.Go(func() {
+					ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+					defer cancel()
+					err := operation.call(ctx, l.servers[turn%len(l.servers)], l.namespaces[turn*7%len(l.namespaces)], turn)
+					l.took(operation.name, time.Since(due), err)
+				})
+			}
+		})
+	}
+	calls.Wait()
+}
+
+func (l *load) took(name string, latency time.Duration, err error) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	l.latencies[name] = append(l.latencies[name], latency)
+	if err != nil {
+		if l.failed++; l.first == nil {
+			l.first = fmt.Errorf("%s: %w", name, err)
+		}
+	}
+}
+
+func (l *load) count() (count int) {
+	for _, latencies := range l.latencies {
+		count += len(latencies)
+	}
+	return count
+}
+
+func (l *load) latency(name string) string {
+	sorted := slices.Sorted(slices.Values(l.latencies[name]))
+	at := func(share float64) float64 { return sorted[int(share*float64(len(sorted)-1))].Seconds() * 1000 }
+	return fmt.Sprintf("%.1f / %.1f ms", at(0.5), at(0.99))
+}
