@@ -70,15 +70,16 @@ pub fn command() -> Command {
     Config::command()
         .args_conflicts_with_subcommands(true)
         .disable_help_subcommand(true)
-        .subcommand(Config::augment_args(
-            Command::new("serve").about("Serve; what is done without a command"),
-        ))
-        .subcommand(Options::augment_args(
-            Command::new("doctor")
+        // What a command is about comes last: its flags bring a description of their own.
+        .subcommand(
+            Config::augment_args(Command::new("serve")).about("Serve; what is done without a command"),
+        )
+        .subcommand(
+            Options::augment_args(Command::new("doctor"))
                 .about("Look at etcd, and say what would be cached, in how much memory, and what stands in the way")
                 .long_about(DOCTOR)
                 .after_help(DOCTOR_EXAMPLES),
-        ))
+        )
         .subcommand(
             Command::new("completions")
                 .about("Print shell completions, for example: source <(rangecache completions bash)")
@@ -194,6 +195,7 @@ mod tests {
             );
         }
         assert!(flags.iter().any(|flag| flag == "deep"));
+        assert!(texts[0].contains("what stands in the way"));
         for flag in &flags {
             for text in &texts {
                 // Fish writes a flag without its dashes.
