@@ -91,7 +91,10 @@ async fn put(client: &Client, key: &str) {
 /// An answer is what etcd had at the revision in its header, which is not before `not_before`.
 async fn is_of_its_moment(answer: &RangeResponse, not_before: i64, etcd: &Client, what: &str) {
     let revision = answer.revision();
-    assert!(revision >= not_before, "{what}: {revision} is before {not_before}");
+    assert!(
+        revision >= not_before,
+        "{what}: {revision} is before {not_before}"
+    );
     let then = RangeRequest { revision, ..list() };
     let then = etcd.range(&then).await.expect("etcd has it still");
     assert_eq!(answer.kvs, then.kvs, "{what}: at {revision}");
@@ -100,15 +103,23 @@ async fn is_of_its_moment(answer: &RangeResponse, not_before: i64, etcd: &Client
 /// Answers are etcd's, and come from memory again.
 async fn recovers(direct: &Client, rangecache: &Rangecache, what: &str) {
     let through = rangecache.client().await;
-    until(SOON, &format!("answers come from memory after {what}"), async || {
-        put(direct, &format!("{PREFIX}recovers")).await;
-        let before = rangecache.outcomes().await;
-        let expected = direct.range(&list()).await.ok()?;
-        let got = through.range(&list()).await.ok()?;
-        assert_eq!((got.revision(), &got.kvs), (expected.revision(), &expected.kvs), "{what}");
-        let outcomes = rangecache.outcomes_since(&before, 1).await;
-        (outcomes.memory_answers() == 1).then_some(())
-    })
+    until(
+        SOON,
+        &format!("answers come from memory after {what}"),
+        async || {
+            put(direct, &format!("{PREFIX}recovers")).await;
+            let before = rangecache.outcomes().await;
+            let expected = direct.range(&list()).await.ok()?;
+            let got = through.range(&list()).await.ok()?;
+            assert_eq!(
+                (got.revision(), &got.kvs),
+                (expected.revision(), &expected.kvs),
+                "{what}"
+            );
+            let outcomes = rangecache.outcomes_since(&before, 1).await;
+            (outcomes.memory_answers() == 1).then_some(())
+        },
+    )
     .await;
 }
 
@@ -186,7 +197,11 @@ async fn rangecache_dies_between_check_and_answer() {
     let held = Held::begin(&rangecache).await;
     let url = rangecache.url().to_owned();
     drop(rangecache);
-    let lost = held.0.await.expect("no panic").expect_err("nobody is left to answer");
+    let lost = held
+        .0
+        .await
+        .expect("no panic")
+        .expect_err("nobody is left to answer");
     assert_eq!(lost.code, UNAVAILABLE, "{lost:?}");
     put(&direct, &format!("{PREFIX}second")).await;
     let next = Rangecache::before(&etcd).listening_on(&url).start_cold().await;
@@ -246,7 +261,10 @@ async fn the_feeds_member_stands_still_between_check_and_answer() {
         feed.resume();
         recovers(&direct, &rangecache, &what).await;
     }
-    let left = rangecache.log().matches("silent and its member is unwell").count();
+    let left = rangecache
+        .log()
+        .matches("silent and its member is unwell")
+        .count();
     assert!(left > 0, "no feed was left because its member was unwell");
 }
 

@@ -459,40 +459,46 @@ async fn a_defragmentation_does_not_become_a_stampede() {
     // Of a list that is forwarded etcd 3.7 sees a RangeStream, and of nothing else.
     let lists = async || {
         let metrics = etcd.metrics().await.0;
-        let of_lists = |name: &str| {
-            name.starts_with("grpc_server_started_total{") && name.contains("\"RangeStream\"")
-        };
+        let of_lists =
+            |name: &str| name.starts_with("grpc_server_started_total{") && name.contains("\"RangeStream\"");
         let counts = metrics.iter().filter(|(name, _)| of_lists(name));
         counts.map(|(_, count)| count).sum::<f64>()
     };
-    until(SOON * 3, "a defragmentation is long enough to be felt", async || {
-        let (before, lists_before) = (rangecache.outcomes().await, lists().await);
-        let operator = etcd.client().await;
-        let defragmentation = tokio::spawn(async move {
-            let done = operator.unary::<Empty>("/etcdserverpb.Maintenance/Defragment", &Empty {});
-            done.await.expect("etcd defragments");
-        });
-        until(SOON, "etcd stands still", async || {
-            let read = RangeRequest::one("any");
-            let read = tokio::time::timeout(Duration::from_millis(20), direct.range(&read));
-            (read.await.is_err() || defragmentation.is_finished()).then_some(())
-        })
-        .await;
-        let mut reads = JoinSet::new();
-        for (n, client) in clients.iter().cloned().enumerate() {
-            let list = RangeRequest::prefix(format!("{PREFIX}{}/", n % RANGES));
-            reads.spawn(async move { client.range(&list).await });
-        }
-        while let Some(read) = reads.join_next().await {
-            assert_eq!(read.unwrap().expect("it is answered").kvs.len(), 20);
-        }
-        defragmentation.await.expect("no panic");
-        let outcomes = rangecache.outcomes_since(&before, 64).await;
-        let asked = lists().await - lists_before;
-        println!("{asked} lists reached etcd: {outcomes:?}");
-        // Of each range one at a time: for who came first, and for all who came while that was under way.
-        assert!(asked <= 2.0 * RANGES as f64, "{asked} lists reached etcd: {outcomes:?}");
-        (outcomes.memory_answers() == 0).then_some(())
-    })
+    until(
+        SOON * 3,
+        "a defragmentation is long enough to be felt",
+        async || {
+            let (before, lists_before) = (rangecache.outcomes().await, lists().await);
+            let operator = etcd.client().await;
+            let defragmentation = tokio::spawn(async move {
+                let done = operator.unary::<Empty>("/etcdserverpb.Maintenance/Defragment", &Empty {});
+                done.await.expect("etcd defragments");
+            });
+            until(SOON, "etcd stands still", async || {
+                let read = RangeRequest::one("any");
+                let read = tokio::time::timeout(Duration::from_millis(20), direct.range(&read));
+                (read.await.is_err() || defragmentation.is_finished()).then_some(())
+            })
+            .await;
+            let mut reads = JoinSet::new();
+            for (n, client) in clients.iter().cloned().enumerate() {
+                let list = RangeRequest::prefix(format!("{PREFIX}{}/", n % RANGES));
+                reads.spawn(async move { client.range(&list).await });
+            }
+            while let Some(read) = reads.join_next().await {
+                assert_eq!(read.unwrap().expect("it is answered").kvs.len(), 20);
+            }
+            defragmentation.await.expect("no panic");
+            let outcomes = rangecache.outcomes_since(&before, 64).await;
+            let asked = lists().await - lists_before;
+            println!("{asked} lists reached etcd: {outcomes:?}");
+            // Of each range one at a time: for who came first, and for all who came while that was under way.
+            assert!(
+                asked <= 2.0 * RANGES as f64,
+                "{asked} lists reached etcd: {outcomes:?}"
+            );
+            (outcomes.memory_answers() == 0).then_some(())
+        },
+    )
     .await;
 }

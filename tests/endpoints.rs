@@ -62,7 +62,11 @@ async fn recovers(direct: &Client, rangecache: &Rangecache, what: &str) {
         let before = rangecache.outcomes().await;
         let expected = direct.range(&list()).await.ok()?;
         let got = through.range(&list()).await.ok()?;
-        assert_eq!((got.revision(), &got.kvs), (expected.revision(), &expected.kvs), "{what}");
+        assert_eq!(
+            (got.revision(), &got.kvs),
+            (expected.revision(), &expected.kvs),
+            "{what}"
+        );
         let outcomes = rangecache.outcomes_since(&before, 1).await;
         (outcomes.memory_answers() == 1).then_some(())
     })
@@ -73,7 +77,8 @@ async fn recovers(direct: &Client, rangecache: &Rangecache, what: &str) {
 async fn described(rangecache: &Rangecache, url: &str) -> String {
     let page = rangecache.admin("/").await.body;
     let line = page.lines().find(|line| line.contains(url));
-    line.unwrap_or_else(|| panic!("{url} is missing in {page}")).to_owned()
+    line.unwrap_or_else(|| panic!("{url} is missing in {page}"))
+        .to_owned()
 }
 
 /// Waits until the page says, or no longer says, that a member is unwell.
@@ -88,9 +93,8 @@ async fn unwell(rangecache: &Rangecache, url: &str, unwell: bool) {
 /// Ranges that a member was asked for.
 async fn ranges(etcd: &Etcd) -> f64 {
     let metrics = etcd.metrics().await;
-    let started = |name: &str| {
-        name.starts_with("grpc_server_started_total{") && name.contains("grpc_method=\"Range\"")
-    };
+    let started =
+        |name: &str| name.starts_with("grpc_server_started_total{") && name.contains("grpc_method=\"Range\"");
     let counts = metrics.0.iter().filter(|(name, _)| started(name));
     counts.map(|(_, count)| count).sum()
 }
@@ -116,7 +120,10 @@ async fn a_learner_proves_nothing_until_it_votes() {
         put(&direct, &format!("{PREFIX}direct/{n}")).await;
         let got = through.range(&list()).await.expect("it answers");
         assert_eq!(got.kvs, direct.range(&list()).await.expect("etcd answers").kvs);
-        through.put(format!("{PREFIX}through/{n}"), "v").await.expect("it is written");
+        through
+            .put(format!("{PREFIX}through/{n}"), "v")
+            .await
+            .expect("it is written");
     }
     let outcomes = rangecache.outcomes_since(&before, 100).await;
     assert_eq!(outcomes.memory_answers(), 100, "{outcomes:?}");
@@ -132,14 +139,20 @@ async fn a_learner_proves_nothing_until_it_votes() {
         ..list()
     };
     for request in [&list(), &serializable, &RangeRequest::one("any")] {
-        let (expected, got) = (at_learner.range_raw(request).await, through.range_raw(request).await);
+        let (expected, got) = (
+            at_learner.range_raw(request).await,
+            through.range_raw(request).await,
+        );
         assert_eq!(got, expected, "{request:?}");
     }
     let request = prost::Message::encode_to_vec(&PutRequest {
         key: b"k".to_vec(),
         ..PutRequest::default()
     });
-    assert_eq!(through.raw(PUT, &request).await, at_learner.raw(PUT, &request).await);
+    assert_eq!(
+        through.raw(PUT, &request).await,
+        at_learner.raw(PUT, &request).await
+    );
     let refusal = through.range(&list()).await.expect_err("a learner refuses");
     assert!(refusal.message.contains("learner"), "{refusal:?}");
 
@@ -183,7 +196,11 @@ async fn a_member_that_is_cut_off_proves_nothing_while_clients_go_on() {
         let status = member.client().await.status().await.expect("it tells its status");
         let id = status.header.expect("has a header").member_id;
         for (other, link) in links.iter().enumerate() {
-            link.set(if other == n { Weather::Cut } else { Weather::CutFrom(id) });
+            link.set(if other == n {
+                Weather::Cut
+            } else {
+                Weather::CutFrom(id)
+            });
         }
         // At once, whoever leads by now.
         recovers(&live, &rangecache, &what).await;
@@ -195,7 +212,11 @@ async fn a_member_that_is_cut_off_proves_nothing_while_clients_go_on() {
             let revision = put.expect("no put hangs").expect("it is written");
             let got = timeout(PROMPT, through.range(&list())).await;
             let got = got.expect("no read hangs").expect("it is answered");
-            assert!(got.revision() >= revision, "{what}: {} after {revision}", got.revision());
+            assert!(
+                got.revision() >= revision,
+                "{what}: {} after {revision}",
+                got.revision()
+            );
             let proof = got.header.expect("has a header").member_id;
             assert_ne!(proof, id, "{what}: it proved an answer");
         }
@@ -253,7 +274,13 @@ async fn a_rolling_upgrade_is_noticed(from: Version, to: Version) {
         cluster.members[n].ready().await;
         let direct = cluster.members[(n + 1) % 3].client().await;
         recovers(&direct, &rangecache, &format!("{} members upgraded", n + 1)).await;
-        let version = cluster.members[n].client().await.status().await.expect("etcd tells").version;
+        let version = cluster.members[n]
+            .client()
+            .await
+            .status()
+            .await
+            .expect("etcd tells")
+            .version;
         until(SOON, &format!("the new version {version} is known"), async || {
             let line = described(&rangecache, &cluster.members[n].url()).await;
             line.contains(&version).then_some(())
@@ -286,7 +313,9 @@ struct Door(tokio::task::AbortHandle);
 impl Door {
     async fn open(address: &str, port: u16, target: &str) -> Self {
         let target = target.strip_prefix("http://").unwrap().to_owned();
-        let listener = tokio::net::TcpListener::bind((address, port)).await.expect("the address is free");
+        let listener = tokio::net::TcpListener::bind((address, port))
+            .await
+            .expect("the address is free");
         let accepting = tokio::spawn(async move {
             let mut connections = tokio::task::JoinSet::new();
             loop {
@@ -326,7 +355,9 @@ async fn silent(address: &str, port: u16) -> (socket2::Socket, Vec<TcpStream>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_are_looked_up_again_and_each_address_is_tried() {
-    let may = std::process::Command::new("unshare").args(["--map-root-user", "--mount", "true"]).status();
+    let may = std::process::Command::new("unshare")
+        .args(["--map-root-user", "--mount", "true"])
+        .status();
     if !may.is_ok_and(|status| status.success()) {
         println!("SKIPPED: this machine allows no mount namespaces, in which names have other addresses");
         return;
@@ -339,7 +370,10 @@ async fn names_are_looked_up_again_and_each_address_is_tried() {
     let hosts = folder.path().join("hosts");
     // In place, for it is mounted.
     let resolve = |addresses: &[&str]| {
-        let lines: Vec<_> = addresses.iter().map(|address| format!("{address} etcd.example\n")).collect();
+        let lines: Vec<_> = addresses
+            .iter()
+            .map(|address| format!("{address} etcd.example\n"))
+            .collect();
         std::fs::write(&hosts, lines.concat()).unwrap();
     };
     // The resolver puts addresses first that have more bits in common with 127.0.0.1.
@@ -386,7 +420,10 @@ async fn a_write_at_a_member_that_hangs_ends_and_is_not_repeated() {
     etcd.resume();
     let direct = etcd.client().await;
     until(SOON, "calls go on", async || through.put("after", "v").await.ok()).await;
-    let written = direct.range(&RangeRequest::one("hung")).await.expect("etcd answers");
+    let written = direct
+        .range(&RangeRequest::one("hung"))
+        .await
+        .expect("etcd answers");
     // Whether it came to pass nobody can tell; but not twice.
     assert!(written.kvs.iter().all(|kv| kv.version == 1), "{written:?}");
 }
@@ -429,7 +466,9 @@ async fn survives_pings(url: &str, pings: usize) -> bool {
     // Its message never comes.
     let _call = sender.send_request(request, false).unwrap();
     for _ in 0..pings {
-        let pong = timeout(SOON, ping.ping(h2::Ping::opaque())).await.expect("it is answered, or closed");
+        let pong = timeout(SOON, ping.ping(h2::Ping::opaque()))
+            .await
+            .expect("it is answered, or closed");
         if pong.is_err() {
             return false;
         }
@@ -441,7 +480,15 @@ async fn survives_pings(url: &str, pings: usize) -> bool {
 async fn clients_may_ping_rangecache_as_often_as_they_like() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
-    assert!(!survives_pings(&etcd.url(), 10).await, "etcd closes the connection");
+    assert!(
+        !survives_pings(&etcd.url(), 10).await,
+        "etcd closes the connection"
+    );
     assert!(survives_pings(rangecache.url(), 1_000).await);
-    rangecache.client().await.put("k", "v").await.expect("others are served");
+    rangecache
+        .client()
+        .await
+        .put("k", "v")
+        .await
+        .expect("others are served");
 }

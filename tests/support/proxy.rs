@@ -259,7 +259,10 @@ fn rangecache_command_with_hosts(hosts: &Path) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--map-root-user", "--mount", "sh", "-c"]);
     command.arg(r#"mount --bind "$1" /etc/hosts && shift && exec "$@""#);
-    command.arg("sh").arg(hosts).arg(rangecache_command().get_program());
+    command
+        .arg("sh")
+        .arg(hosts)
+        .arg(rangecache_command().get_program());
     command
 }
 
