@@ -12,7 +12,7 @@ The benchmark suite: etcd, etcd's grpc-proxy, rangecache and a canned server (th
   cargo bench --bench suite -- soak  [--seconds N]
   cargo bench --bench suite -- fleet [--rounds N]
 
-  CASES=…        only these cases (P1 to P9, P11 to P18, STREAMS), also from the environment; all by default
+  CASES=…        only these cases (P1 to P9, P11 to P20, STREAMS), also from the environment; all by default
   --rounds N     rounds of every target in turn (default 5, also ROUNDS in the environment)
   --json FILE    also writes every number of every round to FILE
   --svg DIR      also draws the ratios and the growth into DIR
@@ -59,9 +59,9 @@ pub(crate) struct Args {
 }
 
 /// The cases that there are.
-const KNOWN: [&str; 18] = [
+const KNOWN: [&str; 20] = [
     "P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P12", "P13", "P14", "P15", "P16", "P17",
-    "P18", "STREAMS",
+    "P18", "P19", "P20", "STREAMS",
 ];
 
 impl Args {

@@ -8,8 +8,11 @@ use anyhow::{Context, Result};
 use bytes::{Bytes, BytesMut};
 use h2::client::SendRequest;
 use http::{HeaderMap, Method as HttpMethod, Request, Uri};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
+
+use crate::tls::Tls;
 
 /// The calls that the suite makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,12 +91,27 @@ impl Drop for Connection {
 }
 
 impl Connection {
-    /// Connects and shakes hands.
+    /// Connects without TLS.
     pub(crate) async fn open(address: SocketAddr, windows: Windows) -> Result<Self> {
+        Self::open_with(address, None, windows).await
+    }
+
+    /// Connects and shakes hands.
+    pub(crate) async fn open_with(address: SocketAddr, tls: Option<&Tls>, windows: Windows) -> Result<Self> {
         let stream = TcpStream::connect(address)
             .await
             .with_context(|| format!("connecting to {address}"))?;
         stream.set_nodelay(true)?;
+        match tls {
+            None => Self::over(stream, address, "http", windows).await,
+            Some(tls) => Self::over(tls.handshake(stream).await?, address, "https", windows).await,
+        }
+    }
+
+    async fn over<S>(stream: S, address: SocketAddr, scheme: &str, windows: Windows) -> Result<Self>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let (send, connection) = h2::client::Builder::new()
             .initial_window_size(windows.stream_bytes)
             .initial_connection_window_size(windows.connection_bytes)
@@ -107,7 +125,7 @@ impl Connection {
         });
         let mut requests = Vec::new();
         for method in Method::ALL {
-            let uri: Uri = format!("http://{address}{}", method.path()).parse()?;
+            let uri: Uri = format!("{scheme}://{address}{}", method.path()).parse()?;
             requests.push(
                 Request::builder()
                     .method(HttpMethod::POST)

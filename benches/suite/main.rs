@@ -20,6 +20,7 @@ mod soak;
 mod stage;
 mod svg;
 mod table;
+mod tls;
 mod wire;
 
 use std::io::Write;
@@ -88,6 +89,7 @@ async fn suite(args: Args) -> Result<()> {
     let binaries = Binaries::find()?;
     let options = EtcdOptions {
         no_fsync: args.no_fsync,
+        tls: None,
     };
     let heading = table::Heading {
         machine: procfs::machine(),

@@ -1,6 +1,7 @@
 //! Starts and stops what is measured: etcd, its grpc-proxy, rangecache and the canned server. Every process listens on a
 //! free port, logs into the stage's folder and is killed when its guard is dropped.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::http1;
+use crate::tls::Tls;
 
 /// How long a process may take until it serves.
 const START_DEADLINE: Duration = Duration::from_secs(60);
@@ -62,6 +64,8 @@ pub(crate) struct Process {
     pub(crate) address: SocketAddr,
     /// Where health and metrics are; the client address for all but rangecache.
     pub(crate) metrics_address: SocketAddr,
+    /// Where clients with TLS connect to etcd.
+    pub(crate) tls_address: Option<SocketAddr>,
 }
 
 impl Drop for Process {
@@ -165,6 +169,37 @@ fn spawn(name: &'static str, mut command: Command, folder: &Path) -> Result<(Chi
 pub(crate) struct EtcdOptions {
     /// Passes `--unsafe-no-fsync`.
     pub(crate) no_fsync: bool,
+    /// It listens with TLS, too.
+    pub(crate) tls: Option<&'static Tls>,
+}
+
+/// Where a proxy finds etcd, and whether with TLS; its clients find it the same way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Endpoint {
+    /// etcd's address.
+    pub(crate) address: SocketAddr,
+    /// What TLS takes.
+    pub(crate) tls: Option<&'static Tls>,
+}
+
+impl Endpoint {
+    fn scheme(self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    fn url(self) -> String {
+        format!("{}://{}", self.scheme(), self.address)
+    }
+
+    /// For both sides of a proxy: grpc-proxy's flags and rangecache's have the same names.
+    fn flags(self) -> Vec<OsString> {
+        let Some(tls) = self.tls else {
+            return Vec::new();
+        };
+        let flags = [("--cacert", &tls.cert), ("--cert-file", &tls.cert), ("--key-file", &tls.key)];
+        let flags = flags.into_iter();
+        flags.flat_map(|(flag, file)| [flag.into(), file.clone().into()]).collect()
+    }
 }
 
 /// Starts an etcd on a data folder, new or left by an earlier one, and waits until it is healthy.
@@ -177,13 +212,19 @@ pub(crate) async fn start_etcd(
     let mut attempt = 1;
     loop {
         let (client, peer) = (free_address()?, free_address()?);
+        let tls_address = options.tls.map(|_| free_address()).transpose()?;
+        let mut listen = format!("http://{client}");
         let mut command = Command::new(&binaries.etcd);
+        if let Some((tls, address)) = options.tls.zip(tls_address) {
+            listen = format!("{listen},https://{address}");
+            command.arg("--cert-file").arg(&tls.cert).arg("--key-file").arg(&tls.key);
+        }
         command
             .args(["--name", "bench", "--log-level", "error", "--enable-pprof"])
             .args(["--quota-backend-bytes", "8589934592", "--max-txn-ops", "2048"])
             .arg("--data-dir")
             .arg(data)
-            .args(["--listen-client-urls", &format!("http://{client}")])
+            .args(["--listen-client-urls", &listen])
             .args(["--advertise-client-urls", &format!("http://{client}")])
             .args(["--listen-peer-urls", &format!("http://{peer}")])
             .args(["--initial-advertise-peer-urls", &format!("http://{peer}")])
@@ -200,6 +241,7 @@ pub(crate) async fn start_etcd(
             log,
             address: client,
             metrics_address: client,
+            tls_address,
         };
         match etcd.wait_for_200("/health", START_DEADLINE).await {
             Ok(()) => return Ok(etcd),
@@ -213,16 +255,18 @@ pub(crate) async fn start_etcd(
 pub(crate) async fn start_grpc_proxy(
     binaries: &Binaries,
     folder: &Path,
-    etcd: SocketAddr,
+    etcd: Endpoint,
 ) -> Result<Process> {
     let mut attempt = 1;
     loop {
-        let address = free_address()?;
+        let (address, metrics_address) = (free_address()?, free_address()?);
         let mut command = Command::new(&binaries.etcd);
         command
             .args(["grpc-proxy", "start"])
-            .args(["--endpoints", &format!("http://{etcd}")])
+            .args(["--endpoints", &etcd.url()])
             .args(["--listen-addr", &address.to_string()])
+            .args(["--metrics-addr", &format!("http://{metrics_address}")])
+            .args(etcd.flags())
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         let (child, log) = spawn("grpc-proxy", command, folder)?;
@@ -231,7 +275,8 @@ pub(crate) async fn start_grpc_proxy(
             child,
             log,
             address,
-            metrics_address: address,
+            metrics_address,
+            tls_address: None,
         };
         match proxy.wait_for_200("/health", START_DEADLINE).await {
             Ok(()) => return Ok(proxy),
@@ -245,13 +290,14 @@ pub(crate) async fn start_grpc_proxy(
 pub(crate) async fn start_rangecache(
     binaries: &Binaries,
     folder: &Path,
-    etcd: SocketAddr,
+    etcd: Endpoint,
     flags: &[&str],
 ) -> Result<Process> {
     let mut command = Command::new(&binaries.rangecache);
     command
-        .args(["--endpoints", &format!("http://{etcd}")])
-        .args(["--listen-client-urls", "http://127.0.0.1:0"])
+        .args(["--endpoints", &etcd.url()])
+        .args(["--listen-client-urls", &format!("{}://127.0.0.1:0", etcd.scheme())])
+        .args(etcd.flags())
         .args(["--listen-metrics-urls", "http://127.0.0.1:0"])
         .args(["--log-format", "json"])
         .args(flags)
@@ -266,6 +312,7 @@ pub(crate) async fn start_rangecache(
         log,
         address: unknown,
         metrics_address: unknown,
+        tls_address: None,
     };
     let until = Instant::now() + START_DEADLINE;
     loop {
@@ -304,7 +351,8 @@ fn logged_address(log: &str, message: &str) -> Option<SocketAddr> {
         fields
             .get("url")?
             .as_str()?
-            .strip_prefix("http://")?
+            .split_once("://")?
+            .1
             .trim_end_matches('/')
             .parse()
             .ok()
@@ -331,6 +379,7 @@ pub(crate) async fn start_canned(
         log,
         address: unknown,
         metrics_address: unknown,
+        tls_address: None,
     };
     let until = Instant::now() + START_DEADLINE;
     loop {

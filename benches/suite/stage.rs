@@ -8,7 +8,8 @@ use tempfile::TempDir;
 
 use crate::client::{Connection, Windows};
 use crate::http1;
-use crate::processes::{self, Binaries, EtcdOptions, Process};
+use crate::processes::{self, Binaries, Endpoint, EtcdOptions, Process};
+use crate::tls::Tls;
 
 /// Who is driven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +74,8 @@ pub(crate) struct Target {
     pub(crate) kind: Kind,
     /// Where clients connect.
     pub(crate) address: SocketAddr,
+    /// Whether with TLS.
+    pub(crate) tls: Option<&'static Tls>,
     /// The process in front of etcd; none for etcd itself.
     pub(crate) proxy_pid: Option<u32>,
     /// etcd's process.
@@ -100,6 +103,22 @@ impl Stage {
     /// Starts an empty etcd.
     pub(crate) async fn start(binaries: &Binaries, options: EtcdOptions) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
+        Self::start_in(folder, binaries, options).await
+    }
+
+    /// Starts an empty etcd to which targets and clients come with TLS.
+    pub(crate) async fn start_with_tls(binaries: &Binaries, options: EtcdOptions) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
+        // Needed until the end of the run, and made once.
+        let tls: &'static Tls = Box::leak(Box::new(Tls::new(folder.path())?));
+        let options = EtcdOptions {
+            tls: Some(tls),
+            ..options
+        };
+        Self::start_in(folder, binaries, options).await
+    }
+
+    async fn start_in(folder: TempDir, binaries: &Binaries, options: EtcdOptions) -> Result<Self> {
         let etcd =
             processes::start_etcd(binaries, folder.path(), &folder.path().join("data"), options).await?;
         Ok(Stage {
@@ -117,9 +136,13 @@ impl Stage {
     /// Starts the three others, waits until the mirror is warm, and replaces those that ran before.
     pub(crate) async fn start_targets(&mut self) -> Result<()> {
         (self.canned, self.rangecache, self.grpc_proxy) = (None, None, None);
-        let etcd = self.etcd.address;
+        let etcd = self.endpoint();
         self.grpc_proxy = Some(processes::start_grpc_proxy(&self.binaries, self.folder.path(), etcd).await?);
-        self.canned = Some(processes::start_canned(&self.binaries, self.folder.path(), etcd).await?);
+        // It speaks no TLS.
+        if etcd.tls.is_none() {
+            let canned = processes::start_canned(&self.binaries, self.folder.path(), etcd.address);
+            self.canned = Some(canned.await?);
+        }
         match self.start_rangecache(&[]).await {
             Ok(process) => self.rangecache = Some(process),
             // The other figures are still worth having; the table says why this one is missing.
@@ -137,7 +160,7 @@ impl Stage {
 
     /// Starts one more rangecache and does not wait for its mirror.
     pub(crate) async fn launch_rangecache(&self, flags: &[&str]) -> Result<Process> {
-        processes::start_rangecache(&self.binaries, self.folder.path(), self.etcd.address, flags).await
+        processes::start_rangecache(&self.binaries, self.folder.path(), self.endpoint(), flags).await
     }
 
     /// Stops everything and starts etcd alone again on the same data, with a fresh heap.
@@ -152,7 +175,7 @@ impl Stage {
 
     /// Starts only one of the targets; `flags` are rangecache's.
     pub(crate) async fn start_only(&mut self, kind: Kind, flags: &[&str]) -> Result<()> {
-        let etcd = self.etcd.address;
+        let etcd = self.endpoint();
         match kind {
             Kind::Direct => {}
             Kind::GrpcProxy => {
@@ -161,11 +184,19 @@ impl Stage {
             }
             Kind::Rangecache => self.rangecache = Some(self.start_rangecache(flags).await?),
             Kind::Floor => {
-                let process = processes::start_canned(&self.binaries, self.folder.path(), etcd).await?;
+                let process = processes::start_canned(&self.binaries, self.folder.path(), etcd.address).await?;
                 self.canned = Some(process);
             }
         }
         Ok(())
+    }
+
+    /// Where targets find etcd.
+    fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            address: self.etcd.tls_address.unwrap_or(self.etcd.address),
+            tls: self.options.tls,
+        }
     }
 
     /// The running targets in the order of a round.
@@ -179,7 +210,8 @@ impl Stage {
         let etcd_pid = self.etcd.pid();
         let direct = Target {
             kind: Kind::Direct,
-            address: self.etcd.address,
+            address: self.endpoint().address,
+            tls: self.options.tls,
             proxy_pid: None,
             etcd_pid,
             outcomes: None,
@@ -190,6 +222,7 @@ impl Stage {
             Some(Target {
                 kind,
                 address: process.address,
+                tls: self.options.tls,
                 proxy_pid: Some(process.pid()),
                 etcd_pid,
                 outcomes,
@@ -228,7 +261,7 @@ impl Stage {
 pub(crate) async fn connections(target: &Target, count: usize) -> Result<Vec<Arc<Connection>>> {
     let mut connections = Vec::new();
     for _ in 0..count {
-        connections.push(Arc::new(Connection::open(target.address, Windows::LARGE).await?));
+        connections.push(Arc::new(Connection::open_with(target.address, target.tls, Windows::LARGE).await?));
     }
     Ok(connections)
 }

@@ -10,6 +10,7 @@ pub(crate) mod pages;
 pub(crate) mod points;
 pub(crate) mod puts;
 pub(crate) mod streams;
+pub(crate) mod tls;
 
 use crate::args::Args;
 use crate::dataset::Dataset;
@@ -37,11 +38,12 @@ pub(crate) fn progress(what: &str) {
 /// Runs the chosen cases. A group that cannot be run is a note in the report, not the end.
 pub(crate) async fn run(suite: &Suite) -> Report {
     let mut report = Report::default();
-    let groups: [(&str, anyhow::Result<()>); 4] = [
+    let groups: [(&str, anyhow::Result<()>); 5] = [
         ("small objects", small_objects(suite, &mut report).await),
         ("middling objects", middling_objects(suite, &mut report).await),
         ("large objects", large_objects(suite, &mut report).await),
         ("a growing store", growing_store(suite, &mut report).await),
+        ("TLS", over_tls(suite, &mut report).await),
     ];
     for (group, outcome) in groups {
         if let Err(error) = outcome {
@@ -99,6 +101,32 @@ async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     if args.wants(&["P14"]) {
         progress("P14 reads under writes");
         report.add("P14", freshness::p14(&stage, rounds).await);
+    }
+    Ok(())
+}
+
+/// 20k objects of 1 KB, with TLS on every way.
+async fn over_tls(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
+    let (args, rounds) = (&suite.args, suite.args.rounds);
+    if !args.wants(&["P19", "P20"]) {
+        return Ok(());
+    }
+    let data = Dataset {
+        prefix: "/registry/pods/",
+        keys: 20_000,
+        value_bytes: 1_000,
+    };
+    progress("filling 20k × 1 KB");
+    let mut stage = Stage::start_with_tls(&suite.binaries, suite.options).await?;
+    data.fill(&stage.connect().await?, 0).await?;
+    start_targets(&mut stage, report).await?;
+    if args.wants(&["P19"]) {
+        progress("P19 TLS handshakes");
+        report.add("P19", tls::p19(&stage, &data, rounds).await);
+    }
+    if args.wants(&["P20"]) {
+        progress("P20 over TLS");
+        report.add("P20", tls::p20(&stage, &data, rounds).await);
     }
     Ok(())
 }

@@ -1,0 +1,120 @@
+//! P19 and P20: TLS on every way, from the client to the target and from a proxy to etcd.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::client::{Connection, Windows};
+use crate::dataset::Dataset;
+use crate::load::{self, Op, Outcome, Shape};
+use crate::measure::{BLOCK, Block, CpuWatch, Series, interleave};
+use crate::report::{Check, Row, Unit};
+use crate::stage::{Stage, Target};
+
+/// Clients that connect at once.
+const CONNECTING: usize = 8;
+
+/// P19: connections that are made, with a full handshake, for one GET each.
+pub(crate) async fn p19(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let mut ops = data.gets();
+    load::learn(&*stage.connect().await?, &mut ops).await?;
+    let ops = Arc::new(ops);
+    let mut series = Series::new();
+    // The first round warms up.
+    for round in 0..=rounds {
+        for target in stage.targets() {
+            let cpu = CpuWatch::start(&target)?;
+            let block = cpu.finish(&connect_over_and_over(target, &ops).await?)?;
+            if round > 0 {
+                series.entry(target.kind).or_default().push(block);
+            }
+        }
+    }
+    let rate = Row::of_series(
+        "P19",
+        "TLS connections with one GET each, 8 at once",
+        Unit::PerSecond,
+        &series,
+        Block::rate,
+        &[],
+    );
+    let cpu = Row::of_series(
+        "P19",
+        "the same: servers' CPU per connection",
+        Unit::Nanoseconds,
+        &series,
+        Block::server_cpu_per_call_ns,
+        &[],
+    );
+    Ok(vec![rate.with_series(series), cpu])
+}
+
+async fn connect_over_and_over(target: Target, ops: &Arc<Vec<Op>>) -> Result<Outcome> {
+    let start = Instant::now();
+    let mut workers = tokio::task::JoinSet::new();
+    for worker in 0..CONNECTING {
+        let ops = Arc::clone(ops);
+        workers.spawn(async move {
+            let mut outcome = Outcome::default();
+            let mut next = worker * ops.len() / CONNECTING;
+            while start.elapsed() < BLOCK && outcome.errors == 0 {
+                let begin = Instant::now();
+                let result = one_connection(&target, &ops[next % ops.len()]).await;
+                outcome.count(begin.elapsed(), result);
+                next += 1;
+            }
+            outcome.elapsed = start.elapsed();
+            outcome
+        });
+    }
+    let mut sum = Outcome::default();
+    while let Some(outcome) = workers.join_next().await {
+        sum.merge(outcome?);
+    }
+    sum.latencies_ns.sort_unstable();
+    Ok(sum)
+}
+
+async fn one_connection(target: &Target, op: &Op) -> Result<u64, String> {
+    let connection = Connection::open_with(target.address, target.tls, Windows::LARGE).await;
+    let connection = connection.map_err(|error| format!("{error:#}"))?;
+    load::checked_call(&connection, op).await
+}
+
+/// P20: what encryption leaves of a LIST and of many GETs.
+pub(crate) async fn p20(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let list = Shape {
+        connections: 1,
+        in_flight: 1,
+        duration: BLOCK,
+        min_calls: 3,
+    };
+    let series = interleave(stage, list, data.list(), rounds).await?;
+    let lists = Row::of_series(
+        "P20",
+        "LIST 20k × 1 KB over TLS, p50",
+        Unit::Nanoseconds,
+        &series,
+        Block::p50_ns,
+        &[Check::TimesDirect(1.0)],
+    )
+    .with_series(series);
+    let gets = Shape {
+        in_flight: 64,
+        duration: Duration::from_millis(1500),
+        min_calls: 1,
+        ..list
+    };
+    let series = interleave(stage, gets, data.gets(), rounds).await?;
+    let gets = Row::of_series(
+        "P20",
+        "GET over TLS, 64 in flight",
+        Unit::PerSecond,
+        &series,
+        Block::rate,
+        &[Check::TimesDirect(1.0)],
+    )
+    .with_series(series);
+    Ok(vec![lists, gets])
+}

@@ -1,0 +1,59 @@
+//! What the TLS cases need: one certificate for every server, and a client that trusts it.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use rustls::client::Resumption;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// See the module.
+pub(crate) struct Tls {
+    /// The certificate, which is its own CA (PEM).
+    pub(crate) cert: PathBuf,
+    /// Its key (PEM).
+    pub(crate) key: PathBuf,
+    connector: TlsConnector,
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("cert", &self.cert).finish_non_exhaustive()
+    }
+}
+
+impl Tls {
+    /// Makes a certificate for 127.0.0.1 in `folder`. No session is ever resumed: every handshake is a full one.
+    pub(crate) fn new(folder: &Path) -> Result<Self> {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+        let (cert, key) = (folder.join("server.crt"), folder.join("server.key"));
+        fs::write(&cert, made.cert.pem())?;
+        fs::write(&key, made.signing_key.serialize_pem())?;
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from(made.cert.der().to_vec()))?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.resumption = Resumption::disabled();
+        Ok(Tls {
+            cert,
+            key,
+            connector: TlsConnector::from(Arc::new(config)),
+        })
+    }
+
+    /// Shakes hands.
+    pub(crate) async fn handshake(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
+        let name = ServerName::try_from("127.0.0.1").context("is a name")?;
+        Ok(self.connector.connect(name, stream).await?)
+    }
+}
