@@ -196,9 +196,15 @@ impl Endpoint {
         let Some(tls) = self.tls else {
             return Vec::new();
         };
-        let flags = [("--cacert", &tls.cert), ("--cert-file", &tls.cert), ("--key-file", &tls.key)];
+        let flags = [
+            ("--cacert", &tls.cert),
+            ("--cert-file", &tls.cert),
+            ("--key-file", &tls.key),
+        ];
         let flags = flags.into_iter();
-        flags.flat_map(|(flag, file)| [flag.into(), file.clone().into()]).collect()
+        flags
+            .flat_map(|(flag, file)| [flag.into(), file.clone().into()])
+            .collect()
     }
 }
 
@@ -217,7 +223,11 @@ pub(crate) async fn start_etcd(
         let mut command = Command::new(&binaries.etcd);
         if let Some((tls, address)) = options.tls.zip(tls_address) {
             listen = format!("{listen},https://{address}");
-            command.arg("--cert-file").arg(&tls.cert).arg("--key-file").arg(&tls.key);
+            command
+                .arg("--cert-file")
+                .arg(&tls.cert)
+                .arg("--key-file")
+                .arg(&tls.key);
         }
         command
             .args(["--name", "bench", "--log-level", "error", "--enable-pprof"])
@@ -252,11 +262,7 @@ pub(crate) async fn start_etcd(
 }
 
 /// Starts etcd's grpc-proxy before an etcd and waits until it answers.
-pub(crate) async fn start_grpc_proxy(
-    binaries: &Binaries,
-    folder: &Path,
-    etcd: Endpoint,
-) -> Result<Process> {
+pub(crate) async fn start_grpc_proxy(binaries: &Binaries, folder: &Path, etcd: Endpoint) -> Result<Process> {
     let mut attempt = 1;
     loop {
         let (address, metrics_address) = (free_address()?, free_address()?);
@@ -296,7 +302,10 @@ pub(crate) async fn start_rangecache(
     let mut command = Command::new(&binaries.rangecache);
     command
         .args(["--endpoints", &etcd.url()])
-        .args(["--listen-client-urls", &format!("{}://127.0.0.1:0", etcd.scheme())])
+        .args([
+            "--listen-client-urls",
+            &format!("{}://127.0.0.1:0", etcd.scheme()),
+        ])
         .args(etcd.flags())
         .args(["--listen-metrics-urls", "http://127.0.0.1:0"])
         .args(["--log-format", "json"])

@@ -184,7 +184,8 @@ impl Stage {
             }
             Kind::Rangecache => self.rangecache = Some(self.start_rangecache(flags).await?),
             Kind::Floor => {
-                let process = processes::start_canned(&self.binaries, self.folder.path(), etcd.address).await?;
+                let process =
+                    processes::start_canned(&self.binaries, self.folder.path(), etcd.address).await?;
                 self.canned = Some(process);
             }
         }
@@ -261,7 +262,9 @@ impl Stage {
 pub(crate) async fn connections(target: &Target, count: usize) -> Result<Vec<Arc<Connection>>> {
     let mut connections = Vec::new();
     for _ in 0..count {
-        connections.push(Arc::new(Connection::open_with(target.address, target.tls, Windows::LARGE).await?));
+        connections.push(Arc::new(
+            Connection::open_with(target.address, target.tls, Windows::LARGE).await?,
+        ));
     }
     Ok(connections)
 }

@@ -24,7 +24,9 @@ pub(crate) struct Tls {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tls").field("cert", &self.cert).finish_non_exhaustive()
+        f.debug_struct("Tls")
+            .field("cert", &self.cert)
+            .finish_non_exhaustive()
     }
 }
 

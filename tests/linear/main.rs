@@ -28,6 +28,7 @@ mod recorder;
 mod support;
 mod world;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -42,8 +43,11 @@ use world::{World, newest};
 /// How long nothing is wrong between two faults, in milliseconds.
 const CALM: std::ops::Range<u64> = 700..2_500;
 
+/// How long it took until memory answered again, each time, by what had been wrong.
+type Recoveries = BTreeMap<String, Vec<Duration>>;
+
 /// Lets faults happen in turn, each drawn from `faults`, for as long as `duration`; then judges what clients were told.
-async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, seed: u64) {
+async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, seed: u64) -> Recoveries {
     println!("{name}: seed {seed}, {} s", duration.as_secs());
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("linear-{name}-{seed}"));
     let mut world = World::start(History::new(&folder), seed).await;
@@ -76,14 +80,8 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
 
     let verdict = judge::judge(world.history.finish());
     let (memory, all) = world.calm;
-    let longest = world
-        .recoveries
-        .iter()
-        .map(|(_, took)| *took)
-        .max()
-        .unwrap_or_default();
     println!("{}", verdict.text);
-    println!("{struck} faults; longest way back to memory {longest:?}");
+    println!("{struck} faults");
     println!("without faults {memory} of {all} linearizable reads came from memory; seed {seed}");
     let file = world.history.finish().display();
     assert!(verdict.right, "{}\nthe history is {file}", verdict.text);
@@ -92,6 +90,26 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
         "only {memory} of {all} linearizable reads came from memory"
     );
     std::fs::remove_dir_all(&folder).expect("is ours");
+    std::mem::take(&mut world.recoveries)
+}
+
+/// How long the way back to memory was, fault by fault.
+fn print(recoveries: &Recoveries) {
+    println!(
+        "{:20} {:>5} {:>10} {:>10}",
+        "to memory after", "times", "median", "longest"
+    );
+    for (fault, times) in recoveries {
+        let mut times = times.clone();
+        times.sort();
+        let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
+        println!(
+            "{fault:20} {:>5} {:>7} ms {:>7} ms",
+            times.len(),
+            median.as_millis(),
+            longest.as_millis()
+        );
+    }
 }
 
 fn number(variable: &str, default: u64) -> u64 {
@@ -114,7 +132,7 @@ fn mix() -> Vec<(&'static str, Fault)> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mix_of_faults_leaves_every_answer_right() {
     let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
-    run("mix", &mix(), Duration::from_secs(60), seed).await;
+    print(&run("mix", &mix(), Duration::from_secs(60), seed).await);
 }
 
 /// `LINEAR_SCENARIO` names faults, or `mix` or `calm`; else it runs all of them in turn, each for `LINEAR_SECONDS`.
@@ -131,9 +149,13 @@ async fn scenarios() {
         "" | "all" => names.clone(),
         chosen => chosen.split(',').collect(),
     };
+    let mut recoveries = Recoveries::new();
     for name in chosen {
         let scenario = known.iter().find(|(known, _)| *known == name);
         let (name, faults) = scenario.unwrap_or_else(|| panic!("{name:?} is none of {names:?}"));
-        run(name, faults, duration, seed).await;
+        for (fault, times) in run(name, faults, duration, seed).await {
+            recoveries.entry(fault).or_default().extend(times);
+        }
     }
+    print(&recoveries);
 }

@@ -1,5 +1,6 @@
 //! Three members of etcd, two rangecaches before them, and a link that can fail between any two of them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -35,7 +36,7 @@ pub struct World {
     /// Linearizable reads from memory, and all reads that could have been, while nothing was wrong.
     pub calm: (u64, u64),
     /// How long it took until memory answered again, by what had been wrong.
-    pub recoveries: Vec<(String, Duration)>,
+    pub recoveries: BTreeMap<String, Vec<Duration>>,
 }
 
 /// One rangecache with its links. It keeps its URL over restarts.
@@ -128,7 +129,7 @@ impl World {
             crowd,
             segment: 0,
             calm: (0, 0),
-            recoveries: Vec::new(),
+            recoveries: BTreeMap::new(),
         }
     }
 
@@ -183,7 +184,7 @@ impl World {
             longest = longest.max(healed.elapsed());
         }
         println!("  from memory {longest:?} after the end of: {from}");
-        self.recoveries.push((from.to_owned(), longest));
+        self.recoveries.entry(from.to_owned()).or_default().push(longest);
     }
 
     /// Some rangecaches: the first, the second or both.
