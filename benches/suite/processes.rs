@@ -198,6 +198,8 @@ impl Endpoint {
         };
         let flags = [
             ("--cacert", &tls.cert),
+            ("--cert", &tls.client_cert),
+            ("--key", &tls.client_key),
             ("--cert-file", &tls.cert),
             ("--key-file", &tls.key),
         ];

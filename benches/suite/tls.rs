@@ -19,6 +19,10 @@ pub(crate) struct Tls {
     pub(crate) cert: PathBuf,
     /// Its key (PEM).
     pub(crate) key: PathBuf,
+    /// What proxies show to etcd, which does not ask for it: grpc-proxy must have one, and without a common name.
+    pub(crate) client_cert: PathBuf,
+    /// Its key (PEM).
+    pub(crate) client_key: PathBuf,
     connector: TlsConnector,
 }
 
@@ -37,6 +41,12 @@ impl Tls {
         let (cert, key) = (folder.join("server.crt"), folder.join("server.key"));
         fs::write(&cert, made.cert.pem())?;
         fs::write(&key, made.signing_key.serialize_pem())?;
+        let (client_cert, client_key) = (folder.join("client.crt"), folder.join("client.key"));
+        let mut nameless = rcgen::CertificateParams::new(["127.0.0.1".to_owned()])?;
+        nameless.distinguished_name = rcgen::DistinguishedName::new();
+        let pair = rcgen::KeyPair::generate()?;
+        fs::write(&client_cert, nameless.self_signed(&pair)?.pem())?;
+        fs::write(&client_key, pair.serialize_pem())?;
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from(made.cert.der().to_vec()))?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -49,6 +59,8 @@ impl Tls {
         Ok(Tls {
             cert,
             key,
+            client_cert,
+            client_key,
             connector: TlsConnector::from(Arc::new(config)),
         })
     }
