@@ -5,7 +5,8 @@ use tokio::time::Instant;
 
 use super::Proxy;
 use super::plan::Facts;
-use super::range::{Ended, Record, answer};
+use super::range::{Ended, answer};
+use super::record::Record;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::state::{Mirror, View};
@@ -48,7 +49,9 @@ impl Authorized<'_> {
             // A member that lags, asked for its own word.
             return Err(Why::NotFresh);
         }
+        record.revisions.proven = granted.revision;
         let (view, waited) = mirror.reach(granted.revision, self.deadline).await?;
+        record.waited = waited;
         // Exactly there: what was written after etcd's word may not be this caller's to read.
         let view = if view.revision == granted.revision {
             view
@@ -59,6 +62,7 @@ impl Authorized<'_> {
                 revision: granted.revision,
             }
         };
+        record.revisions.served = view.revision;
         record.proven = Some(Instant::now());
         tracing::debug!(revision = view.revision, waited, "authorised");
         let header = ResponseHeader {

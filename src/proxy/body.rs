@@ -19,6 +19,7 @@ use super::large::SharedAnswer;
 use super::message::{self, PREFIX_BYTES};
 use super::pager::Paged;
 use super::passed::Passed;
+use super::record::Tail;
 use super::stalled::{Answers, GivenUp, Slot};
 use super::status::{Code, Status, ok_trailers};
 use crate::cache::{Answer, Chunks, Rope, chunk_head};
@@ -62,6 +63,8 @@ enum Kind {
     Held(Arc<Slot<HeldAnswer>>),
     /// Passed on from etcd.
     Forwarded(Box<Forwarded>),
+    /// Any of these, and who tells its end.
+    Told(Box<(Kind, Tail)>),
 }
 
 #[derive(Debug)]
@@ -212,6 +215,16 @@ impl ResponseBody {
             stop,
             _alive: None,
         })))
+    }
+
+    /// Whether there is more to come of it than what is here.
+    pub(super) fn is_under_way(&self) -> bool {
+        !matches!(self.0, Kind::Empty | Kind::Whole { .. })
+    }
+
+    /// The same body, whose end `tail` tells.
+    pub(super) fn told_by(self, tail: Tail) -> ResponseBody {
+        ResponseBody(Kind::Told(Box::new((self.0, tail))))
     }
 
     /// The same behind `first`, which was read already. For a forwarded body alone.
@@ -379,7 +392,17 @@ impl Body for ResponseBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.0 {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}
+
+impl Kind {
+    fn is_end_stream(&self) -> bool {
+        match self {
             Kind::Empty => true,
             Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
             Kind::Lazy(_) | Kind::Stream(_) | Kind::Paged(_) | Kind::Held(_) => false,
@@ -389,20 +412,20 @@ impl Body for ResponseBody {
                 trailers,
             } => *next >= answer.pieces.len() && trailers.is_none(),
             Kind::Forwarded(forwarded) => forwarded.first.is_none() && forwarded.body.is_end_stream(),
+            Kind::Told(told) => told.0.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
-        match &self.0 {
+        match self {
             Kind::Empty => SizeHint::with_exact(0),
             // HTTP/1 frames a body by it; gRPC has no use for a content-length.
             Kind::Forwarded(forwarded) => forwarded.body.size_hint(),
+            Kind::Told(told) => told.0.size_hint(),
             _ => SizeHint::default(),
         }
     }
-}
 
-impl Kind {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
         match self {
             Kind::Empty => Poll::Ready(None),
@@ -432,6 +455,16 @@ impl Kind {
             }
             Kind::Held(held) => Poll::Ready(held.take(HeldAnswer::next).map_err(Into::into).transpose()),
             Kind::Forwarded(forwarded) => forwarded.poll(cx),
+            Kind::Told(told) => {
+                let (kind, tail) = &mut **told;
+                let polled = kind.poll(cx);
+                if let Poll::Ready(Some(Ok(frame))) = &polled
+                    && let Some(data) = frame.data_ref()
+                {
+                    tail.sent(data.remaining() as u64);
+                }
+                polled
+            }
         }
     }
 }

@@ -16,7 +16,7 @@
 //! | stream | `convert` (a large Range), `series` (pages), with `walk` (what an answer says) and `budget` (what is held) |
 //! | forward | `forward`, `large` (what must not stampede etcd), `pager` (a RangeStream where etcd has none), `http1`, `learn` (calls that change what memory may answer) |
 //!
-//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `status` is gRPC's
+//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `record` is what is told of a Range at its end, `status` is gRPC's
 //! statuses. This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
 
 mod authorize;
@@ -38,6 +38,7 @@ mod passed;
 mod plan;
 mod range;
 mod range_stream;
+mod record;
 mod route;
 mod series;
 mod stalled;
@@ -120,12 +121,20 @@ impl Proxy {
         })
     }
 
-    /// Gives up answers that nobody reads, and ends page series that nobody goes on with, until `stop`.
+    /// Gives up answers that nobody reads, ends page series that nobody goes on with, and forgets slow calls of long ago, until
+    /// `stop`.
     pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
         let sweeping = async {
             tokio::join!(
                 restarting("sweep", || self.answers.run()),
-                restarting("series", || self.series.sweep())
+                restarting("series", || self.series.sweep()),
+                restarting("slow calls", async || {
+                    let mut ticks = tokio::time::interval(Duration::from_secs(5));
+                    loop {
+                        ticks.tick().await;
+                        self.metrics.slowest.sweep();
+                    }
+                })
             )
         };
         stop.run_until_cancelled(sweeping).await;

@@ -18,6 +18,7 @@ use super::large::LargeRange;
 use super::message::{self, Message, PREFIX_BYTES};
 use super::owner::Owner;
 use super::plan::{self, Facts, Plan};
+use super::record::Record;
 use super::status::{self, Code, MAX_ANSWER_BYTES, Status};
 use super::walk::Walk;
 use crate::cache::{
@@ -27,7 +28,7 @@ use crate::cache::{
 use crate::mirror::knowledge::Auth;
 use crate::mirror::state::{Mirror, View};
 use crate::telemetry::outcome::{Kind, Read};
-use crate::telemetry::{Metrics, Outcome, Why};
+use crate::telemetry::{Outcome, Why};
 use crate::upstream::{Class, Outgoing, Version};
 
 /// A Range's request is two keys and a few numbers. What is longer is forwarded unread.
@@ -36,45 +37,6 @@ pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 10;
 pub(super) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 /// Metadata with which a caller reads around the cache, and its value.
 pub(super) const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
-
-/// Counts the request exactly once, also when the caller goes away and the future is dropped.
-pub(super) struct Record<'a> {
-    metrics: &'a Metrics,
-    kind: Kind,
-    arrived: Instant,
-    pub(super) proven: Option<Instant>,
-    pub(super) outcome: Outcome,
-}
-
-impl<'a> Record<'a> {
-    /// A call that arrives now. Until it has another outcome, its caller has gone away.
-    pub(super) fn new(metrics: &'a Metrics, kind: Kind) -> Record<'a> {
-        Record {
-            metrics,
-            kind,
-            arrived: Instant::now(),
-            proven: None,
-            outcome: Outcome::Cancelled(Why::Gone),
-        }
-    }
-
-    /// When the caller stops to wait.
-    pub(super) fn deadline(&self, call: &Call) -> Option<Instant> {
-        call.timeout.map(|timeout| self.arrived + timeout)
-    }
-}
-
-impl Drop for Record<'_> {
-    fn drop(&mut self) {
-        let waited = self
-            .proven
-            .map_or(Duration::ZERO, |proven| proven.duration_since(self.arrived));
-        let total = self.arrived.elapsed();
-        let (outcome, reason) = self.outcome.labels();
-        tracing::debug!(outcome, reason, waited = ?waited, total = ?total, "range ended");
-        self.metrics.range_ended(self.kind, self.outcome, waited, total);
-    }
-}
 
 /// How a Range, or a RangeStream, ends that memory can end.
 pub(super) enum Ended {
@@ -86,16 +48,21 @@ pub(super) enum Ended {
 /// Answers a Range.
 pub(super) async fn range(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let span = tracing::debug_span!("range");
+    let mut record = Record::new(&proxy.metrics, Kind::Unary);
     // A span that nobody asked for is not carried along.
     if span.is_disabled() {
-        handle(proxy, request).await
-    } else {
-        handle(proxy, request).instrument(span).await
+        let outcome = handle(proxy, request, &mut record).await;
+        return record.answered(outcome);
     }
+    let outcome = handle(proxy, request, &mut record).instrument(span.clone()).await;
+    span.in_scope(|| record.answered(outcome))
 }
 
-async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
-    let mut record = Record::new(&proxy.metrics, Kind::Unary);
+async fn handle<'a>(
+    proxy: &'a Proxy,
+    request: Request<Incoming>,
+    record: &mut Record<'a>,
+) -> forward::Outcome {
     let (parts, body) = request.into_parts();
     let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
         Message::Whole { framed, body } => (framed, body),
@@ -134,11 +101,13 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     };
     let Some((call, query)) = decoded else {
         record.outcome = Outcome::Forwarded(Why::Undecodable);
-        return Box::pin(forward(proxy, parts, framed, None, &mut record)).await;
+        return Box::pin(forward(proxy, parts, framed, None, record)).await;
     };
-    match end(proxy, &query, &call, &parts.headers, &mut record).await {
+    match end(proxy, &query, &call, &parts.headers, record).await {
         Ended::Answer(header, selection, outcome) => {
+            record.keys = selection.len();
             let answer = Answer::new(header, selection);
+            record.bytes = answer.len();
             if answer.len() > MAX_ANSWER_BYTES {
                 record.outcome = outcome.refused();
                 return Ok(Status::larger_than_max(answer.len()).response(call.content_type));
@@ -153,7 +122,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
         Ended::Forward(why) => {
             record.outcome = Outcome::Forwarded(why);
             // Boxed, so that the future of a read from memory stays small.
-            Box::pin(forward(proxy, parts, framed, Some((&query, &call)), &mut record)).await
+            Box::pin(forward(proxy, parts, framed, Some((&query, &call)), record)).await
         }
     }
 }
@@ -161,7 +130,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
 /// What the request's metadata says.
 #[derive(Debug)]
 pub(super) struct Call {
-    timeout: Option<Duration>,
+    pub(super) timeout: Option<Duration>,
     pub(super) credentials: bool,
     pub(super) require_leader: bool,
     pub(super) bypass: bool,
@@ -222,13 +191,14 @@ fn is_base64(value: &[u8]) -> bool {
 }
 
 /// **plan**, **prove** and the decision about the answer.
-pub(super) async fn end(
-    proxy: &Proxy,
+pub(super) async fn end<'a>(
+    proxy: &'a Proxy,
     query: &RangeQuery,
     call: &Call,
     metadata: &HeaderMap,
-    record: &mut Record<'_>,
+    record: &mut Record<'a>,
 ) -> Ended {
+    record.revisions.asked = query.revision;
     if call.bypass {
         return Ended::Forward(Why::Bypass);
     }
@@ -238,6 +208,7 @@ pub(super) async fn end(
     }
     let knowledge = &proxy.mirrors.knowledge;
     let mirror = proxy.mirrors.holding(&query.interval());
+    record.mirror = mirror;
     let auth = knowledge.auth();
     let facts = Facts {
         mirror: mirror.map(Mirror::revision),
@@ -250,7 +221,7 @@ pub(super) async fn end(
     };
     let plan = plan::plan(query, &facts);
     tracing::debug!(?plan, "planned");
-    let own_deadline = record.arrived + proxy.freshness_timeout;
+    let own_deadline = record.arrived() + proxy.freshness_timeout;
     let deadline = caller_deadline.map_or(own_deadline, |caller| caller.min(own_deadline));
     // A wait that the caller's own timeout ended is the caller's; any other is forwarded.
     let not_proven = |why: Why| match caller_deadline {
@@ -299,10 +270,16 @@ pub(super) async fn end(
     let Some(mirror) = mirror else {
         return Ended::Forward(Why::NotMirrored);
     };
+    record.revisions.proven = not_below;
     let (view, waited) = match mirror.reach(not_below, deadline).await {
         Ok(reached) => reached,
-        Err(why) => return not_proven(why),
+        Err(why) => {
+            record.waited = why == Why::NotFresh;
+            return not_proven(why);
+        }
     };
+    record.waited = waited;
+    record.revisions.served = view.revision;
     record.proven = Some(Instant::now());
     tracing::debug!(not_below, revision = view.revision, waited, "proven");
     // The header is that of the last check: cluster, member and raft term; and auth was off then.

@@ -17,7 +17,8 @@ use super::forward::{self, Along, Body, Forward, NotAnswered, RETRY_PAUSE, class
 use super::message::{self, Message, PREFIX_BYTES};
 use super::owner::Owner;
 use super::pager::{NoPages, Pager};
-use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, Record, end, refusal};
+use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, end, refusal};
+use super::record::Record;
 use super::status::{Code, GRPC_MESSAGE, GRPC_STATUS, Status};
 use super::walk::Walk;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
@@ -28,11 +29,16 @@ use crate::upstream::{InFlight, NoRangeStream, Outgoing, SendFailure};
 /// Answers a RangeStream.
 pub(super) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let span = tracing::debug_span!("range_stream");
-    handle(proxy, request).instrument(span).await
+    let mut record = Record::new(&proxy.metrics, Kind::Stream);
+    let outcome = handle(proxy, request, &mut record).instrument(span.clone()).await;
+    span.in_scope(|| record.answered(outcome))
 }
 
-async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
-    let mut record = Record::new(&proxy.metrics, Kind::Stream);
+async fn handle<'a>(
+    proxy: &'a Proxy,
+    request: Request<Incoming>,
+    record: &mut Record<'a>,
+) -> forward::Outcome {
     let (parts, body) = request.into_parts();
     let class = class_of(parts.uri.path());
     let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
@@ -58,9 +64,10 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
         record.outcome = Outcome::Hit(Read::Refused);
         return Ok(status.response(call.content_type));
     }
-    match end(proxy, &query, &call, &parts.headers, &mut record).await {
+    match end(proxy, &query, &call, &parts.headers, record).await {
         Ended::Answer(header, selection, outcome) => {
             record.outcome = outcome;
+            record.keys = selection.len();
             let body = ResponseBody::stream(Chunks::new(header, selection), None, &proxy.answers);
             Ok(body.response(call.content_type))
         }
@@ -68,7 +75,7 @@ async fn handle(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
             record.outcome = outcome;
             Ok(status.response(call.content_type))
         }
-        Ended::Forward(why) => from_etcd(proxy, parts, framed, &query, call, why, &mut record).await,
+        Ended::Forward(why) => from_etcd(proxy, parts, framed, &query, call, why, record).await,
     }
 }
 

@@ -10,6 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use super::calls::Slowest;
 use super::outcome::{Kind, Outcome, Read};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -91,7 +92,7 @@ pub struct MirrorMetrics {
     pub progress_requests: Counter,
 }
 
-/// All metrics. Cloning is not needed: one is shared behind an `Arc`.
+/// All metrics, and the slowest calls. Cloning is not needed: one is shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -154,6 +155,8 @@ pub struct Metrics {
     pub series: Gauge,
     /// Pages that were answered from a series.
     pub series_pages: Counter,
+    /// The slowest calls of the last minutes.
+    pub slowest: Slowest,
 }
 
 impl Default for Metrics {
@@ -314,6 +317,7 @@ impl Metrics {
                 "series_pages",
                 "Pages answered from a RangeStream that an earlier page began"
             ),
+            slowest: Slowest::default(),
             registry,
         }
     }
