@@ -3,7 +3,8 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/etcd.proto");
     println!("cargo:rerun-if-changed=proto/health.proto");
-    let descriptors = protox::compile(["etcd.proto", "health.proto"], ["proto"])?;
+    println!("cargo:rerun-if-changed=proto/otlp.proto");
+    let descriptors = protox::compile(["etcd.proto", "health.proto", "otlp.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .build_server(false)
         .build_transport(false)

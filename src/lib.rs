@@ -10,7 +10,8 @@
 //! | [`mirror`] | keeps a cache in step with etcd and proves that it is fresh |
 //! | [`upstream`] | etcd's endpoints: connections, versions, calls |
 //! | [`tls`] | TLS on both sides: files, handshakes, what went wrong |
-//! | [`telemetry`] | metrics and logs |
+//! | [`telemetry`] | metrics, logs, traces |
+//! | [`otlp`] | traces on their way to a collector |
 //! | [`admin`] | health, readiness and metrics over HTTP |
 //! | [`memory`] | how much memory there is |
 //! | [`panics`], [`faults`] | what a panic costs; faults that tests plant |
@@ -24,6 +25,7 @@ pub mod faults;
 pub mod memory;
 pub mod mirror;
 pub mod net;
+pub mod otlp;
 pub mod panics;
 pub mod proxy;
 pub mod telemetry;
@@ -40,4 +42,10 @@ pub mod etcdserverpb {
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod grpc_health {
     tonic::include_proto!("grpc.health.v1");
+}
+
+/// OTLP's messages, generated from `proto/otlp.proto`.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod opentelemetry {
+    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
 }

@@ -13,6 +13,7 @@ use rangecache::config::{Config, RangeStream};
 use rangecache::doctor::{self, Options, Output, Style};
 use rangecache::mirror::Mirrors;
 use rangecache::net::Url;
+use rangecache::otlp::{self, Exporter};
 use rangecache::panics;
 use rangecache::proxy::Proxy;
 use rangecache::proxy::listener::Listener;
@@ -55,7 +56,15 @@ fn main() -> ExitCode {
         return ExitCode::from(MISUSE);
     }
     telemetry::log::init(&config);
-    let metrics = Arc::new(Metrics::new());
+    let mut metrics = Metrics::new();
+    let exporter = match open_exporter(&mut metrics) {
+        Ok(exporter) => exporter,
+        Err(error) => {
+            let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
+            return ExitCode::from(MISUSE);
+        }
+    };
+    let metrics = Arc::new(metrics);
     let tls = match Tls::open(&config, &metrics) {
         Ok(tls) => tls,
         Err(error) => {
@@ -74,7 +83,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(serve(&config, metrics, tls)) {
+    match runtime.block_on(serve(&config, metrics, tls, exporter)) {
         Ok(code) => code,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "stopping");
@@ -129,7 +138,20 @@ impl Tls {
     }
 }
 
-async fn serve(config: &Config, metrics: Arc<Metrics>, tls: Tls) -> anyhow::Result<ExitCode> {
+/// What takes traces to a collector, if OpenTelemetry's variables ask for it.
+fn open_exporter(metrics: &mut Metrics) -> anyhow::Result<Option<Exporter>> {
+    let settings = otlp::Settings::from_env()?;
+    Ok(settings
+        .map(|settings| Exporter::open(settings, metrics))
+        .transpose()?)
+}
+
+async fn serve(
+    config: &Config,
+    metrics: Arc<Metrics>,
+    tls: Tls,
+    exporter: Option<Exporter>,
+) -> anyhow::Result<ExitCode> {
     let bind = |urls| bind(urls, &tls, config);
     let clients = bind(&config.listen_client_urls)
         .await
@@ -149,6 +171,9 @@ async fn serve(config: &Config, metrics: Arc<Metrics>, tls: Tls) -> anyhow::Resu
     let (listeners, calls, background) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
     panics::install(metrics.panics.clone());
     export_limits(config, &metrics);
+    if let Some(exporter) = exporter {
+        background.spawn(exporter.run(background.clone(), stop.clone()));
+    }
     tls.connector.keep_fresh(&background, &stop);
     if let Some(acceptor) = &tls.acceptor {
         acceptor.keep_fresh(&background, &stop);

@@ -12,6 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::calls::Slowest;
 use super::outcome::{Kind, Outcome, Read};
+use super::trace::Tracer;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RangeLabels {
@@ -92,7 +93,18 @@ pub struct MirrorMetrics {
     pub progress_requests: Counter,
 }
 
-/// All metrics, and the slowest calls. Cloning is not needed: one is shared behind an `Arc`.
+/// What becomes of spans.
+#[derive(Clone, Debug)]
+pub struct SpanMetrics {
+    /// Taken by the collector.
+    pub exported: Counter,
+    /// Given up: the queue had no room.
+    pub dropped: Counter,
+    /// Given up: the collector did not take them.
+    pub failed: Counter,
+}
+
+/// All metrics, the tracer, and the slowest calls. Cloning is not needed: one is shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
@@ -157,6 +169,9 @@ pub struct Metrics {
     pub series_pages: Counter,
     /// The slowest calls of the last minutes.
     pub slowest: Slowest,
+    /// Begins spans; traces nothing unless an exporter was opened.
+    pub tracer: Tracer,
+    spans: Family<ResultLabels, Counter>,
 }
 
 impl Default for Metrics {
@@ -318,6 +333,11 @@ impl Metrics {
                 "Pages answered from a RangeStream that an earlier page began"
             ),
             slowest: Slowest::default(),
+            tracer: Tracer::default(),
+            spans: metric!(
+                "trace_spans",
+                "Spans by what became of them: exported, dropped for want of room in the queue, or failed to reach the collector"
+            ),
             registry,
         }
     }
@@ -404,6 +424,17 @@ impl Metrics {
     /// A client's handshake ended.
     pub fn tls_handshake_ended(&self, result: &'static str) {
         self.tls_handshakes.get_or_create(&ResultLabels { result }).inc();
+    }
+
+    /// What becomes of spans.
+    #[must_use]
+    pub fn spans(&self) -> SpanMetrics {
+        let of = |result| self.spans.get_or_create_owned(&ResultLabels { result });
+        SpanMetrics {
+            exported: of("exported"),
+            dropped: of("dropped"),
+            failed: of("failed"),
+        }
     }
 
     /// Exports a configured bound; the name carries the unit.

@@ -242,7 +242,7 @@ async fn first_word(stream: &mut TlsStream<Plain>) -> io::Result<()> {
     }
 }
 
-fn system_authorities() -> Result<RootCertStore, FileError> {
+pub(super) fn system_authorities() -> Result<RootCertStore, FileError> {
     let found = rustls_native_certs::load_native_certs();
     let mut store = RootCertStore::empty();
     // A system's bundle may hold one that is odd; the others count.

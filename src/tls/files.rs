@@ -19,7 +19,10 @@ const MAX_BYTES: u64 = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
-    #[error("--{flag} {path}: cannot be read: {source}; check the path and the permissions")]
+    #[error(
+        "{} {path}: cannot be read: {source}; check the path and the permissions",
+        shown(flag)
+    )]
     Unreadable {
         /// The flag that names it.
         flag: &'static str,
@@ -29,7 +32,7 @@ pub enum FileError {
         source: std::io::Error,
     },
     /// It is no such file.
-    #[error("--{flag} {path}: {what}")]
+    #[error("{} {path}: {what}", shown(flag))]
     Content {
         /// The flag that names it.
         flag: &'static str,
@@ -40,8 +43,10 @@ pub enum FileError {
     },
     /// Two files that do not belong together.
     #[error(
-        "--{key_flag} {key} is not the key of the certificate in --{cert_flag} {cert}: give the key that the certificate was made with; \
-         the server's own certificate must come first in the file"
+        "{} {key} is not the key of the certificate in {} {cert}: give the key that the certificate was made with; \
+         the server's own certificate must come first in the file",
+        shown(key_flag),
+        shown(cert_flag)
     )]
     Mismatch {
         /// The flag that names the certificate.
@@ -61,6 +66,12 @@ pub enum FileError {
     /// What rustls does not take.
     #[error("TLS cannot be set up: {0}")]
     Other(String),
+}
+
+/// A flag, or a variable of OpenTelemetry's, as it is written.
+fn shown(name: &str) -> String {
+    let is_variable = name.starts_with(|first: char| first.is_ascii_uppercase());
+    format!("{}{name}", if is_variable { "" } else { "--" })
 }
 
 /// A file that was read.

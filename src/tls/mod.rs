@@ -6,14 +6,16 @@
 //! | file | what it is about |
 //! |---|---|
 //! | `connector` | connecting to etcd |
+//! | `collector` | connecting to a collector of traces |
 //! | `acceptor` | clients' handshakes, bounded in time and number |
 //! | `files`, `facts` | what is in the files, and what is wrong with it |
 //! | `watched` | files that are replaced while rangecache runs |
 //! | `explain` | a failed handshake in words: which endpoint, which flag, what to do |
 //!
-//! This room uses `config`, `net` and `telemetry`; `upstream`, `proxy`, `admin` and `main` use it.
+//! This room uses `config`, `net` and `telemetry`; `upstream`, `proxy`, `otlp`, `admin` and `main` use it.
 
 mod acceptor;
+mod collector;
 mod connector;
 mod explain;
 mod facts;
@@ -26,6 +28,7 @@ use rustls::SupportedProtocolVersion;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 pub use acceptor::Acceptor;
+pub use collector::Collector;
 pub use connector::{Connector, Protocol};
 pub use facts::Facts;
 pub use files::{FileError, look_at_file};

@@ -1,0 +1,582 @@
+//! OpenTelemetry's own variables, `OTEL_…`, unchanged: where traces go, which, and how. Read once, before a port is bound.
+//!
+//! Tracing is off unless an endpoint or an exporter is named. What cannot be meant is refused, with what to write instead.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Uri};
+
+use crate::net::{Address, Url};
+use crate::telemetry::trace::{Ratio, Sampler};
+
+/// What OTLP is spoken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// gRPC.
+    Grpc,
+    /// POSTs of protobuf.
+    Http,
+}
+
+/// Where traces go, which, and how.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The collector.
+    pub endpoint: Url,
+    /// Its path; of no meaning to gRPC.
+    pub path: String,
+    /// How it is spoken to.
+    pub protocol: Protocol,
+    /// What goes along with each request; it may hold credentials.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// How long the collector may take for one request.
+    pub timeout: Duration,
+    /// The CA of its certificate; else the system's.
+    pub certificate: Option<PathBuf>,
+    /// The certificate shown to it, and its key.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// Which traces are recorded.
+    pub sampler: Sampler,
+    /// Who rangecache is, `service.name` first.
+    pub resource: Vec<(String, String)>,
+    /// How long a span waits for others to leave with.
+    pub schedule_delay: Duration,
+    /// How long an export may take with all its attempts.
+    pub export_timeout: Duration,
+    /// Spans that may wait; further ones are dropped.
+    pub max_queue_size: usize,
+    /// Spans of one request.
+    pub max_batch_size: usize,
+    /// `gzip` was asked for, which is not spoken here.
+    pub wants_compression: bool,
+}
+
+impl std::fmt::Debug for Settings {
+    // Not the headers.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Settings")
+            .field("endpoint", &self.endpoint)
+            .field("protocol", &self.protocol)
+            .field("sampler", &self.sampler)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A variable whose value cannot be meant.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{name} is {value:?}: {remedy}")]
+pub struct SettingsError {
+    name: &'static str,
+    /// Not of headers, which may be secret.
+    value: String,
+    remedy: String,
+}
+
+const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
+const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
+const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
+const QUEUE_SIZE: &str = "OTEL_BSP_MAX_QUEUE_SIZE";
+const BATCH_SIZE: &str = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE";
+/// Where OTLP over HTTP takes traces, below an endpoint for all signals.
+const TRACES_PATH: &str = "v1/traces";
+
+/// Looks variables up; an empty one counts as not set.
+struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+impl Variables<'_> {
+    fn get(&self, name: &'static str) -> Option<(&'static str, String)> {
+        let value = (self.0)(name)?.trim().to_owned();
+        Some((name, value)).filter(|(_, value)| !value.is_empty())
+    }
+
+    /// The variable for traces alone, else the one for all signals.
+    fn either(&self, traces: &'static str, all: &'static str) -> Option<(&'static str, String)> {
+        self.get(traces).or_else(|| self.get(all))
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &'static str, default: T) -> Result<T, SettingsError> {
+        match self.get(name) {
+            None => Ok(default),
+            Some((name, value)) => value
+                .parse()
+                .map_err(|_| refused(name, value, "write a whole number")),
+        }
+    }
+
+    fn millis(&self, name: &'static str, default: u64) -> Result<Duration, SettingsError> {
+        let millis = self.number(name, default)?;
+        if millis == 0 {
+            return Err(refused(name, "0", "write a number of milliseconds above 0"));
+        }
+        Ok(Duration::from_millis(millis))
+    }
+
+    fn is_true(&self, name: &'static str) -> bool {
+        self.get(name)
+            .is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"))
+    }
+}
+
+fn refused(name: &'static str, value: impl Into<String>, remedy: impl Into<String>) -> SettingsError {
+    SettingsError {
+        name,
+        value: value.into(),
+        remedy: remedy.into(),
+    }
+}
+
+impl Settings {
+    /// As this process's environment has it; `None` where tracing is off.
+    ///
+    /// # Errors
+    /// The first variable whose value cannot be meant.
+    pub fn from_env() -> Result<Option<Settings>, SettingsError> {
+        Settings::of(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    }
+
+    /// As `look_up` has it.
+    ///
+    /// # Errors
+    /// The first variable whose value cannot be meant.
+    pub fn of(look_up: &dyn Fn(&str) -> Option<String>) -> Result<Option<Settings>, SettingsError> {
+        let variables = Variables(look_up);
+        if variables.is_true("OTEL_SDK_DISABLED") {
+            return Ok(None);
+        }
+        let endpoint = variables.either(TRACES_ENDPOINT, ENDPOINT);
+        match variables.get("OTEL_TRACES_EXPORTER") {
+            Some((_, exporter)) if exporter == "none" => return Ok(None),
+            Some((_, exporter)) if exporter == "otlp" => {}
+            Some((name, other)) => return Err(refused(name, other, "write otlp or none")),
+            None if endpoint.is_none() => return Ok(None),
+            None => {}
+        }
+        let protocol = protocol(&variables)?;
+        let (endpoint, path) = match endpoint {
+            Some((name, value)) => at(&variables, protocol, name, &value)?,
+            None => {
+                let (port, path) = match protocol {
+                    Protocol::Grpc => (4317, "/"),
+                    Protocol::Http => (4318, "/v1/traces"),
+                };
+                (tcp(false, "localhost", port), path.to_owned())
+            }
+        };
+        let client = match (
+            variables.either(
+                "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE",
+                "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+            ),
+            variables.either(
+                "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY",
+                "OTEL_EXPORTER_OTLP_CLIENT_KEY",
+            ),
+        ) {
+            (None, None) => None,
+            (Some((_, certificate)), Some((_, key))) => Some((certificate.into(), key.into())),
+            (Some((name, value)), None) => {
+                return Err(refused(name, value, "set OTEL_EXPORTER_OTLP_CLIENT_KEY, too"));
+            }
+            (None, Some((name, value))) => {
+                let remedy = "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, too";
+                return Err(refused(name, value, remedy));
+            }
+        };
+        let timeout = match variables.get("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT") {
+            Some((name, _)) => variables.millis(name, 10_000)?,
+            None => variables.millis("OTEL_EXPORTER_OTLP_TIMEOUT", 10_000)?,
+        };
+        let (max_queue_size, max_batch_size) = queue(&variables)?;
+        Ok(Some(Settings {
+            endpoint,
+            path,
+            protocol,
+            headers: headers(&variables)?,
+            timeout,
+            certificate: variables
+                .either(
+                    "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
+                    "OTEL_EXPORTER_OTLP_CERTIFICATE",
+                )
+                .map(|(_, path)| path.into()),
+            client,
+            sampler: sampler(&variables)?,
+            resource: resource(&variables)?,
+            schedule_delay: variables.millis("OTEL_BSP_SCHEDULE_DELAY", 5000)?,
+            export_timeout: variables.millis("OTEL_BSP_EXPORT_TIMEOUT", 30_000)?,
+            max_queue_size,
+            max_batch_size,
+            wants_compression: wants_compression(&variables)?,
+        }))
+    }
+}
+
+fn protocol(variables: &Variables<'_>) -> Result<Protocol, SettingsError> {
+    let named = variables.either(
+        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+        "OTEL_EXPORTER_OTLP_PROTOCOL",
+    );
+    match named {
+        None => Ok(Protocol::Http),
+        Some((_, value)) if value == "grpc" => Ok(Protocol::Grpc),
+        Some((_, value)) if value == "http/protobuf" => Ok(Protocol::Http),
+        Some((name, value)) => Err(refused(name, value, "write grpc or http/protobuf")),
+    }
+}
+
+fn wants_compression(variables: &Variables<'_>) -> Result<bool, SettingsError> {
+    let named = variables.either(
+        "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
+        "OTEL_EXPORTER_OTLP_COMPRESSION",
+    );
+    match named {
+        None => Ok(false),
+        Some((_, value)) if value == "none" => Ok(false),
+        Some((_, value)) if value == "gzip" => Ok(true),
+        Some((name, value)) => Err(refused(name, value, "write none or gzip")),
+    }
+}
+
+fn queue(variables: &Variables<'_>) -> Result<(usize, usize), SettingsError> {
+    let queue_size: usize = variables.number(QUEUE_SIZE, 2048)?;
+    if !(1..=1 << 20).contains(&queue_size) {
+        let given = queue_size.to_string();
+        return Err(refused(QUEUE_SIZE, given, "write a number from 1 to 1048576"));
+    }
+    let batch_size: usize = variables.number(BATCH_SIZE, queue_size.min(512))?;
+    if !(1..=queue_size).contains(&batch_size) {
+        let remedy = format!("write a number from 1 to {QUEUE_SIZE}, which is {queue_size}");
+        return Err(refused(BATCH_SIZE, batch_size.to_string(), remedy));
+    }
+    Ok((queue_size, batch_size))
+}
+
+/// An endpoint and a path, of a URL with or without a port and, for gRPC, a scheme.
+fn at(
+    variables: &Variables<'_>,
+    protocol: Protocol,
+    name: &'static str,
+    value: &str,
+) -> Result<(Url, String), SettingsError> {
+    let example = match protocol {
+        Protocol::Grpc => "http://localhost:4317",
+        Protocol::Http => "http://localhost:4318",
+    };
+    let wrong = || refused(name, value, format!("write a URL, for example {example}"));
+    let with_scheme = match (protocol, value.contains("://")) {
+        (Protocol::Grpc, false) => {
+            let insecure = variables.is_true("OTEL_EXPORTER_OTLP_TRACES_INSECURE")
+                || variables.is_true("OTEL_EXPORTER_OTLP_INSECURE");
+            format!("http{}://{value}", if insecure { "" } else { "s" })
+        }
+        _ => value.to_owned(),
+    };
+    let uri: Uri = with_scheme.parse().map_err(|_| wrong())?;
+    let is_tls = match uri.scheme_str() {
+        Some("http") => false,
+        Some("https") => true,
+        _ => return Err(wrong()),
+    };
+    let authority = uri.authority().ok_or_else(wrong)?;
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    let names_a_port = authority
+        .as_str()
+        .rsplit(']')
+        .next()
+        .is_some_and(|tail| tail.contains(':'));
+    if host.is_empty()
+        || authority.as_str().contains('@')
+        || (names_a_port && uri.port_u16().is_none())
+        || uri.port_u16() == Some(0)
+    {
+        return Err(wrong());
+    }
+    let port = match (protocol, is_tls) {
+        _ if names_a_port => uri.port_u16().unwrap_or_default(),
+        (Protocol::Grpc, _) => 4317,
+        (Protocol::Http, false) => 80,
+        (Protocol::Http, true) => 443,
+    };
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let path = match (protocol, name) {
+        (Protocol::Grpc, _) if uri.path() != "/" => {
+            let remedy = "gRPC takes no path: write only scheme://host:port, or set \
+                          OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf";
+            return Err(refused(name, value, remedy));
+        }
+        (Protocol::Http, ENDPOINT) => format!("{}/{TRACES_PATH}", path.trim_end_matches('/')),
+        _ => path.to_owned(),
+    };
+    Ok((tcp(is_tls, host, port), path))
+}
+
+fn tcp(tls: bool, host: &str, port: u16) -> Url {
+    let address = Address::Tcp {
+        host: host.to_owned(),
+        port,
+    };
+    Url { tls, address }
+}
+
+fn headers(variables: &Variables<'_>) -> Result<Vec<(HeaderName, HeaderValue)>, SettingsError> {
+    let named = variables.either("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS");
+    let Some((variable, list)) = named else {
+        return Ok(Vec::new());
+    };
+    let pairs = pairs(&list).map(|pair| {
+        let (name, value) = pair?;
+        Some((name.parse().ok()?, HeaderValue::from_str(&value).ok()?))
+    });
+    pairs.collect::<Option<_>>().ok_or_else(|| {
+        let remedy = "write name=value,name=value, with values percent-encoded";
+        refused(variable, "(secret)", remedy)
+    })
+}
+
+fn resource(variables: &Variables<'_>) -> Result<Vec<(String, String)>, SettingsError> {
+    let version = env!("CARGO_PKG_VERSION");
+    let mut resource = vec![
+        ("service.name".to_owned(), "rangecache".to_owned()),
+        ("service.version".to_owned(), version.to_owned()),
+        ("telemetry.sdk.language".to_owned(), "rust".to_owned()),
+        ("telemetry.sdk.name".to_owned(), "rangecache".to_owned()),
+        ("telemetry.sdk.version".to_owned(), version.to_owned()),
+    ];
+    let mut set = |name: String, value: String| match resource.iter_mut().find(|(known, _)| *known == name) {
+        Some(known) => known.1 = value,
+        None => resource.push((name, value)),
+    };
+    if let Some((name, list)) = variables.get("OTEL_RESOURCE_ATTRIBUTES") {
+        for pair in pairs(&list) {
+            let Some((key, value)) = pair else {
+                let remedy = "write name=value,name=value, with values percent-encoded";
+                return Err(refused(name, list.as_str(), remedy));
+            };
+            set(key, value);
+        }
+    }
+    if let Some((_, service)) = variables.get("OTEL_SERVICE_NAME") {
+        set("service.name".to_owned(), service);
+    }
+    Ok(resource)
+}
+
+/// `name=value,name=value`; a part that is none is `None`.
+fn pairs(list: &str) -> impl Iterator<Item = Option<(String, String)>> {
+    list.split(',')
+        .filter(|part| !part.trim().is_empty())
+        .map(|part| {
+            let (name, value) = part.split_once('=')?;
+            let name = name.trim();
+            (!name.is_empty()).then_some(())?;
+            Some((name.to_owned(), percent_decoded(value.trim())?))
+        })
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        decoded.push(if byte == b'%' {
+            let mut digit = || char::from(bytes.next()?).to_digit(16);
+            u8::try_from(digit()? << 4 | digit()?).ok()?
+        } else {
+            byte
+        });
+    }
+    String::from_utf8(decoded).ok()
+}
+
+fn sampler(variables: &Variables<'_>) -> Result<Sampler, SettingsError> {
+    let name = variables.get(SAMPLER).map(|(_, name)| name);
+    let name = name.as_deref().unwrap_or("parentbased_always_on");
+    let is_parent_based = name.starts_with("parentbased_");
+    let root = match name.trim_start_matches("parentbased_") {
+        "always_on" => Ratio::All,
+        "always_off" => Ratio::None,
+        "traceidratio" => {
+            let (_, share) = variables
+                .get(SAMPLER_ARG)
+                .unwrap_or((SAMPLER_ARG, "1".to_owned()));
+            match share.parse::<f64>() {
+                Ok(number) if (0.0..=1.0).contains(&number) => Ratio::of(number),
+                _ => {
+                    return Err(refused(
+                        SAMPLER_ARG,
+                        share,
+                        "write a share from 0 to 1, for example 0.01",
+                    ));
+                }
+            }
+        }
+        _ => {
+            let remedy = "write always_on, always_off, traceidratio, parentbased_always_on, \
+                          parentbased_always_off or parentbased_traceidratio";
+            return Err(refused(SAMPLER, name, remedy));
+        }
+    };
+    Ok(Sampler {
+        is_parent_based,
+        root,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> Result<Option<Settings>, String> {
+        let look_up = |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        Settings::of(&look_up).map_err(|error| error.to_string())
+    }
+
+    fn on(variables: &[(&str, &str)]) -> Settings {
+        settings(variables).unwrap().expect("tracing is on")
+    }
+
+    #[test]
+    fn it_is_off_unless_asked_for() {
+        for variables in [
+            &[][..],
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
+            &[("OTEL_SERVICE_NAME", "x"), ("OTEL_TRACES_SAMPLER", "always_on")],
+            &[
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:1"),
+                ("OTEL_TRACES_EXPORTER", "none"),
+            ],
+            &[
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://a:1"),
+                ("OTEL_SDK_DISABLED", "TRUE"),
+            ],
+        ] {
+            assert_eq!(settings(variables), Ok(None), "{variables:?}");
+        }
+        let defaults = on(&[("OTEL_TRACES_EXPORTER", "otlp")]);
+        assert_eq!(defaults.endpoint.to_string(), "http://localhost:4318");
+        assert_eq!(
+            (defaults.path.as_str(), defaults.protocol),
+            ("/v1/traces", Protocol::Http)
+        );
+        assert_eq!((defaults.max_queue_size, defaults.max_batch_size), (2048, 512));
+        assert_eq!(
+            defaults.sampler,
+            Sampler {
+                is_parent_based: true,
+                root: Ratio::All
+            }
+        );
+    }
+
+    #[test]
+    fn endpoints() {
+        const GRPC: (&str, &str) = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
+        const HTTP: (&str, &str) = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
+        for (variables, url, path) in [
+            (&[(ENDPOINT, "http://a:1"), HTTP][..], "http://a:1", "/v1/traces"),
+            (
+                &[(ENDPOINT, "https://a/otlp/"), HTTP],
+                "https://a:443",
+                "/otlp/v1/traces",
+            ),
+            (
+                &[(TRACES_ENDPOINT, "http://a/x?y=1"), HTTP],
+                "http://a:80",
+                "/x?y=1",
+            ),
+            (
+                &[(TRACES_ENDPOINT, "http://b:2"), (ENDPOINT, "http://a:1")],
+                "http://b:2",
+                "/",
+            ),
+            (&[(ENDPOINT, "http://[::1]:4317"), GRPC], "http://[::1]:4317", "/"),
+            (&[(ENDPOINT, "http://[::1]"), GRPC], "http://[::1]:4317", "/"),
+            (&[(ENDPOINT, "a:4317"), GRPC], "https://a:4317", "/"),
+            (
+                &[
+                    (ENDPOINT, "a:4317"),
+                    GRPC,
+                    ("OTEL_EXPORTER_OTLP_INSECURE", "true"),
+                ],
+                "http://a:4317",
+                "/",
+            ),
+        ] {
+            let settings = on(variables);
+            assert_eq!(settings.endpoint.to_string(), url, "{variables:?}");
+            assert_eq!(settings.path, path, "{variables:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused_with_a_remedy() {
+        const AT: (&str, &str) = (ENDPOINT, "http://a:1");
+        for (variables, says) in [
+            (&[(ENDPOINT, "a:4318")][..], "write a URL"),
+            (&[(ENDPOINT, "ftp://a:1")], "write a URL"),
+            (&[(ENDPOINT, "http://a:none")], "write a URL"),
+            (&[(ENDPOINT, "http://user@a:1")], "write a URL"),
+            (
+                &[
+                    (ENDPOINT, "http://a:1/v1/traces"),
+                    ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
+                ],
+                "takes no path",
+            ),
+            (
+                &[AT, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")],
+                "write grpc or http/protobuf",
+            ),
+            (&[AT, ("OTEL_TRACES_EXPORTER", "zipkin")], "write otlp or none"),
+            (&[AT, ("OTEL_TRACES_SAMPLER", "jaeger_remote")], "write always_on"),
+            (
+                &[
+                    AT,
+                    ("OTEL_TRACES_SAMPLER", "traceidratio"),
+                    ("OTEL_TRACES_SAMPLER_ARG", "1.5"),
+                ],
+                "from 0 to 1",
+            ),
+            (&[AT, ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")], "whole number"),
+            (&[AT, ("OTEL_BSP_SCHEDULE_DELAY", "0")], "above 0"),
+            (&[AT, ("OTEL_BSP_MAX_QUEUE_SIZE", "0")], "from 1"),
+            (&[AT, ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096")], "which is 2048"),
+            (&[AT, ("OTEL_RESOURCE_ATTRIBUTES", "a")], "name=value"),
+            (
+                &[AT, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "k")],
+                "CLIENT_CERTIFICATE",
+            ),
+        ] {
+            let error = settings(variables).unwrap_err();
+            assert!(error.contains(says), "{variables:?}: {error}");
+        }
+        let secret = settings(&[AT, ("OTEL_EXPORTER_OTLP_HEADERS", "api key=hidden")]).unwrap_err();
+        assert!(
+            secret.contains("name=value") && !secret.contains("hidden"),
+            "{secret}"
+        );
+    }
+
+    #[test]
+    fn lists_are_percent_encoded() {
+        let settings = on(&[
+            (ENDPOINT, "http://a:1"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%3Db, x=y%20z"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,zone=a%2Cb"),
+            ("OTEL_SERVICE_NAME", "mine"),
+        ]);
+        let headers: Vec<_> = settings
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+            .collect();
+        assert_eq!(headers, [("api-key", "a=b"), ("x", "y z")]);
+        assert_eq!(settings.resource[0], ("service.name".into(), "mine".into()));
+        assert_eq!(settings.resource.last(), Some(&("zone".into(), "a,b".into())));
+        assert!(!format!("{settings:?}").contains("a=b"));
+    }
+}
