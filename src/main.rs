@@ -190,13 +190,8 @@ async fn serve(
     let mirrors = Mirrors::start(config, &upstream, &metrics, &background, &stop);
     let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls, &drain);
     background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
-    let admin = Arc::new(Admin {
-        mirrors,
-        upstream,
-        metrics,
-        tasks: calls.clone(),
-        draining: closing.clone(),
-    });
+    let admin = Admin::new(mirrors, upstream, metrics, calls.clone(), closing.clone());
+    background.spawn(Arc::clone(&admin).remember(stop.clone()));
     let room = Arc::new(Semaphore::new(config.max_connections as usize));
     for listener in clients {
         tracing::info!(url = %listener.url(), "serving clients");

@@ -1,43 +1,100 @@
-//! What operators and probes ask over HTTP: `/livez`, `/readyz`, `/metrics`, and a status in words at `/`.
+//! What operators and probes ask over HTTP: `/livez`, `/readyz`, `/metrics`; the page at `/`, and what it shows as JSON at
+//! `/status`.
 //!
-//! It uses `mirror`, `upstream` and `telemetry`; only `main` uses it.
+//! | file | subject |
+//! |---|---|
+//! | `status` | all that the page shows, as data |
+//! | `recent` | the last fifteen minutes |
+//! | `findings` | what an operator should know at once |
+//! | `advice` | why memory did not answer, in words, and what to do |
+//! | `page`, `page/` | the data as HTML; styles and script |
+//! | `charts`, `words` | charts as SVG; numbers as people read them |
+//!
+//! It uses `mirror`, `upstream` and `telemetry`; only `main` uses it. Nothing here waits for a mirror, or makes one wait.
+
+mod advice;
+mod charts;
+mod findings;
+mod page;
+mod recent;
+mod status;
+mod words;
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use http::header::HeaderName;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::mirror::Mirrors;
 use crate::mirror::knowledge::Auth;
+use crate::panics::restarting;
 use crate::proxy::listener::{Listener, Tracked, secured};
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::Upstream;
+use recent::{Counts, INTERVAL, Recent};
+use status::Status;
 
 /// What can be asked about.
 #[derive(Debug)]
 pub struct Admin {
-    /// The mirrors.
-    pub mirrors: Arc<Mirrors>,
-    /// etcd's endpoints.
-    pub upstream: Arc<Upstream>,
-    /// The metrics.
-    pub metrics: Arc<Metrics>,
+    mirrors: Arc<Mirrors>,
+    upstream: Arc<Upstream>,
+    metrics: Arc<Metrics>,
     /// Counted for the metric.
-    pub tasks: TaskTracker,
+    tasks: TaskTracker,
     /// Set once the process drains: readiness ends then.
-    pub draining: CancellationToken,
+    draining: CancellationToken,
+    recent: Recent,
+    started: Instant,
 }
 
 impl Admin {
+    /// Ready to answer. `tasks` are those of connections and calls; with `draining` readiness ends.
+    #[must_use]
+    pub fn new(
+        mirrors: Arc<Mirrors>,
+        upstream: Arc<Upstream>,
+        metrics: Arc<Metrics>,
+        tasks: TaskTracker,
+        draining: CancellationToken,
+    ) -> Arc<Admin> {
+        let started = Instant::now();
+        let recent = Recent::new(started, Counts::now(&metrics, &mirrors));
+        Arc::new(Admin {
+            mirrors,
+            upstream,
+            metrics,
+            tasks,
+            draining,
+            recent,
+            started,
+        })
+    }
+
+    /// Remembers what happens, for the page, until `stop`.
+    pub async fn remember(self: Arc<Self>, stop: CancellationToken) {
+        let remembering = restarting("samples", async || {
+            let mut beat = tokio::time::interval_at(Instant::now() + INTERVAL, INTERVAL);
+            beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                let now = beat.tick().await;
+                self.recent.beat(now, Counts::now(&self.metrics, &self.mirrors));
+            }
+        });
+        stop.run_until_cancelled(remembering).await;
+    }
+
     /// Serves until `stop`.
     pub async fn serve(self: Arc<Self>, listener: Listener, tasks: TaskTracker, stop: CancellationToken) {
         let mut server = auto::Builder::new(Tracked(tasks.clone()));
@@ -78,18 +135,38 @@ impl Admin {
                     .set(i64::try_from(self.tasks.len()).unwrap_or(i64::MAX));
                 (StatusCode::OK, OPEN_METRICS, self.metrics.encode())
             }
-            "/" => (StatusCode::OK, TEXT, self.describe()),
+            "/" => (StatusCode::OK, HTML, page::render(&Status::of(self))),
+            "/status" => match serde_json::to_string(&Status::of(self)) {
+                Ok(json) => (StatusCode::OK, JSON, json),
+                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
+            },
+            "/page.css" => (StatusCode::OK, CSS, page::CSS.to_owned()),
+            "/page.js" => (StatusCode::OK, JAVASCRIPT, page::JS.to_owned()),
             _ => (
                 StatusCode::NOT_FOUND,
                 TEXT,
-                "there are /, /livez, /readyz and /metrics\n".to_owned(),
+                "there are /, /status, /livez, /readyz and /metrics\n".to_owned(),
             ),
         };
         let mut response = Response::new(Full::new(Bytes::from(body)));
         *response.status_mut() = status;
-        response
-            .headers_mut()
-            .insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+        let headers = [
+            (header::CONTENT_TYPE, content_type),
+            // Figures, and files that the next version changes.
+            (header::CACHE_CONTROL, "no-store"),
+            (header::CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            (header::REFERRER_POLICY, "no-referrer"),
+            (
+                HeaderName::from_static("cross-origin-resource-policy"),
+                "same-origin",
+            ),
+        ];
+        for (name, value) in headers {
+            response
+                .headers_mut()
+                .insert(name, HeaderValue::from_static(value));
+        }
         response
     }
 
@@ -136,18 +213,11 @@ impl Admin {
         }
         text
     }
-
-    fn describe(&self) -> String {
-        let mut text = format!("rangecache {}\n\nmirrors\n", env!("CARGO_PKG_VERSION"));
-        text.push_str(&self.describe_mirrors());
-        text.push_str("\nendpoints\n");
-        for endpoint in self.upstream.describe() {
-            let _ = writeln!(text, "{endpoint}");
-        }
-        let _ = writeln!(text, "\nauth: {:?}", self.mirrors.knowledge.auth());
-        text
-    }
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+const JSON: &str = "application/json";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

@@ -96,6 +96,21 @@ pub enum Why {
 }
 
 impl Outcome {
+    /// Every outcome that there can be.
+    pub fn all() -> impl Iterator<Item = Outcome> {
+        let answered = [Outcome::Hit, Outcome::Waited]
+            .into_iter()
+            .flat_map(|of| Read::ALL.into_iter().map(of));
+        let others = [
+            Outcome::Streamed,
+            Outcome::Forwarded,
+            Outcome::Paged,
+            Outcome::Shed,
+            Outcome::Cancelled,
+        ];
+        answered.chain(others.into_iter().flat_map(|of| Why::ALL.into_iter().map(of)))
+    }
+
     /// The same, where memory had an answer that must not be sent.
     #[must_use]
     pub fn refused(self) -> Outcome {
@@ -131,6 +146,14 @@ impl Outcome {
 }
 
 impl Read {
+    /// Every kind.
+    pub const ALL: [Read; 4] = [
+        Read::Linearizable,
+        Read::Serializable,
+        Read::Pinned,
+        Read::Refused,
+    ];
+
     /// The value of the label `reason`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -144,6 +167,34 @@ impl Read {
 }
 
 impl Why {
+    /// Every reason, in the order in which they are declared.
+    pub const ALL: [Why; 24] = [
+        Why::NotMirrored,
+        Why::Loading,
+        Why::FeedLost,
+        Why::OverBudget,
+        Why::VersionGate,
+        Why::VersionUnknown,
+        Why::Auth,
+        Why::CheckFailed,
+        Why::NotFresh,
+        Why::HistoryGone,
+        Why::HistoryReplaced,
+        Why::Mismatch,
+        Why::Panicked,
+        Why::SortTies,
+        Why::Undecodable,
+        Why::TooLarge,
+        Why::RequireLeader,
+        Why::BrokenRequest,
+        Why::Deadline,
+        Why::Gone,
+        Why::TooManyWaiting,
+        Why::TooManyCalls,
+        Why::SharedBytes,
+        Why::Bypass,
+    ];
+
     /// The value of the label `reason`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -173,5 +224,21 @@ impl Why {
             Why::SharedBytes => "shared_bytes",
             Why::Bypass => "bypass",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_outcome_is_left_out_of_all() {
+        // One that was added would move the last of its kind on.
+        assert_eq!(Read::ALL.len(), Read::Refused as usize + 1);
+        assert_eq!(Why::ALL.len(), Why::Bypass as usize + 1);
+        let labels: BTreeSet<_> = Outcome::all().map(Outcome::labels).collect();
+        assert_eq!(labels.len(), 2 * Read::ALL.len() + 5 * Why::ALL.len());
     }
 }

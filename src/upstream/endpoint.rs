@@ -1,7 +1,7 @@
 //! One endpoint: its connections, made again when lost, its version and its health.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::connection::{ConnectError, Connection, Windows};
-use super::range_stream::Server;
+use super::range_stream::{NoRangeStream, Server};
 use super::{Backoff, Class, Upstream, Version, health};
 use crate::net::Url;
 use crate::panics::restarting;
@@ -18,6 +18,48 @@ use crate::panics::restarting;
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 /// Longest pause: a restarted member is found within this time of its being back.
 const BACKOFF_LAST: Duration = Duration::from_millis(200);
+
+/// What a member is to its cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It has not told.
+    Unknown,
+    /// It leads.
+    Leader,
+    /// It votes, and knows its leader.
+    Follower,
+    /// It does not vote.
+    Learner,
+    /// It votes, but knows no leader.
+    Leaderless,
+}
+
+/// An endpoint as operators see it, at one moment.
+#[derive(Clone, Debug)]
+pub struct EndpointView {
+    /// Its URL.
+    pub url: Url,
+    /// The version that it told last.
+    pub version: Option<Version>,
+    /// Its role, as it was told last on the connection that stands; [`Role::Unknown`] while there is none.
+    pub role: Role,
+    /// Connections of all classes that stand.
+    pub connections: usize,
+    /// Connections of all classes that are kept up.
+    pub connections_wanted: usize,
+    /// Calls under way on them.
+    pub calls: usize,
+    /// Health and probes can be asked: without that nothing else counts.
+    pub is_connected: bool,
+    /// It serves, votes and knows a leader.
+    pub is_well: bool,
+    /// It is left for others for a moment, because calls failed on it.
+    pub is_avoided: bool,
+    /// What its last lost or refused connection was lost to, in words.
+    pub last_error: String,
+    /// Why RangeStream is not used on it.
+    pub no_range_stream: Option<NoRangeStream>,
+}
 
 /// An endpoint and its connections.
 #[derive(Debug)]
@@ -31,6 +73,8 @@ pub(super) struct Endpoint {
     last_error: Mutex<Option<String>>,
     /// It serves, votes and knows a leader, as far as it has told.
     well: AtomicBool,
+    /// A [`Role`].
+    role: AtomicU8,
     /// Until when it is left for others, in milliseconds since `born`.
     avoided_until_millis: AtomicU64,
     born: Instant,
@@ -47,6 +91,7 @@ impl Endpoint {
             server: Arc::default(),
             last_error: Mutex::new(None),
             well: AtomicBool::new(false),
+            role: AtomicU8::new(Role::Unknown as u8),
             avoided_until_millis: AtomicU64::new(0),
             born: Instant::now(),
         }
@@ -116,19 +161,34 @@ impl Endpoint {
         until != 0 && self.now_millis() < until
     }
 
-    pub(super) fn describe(&self) -> String {
-        let version = self
-            .version()
-            .map_or("version not known".to_owned(), |version| version.to_string());
-        if self.live(Class::Check).next().is_some() {
-            let state = match self.rank() {
-                0 => "",
-                1 => ", lately failing",
-                _ => ", unwell: it does not serve, has no leader or does not vote",
-            };
-            format!("{} ({version}{state})", self.url)
-        } else {
-            format!("{} ({version}), not connected: {}", self.url, self.last_error())
+    pub(super) fn set_role(&self, role: Role) {
+        self.role.store(role as u8, Ordering::Relaxed);
+    }
+
+    fn role(&self) -> Role {
+        let known = [Role::Leader, Role::Follower, Role::Learner, Role::Leaderless];
+        let told = self.role.load(Ordering::Relaxed);
+        known
+            .into_iter()
+            .find(|role| *role as u8 == told)
+            .unwrap_or(Role::Unknown)
+    }
+
+    pub(super) fn view(&self) -> EndpointView {
+        let classes = [Class::Unary, Class::Stream, Class::Check];
+        let live: Vec<_> = classes.into_iter().flat_map(|class| self.live(class)).collect();
+        EndpointView {
+            url: self.url.clone(),
+            version: self.version(),
+            role: self.role(),
+            connections: live.len(),
+            connections_wanted: classes.into_iter().map(Class::connections).sum(),
+            calls: live.iter().map(|connection| connection.in_flight()).sum(),
+            is_connected: self.live(Class::Check).next().is_some(),
+            is_well: self.well.load(Ordering::Relaxed),
+            is_avoided: self.is_avoided(),
+            last_error: self.last_error(),
+            no_range_stream: self.server.no_range_stream(),
         }
     }
 
@@ -177,6 +237,7 @@ impl Endpoint {
                             never = health::watch(self, &connection, upstream, &answered) => match never {},
                         };
                         self.well.store(false, Ordering::Relaxed);
+                        self.set_role(Role::Unknown);
                         reason
                     } else {
                         driver.await

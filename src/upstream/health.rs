@@ -12,7 +12,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tonic::Code;
 
 use super::connection::Connection;
-use super::endpoint::Endpoint;
+use super::endpoint::{Endpoint, Role};
 use super::{Upstream, Version};
 use crate::etcdserverpb::StatusResponse;
 use crate::grpc_health::HealthCheckRequest;
@@ -57,7 +57,9 @@ pub(super) async fn watch(
             }
             match told {
                 Ok(Ok(status)) => {
-                    sound = is_sound(&status);
+                    let role = role(&status);
+                    endpoint.set_role(role);
+                    sound = is_sound(role);
                     learn_version(endpoint, &status, upstream);
                 }
                 Ok(Err(status)) => {
@@ -88,10 +90,21 @@ pub async fn serves(connection: &Arc<Connection>) -> bool {
     }
 }
 
-/// Whether its answers to linearizable reads will come: it votes, and knows a leader.
-fn is_sound(status: &StatusResponse) -> bool {
-    // Before 3.4 neither is told; a balancer may hide them. No version tells a leader of 0 while it has one.
-    !status.is_learner && status.leader != 0
+/// What the member says that it is.
+fn role(status: &StatusResponse) -> Role {
+    let member_id = status.header.as_ref().map_or(0, |header| header.member_id);
+    match status.leader {
+        _ if status.is_learner => Role::Learner,
+        0 => Role::Leaderless,
+        leader if leader == member_id => Role::Leader,
+        _ => Role::Follower,
+    }
+}
+
+/// Whether its answers to linearizable reads will come: it votes, and knows a leader. Before 3.4 neither is told; a balancer
+/// may hide them. No version tells a leader of 0 while it has one.
+fn is_sound(role: Role) -> bool {
+    !matches!(role, Role::Learner | Role::Leaderless)
 }
 
 fn learn_version(endpoint: &Endpoint, status: &StatusResponse, upstream: &Upstream) {
@@ -110,6 +123,7 @@ fn learn_version(endpoint: &Endpoint, status: &StatusResponse, upstream: &Upstre
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::etcdserverpb::ResponseHeader;
 
     #[test]
     fn learners_and_members_without_a_leader_are_not_sound() {
@@ -117,14 +131,25 @@ mod tests {
             leader: 7,
             ..StatusResponse::default()
         };
-        assert!(is_sound(&voter));
-        assert!(!is_sound(&StatusResponse {
+        let judged = |status: &StatusResponse| (role(status), is_sound(role(status)));
+        assert_eq!(judged(&voter), (Role::Follower, true));
+        let leader = StatusResponse {
+            header: Some(ResponseHeader {
+                member_id: 7,
+                ..ResponseHeader::default()
+            }),
+            ..voter.clone()
+        };
+        assert_eq!(judged(&leader), (Role::Leader, true));
+        let leaderless = StatusResponse {
             leader: 0,
             ..voter.clone()
-        }));
-        assert!(!is_sound(&StatusResponse {
+        };
+        assert_eq!(judged(&leaderless), (Role::Leaderless, false));
+        let learner = StatusResponse {
             is_learner: true,
             ..voter
-        }));
+        };
+        assert_eq!(judged(&learner), (Role::Learner, false));
     }
 }

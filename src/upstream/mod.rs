@@ -31,6 +31,7 @@ use tokio_util::task::TaskTracker;
 pub use backoff::{Backoff, jittered};
 pub use connection::{Channel, ConnectError, Connection, InFlight, SendFailure, Windows};
 pub use credentials::Credentials;
+pub use endpoint::{EndpointView, Role};
 pub use health::serves;
 pub use outgoing::{BoxError, Outgoing};
 pub use range_stream::NoRangeStream;
@@ -330,12 +331,19 @@ impl Upstream {
         self.versions_changed.subscribe()
     }
 
-    /// One line per endpoint: URL, version, state.
+    /// Every endpoint, in the operator's order.
     #[must_use]
-    pub fn describe(&self) -> Vec<String> {
-        self.endpoints
-            .iter()
-            .map(|endpoint| endpoint.describe())
+    pub fn endpoints(&self) -> Vec<EndpointView> {
+        let views = self.endpoints.iter().map(|endpoint| endpoint.view());
+        views
+            .map(|view| EndpointView {
+                no_range_stream: if self.may_stream {
+                    view.no_range_stream
+                } else {
+                    Some(NoRangeStream::Off)
+                },
+                ..view
+            })
             .collect()
     }
 

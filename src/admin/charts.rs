@@ -1,0 +1,193 @@
+//! Charts as SVG: paths and rectangles only, for the text beside them is HTML.
+//!
+//! Time runs to the right, and now is at the right edge; a sample is one unit wide. Heights are shares of [`HEIGHT`].
+
+use std::fmt::Write;
+
+use super::recent::SAMPLES;
+
+/// Width of a chart in its own units: all samples, and the one under way.
+pub(super) const WIDTH: usize = SAMPLES + 1;
+/// Height of a chart in its own units.
+pub(super) const HEIGHT: f64 = 100.0;
+
+/// One layer of a stacked chart.
+#[derive(Debug)]
+pub(super) struct Layer<'a> {
+    /// Of the path.
+    pub(super) class: &'a str,
+    /// A value per sample, the newest last.
+    pub(super) values: Vec<f64>,
+}
+
+/// A chart, and the value at its upper edge.
+#[derive(Debug, PartialEq)]
+pub(super) struct Chart {
+    pub(super) svg: String,
+    pub(super) top: f64,
+}
+
+/// Layers on top of each other, the first at the bottom; all have as many values. `label` is what it shows, in words.
+pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
+    let columns = layers.first().map_or(0, |layer| layer.values.len());
+    let mut base = vec![0.0; columns];
+    let mut edges = vec![base.clone()];
+    for layer in layers {
+        base.iter_mut()
+            .zip(&layer.values)
+            .for_each(|(sum, value)| *sum += value);
+        edges.push(base.clone());
+    }
+    let top = round_up(base.iter().copied().fold(0.0, f64::max));
+    let mut svg = format!(
+        r#"<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{label}">"#
+    );
+    for (layer, edges) in layers.iter().zip(edges.windows(2)) {
+        if let [below, above] = edges
+            && layer.values.iter().any(|value| *value > 0.0)
+        {
+            let _ = write!(
+                svg,
+                r#"<path class="{}" d="{}"/>"#,
+                layer.class,
+                area(below, above, top)
+            );
+        }
+    }
+    svg.push_str("</svg>");
+    Chart { svg, top }
+}
+
+/// The area between two lines of steps.
+fn area(below: &[f64], above: &[f64], top: f64) -> String {
+    let left = WIDTH.saturating_sub(above.len());
+    let y = |value: f64| HEIGHT - value / top * HEIGHT;
+    let mut path = String::new();
+    for (index, value) in above.iter().enumerate() {
+        let command = if index == 0 { 'M' } else { 'L' };
+        let _ = write!(
+            path,
+            "{command}{} {:.1}H{}",
+            left + index,
+            y(*value),
+            left + index + 1
+        );
+    }
+    for (index, value) in below.iter().enumerate().rev() {
+        let _ = write!(path, "V{:.1}H{}", y(*value), left + index);
+    }
+    path.push('Z');
+    path
+}
+
+/// A strip of stretches, each so many samples long, the newest last.
+pub(super) fn strip(stretches: &[(&str, usize)], label: &str) -> String {
+    let mut svg = format!(
+        r#"<svg class="strip" viewBox="0 0 {WIDTH} 10" preserveAspectRatio="none" role="img" aria-label="{label}">"#
+    );
+    let samples: usize = stretches.iter().map(|(_, samples)| samples).sum();
+    let mut x = WIDTH.saturating_sub(samples);
+    for (class, samples) in stretches {
+        let _ = write!(
+            svg,
+            r#"<rect class="{class}" x="{x}" width="{samples}" height="10"/>"#
+        );
+        x += samples;
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
+/// A bar that is filled to `ratio` of it.
+pub(super) fn bar(ratio: f64, class: &str) -> String {
+    // What is used at all can be seen.
+    let width = if ratio > 0.0 {
+        (ratio * 100.0).clamp(0.5, 100.0)
+    } else {
+        0.0
+    };
+    format!(
+        r#"<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true"><rect class="{class}" width="{width:.1}" height="10"/></svg>"#
+    )
+}
+
+/// The next of 1, 2, 5, 10, 20, 50 …; 1 at least.
+fn round_up(value: f64) -> f64 {
+    let mut step = 1.0;
+    loop {
+        for factor in [1.0, 2.0, 5.0] {
+            if value <= step * factor {
+                return step * factor;
+            }
+        }
+        step *= 10.0;
+        if !step.is_finite() {
+            return 1.0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_stacked_and_now_is_at_the_right() {
+        let chart = stacked(
+            &[
+                Layer {
+                    class: "a",
+                    values: vec![1.0, 2.0],
+                },
+                Layer {
+                    class: "b",
+                    values: vec![1.0, 0.0],
+                },
+                Layer {
+                    class: "none",
+                    values: vec![0.0, 0.0],
+                },
+            ],
+            "x",
+        );
+        assert_eq!(chart.top, 2.0);
+        assert!(
+            chart
+                .svg
+                .contains(r#"class="a" d="M179 50.0H180L180 0.0H181V100.0H180V100.0H179Z""#),
+            "{}",
+            chart.svg
+        );
+        assert!(
+            chart
+                .svg
+                .contains(r#"class="b" d="M179 0.0H180L180 0.0H181V0.0H180V50.0H179Z""#),
+            "{}",
+            chart.svg
+        );
+        assert!(!chart.svg.contains("none\" d"));
+    }
+
+    #[test]
+    fn tops_are_round() {
+        for (value, top) in [
+            (0.0, 1.0),
+            (1.0, 1.0),
+            (1.1, 2.0),
+            (3.0, 5.0),
+            (51.0, 100.0),
+            (f64::NAN, 1.0),
+        ] {
+            assert_eq!(round_up(value), top, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_strip_ends_at_the_right() {
+        let strip = strip(&[("in", 3), ("loading", 2)], "x");
+        assert!(
+            strip.contains(r#"class="in" x="176" width="3""#) && strip.contains(r#"x="179" width="2""#),
+            "{strip}"
+        );
+    }
+}

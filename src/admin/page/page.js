@@ -1,0 +1,97 @@
+// Asks for the page again every few seconds while somebody looks at it, and puts what has changed into place, so that focus,
+// scrolling and open details stay.
+"use strict";
+
+(() => {
+  const INTERVAL_MS = 3000;
+  const TIMEOUT_MS = 10000;
+  const main = document.querySelector("main");
+  const stale = document.getElementById("stale");
+  const pause = document.getElementById("pause");
+  let paused = false;
+  let timer = 0;
+  let asking = false;
+
+  const copy = (node) => document.importNode(node, true);
+
+  function attributes(from, to) {
+    for (const { name, value } of to.attributes) {
+      if (from.getAttribute(name) !== value) from.setAttribute(name, value);
+    }
+    for (const { name } of [...from.attributes]) {
+      // What the reader has opened stays open.
+      if (!to.hasAttribute(name) && !(name === "open" && from.nodeName === "DETAILS")) from.removeAttribute(name);
+    }
+  }
+
+  // Makes the children of `from` those of `to`. One with an id is found wherever it was.
+  function children(from, to) {
+    let at = from.firstChild;
+    for (const wanted of to.childNodes) {
+      const named = wanted.id && document.getElementById(wanted.id);
+      if (named && named.parentNode === from && named !== at) from.insertBefore(named, at);
+      const here = named && named.parentNode === from ? named : at;
+      const same = here && here.nodeType === wanted.nodeType && here.nodeName === wanted.nodeName
+        && (here.id || "") === (wanted.id || "");
+      if (!same) {
+        from.insertBefore(copy(wanted), at);
+        continue;
+      }
+      at = here.nextSibling;
+      if (here.nodeType === Node.ELEMENT_NODE) {
+        attributes(here, wanted);
+        children(here, wanted);
+      } else if (here.data !== wanted.data) {
+        here.data = wanted.data;
+      }
+    }
+    while (at) {
+      const next = at.nextSibling;
+      at.remove();
+      at = next;
+    }
+  }
+
+  async function ask() {
+    if (asking) return;
+    asking = true;
+    try {
+      const response = await fetch("./", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
+      if (!response.ok) throw new Error(`HTTP ${response.status}`);
+      const text = await response.text();
+      const fresh = new DOMParser().parseFromString(text, "text/html").querySelector("main");
+      if (!fresh) throw new Error("no page");
+      children(main, fresh);
+      stale.hidden = true;
+      document.body.classList.remove("stale");
+    } catch {
+      const at = document.getElementById("at");
+      // Written once: who listens to the page is told once.
+      if (stale.hidden) {
+        stale.textContent = `rangecache does not answer. What follows is from ${at ? at.textContent : "before"}.`;
+        stale.hidden = false;
+        document.body.classList.add("stale");
+      }
+    }
+    asking = false;
+    plan();
+  }
+
+  function plan() {
+    clearTimeout(timer);
+    if (!paused && document.visibilityState === "visible") timer = setTimeout(ask, INTERVAL_MS);
+  }
+
+  pause.hidden = false;
+  pause.addEventListener("click", () => {
+    paused = !paused;
+    pause.textContent = paused ? "Go on" : "Pause";
+    if (paused) clearTimeout(timer);
+    else ask();
+  });
+  document.addEventListener("visibilitychange", () => {
+    if (document.visibilityState === "visible" && !paused) ask();
+    else clearTimeout(timer);
+  });
+  plan();
+})();
