@@ -18,6 +18,7 @@ mod support;
 use std::process::Stdio;
 use std::time::Duration;
 
+use serde_json::Value;
 use support::etcd::{Cluster, Etcd, Version};
 use support::grpc::{Client, UNAVAILABLE};
 use support::kv::RANGE;
@@ -384,11 +385,17 @@ async fn calls_leave_a_member_that_stands_still() {
     let follower = follower.expect("two of them follow");
     follower.pause();
     // Before HTTP/2's pings have given its connections up.
+    let is_well = async || {
+        let status = rangecache.admin("/status").await.body;
+        let status: Value = serde_json::from_str(&status).expect("it is JSON");
+        let endpoints = status["endpoints"].as_array().expect("a list").clone();
+        let found = endpoints
+            .into_iter()
+            .find(|endpoint| endpoint["url"] == follower.url());
+        found.expect("it is told")["is_well"] == true
+    };
     until(Duration::from_secs(8), "it is found to be unwell", async || {
-        let page = rangecache.admin("/").await.body;
-        page.lines()
-            .any(|line| line.contains(&follower.url()) && line.contains("unwell"))
-            .then_some(())
+        (!is_well().await).then_some(())
     })
     .await;
     // One that still went there would hang until its connection is given up.
@@ -398,8 +405,5 @@ async fn calls_leave_a_member_that_stands_still() {
         put.expect("no put hangs").expect("it is written");
     }
     follower.resume();
-    until(SOON, "it is well again", async || {
-        (!rangecache.admin("/").await.body.contains("unwell")).then_some(())
-    })
-    .await;
+    until(SOON, "it is well again", async || is_well().await.then_some(())).await;
 }

@@ -111,6 +111,23 @@ pub(super) fn bar(ratio: f64, class: &str) -> String {
     )
 }
 
+/// A bar of parts, each a share of the whole bar; words beside it tell the same.
+pub(super) fn parts(parts: &[(&str, f64)]) -> String {
+    let mut svg =
+        r#"<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">"#.to_owned();
+    let mut x = 0.0;
+    for (class, share) in parts {
+        let _ = write!(
+            svg,
+            r#"<rect class="{class}" x="{x:.2}" width="{:.2}" height="10"/>"#,
+            share * 100.0
+        );
+        x += share * 100.0;
+    }
+    svg.push_str("</svg>");
+    svg
+}
+
 /// The next of 1, 2, 5, 10, 20, 50 …; 1 at least.
 fn round_up(value: f64) -> f64 {
     let mut step = 1.0;

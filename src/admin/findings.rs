@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::advice;
 use super::status::{Budget, Endpoint, Mirror};
-use super::words::{bytes, count};
+use super::words::{bytes, count, counted};
 use crate::mirror::knowledge::Auth;
 use crate::telemetry::Why;
 use crate::upstream::Version;
@@ -236,10 +236,6 @@ fn of_mirror(mirror: &Mirror, seen: &Seen<'_>, found: &mut Vec<Finding>) {
         format!("{}{more} Its reads go to etcd.", advice.meaning),
         advice.remedy,
     ));
-}
-
-fn counted(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
 }
 
 fn times(n: u64) -> String {

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `status` | all that the page shows, as data |
 //! | `recent` | the last fifteen minutes |
+//! | `slowest` | the slowest calls, and where their time went |
 //! | `findings` | what an operator should know at once |
 //! | `advice` | why memory did not answer, in words, and what to do |
 //! | `page`, `page/` | the data as HTML; styles and script |
@@ -17,6 +18,7 @@ mod charts;
 mod findings;
 mod page;
 mod recent;
+mod slowest;
 mod status;
 mod words;
 

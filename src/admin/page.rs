@@ -11,8 +11,10 @@ use super::advice::{self, Advice, Group};
 use super::charts::{self, Layer};
 use super::findings::{Finding, Severity};
 use super::recent::{Counts, Sample};
-use super::status::{Endpoint, Mirror, Status};
-use super::words::{Escaped, bytes, count, long, rate};
+use super::slowest::Slow;
+use super::status::{Ended, Endpoint, Mirror, Status};
+use super::words::{Escaped, Marked, bytes, count, counted, duration, long, rate};
+use crate::telemetry::{Outcome, Why};
 
 /// Styles, at `/page.css`.
 pub(super) const CSS: &str = include_str!("page/page.css");
@@ -23,6 +25,8 @@ pub(super) const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src
      connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 const SHELL: &str = include_str!("page/page.html");
+/// Of the slowest calls; `/status` has all.
+const SLOWEST_SHOWN: usize = 10;
 const PLACE: &str = "<!-- status -->";
 
 /// Writing into a `String` cannot fail.
@@ -37,10 +41,11 @@ pub(super) fn render(status: &Status) -> String {
     findings(&mut main, &status.findings);
     reads(&mut main, status);
     reasons(&mut main, status);
+    slowest(&mut main, &status.slowest);
     mirrors(&mut main, status);
     endpoints(&mut main, &status.endpoints);
-    gates(&mut main, status);
     budgets(&mut main, status);
+    gates(&mut main, status);
     SHELL.replacen(PLACE, &main, 1)
 }
 
@@ -69,11 +74,19 @@ fn heading(out: &mut String, status: &Status) {
     );
     put!(
         out,
-        r#"<p class="quiet">rangecache {} · up {} · as of <time id="at" datetime="{at}">{at}</time></p></section>"#,
+        r#"<p class="quiet">rangecache {} · up {} · as of {}</p></section>"#,
         status.version,
         long(Duration::from_secs(status.uptime_seconds)),
-        at = status.at,
+        time(&status.at, "at"),
     );
+}
+
+/// A time of day; `at` is RFC 3339, whole seconds, UTC.
+fn time(at: &str, class: &str) -> String {
+    let clock = at
+        .split_once('T')
+        .map_or(at, |(_, clock)| clock.trim_end_matches('Z'));
+    format!(r#"<time class="{class}" datetime="{at}">{clock} UTC</time>"#)
 }
 
 fn name(severity: Severity) -> &'static str {
@@ -116,7 +129,7 @@ fn findings(out: &mut String, findings: &[Finding]) {
             name(finding.severity),
             sign(finding.severity),
             Escaped(&finding.title),
-            Escaped(&finding.meaning),
+            Marked(&finding.meaning),
         );
         remedy(out, &finding.remedy);
         out.push_str("</div></li>");
@@ -126,7 +139,7 @@ fn findings(out: &mut String, findings: &[Finding]) {
 
 fn remedy(out: &mut String, remedy: &str) {
     if !remedy.is_empty() {
-        put!(out, r#"<p class="remedy"><b>To do:</b> {}</p>"#, Escaped(remedy));
+        put!(out, r#"<p class="remedy"><b>To do:</b> {}</p>"#, Marked(remedy));
     }
 }
 
@@ -284,50 +297,117 @@ fn reasons(out: &mut String, status: &Status) {
         out,
         r#"<section id="reasons" aria-labelledby="reasons-title"><h2 id="reasons-title">Why not from memory</h2><p class="quiet">Reads of the last {window} that memory did not answer.</p>"#
     );
-    if others.is_empty() {
-        let all = if memory.is_empty() {
-            "There were no reads."
-        } else {
-            "None: memory answered every one."
-        };
-        put!(out, "<p>{all}</p>");
-    } else {
-        out.push_str(r#"<ul class="reasons">"#);
-        for ended in others {
-            let Advice {
-                title,
-                meaning,
-                remedy: what,
-            } = advice::of(ended.outcome);
-            let (outcome, reason) = ended.outcome.labels();
-            put!(
-                out,
-                r#"<li><h3><b class="n">{}</b> {title}</h3><p class="quiet">{} · <code>{outcome}{{{reason}}}</code></p><p>{meaning}</p>"#,
-                count(ended.count),
-                advice::ending(ended.outcome),
-            );
-            remedy(out, what);
-            out.push_str("</li>");
-        }
-        out.push_str("</ul>");
+    match (others.is_empty(), memory.is_empty()) {
+        (true, true) => out.push_str("<p>There were no reads.</p>"),
+        (true, false) => out.push_str("<p>None: memory answered every one.</p>"),
+        _ => by_reason(out, &others),
     }
     if !memory.is_empty() {
-        out.push_str("<details><summary>What memory answered</summary><ul class=\"reasons\">");
-        for ended in memory {
-            let advice = advice::of(ended.outcome);
-            let (outcome, reason) = ended.outcome.labels();
-            put!(
-                out,
-                r#"<li><h3><b class="n">{}</b> {}</h3><p class="quiet">{} · <code>{outcome}{{{reason}}}</code></p><p>{}</p></li>"#,
-                count(ended.count),
-                advice.title,
-                advice::ending(ended.outcome),
-                advice.meaning,
-            );
-        }
-        out.push_str("</ul></details>");
+        out.push_str("<details><summary>What memory answered</summary>");
+        by_reason(out, &memory);
+        out.push_str("</details>");
     }
     out.push_str("</section>");
+}
+
+/// One item for each reason, with all the ways in which reads ended for it; the most frequent first.
+fn by_reason(out: &mut String, all: &[&Ended]) {
+    let mut reasons: Vec<(Advice, u64, Vec<&Ended>)> = Vec::new();
+    for ended in all {
+        let advice = advice::of(ended.outcome);
+        match reasons.iter_mut().find(|(known, ..)| *known == advice) {
+            Some((_, sum, endings)) => {
+                *sum += ended.count;
+                endings.push(ended);
+            }
+            None => reasons.push((advice, ended.count, vec![ended])),
+        }
+    }
+    reasons.sort_by_key(|(_, sum, _)| std::cmp::Reverse(*sum));
+    out.push_str(r#"<ul class="reasons">"#);
+    for (advice, sum, endings) in reasons {
+        put!(
+            out,
+            r#"<li><h3><b class="n">{}</b> {}</h3>"#,
+            count(sum),
+            advice.title
+        );
+        for ended in endings {
+            put!(
+                out,
+                r#"<p class="quiet">{} {} · {}</p>"#,
+                count(ended.count),
+                advice::ending(ended.outcome),
+                code(ended.outcome)
+            );
+        }
+        put!(out, "<p>{}</p>", Marked(advice.meaning));
+        remedy(out, advice.remedy);
+        out.push_str("</li>");
+    }
+    out.push_str("</ul>");
+}
+
+/// As metrics and logs have it.
+fn code(outcome: Outcome) -> String {
+    let (outcome, reason) = outcome.labels();
+    format!(r#"<code>{outcome}{{{reason}}}</code>"#)
+}
+
+fn slowest(out: &mut String, slowest: &[Slow]) {
+    out.push_str(r#"<section id="slowest" aria-labelledby="slowest-title"><h2 id="slowest-title">Slowest reads</h2><p class="quiet">Of the last five minutes, from a read's arrival to the last byte of its answer.</p>"#);
+    let Some(longest) = slowest.first() else {
+        out.push_str("<p>There were none.</p></section>");
+        return;
+    };
+    out.push_str(r#"<ol class="slowest">"#);
+    for slow in slowest.iter().take(SLOWEST_SHOWN) {
+        let of = match &slow.mirror {
+            Some(name) => format!("in <code>{}</code>", Escaped(name)),
+            None => "outside of the mirrors".to_owned(),
+        };
+        put!(
+            out,
+            r#"<li><h3><b class="n">{}</b> {} {of}</h3>"#,
+            duration(Duration::from_secs_f64(slow.total_seconds)),
+            slow.method,
+        );
+        put!(
+            out,
+            r#"<p class="quiet">{} · {} · {}"#,
+            advice::ending(slow.outcome),
+            code(slow.outcome),
+            time(&slow.ended_at, "")
+        );
+        if slow.keys > 0 {
+            put!(out, " · {}", counted(slow.keys, "key"));
+        }
+        if slow.bytes > 0 {
+            put!(out, " · {}", bytes(slow.bytes));
+        }
+        if slow.revision_asked > 0 {
+            put!(out, " · at revision {}", slow.revision_asked);
+        }
+        out.push_str("</p>");
+        let phases: Vec<_> = slow
+            .phases
+            .iter()
+            .map(|phase| (phase.name, phase.seconds / longest.total_seconds))
+            .collect();
+        out.push_str(&charts::parts(&phases));
+        out.push_str(r#"<ul class="phases">"#);
+        for phase in &slow.phases {
+            put!(
+                out,
+                r#"<li><span class="key {}" aria-hidden="true"></span>{} <b>{}</b></li>"#,
+                phase.name,
+                phase.title(),
+                duration(Duration::from_secs_f64(phase.seconds))
+            );
+        }
+        out.push_str("</ul></li>");
+    }
+    out.push_str("</ol></section>");
 }
 
 fn mirrors(out: &mut String, status: &Status) {
@@ -361,28 +441,30 @@ fn of_mirror(out: &mut String, mirror: &Mirror) {
     let number = |value: Option<i64>| value.map_or("–".to_owned(), |value| count(value.unsigned_abs()));
     let lag = match mirror.lag_revisions {
         None => "–".to_owned(),
-        Some(0) => "none".to_owned(),
-        Some(1) => "1 revision".to_owned(),
-        Some(lag) => format!("{} revisions", count(lag.unsigned_abs())),
+        Some(lag) => counted(lag.unsigned_abs(), "revision"),
     };
     pair(out, "revision", &number(mirror.revision));
-    pair(out, "lag", &lag);
+    pair(out, "behind etcd by", &lag);
     pair(out, "keys", &count(mirror.keys));
     pair(out, "memory", &bytes(mirror.memory_bytes));
-    pair(out, "of it history", &bytes(mirror.history_bytes));
+    pair(out, "of it past revisions", &bytes(mirror.history_bytes));
     pair(out, "readable from revision", &number(mirror.oldest_revision));
     pair(out, "events applied", &count(mirror.events));
     if mirror.why.is_some() {
-        let loaded = format!("{} keys, {}", count(mirror.load_keys), bytes(mirror.load_bytes));
+        let loaded = format!(
+            "{}, {}",
+            counted(mirror.load_keys, "key"),
+            bytes(mirror.load_bytes)
+        );
         pair(out, "last load", &loaded);
     }
     out.push_str("</dl></li>");
 }
 
-fn stretch_class(why: Option<crate::telemetry::Why>) -> &'static str {
+fn stretch_class(why: Option<Why>) -> &'static str {
     match why {
         None => "good",
-        Some(crate::telemetry::Why::Loading) => "note",
+        Some(Why::Loading) => "note",
         Some(_) => "warning",
     }
 }

@@ -11,6 +11,7 @@ use super::Admin;
 use super::advice::Group;
 use super::findings::{self, Finding, Seen, Severity};
 use super::recent::{Counts, INTERVAL, Sample};
+use super::slowest::Slow;
 use crate::mirror::knowledge::Auth;
 use crate::mirror::state;
 use crate::telemetry::outcome::Outcome;
@@ -33,6 +34,8 @@ pub(super) struct Status {
     /// What is wrong, the worst first.
     pub(super) findings: Vec<Finding>,
     pub(super) reads: Reads,
+    /// Of the last minutes, the slowest first.
+    pub(super) slowest: Vec<Slow>,
     pub(super) mirrors: Vec<Mirror>,
     pub(super) endpoints: Vec<Endpoint>,
     pub(super) gates: Vec<Gate>,
@@ -178,7 +181,8 @@ fn label<S: Serializer>(why: &Option<Why>, serializer: S) -> Result<S::Ok, S::Er
     why.map(Why::as_str).serialize(serializer)
 }
 
-fn labels<S: Serializer>(outcome: &Outcome, serializer: S) -> Result<S::Ok, S::Error> {
+/// `outcome` and `reason`, as in the metrics.
+pub(super) fn labels<S: Serializer>(outcome: &Outcome, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Labels {
         outcome: &'static str,
@@ -230,6 +234,7 @@ impl Status {
             ready: admin.ready(),
             findings,
             reads,
+            slowest: Slow::list(&admin.metrics.slowest.list()),
             mirrors,
             gates: gates(
                 version,

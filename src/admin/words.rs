@@ -16,6 +16,11 @@ pub(super) fn count(n: u64) -> String {
     text
 }
 
+/// `1 key`, `2 keys`.
+pub(super) fn counted(n: u64, noun: &str) -> String {
+    format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
+}
+
 /// `1.5 MiB`.
 #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
 pub(super) fn bytes(n: u64) -> String {
@@ -107,6 +112,30 @@ impl<T: Display> Display for Escaped<T> {
     }
 }
 
+/// As [`Escaped`], with flags such as `--cache-prefix` marked as code.
+#[derive(Debug)]
+pub(super) struct Marked<'a>(pub(super) &'a str);
+
+impl Display for Marked<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.0;
+        while let Some(at) = rest.find("--") {
+            let (before, flag) = rest.split_at(at);
+            let end = flag
+                .find(|c: char| c != '-' && !c.is_ascii_alphanumeric())
+                .unwrap_or(flag.len());
+            write!(
+                f,
+                "{}<code class=\"flag\">{}</code>",
+                Escaped(before),
+                Escaped(&flag[..end])
+            )?;
+            rest = &flag[end..];
+        }
+        write!(f, "{}", Escaped(rest))
+    }
+}
+
 struct Escaping<'a, 'b>(&'a mut fmt::Formatter<'b>);
 
 impl Write for Escaping<'_, '_> {
@@ -174,6 +203,14 @@ mod tests {
         ] {
             assert_eq!(long(Duration::from_secs(seconds)), text);
         }
+    }
+
+    #[test]
+    fn flags_are_marked() {
+        assert_eq!(
+            Marked("<Raise --a-b, or (--c)").to_string(),
+            "&lt;Raise <code class=\"flag\">--a-b</code>, or (<code class=\"flag\">--c</code>)"
+        );
     }
 
     #[test]

@@ -137,6 +137,11 @@ impl Rangecache {
         &self.url
     }
 
+    /// Where operators look.
+    pub fn metrics_url(&self) -> &str {
+        &self.metrics_url
+    }
+
     /// A new connection to it.
     pub async fn client(&self) -> Client {
         Client::connect(&self.url).await

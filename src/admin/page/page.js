@@ -65,7 +65,7 @@
       stale.hidden = true;
       document.body.classList.remove("stale");
     } catch {
-      const at = document.getElementById("at");
+      const at = document.querySelector("time.at");
       // Written once: who listens to the page is told once.
       if (stale.hidden) {
         stale.textContent = `rangecache does not answer. What follows is from ${at ? at.textContent : "before"}.`;
