@@ -150,6 +150,13 @@ async fn a_member_without_quorum_proves_nothing() {
     assert_eq!(got.code, expected.code, "etcd: {expected:?}, rangecache: {got:?}");
     let outcomes = rangecache.outcomes_since(&before, 1).await;
     assert_eq!(outcomes.memory_answers(), 0, "{outcomes:?}");
+    let serializable = RangeRequest {
+        serializable: true,
+        ..list.clone()
+    };
+    let (expected, got) = tokio::join!(direct.range(&serializable), through.range(&serializable));
+    let (expected, got) = (expected.expect("needs no quorum"), got.expect("needs no quorum"));
+    assert_eq!(got.kvs, expected.kvs);
 
     others.iter().for_each(|member| member.resume());
     recovers("the quorum's return", &direct, &rangecache, &through).await;
