@@ -177,7 +177,7 @@ pub struct Config {
     #[arg(long, env = "RANGECACHE_MAX_CALLS", value_name = "N", default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_calls: u32,
 
-    /// Let other processes listen on the same ports (SO_REUSEPORT), so that the next rangecache takes over before this one stops
+    /// Let other processes listen on the same ports (SO_REUSEPORT), and take the place of a unix socket, so that the next rangecache takes over before this one stops
     #[arg(long, env = "RANGECACHE_SOCKET_REUSE_PORT", visible_alias = "reuse-port")]
     pub socket_reuse_port: bool,
 
