@@ -74,6 +74,12 @@ test-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver helm-4 etcd-3.7 etcd-3.6) ru
 	$(CARGO) build --locked --bin rangecache
 	cd tests/kube && $(GO) test -count=1 -timeout 20m ./...
 
+.PHONY: bench-kube
+bench-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure what two real kube-apiservers cost etcd: direct, through grpc-proxy, through rangecache
+	$(CARGO) build --release --locked --bin rangecache
+	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_OBJECTS=20000 KUBE_SECONDS=15 KUBE_GRPC_PROXY=1 \
+	  $(GO) test -count=1 -timeout 20m -run TestTable -v ./...
+
 .PHONY: rust-present
 rust-present:
 	@command -v $(CARGO) >/dev/null || { echo 'Rust is needed: https://rustup.rs' >&2; exit 1; }

@@ -71,7 +71,9 @@ func startFront(t *testing.T, files *certificates, kind string, etcd *etcdServer
 		return f
 	}
 	f.process = newProcess(t, kind, rangecacheBinary(), append([]string{"--listen-client-urls", f.url, "--client-cert-auth",
-		"--listen-metrics-urls", f.metrics, "--log-format", "text"}, both...)...)
+		"--listen-metrics-urls", f.metrics, "--log-format", "text",
+		// On a machine that stands still for seconds, too, a read waits for its proof.
+		"--freshness-timeout", "1m"}, both...)...)
 	f.awaitWarm(t)
 	return f
 }

@@ -57,11 +57,10 @@ func (w *watching) any() watch.Event {
 	}
 }
 
-// bookmark waits for one that says that everything up to a revision has been sent.
+// bookmark waits for one that says that everything up to a revision has been sent, or for the watch's end.
 func (w *watching) bookmark(atLeast string) metav1.Object {
 	w.Helper()
-	for {
-		event := w.any()
+	for event := range w.events {
 		if event.Type != watch.Bookmark {
 			w.Fatalf("%s of %v instead of a bookmark", event.Type, event.Object)
 		}
@@ -71,6 +70,7 @@ func (w *watching) bookmark(atLeast string) metav1.Object {
 			return object
 		}
 	}
+	return nil
 }
 
 func revision(text string) int64 {
@@ -128,12 +128,19 @@ func bookmarks(c *cast) {
 	namespace := c.namespace("bookmarks")
 	c.create(namespace, "a", 10)
 	start := c.list(namespace, 1, metav1.ListOptions{})
-	seconds := int64(4)
-	watcher := c.watch(namespace, 0, metav1.ListOptions{ResourceVersion: start.ResourceVersion, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
 	// A change elsewhere moves the revision, but is none of this watch's events.
-	_, err := c.in(c.namespace("elsewhere"), 1).Create(c.ctx, object("x"), metav1.CreateOptions{})
+	elsewhere, err := c.in(c.namespace("elsewhere"), 1).Create(c.ctx, object("x"), metav1.CreateOptions{})
 	c.must("creating", err)
-	mark := watcher.bookmark(start.ResourceVersion)
+	// The apiserver sends one two seconds before the end; on a machine that stands still for that long it is late.
+	var mark metav1.Object
+	await(c.T, "a bookmark", func() error {
+		seconds := int64(3)
+		watcher := c.watch(namespace, 0, metav1.ListOptions{ResourceVersion: start.ResourceVersion, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
+		if mark = watcher.bookmark(elsewhere.ResourceVersion); mark == nil {
+			return fmt.Errorf("the watch has ended without it")
+		}
+		return nil
+	})
 	next := c.watch(namespace, 1, metav1.ListOptions{ResourceVersion: mark.GetResourceVersion()})
 	changed := c.set(namespace, "a-00003", "after", 0)
 	if event := next.next(); event.Object.(*corev1.ConfigMap).ResourceVersion != changed.ResourceVersion {
