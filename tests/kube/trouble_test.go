@@ -83,6 +83,9 @@ func restarts(c *cast, etcd *etcdServer, front *front) {
 		front.start(c.T)
 		goOn("a restart of " + front.name)
 		front.awaitWarm(c.T)
+		defer func() {
+			c.Logf("rangecache, since its last start: %s", listed(reading{front: front.scrape(c.T)}.outcomes()))
+		}()
 	}
 	goOn("it all")
 	cancel()
