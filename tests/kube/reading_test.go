@@ -8,32 +8,55 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What one apiserver has acknowledged, the other one's next read has: GET, LIST and a selection.
+// What one apiserver has acknowledged, the other one's next read has: GET, LIST and a selection. Several at once, so that
+// a feed is never quite still.
 func readingOthersWrites(c *cast) {
 	namespace := c.namespace("others")
-	stale := 0
-	for i := range 40 {
-		name := fmt.Sprintf("fresh-%03d", i)
-		_, err := c.in(namespace, i).Create(c.ctx, object(name), metav1.CreateOptions{})
-		c.must("creating", err)
-		if _, err := c.in(namespace, i+1).Get(c.ctx, name, metav1.GetOptions{}); err != nil {
-			stale++
-			c.Errorf("%s was created, and the other apiserver says: %v", name, err)
+	const writers, each = 8, 40
+	together(writers, func(writer int) {
+		for i := range each {
+			if err := c.readAnothersWrite(namespace, fmt.Sprintf("fresh-%d-%03d", writer, i), i); err != nil {
+				c.Error(err)
+				return
+			}
 		}
-		if items := c.list(namespace, i+1, metav1.ListOptions{}).Items; len(items) != i+1 {
-			stale++
-			c.Errorf("%d objects were created, and the other apiserver lists %d", i+1, len(items))
-		}
-		changed := c.set(namespace, name, "changed", i+1)
-		read, err := c.in(namespace, i).Get(c.ctx, name, metav1.GetOptions{})
-		c.must("reading", err)
-		selected := c.list(namespace, i, metav1.ListOptions{FieldSelector: "metadata.name=" + name}).Items
-		if read.ResourceVersion != changed.ResourceVersion || len(selected) != 1 || selected[0].ResourceVersion != changed.ResourceVersion {
-			stale++
-			c.Errorf("%s is at %s, and the other apiserver reads %s and lists %d", name, changed.ResourceVersion, read.ResourceVersion, len(selected))
-		}
+	})
+	if c.Failed() {
+		c.FailNow()
 	}
-	c.note("stale reads: %d", stale)
+	c.note("%d objects", len(c.list(namespace, 1, metav1.ListOptions{}).Items))
+}
+
+// readAnothersWrite creates an object and changes it; each time the other apiserver must have it.
+func (c *cast) readAnothersWrite(namespace, name string, turn int) error {
+	mine, others := c.in(namespace, turn), c.in(namespace, turn+1)
+	created, err := mine.Create(c.ctx, object(name), metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	read, err := others.Get(c.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("%s was created, and the other apiserver says: %w", name, err)
+	}
+	list, err := others.List(c.ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	if position := slices.IndexFunc(list.Items, func(o corev1.ConfigMap) bool { return o.Name == name }); position < 0 {
+		return fmt.Errorf("%s was created at %s, and the other apiserver lists %d objects of %s without it", name, created.ResourceVersion, len(list.Items), list.ResourceVersion)
+	}
+	read.Data["state"] = "changed"
+	changed, err := others.Update(c.ctx, read, metav1.UpdateOptions{})
+	if err != nil {
+		return err
+	}
+	if read, err = mine.Get(c.ctx, name, metav1.GetOptions{}); err != nil || read.ResourceVersion != changed.ResourceVersion {
+		return fmt.Errorf("%s is at %s, and the other apiserver reads %s: %v", name, changed.ResourceVersion, read.ResourceVersion, err)
+	}
+	if list, err = mine.List(c.ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name}); err != nil || len(list.Items) != 1 || list.Items[0].ResourceVersion != changed.ResourceVersion {
+		return fmt.Errorf("%s is at %s, and the other apiserver lists %v: %v", name, changed.ResourceVersion, versions(list.Items), err)
+	}
+	return nil
 }
 
 // Pages of one list come from both apiservers in turn while objects change, and are the list of its first page.

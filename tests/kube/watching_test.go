@@ -134,7 +134,7 @@ func bookmarks(c *cast) {
 	// The apiserver sends one two seconds before the end; on a machine that stands still for that long it is late.
 	var mark metav1.Object
 	await(c.T, "a bookmark", func() error {
-		seconds := int64(3)
+		seconds := int64(5)
 		watcher := c.watch(namespace, 0, metav1.ListOptions{ResourceVersion: start.ResourceVersion, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
 		if mark = watcher.bookmark(elsewhere.ResourceVersion); mark == nil {
 			return fmt.Errorf("the watch has ended without it")
