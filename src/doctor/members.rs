@@ -152,6 +152,9 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
                     ) =>
                 {
                     quorum.auth = Some(true);
+                    took.push(began.elapsed());
+                    // etcd notes each such attempt in its log.
+                    break;
                 }
                 Ok(Err(status)) => {
                     why = Some(format!(
@@ -178,12 +181,12 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
     match (&quorum.took, why) {
         (Some(took), _) if *took > SLOW_QUORUM => report.warn(
             Area::Endpoints,
-            format!("the quorum answers a linearizable read in {took:.1?} (median of {QUORUM_READS})"),
+            format!("the quorum answers a linearizable read in {took:.1?}"),
             "each read from memory waits that long for its proof: look at etcd's disks and network",
         ),
         (Some(took), _) => report.good(
             Area::Endpoints,
-            format!("the quorum answers a linearizable read in {took:.1?} (median of {QUORUM_READS})"),
+            format!("the quorum answers a linearizable read in {took:.1?}"),
         ),
         (None, Some(why)) => report.bad(
             Area::Endpoints,

@@ -40,6 +40,8 @@ use crate::telemetry::Metrics;
 use crate::tls::{Acceptor, Connector};
 use crate::upstream::Credentials;
 
+/// What comes of files and users that cannot be used.
+const NO_START: &str = "rangecache does not start with it";
 /// Bound on each call, and on each attempt to connect.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -82,27 +84,19 @@ pub async fn examine(options: &Options) -> Report {
     // A registry of our own: what the rooms count while we look is nobody's.
     let metrics = Arc::new(Metrics::new());
     if let Err(error) = Acceptor::open(config, &metrics) {
-        report.bad(
-            Area::Certificates,
-            error.to_string(),
-            "rangecache does not start with it",
-        );
+        report.bad(Area::Certificates, error.to_string(), NO_START);
     }
     let connector = match Connector::open(config, &metrics) {
         Ok(connector) => connector,
         Err(error) => {
-            report.bad(
-                Area::Certificates,
-                error.to_string(),
-                "rangecache does not start with it",
-            );
+            report.bad(Area::Certificates, error.to_string(), NO_START);
             return report;
         }
     };
     let account = match config.account() {
         Ok(account) => account,
         Err(error) => {
-            report.bad(Area::Auth, error.to_string(), "rangecache does not start with it");
+            report.bad(Area::Auth, error.to_string(), NO_START);
             return report;
         }
     };
