@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::advice;
-use super::status::{Budget, Endpoint, Mirror};
+use super::budgets::Budget;
+use super::status::{Endpoint, Mirror};
 use super::words::{bytes, count, counted};
 use crate::mirror::knowledge::Auth;
 use crate::telemetry::Why;
@@ -202,8 +203,12 @@ fn of_mirror(mirror: &Mirror, seen: &Seen<'_>, found: &mut Vec<Finding>) {
             advice.remedy,
         ));
     }
-    let Some(why) = mirror.why else {
-        return;
+    let is_reached = seen.endpoints.iter().any(|endpoint| endpoint.is_connected);
+    let why = match mirror.why {
+        // What follows from an etcd that cannot be reached goes without saying.
+        Some(Why::FeedLost | Why::Loading) if !is_reached => return,
+        Some(why) => why,
+        None => return,
     };
     let advice = advice::of_why(why);
     let (severity, more) = match why {

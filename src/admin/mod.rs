@@ -8,14 +8,17 @@
 //! | `slowest` | the slowest calls, and where their time went |
 //! | `findings` | what an operator should know at once |
 //! | `advice` | why memory did not answer, in words, and what to do |
+//! | `gates`, `budgets` | what must be so, and what is used of the bounds |
 //! | `page`, `page/` | the data as HTML; styles and script |
 //! | `charts`, `words` | charts as SVG; numbers as people read them |
 //!
 //! It uses `mirror`, `upstream` and `telemetry`; only `main` uses it. Nothing here waits for a mirror, or makes one wait.
 
 mod advice;
+mod budgets;
 mod charts;
 mod findings;
+mod gates;
 mod page;
 mod recent;
 mod slowest;

@@ -9,14 +9,15 @@ use tokio::time::Instant;
 
 use super::Admin;
 use super::advice::Group;
-use super::findings::{self, Finding, Seen, Severity};
+use super::budgets::{Budget, budgets};
+use super::findings::{self, Finding, Seen};
+use super::gates::{Gate, gates};
 use super::recent::{Counts, INTERVAL, Sample};
 use super::slowest::Slow;
-use crate::mirror::knowledge::Auth;
 use crate::mirror::state;
 use crate::telemetry::outcome::Outcome;
 use crate::telemetry::{Metrics, Why};
-use crate::upstream::{EndpointView, NoRangeStream, Role, Version};
+use crate::upstream::{EndpointView, NoRangeStream, Role};
 
 /// What rates are made of.
 const RATE_WINDOW: Duration = Duration::from_secs(60);
@@ -128,36 +129,6 @@ pub(super) struct Endpoint {
     pub(super) last_error: String,
     /// Why RangeStream is not used on it.
     pub(super) no_range_stream: Option<&'static str>,
-}
-
-/// Something that must be so for memory to answer all that it could.
-#[derive(Debug, Serialize)]
-pub(super) struct Gate {
-    pub(super) name: &'static str,
-    pub(super) severity: Severity,
-    pub(super) state: String,
-    pub(super) meaning: &'static str,
-}
-
-/// A bound, and what is used of it.
-#[derive(Debug, Serialize)]
-pub(super) struct Budget {
-    pub(super) name: String,
-    /// Without its dashes.
-    pub(super) flag: &'static str,
-    pub(super) in_bytes: bool,
-    pub(super) used: u64,
-    pub(super) limit: u64,
-    pub(super) ratio: f64,
-    #[serde(skip)]
-    pub(super) at_the_bound: &'static str,
-}
-
-impl Budget {
-    /// Whether somebody should look before the bound is reached. History is meant to be used up.
-    pub(super) fn is_nearly_used_up(&self) -> bool {
-        self.ratio >= 0.9 && self.flag != "history-max-bytes"
-    }
 }
 
 /// The last fifteen minutes, the oldest first. The last sample is under way; each of the others spans `interval_seconds`, or
@@ -361,163 +332,6 @@ impl Endpoint {
             no_range_stream: view.no_range_stream.map(NoRangeStream::as_str),
         }
     }
-}
-
-fn gates(
-    version: Option<Version>,
-    auth: Auth,
-    has_own_user: bool,
-    endpoints: &[EndpointView],
-    metrics: &Metrics,
-) -> Vec<Gate> {
-    let (progress, state) = match version {
-        None => (Severity::Note, "not known yet".to_owned()),
-        Some(version) if version.progress_is_trusted() => {
-            (Severity::Good, format!("trusted (etcd {version})"))
-        }
-        Some(version) => (Severity::Warning, format!("not trusted (etcd {version})")),
-    };
-    let progress = Gate {
-        name: "Progress notifications",
-        severity: progress,
-        state,
-        meaning: "Linearizable reads are answered from memory only where etcd's word about a watch's progress can be trusted: \
-                  from 3.4.31, 3.5.13 and 3.6.0 on, on every member.",
-    };
-    let have = endpoints
-        .iter()
-        .filter(|view| view.no_range_stream.is_none())
-        .count();
-    let why = endpoints.iter().find_map(|view| view.no_range_stream);
-    let (stream, state) = match why {
-        _ if version.is_none() => (Severity::Note, "not known yet".to_owned()),
-        None => (Severity::Good, "used".to_owned()),
-        Some(NoRangeStream::Off) => (Severity::Note, "off (--range-stream)".to_owned()),
-        Some(_) if have > 0 => (
-            Severity::Note,
-            format!("used on {have} of {} endpoints", endpoints.len()),
-        ),
-        Some(NoRangeStream::Version) => (Severity::Note, "etcd has none before 3.7".to_owned()),
-        Some(_) => (Severity::Note, "etcd answers that it has none".to_owned()),
-    };
-    let stream = Gate {
-        name: "RangeStream",
-        severity: stream,
-        state,
-        meaning: "With it, loads and large reads that memory cannot answer cost etcd less memory. Clients may ask for it either way.",
-    };
-    let (severity, state) = match (auth, has_own_user) {
-        (Auth::Off, _) => (Severity::Good, "off"),
-        (Auth::Unknown, _) => (Severity::Note, "not known yet"),
-        (Auth::On, true) => (Severity::Good, "on; rangecache has a user of its own"),
-        (Auth::On, false) => (Severity::Warning, "on; rangecache has no user of its own"),
-    };
-    let auth = Gate {
-        name: "etcd's auth",
-        severity,
-        state: state.to_owned(),
-        meaning: "While it is on, memory answers only what etcd lets that very caller read, asked for each read.",
-    };
-    let interval = metrics.limit_of("verify_interval_seconds").unwrap_or(0.0);
-    let (severity, state) = if interval > 0.0 {
-        let every = humantime::format_duration(Duration::from_secs_f64(interval));
-        (Severity::Good, format!("every {every}"))
-    } else {
-        (Severity::Note, "off (--verify-interval)".to_owned())
-    };
-    let verification = Gate {
-        name: "Verification",
-        severity,
-        state,
-        meaning: "Every mirror is held against etcd, in the background.",
-    };
-    vec![progress, stream, auth, verification]
-}
-
-fn budgets(admin: &Admin, mirrors: &[Mirror]) -> Vec<Budget> {
-    let metrics = &admin.metrics;
-    let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "bounds are whole and far below 2^53"
-    )]
-    let budget =
-        |name: &str, limit: &'static str, flag: &'static str, used: u64, at_the_bound: &'static str| {
-            let limit_value = metrics.limit_of(limit)?;
-            Some(Budget {
-                name: name.to_owned(),
-                flag,
-                in_bytes: limit.ends_with("_bytes"),
-                used,
-                limit: limit_value as u64,
-                ratio: used as f64 / limit_value.max(1.0),
-                at_the_bound,
-            })
-        };
-    let connections = gauge(metrics.connections.get());
-    let mut budgets = vec![budget(
-        "Memory of all mirrors",
-        "cache_max_bytes",
-        "cache-max-bytes",
-        mirrors.iter().map(|mirror| mirror.memory_bytes).sum(),
-        "At the bound a mirror steps aside, and its reads go to etcd.",
-    )];
-    budgets.extend(mirrors.iter().map(|mirror| {
-        budget(
-            &format!("History of {}", mirror.name),
-            "history_max_bytes",
-            "history-max-bytes",
-            mirror.history_bytes,
-            "At the bound the oldest revisions go; reads of them go to etcd.",
-        )
-    }));
-    budgets.extend([
-        budget(
-            "Client connections",
-            "max_connections",
-            "max-connections",
-            connections,
-            "At the bound further connections wait.",
-        ),
-        budget(
-            "Calls under way",
-            "max_calls",
-            "max-calls",
-            (admin.tasks.len() as u64).saturating_sub(connections),
-            "At the bound calls are refused with Unavailable.",
-        ),
-        budget(
-            "Large reads under way to etcd",
-            "forward_max_large",
-            "forward-max-large",
-            gauge(metrics.forward_large.get()),
-            "At the bound further ones wait.",
-        ),
-        budget(
-            "Large reads that wait for etcd",
-            "forward_max_waiting",
-            "forward-max-waiting",
-            gauge(metrics.forward_waiting.get()),
-            "At the bound further ones are refused with Unavailable.",
-        ),
-        budget(
-            "Answers that reads share",
-            "forward_shared_max_bytes",
-            "forward-shared-max-bytes",
-            gauge(metrics.forward_shared_bytes.get()),
-            "At the bound such reads are refused with ResourceExhausted.",
-        ),
-        budget(
-            "Streams from etcd that are held",
-            "stream_max_bytes",
-            "stream-max-bytes",
-            gauge(metrics.stream_held_bytes.get()),
-            "At the bound reads are forwarded as they came.",
-        ),
-    ]);
-    budgets.into_iter().flatten().collect()
 }
 
 impl Samples {
