@@ -97,6 +97,14 @@ sbom: rust-present ## Say what the binary is made of, for a scanner: target/rang
 	@rm rangecache_bin.cdx.json
 	@echo 'target/rangecache.cdx.json'
 
+# `make test` runs these too, and skips what needs a browser where there is none.
+.PHONY: page-test
+page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ## Test the page in headless Chromium; pictures in target/page
+	@test -n "$(PAGE_BROWSER)" || for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	  command -v "$$name" >/dev/null && exit 0; \
+	done || { echo 'Chromium is needed: install it, or name it by PAGE_BROWSER=' >&2; exit 1; }
+	$(if $(PAGE_BROWSER),PAGE_BROWSER='$(PAGE_BROWSER)') $(CARGO) test --locked --test page -- --nocapture
+
 .PHONY: rust-present
 rust-present:
 	@command -v $(CARGO) >/dev/null || { echo 'Rust is needed: https://rustup.rs' >&2; exit 1; }

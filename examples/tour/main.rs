@@ -137,7 +137,7 @@ async fn show(
 
     let proxy = rangecache.insert(Rangecache::start(workspace, &endpoints).await?);
     println!(
-        "rangecache        {}   metrics {}/metrics",
+        "rangecache        {}   its page {}/",
         proxy.client_url, proxy.metrics_url
     );
     let warm_after = proxy.wait_ready().await?;
@@ -190,10 +190,8 @@ fn next_steps(proxy: &Rangecache, own: bool) {
         "or point any etcd client at it, such as kube-apiserver --etcd-servers={}",
         proxy.client_url
     );
-    println!(
-        "What it does with each read: {}/metrics (rangecache_range_total)",
-        proxy.metrics_url
-    );
+    println!("What it does with each read: {}/ in a browser", proxy.metrics_url);
+    println!("The same as metrics:         {}/metrics", proxy.metrics_url);
     println!("Is it warm?                  {}/readyz", proxy.metrics_url);
     println!("\nRunning until Ctrl-C.");
 }

@@ -9,14 +9,12 @@ mod reads;
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::advice::{self, Advice, Group};
-use super::charts::{self, Layer};
+use super::advice;
+use super::charts;
 use super::findings::{Finding, Severity};
-use super::recent::{Counts, Sample};
-use super::slowest::Slow;
-use super::status::{Ended, Endpoint, Mirror, Status};
-use super::words::{Escaped, Marked, bytes, count, counted, duration, long, rate};
-use crate::telemetry::{Outcome, Why};
+use super::status::{Endpoint, Mirror, Status};
+use super::words::{Escaped, Marked, bytes, count, counted, long};
+use crate::telemetry::Why;
 
 /// Styles, at `/page.css`.
 pub(super) const CSS: &str = include_str!("page/page.css");
@@ -147,7 +145,7 @@ fn remedy(out: &mut String, remedy: &str) {
 fn percent(ratio: f64) -> String {
     match ratio * 100.0 {
         // Not all, if one is missing.
-        percent if percent < 100.0 && percent >= 99.95 => "99.9 %".to_owned(),
+        percent if (99.95..100.0).contains(&percent) => "99.9 %".to_owned(),
         percent if percent > 0.0 && percent < 0.05 => "< 0.1 %".to_owned(),
         percent => format!("{} %", format!("{percent:.1}").trim_end_matches(".0")),
     }

@@ -13,6 +13,9 @@ use crate::admin::status::{Ended, Status};
 use crate::admin::words::{Escaped, Marked, bytes, count, counted, duration, long, rate};
 use crate::telemetry::Outcome;
 
+/// Something that is counted.
+type What = fn(&Counts) -> u64;
+
 /// Of the slowest calls, before somebody asks for more.
 const SLOWEST_SHOWN: usize = 6;
 
@@ -61,7 +64,7 @@ pub(super) fn reads(out: &mut String, status: &Status) {
     }
     out.push_str("</ul>");
     out.push_str(r#"<div class="small-charts">"#);
-    let more: [(&str, &str, f64, fn(&Counts) -> u64); 3] = [
+    let more: [(&str, &str, f64, What); 3] = [
         (
             "Events from etcd",
             "that mirrors applied",
