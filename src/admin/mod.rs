@@ -45,6 +45,7 @@ use crate::mirror::Mirrors;
 use crate::mirror::knowledge::Auth;
 use crate::panics::restarting;
 use crate::proxy::listener::{Listener, Tracked, secured};
+use crate::telemetry::exposition::Format;
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::Upstream;
 use recent::{Counts, INTERVAL, Recent};
@@ -138,7 +139,13 @@ impl Admin {
                 self.metrics
                     .tasks
                     .set(i64::try_from(self.tasks.len()).unwrap_or(i64::MAX));
-                (StatusCode::OK, OPEN_METRICS, self.metrics.encode())
+                let accept = request.headers().get(header::ACCEPT);
+                let format = Format::accepted(accept.and_then(|accept| accept.to_str().ok()));
+                (
+                    StatusCode::OK,
+                    format.content_type(),
+                    self.metrics.encode_in(format),
+                )
             }
             "/" => (StatusCode::OK, HTML, page::render(&Status::of(self))),
             "/status" => match serde_json::to_string(&Status::of(self)) {
@@ -225,4 +232,3 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 const JSON: &str = "application/json";
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";

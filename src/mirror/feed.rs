@@ -22,6 +22,7 @@ use crate::etcdserverpb::{
     RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
 };
 use crate::faults::{self, Fault};
+use crate::telemetry::trace::Span;
 use crate::upstream::Connection;
 
 /// How long etcd may take to create a watch, or to answer a small read.
@@ -68,14 +69,24 @@ impl From<tonic::Status> for FeedEnd {
     }
 }
 
-/// Follows etcd from the mirror's revision on. Returns only when the feed has ended.
+/// Follows etcd from the mirror's revision on. Returns only when the feed has ended. `span` is that of its beginning.
 pub(super) async fn follow(
     mirrors: &Mirrors,
     mirror: &Mirror,
     epoch: Epoch,
     connection: &Arc<Connection>,
+    span: Option<Box<Span>>,
 ) -> FeedEnd {
-    match Feed::open(mirrors, mirror, epoch, connection).await {
+    let opened = Feed::open(mirrors, mirror, epoch, connection).await;
+    if let Some(mut span) = span {
+        span.set_endpoint(connection.url());
+        match &opened {
+            Ok(feed) => span.set("rangecache.revision.served", feed.assembler.revision()),
+            Err(end) => span.error = Some(end.to_string().into()),
+        }
+        mirrors.metrics.tracer.end(*span);
+    }
+    match opened {
         Ok(feed) => match feed.run(mirrors, connection).await {
             Ok(never) => match never {},
             Err(end) => end,
@@ -193,7 +204,7 @@ impl<'a> Feed<'a> {
                     if silent > STALLED_UNWELL && mirrors.upstream.has_better_than(connection.url()) {
                         return Err(FeedEnd::Lost("the watch is silent and its member is unwell".into()));
                     }
-                    self.mirror.metrics.progress_requests.inc();
+                    self.mirror.asks_for_progress();
                     send(&self.requests, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
                     next_request = Some(Instant::now() + pause);
                     pause = (pause * 2).min(PROGRESS_PAUSE_LAST);

@@ -25,6 +25,7 @@ use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::faults::{self, Fault};
 use crate::panics::caught;
+use crate::telemetry::trace::{Span, SpanContext, SpanKind};
 use crate::telemetry::{Metrics, Why};
 use crate::upstream::{Class, Connection, Upstream};
 use authorize::Authorization;
@@ -142,6 +143,8 @@ impl Round {
 #[derive(Default)]
 struct RoundState {
     reads: u64,
+    /// The check's span, once a read that is traced has joined.
+    span: Option<SpanContext>,
     result: Option<Result<Proof, Why>>,
 }
 
@@ -174,7 +177,15 @@ impl Freshness {
     /// # Errors
     /// Why there is no proof. The caller's own deadline is the caller's to keep.
     pub async fn prove(self: &Arc<Self>) -> Result<Proof, Why> {
-        let round = self.join();
+        self.prove_for(None).await
+    }
+
+    /// The same for a read that is traced if there is a `link`: there the check's span is put, which all its reads share.
+    ///
+    /// # Errors
+    /// As [`Freshness::prove`].
+    pub async fn prove_for(self: &Arc<Self>, link: Option<&mut Option<SpanContext>>) -> Result<Proof, Why> {
+        let round = self.join(link);
         self.wait(&round).await
     }
 
@@ -190,10 +201,16 @@ impl Freshness {
     }
 
     /// Joins the round that gathers, and sends it if it is ripe.
-    fn join(self: &Arc<Self>) -> Arc<Round> {
+    fn join(self: &Arc<Self>, link: Option<&mut Option<SpanContext>>) -> Arc<Round> {
         let mut rounds = self.rounds.lock();
         let round = Arc::clone(rounds.gathering.get_or_insert_default());
-        round.state.lock().reads += 1;
+        {
+            let mut state = round.state.lock();
+            state.reads += 1;
+            if let Some(link) = link {
+                *link = Some(*state.span.get_or_insert_with(SpanContext::root));
+            }
+        }
         self.send_if_ripe(&mut rounds);
         round
     }
@@ -230,9 +247,12 @@ impl Freshness {
     /// Makes one check for all who have joined `round`.
     async fn run(self: &Arc<Self>, round: &Round) {
         let began = Instant::now();
+        let tracer = &self.metrics.tracer;
+        let span = round.state.lock().span;
+        let mut span = span.and_then(|context| tracer.linked("quorum check", context));
         let result = {
             // Whatever happens to it, those who wait for the round are told its end.
-            let check = caught(self.check(&Asker::Nobody, round.created + self.timeout));
+            let check = caught(self.check(&Asker::Nobody, span.as_deref_mut(), round.created + self.timeout));
             let check = async { check.await.unwrap_or(Err(Why::CheckFailed)) };
             tokio::pin!(check);
             match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
@@ -265,21 +285,39 @@ impl Freshness {
             reads,
             began.elapsed(),
         );
+        if let Some(mut span) = span {
+            span.kind = SpanKind::Client;
+            span.set("rangecache.reads", reads);
+            match result {
+                Ok(proof) => span.set("rangecache.revision.proven", proof.header.revision),
+                Err(why) => span.error = Some(why.as_str().into()),
+            }
+            tracer.end(*span);
+        }
         round.wake(reads).await;
     }
 
     /// One round: attempts at one member after the other, until one is answered or time is up.
-    async fn check(&self, asker: &Asker<'_>, deadline: Instant) -> Result<Proof, Why> {
+    async fn check(
+        &self,
+        asker: &Asker<'_>,
+        mut span: Option<&mut Span>,
+        deadline: Instant,
+    ) -> Result<Proof, Why> {
+        let trace = span.as_ref().map(|span| span.context);
         loop {
             let connection = self
                 .upstream
                 .connection(Class::Check, deadline)
                 .await
                 .map_err(|_| Why::CheckFailed)?;
+            if let Some(span) = &mut span {
+                span.set_endpoint(connection.url());
+            }
             let before = self.knowledge.before_check();
             faults::trip(Fault::Check);
             let attempt = async {
-                let (header, is_quorum) = asker.ask(&connection).await?;
+                let (header, is_quorum) = asker.ask(&connection, trace).await?;
                 let vetted = if is_quorum {
                     self.vet(&connection, before, header.revision).await?
                 } else {
@@ -391,7 +429,11 @@ enum Asker<'a> {
 
 impl Asker<'_> {
     /// Asks the member behind `connection`; also returns whether it was made sure that no other is ahead of it.
-    async fn ask(&self, connection: &Arc<Connection>) -> Result<(ResponseHeader, bool), tonic::Status> {
+    async fn ask(
+        &self,
+        connection: &Arc<Connection>,
+        trace: Option<SpanContext>,
+    ) -> Result<(ResponseHeader, bool), tonic::Status> {
         let (header, is_quorum) = match self {
             Asker::Nobody => {
                 let (channel, origin) = connection.channel();
@@ -403,6 +445,11 @@ impl Asker<'_> {
                     request
                         .metadata_mut()
                         .insert("token", MetadataValue::from_static("nobody"));
+                }
+                if let Some(trace) = trace
+                    && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
+                {
+                    request.metadata_mut().insert("traceparent", traceparent);
                 }
                 (client.range(request).await?.into_inner().header, true)
             }

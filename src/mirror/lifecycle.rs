@@ -13,6 +13,7 @@ use crate::cache::Store;
 use crate::net::Url;
 use crate::panics::caught;
 use crate::telemetry::Why;
+use crate::telemetry::trace::Span;
 use crate::upstream::{Backoff, Windows};
 
 /// First pause before a lost feed is made again, and before a failed load is tried again.
@@ -35,10 +36,14 @@ pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut why: &'static st
         let epoch = mirror.epoch();
         mirrors.metrics.mirror_reload(&mirror.name, why);
         let began = Instant::now();
+        let span = mirrors.background(if why == "start" { "load" } else { "reload" }, mirror);
         let loaded = tokio::select! {
             loaded = load(mirrors, mirror, epoch, meanwhile) => loaded,
             () = mirror.until_void(epoch) => Ok(false),
         };
+        if let Some(span) = span {
+            load_ended(mirrors, mirror, *span, why, &loaded);
+        }
         match loaded {
             Ok(true) => {}
             Ok(false) => {
@@ -101,6 +106,25 @@ pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut why: &'static st
     }
 }
 
+/// Says in its span how a load ended.
+fn load_ended(
+    mirrors: &Mirrors,
+    mirror: &Mirror,
+    mut span: Span,
+    why: &'static str,
+    loaded: &Result<bool, LoadError>,
+) {
+    span.set("rangecache.reason", why);
+    span.set("rangecache.keys", mirror.metrics.load_keys.get());
+    span.set("rangecache.bytes", mirror.metrics.load_bytes.get());
+    match loaded {
+        Ok(true) => {}
+        Ok(false) => span.error = Some(why_void(mirror).into()),
+        Err(error) => span.error = Some(error.to_string().into()),
+    }
+    mirrors.metrics.tracer.end(span);
+}
+
 /// Gives the memory back, and waits until it may be enough; returns what readers are told during the load that follows.
 async fn step_aside(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mean_bytes: u64) -> Why {
     let _ = mirror.drop_contents(epoch, Why::OverBudget);
@@ -136,8 +160,10 @@ async fn load(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, meanwhile: Why) 
 async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
     let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
     let mut last: Option<Url> = None;
+    let mut opening = "follow";
     loop {
         let began = Instant::now();
+        let span = mirrors.background(std::mem::replace(&mut opening, "resume"), mirror);
         let deadline = began + ENDPOINT_PATIENCE;
         let end = match mirrors
             .upstream
@@ -146,7 +172,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
         {
             Ok(connection) => {
                 last = Some(connection.url().clone());
-                feed::follow(mirrors, mirror, epoch, &connection).await
+                feed::follow(mirrors, mirror, epoch, &connection, span).await
             }
             Err(error) => FeedEnd::Lost(error.to_string()),
         };

@@ -42,6 +42,7 @@ use crate::cache::{HistoryLimits, Interval};
 use crate::config::{Config, OldEtcd};
 use crate::panics::restarting;
 use crate::telemetry::Metrics;
+use crate::telemetry::trace::Span;
 use crate::upstream::Upstream;
 use freshness::Freshness;
 use knowledge::Knowledge;
@@ -161,6 +162,13 @@ impl Mirrors {
     #[cfg(debug_assertions)]
     pub fn corrupt(&self) {
         self.all.iter().for_each(Mirror::corrupt);
+    }
+
+    /// A span of what is done to `mirror` in the background, if it is traced.
+    fn background(&self, name: &'static str, mirror: &Mirror) -> Option<Box<Span>> {
+        let mut span = self.metrics.tracer.background(name)?;
+        span.set("rangecache.mirror", mirror.name.clone());
+        Some(span)
     }
 
     /// Bytes that `mirror` may take: the bound on all, less what the others have.

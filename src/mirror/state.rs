@@ -4,6 +4,7 @@
 //! belongs to: when history is replaced the epoch moves on, and what a late feed still brings is void.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -69,6 +70,8 @@ pub struct Mirror {
     /// Moves on when history was replaced: ends the feed and the load of the old one.
     replaced: watch::Sender<u64>,
     born: Instant,
+    /// When the feed last asked for progress, in nanoseconds since `born`; 0 before it ever has.
+    asked_nanos: AtomicU64,
 }
 
 impl std::fmt::Debug for Mirror {
@@ -97,6 +100,7 @@ impl Mirror {
             wanted: watch::Sender::new(0),
             replaced: watch::Sender::new(0),
             born: Instant::now(),
+            asked_nanos: AtomicU64::new(0),
         }
     }
 
@@ -208,6 +212,22 @@ impl Mirror {
         let mut replaced = self.replaced.subscribe();
         // The sender lives as long as self: an error cannot come.
         let _ = replaced.wait_for(|now| *now != epoch.0).await;
+    }
+
+    /// The feed asks etcd for its progress now.
+    pub(super) fn asks_for_progress(&self) {
+        let nanos = u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX);
+        self.asked_nanos.store(nanos.max(1), Ordering::Relaxed);
+        self.metrics.progress_requests.inc();
+    }
+
+    /// When the feed last did.
+    #[must_use]
+    pub fn asked_for_progress(&self) -> Option<Instant> {
+        match self.asked_nanos.load(Ordering::Relaxed) {
+            0 => None,
+            nanos => Some(self.born + Duration::from_nanos(nanos)),
+        }
     }
 
     pub(super) fn wanted(&self) -> watch::Receiver<i64> {

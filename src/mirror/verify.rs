@@ -73,6 +73,7 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
     loop {
         tokio::time::sleep(jittered(interval)).await;
         for mirror in mirrors.all.iter() {
+            let span = mirrors.background("verify", mirror);
             let result = match verify(mirrors, mirror).await {
                 Ok(Verified::Same) => "same",
                 Ok(Verified::Out) => "out_of_service",
@@ -95,6 +96,11 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
                 }
             };
             mirrors.metrics.verify_ended(&mirror.name, result);
+            if let Some(mut span) = span {
+                span.set("rangecache.outcome", result);
+                span.error = (result == "different").then(|| result.into());
+                mirrors.metrics.tracer.end(*span);
+            }
         }
     }
 }

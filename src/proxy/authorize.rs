@@ -37,6 +37,7 @@ impl Authorized<'_> {
             key: self.query.key.clone(),
             range_end: self.query.range_end.clone(),
             caller: Some(self.metadata),
+            trace: record.trace.as_ref().and_then(|trace| trace.prove()),
             serializable: self.serializable,
         };
         let granted = proxy
@@ -49,9 +50,8 @@ impl Authorized<'_> {
             // A member that lags, asked for its own word.
             return Err(Why::NotFresh);
         }
-        record.revisions.proven = granted.revision;
+        record.checked(granted.revision);
         let (view, waited) = mirror.reach(granted.revision, self.deadline).await?;
-        record.waited = waited;
         // Exactly there: what was written after etcd's word may not be this caller's to read.
         let view = if view.revision == granted.revision {
             view
@@ -62,8 +62,7 @@ impl Authorized<'_> {
                 revision: granted.revision,
             }
         };
-        record.revisions.served = view.revision;
-        record.proven = Some(Instant::now());
+        record.proven(mirror, view.revision, waited);
         tracing::debug!(revision = view.revision, waited, "authorised");
         let header = ResponseHeader {
             revision: view.revision,

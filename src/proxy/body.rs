@@ -25,6 +25,7 @@ use super::status::{Code, Status, ok_trailers};
 use crate::cache::{Answer, Chunks, Rope, chunk_head};
 use crate::faults::{self, Fault};
 use crate::mirror::knowledge::Knowledge;
+use crate::net::Url;
 use crate::upstream::{BoxError, InFlight};
 
 /// How much of an answer is produced at a time: what one slow reader can hold beside the connection's own buffers (I5).
@@ -102,7 +103,7 @@ struct Forwarded {
     knowledge: Arc<Knowledge>,
     /// Said instead of a broken stream when etcd's connection was lost; `None` once trailers have gone, and for HTTP/1.
     may_end_with_status: bool,
-    _in_flight: Option<InFlight>,
+    in_flight: Option<InFlight>,
     along: Along,
     /// For what never ends by itself.
     stop: Option<Stop>,
@@ -210,11 +211,19 @@ impl ResponseBody {
             opaque: !is_grpc && path.starts_with(JSON_GATEWAY),
             knowledge: Arc::clone(knowledge),
             may_end_with_status: is_grpc,
-            _in_flight: in_flight,
+            in_flight,
             along,
             stop,
             _alive: None,
         })))
+    }
+
+    /// Whose answer it is, if it passes through.
+    pub(super) fn endpoint(&self) -> Option<&Url> {
+        match &self.0 {
+            Kind::Forwarded(forwarded) => forwarded.in_flight.as_ref().map(InFlight::url),
+            _ => None,
+        }
     }
 
     /// Whether there is more to come of it than what is here.
@@ -458,10 +467,8 @@ impl Kind {
             Kind::Told(told) => {
                 let (kind, tail) = &mut **told;
                 let polled = kind.poll(cx);
-                if let Poll::Ready(Some(Ok(frame))) = &polled
-                    && let Some(data) = frame.data_ref()
-                {
-                    tail.sent(data.remaining() as u64);
+                if let Poll::Ready(Some(Ok(frame))) = &polled {
+                    tail.see(frame);
                 }
                 polled
             }

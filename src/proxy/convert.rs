@@ -136,7 +136,9 @@ impl Converter {
             .send(request)
             .await
             .map_err(|_| NotConverted("broken"))?;
-        let (head, mut body) = response.into_parts();
+        let (mut head, mut body) = response.into_parts();
+        // For the call's trace.
+        head.extensions.insert(connection.url().clone());
         let mut held = self.budget.begin();
         if head.headers.contains_key(GRPC_STATUS) {
             let trailers = HeaderMap::new();

@@ -16,7 +16,7 @@
 //! | stream | `convert` (a large Range), `series` (pages), with `walk` (what an answer says) and `budget` (what is held) |
 //! | forward | `forward`, `large` (what must not stampede etcd), `pager` (a RangeStream where etcd has none), `http1`, `learn` (calls that change what memory may answer) |
 //!
-//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `record` is what is told of a Range at its end, `status` is gRPC's
+//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `record` is what is told of a Range at its end, `trace` the spans of a call that is traced, `status` is gRPC's
 //! statuses. This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
 
 mod authorize;
@@ -43,6 +43,7 @@ mod route;
 mod series;
 mod stalled;
 mod status;
+mod trace;
 mod walk;
 
 use std::sync::Arc;

@@ -20,6 +20,7 @@ use super::owner::Owner;
 use super::plan::{self, Facts, Plan};
 use super::record::Record;
 use super::status::{self, Code, MAX_ANSWER_BYTES, Status};
+use super::trace::Trace;
 use super::walk::Walk;
 use crate::cache::{
     Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Selection, Tree,
@@ -48,7 +49,7 @@ pub(super) enum Ended {
 /// Answers a Range.
 pub(super) async fn range(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let span = tracing::debug_span!("range");
-    let mut record = Record::new(&proxy.metrics, Kind::Unary);
+    let mut record = Record::new(&proxy.metrics, Kind::Unary, &request);
     // A span that nobody asked for is not carried along.
     if span.is_disabled() {
         let outcome = handle(proxy, request, &mut record).await;
@@ -63,11 +64,12 @@ async fn handle<'a>(
     request: Request<Incoming>,
     record: &mut Record<'a>,
 ) -> forward::Outcome {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
         Message::Whole { framed, body } => (framed, body),
         Message::Other { read, body } => {
             record.outcome = Outcome::Forwarded(Why::Undecodable);
+            record.forward(&mut parts.headers);
             let class = class_of(parts.uri.path());
             return Box::pin(
                 proxy
@@ -221,21 +223,26 @@ pub(super) async fn end<'a>(
     };
     let plan = plan::plan(query, &facts);
     tracing::debug!(?plan, "planned");
+    record.planned();
     let own_deadline = record.arrived() + proxy.freshness_timeout;
     let deadline = caller_deadline.map_or(own_deadline, |caller| caller.min(own_deadline));
     // A wait that the caller's own timeout ended is the caller's; any other is forwarded.
-    let not_proven = |why: Why| match caller_deadline {
-        Some(caller) if Instant::now() >= caller => {
-            Ended::Error(Status::deadline(), Outcome::Cancelled(Why::Deadline))
+    let not_proven = |why: Why, record: &mut Record<'_>| {
+        record.not_proven(why);
+        match caller_deadline {
+            Some(caller) if Instant::now() >= caller => {
+                Ended::Error(Status::deadline(), Outcome::Cancelled(Why::Deadline))
+            }
+            _ => Ended::Forward(why),
         }
-        _ => Ended::Forward(why),
     };
     let not_below = match plan {
         Plan::Refuse(error) => return Ended::Error(refusal(&error), Outcome::Hit(Read::Refused)),
         Plan::Forward(why) => return Ended::Forward(why),
         Plan::NotBelow(floor) => floor,
         Plan::Prove => {
-            let proving = proxy.mirrors.freshness.prove();
+            let link = record.trace.as_deref_mut().map(Trace::link);
+            let proving = proxy.mirrors.freshness.prove_for(link);
             // It keeps to its own deadline; only a shorter one takes a timer.
             let proven = if deadline < own_deadline {
                 match Box::pin(tokio::time::timeout_at(deadline, proving)).await {
@@ -247,7 +254,7 @@ pub(super) async fn end<'a>(
             };
             match proven {
                 Ok(proof) => proof.header.revision,
-                Err(why) => return not_proven(why),
+                Err(why) => return not_proven(why, record),
             }
         }
         Plan::Authorize { serializable, floor } => {
@@ -262,7 +269,7 @@ pub(super) async fn end<'a>(
             // Boxed, so that the future of a read that needs none stays small.
             return match Box::pin(authorized.end(proxy, mirror, record)).await {
                 Ok(ended) => ended,
-                Err(why) => not_proven(why),
+                Err(why) => not_proven(why, record),
             };
         }
     };
@@ -270,17 +277,12 @@ pub(super) async fn end<'a>(
     let Some(mirror) = mirror else {
         return Ended::Forward(Why::NotMirrored);
     };
-    record.revisions.proven = not_below;
+    record.checked(not_below);
     let (view, waited) = match mirror.reach(not_below, deadline).await {
         Ok(reached) => reached,
-        Err(why) => {
-            record.waited = why == Why::NotFresh;
-            return not_proven(why);
-        }
+        Err(why) => return not_proven(why, record),
     };
-    record.waited = waited;
-    record.revisions.served = view.revision;
-    record.proven = Some(Instant::now());
+    record.proven(mirror, view.revision, waited);
     tracing::debug!(not_below, revision = view.revision, waited, "proven");
     // The header is that of the last check: cluster, member and raft term; and auth was off then.
     let Some(identity) = knowledge.identity().filter(|_| knowledge.auth() == Auth::Off) else {
@@ -350,11 +352,12 @@ pub(super) fn answer(
 /// **forward**: the bytes as they came.
 async fn forward(
     proxy: &Proxy,
-    parts: Parts,
+    mut parts: Parts,
     framed: Bytes,
     understood: Option<(&RangeQuery, &Call)>,
     record: &mut Record<'_>,
 ) -> forward::Outcome {
+    record.forward(&mut parts.headers);
     if understood.is_some_and(|(_, call)| call.bypass) {
         // Of whatever length, and with no other read's call.
         return proxy.forward.pass(parts, Body::Read(framed), Class::Stream).await;

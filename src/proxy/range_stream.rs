@@ -29,7 +29,7 @@ use crate::upstream::{InFlight, NoRangeStream, Outgoing, SendFailure};
 /// Answers a RangeStream.
 pub(super) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let span = tracing::debug_span!("range_stream");
-    let mut record = Record::new(&proxy.metrics, Kind::Stream);
+    let mut record = Record::new(&proxy.metrics, Kind::Stream, &request);
     let outcome = handle(proxy, request, &mut record).instrument(span.clone()).await;
     span.in_scope(|| record.answered(outcome))
 }
@@ -39,12 +39,13 @@ async fn handle<'a>(
     request: Request<Incoming>,
     record: &mut Record<'a>,
 ) -> forward::Outcome {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let class = class_of(parts.uri.path());
     let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
         Message::Whole { framed, body } => (framed, body),
         Message::Other { read, body } => {
             record.outcome = Outcome::Forwarded(Why::Undecodable);
+            record.forward(&mut parts.headers);
             let body = Body::Once(Outgoing::resumed(read, body));
             return proxy.forward.pass(parts, body, class).await;
         }
@@ -58,6 +59,7 @@ async fn handle<'a>(
         RangeQuery::decode(framed.slice(PREFIX_BYTES..)),
     ) else {
         record.outcome = Outcome::Forwarded(Why::Undecodable);
+        record.forward(&mut parts.headers);
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
     if let Some(status) = refused(&query) {
@@ -102,7 +104,7 @@ fn refused(query: &RangeQuery) -> Option<Status> {
 /// **forward**: etcd's own stream as it comes, or pages put together.
 async fn from_etcd(
     proxy: &Proxy,
-    parts: Parts,
+    mut parts: Parts,
     framed: Bytes,
     query: &RangeQuery,
     call: Call,
@@ -111,6 +113,7 @@ async fn from_etcd(
 ) -> forward::Outcome {
     record.outcome = Outcome::Forwarded(why);
     let owner = Owner::of(proxy, &call, &parts.headers);
+    record.forward(&mut parts.headers);
     if let Some(owner) = &owner
         && let Some(page) = proxy.series.page(query, owner, &parts.headers).await
     {

@@ -6,9 +6,15 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Buf;
+use http::{HeaderMap, Request, Response};
+use hyper::body::Frame;
 use tokio::time::Instant;
 
+use super::body::ResponseBody;
+use super::trace::Trace;
 use super::{forward, range};
+use crate::cache::Rope;
 use crate::mirror::state::Mirror;
 use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::outcome::Kind;
@@ -28,12 +34,15 @@ pub(super) struct Record<'a> {
     pub(super) keys: u64,
     pub(super) bytes: u64,
     is_counted: bool,
+    /// If it is traced.
+    pub(super) trace: Option<Box<Trace>>,
 }
 
 impl<'a> Record<'a> {
-    /// A call that arrives now. Until it has another outcome, its caller has gone away.
-    pub(super) fn new(metrics: &'a Arc<Metrics>, kind: Kind) -> Record<'a> {
+    /// The call with this head, which arrives now. Until it has another outcome, its caller has gone away.
+    pub(super) fn new<B>(metrics: &'a Arc<Metrics>, kind: Kind, request: &Request<B>) -> Record<'a> {
         Record {
+            trace: Trace::begin(metrics, request.uri().path(), request.headers()),
             metrics,
             kind,
             arrived: Instant::now(),
@@ -57,25 +66,77 @@ impl<'a> Record<'a> {
         call.timeout.map(|timeout| self.arrived + timeout)
     }
 
-    /// The head of the answer is here: counts the call. The body of one that is not all here tells its end.
+    /// It is known what is to be proven.
+    pub(super) fn planned(&mut self) {
+        if let Some(trace) = &mut self.trace {
+            trace.planned();
+        }
+    }
+
+    /// etcd has told the revision to be reached.
+    pub(super) fn checked(&mut self, revision: i64) {
+        self.revisions.proven = revision;
+        if let Some(trace) = &mut self.trace {
+            trace.checked();
+        }
+    }
+
+    /// Memory is at `revision`, which is fresh enough.
+    pub(super) fn proven(&mut self, mirror: &Mirror, revision: i64, waited: bool) {
+        let now = Instant::now();
+        self.proven = Some(now);
+        self.waited = waited;
+        self.revisions.served = revision;
+        if let Some(trace) = &mut self.trace {
+            trace.proven(now, waited, mirror.asked_for_progress(), None);
+        }
+    }
+
+    /// Memory is not fresh enough.
+    pub(super) fn not_proven(&mut self, why: Why) {
+        self.waited = why == Why::NotFresh;
+        if let Some(trace) = &mut self.trace {
+            let asked = self.mirror.and_then(Mirror::asked_for_progress);
+            trace.proven(Instant::now(), self.waited, asked, Some(why));
+        }
+    }
+
+    /// The call goes to etcd: with these headers, which name the trace that it is part of.
+    pub(super) fn forward(&mut self, headers: &mut HeaderMap) {
+        if let Some(trace) = &mut self.trace {
+            trace.forward(headers);
+        }
+    }
+
+    /// The head of the answer is here: counts the call. The body of one that is not all here, or that is traced, tells its end.
     pub(super) fn answered(mut self, outcome: forward::Outcome) -> forward::Outcome {
         let first_byte = self.count();
-        let mut response = outcome?;
-        if response.body().is_under_way() {
-            let tail = Tail {
-                metrics: Arc::clone(self.metrics),
-                // What has gone is counted.
-                call: Call {
-                    bytes: 0,
-                    ..self.call(first_byte)
-                },
-                arrived: self.arrived,
-            };
-            response = response.map(|body| body.told_by(tail));
-        } else {
+        let trace = self.trace_ended(first_byte);
+        let response = outcome?;
+        if trace.is_none() && !response.body().is_under_way() {
             self.offer(first_byte);
+            return Ok(response);
         }
-        Ok(response)
+        let slow = Slow {
+            metrics: Arc::clone(self.metrics),
+            // What has gone is counted.
+            call: Call {
+                bytes: 0,
+                ..self.call(first_byte)
+            },
+            arrived: self.arrived,
+        };
+        Ok(told(response, Some(slow), trace))
+    }
+
+    /// Lets go of the trace, with all that is known at the answer's head.
+    fn trace_ended(&mut self, first_byte: Duration) -> Option<Box<Trace>> {
+        let mut trace = self.trace.take()?;
+        if matches!(self.outcome, Outcome::Hit(_) | Outcome::Waited(_)) {
+            trace.answer(self.proven.unwrap_or_else(Instant::now));
+        }
+        trace.ended(&self.call(first_byte));
+        Some(trace)
     }
 
     fn count(&mut self) -> Duration {
@@ -87,11 +148,19 @@ impl<'a> Record<'a> {
         let (outcome, reason) = self.outcome.labels();
         tracing::debug!(outcome, reason, waited = ?waited, total = ?total, "range ended");
         self.metrics.range_ended(self.kind, self.outcome, waited, total);
+        if let Some(trace) = &self.trace {
+            self.metrics.range_traced(trace.id(), self.outcome, waited, total);
+        }
         total
     }
 
     fn offer(&self, took: Duration) {
         self.metrics.slowest.offer(took, || self.call(took));
+    }
+
+    fn planned_after(&self) -> Option<Duration> {
+        let planned = self.trace.as_ref()?.planned_at()?;
+        Some(planned.duration_since(self.arrived))
     }
 
     /// As if it ended now, having taken so long.
@@ -101,7 +170,7 @@ impl<'a> Record<'a> {
             kind: self.kind,
             outcome: self.outcome,
             ended_at: SystemTime::now(),
-            planned: None,
+            planned: self.planned_after(),
             proven: self.proven.map(|proven| proven.duration_since(self.arrived)),
             waited: self.waited,
             first_byte: took,
@@ -119,26 +188,63 @@ impl Drop for Record<'_> {
         if !self.is_counted {
             let took = self.count();
             self.offer(took);
+            drop(self.trace_ended(took));
         }
     }
 }
 
-/// Goes along with an answer that is under way, and tells its end.
+/// The same answer, whose end is told.
+fn told(
+    response: Response<ResponseBody>,
+    slow: Option<Slow>,
+    mut trace: Option<Box<Trace>>,
+) -> Response<ResponseBody> {
+    if let Some(trace) = &mut trace {
+        trace.head(&response);
+    }
+    response.map(|body| body.told_by(Tail { slow, trace }))
+}
+
+/// The same for a call that is only traced.
+pub(super) fn traced(trace: Option<Box<Trace>>, outcome: forward::Outcome) -> forward::Outcome {
+    match trace {
+        None => outcome,
+        trace => outcome.map(|response| told(response, None, trace)),
+    }
+}
+
+/// Goes along with an answer, and tells its end.
 #[derive(Debug)]
 pub(super) struct Tail {
+    slow: Option<Slow>,
+    trace: Option<Box<Trace>>,
+}
+
+impl Tail {
+    /// A frame of the answer goes to the connection.
+    pub(super) fn see(&mut self, frame: &Frame<Rope>) {
+        if let (Some(slow), Some(data)) = (&mut self.slow, frame.data_ref()) {
+            slow.call.bytes += data.remaining() as u64;
+        }
+        if let Some(trace) = &mut self.trace {
+            match (frame.data_ref(), frame.trailers_ref()) {
+                (Some(data), _) => trace.sent(data),
+                (None, Some(trailers)) => trace.status(trailers),
+                (None, None) => {}
+            }
+        }
+    }
+}
+
+/// A call that may be one of the slowest once it has ended.
+#[derive(Debug)]
+struct Slow {
     metrics: Arc<Metrics>,
     call: Call,
     arrived: Instant,
 }
 
-impl Tail {
-    /// So many bytes of the answer have gone to the connection.
-    pub(super) fn sent(&mut self, bytes: u64) {
-        self.call.bytes += bytes;
-    }
-}
-
-impl Drop for Tail {
+impl Drop for Slow {
     fn drop(&mut self) {
         let took = self.arrived.elapsed();
         self.metrics.slowest.offer(took, || Call {

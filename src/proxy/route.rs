@@ -11,7 +11,8 @@ use tokio_util::sync::CancellationToken;
 use super::body::ResponseBody;
 use super::forward::{Body, Outcome, class_of, grpc_content_type};
 use super::status::{Code, Status};
-use super::{Proxy, drain, http1, learn, range, range_stream};
+use super::trace::Trace;
+use super::{Proxy, drain, http1, learn, range, range_stream, record};
 use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
@@ -87,14 +88,25 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Out
         return Box::pin(range_stream::range_stream(proxy, request)).await;
     }
     proxy.metrics.passed_calls.inc();
+    let mut request = request;
+    let mut trace = Trace::begin(&proxy.metrics, request.uri().path(), request.headers());
+    if let Some(trace) = &mut trace {
+        trace.forward(request.headers_mut());
+    }
+    let outcome = Box::pin(pass(proxy, request, is_call)).await;
+    record::traced(trace, outcome)
+}
+
+/// **forward**: a call that is none of the above, with an ear for those that teach something.
+async fn pass(proxy: &Proxy, request: Request<Incoming>, is_call: bool) -> Outcome {
     if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {
-        return Box::pin(learn::pass(proxy, request, lesson)).await;
+        return learn::pass(proxy, request, lesson).await;
     }
     let (parts, body) = request.into_parts();
     let class = class_of(parts.uri.path());
     if !drain::is_endless(parts.uri.path()) {
         let body = Body::Once(Outgoing::incoming(body));
-        return Box::pin(proxy.forward.pass(parts, body, class)).await;
+        return proxy.forward.pass(parts, body, class).await;
     }
     let content_type = grpc_content_type(&parts.headers);
     // The request ends with the answer, and with this call if there is none.
@@ -103,7 +115,7 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Out
     let body = Body::Once(Outgoing::incoming(body).until(answered));
     let passing = proxy.forward.pass(parts, body, class);
     // Until etcd has answered: from then on the answer's body sees to it.
-    match Box::pin(proxy.drain.run_until_cancelled(passing)).await {
+    match proxy.drain.run_until_cancelled(passing).await {
         Some(outcome) => outcome.map(|response| response.map(|body| body.keeping(Some(alive)))),
         None => Ok(drain::status().response(content_type)),
     }

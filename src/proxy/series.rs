@@ -267,6 +267,8 @@ impl AllSeries {
             key: asker.query.key.clone(),
             range_end: asker.query.range_end.clone(),
             caller: Some(asker.metadata),
+            // Its caller's metadata names the phase already.
+            trace: None,
             serializable: false,
         };
         let deadline = Instant::now() + CHUNK_TIMEOUT;

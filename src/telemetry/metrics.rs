@@ -11,8 +11,9 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
 use super::calls::Slowest;
+use super::exposition::{self, BOUNDS, Exemplars, FIRST_BOUND_SECONDS, Format};
 use super::outcome::{Kind, Outcome, Read, Why};
-use super::trace::Tracer;
+use super::trace::{TraceId, Tracer};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RangeLabels {
@@ -183,6 +184,7 @@ pub struct Metrics {
     /// Begins spans; traces nothing unless an exporter was opened.
     pub tracer: Tracer,
     spans: Family<ResultLabels, Counter>,
+    exemplars: ByHistogram,
 }
 
 impl Default for Metrics {
@@ -191,9 +193,16 @@ impl Default for Metrics {
     }
 }
 
+/// Calls whose traces can be looked up.
+#[derive(Debug)]
+struct ByHistogram {
+    wait: Exemplars,
+    duration: Exemplars,
+}
+
 /// From 50 µs to some 13 s.
 fn latency_histogram() -> Histogram {
-    Histogram::new(exponential_buckets(0.000_05, 2.0, 19))
+    Histogram::new(exponential_buckets(FIRST_BOUND_SECONDS, 2.0, BOUNDS))
 }
 
 impl Metrics {
@@ -344,6 +353,10 @@ impl Metrics {
                 "Pages answered from a RangeStream that an earlier page began"
             ),
             slowest: Slowest::default(),
+            exemplars: ByHistogram {
+                wait: Exemplars::of("rangecache_range_wait_seconds"),
+                duration: Exemplars::of("rangecache_range_duration_seconds"),
+            },
             tracer: Tracer::default(),
             spans: metric!(
                 "trace_spans",
@@ -370,6 +383,14 @@ impl Metrics {
             self.range_wait_seconds.observe(waited.as_secs_f64());
         }
         self.range_duration_seconds.observe(total.as_secs_f64());
+    }
+
+    /// Notes a Range of a trace beside the buckets that [`Metrics::range_ended`] counted it in.
+    pub fn range_traced(&self, trace_id: TraceId, outcome: Outcome, waited: Duration, total: Duration) {
+        if matches!(outcome, Outcome::Hit(_) | Outcome::Waited(_)) {
+            self.exemplars.wait.note(waited.as_secs_f64(), trace_id);
+        }
+        self.exemplars.duration.note(total.as_secs_f64(), trace_id);
     }
 
     /// Counts one quorum check that served `reads` reads.
@@ -534,10 +555,22 @@ impl Metrics {
     /// All of it in the OpenMetrics text format.
     #[must_use]
     pub fn encode(&self) -> String {
+        self.encode_in(Format::OpenMetrics)
+    }
+
+    /// All of it in `format`.
+    #[must_use]
+    pub fn encode_in(&self, format: Format) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
-        text
+        match format {
+            Format::OpenMetrics => {
+                let ByHistogram { wait, duration } = &self.exemplars;
+                exposition::with_exemplars(&text, &[wait, duration])
+            }
+            Format::Text => exposition::plain(&text),
+        }
     }
 }
 
@@ -545,6 +578,38 @@ impl Metrics {
 mod tests {
     use super::*;
     use crate::telemetry::outcome::{Kind, Read, Why};
+
+    #[test]
+    fn an_exemplar_stands_beside_its_bucket() {
+        let metrics = Metrics::new();
+        let (outcome, took) = (Outcome::Hit(Read::Linearizable), Duration::from_millis(3));
+        metrics.range_ended(Kind::Unary, outcome, Duration::ZERO, took);
+        metrics.range_traced(TraceId(0xabc), outcome, Duration::ZERO, took);
+        metrics.range_traced(TraceId(7), outcome, Duration::ZERO, Duration::from_secs(99));
+        let text = metrics.encode();
+        let exemplar = |bucket: &str, trace_id: u128, seconds: &str| {
+            let line = text.lines().find(|line| line.starts_with(bucket));
+            let shown = format!(" # {{trace_id=\"{trace_id:032x}\"}} {seconds} ");
+            assert!(
+                line.is_some_and(|line| line.contains(&shown)),
+                "{shown} not in\n{text}"
+            );
+        };
+        exemplar(
+            "rangecache_range_duration_seconds_bucket{le=\"0.0032\"} 1",
+            0xabc,
+            "0.003",
+        );
+        exemplar(
+            "rangecache_range_duration_seconds_bucket{le=\"+Inf\"} 1",
+            7,
+            "99.0",
+        );
+        exemplar("rangecache_range_wait_seconds_bucket{le=\"0.00005\"} 1", 7, "0.0");
+        assert_eq!(text.matches("trace_id").count(), 3);
+        assert!(text.ends_with("# EOF\n"));
+        assert!(!metrics.encode_in(Format::Text).contains("trace_id"));
+    }
 
     #[test]
     fn a_range_counts_once_under_its_outcome() {

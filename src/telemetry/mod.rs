@@ -3,6 +3,7 @@
 //! No value of a key ever comes here, and keys only as the operator's own prefixes (I10).
 
 pub mod calls;
+pub mod exposition;
 pub mod log;
 pub mod metrics;
 pub mod outcome;

@@ -116,6 +116,14 @@ pub struct Connection {
 #[derive(Debug)]
 pub struct InFlight(Arc<Connection>);
 
+impl InFlight {
+    /// Where the call is under way.
+    #[must_use]
+    pub fn url(&self) -> &Url {
+        self.0.url()
+    }
+}
+
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.in_flight.fetch_sub(1, Ordering::Relaxed);

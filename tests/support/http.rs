@@ -22,21 +22,26 @@ pub struct Response {
 
 /// `GET url`.
 pub async fn get(url: &str) -> Result<Response, String> {
-    call(Method::GET, url, String::new()).await
+    call(Method::GET, url, None, String::new()).await
+}
+
+/// `GET url` of a client that accepts these media types.
+pub async fn get_accepting(url: &str, accept: &str) -> Result<Response, String> {
+    call(Method::GET, url, Some(accept), String::new()).await
 }
 
 /// `POST url` with a JSON body.
 pub async fn post(url: &str, body: &str) -> Result<Response, String> {
-    call(Method::POST, url, body.to_owned()).await
+    call(Method::POST, url, None, body.to_owned()).await
 }
 
-async fn call(method: Method, url: &str, body: String) -> Result<Response, String> {
+async fn call(method: Method, url: &str, accept: Option<&str>, body: String) -> Result<Response, String> {
     let rest = url.strip_prefix("http://").ok_or("only http:// is spoken here")?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let tcp = TcpStream::connect(authority)
         .await
         .map_err(|e| format!("{url}: {e}"))?;
-    over(tcp, method, authority, path, body).await
+    accepting(tcp, method, authority, path, accept, body).await
 }
 
 /// One request over a connected stream.
@@ -50,6 +55,20 @@ pub async fn over<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    accepting(stream, method, authority, path, None, body).await
+}
+
+async fn accepting<S>(
+    stream: S,
+    method: Method,
+    authority: &str,
+    path: &str,
+    accept: Option<&str>,
+    body: String,
+) -> Result<Response, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let exchange = async {
         let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
         let connection = tokio::spawn(connection);
@@ -58,6 +77,7 @@ where
             .uri(if path.is_empty() { "/" } else { path })
             .header("host", authority)
             .header("content-type", "application/json")
+            .header("accept", accept.unwrap_or("*/*"))
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| e.to_string())?;
         let (mut head, body) = sender

@@ -3,6 +3,7 @@
 //! | module | what it is for |
 //! |---|---|
 //! | [`process`] | a child process with its log, signals, and an end on drop |
+//! | [`collector`] | a collector of traces, and what it has got |
 //! | [`etcd`] | real etcd: one member or three, stopped, restarted, paused, restored |
 //! | [`proxy`] | rangecache, its metrics and its log |
 //! | [`grpc`] | a gRPC client on bare HTTP/2 |
@@ -27,6 +28,7 @@
     clippy::print_stderr
 )]
 
+pub mod collector;
 pub mod etcd;
 pub mod grpc;
 pub mod http;

@@ -137,7 +137,7 @@ impl Rangecache {
         &self.url
     }
 
-    /// Where operators look.
+    /// Where operators look: the page, and the metrics.
     pub fn metrics_url(&self) -> &str {
         &self.metrics_url
     }
@@ -252,7 +252,8 @@ pub fn rangecache_command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_rangecache"));
     // What the developer has set for their own rangecache must not reach the one under test.
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("RANGECACHE_") {
+        let name_of = name.to_string_lossy();
+        if name_of.starts_with("RANGECACHE_") || name_of.starts_with("OTEL_") {
             command.env_remove(name);
         }
     }

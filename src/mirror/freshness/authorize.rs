@@ -15,12 +15,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::{Asker, Freshness, Proof};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RequestOp, ResponseHeader, TxnRequest};
 use crate::telemetry::Why;
+use crate::telemetry::trace::SpanContext;
 use crate::upstream::Connection;
 
 /// Bound on one authorisation of rangecache's own user.
@@ -43,6 +44,8 @@ pub struct Authorization<'a> {
     pub range_end: Bytes,
     /// The caller's metadata, all of it: etcd alone knows what makes an identity. `None` for rangecache's own user.
     pub caller: Option<&'a HeaderMap>,
+    /// The span that the call is made for, if the caller's is traced.
+    pub trace: Option<SpanContext>,
     /// The member's own word is enough, and its revision may lag, as for the serializable read that asks.
     pub serializable: bool,
 }
@@ -60,7 +63,7 @@ impl Freshness {
     ) -> Result<Proof, Why> {
         let began = Instant::now();
         let deadline = deadline.min(began + self.timeout);
-        let result = self.check(&Asker::Somebody(authorization), deadline).await;
+        let result = self.check(&Asker::Somebody(authorization), None, deadline).await;
         let result_name = result.map_or_else(Why::as_str, |_| "granted");
         self.metrics.authorization_ended(result_name, began.elapsed());
         result
@@ -75,6 +78,7 @@ impl Freshness {
             key,
             range_end,
             caller: None,
+            trace: None,
             serializable: false,
         };
         self.authorize(&authorization, Instant::now() + OWN_TIMEOUT).await
@@ -111,7 +115,13 @@ impl Authorization<'_> {
         let (channel, origin) = match self.caller {
             None => connection.own_channel(),
             Some(caller) => {
-                *request.metadata_mut() = identity_of(caller);
+                let mut metadata = identity_of(caller);
+                if let Some(trace) = self.trace
+                    && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
+                {
+                    metadata.insert("traceparent", traceparent);
+                }
+                *request.metadata_mut() = metadata;
                 connection.channel()
             }
         };

@@ -80,7 +80,7 @@ async fn bench() -> Bench {
 
 impl Bench {
     fn read(&self) -> tokio::task::JoinHandle<Result<i64, Why>> {
-        let round = self.freshness.join();
+        let round = self.freshness.join(None);
         let freshness = Arc::clone(&self.freshness);
         tokio::spawn(async move { freshness.wait(&round).await.map(|proof| proof.header.revision) })
     }
@@ -206,6 +206,7 @@ impl Bench {
                 key: "k".into(),
                 range_end: "l".into(),
                 caller: Some(&HeaderMap::new()),
+                trace: None,
                 serializable,
             };
             let deadline = Instant::now() + Duration::from_secs(20);

@@ -15,6 +15,7 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::net::{Address, Url};
 pub use context::{SpanContext, SpanId, TRACEPARENT, TRACESTATE, TraceId};
 pub use sampler::{Ratio, Sampled, Sampler};
 
@@ -101,6 +102,17 @@ impl Span {
         self.attributes.push((name, value.into()));
     }
 
+    /// Says where the call that it is about went.
+    pub fn set_endpoint(&mut self, endpoint: &Url) {
+        match &endpoint.address {
+            Address::Tcp { host, port } => {
+                self.set("server.address", host.clone());
+                self.set("server.port", i64::from(*port));
+            }
+            Address::Unix(path) => self.set("server.address", path.display().to_string()),
+        }
+    }
+
     /// A part of it.
     #[must_use]
     pub fn child(&self, name: &'static str, started_unix_nanos: u64) -> Span {
@@ -150,6 +162,31 @@ impl Default for Clock {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// gRPC's code as OpenTelemetry has it.
+#[must_use]
+pub fn status_code(code: u16) -> &'static str {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    NAMES.get(usize::from(code)).copied().unwrap_or("UNKNOWN")
 }
 
 /// Now, in nanoseconds since 1970.

@@ -1,0 +1,312 @@
+//! A traced call: its server span and the phases below it, by the names of [`the way of a request`](super).
+//!
+//! There is one only for calls that are sampled, so that nothing here is on the way of the others. What it says of a call names
+//! neither keys nor values (I10): a range is named by its mirror, which the operator named.
+
+use bytes::Buf;
+use http::{HeaderMap, Response};
+use tokio::time::Instant;
+
+use super::body::ResponseBody;
+use super::message::PREFIX_BYTES;
+use super::status::GRPC_STATUS;
+use crate::cache::Rope;
+use crate::net::Url;
+use crate::telemetry::calls::Call;
+use crate::telemetry::trace::{
+    Clock, Span, SpanContext, SpanKind, TRACEPARENT, TraceId, Tracer, status_code,
+};
+use crate::telemetry::{Metrics, Outcome, Why};
+
+/// gRPC's code of a call whose caller went away.
+const CANCELLED: u16 = 1;
+/// And of one that met a bug.
+const INTERNAL: u16 = 13;
+/// Services whose methods are named; what else a path may say is the caller's own.
+const SERVICES: [&str; 4] = [
+    "/etcdserverpb.",
+    "/v3electionpb.",
+    "/v3lockpb.",
+    "/grpc.health.v1.",
+];
+
+/// A traced call under way. Dropped, it ends.
+#[derive(Debug)]
+pub(super) struct Trace {
+    tracer: Tracer,
+    clock: Clock,
+    /// The server span, then its phases as they began.
+    spans: Vec<Span>,
+    /// The phase that ends with the call.
+    last: Option<usize>,
+    planned: Option<Instant>,
+    checked: Option<Instant>,
+    /// Who the phase **prove** is, for calls that etcd gets for its sake.
+    prove: Option<SpanContext>,
+    /// The quorum check that it waited for.
+    link: Option<SpanContext>,
+    status: Option<u16>,
+    bytes: u64,
+    messages: Messages,
+}
+
+impl Trace {
+    /// The call to `path`, if it is traced.
+    #[inline]
+    pub(super) fn begin(metrics: &Metrics, path: &str, headers: &HeaderMap) -> Option<Box<Trace>> {
+        let span = metrics.tracer.server(headers)?;
+        Some(Trace::new(&metrics.tracer, *span, path))
+    }
+
+    #[cold]
+    fn new(tracer: &Tracer, mut span: Span, path: &str) -> Box<Trace> {
+        let is_known = SERVICES.iter().any(|service| path.starts_with(service));
+        let method = if is_known {
+            path.trim_start_matches('/').to_owned()
+        } else {
+            "_OTHER".to_owned()
+        };
+        span.name = method.clone().into();
+        span.set("rpc.system.name", "grpc");
+        span.set("rpc.method", method);
+        Box::new(Trace {
+            tracer: tracer.clone(),
+            clock: Clock::new(),
+            spans: vec![span],
+            last: None,
+            planned: None,
+            checked: None,
+            prove: None,
+            link: None,
+            status: None,
+            bytes: 0,
+            messages: Messages::default(),
+        })
+    }
+
+    pub(super) fn id(&self) -> TraceId {
+        self.server().context.trace_id
+    }
+
+    pub(super) fn planned_at(&self) -> Option<Instant> {
+        self.planned
+    }
+
+    fn server(&self) -> &Span {
+        &self.spans[0]
+    }
+
+    /// It is known what is to be proven.
+    pub(super) fn planned(&mut self) {
+        self.planned = Some(Instant::now());
+        self.prove = Some(self.server().context.child());
+    }
+
+    /// Who the phase **prove** is.
+    pub(super) fn prove(&self) -> Option<SpanContext> {
+        self.prove
+    }
+
+    /// Where to put the quorum check that is waited for.
+    pub(super) fn link(&mut self) -> &mut Option<SpanContext> {
+        &mut self.link
+    }
+
+    /// etcd has told the revision to be reached.
+    pub(super) fn checked(&mut self) {
+        self.checked = Some(Instant::now());
+    }
+
+    /// Memory is fresh enough since `proven`, or will not be because of `why`. `asked` is when the feed last asked etcd for
+    /// its progress.
+    pub(super) fn proven(&mut self, proven: Instant, waited: bool, asked: Option<Instant>, why: Option<Why>) {
+        let (Some(planned), Some(context)) = (self.planned, self.prove.take()) else {
+            return;
+        };
+        let ended_unix_nanos = self.clock.at(proven);
+        let mut prove = Span {
+            context,
+            ended_unix_nanos,
+            ..self.server().child("prove", self.clock.at(planned))
+        };
+        prove.links.extend(self.link);
+        prove.error = why.map(|why| why.as_str().into());
+        if let Some(checked) = self.checked.filter(|_| waited) {
+            let mut wait = prove.child("wait", self.clock.at(checked));
+            wait.ended_unix_nanos = ended_unix_nanos;
+            if let Some(asked) = asked.filter(|asked| (checked..proven).contains(asked)) {
+                let mut progress = wait.child("progress", self.clock.at(asked));
+                progress.ended_unix_nanos = ended_unix_nanos;
+                self.spans.push(progress);
+            }
+            self.spans.push(wait);
+        }
+        self.spans.push(prove);
+    }
+
+    /// The call goes to etcd, as a part of this trace.
+    pub(super) fn forward(&mut self, headers: &mut HeaderMap) {
+        let mut forward = self.server().child("forward", self.clock.at(Instant::now()));
+        forward.kind = SpanKind::Client;
+        forward.set("rpc.system.name", "grpc");
+        forward.set("rpc.method", self.server().name.to_string());
+        headers.insert(TRACEPARENT, forward.context.traceparent());
+        self.last = Some(self.spans.len());
+        self.spans.push(forward);
+    }
+
+    /// An answer from memory is being written since `began`.
+    pub(super) fn answer(&mut self, began: Instant) {
+        let answer = self.server().child("answer", self.clock.at(began));
+        self.last = Some(self.spans.len());
+        self.spans.push(answer);
+    }
+
+    /// How a Range ended, and what its answer is.
+    pub(super) fn ended(&mut self, call: &Call) {
+        let (outcome, reason) = call.outcome.labels();
+        if matches!(call.outcome, Outcome::Streamed(_))
+            && let Some(last) = self.last
+        {
+            self.spans[last].name = "stream".into();
+        }
+        let server = &mut self.spans[0];
+        server.set("rangecache.outcome", outcome);
+        server.set("rangecache.reason", reason);
+        if let Some(mirror) = &call.mirror {
+            server.set("rangecache.mirror", mirror.clone());
+        }
+        for (name, revision) in [
+            ("rangecache.revision.asked", call.revisions.asked),
+            ("rangecache.revision.proven", call.revisions.proven),
+            ("rangecache.revision.served", call.revisions.served),
+        ] {
+            if revision != 0 {
+                server.set(name, revision);
+            }
+        }
+        if call.revisions.served != 0 {
+            server.set("rangecache.keys", call.keys);
+        }
+    }
+
+    /// The head of the answer.
+    pub(super) fn head(&mut self, response: &Response<ResponseBody>) {
+        self.status(response.headers());
+        let endpoint = response
+            .body()
+            .endpoint()
+            .or_else(|| response.extensions().get::<Url>());
+        if let (Some(last), Some(endpoint)) = (self.last, endpoint) {
+            self.spans[last].set_endpoint(endpoint);
+        }
+    }
+
+    /// Headers or trailers, which may carry gRPC's status.
+    pub(super) fn status(&mut self, headers: &HeaderMap) {
+        let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok());
+        self.status = status.and_then(|status| status.parse().ok()).or(self.status);
+    }
+
+    /// A piece of the answer.
+    pub(super) fn sent(&mut self, piece: &Rope) {
+        self.bytes += piece.remaining() as u64;
+        self.messages.see(piece);
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let code = match self.status {
+            Some(code) => code,
+            None if std::thread::panicking() => INTERNAL,
+            None => CANCELLED,
+        };
+        let now = self.clock.at(Instant::now());
+        let (bytes, chunks) = (self.bytes, self.messages.count);
+        for index in [Some(0), self.last].into_iter().flatten() {
+            let Some(span) = self.spans.get_mut(index) else {
+                continue;
+            };
+            span.ended_unix_nanos = now.max(span.started_unix_nanos);
+            span.set("rangecache.bytes", bytes);
+            span.set("rangecache.chunks", chunks);
+            if span.kind != SpanKind::Internal {
+                let name = status_code(code);
+                span.set("rpc.response.status_code", name);
+                // What a caller did wrong is an error of its own, not of the server's.
+                let is_servers = matches!(code, 2 | 4 | 12..=15);
+                if code != 0 && (span.kind == SpanKind::Client || is_servers) {
+                    span.set("error.type", name);
+                    span.error = Some(name.into());
+                }
+            }
+        }
+        for span in self.spans.drain(..) {
+            self.tracer.take(span);
+        }
+    }
+}
+
+/// Counts the messages of a gRPC stream.
+#[derive(Debug, Default)]
+struct Messages {
+    count: u64,
+    /// Bytes of the current message that are still to come.
+    left: u64,
+    prefix: [u8; PREFIX_BYTES],
+    /// How much of the next prefix has come.
+    have: usize,
+}
+
+impl Messages {
+    /// Looks at a frame. Where it is in several pieces, it is one of ours, and a message begins nowhere but at its front.
+    fn see(&mut self, frame: &Rope) {
+        let (length, front) = (frame.remaining() as u64, frame.chunk());
+        let mut at = 0;
+        while at < length {
+            if self.left > 0 {
+                let step = self.left.min(length - at);
+                (self.left, at) = (self.left - step, at + step);
+                continue;
+            }
+            let Some(byte) = usize::try_from(at).ok().and_then(|at| front.get(at)) else {
+                return;
+            };
+            self.prefix[self.have] = *byte;
+            (self.have, at) = (self.have + 1, at + 1);
+            if self.have == PREFIX_BYTES {
+                let [_, length @ ..] = self.prefix;
+                self.left = u64::from(u32::from_be_bytes(length));
+                (self.count, self.have) = (self.count + 1, 0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn messages_are_counted_however_they_are_cut() {
+        let mut stream = Vec::new();
+        for length in [0_u8, 1, 7, 200] {
+            stream.extend([0, 0, 0, 0, length]);
+            stream.extend(std::iter::repeat_n(9, length.into()));
+        }
+        for size in [1, 2, 5, 6, 13, 1000] {
+            let mut messages = Messages::default();
+            for piece in stream.chunks(size) {
+                messages.see(&Bytes::copy_from_slice(piece).into());
+            }
+            assert_eq!(
+                (messages.count, messages.left, messages.have),
+                (4, 0, 0),
+                "{size}"
+            );
+        }
+    }
+}
