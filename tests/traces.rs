@@ -20,6 +20,7 @@ use support::etcd::{Etcd, Version};
 use support::http;
 use support::pb::{RangeRequest, WatchCreate};
 use support::proxy::{Builder, Rangecache, rangecache_command};
+use support::tls::{Ca, Leaf, text};
 use support::wait::{SOON, until};
 
 /// What no span may show (I10).
@@ -308,6 +309,40 @@ async fn what_is_done_in_the_background_is_traced() {
     assert!(of_last.iter().any(|span| span.name == RANGE), "{of_last:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_with_tls_is_known_by_its_ca_and_knows_us_by_ours() {
+    let (ca, stranger) = (Ca::new(), Ca::new());
+    let server = ca.issue("collector", &Leaf::default());
+    let collector = Collector::with_tls(&ca, &server).await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let own = ca.issue("rangecache", &Leaf::default());
+    for (n, protocol) in [(51, "grpc"), (52, "http/protobuf")] {
+        let start = async |ca: &Ca| {
+            traced(&etcd, &collector, protocol)
+                .with_environment("OTEL_EXPORTER_OTLP_CERTIFICATE", text(&ca.cert()))
+                .with_environment("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", text(&own.cert))
+                .with_environment("OTEL_EXPORTER_OTLP_CLIENT_KEY", text(&own.key))
+                .start()
+                .await
+        };
+        for ca in [&stranger, &ca] {
+            let rangecache = start(ca).await;
+            let client = rangecache.client().await;
+            let client = client.with_metadata("traceparent", &traceparent(n, "01"));
+            client.get("/cached/k").await.expect("it is read");
+            if std::ptr::eq(ca, &stranger) {
+                until(SOON, "the log says that it is another's", async || {
+                    rangecache.log().contains("traces are not exported").then_some(())
+                })
+                .await;
+                assert_eq!(collector.trace(&trace_id(n)).len(), 0);
+            } else {
+                ours(&collector, n, RANGE).await;
+            }
+        }
+    }
+}
+
 /// Reads from memory and from etcd, all of which must be answered.
 async fn many_calls(rangecache: &Rangecache) {
     let client = rangecache.client().await;
@@ -386,6 +421,12 @@ async fn a_bucket_names_a_trace_and_a_scraper_gets_its_format() {
         let bucket = format!("rangecache_{histogram}_seconds_bucket");
         let with_exemplar = |line: &str| line.starts_with(&bucket) && line.contains(&exemplar);
         assert!(page.body.lines().any(with_exemplar), "{}", page.body);
+    }
+    for metric in [
+        format!("rangecache_endpoint_well{{endpoint=\"{}\"}} 1", etcd.url()),
+        "rangecache_mirror_lag_seconds{mirror=\"/cached/\"} 0".to_owned(),
+    ] {
+        assert!(page.body.contains(&metric), "{metric} not in\n{}", page.body);
     }
     let plain = http::get_accepting(&url, "text/plain;version=0.0.4")
         .await

@@ -11,6 +11,7 @@ The benchmark suite: etcd, etcd's grpc-proxy, rangecache and a canned server (th
   cargo bench --bench suite -- [CASES=P1,P5] [--rounds N] [--json FILE] [--svg DIR] [--no-fsync]
   cargo bench --bench suite -- soak  [--seconds N]
   cargo bench --bench suite -- fleet [--rounds N]
+  cargo bench --bench suite -- tracing [--rounds N]
 
   CASES=…        only these cases (P1 to P9, P11 to P20, STREAMS), also from the environment; all by default
   --rounds N     rounds of every target in turn (default 5, also ROUNDS in the environment)
@@ -31,6 +32,8 @@ pub(crate) enum Mode {
     Soak,
     /// Many rangecaches before one etcd.
     Fleet,
+    /// What tracing costs a read from memory.
+    Tracing,
     /// The canned server, started by the suite itself in a process of its own.
     Canned,
     /// Only say how to use it.
@@ -93,6 +96,7 @@ impl Args {
                 "--bench" => {}
                 "soak" => args.mode = Mode::Soak,
                 "fleet" => args.mode = Mode::Fleet,
+                "tracing" => args.mode = Mode::Tracing,
                 "canned" => args.mode = Mode::Canned,
                 "--help" | "-h" => args.mode = Mode::Help,
                 "--rounds" => args.rounds = value()?.parse().context("--rounds needs a number")?,

@@ -21,6 +21,7 @@ mod stage;
 mod svg;
 mod table;
 mod tls;
+mod tracing;
 mod wire;
 
 use std::io::Write;
@@ -81,7 +82,7 @@ async fn run(args: Args) -> Result<()> {
             Ok(())
         }
         Mode::Canned => canned::run(args.upstream.as_deref().context("canned needs --upstream")?).await,
-        Mode::Cases | Mode::Soak | Mode::Fleet => suite(args).await,
+        Mode::Cases | Mode::Soak | Mode::Fleet | Mode::Tracing => suite(args).await,
     }
 }
 
@@ -106,6 +107,10 @@ async fn suite(args: Args) -> Result<()> {
         Mode::Soak => {
             println!("{}\n{}", heading.machine, heading.versions);
             return soak::run(&suite).await;
+        }
+        Mode::Tracing => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return tracing::run(&suite).await;
         }
         Mode::Fleet => fleet::run(&suite).await?,
         _ => cases::run(&suite).await,

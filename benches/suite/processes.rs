@@ -294,12 +294,13 @@ pub(crate) async fn start_grpc_proxy(binaries: &Binaries, folder: &Path, etcd: E
     }
 }
 
-/// Starts rangecache before an etcd with further flags and waits until it serves; its mirrors may still be loading.
+/// Starts rangecache before an etcd with further flags and variables and waits until it serves; its mirrors may still be loading.
 pub(crate) async fn start_rangecache(
     binaries: &Binaries,
     folder: &Path,
     etcd: Endpoint,
     flags: &[&str],
+    environment: &[(&str, &str)],
 ) -> Result<Process> {
     let mut command = Command::new(&binaries.rangecache);
     command
@@ -312,6 +313,7 @@ pub(crate) async fn start_rangecache(
         .args(["--listen-metrics-urls", "http://127.0.0.1:0"])
         .args(["--log-format", "json"])
         .args(flags)
+        .envs(environment.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     let (child, log) = spawn("rangecache", command, folder)?;

@@ -160,7 +160,23 @@ impl Stage {
 
     /// Starts one more rangecache and does not wait for its mirror.
     pub(crate) async fn launch_rangecache(&self, flags: &[&str]) -> Result<Process> {
-        processes::start_rangecache(&self.binaries, self.folder.path(), self.endpoint(), flags).await
+        self.launch_rangecache_with(flags, &[]).await
+    }
+
+    /// Starts one more rangecache in this environment and waits until it is ready.
+    pub(crate) async fn start_rangecache_with(
+        &self,
+        flags: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Process> {
+        let mut process = self.launch_rangecache_with(flags, environment).await?;
+        process.wait_ready().await?;
+        Ok(process)
+    }
+
+    async fn launch_rangecache_with(&self, flags: &[&str], environment: &[(&str, &str)]) -> Result<Process> {
+        let (folder, etcd) = (self.folder.path(), self.endpoint());
+        processes::start_rangecache(&self.binaries, folder, etcd, flags, environment).await
     }
 
     /// Stops everything and starts etcd alone again on the same data, with a fresh heap.

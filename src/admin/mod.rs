@@ -139,6 +139,7 @@ impl Admin {
                 self.metrics
                     .tasks
                     .set(i64::try_from(self.tasks.len()).unwrap_or(i64::MAX));
+                self.upstream.export(&self.metrics);
                 let accept = request.headers().get(header::ACCEPT);
                 let format = Format::accepted(accept.and_then(|accept| accept.to_str().ok()));
                 (

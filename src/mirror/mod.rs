@@ -12,6 +12,7 @@
 //! | `knowledge` | replaced history (I4), what was shown (I11), auth (I8) |
 //! | `pinned` | past revisions that are read apart from mirrors |
 //! | `probe` | what has to be asked even while no client reads |
+//! | `lag` | how long a mirror has been behind |
 //! | `aside` | waiting for memory |
 //! | `verify` | holding a mirror against etcd |
 //!
@@ -22,6 +23,7 @@ mod assemble;
 mod feed;
 pub mod freshness;
 pub mod knowledge;
+mod lag;
 mod lifecycle;
 mod load;
 pub mod pinned;

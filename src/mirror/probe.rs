@@ -17,6 +17,7 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use super::Mirrors;
 use super::freshness::Proof;
 use super::knowledge::Auth;
+use super::lag::Lag;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
@@ -35,6 +36,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
     let mut beat = tokio::time::interval(interval);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut beats = 0_u32;
+    let mut lags: Vec<Lag> = mirrors.all.iter().map(|_| Lag::default()).collect();
     loop {
         beat.tick().await;
         faults::trip(Fault::Probe);
@@ -47,8 +49,10 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
                     .knowledge
                     .note_raft_index(raft_index, proof.header.revision);
             }
-            for mirror in mirrors.all.iter() {
+            for (mirror, lag) in mirrors.all.iter().zip(&mut lags) {
                 if let Ok(view) = mirror.view() {
+                    let behind = lag.note(proof.header.revision, view.revision);
+                    mirror.metrics.lag_seconds.set(behind.as_secs_f64());
                     mirror
                         .metrics
                         .lag_revisions

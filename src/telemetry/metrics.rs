@@ -14,6 +14,7 @@ use super::calls::Slowest;
 use super::exposition::{self, BOUNDS, Exemplars, FIRST_BOUND_SECONDS, Format};
 use super::outcome::{Kind, Outcome, Read, Why};
 use super::trace::{TraceId, Tracer};
+use crate::net::Url;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RangeLabels {
@@ -49,6 +50,11 @@ struct MirrorResultLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct EndpointLabels {
+    endpoint: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LimitLabels {
     limit: &'static str,
 }
@@ -74,6 +80,8 @@ pub struct MirrorMetrics {
     pub revision: Gauge,
     /// How many revisions it was behind at the last quorum check.
     pub lag_revisions: Gauge,
+    /// How long it had been behind then, in seconds.
+    pub lag_seconds: Gauge<f64, AtomicU64>,
     /// Keys it holds.
     pub keys: Gauge,
     /// Memory of keys, values and nodes, history included.
@@ -135,6 +143,10 @@ pub struct Metrics {
     mirror_in_service: Family<MirrorLabels, Gauge>,
     mirror_revision: Family<MirrorLabels, Gauge>,
     mirror_lag_revisions: Family<MirrorLabels, Gauge>,
+    mirror_lag_seconds: Family<MirrorLabels, Gauge<f64, AtomicU64>>,
+    endpoint_well: Family<EndpointLabels, Gauge>,
+    endpoint_connections: Family<EndpointLabels, Gauge>,
+    endpoint_calls: Family<EndpointLabels, Gauge>,
     mirror_keys: Family<MirrorLabels, Gauge>,
     mirror_memory_bytes: Family<MirrorLabels, Gauge>,
     mirror_history_bytes: Family<MirrorLabels, Gauge>,
@@ -266,6 +278,20 @@ impl Metrics {
             mirror_lag_revisions: metric!(
                 "mirror_lag_revisions",
                 "Revisions that the mirror was behind at the last quorum check"
+            ),
+            mirror_lag_seconds: metric!(
+                "mirror_lag",
+                Seconds,
+                "Age of the oldest revision told by a quorum check that the mirror had not reached at the last one"
+            ),
+            endpoint_well: metric!(
+                "endpoint_well",
+                "1 while the endpoint is connected, serves, votes and knows a leader"
+            ),
+            endpoint_connections: metric!("endpoint_connections", "Connections to the endpoint that stand"),
+            endpoint_calls: metric!(
+                "endpoint_calls",
+                "Calls under way on the endpoint's shared connections"
             ),
             mirror_keys: metric!("mirror_keys", "Keys in the mirror"),
             mirror_memory_bytes: metric!("mirror_memory", Bytes, "Memory of the mirror, history included"),
@@ -469,6 +495,20 @@ impl Metrics {
         }
     }
 
+    /// How an endpoint is, at the moment of a scrape.
+    pub fn endpoint(&self, url: &Url, is_well: bool, connections: usize, calls: usize) {
+        let labels = EndpointLabels {
+            endpoint: url.to_string(),
+        };
+        let set = |family: &Family<EndpointLabels, Gauge>, value: usize| {
+            let value = i64::try_from(value).unwrap_or(i64::MAX);
+            family.get_or_create(&labels).set(value);
+        };
+        set(&self.endpoint_well, usize::from(is_well));
+        set(&self.endpoint_connections, connections);
+        set(&self.endpoint_calls, calls);
+    }
+
     /// Exports a configured bound; the name carries the unit.
     pub fn limit(&self, name: &'static str, value: f64) {
         self.limits.get_or_create(&LimitLabels { limit: name }).set(value);
@@ -540,6 +580,7 @@ impl Metrics {
             in_service: gauge(&self.mirror_in_service),
             revision: gauge(&self.mirror_revision),
             lag_revisions: gauge(&self.mirror_lag_revisions),
+            lag_seconds: self.mirror_lag_seconds.get_or_create_owned(&labels),
             keys: gauge(&self.mirror_keys),
             memory_bytes: gauge(&self.mirror_memory_bytes),
             history_bytes: gauge(&self.mirror_history_bytes),

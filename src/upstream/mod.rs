@@ -38,6 +38,7 @@ pub use range_stream::NoRangeStream;
 pub use version::Version;
 
 use crate::net::Url;
+use crate::telemetry::Metrics;
 use crate::tls::Connector;
 use endpoint::Endpoint;
 
@@ -345,6 +346,21 @@ impl Upstream {
                 ..view
             })
             .collect()
+    }
+
+    /// Tells `metrics` how every endpoint is.
+    pub fn export(&self, metrics: &Metrics) {
+        for endpoint in &self.endpoints {
+            let classes = [Class::Unary, Class::Stream, Class::Check];
+            let live: Vec<_> = classes
+                .into_iter()
+                .flat_map(|class| endpoint.live(class))
+                .collect();
+            let calls = live.iter().map(|connection| connection.in_flight()).sum();
+            let is_connected = endpoint.live(Class::Check).next().is_some();
+            let is_well = is_connected && endpoint.is_well();
+            metrics.endpoint(&endpoint.url, is_well, live.len(), calls);
+        }
     }
 
     /// An endpoint told its version.

@@ -15,9 +15,17 @@ use hyper_util::server::conn::auto;
 use prost::Message;
 use rangecache::opentelemetry::any_value::Value;
 use rangecache::opentelemetry::{ExportTraceServiceRequest, KeyValue, Span as Encoded};
+use rustls::crypto::aws_lc_rs;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::either::Either;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::tls::{Ca, Pair};
 use super::wait::{SOON, until};
 
 /// One span, as it was sent.
@@ -58,17 +66,40 @@ struct Got {
 impl Collector {
     /// One that takes everything.
     pub async fn start() -> Collector {
-        Self::start_as(false).await
+        Self::start_as(false, None).await
     }
 
     /// One that takes requests and never answers.
     pub async fn hanging() -> Collector {
-        Self::start_as(true).await
+        Self::start_as(true, None).await
     }
 
-    async fn start_as(hangs: bool) -> Collector {
+    /// One with TLS, to which clients show a certificate of the same CA.
+    pub async fn with_tls(ca: &Ca, own: &Pair) -> Collector {
+        let mut roots = RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_file(ca.cert()).unwrap())
+            .unwrap();
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build();
+        let mut config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier.unwrap())
+            .with_single_cert(
+                vec![CertificateDer::from_pem_file(&own.cert).unwrap()],
+                PrivateKeyDer::from_pem_file(&own.key).unwrap(),
+            )
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Self::start_as(false, Some(TlsAcceptor::from(Arc::new(config)))).await
+    }
+
+    async fn start_as(hangs: bool, tls: Option<TlsAcceptor>) -> Collector {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let url = format!("{scheme}://{}", listener.local_addr().unwrap());
         let got = Arc::new(Mutex::new(Got::default()));
         let alive = CancellationToken::new();
         let (collecting, stop) = (Arc::clone(&got), alive.clone());
@@ -76,9 +107,16 @@ impl Collector {
             while let Some(Ok((stream, _))) = stop.run_until_cancelled(listener.accept()).await {
                 let got = Arc::clone(&collecting);
                 let service = service_fn(move |request| answer(Arc::clone(&got), request, hangs));
-                let stop = stop.clone();
+                let (stop, tls) = (stop.clone(), tls.clone());
                 tokio::spawn(async move {
                     let server = auto::Builder::new(TokioExecutor::new());
+                    let stream = match tls {
+                        None => Either::Left(stream),
+                        Some(tls) => match tls.accept(stream).await {
+                            Ok(stream) => Either::Right(stream),
+                            Err(_) => return,
+                        },
+                    };
                     let serving = server.serve_connection(TokioIo::new(stream), service);
                     let _ = stop.run_until_cancelled(serving).await;
                 });
