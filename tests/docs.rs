@@ -127,7 +127,7 @@ fn no_page_speaks_of_flags_that_are_gone() {
     let ours = flags();
     // etcd's and etcdctl's, and kube-apiserver's, kubectl's, helm's, cargo's and our own tools'.
     let theirs: BTreeSet<&str> =
-        "--auto-compaction-retention --max-request-bytes --quota-backend-bytes --etcd-servers --etcd-servers-overrides --etcd- --watch-cache --version \
+        "--auto-compaction-retention --max-request-bytes --quota-backend-bytes --etcd-servers --etcd-servers-overrides --etcd- --watch-cache --enable-distributed-tracing --tracing-config-file --version \
         --help --list --only --skip --auth --reuse-port"
             .split_whitespace()
             .collect();
