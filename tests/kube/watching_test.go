@@ -30,7 +30,7 @@ func (c *cast) watch(namespace string, turn int, options metav1.ListOptions) *wa
 	return &watching{c, watcher.ResultChan(), namespace}
 }
 
-// next waits for an event that is no bookmark; bookmarks that come before it are checked.
+// next waits for an event that is no bookmark.
 func (w *watching) next() watch.Event {
 	w.Helper()
 	for {
