@@ -23,6 +23,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use link::{Link, Weather};
+use serde_json::Value;
 use support::etcd::{Cluster, Etcd, Version};
 use support::grpc::{Client, UNAVAILABLE};
 use support::kv::{PUT, RANGE};
@@ -73,19 +74,21 @@ async fn recovers(direct: &Client, rangecache: &Rangecache, what: &str) {
     .await;
 }
 
-/// What the page for people says of an endpoint.
-async fn described(rangecache: &Rangecache, url: &str) -> String {
-    let page = rangecache.admin("/").await.body;
-    let line = page.lines().find(|line| line.contains(url));
-    line.unwrap_or_else(|| panic!("{url} is missing in {page}"))
-        .to_owned()
+/// What rangecache says of an endpoint at `/status`.
+async fn described(rangecache: &Rangecache, url: &str) -> Value {
+    let status: Value = serde_json::from_str(&rangecache.admin("/status").await.body).expect("is JSON");
+    let endpoints = status["endpoints"].as_array().expect("are told");
+    let found = endpoints.iter().find(|endpoint| endpoint["url"] == url);
+    found
+        .unwrap_or_else(|| panic!("{url} is missing in {endpoints:?}"))
+        .clone()
 }
 
-/// Waits until the page says, or no longer says, that a member is unwell.
+/// Waits until it says that a member is connected, and unwell or not.
 async fn unwell(rangecache: &Rangecache, url: &str, unwell: bool) {
     until(SOON, &format!("{url} unwell: {unwell}"), async || {
-        let line = described(rangecache, url).await;
-        (line.contains("unwell") == unwell && !line.contains("not connected")).then_some(())
+        let endpoint = described(rangecache, url).await;
+        (endpoint["is_well"] == !unwell && endpoint["is_connected"] == true).then_some(())
     })
     .await;
 }
@@ -282,8 +285,8 @@ async fn a_rolling_upgrade_is_noticed(from: Version, to: Version) {
             .expect("etcd tells")
             .version;
         until(SOON, &format!("the new version {version} is known"), async || {
-            let line = described(&rangecache, &cluster.members[n].url()).await;
-            line.contains(&version).then_some(())
+            let endpoint = described(&rangecache, &cluster.members[n].url()).await;
+            (endpoint["version"] == version).then_some(())
         })
         .await;
         let refused = through.range(&unknown_target).await.expect_err("it is refused");
