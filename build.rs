@@ -3,8 +3,7 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto/etcd.proto");
     println!("cargo:rerun-if-changed=proto/health.proto");
-    println!("cargo:rerun-if-changed=proto/otlp.proto");
-    let descriptors = protox::compile(["etcd.proto", "health.proto", "otlp.proto"], ["proto"])?;
+    let descriptors = protox::compile(["etcd.proto", "health.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .build_server(false)
         .build_transport(false)

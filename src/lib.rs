@@ -43,9 +43,3 @@ pub mod etcdserverpb {
 pub mod grpc_health {
     tonic::include_proto!("grpc.health.v1");
 }
-
-/// OTLP's messages, generated from `proto/otlp.proto`.
-#[allow(missing_docs, unreachable_pub, clippy::all)]
-pub mod opentelemetry {
-    tonic::include_proto!("opentelemetry.proto.collector.trace.v1");
-}

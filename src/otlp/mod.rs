@@ -3,18 +3,26 @@
 //! | file | what it is about |
 //! |---|---|
 //! | `settings` | OpenTelemetry's own variables |
-//! | `encode` | spans as OTLP has them |
-//! | `client` | a connection to a collector |
+//! | `convert` | spans as the library has them |
+//! | `transport` | what the library's exporter speaks over |
+//!
+//! OpenTelemetry's own library encodes, sends and tries again; here is what it is not asked for: a queue that nobody waits
+//! for, the counts, one line in the log, and connections.
 //!
 //! A collector that is slow, down or absent costs spans and nothing else: the queue in front of this room is bounded, whoever
 //! fills it never waits, and what has no room or does not arrive is counted. This room uses `net`, `tls` and `telemetry`; only `main` uses it.
 
-mod client;
-mod encode;
+mod convert;
 mod settings;
+mod transport;
 
 use std::time::Duration;
 
+use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry_otlp::SpanExporter;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::{EnvResourceDetector, ResourceDetector, TelemetryResourceDetector};
+use opentelemetry_sdk::trace::SpanExporter as _;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -26,11 +34,8 @@ use crate::telemetry::Metrics;
 use crate::telemetry::metrics::SpanMetrics;
 use crate::telemetry::trace::{Span, Tracer};
 use crate::tls::{self, FileError};
-use client::{Client, NotSent};
+use transport::Connector;
 
-/// Pause before another attempt; it doubles up to [`LAST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LAST_PAUSE: Duration = Duration::from_secs(5);
 /// What the last spans get at a stop.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -38,7 +43,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Exporter {
     settings: Settings,
-    tls: Option<tls::Collector>,
+    connector: Connector,
+    scope: InstrumentationScope,
     queue: mpsc::Receiver<Span>,
     /// Gathered, and not on its way yet.
     batch: Vec<Span>,
@@ -65,8 +71,9 @@ impl Exporter {
         let span_metrics = metrics.spans();
         metrics.tracer = Tracer::new(settings.sampler, spans, span_metrics.dropped.clone());
         Ok(Exporter {
+            connector: Connector::new(&settings, tls),
+            scope: convert::scope(),
             settings,
-            tls,
             queue,
             batch: Vec::new(),
             metrics: span_metrics,
@@ -74,15 +81,22 @@ impl Exporter {
         })
     }
 
-    /// Exports batches until `stop`, and then what is left. Connections are `tasks`' to join.
+    /// Exports batches until `stop`, and then what is left. gRPC's connections are `tasks`' to join.
     pub async fn run(mut self, tasks: TaskTracker, stop: CancellationToken) {
         let settings = &self.settings;
         tracing::info!(endpoint = %settings.endpoint, protocol = ?settings.protocol, sampler = ?settings.sampler,
             "exporting traces");
-        if settings.wants_compression {
-            tracing::warn!("OTEL_EXPORTER_OTLP_COMPRESSION=gzip is not spoken: traces are sent uncompressed");
-        }
-        let mut client = Client::new(settings.clone(), self.tls.clone(), tasks);
+        let alive = CancellationToken::new();
+        let connector = self.connector.clone();
+        let mut exporter = match transport::exporter(settings, connector, tasks, alive.clone()) {
+            Ok(exporter) => exporter,
+            Err(error) => {
+                tracing::error!(%error, "traces are not exported");
+                return;
+            }
+        };
+        let _connected = alive.drop_guard();
+        exporter.set_resource(&resource(settings.service.as_deref()));
         while stop.run_until_cancelled(self.gather()).await.is_some() {
             let batch = std::mem::take(&mut self.batch);
             // At a stop an export under way has a last chance.
@@ -92,7 +106,7 @@ impl Exporter {
             };
             let spans = batch.len() as u64;
             tokio::select! {
-                () = self.export(&mut client, batch) => {}
+                () = self.export(&exporter, batch) => {}
                 () = last_chance => {
                     self.metrics.failed.inc_by(spans);
                     return;
@@ -110,7 +124,7 @@ impl Exporter {
                 if batch.is_empty() {
                     return;
                 }
-                self.export(&mut client, batch).await;
+                self.export(&exporter, batch).await;
             }
         };
         if tokio::time::timeout(FLUSH_TIMEOUT, flushing).await.is_err() {
@@ -141,42 +155,30 @@ impl Exporter {
         }
     }
 
-    async fn export(&mut self, client: &mut Client, batch: Vec<Span>) {
+    async fn export(&mut self, exporter: &SpanExporter, batch: Vec<Span>) {
         let spans = batch.len() as u64;
-        let request = encode::request(&self.settings.resource, batch);
-        let deadline = Instant::now() + self.settings.export_timeout;
-        let mut pause = FIRST_PAUSE;
-        let refusal = loop {
-            let sending = client.send(request.clone());
-            match tokio::time::timeout_at(deadline, sending).await {
-                Ok(Ok((rejected, why))) => {
-                    let rejected = rejected.min(spans);
-                    self.metrics.exported.inc_by(spans - rejected);
-                    self.metrics.failed.inc_by(rejected);
-                    if rejected > 0 {
-                        break format!("the collector rejected {rejected} of {spans} spans: {why}");
-                    }
-                    if std::mem::take(&mut self.is_failing) {
-                        tracing::info!(endpoint = %self.settings.endpoint, "the collector takes traces again");
-                    }
-                    return;
+        let batch = batch
+            .into_iter()
+            .map(|span| convert::span_data(span, self.scope.clone()))
+            .collect();
+        // The library begins no attempt after its end, but lets one go on.
+        let exporting = tokio::time::timeout(self.settings.export_timeout, exporter.export(batch));
+        let why = match exporting.await {
+            Ok(Ok(())) => {
+                self.metrics.exported.inc_by(spans);
+                if std::mem::take(&mut self.is_failing) {
+                    tracing::info!(endpoint = %self.settings.endpoint, "the collector takes traces again");
                 }
-                Ok(Err(NotSent::Again(why))) if Instant::now() + pause < deadline => {
-                    self.say(&why);
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(LAST_PAUSE);
-                }
-                Ok(Err(error)) => {
-                    self.metrics.failed.inc_by(spans);
-                    break error.to_string();
-                }
-                Err(_) => {
-                    self.metrics.failed.inc_by(spans);
-                    break "no answer in time".to_owned();
-                }
+                return;
             }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {:?}", self.settings.export_timeout),
         };
-        self.say(&refusal);
+        self.metrics.failed.inc_by(spans);
+        match self.connector.take_failure() {
+            Some(failure) if !why.contains(&failure) => self.say(&format!("{why}: {failure}")),
+            _ => self.say(&why),
+        }
     }
 
     /// Says once that the collector does not take spans.
@@ -185,5 +187,21 @@ impl Exporter {
             tracing::warn!(endpoint = %self.settings.endpoint, why,
                 "traces are not exported; requests are served as ever, and spans that find no room are dropped");
         }
+    }
+}
+
+/// Who rangecache is. The library knows all but its name.
+fn resource(service: Option<&str>) -> Resource {
+    let detectors: [Box<dyn ResourceDetector>; 2] = [
+        Box::new(TelemetryResourceDetector),
+        Box::new(EnvResourceDetector::new()),
+    ];
+    let known = Resource::builder_empty()
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+        .with_service_name("rangecache")
+        .with_detectors(&detectors);
+    match service {
+        None => known.build(),
+        Some(service) => known.with_service_name(service.to_owned()).build(),
     }
 }

@@ -1,11 +1,12 @@
 //! OpenTelemetry's own variables, `OTEL_…`, unchanged: where traces go, which, and how. Read once, before a port is bound.
 //!
-//! Tracing is off unless an endpoint or an exporter is named. What cannot be meant is refused, with what to write instead.
+//! Tracing is off unless an endpoint or an exporter is named. What cannot be meant is refused, with what to write instead: the
+//! library would take a default, or leave it out. What is only checked here the library reads by itself.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, Uri};
+use http::{HeaderName, Uri};
 
 use crate::net::{Address, Url};
 use crate::telemetry::trace::{Ratio, Sampler};
@@ -20,7 +21,7 @@ pub enum Protocol {
 }
 
 /// Where traces go, which, and how.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// The collector.
     pub endpoint: Url,
@@ -28,8 +29,6 @@ pub struct Settings {
     pub path: String,
     /// How it is spoken to.
     pub protocol: Protocol,
-    /// What goes along with each request; it may hold credentials.
-    pub headers: Vec<(HeaderName, HeaderValue)>,
     /// How long the collector may take for one request.
     pub timeout: Duration,
     /// The CA of its certificate; else the system's.
@@ -38,8 +37,8 @@ pub struct Settings {
     pub client: Option<(PathBuf, PathBuf)>,
     /// Which traces are recorded.
     pub sampler: Sampler,
-    /// Who rangecache is, `service.name` first.
-    pub resource: Vec<(String, String)>,
+    /// What rangecache is called, if not rangecache.
+    pub service: Option<String>,
     /// How long a span waits for others to leave with.
     pub schedule_delay: Duration,
     /// How long an export may take with all its attempts.
@@ -48,19 +47,6 @@ pub struct Settings {
     pub max_queue_size: usize,
     /// Spans of one request.
     pub max_batch_size: usize,
-    /// `gzip` was asked for, which is not spoken here.
-    pub wants_compression: bool,
-}
-
-impl std::fmt::Debug for Settings {
-    // Not the headers.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settings")
-            .field("endpoint", &self.endpoint)
-            .field("protocol", &self.protocol)
-            .field("sampler", &self.sampler)
-            .finish_non_exhaustive()
-    }
 }
 
 /// A variable whose value cannot be meant.
@@ -189,11 +175,13 @@ impl Settings {
             None => variables.millis("OTEL_EXPORTER_OTLP_TIMEOUT", 10_000)?,
         };
         let (max_queue_size, max_batch_size) = queue(&variables)?;
+        check_compression(&variables)?;
+        check_headers(&variables)?;
+        check_resource(&variables)?;
         Ok(Some(Settings {
             endpoint,
             path,
             protocol,
-            headers: headers(&variables)?,
             timeout,
             certificate: variables
                 .either(
@@ -203,12 +191,11 @@ impl Settings {
                 .map(|(_, path)| path.into()),
             client,
             sampler: sampler(&variables)?,
-            resource: resource(&variables)?,
+            service: variables.get("OTEL_SERVICE_NAME").map(|(_, name)| name),
             schedule_delay: variables.millis("OTEL_BSP_SCHEDULE_DELAY", 5000)?,
             export_timeout: variables.millis("OTEL_BSP_EXPORT_TIMEOUT", 30_000)?,
             max_queue_size,
             max_batch_size,
-            wants_compression: wants_compression(&variables)?,
         }))
     }
 }
@@ -226,16 +213,16 @@ fn protocol(variables: &Variables<'_>) -> Result<Protocol, SettingsError> {
     }
 }
 
-fn wants_compression(variables: &Variables<'_>) -> Result<bool, SettingsError> {
+fn check_compression(variables: &Variables<'_>) -> Result<(), SettingsError> {
     let named = variables.either(
         "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
         "OTEL_EXPORTER_OTLP_COMPRESSION",
     );
     match named {
-        None => Ok(false),
-        Some((_, value)) if value == "none" => Ok(false),
-        Some((_, value)) if value == "gzip" => Ok(true),
-        Some((name, value)) => Err(refused(name, value, "write none or gzip")),
+        Some((name, value)) if value != "none" && value != "gzip" => {
+            Err(refused(name, value, "write none or gzip"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -320,73 +307,37 @@ fn tcp(tls: bool, host: &str, port: u16) -> Url {
     Url { tls, address }
 }
 
-fn headers(variables: &Variables<'_>) -> Result<Vec<(HeaderName, HeaderValue)>, SettingsError> {
+fn check_headers(variables: &Variables<'_>) -> Result<(), SettingsError> {
     let named = variables.either("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS");
-    let Some((variable, list)) = named else {
-        return Ok(Vec::new());
-    };
-    let pairs = pairs(&list).map(|pair| {
-        let (name, value) = pair?;
-        Some((name.parse().ok()?, HeaderValue::from_str(&value).ok()?))
-    });
-    pairs.collect::<Option<_>>().ok_or_else(|| {
-        let remedy = "write name=value,name=value, with values percent-encoded";
-        refused(variable, "(secret)", remedy)
-    })
-}
-
-fn resource(variables: &Variables<'_>) -> Result<Vec<(String, String)>, SettingsError> {
-    let version = env!("CARGO_PKG_VERSION");
-    let mut resource = vec![
-        ("service.name".to_owned(), "rangecache".to_owned()),
-        ("service.version".to_owned(), version.to_owned()),
-        ("telemetry.sdk.language".to_owned(), "rust".to_owned()),
-        ("telemetry.sdk.name".to_owned(), "rangecache".to_owned()),
-        ("telemetry.sdk.version".to_owned(), version.to_owned()),
-    ];
-    let mut set = |name: String, value: String| match resource.iter_mut().find(|(known, _)| *known == name) {
-        Some(known) => known.1 = value,
-        None => resource.push((name, value)),
-    };
-    if let Some((name, list)) = variables.get("OTEL_RESOURCE_ATTRIBUTES") {
-        for pair in pairs(&list) {
-            let Some((key, value)) = pair else {
-                let remedy = "write name=value,name=value, with values percent-encoded";
-                return Err(refused(name, list.as_str(), remedy));
-            };
-            set(key, value);
+    match named {
+        Some((name, list)) if !names(&list).all(|name| name.is_some_and(is_header)) => {
+            let remedy = "write name=value,name=value, with values percent-encoded";
+            Err(refused(name, "(secret)", remedy))
         }
+        _ => Ok(()),
     }
-    if let Some((_, service)) = variables.get("OTEL_SERVICE_NAME") {
-        set("service.name".to_owned(), service);
-    }
-    Ok(resource)
 }
 
-/// `name=value,name=value`; a part that is none is `None`.
-fn pairs(list: &str) -> impl Iterator<Item = Option<(String, String)>> {
-    list.split(',')
-        .filter(|part| !part.trim().is_empty())
-        .map(|part| {
-            let (name, value) = part.split_once('=')?;
-            let name = name.trim();
-            (!name.is_empty()).then_some(())?;
-            Some((name.to_owned(), percent_decoded(value.trim())?))
-        })
+fn is_header(name: &str) -> bool {
+    name.parse::<HeaderName>().is_ok()
 }
 
-fn percent_decoded(text: &str) -> Option<String> {
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut bytes = text.bytes();
-    while let Some(byte) = bytes.next() {
-        decoded.push(if byte == b'%' {
-            let mut digit = || char::from(bytes.next()?).to_digit(16);
-            u8::try_from(digit()? << 4 | digit()?).ok()?
-        } else {
-            byte
-        });
+fn check_resource(variables: &Variables<'_>) -> Result<(), SettingsError> {
+    match variables.get("OTEL_RESOURCE_ATTRIBUTES") {
+        Some((name, list)) if !names(&list).all(|name| name.is_some()) => {
+            Err(refused(name, list, "write name=value,name=value"))
+        }
+        _ => Ok(()),
     }
-    String::from_utf8(decoded).ok()
+}
+
+/// The names of `name=value,name=value`; a part that is no such pair is `None`.
+fn names(list: &str) -> impl Iterator<Item = Option<&str>> {
+    let parts = list.split(',').filter(|part| !part.trim().is_empty());
+    parts.map(|part| {
+        let (name, _) = part.split_once('=')?;
+        Some(name.trim()).filter(|name| !name.is_empty())
+    })
 }
 
 fn sampler(variables: &Variables<'_>) -> Result<Sampler, SettingsError> {
@@ -547,6 +498,10 @@ mod tests {
             (&[AT, ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096")], "which is 2048"),
             (&[AT, ("OTEL_RESOURCE_ATTRIBUTES", "a")], "name=value"),
             (
+                &[AT, ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")],
+                "write none or gzip",
+            ),
+            (
                 &[AT, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "k")],
                 "CLIENT_CERTIFICATE",
             ),
@@ -559,24 +514,5 @@ mod tests {
             secret.contains("name=value") && !secret.contains("hidden"),
             "{secret}"
         );
-    }
-
-    #[test]
-    fn lists_are_percent_encoded() {
-        let settings = on(&[
-            (ENDPOINT, "http://a:1"),
-            ("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%3Db, x=y%20z"),
-            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,zone=a%2Cb"),
-            ("OTEL_SERVICE_NAME", "mine"),
-        ]);
-        let headers: Vec<_> = settings
-            .headers
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
-            .collect();
-        assert_eq!(headers, [("api-key", "a=b"), ("x", "y z")]);
-        assert_eq!(settings.resource[0], ("service.name".into(), "mine".into()));
-        assert_eq!(settings.resource.last(), Some(&("zone".into(), "a,b".into())));
-        assert!(!format!("{settings:?}").contains("a=b"));
     }
 }

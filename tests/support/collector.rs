@@ -12,9 +12,11 @@ use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::trace::v1::Span as Encoded;
 use prost::Message;
-use rangecache::opentelemetry::any_value::Value;
-use rangecache::opentelemetry::{ExportTraceServiceRequest, KeyValue, Span as Encoded};
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -285,7 +287,7 @@ fn attributes(attributes: Vec<KeyValue>) -> BTreeMap<String, String> {
             Some(Value::StringValue(text)) => text,
             Some(Value::IntValue(number)) => number.to_string(),
             Some(Value::BoolValue(yes)) => yes.to_string(),
-            None => String::new(),
+            other => format!("{other:?}"),
         };
         (attribute.key, value)
     };
