@@ -343,6 +343,23 @@ async fn a_collector_with_tls_is_known_by_its_ca_and_knows_us_by_ours() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn traces_are_compressed_where_that_is_asked_for() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    for (n, protocol) in [(61, "grpc"), (62, "http/protobuf")] {
+        let collector = Collector::start().await;
+        let rangecache = traced(&etcd, &collector, protocol)
+            .with_environment("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+            .start()
+            .await;
+        let client = rangecache.client().await;
+        let client = client.with_metadata("traceparent", &traceparent(n, "01"));
+        client.get("/cached/k").await.expect("it is read");
+        ours(&collector, n, RANGE).await;
+        assert_eq!(collector.uncompressed(), 0, "{protocol}");
+    }
+}
+
 /// Reads from memory and from etcd, all of which must be answered.
 async fn many_calls(rangecache: &Rangecache) {
     let client = rangecache.client().await;

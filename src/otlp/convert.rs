@@ -68,3 +68,72 @@ fn attribute(name: &'static str, value: Value) -> KeyValue {
         Value::Bool(yes) => KeyValue::new(name, yes),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use super::*;
+    use crate::telemetry::trace::{SpanId, TraceId};
+
+    #[test]
+    fn a_span_keeps_what_it_has() {
+        let context = SpanContext {
+            trace_id: TraceId(0x1234_0000_0000_0000_5678),
+            span_id: SpanId(9),
+        };
+        let other = SpanContext {
+            trace_id: TraceId(7),
+            span_id: SpanId(8),
+        };
+        let span = Span {
+            context,
+            parent: Some(SpanId(5)),
+            trace_state: Some("vendor=kept".to_owned()),
+            name: Cow::Borrowed("call"),
+            kind: SpanKind::Server,
+            started_unix_nanos: 1_700_000_000_000_000_001,
+            ended_unix_nanos: 1_700_000_000_000_000_042,
+            attributes: vec![("yes", true.into()), ("many", 3_u64.into()), ("text", "t".into())],
+            links: vec![other],
+            error: Some("gone".into()),
+        };
+        let data = span_data(span.clone(), scope());
+        assert_eq!(
+            data.span_context.trace_id().to_string(),
+            context.trace_id.to_string()
+        );
+        assert_eq!(data.span_context.span_id().to_string(), "0000000000000009");
+        assert!(data.span_context.is_sampled() && data.parent_span_is_remote);
+        assert_eq!(data.span_context.trace_state().header(), "vendor=kept");
+        assert_eq!(data.parent_span_id.to_string(), "0000000000000005");
+        let took = data.end_time.duration_since(data.start_time).unwrap();
+        assert_eq!(took, Duration::from_nanos(41));
+        assert_eq!(
+            data.attributes,
+            [
+                KeyValue::new("yes", true),
+                KeyValue::new("many", 3),
+                KeyValue::new("text", "t")
+            ]
+        );
+        let linked: Vec<_> = data
+            .links
+            .iter()
+            .map(|link| link.span_context.span_id().to_string())
+            .collect();
+        assert_eq!(linked, ["0000000000000008"]);
+        assert_eq!(data.status, Status::error("gone"));
+
+        let root = Span {
+            parent: None,
+            trace_state: Some("no state".to_owned()),
+            error: None,
+            ..span
+        };
+        let data = span_data(root, scope());
+        assert_eq!(data.parent_span_id, otel::SpanId::INVALID);
+        assert!(!data.parent_span_is_remote && data.span_context.trace_state().header().is_empty());
+        assert_eq!(data.status, Status::Unset);
+    }
+}

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -63,6 +64,7 @@ pub struct Collector {
 struct Got {
     spans: Vec<Span>,
     requests: Vec<(String, HeaderMap, Bytes)>,
+    uncompressed: usize,
 }
 
 impl Collector {
@@ -146,6 +148,11 @@ impl Collector {
         self.got.lock().unwrap().spans.clone()
     }
 
+    /// How many requests so far were not compressed.
+    pub fn uncompressed(&self) -> usize {
+        self.got.lock().unwrap().uncompressed
+    }
+
     /// Path, headers and body of every request so far.
     pub fn requests(&self) -> Vec<(String, HeaderMap, Bytes)> {
         self.got.lock().unwrap().requests.clone()
@@ -222,8 +229,24 @@ async fn answer(
     let body = body.collect().await?.to_bytes();
     let is_grpc = head.headers["content-type"] == "application/grpc";
     let message = if is_grpc { body.slice(5..) } else { body.clone() };
+    let is_compressed = if is_grpc {
+        body[0] == 1 && head.headers["grpc-encoding"] == "gzip"
+    } else {
+        head.headers
+            .get("content-encoding")
+            .is_some_and(|encoding| encoding == "gzip")
+    };
+    let message = if is_compressed {
+        let mut plain = Vec::new();
+        let mut decoder = flate2::read::GzDecoder::new(&message[..]);
+        decoder.read_to_end(&mut plain).expect("gzip decodes");
+        Bytes::from(plain)
+    } else {
+        message
+    };
     {
         let mut got = got.lock().unwrap();
+        got.uncompressed += usize::from(!is_compressed);
         got.requests
             .push((head.uri.path().to_owned(), head.headers, message.clone()));
         let request = ExportTraceServiceRequest::decode(message).expect("OTLP decodes");
