@@ -360,6 +360,33 @@ async fn traces_are_compressed_where_that_is_asked_for() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_is_busy_is_asked_again() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    for (n, protocol) in [(71, "grpc"), (72, "http/protobuf")] {
+        let collector = Collector::busy_at_first().await;
+        let rangecache = traced(&etcd, &collector, protocol).start().await;
+        let client = rangecache.client().await;
+        let client = client.with_metadata("traceparent", &traceparent(n, "01"));
+        client.get("/cached/k").await.expect("it is read");
+        ours(&collector, n, RANGE).await;
+        assert_eq!(collector.busy(), 0);
+        let counted = async |result: &str| {
+            let name = format!("rangecache_trace_spans_total{{result=\"{result}\"}}");
+            rangecache.metrics().await.0.get(&name).copied()
+        };
+        until(SOON, "they are counted", async || {
+            counted("exported")
+                .await
+                .is_some_and(|spans| spans > 0.0)
+                .then_some(())
+        })
+        .await;
+        assert_eq!(counted("failed").await, Some(0.0), "{protocol}");
+        assert!(!rangecache.log().contains("traces are not exported"));
+    }
+}
+
 /// Reads from memory and from etcd, all of which must be answered.
 async fn many_calls(rangecache: &Rangecache) {
     let client = rangecache.client().await;
@@ -409,6 +436,7 @@ async fn a_collector_that_is_down_or_hangs_costs_spans_and_nothing_else() {
         }
         let log = rangecache.log();
         assert_eq!(log.matches("traces are not exported").count(), 1, "{log}");
+        assert!(url != gone_url || log.contains("Connection refused"), "{log}");
         assert!(rangecache.terminate().await.success());
     }
 }

@@ -7,7 +7,7 @@ use std::io::Read as _;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
@@ -65,6 +65,8 @@ struct Got {
     spans: Vec<Span>,
     requests: Vec<(String, HeaderMap, Bytes)>,
     uncompressed: usize,
+    /// How many requests are still to be told to come again.
+    busy: usize,
 }
 
 impl Collector {
@@ -76,6 +78,18 @@ impl Collector {
     /// One that takes requests and never answers.
     pub async fn hanging() -> Collector {
         Self::start_as(true, None).await
+    }
+
+    /// One that is too busy for the first request.
+    pub async fn busy_at_first() -> Collector {
+        let collector = Self::start_as(false, None).await;
+        collector.got.lock().unwrap().busy = 1;
+        collector
+    }
+
+    /// How many requests it still is too busy for.
+    pub fn busy(&self) -> usize {
+        self.got.lock().unwrap().busy
     }
 
     /// One with TLS, to which clients show a certificate of the same CA.
@@ -244,7 +258,13 @@ async fn answer(
     } else {
         message
     };
-    {
+    let is_busy = {
+        let mut got = got.lock().unwrap();
+        let left = got.busy.checked_sub(1);
+        got.busy = left.unwrap_or(0);
+        left.is_some()
+    };
+    if !is_busy {
         let mut got = got.lock().unwrap();
         got.uncompressed += usize::from(!is_compressed);
         got.requests
@@ -262,7 +282,9 @@ async fn answer(
     }
     let mut response = Response::new(if is_grpc {
         let mut trailers = HeaderMap::new();
-        trailers.insert("grpc-status", HeaderValue::from_static("0"));
+        // 14: unavailable.
+        let status = if is_busy { "14" } else { "0" };
+        trailers.insert("grpc-status", HeaderValue::from_static(status));
         let frames = [
             Frame::data(Bytes::from_static(&[0, 0, 0, 0, 0])),
             Frame::trailers(trailers),
@@ -271,6 +293,9 @@ async fn answer(
     } else {
         Full::new(Bytes::new()).boxed_unsync()
     });
+    if is_busy && !is_grpc {
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+    }
     let content_type = if is_grpc {
         "application/grpc"
     } else {
