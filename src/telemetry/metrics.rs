@@ -1,9 +1,11 @@
 //! Every metric, in one place: name, unit, meaning.
 
+mod labels;
+mod readings;
+
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -12,64 +14,14 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::calls::Slowest;
 use super::exposition::{self, BOUNDS, Exemplars, FIRST_BOUND_SECONDS, Format};
-use super::outcome::{Kind, Outcome, Read, Why};
+use super::outcome::{Kind, Outcome, Read};
 use super::trace::{TraceId, Tracer};
 use crate::net::Url;
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct RangeLabels {
-    outcome: &'static str,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct MirrorLabels {
-    mirror: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ReasonLabels {
-    mirror: String,
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct FallbackLabels {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct MirrorResultLabels {
-    mirror: String,
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct EndpointLabels {
-    endpoint: String,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LimitLabels {
-    limit: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct TlsFileLabels {
-    side: &'static str,
-    file: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct TlsReloadLabels {
-    side: &'static str,
-    result: &'static str,
-}
+use labels::{
+    EndpointLabels, FallbackLabels, LimitLabels, MirrorLabels, MirrorResultLabels, RangeLabels, ReasonLabels,
+    ResultLabels, TlsFileLabels, TlsReloadLabels,
+};
+pub use readings::QuorumChecks;
 
 /// The gauges and counters of one mirror.
 #[derive(Clone, Debug)]
@@ -111,17 +63,6 @@ pub struct SpanMetrics {
     pub dropped: Counter,
     /// Given up: the collector did not take them.
     pub failed: Counter,
-}
-
-/// See [`Metrics::quorum_checks`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct QuorumChecks {
-    /// Those that proved a revision.
-    pub proven: u64,
-    /// Those that did not.
-    pub failed: u64,
-    /// Reads that waited for them.
-    pub reads: u64,
 }
 
 /// All metrics, the tracer, and the slowest calls. Cloning is not needed: one is shared behind an `Arc`.
@@ -512,58 +453,6 @@ impl Metrics {
     /// Exports a configured bound; the name carries the unit.
     pub fn limit(&self, name: &'static str, value: f64) {
         self.limits.get_or_create(&LimitLabels { limit: name }).set(value);
-    }
-
-    /// A bound that was exported by this name.
-    #[must_use]
-    pub fn limit_of(&self, name: &'static str) -> Option<f64> {
-        self.limits
-            .get(&LimitLabels { limit: name })
-            .map(|value| value.get())
-    }
-
-    /// Ranges and RangeStreams together by how they ended and why, as many as have ended so far; those that never
-    /// happened are left out.
-    #[must_use]
-    pub fn reads(&self) -> Vec<(Outcome, u64)> {
-        let count = |outcome: Outcome| {
-            let (label, reason) = outcome.labels();
-            let labels = RangeLabels {
-                outcome: label,
-                reason,
-            };
-            let of =
-                |family: &Family<RangeLabels, Counter>| family.get(&labels).map_or(0, |count| count.get());
-            of(&self.range) + of(&self.range_stream)
-        };
-        Outcome::all()
-            .map(|outcome| (outcome, count(outcome)))
-            .filter(|(_, count)| *count > 0)
-            .collect()
-    }
-
-    /// Quorum checks so far, and the reads that they served.
-    #[must_use]
-    pub fn quorum_checks(&self) -> QuorumChecks {
-        let of = |result| {
-            self.checks
-                .get(&ResultLabels { result })
-                .map_or(0, |count| count.get())
-        };
-        QuorumChecks {
-            proven: of("proven"),
-            failed: Why::ALL.into_iter().map(|why| of(why.as_str())).sum(),
-            reads: self.check_reads.get(),
-        }
-    }
-
-    /// How often verification found the mirror called `name` to differ from etcd.
-    #[must_use]
-    pub fn verify_mismatches(&self, name: &str) -> u64 {
-        let labels = MirrorLabels {
-            mirror: name.to_owned(),
-        };
-        self.verify_mismatches.get(&labels).map_or(0, |count| count.get())
     }
 
     /// The metrics of the mirror called `name`.
