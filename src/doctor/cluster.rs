@@ -6,13 +6,13 @@ use tokio::time::timeout;
 
 use super::CALL_TIMEOUT;
 use super::identity::Auth;
-use super::members::{Member, best};
+use super::members::{Member, best, name};
 use super::report::{Area, Report};
 use super::text::bytes;
 use crate::config::{Config, OldEtcd, RangeStream};
 use crate::etcdserverpb::cluster_client::ClusterClient;
 use crate::etcdserverpb::{Member as Known, MemberListRequest, StatusResponse};
-use crate::upstream::Version;
+use crate::upstream::{Role, Version};
 
 /// Findings on the endpoints, the members that are no endpoints, and the version gates.
 pub(super) async fn judge(config: &Config, members: &[Member], auth: &Auth, report: &mut Report) {
@@ -59,20 +59,21 @@ fn endpoint(member: &Member, members: &[Member], auth: &Auth, report: &mut Repor
             return;
         }
     };
-    let role = member.role().unwrap_or_default();
+    let role = member.role().unwrap_or(Role::Unknown);
     let text = format!(
-        "{url}: etcd {}, {role}, database {} ({} in use)",
+        "{url}: etcd {}, {}, database {} ({} in use)",
         status.version,
+        name(role),
         bytes(status.db_size),
         bytes(status.db_size_in_use),
     );
     match role {
-        "learner" => report.warn(
+        Role::Learner => report.warn(
             Area::Endpoints,
             text,
             "a learner does not vote: calls go to it only while there is no other",
         ),
-        "without a leader" => report.bad(
+        Role::Leaderless => report.bad(
             Area::Endpoints,
             text,
             "etcd cannot answer linearizable reads: restore the quorum",

@@ -8,8 +8,9 @@ use super::CALL_TIMEOUT;
 use super::members::{Member, Quorum};
 use super::report::{Area, Report};
 use crate::config::Config;
+use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
-use crate::etcdserverpb::{RangeRequest, RequestOp, TxnRequest};
+use crate::mirror::freshness::authorize::right_to_read;
 use crate::mirror::scope::{Scope, scopes};
 use crate::tls::Connector;
 use crate::upstream::{Connection, Credentials};
@@ -126,19 +127,14 @@ pub(super) async fn look(
     auth
 }
 
-/// Asks for the right to read `scope` without reading a key: the range stands in the branch that is not taken.
+/// Asks for the right to read `scope` without reading a key.
 async fn may_read(connection: &Arc<Connection>, scope: &Scope) -> Result<(), tonic::Status> {
     let (channel, origin) = connection.own_channel();
-    let range = RangeRequest {
+    let request = right_to_read(RangeRequest {
         key: scope.key(),
         range_end: scope.range_end(),
         ..RangeRequest::default()
-    };
-    let request = TxnRequest {
-        failure: vec![RequestOp {
-            request_range: Some(range),
-        }],
-    };
+    });
     KvClient::with_origin(channel, origin)
         .txn(request)
         .await

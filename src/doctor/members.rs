@@ -7,17 +7,17 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
-use tonic::Code;
 use tonic::metadata::MetadataValue;
 
 use super::CALL_TIMEOUT;
 use super::report::{Area, Report};
 use crate::config::Config;
+use crate::etcdserverpb::StatusResponse;
 use crate::etcdserverpb::kv_client::KvClient;
-use crate::etcdserverpb::{RangeRequest, StatusResponse};
+use crate::mirror::freshness::{check_request, is_refusal};
 use crate::net::Url;
 use crate::tls::Connector;
-use crate::upstream::{self, Connection, Credentials, Version};
+use crate::upstream::{self, Connection, Credentials, Role, Version};
 
 /// How often the quorum is asked, for a median.
 const QUORUM_READS: usize = 5;
@@ -70,22 +70,20 @@ impl Member {
         self.status.as_ref().ok()?.version.parse().ok()
     }
 
-    fn leads(&self) -> bool {
-        let id = |status: &StatusResponse| status.header.map(|header| header.member_id);
-        self.status
-            .as_ref()
-            .is_ok_and(|status| status.leader != 0 && id(status) == Some(status.leader))
-    }
-
     /// What it is in the cluster.
-    pub(super) fn role(&self) -> Option<&'static str> {
-        let status = self.status.as_ref().ok()?;
-        Some(match () {
-            () if status.is_learner => "learner",
-            () if status.leader == 0 => "without a leader",
-            () if self.leads() => "leader",
-            () => "follower",
-        })
+    pub(super) fn role(&self) -> Option<Role> {
+        self.status.as_ref().ok().map(Role::of)
+    }
+}
+
+/// In the report.
+pub(super) fn name(role: Role) -> &'static str {
+    match role {
+        Role::Unknown => "",
+        Role::Leader => "leader",
+        Role::Follower => "follower",
+        Role::Learner => "learner",
+        Role::Leaderless => "without a leader",
     }
 }
 
@@ -144,13 +142,7 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
             let began = Instant::now();
             match timeout(CALL_TIMEOUT, as_nobody(connection)).await {
                 Ok(Ok(())) => quorum.auth = Some(false),
-                // What etcd says to callers without credentials, and only when auth is on.
-                Ok(Err(status))
-                    if matches!(
-                        status.code(),
-                        Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
-                    ) =>
-                {
+                Ok(Err(status)) if is_refusal(&status) => {
                     quorum.auth = Some(true);
                     took.push(began.elapsed());
                     // etcd notes each such attempt in its log.
@@ -200,12 +192,7 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
 
 async fn as_nobody(connection: &Arc<Connection>) -> Result<(), tonic::Status> {
     let (channel, origin) = connection.channel();
-    let mut request = tonic::Request::new(RangeRequest {
-        key: b"\0".as_slice().into(),
-        keys_only: true,
-        limit: 1,
-        ..RangeRequest::default()
-    });
+    let mut request = tonic::Request::new(check_request());
     // Else etcd might take the name in a certificate for a user's.
     request
         .metadata_mut()
@@ -235,8 +222,9 @@ pub(super) async fn ask_status(members: &mut [Member]) {
 pub(super) fn best(members: &[Member]) -> Option<&Member> {
     let usable = members.iter().filter(|member| member.connection().is_some());
     usable.min_by_key(|member| {
-        let sound = matches!(member.role(), Some("leader" | "follower")) && member.serves == Some(true);
-        (!sound, member.leads())
+        let role = member.role();
+        let sound = matches!(role, Some(Role::Leader | Role::Follower)) && member.serves == Some(true);
+        (!sound, role == Some(Role::Leader))
     })
 }
 
@@ -251,7 +239,7 @@ pub(super) fn described(members: &[Member]) -> Vec<Described> {
                 _ => None,
             },
             version: status.map(|status| status.version.clone()),
-            role: member.role(),
+            role: member.role().map(name),
             db_bytes: status.map_or(0, |status| status.db_size),
             db_in_use_bytes: status.map_or(0, |status| status.db_size_in_use),
         }

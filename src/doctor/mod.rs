@@ -13,7 +13,7 @@
 //! | `prospects` | what would be cached, in how much memory, and who gains |
 //!
 //! It keeps no connection and starts no mirror. Each call has a deadline, and what reads many keys is paced. It uses
-//! `config`, `upstream`, `tls`, `cache` (to weigh entries) and the `mirror` room's scopes; only `main` uses it.
+//! `config`, `upstream`, `tls`, `cache` (to weigh entries) and the `mirror` room's scopes and questions to etcd; only `main` uses it.
 
 mod certificates;
 mod cluster;

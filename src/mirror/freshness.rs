@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Code;
-use tonic::metadata::MetadataValue;
+use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::knowledge::{Auth, Before, Knowledge, Verdict};
 use crate::cache::ResponseHeader;
@@ -336,11 +336,7 @@ impl Freshness {
                 Err(_) if attempt_deadline == deadline => return Err(Why::CheckFailed),
                 Err(_) => tonic::Status::deadline_exceeded("no answer to a quorum check in time"),
             };
-            // etcd refuses callers without credentials in several words, but only when auth is on.
-            if matches!(
-                status.code(),
-                Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
-            ) {
+            if is_refusal(&status) {
                 self.refused(asker, &status);
                 return Err(Why::Auth);
             }
@@ -446,11 +442,7 @@ impl Asker<'_> {
                         .metadata_mut()
                         .insert("token", MetadataValue::from_static("nobody"));
                 }
-                if let Some(trace) = trace
-                    && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
-                {
-                    request.metadata_mut().insert("traceparent", traceparent);
-                }
+                name_trace(request.metadata_mut(), trace);
                 (client.range(request).await?.into_inner().header, true)
             }
             Asker::Somebody(authorization) => authorization.ask(connection).await?,
@@ -470,8 +462,26 @@ impl Asker<'_> {
     }
 }
 
+/// Whether etcd refused the caller: it does so in several words to who has no credentials, but only when auth is on.
+#[must_use]
+pub fn is_refusal(status: &tonic::Status) -> bool {
+    matches!(
+        status.code(),
+        Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
+    )
+}
+
+/// Names the span that a call is made for.
+fn name_trace(metadata: &mut MetadataMap, trace: Option<SpanContext>) {
+    if let Some(trace) = trace
+        && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
+    {
+        metadata.insert("traceparent", traceparent);
+    }
+}
+
 /// A single key that is not there: the cheapest read that etcd has.
-fn check_request() -> RangeRequest {
+pub fn check_request() -> RangeRequest {
     RangeRequest {
         key: CHECK_KEY.into(),
         keys_only: true,

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::connection::{ConnectError, Connection, Windows};
 use super::range_stream::{NoRangeStream, Server};
 use super::{Backoff, Class, Upstream, Version, health};
+use crate::etcdserverpb::StatusResponse;
 use crate::net::Url;
 use crate::panics::restarting;
 
@@ -32,6 +33,20 @@ pub enum Role {
     Learner,
     /// It votes, but knows no leader.
     Leaderless,
+}
+
+impl Role {
+    /// What the member that tells `status` says that it is.
+    #[must_use]
+    pub fn of(status: &StatusResponse) -> Role {
+        let member_id = status.header.as_ref().map_or(0, |header| header.member_id);
+        match status.leader {
+            _ if status.is_learner => Role::Learner,
+            0 => Role::Leaderless,
+            leader if leader == member_id => Role::Leader,
+            _ => Role::Follower,
+        }
+    }
 }
 
 /// An endpoint as operators see it, at one moment.
@@ -185,7 +200,7 @@ impl Endpoint {
             connections_wanted: classes.into_iter().map(Class::connections).sum(),
             calls: live.iter().map(|connection| connection.in_flight()).sum(),
             is_connected: self.live(Class::Check).next().is_some(),
-            is_well: self.well.load(Ordering::Relaxed),
+            is_well: self.is_well(),
             is_avoided: self.is_avoided(),
             last_error: self.last_error(),
             no_range_stream: self.server.no_range_stream(),

@@ -57,7 +57,7 @@ pub(super) async fn watch(
             }
             match told {
                 Ok(Ok(status)) => {
-                    let role = role(&status);
+                    let role = Role::of(&status);
                     endpoint.set_role(role);
                     sound = is_sound(role);
                     learn_version(endpoint, &status, upstream);
@@ -87,17 +87,6 @@ pub async fn serves(connection: &Arc<Connection>) -> bool {
             // With auth on, or where a proxy in between knows no such service: it answers, and that is what was asked.
             Code::Unimplemented | Code::NotFound | Code::Unauthenticated | Code::PermissionDenied
         ),
-    }
-}
-
-/// What the member says that it is.
-fn role(status: &StatusResponse) -> Role {
-    let member_id = status.header.as_ref().map_or(0, |header| header.member_id);
-    match status.leader {
-        _ if status.is_learner => Role::Learner,
-        0 => Role::Leaderless,
-        leader if leader == member_id => Role::Leader,
-        _ => Role::Follower,
     }
 }
 
@@ -131,7 +120,7 @@ mod tests {
             leader: 7,
             ..StatusResponse::default()
         };
-        let judged = |status: &StatusResponse| (role(status), is_sound(role(status)));
+        let judged = |status: &StatusResponse| (Role::of(status), is_sound(Role::of(status)));
         assert_eq!(judged(&voter), (Role::Follower, true));
         let leader = StatusResponse {
             header: Some(ResponseHeader {

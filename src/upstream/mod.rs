@@ -350,16 +350,9 @@ impl Upstream {
 
     /// Tells `metrics` how every endpoint is.
     pub fn export(&self, metrics: &Metrics) {
-        for endpoint in &self.endpoints {
-            let classes = [Class::Unary, Class::Stream, Class::Check];
-            let live: Vec<_> = classes
-                .into_iter()
-                .flat_map(|class| endpoint.live(class))
-                .collect();
-            let calls = live.iter().map(|connection| connection.in_flight()).sum();
-            let is_connected = endpoint.live(Class::Check).next().is_some();
-            let is_well = is_connected && endpoint.is_well();
-            metrics.endpoint(&endpoint.url, is_well, live.len(), calls);
+        for view in self.endpoints() {
+            let is_well = view.is_connected && view.is_well;
+            metrics.endpoint(&view.url, is_well, view.connections, view.calls);
         }
     }
 

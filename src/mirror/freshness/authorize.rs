@@ -15,9 +15,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Instant;
-use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::metadata::MetadataMap;
 
-use super::{Asker, Freshness, Proof};
+use super::{Asker, Freshness, Proof, name_trace};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RequestOp, ResponseHeader, TxnRequest};
 use crate::telemetry::Why;
@@ -94,6 +94,16 @@ pub fn identity_of(caller: &HeaderMap) -> MetadataMap {
     MetadataMap::from_headers(metadata)
 }
 
+/// Asks for the right to read `range` without reading a key: see the module.
+#[must_use]
+pub fn right_to_read(range: RangeRequest) -> TxnRequest {
+    TxnRequest {
+        failure: vec![RequestOp {
+            request_range: Some(range),
+        }],
+    }
+}
+
 impl Authorization<'_> {
     pub(super) async fn ask(
         &self,
@@ -101,27 +111,17 @@ impl Authorization<'_> {
     ) -> Result<(Option<ResponseHeader>, bool), tonic::Status> {
         // A member whose history has not been looked at is looked at first, which takes a linearizable revision.
         let serializable = self.serializable && connection.is_vetted();
-        let range = RangeRequest {
+        let mut request = tonic::Request::new(right_to_read(RangeRequest {
             key: self.key.clone(),
             range_end: self.range_end.clone(),
             serializable,
             ..RangeRequest::default()
-        };
-        let mut request = tonic::Request::new(TxnRequest {
-            failure: vec![RequestOp {
-                request_range: Some(range),
-            }],
-        });
+        }));
         let (channel, origin) = match self.caller {
             None => connection.own_channel(),
             Some(caller) => {
-                let mut metadata = identity_of(caller);
-                if let Some(trace) = self.trace
-                    && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
-                {
-                    metadata.insert("traceparent", traceparent);
-                }
-                *request.metadata_mut() = metadata;
+                *request.metadata_mut() = identity_of(caller);
+                name_trace(request.metadata_mut(), self.trace);
                 connection.channel()
             }
         };

@@ -117,16 +117,9 @@ impl Span {
     #[must_use]
     pub fn child(&self, name: &'static str, started_unix_nanos: u64) -> Span {
         Span {
-            context: self.context.child(),
             parent: Some(self.context.span_id),
             trace_state: self.trace_state.clone(),
-            name: Cow::Borrowed(name),
-            kind: SpanKind::Internal,
-            started_unix_nanos,
-            ended_unix_nanos: started_unix_nanos,
-            attributes: Vec::new(),
-            links: Vec::new(),
-            error: None,
+            ..begun(name, self.context.child(), started_unix_nanos)
         }
     }
 }
@@ -276,15 +269,19 @@ fn server(sampled: Sampled, headers: &HeaderMap) -> Span {
 
 /// One that begins now.
 fn own(name: &'static str, context: SpanContext) -> Span {
-    let now = unix_nanos();
+    begun(name, context, unix_nanos())
+}
+
+/// One of nobody's, of which no more is known than that it has begun.
+fn begun(name: &'static str, context: SpanContext, started_unix_nanos: u64) -> Span {
     Span {
         context,
         parent: None,
         trace_state: None,
         name: Cow::Borrowed(name),
         kind: SpanKind::Internal,
-        started_unix_nanos: now,
-        ended_unix_nanos: now,
+        started_unix_nanos,
+        ended_unix_nanos: started_unix_nanos,
         attributes: Vec::new(),
         links: Vec::new(),
         error: None,
