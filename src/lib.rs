@@ -22,6 +22,7 @@ pub mod cli;
 pub mod config;
 pub mod doctor;
 pub mod faults;
+pub mod keyspace;
 pub mod memory;
 pub mod mirror;
 pub mod net;

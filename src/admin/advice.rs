@@ -1,7 +1,7 @@
 //! Why memory did not answer, in words for whoever runs rangecache, and what to do about it.
 
 use crate::telemetry::outcome::Read;
-use crate::telemetry::{Outcome, Why};
+use crate::telemetry::{Outcome, Reason};
 
 /// A cause in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,11 +78,11 @@ pub(super) fn ending(outcome: Outcome) -> &'static str {
 pub(super) fn of(outcome: Outcome) -> Advice {
     match outcome {
         Outcome::Hit(read) | Outcome::Waited(read) => of_read(read),
-        Outcome::Streamed(why)
-        | Outcome::Forwarded(why)
-        | Outcome::Paged(why)
-        | Outcome::Shed(why)
-        | Outcome::Cancelled(why) => of_why(why),
+        Outcome::Streamed(reason)
+        | Outcome::Forwarded(reason)
+        | Outcome::Paged(reason)
+        | Outcome::Shed(reason)
+        | Outcome::Cancelled(reason) => of_reason(reason),
     }
 }
 
@@ -104,133 +104,133 @@ fn of_read(read: Read) -> Advice {
 }
 
 /// Why memory had no answer.
-pub(super) fn of_why(why: Why) -> Advice {
-    let (title, meaning, remedy) = match why {
-        Why::NotMirrored => (
+pub(super) fn of_reason(reason: Reason) -> Advice {
+    let (title, meaning, remedy) = match reason {
+        Reason::NotMirrored => (
             "not mirrored",
             "The range is not, or not wholly, inside one mirror.",
             "If such keys are read often, mirror them: add their prefix to --cache-prefix, or take it out of \
              --no-cache-prefix. A range over two prefixes needs one mirror that holds both.",
         ),
-        Why::Loading => (
+        Reason::Loading => (
             "loading",
             "The mirror is being loaded from etcd.",
             "Wait. If it begins again and again, the log says why loads fail.",
         ),
-        Why::FeedLost => (
+        Reason::FeedLost => (
             "watch lost",
             "The mirror's watch on etcd broke and is being made again; it goes on where it was.",
             "Nothing if it was once. If it repeats, look at etcd's members and at the network.",
         ),
-        Why::OverBudget => (
+        Reason::OverBudget => (
             "too large for its memory",
             "The mirror does not fit into --cache-max-bytes and has stepped aside. It comes back by itself once it fits.",
             "Raise --cache-max-bytes, and the memory limit with it; or mirror less with --cache-prefix or \
              --no-cache-prefix.",
         ),
-        Why::VersionGate => (
+        Reason::VersionGate => (
             "etcd is too old",
             "This etcd's progress notifications cannot be trusted, so that linearizable reads cannot be proven.",
             "Upgrade every member to 3.4.31, 3.5.13, 3.6.0 or later.",
         ),
-        Why::VersionUnknown => (
+        Reason::VersionUnknown => (
             "version not known",
             "No member has told its version yet.",
             "If it lasts, see whether members answer: etcdctl endpoint status. A proxy in between must let \
              Maintenance.Status through.",
         ),
-        Why::Auth => (
+        Reason::Auth => (
             "auth",
             "etcd's auth is on (or not known to be off), and rangecache has no user of its own, or etcd does not let the \
              caller read the range.",
             "Give rangecache a user that may read what is mirrored (--user). If it has one, look at the roles of \
              the callers.",
         ),
-        Why::CheckFailed => (
+        Reason::CheckFailed => (
             "quorum check failed",
             "etcd did not confirm its revision, so that nothing could be proven.",
             "Look at etcd's quorum: etcdctl endpoint status --cluster.",
         ),
-        Why::NotFresh => (
+        Reason::NotFresh => (
             "mirror too late",
             "The mirror did not reach the proven revision within --freshness-timeout.",
             "Look at how far the mirrors are behind, and whether rangecache has enough CPU. A slow member of etcd \
              has the same effect.",
         ),
-        Why::HistoryGone => (
+        Reason::HistoryGone => (
             "older than the history",
             "The revision that was asked for is older than what is kept; etcd may still have it.",
             "If clients read that far back, raise --history-max-age or --history-max-bytes.",
         ),
-        Why::HistoryReplaced => (
+        Reason::HistoryReplaced => (
             "etcd was restored",
             "etcd's history was replaced, and the mirror is being loaded anew.",
             "Nothing if etcd was restored from a backup on purpose. Otherwise see which cluster --endpoints names.",
         ),
-        Why::Mismatch => (
+        Reason::Mismatch => (
             "differed from etcd",
             "Verification found that the mirror differed from etcd; it is being loaded anew.",
             "Compare the members (etcdctl endpoint hashkv --cluster). If they agree with each other, please report \
              a bug in rangecache.",
         ),
-        Why::Panicked => (
+        Reason::Panicked => (
             "a bug",
             "The mirror's task panicked; the mirror is being loaded anew.",
             "Please report it, with the place that the log names.",
         ),
-        Why::SortTies => (
+        Reason::SortTies => (
             "order of equals",
             "Sorted by something that several keys have in common: their order among each other is etcd's alone.",
             "",
         ),
-        Why::Undecodable => (
+        Reason::Undecodable => (
             "not understood",
             "The request has a field, a size or an encoding that rangecache does not know.",
             "If a client compresses its requests, turn that off. A newer etcd may have new fields: see whether \
              there is a newer rangecache.",
         ),
-        Why::TooLarge => (
+        Reason::TooLarge => (
             "too large for a message",
             "The answer would be larger than a gRPC message may be.",
             "Read in pages (limit), or by RangeStream.",
         ),
-        Why::RequireLeader => (
+        Reason::RequireLeader => (
             "asks for a member with a leader",
             "A serializable read that needs a member with a leader: only etcd can tell.",
             "",
         ),
-        Why::BrokenRequest => (
+        Reason::BrokenRequest => (
             "request broke off",
             "The request ended before its message was whole.",
             "If it repeats, look at the client and at the network.",
         ),
-        Why::Deadline => (
+        Reason::Deadline => (
             "caller's timeout",
             "The caller's own timeout passed.",
             "Look at the slowest calls, and at etcd if they waited for it.",
         ),
-        Why::Gone => (
+        Reason::Gone => (
             "caller went away",
             "The caller cancelled, or its connection ended, before there was an answer.",
             "",
         ),
-        Why::TooManyWaiting => (
+        Reason::TooManyWaiting => (
             "too many wait for etcd",
             "Memory could not answer, and --forward-max-waiting large reads waited for etcd already.",
             "Find out why memory cannot answer. If etcd has room, raise --forward-max-large and \
              --forward-max-waiting.",
         ),
-        Why::TooManyCalls => (
+        Reason::TooManyCalls => (
             "too many calls",
             "--max-calls calls were under way.",
             "Find the client that has so many, or raise --max-calls.",
         ),
-        Why::SharedBytes => (
+        Reason::SharedBytes => (
             "no memory for shared answers",
             "Answers that identical reads share would take more than --forward-shared-max-bytes.",
             "Find out why memory cannot answer, or raise --forward-shared-max-bytes.",
         ),
-        Why::Bypass => (
+        Reason::Bypass => (
             "asked to",
             "The caller asked to read around the cache (rangecache-bypass).",
             "",

@@ -6,8 +6,8 @@ use super::advice;
 use super::budgets::Budget;
 use super::status::{Endpoint, Mirror};
 use super::words::{bytes, count, counted};
-use crate::mirror::knowledge::Auth;
-use crate::telemetry::Why;
+use crate::mirror::cluster_state::Auth;
+use crate::telemetry::Reason;
 use crate::upstream::Version;
 
 /// How much it matters.
@@ -150,7 +150,7 @@ fn endpoints(seen: &Seen<'_>, found: &mut Vec<Finding>) {
         }
     }
     if seen.version.is_none() {
-        let advice = advice::of_why(Why::VersionUnknown);
+        let advice = advice::of_reason(Reason::VersionUnknown);
         found.push(Finding::new(
             Severity::Note,
             advice.meaning,
@@ -164,7 +164,7 @@ fn gates(seen: &Seen<'_>, found: &mut Vec<Finding>) {
     if let Some(version) = seen.version
         && !version.progress_is_trusted()
     {
-        let advice = advice::of_why(Why::VersionGate);
+        let advice = advice::of_reason(Reason::VersionGate);
         found.push(Finding::new(
             Severity::Warning,
             format!("etcd {version} is too old for linearizable reads from memory"),
@@ -192,7 +192,7 @@ fn gates(seen: &Seen<'_>, found: &mut Vec<Finding>) {
 fn of_mirror(mirror: &Mirror, seen: &Seen<'_>, found: &mut Vec<Finding>) {
     let name = &mirror.name;
     if mirror.mismatches > 0 {
-        let advice = advice::of_why(Why::Mismatch);
+        let advice = advice::of_reason(Reason::Mismatch);
         found.push(Finding::new(
             Severity::Bad,
             format!("{name} has differed from etcd"),
@@ -204,15 +204,15 @@ fn of_mirror(mirror: &Mirror, seen: &Seen<'_>, found: &mut Vec<Finding>) {
         ));
     }
     let is_reached = seen.endpoints.iter().any(|endpoint| endpoint.is_connected);
-    let why = match mirror.why {
+    let reason = match mirror.reason {
         // What follows from an etcd that cannot be reached goes without saying.
-        Some(Why::FeedLost | Why::Loading) if !is_reached => return,
-        Some(why) => why,
+        Some(Reason::FeedLost | Reason::Loading) if !is_reached => return,
+        Some(reason) => reason,
         None => return,
     };
-    let advice = advice::of_why(why);
-    let (severity, more) = match why {
-        Why::Loading => (
+    let advice = advice::of_reason(reason);
+    let (severity, more) = match reason {
+        Reason::Loading => (
             Severity::Note,
             format!(
                 " So far: {}, {}.",
@@ -220,7 +220,7 @@ fn of_mirror(mirror: &Mirror, seen: &Seen<'_>, found: &mut Vec<Finding>) {
                 bytes(mirror.load_bytes)
             ),
         ),
-        Why::OverBudget => {
+        Reason::OverBudget => {
             let bound = seen
                 .budgets
                 .iter()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::findings::Severity;
-use crate::mirror::knowledge::Auth;
+use crate::mirror::cluster_state::Auth;
 use crate::telemetry::Metrics;
 use crate::upstream::{EndpointView, NoRangeStream, Version};
 
@@ -44,8 +44,8 @@ pub(super) fn gates(
         .iter()
         .filter(|view| view.no_range_stream.is_none())
         .count();
-    let why = endpoints.iter().find_map(|view| view.no_range_stream);
-    let (stream, state) = match why {
+    let reason = endpoints.iter().find_map(|view| view.no_range_stream);
+    let (stream, state) = match reason {
         _ if version.is_none() => (Severity::Note, "not known yet".to_owned()),
         None => (Severity::Good, "used".to_owned()),
         Some(NoRangeStream::Off) => (Severity::Note, "off (--range-stream)".to_owned()),

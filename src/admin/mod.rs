@@ -42,11 +42,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::mirror::Mirrors;
-use crate::mirror::knowledge::Auth;
+use crate::mirror::cluster_state::Auth;
 use crate::panics::restarting;
 use crate::proxy::listener::{Listener, Tracked, secured};
 use crate::telemetry::exposition::Format;
-use crate::telemetry::{Metrics, Why};
+use crate::telemetry::{Metrics, Reason};
 use crate::upstream::Upstream;
 use recent::{Counts, INTERVAL, Recent};
 use status::Status;
@@ -190,7 +190,7 @@ impl Admin {
                 .mirrors
                 .all()
                 .iter()
-                .all(|mirror| !matches!(mirror.view(), Err(why) if why != Why::OverBudget))
+                .all(|mirror| !matches!(mirror.view(), Err(reason) if reason != Reason::OverBudget))
     }
 
     fn describe_mirrors(&self) -> String {
@@ -201,7 +201,7 @@ impl Admin {
         let credentials = self.upstream.credentials();
         if let Some(problem) = credentials.problem() {
             let _ = writeln!(text, "{problem}");
-        } else if self.mirrors.knowledge.auth() == Auth::On && !credentials.is_someone() {
+        } else if self.mirrors.cluster_state.auth() == Auth::On && !credentials.is_configured() {
             text.push_str("etcd's auth is on and there is no --user: every read is forwarded\n");
         }
         for mirror in self.mirrors.all() {
@@ -215,11 +215,11 @@ impl Admin {
                     view.tree.len(),
                     mirror.memory_bytes()
                 ),
-                Err(why) => writeln!(
+                Err(reason) => writeln!(
                     text,
                     "{}: out of service ({}), {} keys loaded",
                     mirror.name,
-                    why.as_str(),
+                    reason.as_str(),
                     mirror.metrics.load_keys.get()
                 ),
             };

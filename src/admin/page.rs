@@ -14,7 +14,7 @@ use super::charts;
 use super::findings::{Finding, Severity};
 use super::status::{Endpoint, Mirror, Status};
 use super::words::{Escaped, Marked, bytes, count, counted, long};
-use crate::telemetry::Why;
+use crate::telemetry::Reason;
 
 /// Styles, at `/page.css`.
 pub(super) const CSS: &str = include_str!("page/page.css");
@@ -56,7 +56,7 @@ fn heading(out: &mut String, status: &Status) {
     let in_service = status
         .mirrors
         .iter()
-        .filter(|mirror| mirror.why.is_none())
+        .filter(|mirror| mirror.reason.is_none())
         .count();
     let mirrors = match (in_service, status.mirrors.len()) {
         (1, 1) => "The mirror is in service.".to_owned(),
@@ -160,11 +160,11 @@ fn mirrors(out: &mut String, status: &Status) {
 }
 
 fn of_mirror(out: &mut String, mirror: &Mirror) {
-    let (class, state) = match mirror.why {
+    let (class, state) = match mirror.reason {
         None => ("good", "in service".to_owned()),
-        Some(why) => (
-            stretch_class(Some(why)),
-            format!("out of service: {}", advice::of_why(why).title),
+        Some(reason) => (
+            stretch_class(Some(reason)),
+            format!("out of service: {}", advice::of_reason(reason).title),
         ),
     };
     put!(
@@ -175,7 +175,7 @@ fn of_mirror(out: &mut String, mirror: &Mirror) {
     let stretches: Vec<_> = mirror
         .timeline
         .iter()
-        .map(|stretch| (stretch_class(stretch.why), stretch.samples))
+        .map(|stretch| (stretch_class(stretch.reason), stretch.samples))
         .collect();
     out.push_str(&charts::strip(&stretches, &past(mirror)));
     out.push_str("<dl>");
@@ -191,7 +191,7 @@ fn of_mirror(out: &mut String, mirror: &Mirror) {
     pair(out, "of it past revisions", &bytes(mirror.history_bytes));
     pair(out, "readable from revision", &number(mirror.oldest_revision));
     pair(out, "events applied", &count(mirror.events));
-    if mirror.why.is_some() {
+    if mirror.reason.is_some() {
         let loaded = format!(
             "{}, {}",
             counted(mirror.load_keys, "key"),
@@ -202,10 +202,10 @@ fn of_mirror(out: &mut String, mirror: &Mirror) {
     out.push_str("</dl></li>");
 }
 
-fn stretch_class(why: Option<Why>) -> &'static str {
-    match why {
+fn stretch_class(reason: Option<Reason>) -> &'static str {
+    match reason {
         None => "good",
-        Some(Why::Loading) => "note",
+        Some(Reason::Loading) => "note",
         Some(_) => "warning",
     }
 }
@@ -216,7 +216,7 @@ fn past(mirror: &Mirror) -> String {
     let inside: usize = mirror
         .timeline
         .iter()
-        .filter(|stretch| stretch.why.is_none())
+        .filter(|stretch| stretch.reason.is_none())
         .map(|stretch| stretch.samples)
         .sum();
     #[allow(clippy::cast_precision_loss, reason = "there are some two hundred")]

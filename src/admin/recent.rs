@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::advice::Group;
 use crate::mirror::Mirrors;
 use crate::telemetry::metrics::QuorumChecks;
-use crate::telemetry::{Metrics, Outcome, Why};
+use crate::telemetry::{Metrics, Outcome, Reason};
 
 /// What one sample spans.
 pub(super) const INTERVAL: Duration = Duration::from_secs(5);
@@ -31,7 +31,7 @@ pub(super) struct Counts {
     /// Calls that are no reads, passed on to etcd.
     pub(super) passed: u64,
     /// Each mirror, in order: `None` while it is in service.
-    pub(super) mirrors: Vec<Option<Why>>,
+    pub(super) mirrors: Vec<Option<Reason>>,
 }
 
 /// What was added to the counters in one interval; the mirrors as they were at its end.
@@ -159,7 +159,7 @@ mod tests {
     use crate::telemetry::outcome::Read;
 
     const HIT: Outcome = Outcome::Hit(Read::Linearizable);
-    const LOST: Outcome = Outcome::Forwarded(Why::FeedLost);
+    const LOST: Outcome = Outcome::Forwarded(Reason::FeedLost);
 
     fn counts(hits: u64, forwarded: u64) -> Counts {
         Counts {

@@ -110,7 +110,7 @@ mod tests {
     use std::time::SystemTime;
 
     use super::*;
-    use crate::telemetry::Why;
+    use crate::telemetry::Reason;
     use crate::telemetry::calls::Revisions;
     use crate::telemetry::outcome::Read;
 
@@ -148,14 +148,14 @@ mod tests {
             [("answer", 5.0)],
             "serializable: there was nothing to prove"
         );
-        let forwarded = Outcome::Forwarded(Why::NotFresh);
+        let forwarded = Outcome::Forwarded(Reason::NotFresh);
         assert_eq!(named(forwarded, None, true, 6), [("etcd", 5.0), ("sending", 1.0)]);
         assert_eq!(
             named(forwarded, Some(1), false, 5),
             [("proof", 1.0), ("etcd", 4.0)]
         );
         assert_eq!(
-            named(Outcome::Cancelled(Why::Deadline), Some(1), false, 5),
+            named(Outcome::Cancelled(Reason::Deadline), Some(1), false, 5),
             [("nobody", 5.0)]
         );
     }

@@ -16,7 +16,7 @@ use super::recent::{Counts, INTERVAL, Sample};
 use super::slowest::Slow;
 use crate::mirror::state;
 use crate::telemetry::outcome::Outcome;
-use crate::telemetry::{Metrics, Why};
+use crate::telemetry::{Metrics, Reason};
 use crate::upstream::{EndpointView, NoRangeStream, Role};
 
 /// What rates are made of.
@@ -81,7 +81,7 @@ pub(super) struct Mirror {
     pub(super) name: String,
     /// Why it is out of service; none while it is in.
     #[serde(rename = "out_of_service", serialize_with = "label")]
-    pub(super) why: Option<Why>,
+    pub(super) reason: Option<Reason>,
     /// Up to which it has every event; none while it is out of service.
     pub(super) revision: Option<i64>,
     /// Revisions that etcd is known to be ahead.
@@ -106,7 +106,7 @@ pub(super) struct Mirror {
 #[derive(Debug, Serialize)]
 pub(super) struct Stretch {
     #[serde(rename = "out_of_service", serialize_with = "label")]
-    pub(super) why: Option<Why>,
+    pub(super) reason: Option<Reason>,
     pub(super) samples: usize,
 }
 
@@ -148,8 +148,8 @@ pub(super) struct Samples {
     pub(super) all: Vec<Arc<Sample>>,
 }
 
-fn label<S: Serializer>(why: &Option<Why>, serializer: S) -> Result<S::Ok, S::Error> {
-    why.map(Why::as_str).serialize(serializer)
+fn label<S: Serializer>(reason: &Option<Reason>, serializer: S) -> Result<S::Ok, S::Error> {
+    reason.map(Reason::as_str).serialize(serializer)
 }
 
 /// `outcome` and `reason`, as in the metrics.
@@ -168,7 +168,7 @@ impl Status {
         let now = Instant::now();
         let counts = Counts::now(&admin.metrics, &admin.mirrors);
         let all = admin.recent.samples(now, &counts);
-        let knowledge = &admin.mirrors.knowledge;
+        let cluster_state = &admin.mirrors.cluster_state;
         let views = admin.upstream.endpoints();
         let endpoints: Vec<_> = views.iter().map(Endpoint::of).collect();
         let mirrors: Vec<_> = admin
@@ -178,7 +178,7 @@ impl Status {
             .enumerate()
             .map(|(index, mirror)| {
                 let timeline = timeline(&all, index);
-                Mirror::of(mirror, knowledge.known(), &admin.metrics, timeline)
+                Mirror::of(mirror, cluster_state.known(), &admin.metrics, timeline)
             })
             .collect();
         let budgets = budgets(admin, &mirrors);
@@ -192,8 +192,8 @@ impl Status {
             endpoints: &endpoints,
             budgets: &budgets,
             version,
-            auth: knowledge.auth(),
-            has_own_user: credentials.is_someone(),
+            auth: cluster_state.auth(),
+            has_own_user: credentials.is_configured(),
             user_problem: credentials.problem(),
             panics: admin.metrics.panics.get(),
             shed: reads.outcomes.iter().filter(shed).map(|ended| ended.count).sum(),
@@ -209,8 +209,8 @@ impl Status {
             mirrors,
             gates: gates(
                 version,
-                knowledge.auth(),
-                credentials.is_someone(),
+                cluster_state.auth(),
+                credentials.is_configured(),
                 &views,
                 &admin.metrics,
             ),
@@ -277,7 +277,7 @@ impl Mirror {
         let in_service = revision.ok();
         Mirror {
             name: mirror.name.clone(),
-            why: revision.err(),
+            reason: revision.err(),
             revision: in_service,
             lag_revisions: in_service.map(|revision| known.saturating_sub(revision).max(0)),
             oldest_revision: in_service.map(|_| gauges.oldest_revision.get()),
@@ -295,14 +295,14 @@ impl Mirror {
 
 fn timeline(samples: &[Arc<Sample>], mirror: usize) -> Vec<Stretch> {
     let mut stretches: Vec<Stretch> = Vec::new();
-    for why in samples
+    for reason in samples
         .iter()
         .filter_map(|sample| sample.added.mirrors.get(mirror))
     {
         match stretches.last_mut() {
-            Some(last) if last.why == *why => last.samples += 1,
+            Some(last) if last.reason == *reason => last.samples += 1,
             _ => stretches.push(Stretch {
-                why: *why,
+                reason: *reason,
                 samples: 1,
             }),
         }

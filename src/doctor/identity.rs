@@ -10,8 +10,8 @@ use super::report::{Area, Report};
 use crate::config::Config;
 use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
+use crate::keyspace::scope::{Scope, scopes};
 use crate::mirror::freshness::authorize::right_to_read;
-use crate::mirror::scope::{Scope, scopes};
 use crate::tls::Connector;
 use crate::upstream::{Connection, Credentials};
 
@@ -54,14 +54,14 @@ pub(super) async fn look(
     let (Some(is_on), Some(connection)) = (quorum.auth, connection) else {
         return auth;
     };
-    let introduced = timeout(CALL_TIMEOUT, credentials.introduce(connection)).await;
+    let introduced = timeout(CALL_TIMEOUT, credentials.authenticate_once(connection)).await;
     if let Some(name) = connector.common_name() {
         let text = format!("the certificate in --cert has the common name {name:?}");
         let remedy = "where etcd runs with --client-cert-auth and auth, every caller without a token acts as that user: give a certificate without a CN";
         report.warn(Area::Auth, text, remedy);
     }
     if !is_on {
-        let user = if credentials.is_someone() {
+        let user = if credentials.is_configured() {
             "; the user of --user is not needed"
         } else {
             ""
@@ -69,7 +69,7 @@ pub(super) async fn look(
         report.good(Area::Auth, format!("etcd's auth is off{user}"));
         return auth;
     }
-    if !credentials.is_someone() {
+    if !credentials.is_configured() {
         report.bad(
             Area::Auth,
             "etcd's auth is on and there is no --user: every read would be forwarded",

@@ -19,7 +19,7 @@ use crate::cache::Entry;
 use crate::config::Config;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::mirror::scope::{self, Scope, prefix_end, scopes};
+use crate::keyspace::scope::{self, Scope, prefix_end, scopes};
 use crate::mirror::{compact_revision, is_compacted};
 use crate::upstream::Connection;
 

@@ -132,7 +132,7 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
         auth: None,
         took: None,
     };
-    let mut why = None;
+    let mut reason = None;
     for member in members {
         let Some(connection) = member.connection() else {
             continue;
@@ -149,7 +149,7 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
                     break;
                 }
                 Ok(Err(status)) => {
-                    why = Some(format!(
+                    reason = Some(format!(
                         "{}: {} ({:?})",
                         member.url,
                         status.message(),
@@ -158,7 +158,7 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
                     break;
                 }
                 Err(_) => {
-                    why = Some(format!("{}: no answer within {CALL_TIMEOUT:?}", member.url));
+                    reason = Some(format!("{}: no answer within {CALL_TIMEOUT:?}", member.url));
                     break;
                 }
             }
@@ -170,7 +170,7 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
             break;
         }
     }
-    match (&quorum.took, why) {
+    match (&quorum.took, reason) {
         (Some(took), _) if *took > SLOW_QUORUM => report.warn(
             Area::Endpoints,
             format!("the quorum answers a linearizable read in {took:.1?}"),
@@ -180,9 +180,9 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
             Area::Endpoints,
             format!("the quorum answers a linearizable read in {took:.1?}"),
         ),
-        (None, Some(why)) => report.bad(
+        (None, Some(reason)) => report.bad(
             Area::Endpoints,
-            format!("no member answers a linearizable read: {why}"),
+            format!("no member answers a linearizable read: {reason}"),
             "etcd has no leader or no quorum, or is no etcd: look at etcd first (etcdctl endpoint status --cluster)",
         ),
         (None, None) => {}

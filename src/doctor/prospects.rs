@@ -5,7 +5,7 @@ use super::members::Quorum;
 use super::report::{Area, Level, Report};
 use super::text::{bytes, counted};
 use crate::config::Config;
-use crate::mirror::scope::scopes;
+use crate::keyspace::scope::scopes;
 
 /// What a change leaves behind in the history beside the entry that it replaced.
 const CHANGE_BYTES: u64 = 150;
@@ -89,7 +89,7 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
 fn needs(config: &Config, keyspace: &Keyspace) -> Vec<Need> {
     let mirrors = scopes(&config.cache_prefix, &config.no_cache_prefix);
     let all: u64 = keyspace.keys.max(1);
-    let of = |(index, scope): (usize, &crate::mirror::scope::Scope)| {
+    let of = |(index, scope): (usize, &crate::keyspace::scope::Scope)| {
         let mine = || keyspace.groups.iter().filter(|group| group.mirror == Some(index));
         let keys: u64 = mine().map(|group| group.keys).sum();
         let memory_bytes: u64 = mine().map(|group| group.weight.memory_of(group.keys)).sum();

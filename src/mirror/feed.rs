@@ -12,8 +12,8 @@ use tonic::metadata::MetadataValue;
 
 use super::Mirrors;
 use super::assemble::{Assembler, Step};
-use super::knowledge::Verdict;
-use super::state::{Anchor, Epoch, Mirror, Void};
+use super::cluster_state::Verdict;
+use super::state::{Anchor, Epoch, Mirror, StaleEpoch};
 use crate::cache::Entry;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
@@ -54,12 +54,12 @@ pub(super) enum FeedEnd {
     OverBudget,
     /// History was replaced meanwhile.
     #[error("history was replaced")]
-    Void,
+    StaleEpoch,
 }
 
-impl From<Void> for FeedEnd {
-    fn from(_: Void) -> Self {
-        FeedEnd::Void
+impl From<StaleEpoch> for FeedEnd {
+    fn from(_: StaleEpoch) -> Self {
+        FeedEnd::StaleEpoch
     }
 }
 
@@ -113,7 +113,7 @@ impl<'a> Feed<'a> {
         epoch: Epoch,
         connection: &Arc<Connection>,
     ) -> Result<Feed<'a>, FeedEnd> {
-        let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::Void)?;
+        let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::StaleEpoch)?;
         let (channel, origin) = connection.own_channel();
         let mut client = WatchClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         let (requests, queue) = mpsc::channel(REQUEST_QUEUE);
@@ -142,15 +142,15 @@ impl<'a> Feed<'a> {
             connection.credentials().watch_refused(&created.cancel_reason);
             return Err(cancelled(&created));
         }
-        let before = mirrors.knowledge.before_check();
+        let before = mirrors.cluster_state.before_check();
         let (same, revision) = continues(&anchor, connection).await?;
         let raft_index = connection.ask_own_status().await?.raft_index;
-        if !same || mirrors.knowledge.after_status(before, revision, raft_index) == Verdict::Replaced {
-            mirrors.knowledge.forget();
+        if !same || mirrors.cluster_state.after_status(before, revision, raft_index) == Verdict::Replaced {
+            mirrors.cluster_state.forget();
             mirrors.replace_history("the history behind the feed is not the mirror's");
-            return Err(FeedEnd::Void);
+            return Err(FeedEnd::StaleEpoch);
         }
-        mirror.step_in(epoch)?;
+        mirror.put_in_service(epoch)?;
         Ok(Feed {
             mirror,
             epoch,
@@ -192,9 +192,9 @@ impl<'a> Feed<'a> {
                         return Err(FeedEnd::OverBudget);
                     }
                 }
-                () = self.mirror.until_void(self.epoch) => return Err(FeedEnd::Void),
+                () = self.mirror.until_void(self.epoch) => return Err(FeedEnd::StaleEpoch),
                 changed = wanted.changed() => {
-                    changed.map_err(|_| FeedEnd::Void)?;
+                    changed.map_err(|_| FeedEnd::StaleEpoch)?;
                 }
                 () = tokio::time::sleep_until(due), if next_request.is_some() => {
                     let silent = heard.elapsed();

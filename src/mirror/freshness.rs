@@ -19,25 +19,25 @@ use tokio_util::task::TaskTracker;
 use tonic::Code;
 use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::knowledge::{Auth, Before, Knowledge, Verdict};
+use super::cluster_state::{Auth, Before, ClusterState, Verdict};
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanKind};
-use crate::telemetry::{Metrics, Why};
-use crate::upstream::{Class, Connection, Upstream};
+use crate::telemetry::{Metrics, Reason};
+use crate::upstream::{Connection, ConnectionClass, Upstream};
 use authorize::Authorization;
 
 /// Readers that are woken at once when a round ends.
-const GROUP: u64 = 8;
+const WAKE_BATCH: u64 = 8;
 /// Rounds that may be under way at once.
 const MAX_ROUNDS: usize = 4;
 /// From so many reads on, the next round is held back until most of them have come again.
-const CROWD: u64 = 8;
+const COALESCE_MIN_READS: u64 = 8;
 /// How long a round is held back at most.
-const HOLD: Duration = Duration::from_millis(1);
+const COALESCE_DELAY: Duration = Duration::from_millis(1);
 /// A round that takes longer than this is slow: another may start beside it.
 const SLOW_ROUND: Duration = Duration::from_millis(50);
 /// One attempt of a round; a member that takes longer may be cut off from the others, so another is asked.
@@ -58,7 +58,7 @@ pub type OnReplaced = Box<dyn Fn(&ResponseHeader) + Send + Sync>;
 /// Makes quorum checks, as few as prove all reads.
 pub struct Freshness {
     upstream: Arc<Upstream>,
-    knowledge: Arc<Knowledge>,
+    cluster_state: Arc<ClusterState>,
     metrics: Arc<Metrics>,
     on_replaced: OnReplaced,
     timeout: Duration,
@@ -83,7 +83,7 @@ struct Rounds {
     last_done: Option<Instant>,
     /// How many reads there were at the end of the last two rounds: served by it, or gathered meanwhile.
     crowds: [u64; 2],
-    /// A task will look again at [`HOLD`]'s end.
+    /// A task will look again at [`COALESCE_DELAY`]'s end.
     holding: bool,
 }
 
@@ -101,9 +101,9 @@ impl Rounds {
             return slow && self.under_way < MAX_ROUNDS;
         }
         let expected = self.crowds[0].max(self.crowds[1]);
-        expected < CROWD
+        expected < COALESCE_MIN_READS
             || round.state.lock().reads * 8 >= expected * 7
-            || self.last_done.is_none_or(|done| done.elapsed() >= HOLD)
+            || self.last_done.is_none_or(|done| done.elapsed() >= COALESCE_DELAY)
     }
 }
 
@@ -129,8 +129,8 @@ impl Round {
     /// Wakes all readers: many of them in groups, so that the first answers are on their way, and their callers at work,
     /// while the others are made.
     async fn wake(&self, reads: u64) {
-        for _ in 1..reads.div_ceil(GROUP) {
-            for _ in 0..GROUP {
+        for _ in 1..reads.div_ceil(WAKE_BATCH) {
+            for _ in 0..WAKE_BATCH {
                 self.done.notify_one();
             }
             tokio::task::yield_now().await;
@@ -145,7 +145,7 @@ struct RoundState {
     reads: u64,
     /// The check's span, once a read that is traced has joined.
     span: Option<SpanContext>,
-    result: Option<Result<Proof, Why>>,
+    result: Option<Result<Proof, Reason>>,
 }
 
 impl Freshness {
@@ -153,7 +153,7 @@ impl Freshness {
     #[must_use]
     pub fn new(
         upstream: Arc<Upstream>,
-        knowledge: Arc<Knowledge>,
+        cluster_state: Arc<ClusterState>,
         metrics: Arc<Metrics>,
         timeout: Duration,
         tasks: TaskTracker,
@@ -162,7 +162,7 @@ impl Freshness {
     ) -> Freshness {
         Freshness {
             upstream,
-            knowledge,
+            cluster_state,
             metrics,
             on_replaced,
             timeout,
@@ -176,7 +176,7 @@ impl Freshness {
     ///
     /// # Errors
     /// Why there is no proof. The caller's own deadline is the caller's to keep.
-    pub async fn prove(self: &Arc<Self>) -> Result<Proof, Why> {
+    pub async fn prove(self: &Arc<Self>) -> Result<Proof, Reason> {
         self.prove_for(None).await
     }
 
@@ -184,12 +184,15 @@ impl Freshness {
     ///
     /// # Errors
     /// As [`Freshness::prove`].
-    pub async fn prove_for(self: &Arc<Self>, link: Option<&mut Option<SpanContext>>) -> Result<Proof, Why> {
+    pub async fn prove_for(
+        self: &Arc<Self>,
+        link: Option<&mut Option<SpanContext>>,
+    ) -> Result<Proof, Reason> {
         let round = self.join(link);
         self.wait(&round).await
     }
 
-    async fn wait(&self, round: &Round) -> Result<Proof, Why> {
+    async fn wait(&self, round: &Round) -> Result<Proof, Reason> {
         loop {
             // Registered before the look, so that the end of the round is not missed.
             let done = round.done.notified();
@@ -224,7 +227,7 @@ impl Freshness {
                 let freshness = Arc::clone(self);
                 self.tasks.spawn(async move {
                     // A stop is waited out: it is a millisecond.
-                    tokio::time::sleep(HOLD).await;
+                    tokio::time::sleep(COALESCE_DELAY).await;
                     let mut rounds = freshness.rounds.lock();
                     rounds.holding = false;
                     freshness.send_if_ripe(&mut rounds);
@@ -253,7 +256,7 @@ impl Freshness {
         let result = {
             // Whatever happens to it, those who wait for the round are told its end.
             let check = caught(self.check(&Asker::Nobody, span.as_deref_mut(), round.created + self.timeout));
-            let check = async { check.await.unwrap_or(Err(Why::CheckFailed)) };
+            let check = async { check.await.unwrap_or(Err(Reason::CheckFailed)) };
             tokio::pin!(check);
             match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
                 Ok(result) => result,
@@ -281,7 +284,7 @@ impl Freshness {
             self.send_if_ripe(&mut rounds);
         }
         self.metrics.check_ended(
-            result.map_or_else(Why::as_str, |_| "proven"),
+            result.map_or_else(Reason::as_str, |_| "proven"),
             reads,
             began.elapsed(),
         );
@@ -290,7 +293,7 @@ impl Freshness {
             span.set("rangecache.reads", reads);
             match result {
                 Ok(proof) => span.set("rangecache.revision.proven", proof.header.revision),
-                Err(why) => span.error = Some(why.as_str().into()),
+                Err(reason) => span.error = Some(reason.as_str().into()),
             }
             tracer.end(*span);
         }
@@ -303,23 +306,23 @@ impl Freshness {
         asker: &Asker<'_>,
         mut span: Option<&mut Span>,
         deadline: Instant,
-    ) -> Result<Proof, Why> {
+    ) -> Result<Proof, Reason> {
         let trace = span.as_ref().map(|span| span.context);
         loop {
             let connection = self
                 .upstream
-                .connection(Class::Check, deadline)
+                .connection(ConnectionClass::Check, deadline)
                 .await
-                .map_err(|_| Why::CheckFailed)?;
+                .map_err(|_| Reason::CheckFailed)?;
             if let Some(span) = &mut span {
                 span.set_endpoint(connection.url());
             }
-            let before = self.knowledge.before_check();
+            let before = self.cluster_state.before_check();
             faults::trip(Fault::Check);
             let attempt = async {
                 let (header, is_quorum) = asker.ask(&connection, trace).await?;
                 let vetted = if is_quorum {
-                    self.vet(&connection, before, header.revision).await?
+                    self.check_history(&connection, before, header.revision).await?
                 } else {
                     Verdict::Continues
                 };
@@ -329,32 +332,32 @@ impl Freshness {
             let answered = tokio::time::timeout_at(attempt_deadline, attempt).await;
             faults::hold(Fault::Hold).await;
             let status = match answered {
-                Ok(Ok((header, true, vetted))) => return self.conclude(asker, before, header, vetted),
+                Ok(Ok((header, true, vetted))) => return self.finish_check(asker, before, header, vetted),
                 Ok(Ok((header, false, _))) => return Ok(Proof { header }),
                 Ok(Err(status)) => status,
                 // The asker had no more time: that says nothing of the member.
-                Err(_) if attempt_deadline == deadline => return Err(Why::CheckFailed),
+                Err(_) if attempt_deadline == deadline => return Err(Reason::CheckFailed),
                 Err(_) => tonic::Status::deadline_exceeded("no answer to a quorum check in time"),
             };
             if is_refusal(&status) {
                 self.refused(asker, &status);
-                return Err(Why::Auth);
+                return Err(Reason::Auth);
             }
             tracing::debug!(endpoint = %connection.url(), code = ?status.code(), message_of_etcd = status.message(),
                 "a quorum check failed");
             if !asker.may_ask_another(&status) {
-                return Err(Why::CheckFailed);
+                return Err(Reason::CheckFailed);
             }
             self.upstream.avoid(connection.url());
             if Instant::now() + Duration::from_millis(20) >= deadline {
-                return Err(Why::CheckFailed);
+                return Err(Reason::CheckFailed);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
     fn refused(&self, asker: &Asker<'_>, status: &tonic::Status) {
-        if !matches!(asker, Asker::Nobody) || self.knowledge.auth_is_on() == Auth::On {
+        if !matches!(asker, Asker::Nobody) || self.cluster_state.auth_is_on() == Auth::On {
             return;
         }
         self.upstream.credentials().are_needed();
@@ -365,7 +368,7 @@ impl Freshness {
                  credentials of its own acts as that user; give a certificate without a CN"
             );
         }
-        if self.upstream.credentials().is_someone() {
+        if self.upstream.credentials().is_configured() {
             tracing::info!(
                 message_of_etcd = status.message(),
                 "etcd's auth is on: etcd authorises every read that memory answers"
@@ -380,7 +383,7 @@ impl Freshness {
     }
 
     /// The first check on a connection asks more: is the history behind it the one that is known? (I4)
-    async fn vet(
+    async fn check_history(
         &self,
         connection: &Arc<Connection>,
         before: Before,
@@ -391,25 +394,25 @@ impl Freshness {
         }
         let raft_index = connection.ask_own_status().await?.raft_index;
         connection.set_vetted();
-        Ok(self.knowledge.after_status(before, revision, raft_index))
+        Ok(self.cluster_state.after_status(before, revision, raft_index))
     }
 
-    fn conclude(
+    fn finish_check(
         &self,
         asker: &Asker<'_>,
         before: Before,
         header: ResponseHeader,
         vetted: Verdict,
-    ) -> Result<Proof, Why> {
+    ) -> Result<Proof, Reason> {
         // Only who has no credentials can tell by an answer that none are needed.
-        if matches!(asker, Asker::Nobody) && self.knowledge.auth_seems_off(before) == Auth::On {
+        if matches!(asker, Asker::Nobody) && self.cluster_state.auth_seems_off(before) == Auth::On {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
-        match (self.knowledge.after_check(before, header), vetted) {
+        match (self.cluster_state.after_check(before, header), vetted) {
             (Verdict::Continues, Verdict::Continues) => Ok(Proof { header }),
             _ => {
                 (self.on_replaced)(&header);
-                Err(Why::HistoryReplaced)
+                Err(Reason::HistoryReplaced)
             }
         }
     }

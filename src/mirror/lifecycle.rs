@@ -8,13 +8,13 @@ use tokio::time::Instant;
 use super::feed::{self, FeedEnd};
 use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadError};
 use super::state::{Epoch, Mirror};
-use super::{Mirrors, aside};
+use super::{Mirrors, over_budget};
 use crate::cache::Store;
 use crate::net::Url;
 use crate::panics::caught;
-use crate::telemetry::Why;
+use crate::telemetry::Reason;
 use crate::telemetry::trace::Span;
-use crate::upstream::{Backoff, Windows};
+use crate::upstream::{Backoff, ReceiveWindow};
 
 /// First pause before a lost feed is made again, and before a failed load is tried again.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
@@ -27,51 +27,51 @@ const PANIC_PAUSE: Duration = Duration::from_secs(1);
 /// How long to wait for any endpoint before saying so again.
 const ENDPOINT_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Keeps `mirror` in step with etcd, until cancelled; `why` it has to be loaded, for the metric.
-pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut why: &'static str) {
+/// Keeps `mirror` in step with etcd, until cancelled; `reason` it has to be loaded, for the metric.
+pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut reason: &'static str) {
     let mut backoff = Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST);
     // What readers are told while a load is under way: one that may well be too large changes nothing for them.
-    let mut meanwhile = Why::Loading;
+    let mut meanwhile = Reason::Loading;
     loop {
         let epoch = mirror.epoch();
-        mirrors.metrics.mirror_reload(&mirror.name, why);
+        mirrors.metrics.mirror_reload(&mirror.name, reason);
         let began = Instant::now();
-        let span = mirrors.background(if why == "start" { "load" } else { "reload" }, mirror);
+        let span = mirrors.background(if reason == "start" { "load" } else { "reload" }, mirror);
         let loaded = tokio::select! {
             loaded = load(mirrors, mirror, epoch, meanwhile) => loaded,
             () = mirror.until_void(epoch) => Ok(false),
         };
         if let Some(span) = span {
-            load_ended(mirrors, mirror, *span, why, &loaded);
+            load_ended(mirrors, mirror, *span, reason, &loaded);
         }
         match loaded {
             Ok(true) => {}
             Ok(false) => {
-                why = why_void(mirror);
+                reason = why_void(mirror);
                 continue;
             }
             Err(error @ LoadError::OverBudget { .. }) => {
                 let loaded = &mirror.metrics;
                 let mean_bytes = mean(loaded.load_bytes.get(), loaded.load_keys.get()) + ENTRY_OVERHEAD_BYTES;
-                if meanwhile == Why::OverBudget {
+                if meanwhile == Reason::OverBudget {
                     tracing::info!(mirror = mirror.name, %error, "the mirror still does not fit");
                 } else {
                     tracing::warn!(mirror = mirror.name, %error, "the mirror steps aside until it fits: its reads are forwarded. \
                         Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix");
                 }
                 meanwhile = step_aside(mirrors, mirror, epoch, mean_bytes).await;
-                why = "may_fit";
+                reason = "may_fit";
                 continue;
             }
             Err(error) => {
                 tracing::warn!(mirror = mirror.name, %error, "loading failed; reads are forwarded; trying again");
                 tokio::time::sleep(backoff.pause()).await;
-                why = "load_failed";
+                reason = "load_failed";
                 continue;
             }
         }
         backoff.reset();
-        meanwhile = Why::Loading;
+        meanwhile = Reason::Loading;
         tracing::info!(
             mirror = mirror.name,
             keys = mirror.metrics.load_keys.get(),
@@ -89,19 +89,19 @@ pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut why: &'static st
                     forwarded. Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix"
                 );
                 meanwhile = step_aside(mirrors, mirror, epoch, mean_bytes).await;
-                why = "may_fit";
+                reason = "may_fit";
             }
-            FeedEnd::Reload(reason, explanation) => {
+            FeedEnd::Reload(cause, explanation) => {
                 tracing::warn!(
                     mirror = mirror.name,
-                    reason,
+                    reason = cause,
                     explanation,
                     "the mirror is loaded anew"
                 );
-                let _ = mirror.drop_contents(epoch, Why::Loading);
-                why = reason;
+                let _ = mirror.drop_contents(epoch, Reason::Loading);
+                reason = cause;
             }
-            FeedEnd::Void | FeedEnd::Lost(_) => why = why_void(mirror),
+            FeedEnd::StaleEpoch | FeedEnd::Lost(_) => reason = why_void(mirror),
         }
     }
 }
@@ -111,10 +111,10 @@ fn load_ended(
     mirrors: &Mirrors,
     mirror: &Mirror,
     mut span: Span,
-    why: &'static str,
+    reason: &'static str,
     loaded: &Result<bool, LoadError>,
 ) {
-    span.set("rangecache.reason", why);
+    span.set("rangecache.reason", reason);
     span.set("rangecache.keys", mirror.metrics.load_keys.get());
     span.set("rangecache.bytes", mirror.metrics.load_bytes.get());
     match loaded {
@@ -126,10 +126,10 @@ fn load_ended(
 }
 
 /// Gives the memory back, and waits until it may be enough; returns what readers are told during the load that follows.
-async fn step_aside(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mean_bytes: u64) -> Why {
-    let _ = mirror.drop_contents(epoch, Why::OverBudget);
-    aside::until_it_may_fit(mirrors, mirror, epoch, mean_bytes).await;
-    mirror.revision().err().unwrap_or(Why::Loading)
+async fn step_aside(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mean_bytes: u64) -> Reason {
+    let _ = mirror.drop_contents(epoch, Reason::OverBudget);
+    over_budget::until_it_may_fit(mirrors, mirror, epoch, mean_bytes).await;
+    mirror.revision().err().unwrap_or(Reason::Loading)
 }
 
 fn mean(bytes: i64, keys: i64) -> u64 {
@@ -138,11 +138,20 @@ fn mean(bytes: i64, keys: i64) -> u64 {
 
 /// What voided the epoch.
 fn why_void(mirror: &Mirror) -> &'static str {
-    mirror.revision().err().unwrap_or(Why::HistoryReplaced).as_str()
+    mirror
+        .revision()
+        .err()
+        .unwrap_or(Reason::HistoryReplaced)
+        .as_str()
 }
 
 /// Loads `mirror`; `Ok(false)` if history was replaced meanwhile.
-async fn load(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, meanwhile: Why) -> Result<bool, LoadError> {
+async fn load(
+    mirrors: &Mirrors,
+    mirror: &Mirror,
+    epoch: Epoch,
+    meanwhile: Reason,
+) -> Result<bool, LoadError> {
     if mirror.drop_contents(epoch, meanwhile).is_err() {
         return Ok(false);
     }
@@ -167,7 +176,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
         let deadline = began + ENDPOINT_PATIENCE;
         let end = match mirrors
             .upstream
-            .dedicated(Windows::DEDICATED, last.as_ref(), deadline)
+            .dedicated(ReceiveWindow::DEDICATED, last.as_ref(), deadline)
             .await
         {
             Ok(connection) => {
@@ -179,8 +188,8 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
         let FeedEnd::Lost(explanation) = end else {
             return end;
         };
-        if mirror.step_out(epoch, Why::FeedLost).is_err() {
-            return FeedEnd::Void;
+        if mirror.take_out_of_service(epoch, Reason::FeedLost).is_err() {
+            return FeedEnd::StaleEpoch;
         }
         if began.elapsed() > Duration::from_secs(5) {
             backoff.reset();
@@ -192,17 +201,17 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
         );
         tokio::select! {
             () = tokio::time::sleep(backoff.pause()) => {}
-            () = mirror.until_void(epoch) => return FeedEnd::Void,
+            () = mirror.until_void(epoch) => return FeedEnd::StaleEpoch,
         }
     }
 }
 
 /// A mirror's life over panics: what one leaves behind may be half done, so that it is dropped at once.
 async fn live(mirrors: &Mirrors, mirror: &Mirror) {
-    let mut why = "start";
-    while caught(run(mirrors, mirror, why)).await.is_err() {
-        why = Why::Panicked.as_str();
-        let _ = mirror.void(mirror.epoch(), Why::Panicked);
+    let mut reason = "start";
+    while caught(run(mirrors, mirror, reason)).await.is_err() {
+        reason = Reason::Panicked.as_str();
+        let _ = mirror.void(mirror.epoch(), Reason::Panicked);
         tracing::warn!(
             mirror = mirror.name,
             "the mirror's task panicked: the mirror is loaded anew"

@@ -9,14 +9,14 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::Mirrors;
-use super::knowledge::Verdict;
-use super::scope::Scope;
+use super::cluster_state::Verdict;
 use super::state::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
+use crate::keyspace::scope::Scope;
 use crate::net::Url;
-use crate::upstream::{Channel, ConnectError, Connection, Windows};
+use crate::upstream::{Channel, ConnectError, Connection, ReceiveWindow};
 
 /// How long etcd may take for the next piece.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -130,7 +130,7 @@ impl Load<'_> {
         let pinned = current(&connection, &self.mirror.scope).await?;
         // So that a restore is known from the first moment on.
         self.mirrors
-            .knowledge
+            .cluster_state
             .note_raft_index(raft_index, pinned.revision);
         let mut gathered = Gathered::new(self, pinned);
         let (mut resumes, mut keys) = (0, 0);
@@ -160,7 +160,10 @@ impl Load<'_> {
 
     async fn connect(&self, but: Option<&Url>) -> Result<Arc<Connection>, LoadError> {
         let deadline = Instant::now() + ENDPOINT_PATIENCE;
-        let connecting = self.mirrors.upstream.dedicated(Windows::DEDICATED, but, deadline);
+        let connecting = self
+            .mirrors
+            .upstream
+            .dedicated(ReceiveWindow::DEDICATED, but, deadline);
         Ok(connecting.await?)
     }
 
@@ -171,13 +174,13 @@ impl Load<'_> {
         pinned: ResponseHeader,
     ) -> Result<Arc<Connection>, LoadError> {
         let connection = self.connect(Some(broken.url())).await?;
-        let knowledge = &self.mirrors.knowledge;
-        let before = knowledge.before_check();
+        let cluster_state = &self.mirrors.cluster_state;
+        let before = cluster_state.before_check();
         let now = current(&connection, &self.mirror.scope).await?;
         let raft_index = connection.ask_own_status().await?.raft_index;
         let same = now.cluster_id == pinned.cluster_id && now.revision >= pinned.revision;
-        if !same || knowledge.after_status(before, now.revision, raft_index) == Verdict::Replaced {
-            knowledge.forget();
+        if !same || cluster_state.after_status(before, now.revision, raft_index) == Verdict::Replaced {
+            cluster_state.forget();
             self.mirrors
                 .replace_history("the history behind a connection is not the one that a load began with");
             return Err(LoadError::HistoryReplaced);
@@ -225,8 +228,8 @@ impl<'a> Gathered<'a> {
     async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
         let (channel, origin) = connection.own_channel();
         let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-        let why = match self.load.mirrors.upstream.lacks_range_stream(connection) {
-            Some(why) => why,
+        let reason = match self.load.mirrors.upstream.lacks_range_stream(connection) {
+            Some(reason) => reason,
             None => match self.by_stream(&mut client).await {
                 // An etcd, or a proxy in front of it, without the method: nothing has come yet.
                 Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
@@ -235,7 +238,7 @@ impl<'a> Gathered<'a> {
                 other => return other,
             },
         };
-        self.load.mirrors.metrics.range_stream_fallback(why.as_str());
+        self.load.mirrors.metrics.range_stream_fallback(reason.as_str());
         self.by_pages(&mut client).await
     }
 

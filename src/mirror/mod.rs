@@ -9,7 +9,7 @@
 //! | `assemble` | from watch responses to whole revisions (I3) |
 //! | `state` | what readers see, and the epoch that guards it |
 //! | `freshness` | the quorum check (I2) |
-//! | `knowledge` | replaced history (I4), what was shown (I11), auth (I8) |
+//! | `cluster_state` | replaced history (I4), what was shown (I11), auth (I8) |
 //! | `pinned` | past revisions that are read apart from mirrors |
 //! | `probe` | what has to be asked even while no client reads |
 //! | `lag` | how long a mirror has been behind |
@@ -18,17 +18,17 @@
 //!
 //! It uses `cache` and `upstream`; `proxy` and `admin` use it.
 
-mod aside;
 mod assemble;
+pub mod cluster_state;
 mod feed;
 pub mod freshness;
-pub mod knowledge;
 mod lag;
 mod lifecycle;
 mod load;
+mod over_budget;
 pub mod pinned;
 mod probe;
-pub mod scope;
+
 pub mod state;
 mod verify;
 
@@ -42,12 +42,13 @@ use tokio_util::task::TaskTracker;
 
 use crate::cache::{HistoryLimits, Interval};
 use crate::config::{Config, OldEtcd};
+use crate::keyspace::scope::scopes;
 use crate::panics::restarting;
 use crate::telemetry::Metrics;
 use crate::telemetry::trace::Span;
 use crate::upstream::Upstream;
+use cluster_state::ClusterState;
 use freshness::Freshness;
-use knowledge::Knowledge;
 use pinned::Pinned;
 use state::Mirror;
 
@@ -58,7 +59,7 @@ pub struct Mirrors {
     /// The quorum check.
     pub freshness: Arc<Freshness>,
     /// What is known of etcd's history and what was shown of it.
-    pub knowledge: Arc<Knowledge>,
+    pub cluster_state: Arc<ClusterState>,
     /// Past revisions that are read apart from the mirrors.
     pub pinned: Arc<Pinned>,
     upstream: Arc<Upstream>,
@@ -80,18 +81,18 @@ impl Mirrors {
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Arc<Mirrors> {
-        let knowledge = Arc::new(Knowledge::default());
-        let all: Arc<[Mirror]> = scope::scopes(&config.cache_prefix, &config.no_cache_prefix)
+        let cluster_state = Arc::new(ClusterState::default());
+        let all: Arc<[Mirror]> = scopes(&config.cache_prefix, &config.no_cache_prefix)
             .into_iter()
             .map(|scope| {
                 let mirror_metrics = metrics.mirror(&scope.name());
-                Mirror::new(scope, Arc::clone(&knowledge), mirror_metrics)
+                Mirror::new(scope, Arc::clone(&cluster_state), mirror_metrics)
             })
             .collect();
         let replaced = Arc::clone(&all);
         let freshness = Arc::new(Freshness::new(
             Arc::clone(upstream),
-            Arc::clone(&knowledge),
+            Arc::clone(&cluster_state),
             Arc::clone(metrics),
             config.freshness_timeout,
             tasks.clone(),
@@ -101,7 +102,7 @@ impl Mirrors {
         let mirrors = Arc::new(Mirrors {
             all,
             freshness,
-            knowledge,
+            cluster_state,
             pinned: Arc::default(),
             upstream: Arc::clone(upstream),
             metrics: Arc::clone(metrics),
@@ -151,7 +152,7 @@ impl Mirrors {
 
     /// etcd has compacted below `revision`.
     pub fn compacted(&self, revision: i64) {
-        self.knowledge.note_compacted(revision);
+        self.cluster_state.note_compacted(revision);
         self.all.iter().for_each(|mirror| mirror.compacted(revision));
     }
 

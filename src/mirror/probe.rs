@@ -15,16 +15,16 @@ use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::Mirrors;
+use super::cluster_state::Auth;
 use super::freshness::Proof;
-use super::knowledge::Auth;
 use super::lag::Lag;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{RangeRequest, WatchCreateRequest, WatchRequest};
 use crate::faults::{self, Fault};
-use crate::telemetry::Why;
-use crate::upstream::{Class, Connection};
+use crate::telemetry::Reason;
+use crate::upstream::{Connection, ConnectionClass};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -46,7 +46,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
         if let Ok(proof) = proof(mirrors, beats).await {
             if let Some(raft_index) = raft_index {
                 mirrors
-                    .knowledge
+                    .cluster_state
                     .note_raft_index(raft_index, proof.header.revision);
             }
             for (mirror, lag) in mirrors.all.iter().zip(&mut lags) {
@@ -70,7 +70,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
         if let Some((oldest, key)) = oldest
             && let Ok(connection) = mirrors
                 .upstream
-                .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
+                .connection(ConnectionClass::Check, Instant::now() + ANSWER_TIMEOUT)
                 .await
             && is_compacted(&connection, &key, oldest).await
             && let Some(compacted) = compact_revision(&connection, &key, oldest).await
@@ -83,24 +83,24 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
 
 /// A quorum check as nobody, which also tells whether auth is on; if it is, one as rangecache's own user, which also tells
 /// whether that may still read what is mirrored. That auth is off again is not urgent: etcd authorises everybody then.
-async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Why> {
+async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Reason> {
     let credentials = mirrors.upstream.credentials();
-    if !credentials.is_someone() {
+    if !credentials.is_configured() {
         return mirrors.freshness.prove().await;
     }
-    let is_on = mirrors.knowledge.auth() == Auth::On && !beats.is_multiple_of(BEATS_OF_AUTH);
+    let is_on = mirrors.cluster_state.auth() == Auth::On && !beats.is_multiple_of(BEATS_OF_AUTH);
     let mut proof = if is_on {
-        Err(Why::Auth)
+        Err(Reason::Auth)
     } else {
         mirrors.freshness.prove().await
     };
-    if proof.is_err_and(|why| why == Why::Auth) {
+    if proof.is_err_and(|reason| reason == Reason::Auth) {
         for mirror in mirrors.all.iter() {
             let (key, range_end) = (mirror.scope.key(), mirror.scope.range_end());
             proof = mirrors.freshness.authorize_own(key, range_end).await;
-            if let Err(why) = proof {
+            if let Err(reason) = proof {
                 // A token that was refused is replaced by the next beat.
-                if why == Why::Auth && credentials.are_known() {
+                if reason == Reason::Auth && credentials.are_known() {
                     credentials.set_problem(Some(format!(
                         "the user {:?} of --user may not read all of the mirror {}: grant it a role with the right to \
                          read that prefix (read on everything without --cache-prefix)",
@@ -120,15 +120,15 @@ async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Why> {
 
 /// The oldest revision that is read apart from the mirrors, and a key to ask for: with auth on there is none.
 fn pinned(mirrors: &Mirrors) -> Option<(i64, Bytes)> {
-    let knowledge = &mirrors.knowledge;
-    let revision = mirrors.pinned.oldest(knowledge.compacted())?;
-    (knowledge.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
+    let cluster_state = &mirrors.cluster_state;
+    let revision = mirrors.pinned.oldest(cluster_state.compacted())?;
+    (cluster_state.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
 }
 
 async fn raft_index(mirrors: &Mirrors) -> Option<u64> {
     let connection = mirrors
         .upstream
-        .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
+        .connection(ConnectionClass::Check, Instant::now() + ANSWER_TIMEOUT)
         .await
         .ok()?;
     let asking = tokio::time::timeout(ANSWER_TIMEOUT, connection.ask_own_status());

@@ -13,10 +13,10 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::knowledge::Knowledge;
-use super::scope::Scope;
+use super::cluster_state::ClusterState;
 use crate::cache::{Applied, AtError, Change, Store, Tree};
-use crate::telemetry::Why;
+use crate::keyspace::scope::Scope;
+use crate::telemetry::Reason;
 use crate::telemetry::metrics::MirrorMetrics;
 
 /// The keys at one revision; immutable.
@@ -32,7 +32,7 @@ pub struct View {
 #[derive(Debug)]
 pub enum State {
     /// They may not.
-    Out(Why),
+    Out(Reason),
     /// They may.
     In(View),
 }
@@ -43,7 +43,7 @@ pub struct Epoch(u64);
 
 /// The epoch has passed: what the caller holds belongs to a history that is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Void;
+pub struct StaleEpoch;
 
 struct Contents {
     epoch: u64,
@@ -60,7 +60,7 @@ pub struct Mirror {
     pub name: String,
     /// Its metrics.
     pub metrics: MirrorMetrics,
-    knowledge: Arc<Knowledge>,
+    cluster_state: Arc<ClusterState>,
     state: ArcSwap<State>,
     contents: Mutex<Contents>,
     /// Changes with every new view and every change of service; carries nothing, so that nobody trusts it.
@@ -84,13 +84,13 @@ impl std::fmt::Debug for Mirror {
 }
 
 impl Mirror {
-    pub(super) fn new(scope: Scope, knowledge: Arc<Knowledge>, metrics: MirrorMetrics) -> Mirror {
+    pub(super) fn new(scope: Scope, cluster_state: Arc<ClusterState>, metrics: MirrorMetrics) -> Mirror {
         Mirror {
             name: scope.name(),
             scope,
             metrics,
-            knowledge,
-            state: ArcSwap::from_pointee(State::Out(Why::Loading)),
+            cluster_state,
+            state: ArcSwap::from_pointee(State::Out(Reason::Loading)),
             contents: Mutex::new(Contents {
                 epoch: 0,
                 store: None,
@@ -108,10 +108,10 @@ impl Mirror {
     ///
     /// # Errors
     /// Why they may have nothing.
-    pub fn view(&self) -> Result<View, Why> {
+    pub fn view(&self) -> Result<View, Reason> {
         match &**self.state.load() {
             State::In(view) => Ok(view.clone()),
-            State::Out(why) => Err(*why),
+            State::Out(reason) => Err(*reason),
         }
     }
 
@@ -119,18 +119,18 @@ impl Mirror {
     ///
     /// # Errors
     /// Why they may have nothing.
-    pub fn revision(&self) -> Result<i64, Why> {
+    pub fn revision(&self) -> Result<i64, Reason> {
         match &**self.state.load() {
             State::In(view) => Ok(view.revision),
-            State::Out(why) => Err(*why),
+            State::Out(reason) => Err(*reason),
         }
     }
 
     /// The view once it is at `revision` or later, and whether that took waiting.
     ///
     /// # Errors
-    /// Why the mirror is out of service, or [`Why::NotFresh`] at `deadline`.
-    pub async fn reach(&self, revision: i64, deadline: Instant) -> Result<(View, bool), Why> {
+    /// Why the mirror is out of service, or [`Reason::NotFresh`] at `deadline`.
+    pub async fn reach(&self, revision: i64, deadline: Instant) -> Result<(View, bool), Reason> {
         let view = self.view()?;
         if view.revision >= revision {
             return Ok((view, false));
@@ -147,7 +147,7 @@ impl Mirror {
                 tokio::time::timeout_at(deadline, changed.changed()).await,
                 Ok(Ok(()))
             ) {
-                return Err(Why::NotFresh);
+                return Err(Reason::NotFresh);
             }
         }
     }
@@ -165,13 +165,13 @@ impl Mirror {
     ///
     /// # Errors
     /// `Ok(Err(_))`: the mirror is in service but cannot give that revision. `Err(_)`: it is out of service.
-    pub fn view_at(&self, revision: i64) -> Result<Result<Tree, AtError>, Why> {
+    pub fn view_at(&self, revision: i64) -> Result<Result<Tree, AtError>, Reason> {
         let view = self.view()?;
         if view.revision == revision {
             return Ok(Ok(view.tree));
         }
         let mut contents = self.contents.lock();
-        let store = contents.store.as_mut().ok_or(Why::Loading)?;
+        let store = contents.store.as_mut().ok_or(Reason::Loading)?;
         Ok(store.snapshot_at(revision))
     }
 
@@ -240,22 +240,22 @@ impl Mirror {
 
     /// History was replaced: drops everything, and voids what feeds and loads of the old history hold.
     pub(super) fn replace_history(&self) {
-        self.drop_epoch(self.contents.lock(), Why::HistoryReplaced);
+        self.drop_epoch(self.contents.lock(), Reason::HistoryReplaced);
     }
 
     /// The contents are not to be trusted: drops them if they are still those of `epoch`, and voids what feeds and loads hold.
-    pub(super) fn void(&self, epoch: Epoch, why: Why) -> Result<(), Void> {
-        self.drop_epoch(self.contents_of(epoch)?, why);
+    pub(super) fn void(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
+        self.drop_epoch(self.contents_of(epoch)?, reason);
         Ok(())
     }
 
-    fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, why: Why) {
+    fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason) {
         contents.epoch += 1;
         contents.store = None;
         contents.newest_key = None;
         self.wanted.send_replace(0);
         self.replaced.send_replace(contents.epoch);
-        self.set_out(why);
+        self.set_out(reason);
     }
 
     /// Loses a key, for tests.
@@ -274,18 +274,18 @@ impl Mirror {
     }
 
     /// Takes the mirror out of service but keeps its contents.
-    pub(super) fn step_out(&self, epoch: Epoch, why: Why) -> Result<(), Void> {
+    pub(super) fn take_out_of_service(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
         let _contents = self.contents_of(epoch)?;
-        self.set_out(why);
+        self.set_out(reason);
         Ok(())
     }
 
     /// Takes the mirror out of service and drops its contents.
-    pub(super) fn drop_contents(&self, epoch: Epoch, why: Why) -> Result<(), Void> {
+    pub(super) fn drop_contents(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         contents.store = None;
         contents.newest_key = None;
-        self.set_out(why);
+        self.set_out(reason);
         self.metrics.keys.set(0);
         self.metrics.memory_bytes.set(0);
         self.metrics.history_bytes.set(0);
@@ -293,16 +293,21 @@ impl Mirror {
     }
 
     /// The contents come from a load; the mirror stays out of service until its feed stands.
-    pub(super) fn fill(&self, epoch: Epoch, store: Store, newest_key: Option<Bytes>) -> Result<(), Void> {
+    pub(super) fn fill(
+        &self,
+        epoch: Epoch,
+        store: Store,
+        newest_key: Option<Bytes>,
+    ) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
-        self.knowledge.note_known(store.revision());
+        self.cluster_state.note_known(store.revision());
         contents.newest_key = newest_key;
         contents.store = Some(store);
         Ok(())
     }
 
     /// What a resumed feed is held against: the revision, the key changed last and what it holds.
-    pub(super) fn anchor(&self, epoch: Epoch) -> Result<Option<Anchor>, Void> {
+    pub(super) fn anchor(&self, epoch: Epoch) -> Result<Option<Anchor>, StaleEpoch> {
         let contents = self.contents_of(epoch)?;
         Ok(contents.store.as_ref().map(|store| Anchor {
             revision: store.revision(),
@@ -312,20 +317,25 @@ impl Mirror {
     }
 
     /// Puts the mirror in service with what it has.
-    pub(super) fn step_in(&self, epoch: Epoch) -> Result<(), Void> {
+    pub(super) fn put_in_service(&self, epoch: Epoch) -> Result<(), StaleEpoch> {
         let contents = self.contents_of(epoch)?;
         self.publish(&contents)
     }
 
     /// Applies the events of whole revisions up to `revision`, and shows them to readers (I3).
-    pub(super) fn apply(&self, epoch: Epoch, changes: Vec<Change>, revision: i64) -> Result<Applied, Void> {
+    pub(super) fn apply(
+        &self,
+        epoch: Epoch,
+        changes: Vec<Change>,
+        revision: i64,
+    ) -> Result<Applied, StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         let Some(last) = changes.last() else {
-            return Err(Void);
+            return Err(StaleEpoch);
         };
         let newest_key = Bytes::copy_from_slice(last.key());
         let now = self.now();
-        let store = contents.store.as_mut().ok_or(Void)?;
+        let store = contents.store.as_mut().ok_or(StaleEpoch)?;
         let applied = store.apply(changes, revision, now);
         if applied.applied > 0 {
             contents.newest_key = Some(newest_key);
@@ -337,10 +347,10 @@ impl Mirror {
     }
 
     /// Progress: there are no events up to `revision` that have not been applied.
-    pub(super) fn advance(&self, epoch: Epoch, revision: i64) -> Result<(), Void> {
+    pub(super) fn advance(&self, epoch: Epoch, revision: i64) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         let now = self.now();
-        let store = contents.store.as_mut().ok_or(Void)?;
+        let store = contents.store.as_mut().ok_or(StaleEpoch)?;
         if revision <= store.revision() {
             return Ok(());
         }
@@ -349,17 +359,17 @@ impl Mirror {
     }
 
     /// The contents, locked, for whoever holds an epoch; void if that has passed.
-    fn contents_of(&self, epoch: Epoch) -> Result<MutexGuard<'_, Contents>, Void> {
+    fn contents_of(&self, epoch: Epoch) -> Result<MutexGuard<'_, Contents>, StaleEpoch> {
         let contents = self.contents.lock();
         if contents.epoch == epoch.0 {
             Ok(contents)
         } else {
-            Err(Void)
+            Err(StaleEpoch)
         }
     }
 
-    fn publish(&self, contents: &Contents) -> Result<(), Void> {
-        let store = contents.store.as_ref().ok_or(Void)?;
+    fn publish(&self, contents: &Contents) -> Result<(), StaleEpoch> {
+        let store = contents.store.as_ref().ok_or(StaleEpoch)?;
         let view = View {
             tree: store.tree().clone(),
             revision: store.revision(),
@@ -371,15 +381,15 @@ impl Mirror {
         self.metrics.history_bytes.set(gauge(store.history_bytes()));
         self.metrics.oldest_revision.set(store.oldest_revision());
         self.metrics.in_service.set(1);
-        self.knowledge.note_known(view.revision);
+        self.cluster_state.note_known(view.revision);
         self.state.store(Arc::new(State::In(view)));
         self.changed.send_replace(());
         Ok(())
     }
 
-    fn set_out(&self, why: Why) {
+    fn set_out(&self, reason: Reason) {
         self.metrics.in_service.set(0);
-        self.state.store(Arc::new(State::Out(why)));
+        self.state.store(Arc::new(State::Out(reason)));
         self.changed.send_replace(());
     }
 }

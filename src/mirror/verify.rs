@@ -19,8 +19,8 @@ use super::state::{Epoch, Mirror, View};
 use crate::cache::{Entry, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::telemetry::Why;
-use crate::upstream::{Channel, Connection, Windows, jittered};
+use crate::telemetry::Reason;
+use crate::upstream::{Channel, Connection, ReceiveWindow, jittered};
 
 /// What a piece holds at most, in bytes, if it is more than one key.
 const PIECE_BYTES: u64 = 512 << 10;
@@ -110,7 +110,7 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     let connection = mirrors
         .upstream
-        .dedicated(Windows::SHARED, None, deadline)
+        .dedicated(ReceiveWindow::SHARED, None, deadline)
         .await
         .map_err(|error| Unverified::NoEndpoint(error.to_string()))?;
     let mut from = mirror.scope.key();
@@ -122,7 +122,7 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
         mirrors.metrics.verify_bytes.inc_by(answer.bytes);
         if let Err(difference) = piece.compare(&view, &answer.response) {
             // Void where the contents have been replaced meanwhile: then nobody is served from them.
-            return Ok(match mirror.void(epoch, Why::Mismatch) {
+            return Ok(match mirror.void(epoch, Reason::Mismatch) {
                 Ok(()) => Verified::Different(difference),
                 Err(_) => Verified::Out,
             });

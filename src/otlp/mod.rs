@@ -163,7 +163,7 @@ impl Exporter {
             .collect();
         // The library begins no attempt after its end, but lets one go on.
         let exporting = tokio::time::timeout(self.settings.export_timeout, exporter.export(batch));
-        let why = match exporting.await {
+        let reason = match exporting.await {
             Ok(Ok(())) => {
                 self.metrics.exported.inc_by(spans);
                 if std::mem::take(&mut self.is_failing) {
@@ -176,15 +176,15 @@ impl Exporter {
         };
         self.metrics.failed.inc_by(spans);
         match self.connector.take_failure() {
-            Some(failure) if !why.contains(&failure) => self.say(&format!("{why}: {failure}")),
-            _ => self.say(&why),
+            Some(failure) if !reason.contains(&failure) => self.say(&format!("{reason}: {failure}")),
+            _ => self.say(&reason),
         }
     }
 
     /// Says once that the collector does not take spans.
-    fn say(&mut self, why: &str) {
+    fn say(&mut self, reason: &str) {
         if !std::mem::replace(&mut self.is_failing, true) {
-            tracing::warn!(endpoint = %self.settings.endpoint, why,
+            tracing::warn!(endpoint = %self.settings.endpoint, reason,
                 "traces are not exported; requests are served as ever, and spans that find no room are dropped");
         }
     }

@@ -10,7 +10,7 @@ use super::record::Record;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::state::{Mirror, View};
-use crate::telemetry::Why;
+use crate::telemetry::Reason;
 
 /// A read that waits for etcd's word.
 pub(super) struct Authorized<'a> {
@@ -31,8 +31,8 @@ impl Authorized<'_> {
         proxy: &Proxy,
         mirror: Option<&Mirror>,
         record: &mut Record<'_>,
-    ) -> Result<Ended, Why> {
-        let mirror = mirror.ok_or(Why::NotMirrored)?;
+    ) -> Result<Ended, Reason> {
+        let mirror = mirror.ok_or(Reason::NotMirrored)?;
         let authorization = Authorization {
             key: self.query.key.clone(),
             range_end: self.query.range_end.clone(),
@@ -48,7 +48,7 @@ impl Authorized<'_> {
             .header;
         if granted.revision < self.floor {
             // A member that lags, asked for its own word.
-            return Err(Why::NotFresh);
+            return Err(Reason::NotFresh);
         }
         record.checked(granted.revision);
         let (view, waited) = mirror.reach(granted.revision, self.deadline).await?;
@@ -56,7 +56,9 @@ impl Authorized<'_> {
         let view = if view.revision == granted.revision {
             view
         } else {
-            let tree = mirror.view_at(granted.revision)?.map_err(|_| Why::HistoryGone)?;
+            let tree = mirror
+                .view_at(granted.revision)?
+                .map_err(|_| Reason::HistoryGone)?;
             View {
                 tree,
                 revision: granted.revision,

@@ -24,7 +24,7 @@ use super::stalled::{Answers, GivenUp, Slot};
 use super::status::{Code, Status, ok_trailers};
 use crate::cache::{Answer, Chunks, Rope, chunk_head};
 use crate::faults::{self, Fault};
-use crate::mirror::knowledge::Knowledge;
+use crate::mirror::cluster_state::ClusterState;
 use crate::net::Url;
 use crate::upstream::{BoxError, InFlight};
 
@@ -100,7 +100,7 @@ struct Forwarded {
     passed: Option<Passed>,
     /// Every piece may show a revision that cannot be read (the JSON gateway's).
     opaque: bool,
-    knowledge: Arc<Knowledge>,
+    cluster_state: Arc<ClusterState>,
     /// Said instead of a broken stream when etcd's connection was lost; `None` once trailers have gone, and for HTTP/1.
     may_end_with_status: bool,
     in_flight: Option<InFlight>,
@@ -198,7 +198,7 @@ impl ResponseBody {
     pub(super) fn forwarded(
         body: Incoming,
         path: &str,
-        knowledge: &Arc<Knowledge>,
+        cluster_state: &Arc<ClusterState>,
         in_flight: Option<InFlight>,
         along: Along,
         stop: Option<Stop>,
@@ -209,7 +209,7 @@ impl ResponseBody {
             body,
             passed: if is_grpc { Passed::of(path) } else { None },
             opaque: !is_grpc && path.starts_with(JSON_GATEWAY),
-            knowledge: Arc::clone(knowledge),
+            cluster_state: Arc::clone(cluster_state),
             may_end_with_status: is_grpc,
             in_flight,
             along,
@@ -336,9 +336,9 @@ impl Forwarded {
         Poll::Ready(Some(Ok(match frame.into_data() {
             Ok(data) => {
                 if let Some(passed) = &mut self.passed {
-                    passed.see(data.chunk(), &self.knowledge);
+                    passed.see(data.chunk(), &self.cluster_state);
                 } else if self.opaque {
-                    self.knowledge.note_unreadable();
+                    self.cluster_state.note_unreadable();
                 }
                 if let Some(watch) = &mut self.along.watch {
                     watch.see(&data);

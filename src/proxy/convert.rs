@@ -22,7 +22,7 @@ use super::message::{PREFIX_BYTES, framed};
 use super::route::RANGE_STREAM;
 use super::stalled::Answers;
 use super::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_ANSWER_BYTES, Status, succeeded};
-use super::walk::{Found, Walk};
+use super::walk::{Found, RangeResponseScanner};
 use crate::cache::{RangeQuery, SortOrder, SortTarget};
 use crate::etcdserverpb::RangeRequest;
 use crate::telemetry::Metrics;
@@ -61,8 +61,8 @@ pub(super) struct Converted {
 pub(super) struct NotConverted(&'static str);
 
 impl From<NoRangeStream> for NotConverted {
-    fn from(why: NoRangeStream) -> Self {
-        NotConverted(why.as_str())
+    fn from(reason: NoRangeStream) -> Self {
+        NotConverted(reason.as_str())
     }
 }
 
@@ -110,9 +110,9 @@ impl Converter {
         query: &RangeQuery,
     ) -> Result<Converted, NotConverted> {
         let converted = self.try_convert(forward, parts, query).await;
-        if let Err(NotConverted(why)) = converted {
-            tracing::debug!(why, "a large Range could not be a RangeStream");
-            self.metrics.range_stream_fallback(why);
+        if let Err(NotConverted(reason)) = converted {
+            tracing::debug!(reason, "a large Range could not be a RangeStream");
+            self.metrics.range_stream_fallback(reason);
         }
         converted
     }
@@ -144,7 +144,7 @@ impl Converter {
             let trailers = HeaderMap::new();
             return refused(head, trailers, held, &connection);
         }
-        let (mut walk, mut pieces, mut came) = (Walk::stream(), vec![Bytes::new()], 0);
+        let (mut walk, mut pieces, mut came) = (RangeResponseScanner::stream(), vec![Bytes::new()], 0);
         loop {
             let frame = match body.frame().await {
                 Some(Ok(frame)) => frame,
@@ -179,7 +179,7 @@ impl Converter {
         connection: &Connection,
         head: response::Parts,
         trailers: HeaderMap,
-        walk: Walk,
+        walk: RangeResponseScanner,
         mut pieces: Vec<Bytes>,
         mut held: Held,
     ) -> Result<Converted, NotConverted> {
@@ -196,7 +196,9 @@ impl Converter {
         let kvs_bytes: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         held.stop_growing();
         held.shrink(held.bytes().saturating_sub(kvs_bytes));
-        forward.knowledge.note_passed(header.cluster_id, header.revision);
+        forward
+            .cluster_state
+            .record_forwarded(header.cluster_id, header.revision);
         let (first, last) = (header_field(&found.header), tail(&found));
         let length = first.len() as u64 + kvs_bytes + last.len() as u64;
         let Some(length) = u32::try_from(length)

@@ -17,8 +17,10 @@ use super::large::Permit;
 use super::range;
 use super::series::PageWatch;
 use super::status::{Code, GRPC_STATUS, Status};
-use crate::mirror::knowledge::Knowledge;
-use crate::upstream::{BoxError, Class, Connection, InFlight, NoEndpoint, Outgoing, SendFailure, Upstream};
+use crate::mirror::cluster_state::ClusterState;
+use crate::upstream::{
+    BoxError, Connection, ConnectionClass, InFlight, NoEndpoint, Outgoing, SendFailure, Upstream,
+};
 
 /// Pause before another connection is tried for a call that did not leave on the first.
 pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(5);
@@ -27,7 +29,7 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(super) struct Forward {
     pub(super) upstream: Arc<Upstream>,
-    pub(super) knowledge: Arc<Knowledge>,
+    pub(super) cluster_state: Arc<ClusterState>,
     /// How long a call waits for a connection.
     pub(super) connect_timeout: Duration,
     /// A stop has begun.
@@ -89,12 +91,18 @@ impl NotAnswered {
 
 impl Forward {
     /// Sends the request and hands the answer back as it comes. No answer shows as `Unavailable`.
-    pub(super) async fn pass(&self, parts: Parts, body: Body, class: Class) -> Outcome {
+    pub(super) async fn pass(&self, parts: Parts, body: Body, class: ConnectionClass) -> Outcome {
         self.pass_with(parts, body, class, Along::default()).await
     }
 
     /// As [`Forward::pass`], with something that goes along with the answer.
-    pub(super) async fn pass_with(&self, parts: Parts, body: Body, class: Class, along: Along) -> Outcome {
+    pub(super) async fn pass_with(
+        &self,
+        parts: Parts,
+        body: Body,
+        class: ConnectionClass,
+        along: Along,
+    ) -> Outcome {
         let path = parts.uri.path().to_owned();
         let content_type = grpc_content_type(&parts.headers);
         match self.send(parts, body, class).await {
@@ -112,7 +120,15 @@ impl Forward {
             .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
         response.map(|body| {
             let stop = Stop::of(path, &self.drain);
-            ResponseBody::forwarded(body, path, &self.knowledge, Some(in_flight), along, stop, is_grpc)
+            ResponseBody::forwarded(
+                body,
+                path,
+                &self.cluster_state,
+                Some(in_flight),
+                along,
+                stop,
+                is_grpc,
+            )
         })
     }
 
@@ -122,7 +138,7 @@ impl Forward {
         &self,
         mut parts: Parts,
         mut body: Body,
-        class: Class,
+        class: ConnectionClass,
     ) -> Result<Answered, NotAnswered> {
         // Said to rangecache, not to etcd.
         parts.headers.remove(range::BYPASS.0);
@@ -191,11 +207,11 @@ pub(super) fn grpc_content_type(headers: &HeaderMap) -> HeaderValue {
 }
 
 /// Which connections a call to `path` uses. What is not known may be a stream.
-pub(super) fn class_of(path: &str) -> Class {
+pub(super) fn connection_class(path: &str) -> ConnectionClass {
     match path {
         "/etcdserverpb.KV/RangeStream"
         | "/etcdserverpb.Lease/LeaseKeepAlive"
-        | "/etcdserverpb.Maintenance/Snapshot" => Class::Stream,
+        | "/etcdserverpb.Maintenance/Snapshot" => ConnectionClass::Stream,
         _ => {
             let unary = [
                 "/etcdserverpb.KV/",
@@ -205,9 +221,9 @@ pub(super) fn class_of(path: &str) -> Class {
                 "/etcdserverpb.Maintenance/",
             ];
             if unary.iter().any(|service| path.starts_with(service)) {
-                Class::Unary
+                ConnectionClass::Unary
             } else {
-                Class::Stream
+                ConnectionClass::Stream
             }
         }
     }
@@ -255,7 +271,7 @@ mod tests {
                 &TaskTracker::new(),
                 &stop,
             ),
-            knowledge: Arc::default(),
+            cluster_state: Arc::default(),
             connect_timeout: Duration::from_secs(2),
             drain: CancellationToken::new(),
         };
@@ -264,7 +280,7 @@ mod tests {
 
     async fn send(forward: &Forward, path: &str, body: Body) -> Result<Answered, NotAnswered> {
         let (parts, ()) = Request::post(path).body(()).unwrap().into_parts();
-        forward.send(parts, body, Class::Unary).await
+        forward.send(parts, body, ConnectionClass::Unary).await
     }
 
     #[tokio::test]

@@ -13,7 +13,7 @@ use super::drain::Stop;
 use super::forward::Along;
 use crate::net::Url;
 use crate::tls::Protocol;
-use crate::upstream::{BoxError, Class, Outgoing};
+use crate::upstream::{BoxError, ConnectionClass, Outgoing};
 
 /// Passes the request on over a connection of its own: these are few, and some last for ever.
 pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseBody> {
@@ -82,11 +82,19 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
             .tasks
             .spawn(async move { stop.run_until_cancelled(pumping).await });
     }
-    let knowledge = &proxy.mirrors.knowledge;
+    let cluster_state = &proxy.mirrors.cluster_state;
     let stop = Stop::of(&path_alone, &proxy.drain);
     Ok(response.map(|body| {
-        ResponseBody::forwarded(body, &path_alone, knowledge, None, Along::default(), stop, false)
-            .keeping(alive)
+        ResponseBody::forwarded(
+            body,
+            &path_alone,
+            cluster_state,
+            None,
+            Along::default(),
+            stop,
+            false,
+        )
+        .keeping(alive)
     }))
 }
 
@@ -96,7 +104,7 @@ async fn reachable(proxy: &Proxy) -> Result<Url, BoxError> {
     Ok(proxy
         .forward
         .upstream
-        .connection(Class::Check, deadline)
+        .connection(ConnectionClass::Check, deadline)
         .await?
         .url()
         .clone())

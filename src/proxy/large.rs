@@ -24,11 +24,11 @@ use super::owner::Owner;
 use super::series::AllSeries;
 use super::stalled::Answers;
 use super::status::{Code, Status};
-use super::walk::Walk;
+use super::walk::RangeResponseScanner;
 use crate::cache::RangeQuery;
 use crate::config::Config;
-use crate::telemetry::{Metrics, Why};
-use crate::upstream::Class;
+use crate::telemetry::{Metrics, Reason};
+use crate::upstream::ConnectionClass;
 
 /// See the module.
 #[derive(Debug)]
@@ -129,7 +129,7 @@ type Landed = Result<Arc<SharedAnswer>, Refused>;
 /// Why no answer was shared.
 #[derive(Clone, Debug)]
 pub(super) struct Refused {
-    pub(super) why: Why,
+    pub(super) reason: Reason,
     pub(super) status: Status,
 }
 
@@ -246,10 +246,10 @@ impl Large {
         }
         let along = Along {
             _permit: Some(permit),
-            watch: self.series.watch(query, owner, Walk::unary()),
+            watch: self.series.watch(query, owner, RangeResponseScanner::unary()),
         };
         let outcome = forward
-            .pass_with(parts, Body::Read(request), Class::Stream, along)
+            .pass_with(parts, Body::Read(request), ConnectionClass::Stream, along)
             .await;
         Ok(Passed {
             outcome,
@@ -317,7 +317,7 @@ impl Large {
         if waiting >= self.max_waiting {
             drop(guard);
             return Err(Refused {
-                why: Why::TooManyWaiting,
+                reason: Reason::TooManyWaiting,
                 status: Status::new(
                     Code::Unavailable,
                     "rangecache: too many large reads wait for etcd; try again",
@@ -340,7 +340,7 @@ impl Large {
                     .acquire_owned()
                     .await
                     .map_err(|_| Refused {
-                        why: Why::Gone,
+                        reason: Reason::Gone,
                         status: Status::new(Code::Unavailable, "rangecache: stopping"),
                     })?
             }
@@ -357,7 +357,7 @@ impl Large {
     async fn ride(&self, mut flight: watch::Receiver<Option<Landed>>) -> Result<Passed, Refused> {
         let _waiting = self.wait()?;
         let lost = || Refused {
-            why: Why::Gone,
+            reason: Reason::Gone,
             status: Status::new(
                 Code::Unavailable,
                 "rangecache: the shared read was given up; try again",
@@ -416,7 +416,7 @@ impl Large {
             }));
         }
         let lost = |status: Status| Refused {
-            why: Why::Gone,
+            reason: Reason::Gone,
             status,
         };
         let path = parts.uri.path().to_owned();
@@ -424,7 +424,7 @@ impl Large {
             response,
             in_flight: _in_flight,
         } = forward
-            .send(parts, Body::Read(request), Class::Stream)
+            .send(parts, Body::Read(request), ConnectionClass::Stream)
             .await
             .map_err(|not| lost(not.status()))?;
         let (head, mut body) = response.into_parts();
@@ -445,7 +445,7 @@ impl Large {
                 Ok(data) => {
                     if !held.grow(data.len()) {
                         return Err(Refused {
-                            why: Why::SharedBytes,
+                            reason: Reason::SharedBytes,
                             status: Status::new(
                                 Code::ResourceExhausted,
                                 "rangecache: answers that several reads share take too much memory; try again",
@@ -453,7 +453,7 @@ impl Large {
                         });
                     }
                     if let Some(passed) = &mut passed {
-                        passed.see(&data, &forward.knowledge);
+                        passed.see(&data, &forward.cluster_state);
                     }
                     pieces.push(data);
                 }

@@ -14,7 +14,7 @@ use super::message::{self, Message, PREFIX_BYTES};
 use super::passed::Passed;
 use super::status::succeeded;
 use crate::etcdserverpb::CompactionRequest;
-use crate::upstream::{Class, Outgoing};
+use crate::upstream::{ConnectionClass, Outgoing};
 
 /// Longer requests than this are none of these calls'.
 const MAX_REQUEST_BYTES: usize = 1024;
@@ -23,22 +23,22 @@ const MAX_ANSWER_BYTES: usize = 64 << 10;
 
 /// What the success of a call teaches.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Lesson {
+pub(super) enum SideEffect {
     Compaction,
     Auth,
 }
 
 /// Whether the call to `path` teaches anything.
-pub(super) fn lesson(path: &str) -> Option<Lesson> {
+pub(super) fn lesson(path: &str) -> Option<SideEffect> {
     match path {
-        "/etcdserverpb.KV/Compact" => Some(Lesson::Compaction),
-        "/etcdserverpb.Auth/AuthEnable" | "/etcdserverpb.Auth/AuthDisable" => Some(Lesson::Auth),
+        "/etcdserverpb.KV/Compact" => Some(SideEffect::Compaction),
+        "/etcdserverpb.Auth/AuthEnable" | "/etcdserverpb.Auth/AuthDisable" => Some(SideEffect::Auth),
         _ => None,
     }
 }
 
 /// Passes the call on, and learns from its success.
-pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>, lesson: Lesson) -> Outcome {
+pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>, lesson: SideEffect) -> Outcome {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path().to_owned();
     let content_type = grpc_content_type(&parts.headers);
@@ -47,13 +47,13 @@ pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>, lesson: Less
         Message::Other { read, body } => (None, Outgoing::resumed(read, body)),
         Message::Broken => return Ok(Response::new(ResponseBody::empty())),
     };
-    if matches!(lesson, Lesson::Auth) {
+    if matches!(lesson, SideEffect::Auth) {
         // From the moment that etcd may have switched it.
-        proxy.mirrors.knowledge.auth_may_have_changed();
+        proxy.mirrors.cluster_state.auth_may_have_changed();
     }
     let answered = match proxy
         .forward
-        .send(parts, Body::Once(outgoing), Class::Unary)
+        .send(parts, Body::Once(outgoing), ConnectionClass::Unary)
         .await
     {
         Ok(answered) => answered,
@@ -73,7 +73,7 @@ pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>, lesson: Less
                     break;
                 }
                 if let Some(passed) = &mut passed {
-                    passed.see(&piece, &proxy.mirrors.knowledge);
+                    passed.see(&piece, &proxy.mirrors.cluster_state);
                 }
                 data.extend_from_slice(&piece);
             }
@@ -90,10 +90,10 @@ pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>, lesson: Less
     Ok(Response::from_parts(head, body))
 }
 
-fn learn(proxy: &Proxy, lesson: Lesson, framed: Option<&Bytes>) {
+fn learn(proxy: &Proxy, lesson: SideEffect, framed: Option<&Bytes>) {
     match lesson {
-        Lesson::Auth => proxy.mirrors.knowledge.auth_may_have_changed(),
-        Lesson::Compaction => {
+        SideEffect::Auth => proxy.mirrors.cluster_state.auth_may_have_changed(),
+        SideEffect::Compaction => {
             let request = framed.map(|framed| CompactionRequest::decode(framed.slice(PREFIX_BYTES..)));
             if let Some(Ok(request)) = request {
                 proxy.mirrors.compacted(request.revision);

@@ -107,7 +107,7 @@ impl Proxy {
             metrics: Arc::clone(metrics),
             forward: Arc::new(Forward {
                 upstream: Arc::clone(upstream),
-                knowledge: Arc::clone(&mirrors.knowledge),
+                cluster_state: Arc::clone(&mirrors.cluster_state),
                 connect_timeout: config.connect_timeout,
                 drain: drain.clone(),
             }),

@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderValue};
 
 use super::Proxy;
 use super::range::{CREDENTIALS, Call};
-use crate::mirror::knowledge::Auth;
+use crate::mirror::cluster_state::Auth;
 
 /// Whose a series of pages is, or a shared answer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -23,9 +23,9 @@ impl Owner {
         if call.require_leader || call.bypass {
             return None;
         }
-        match (proxy.mirrors.knowledge.auth(), call.credentials) {
+        match (proxy.mirrors.cluster_state.auth(), call.credentials) {
             (Auth::Off, false) => Some(Owner::Anybody),
-            (Auth::On, true) if proxy.forward.upstream.credentials().are_good() => {
+            (Auth::On, true) if proxy.forward.upstream.credentials().are_valid() => {
                 let values = CREDENTIALS.iter().flat_map(|name| metadata.get_all(*name));
                 let secret = values.cloned().map(|mut value| {
                     value.set_sensitive(true);

@@ -26,7 +26,7 @@ use super::route::RANGE;
 use super::status::{Code, GRPC_MESSAGE, GRPC_STATUS, Status, ok_trailers};
 use crate::cache::{CHUNK_TARGET_BYTES, Entry, RangeQuery, Rope, SortTarget};
 use crate::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
-use crate::upstream::Class;
+use crate::upstream::ConnectionClass;
 
 /// What a page should hold, in bytes: etcd counts the whole range for each.
 const PAGE_TARGET_BYTES: u64 = 4 << 20;
@@ -208,10 +208,10 @@ impl Pager {
                     let mean_bytes = (bytes / self.request.limit.max(1).unsigned_abs()).max(1);
                     self.request.limit = page_keys(mean_bytes).min(self.request.limit / 2).max(1);
                 }
-                Asked::Broken(why) => {
+                Asked::Broken(reason) => {
                     tries += 1;
                     if tries == TRIES {
-                        return Err(why);
+                        return Err(reason);
                     }
                     tokio::time::sleep(RETRY_PAUSE).await;
                 }
@@ -227,7 +227,7 @@ impl Pager {
             .send(
                 self.parts.clone(),
                 Body::Read(framed(&self.request)),
-                Class::Stream,
+                ConnectionClass::Stream,
             )
             .await;
         let Answered {
@@ -293,8 +293,8 @@ impl Pager {
     fn take(&mut self, page: RangeResponse, bytes: u64) -> Result<Page, NoPages> {
         let header = page.header.ok_or_else(not_understood)?;
         self.forward
-            .knowledge
-            .note_passed(header.cluster_id, header.revision);
+            .cluster_state
+            .record_forwarded(header.cluster_id, header.revision);
         let (first, count) = *self.first.get_or_insert((header, page.count));
         if header.cluster_id != first.cluster_id
             || header.revision < first.revision
@@ -419,7 +419,7 @@ impl Paged {
                             Next::Idle(pager)
                         }
                     }
-                    Poll::Ready((_, Err(why))) => Next::End(Some(why.trailers())),
+                    Poll::Ready((_, Err(reason))) => Next::End(Some(reason.trailers())),
                 },
                 Next::End(trailers) => return Poll::Ready(trailers.map(Frame::trailers)),
             };

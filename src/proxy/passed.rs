@@ -3,7 +3,7 @@
 //! Every etcd response message starts with its ResponseHeader as field 1 (RangeStream's one level deeper), so the first
 //! few bytes of each message are enough.
 
-use crate::mirror::knowledge::Knowledge;
+use crate::mirror::cluster_state::ClusterState;
 
 /// More than the longest header takes, with the tags and lengths around it.
 const HEAD_BYTES: usize = 64;
@@ -51,7 +51,7 @@ impl Passed {
     }
 
     /// Looks at the next bytes that go to the client, before they go.
-    pub(super) fn see(&mut self, mut data: &[u8], knowledge: &Knowledge) {
+    pub(super) fn see(&mut self, mut data: &[u8], cluster_state: &ClusterState) {
         while !data.is_empty() {
             if self.remaining == 0 {
                 let take = (PREFIX_BYTES - self.prefix_have).min(data.len());
@@ -67,7 +67,7 @@ impl Passed {
                 self.prefix_have = 0;
                 self.head_have = 0;
                 if self.compressed {
-                    knowledge.note_unreadable();
+                    cluster_state.note_unreadable();
                 }
                 continue;
             }
@@ -79,7 +79,7 @@ impl Passed {
                 self.head_have += copy;
                 if self.head_have == HEAD_BYTES || copy == self.remaining {
                     if let Some((cluster_id, revision)) = header(&self.head[..self.head_have], self.depth) {
-                        knowledge.note_passed(cluster_id, revision);
+                        cluster_state.record_forwarded(cluster_id, revision);
                     }
                     self.head_have = HEAD_BYTES;
                 }
@@ -174,12 +174,12 @@ mod tests {
             ..Default::default()
         }));
         for size in [1, 2, 3, 5, 7, 64, 1000] {
-            let knowledge = Knowledge::default();
+            let cluster_state = ClusterState::default();
             let mut passed = Passed::of("/etcdserverpb.Watch/Watch").unwrap();
             let mut seen = Vec::new();
             for piece in stream.chunks(size) {
-                passed.see(piece, &knowledge);
-                seen.push(knowledge.floor().unwrap());
+                passed.see(piece, &cluster_state);
+                seen.push(cluster_state.min_served_revision().unwrap());
             }
             assert!(passed.at_boundary());
             assert_eq!(seen.last(), Some(&i64::MAX), "{size}");
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_range_stream_has_its_header_one_level_deeper() {
-        let knowledge = Knowledge::default();
+        let cluster_state = ClusterState::default();
         let kvs = vec![vec![1; 100].into()];
         let response = RangeResponse {
             header: header_at(12),
@@ -201,17 +201,17 @@ mod tests {
             &framed(&RangeStreamResponse {
                 range_response: Some(response),
             }),
-            &knowledge,
+            &cluster_state,
         );
-        assert_eq!(knowledge.floor(), Some(12));
+        assert_eq!(cluster_state.min_served_revision(), Some(12));
     }
 
     #[test]
     fn a_compressed_message_hides_the_floor() {
-        let knowledge = Knowledge::default();
+        let cluster_state = ClusterState::default();
         let mut passed = Passed::of("/etcdserverpb.KV/Put").unwrap();
-        passed.see(&[1, 0, 0, 0, 2, 9], &knowledge);
-        assert_eq!(knowledge.floor(), None);
+        passed.see(&[1, 0, 0, 0, 2, 9], &cluster_state);
+        assert_eq!(cluster_state.min_served_revision(), None);
         assert!(!passed.at_boundary());
     }
 }

@@ -2,8 +2,8 @@
 //! that tests can read.
 
 use crate::cache::{Dialect, QueryError, RangeQuery};
-use crate::mirror::knowledge::Auth;
-use crate::telemetry::Why;
+use crate::mirror::cluster_state::Auth;
+use crate::telemetry::Reason;
 use crate::upstream::Versions;
 
 /// A limit from which on a Range over many keys counts as large.
@@ -13,7 +13,7 @@ const LARGE_LIMIT: i64 = 1000;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Facts {
     /// The mirror that holds the range: its revision, or why it is out of service; `None` if none holds it.
-    pub(super) mirror: Option<Result<i64, Why>>,
+    pub(super) mirror: Option<Result<i64, Reason>>,
     pub(super) versions: Versions,
     pub(super) auth: Auth,
     /// The revision below which nothing may be answered (I11), if it is known.
@@ -34,7 +34,7 @@ pub(super) enum Plan {
     /// From memory at a revision that a quorum check proves; then as the request says.
     Prove,
     /// From memory at this revision or later.
-    NotBelow(i64),
+    AtOrAbove(i64),
     /// From memory at the revision at which etcd authorises this caller for this range (I8).
     Authorize {
         /// etcd's member may use what it knows itself, if its revision is at least `floor`.
@@ -43,7 +43,7 @@ pub(super) enum Plan {
         floor: i64,
     },
     /// By etcd.
-    Forward(Why),
+    Forward(Reason),
 }
 
 /// Decides. **I1, forward by default**: whatever is not known to be answerable goes to etcd.
@@ -57,23 +57,23 @@ pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
         return Plan::Refuse(error);
     }
     let Some(lowest) = facts.versions.lowest else {
-        return Plan::Forward(Why::VersionUnknown);
+        return Plan::Forward(Reason::VersionUnknown);
     };
     if facts.auth == Auth::On && !facts.own_identity {
-        return Plan::Forward(Why::Auth);
+        return Plan::Forward(Reason::Auth);
     }
     let revision = match facts.mirror {
-        None => return Plan::Forward(Why::NotMirrored),
-        Some(Err(why)) => return Plan::Forward(why),
+        None => return Plan::Forward(Reason::NotMirrored),
+        Some(Err(reason)) => return Plan::Forward(reason),
         Some(Ok(revision)) => revision,
     };
     if query.serializable && facts.require_leader {
-        return Plan::Forward(Why::RequireLeader);
+        return Plan::Forward(Reason::RequireLeader);
     }
     // Credentials are etcd's to judge also while auth seems to be off.
     if facts.credentials || facts.auth == Auth::On {
         return match facts.floor {
-            _ if !lowest.progress_is_trusted() => Plan::Forward(Why::VersionGate),
+            _ if !lowest.progress_is_trusted() => Plan::Forward(Reason::VersionGate),
             Some(floor) if query.serializable => Plan::Authorize {
                 serializable: true,
                 floor,
@@ -89,14 +89,14 @@ pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
     let without_check = pinned || (query.serializable && query.revision <= 0);
     if without_check && let Some(floor) = facts.floor {
         return match facts.auth {
-            Auth::Off => Plan::NotBelow(floor),
-            Auth::Unknown | Auth::On => Plan::Forward(Why::Auth),
+            Auth::Off => Plan::AtOrAbove(floor),
+            Auth::Unknown | Auth::On => Plan::Forward(Reason::Auth),
         };
     }
     if lowest.progress_is_trusted() {
         Plan::Prove
     } else {
-        Plan::Forward(Why::VersionGate)
+        Plan::Forward(Reason::VersionGate)
     }
 }
 
@@ -167,10 +167,10 @@ mod tests {
                 ..get()
             },
         ] {
-            assert_eq!(plan(&query, &FACTS), Plan::NotBelow(90), "{query:?}");
+            assert_eq!(plan(&query, &FACTS), Plan::AtOrAbove(90), "{query:?}");
             assert_eq!(
                 planned(&query, |facts| facts.auth = Auth::Unknown),
-                Plan::Forward(Why::Auth)
+                Plan::Forward(Reason::Auth)
             );
             assert_eq!(
                 planned(&query, |facts| facts.floor = None),
@@ -200,23 +200,26 @@ mod tests {
     #[test]
     fn what_cannot_be_proven_is_forwarded() {
         type Change = fn(&mut Facts);
-        let cases: [(Change, Why); 7] = [
-            (|facts| facts.mirror = None, Why::NotMirrored),
-            (|facts| facts.mirror = Some(Err(Why::Loading)), Why::Loading),
-            (|facts| facts.mirror = Some(Err(Why::FeedLost)), Why::FeedLost),
-            (|facts| facts.versions.lowest = None, Why::VersionUnknown),
+        let cases: [(Change, Reason); 7] = [
+            (|facts| facts.mirror = None, Reason::NotMirrored),
+            (|facts| facts.mirror = Some(Err(Reason::Loading)), Reason::Loading),
+            (
+                |facts| facts.mirror = Some(Err(Reason::FeedLost)),
+                Reason::FeedLost,
+            ),
+            (|facts| facts.versions.lowest = None, Reason::VersionUnknown),
             (
                 |facts| facts.versions.lowest = Some(Version::new(3, 5, 12)),
-                Why::VersionGate,
+                Reason::VersionGate,
             ),
             (
                 |facts| facts.versions.lowest = Some(Version::new(3, 4, 23)),
-                Why::VersionGate,
+                Reason::VersionGate,
             ),
-            (|facts| facts.auth = Auth::On, Why::Auth),
+            (|facts| facts.auth = Auth::On, Reason::Auth),
         ];
-        for (change, why) in cases {
-            assert_eq!(planned(&get(), change), Plan::Forward(why));
+        for (change, reason) in cases {
+            assert_eq!(planned(&get(), change), Plan::Forward(reason));
         }
         let serializable = RangeQuery {
             serializable: true,
@@ -224,7 +227,7 @@ mod tests {
         };
         assert_eq!(
             planned(&serializable, |facts| facts.require_leader = true),
-            Plan::Forward(Why::RequireLeader)
+            Plan::Forward(Reason::RequireLeader)
         );
     }
 
@@ -261,12 +264,12 @@ mod tests {
             }
             let out = |facts: &mut Facts| {
                 change(facts);
-                facts.mirror = Some(Err(Why::FeedLost));
+                facts.mirror = Some(Err(Reason::FeedLost));
             };
-            assert_eq!(planned(&get(), out), Plan::Forward(Why::FeedLost));
+            assert_eq!(planned(&get(), out), Plan::Forward(Reason::FeedLost));
         }
         let stranger = |facts: &mut Facts| (facts.auth, facts.credentials) = (Auth::On, true);
-        assert_eq!(planned(&get(), stranger), Plan::Forward(Why::Auth));
+        assert_eq!(planned(&get(), stranger), Plan::Forward(Reason::Auth));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use tracing::Instrument;
 use super::Proxy;
 use super::authorize::Authorized;
 use super::body::ResponseBody;
-use super::forward::{self, Along, Body, class_of, grpc_content_type};
+use super::forward::{self, Along, Body, connection_class, grpc_content_type};
 use super::large::LargeRange;
 use super::message::{self, Message, PREFIX_BYTES};
 use super::owner::Owner;
@@ -21,16 +21,16 @@ use super::plan::{self, Facts, Plan};
 use super::record::Record;
 use super::status::{self, Code, MAX_ANSWER_BYTES, Status};
 use super::trace::Trace;
-use super::walk::Walk;
+use super::walk::RangeResponseScanner;
 use crate::cache::{
     Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Selection, Tree,
     names_unknown_sort_target, select,
 };
-use crate::mirror::knowledge::Auth;
+use crate::mirror::cluster_state::Auth;
 use crate::mirror::state::{Mirror, View};
 use crate::telemetry::outcome::{Kind, Read};
-use crate::telemetry::{Outcome, Why};
-use crate::upstream::{Class, Outgoing, Version};
+use crate::telemetry::{Outcome, Reason};
+use crate::upstream::{ConnectionClass, Outgoing, Version};
 
 /// A Range's request is two keys and a few numbers. What is longer is forwarded unread.
 pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 10;
@@ -43,7 +43,7 @@ pub(super) const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 pub(super) enum Ended {
     Answer(ResponseHeader, Selection, Outcome),
     Error(Status, Outcome),
-    Forward(Why),
+    Forward(Reason),
 }
 
 /// Answers a Range.
@@ -68,9 +68,9 @@ async fn handle<'a>(
     let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
         Message::Whole { framed, body } => (framed, body),
         Message::Other { read, body } => {
-            record.outcome = Outcome::Forwarded(Why::Undecodable);
+            record.outcome = Outcome::Forwarded(Reason::Undecodable);
             record.forward(&mut parts.headers);
-            let class = class_of(parts.uri.path());
+            let class = connection_class(parts.uri.path());
             return Box::pin(
                 proxy
                     .forward
@@ -79,7 +79,7 @@ async fn handle<'a>(
             .await;
         }
         Message::Broken => {
-            record.outcome = Outcome::Cancelled(Why::BrokenRequest);
+            record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
             return Ok(Response::new(ResponseBody::empty()));
         }
     };
@@ -102,7 +102,7 @@ async fn handle<'a>(
         _ => None,
     };
     let Some((call, query)) = decoded else {
-        record.outcome = Outcome::Forwarded(Why::Undecodable);
+        record.outcome = Outcome::Forwarded(Reason::Undecodable);
         return Box::pin(forward(proxy, parts, framed, None, record)).await;
     };
     match end(proxy, &query, &call, &parts.headers, record).await {
@@ -121,8 +121,8 @@ async fn handle<'a>(
             record.outcome = outcome;
             Ok(status.response(call.content_type))
         }
-        Ended::Forward(why) => {
-            record.outcome = Outcome::Forwarded(why);
+        Ended::Forward(reason) => {
+            record.outcome = Outcome::Forwarded(reason);
             // Boxed, so that the future of a read from memory stays small.
             Box::pin(forward(proxy, parts, framed, Some((&query, &call)), record)).await
         }
@@ -202,22 +202,22 @@ pub(super) async fn end<'a>(
 ) -> Ended {
     record.revisions.asked = query.revision;
     if call.bypass {
-        return Ended::Forward(Why::Bypass);
+        return Ended::Forward(Reason::Bypass);
     }
     let caller_deadline = record.deadline(call);
     if caller_deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-        return Ended::Error(Status::deadline(), Outcome::Cancelled(Why::Deadline));
+        return Ended::Error(Status::deadline(), Outcome::Cancelled(Reason::Deadline));
     }
-    let knowledge = &proxy.mirrors.knowledge;
+    let cluster_state = &proxy.mirrors.cluster_state;
     let mirror = proxy.mirrors.holding(&query.interval());
     record.mirror = mirror;
-    let auth = knowledge.auth();
+    let auth = cluster_state.auth();
     let facts = Facts {
         mirror: mirror.map(Mirror::revision),
         versions: proxy.forward.upstream.versions(),
         auth,
-        own_identity: auth == Auth::On && proxy.forward.upstream.credentials().are_good(),
-        floor: knowledge.floor(),
+        own_identity: auth == Auth::On && proxy.forward.upstream.credentials().are_valid(),
+        floor: cluster_state.min_served_revision(),
         credentials: call.credentials,
         require_leader: call.require_leader,
     };
@@ -227,19 +227,19 @@ pub(super) async fn end<'a>(
     let own_deadline = record.arrived() + proxy.freshness_timeout;
     let deadline = caller_deadline.map_or(own_deadline, |caller| caller.min(own_deadline));
     // A wait that the caller's own timeout ended is the caller's; any other is forwarded.
-    let not_proven = |why: Why, record: &mut Record<'_>| {
-        record.not_proven(why);
+    let not_proven = |reason: Reason, record: &mut Record<'_>| {
+        record.not_proven(reason);
         match caller_deadline {
             Some(caller) if Instant::now() >= caller => {
-                Ended::Error(Status::deadline(), Outcome::Cancelled(Why::Deadline))
+                Ended::Error(Status::deadline(), Outcome::Cancelled(Reason::Deadline))
             }
-            _ => Ended::Forward(why),
+            _ => Ended::Forward(reason),
         }
     };
     let not_below = match plan {
         Plan::Refuse(error) => return Ended::Error(refusal(&error), Outcome::Hit(Read::Refused)),
-        Plan::Forward(why) => return Ended::Forward(why),
-        Plan::NotBelow(floor) => floor,
+        Plan::Forward(reason) => return Ended::Forward(reason),
+        Plan::AtOrAbove(floor) => floor,
         Plan::Prove => {
             let link = record.trace.as_deref_mut().map(Trace::link);
             let proving = proxy.mirrors.freshness.prove_for(link);
@@ -247,14 +247,14 @@ pub(super) async fn end<'a>(
             let proven = if deadline < own_deadline {
                 match Box::pin(tokio::time::timeout_at(deadline, proving)).await {
                     Ok(proven) => proven,
-                    Err(_) => Err(Why::CheckFailed),
+                    Err(_) => Err(Reason::CheckFailed),
                 }
             } else {
                 proving.await
             };
             match proven {
                 Ok(proof) => proof.header.revision,
-                Err(why) => return not_proven(why, record),
+                Err(reason) => return not_proven(reason, record),
             }
         }
         Plan::Authorize { serializable, floor } => {
@@ -269,24 +269,27 @@ pub(super) async fn end<'a>(
             // Boxed, so that the future of a read that needs none stays small.
             return match Box::pin(authorized.end(proxy, mirror, record)).await {
                 Ok(ended) => ended,
-                Err(why) => not_proven(why, record),
+                Err(reason) => not_proven(reason, record),
             };
         }
     };
     // The plan says that there is one.
     let Some(mirror) = mirror else {
-        return Ended::Forward(Why::NotMirrored);
+        return Ended::Forward(Reason::NotMirrored);
     };
     record.checked(not_below);
     let (view, waited) = match mirror.reach(not_below, deadline).await {
         Ok(reached) => reached,
-        Err(why) => return not_proven(why, record),
+        Err(reason) => return not_proven(reason, record),
     };
     record.proven(mirror, view.revision, waited);
     tracing::debug!(not_below, revision = view.revision, waited, "proven");
     // The header is that of the last check: cluster, member and raft term; and auth was off then.
-    let Some(identity) = knowledge.identity().filter(|_| knowledge.auth() == Auth::Off) else {
-        return Ended::Forward(Why::Auth);
+    let Some(identity) = cluster_state
+        .identity()
+        .filter(|_| cluster_state.auth() == Auth::Off)
+    else {
+        return Ended::Forward(Reason::Auth);
     };
     let header = ResponseHeader {
         revision: view.revision,
@@ -323,9 +326,9 @@ pub(super) fn answer(
             Ok(Err(AtError::Compacted { .. })) => {
                 return Ended::Error(Status::compacted(), outcome(Read::Refused));
             }
-            Ok(Err(AtError::Future { .. })) => return Ended::Forward(Why::NotFresh),
-            Ok(Err(AtError::Gone { .. })) => return Ended::Forward(Why::HistoryGone),
-            Err(why) => return Ended::Forward(why),
+            Ok(Err(AtError::Future { .. })) => return Ended::Forward(Reason::NotFresh),
+            Ok(Err(AtError::Gone { .. })) => return Ended::Forward(Reason::HistoryGone),
+            Err(reason) => return Ended::Forward(reason),
         };
         (&at, Read::Pinned)
     } else {
@@ -339,13 +342,13 @@ pub(super) fn answer(
         )
     };
     let Some(version) = facts.versions.lowest else {
-        return Ended::Forward(Why::VersionUnknown);
+        return Ended::Forward(Reason::VersionUnknown);
     };
     let selection = match select(tree, query, &Dialect::of_version(version.major, version.minor)) {
         Selected::Answer(selection) => selection,
-        Selected::TiesAreEtcds => return Ended::Forward(Why::SortTies),
+        Selected::TiesAreEtcds => return Ended::Forward(Reason::SortTies),
     };
-    proxy.mirrors.knowledge.note_shown(header.revision);
+    proxy.mirrors.cluster_state.record_served(header.revision);
     Ended::Answer(header, selection, outcome(read))
 }
 
@@ -360,10 +363,13 @@ async fn forward(
     record.forward(&mut parts.headers);
     if understood.is_some_and(|(_, call)| call.bypass) {
         // Of whatever length, and with no other read's call.
-        return proxy.forward.pass(parts, Body::Read(framed), Class::Stream).await;
+        return proxy
+            .forward
+            .pass(parts, Body::Read(framed), ConnectionClass::Stream)
+            .await;
     }
     let content_type = grpc_content_type(&parts.headers);
-    let class = class_of(parts.uri.path());
+    let class = connection_class(parts.uri.path());
     let Some((query, call)) = understood else {
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
@@ -379,7 +385,7 @@ async fn forward(
     if !plan::is_large(query) {
         let along = Along {
             _permit: None,
-            watch: proxy.series.watch(query, owner, Walk::unary()),
+            watch: proxy.series.watch(query, owner, RangeResponseScanner::unary()),
         };
         return proxy
             .forward
@@ -401,7 +407,7 @@ async fn forward(
             passed.outcome
         }
         Err(refused) => {
-            record.outcome = Outcome::Shed(refused.why);
+            record.outcome = Outcome::Shed(refused.reason);
             Ok(refused.status.response(content_type))
         }
     }

@@ -13,17 +13,17 @@ use tracing::Instrument;
 
 use super::Proxy;
 use super::body::ResponseBody;
-use super::forward::{self, Along, Body, Forward, NotAnswered, RETRY_PAUSE, class_of, is_reset};
+use super::forward::{self, Along, Body, Forward, NotAnswered, RETRY_PAUSE, connection_class, is_reset};
 use super::message::{self, Message, PREFIX_BYTES};
 use super::owner::Owner;
 use super::pager::{NoPages, Pager};
 use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, end, refusal};
 use super::record::Record;
 use super::status::{Code, GRPC_MESSAGE, GRPC_STATUS, Status};
-use super::walk::Walk;
+use super::walk::RangeResponseScanner;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
 use crate::telemetry::outcome::{Kind, Read};
-use crate::telemetry::{Outcome, Why};
+use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{InFlight, NoRangeStream, Outgoing, SendFailure};
 
 /// Answers a RangeStream.
@@ -40,17 +40,17 @@ async fn handle<'a>(
     record: &mut Record<'a>,
 ) -> forward::Outcome {
     let (mut parts, body) = request.into_parts();
-    let class = class_of(parts.uri.path());
+    let class = connection_class(parts.uri.path());
     let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
         Message::Whole { framed, body } => (framed, body),
         Message::Other { read, body } => {
-            record.outcome = Outcome::Forwarded(Why::Undecodable);
+            record.outcome = Outcome::Forwarded(Reason::Undecodable);
             record.forward(&mut parts.headers);
             let body = Body::Once(Outgoing::resumed(read, body));
             return proxy.forward.pass(parts, body, class).await;
         }
         Message::Broken => {
-            record.outcome = Outcome::Cancelled(Why::BrokenRequest);
+            record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
             return Ok(Response::new(ResponseBody::empty()));
         }
     };
@@ -58,7 +58,7 @@ async fn handle<'a>(
         Call::of(&parts.headers),
         RangeQuery::decode(framed.slice(PREFIX_BYTES..)),
     ) else {
-        record.outcome = Outcome::Forwarded(Why::Undecodable);
+        record.outcome = Outcome::Forwarded(Reason::Undecodable);
         record.forward(&mut parts.headers);
         return proxy.forward.pass(parts, Body::Read(framed), class).await;
     };
@@ -77,7 +77,7 @@ async fn handle<'a>(
             record.outcome = outcome;
             Ok(status.response(call.content_type))
         }
-        Ended::Forward(why) => from_etcd(proxy, parts, framed, &query, call, why, record).await,
+        Ended::Forward(reason) => from_etcd(proxy, parts, framed, &query, call, reason, record).await,
     }
 }
 
@@ -108,10 +108,10 @@ async fn from_etcd(
     framed: Bytes,
     query: &RangeQuery,
     call: Call,
-    why: Why,
+    reason: Reason,
     record: &mut Record<'_>,
 ) -> forward::Outcome {
-    record.outcome = Outcome::Forwarded(why);
+    record.outcome = Outcome::Forwarded(reason);
     let owner = Owner::of(proxy, &call, &parts.headers);
     record.forward(&mut parts.headers);
     if let Some(owner) = &owner
@@ -124,7 +124,7 @@ async fn from_etcd(
     }
     let along = Along {
         _permit: None,
-        watch: proxy.series.watch(query, owner, Walk::stream()),
+        watch: proxy.series.watch(query, owner, RangeResponseScanner::stream()),
     };
     // etcd's stream repeats keys if it sorts chunk by chunk: that one shape is read whole, and then cut.
     let no_stream = if Pager::may_page(query) {
@@ -140,12 +140,12 @@ async fn from_etcd(
         NoRangeStream::Shape
     };
     proxy.metrics.range_stream_fallback(no_stream.as_str());
-    record.outcome = Outcome::Paged(why);
+    record.outcome = Outcome::Paged(reason);
     let pager = Pager::new(&proxy.forward, &proxy.large, parts, query, record.deadline(&call));
     match pager.start().await {
         Ok(paged) => Ok(ResponseBody::paged(paged).response(call.content_type)),
         Err(NoPages::Refused(refused)) => {
-            record.outcome = Outcome::Shed(refused.why);
+            record.outcome = Outcome::Shed(refused.reason);
             Ok(refused.status.response(call.content_type))
         }
         Err(NoPages::Etcd(status)) => {
@@ -217,7 +217,7 @@ impl Forward {
         loop {
             let connection = match self.upstream.streaming(deadline).await? {
                 Ok(connection) => connection,
-                Err(why) => return Ok(Err(why)),
+                Err(reason) => return Ok(Err(reason)),
             };
             let request = Request::from_parts(parts.clone(), Outgoing::whole(framed.clone()));
             let error = match connection.send(request).await {
@@ -227,9 +227,9 @@ impl Forward {
                         Ok(opened) => match opened.unimplemented() {
                             None => return Ok(Ok(opened)),
                             Some(message) => {
-                                let why = connection.refused_range_stream(&message);
-                                if why == NoRangeStream::Shape || Instant::now() >= deadline {
-                                    return Ok(Err(why));
+                                let reason = connection.refused_range_stream(&message);
+                                if reason == NoRangeStream::Shape || Instant::now() >= deadline {
+                                    return Ok(Err(reason));
                                 }
                                 // Is there another that has it?
                                 continue;

@@ -18,7 +18,7 @@ use crate::cache::Rope;
 use crate::mirror::state::Mirror;
 use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::outcome::Kind;
-use crate::telemetry::{Metrics, Outcome, Why};
+use crate::telemetry::{Metrics, Outcome, Reason};
 
 /// Counts the request exactly once, also when the caller goes away and the future is dropped.
 pub(super) struct Record<'a> {
@@ -48,7 +48,7 @@ impl<'a> Record<'a> {
             arrived: Instant::now(),
             proven: None,
             waited: false,
-            outcome: Outcome::Cancelled(Why::Gone),
+            outcome: Outcome::Cancelled(Reason::Gone),
             mirror: None,
             revisions: Revisions::default(),
             keys: 0,
@@ -93,11 +93,11 @@ impl<'a> Record<'a> {
     }
 
     /// Memory is not fresh enough.
-    pub(super) fn not_proven(&mut self, why: Why) {
-        self.waited = why == Why::NotFresh;
+    pub(super) fn not_proven(&mut self, reason: Reason) {
+        self.waited = reason == Reason::NotFresh;
         if let Some(trace) = &mut self.trace {
             let asked = self.mirror.and_then(Mirror::asked_for_progress);
-            trace.proven(Instant::now(), self.waited, asked, Some(why));
+            trace.proven(Instant::now(), self.waited, asked, Some(reason));
         }
     }
 

@@ -9,14 +9,14 @@ use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
 use super::body::ResponseBody;
-use super::forward::{Body, Outcome, class_of, grpc_content_type};
+use super::forward::{Body, Outcome, connection_class, grpc_content_type};
 use super::status::{Code, Status};
 use super::trace::Trace;
 use super::{Proxy, drain, http1, learn, range, range_stream, record};
 use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
-use crate::telemetry::{self, Why};
+use crate::telemetry::{self, Reason};
 use crate::upstream::Outgoing;
 
 pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
@@ -43,7 +43,7 @@ fn shed(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
         _ => None,
     };
     if let Some(kind) = kind {
-        let outcome = telemetry::Outcome::Shed(Why::TooManyCalls);
+        let outcome = telemetry::Outcome::Shed(Reason::TooManyCalls);
         proxy
             .metrics
             .range_ended(kind, outcome, Duration::ZERO, Duration::ZERO);
@@ -103,7 +103,7 @@ async fn pass(proxy: &Proxy, request: Request<Incoming>, is_call: bool) -> Outco
         return learn::pass(proxy, request, lesson).await;
     }
     let (parts, body) = request.into_parts();
-    let class = class_of(parts.uri.path());
+    let class = connection_class(parts.uri.path());
     if !drain::is_endless(parts.uri.path()) {
         let body = Body::Once(Outgoing::incoming(body));
         return proxy.forward.pass(parts, body, class).await;

@@ -27,7 +27,7 @@ use super::budget::{Budget, Held};
 use super::convert::{stream_request, suits};
 use super::owner::Owner;
 use super::status::succeeded;
-use super::walk::{Found, Walk};
+use super::walk::{Found, RangeResponseScanner};
 use crate::cache::{Entry, RangeQuery, ResponseHeader, Selection};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeStreamResponse};
@@ -35,7 +35,7 @@ use crate::mirror::Mirrors;
 use crate::mirror::freshness::authorize::{Authorization, identity_of};
 use crate::mirror::pinned::Reading;
 use crate::telemetry::Metrics;
-use crate::upstream::{NoRangeStream, Upstream, Windows};
+use crate::upstream::{NoRangeStream, ReceiveWindow, Upstream};
 
 /// How long etcd may take for the next chunk; then the page is forwarded.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -117,8 +117,8 @@ struct Asker<'a> {
 struct Broken(&'static str);
 
 impl From<NoRangeStream> for Broken {
-    fn from(why: NoRangeStream) -> Self {
-        Broken(why.as_str())
+    fn from(reason: NoRangeStream) -> Self {
+        Broken(reason.as_str())
     }
 }
 
@@ -217,9 +217,9 @@ impl AllSeries {
                 self.put(next_place(&place, &last_key, place.revision), series);
                 Some(page)
             }
-            Err(Broken(why)) => {
-                tracing::debug!(why, "a series of pages could not go on");
-                self.metrics.range_stream_fallback(why);
+            Err(Broken(reason)) => {
+                tracing::debug!(reason, "a series of pages could not go on");
+                self.metrics.range_stream_fallback(reason);
                 None
             }
         }
@@ -249,7 +249,7 @@ impl AllSeries {
         series.left -= entries.len() as u64;
         // Asked for last, so that the floor is the floor of now (I11), and so are etcd's compaction, history and auth.
         let header = self.header(series, asker, granted).await?;
-        self.mirrors.knowledge.note_shown(header.revision);
+        self.mirrors.cluster_state.record_served(header.revision);
         let page = PageAnswer {
             header,
             selection: Selection::of_page(entries, count, more),
@@ -285,22 +285,22 @@ impl AllSeries {
         asker: &Asker<'_>,
         granted: Option<ResponseHeader>,
     ) -> Result<ResponseHeader, Broken> {
-        let knowledge = &self.mirrors.knowledge;
+        let cluster_state = &self.mirrors.cluster_state;
         let revision = asker.query.revision;
-        if knowledge.floor().is_none() && self.mirrors.freshness.prove().await.is_err() {
+        if cluster_state.min_served_revision().is_none() && self.mirrors.freshness.prove().await.is_err() {
             return Err(Broken("not_proven"));
         }
-        let floor = knowledge.floor().ok_or(Broken("not_proven"))?;
-        let known = knowledge.known().max(floor);
-        let identity = knowledge.identity().ok_or(Broken("not_proven"))?;
-        if knowledge.auth() != asker.owner.auth() {
+        let floor = cluster_state.min_served_revision().ok_or(Broken("not_proven"))?;
+        let known = cluster_state.known().max(floor);
+        let identity = cluster_state.identity().ok_or(Broken("not_proven"))?;
+        if cluster_state.auth() != asker.owner.auth() {
             return Err(Broken("auth"));
         }
-        let same = knowledge.history() == series.history && identity.cluster_id == series.cluster_id;
+        let same = cluster_state.history() == series.history && identity.cluster_id == series.cluster_id;
         if !same || known < revision {
             return Err(Broken("history_replaced"));
         }
-        if revision < knowledge.compacted() {
+        if revision < cluster_state.compacted() {
             return Err(Broken("compacted"));
         }
         Ok(granted.unwrap_or(ResponseHeader {
@@ -312,7 +312,7 @@ impl AllSeries {
     /// Opens a stream of all `keys` that are left from the page on.
     async fn open(&self, asker: &Asker<'_>, keys: u64) -> Result<Source, Broken> {
         let mut held = self.budget.nothing();
-        held.try_grow(Windows::SHARED.stream.into())
+        held.try_grow(ReceiveWindow::SHARED.stream.into())
             .map_err(|_| Broken("budget"))?;
         let connection = self
             .upstream
@@ -356,7 +356,7 @@ impl AllSeries {
 
     /// The history that is known now, for [`AllSeries::note`]: to be asked before a page is.
     pub(super) fn history(&self) -> u64 {
-        self.mirrors.knowledge.history()
+        self.mirrors.cluster_state.history()
     }
 
     /// A page has been given by etcd: the next one is expected. `history` is the one known when it was asked for.
@@ -390,7 +390,7 @@ impl AllSeries {
         self: &Arc<Self>,
         query: &RangeQuery,
         owner: Option<Owner>,
-        walk: Walk,
+        walk: RangeResponseScanner,
     ) -> Option<Box<PageWatch>> {
         let owner = owner?;
         let may_stream = self
@@ -458,7 +458,7 @@ fn next_place(page: &Place, last_key: &[u8], revision: i64) -> Place {
 #[derive(Debug)]
 pub(super) struct PageWatch {
     /// `None` once it has met something that it does not understand.
-    walk: Option<Walk>,
+    walk: Option<RangeResponseScanner>,
     query: RangeQuery,
     owner: Owner,
     history: u64,

@@ -16,7 +16,7 @@ use crate::telemetry::calls::Call;
 use crate::telemetry::trace::{
     Clock, Span, SpanContext, SpanKind, TRACEPARENT, TraceId, Tracer, status_code,
 };
-use crate::telemetry::{Metrics, Outcome, Why};
+use crate::telemetry::{Metrics, Outcome, Reason};
 
 /// gRPC's code of a call whose caller went away.
 const CANCELLED: u16 = 1;
@@ -117,9 +117,15 @@ impl Trace {
         self.checked = Some(Instant::now());
     }
 
-    /// Memory is fresh enough since `proven`, or will not be because of `why`. `asked` is when the feed last asked etcd for
+    /// Memory is fresh enough since `proven`, or will not be because of `reason`. `asked` is when the feed last asked etcd for
     /// its progress.
-    pub(super) fn proven(&mut self, proven: Instant, waited: bool, asked: Option<Instant>, why: Option<Why>) {
+    pub(super) fn proven(
+        &mut self,
+        proven: Instant,
+        waited: bool,
+        asked: Option<Instant>,
+        reason: Option<Reason>,
+    ) {
         let (Some(planned), Some(context)) = (self.planned, self.prove.take()) else {
             return;
         };
@@ -130,7 +136,7 @@ impl Trace {
             ..self.server().child("prove", self.clock.at(planned))
         };
         prove.links.extend(self.link);
-        prove.error = why.map(|why| why.as_str().into());
+        prove.error = reason.map(|reason| reason.as_str().into());
         if let Some(checked) = self.checked.filter(|_| waited) {
             let mut wait = prove.child("wait", self.clock.at(checked));
             wait.ended_unix_nanos = ended_unix_nanos;

@@ -62,7 +62,7 @@ enum At {
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Walk {
+pub(super) struct RangeResponseScanner {
     /// Whether the answers are a stream's.
     wrapped: bool,
     at: At,
@@ -75,10 +75,10 @@ pub(super) struct Walk {
     found: Found,
 }
 
-impl Walk {
+impl RangeResponseScanner {
     /// Through the one message of a Range's answer.
-    pub(super) fn unary() -> Walk {
-        Walk {
+    pub(super) fn unary() -> RangeResponseScanner {
+        RangeResponseScanner {
             wrapped: false,
             at: At::Prefix,
             prefix: [0; PREFIX_BYTES],
@@ -91,10 +91,10 @@ impl Walk {
     }
 
     /// Through the messages of a RangeStream's.
-    pub(super) fn stream() -> Walk {
-        Walk {
+    pub(super) fn stream() -> RangeResponseScanner {
+        RangeResponseScanner {
             wrapped: true,
-            ..Walk::unary()
+            ..RangeResponseScanner::unary()
         }
     }
 
@@ -338,7 +338,7 @@ mod tests {
         (bytes, all.encode_to_vec())
     }
 
-    fn walk(mut walk: Walk, bytes: &[u8], cut: usize) -> Result<(Found, Vec<u8>), Malformed> {
+    fn walk(mut walk: RangeResponseScanner, bytes: &[u8], cut: usize) -> Result<(Found, Vec<u8>), Malformed> {
         let mut kept = Vec::new();
         for piece in bytes.chunks(cut) {
             walk.see(&Bytes::copy_from_slice(piece), |run| kept.extend_from_slice(&run))?;
@@ -350,7 +350,7 @@ mod tests {
     fn a_stream_is_one_answer_however_it_is_cut() {
         let (bytes, kvs) = stream();
         for cut in [1, 2, 3, 7, 64, 1000, bytes.len()] {
-            let (found, kept) = walk(Walk::stream(), &bytes, cut).unwrap();
+            let (found, kept) = walk(RangeResponseScanner::stream(), &bytes, cut).unwrap();
             assert_eq!(kept, kvs, "{cut}");
             assert_eq!(found.header().unwrap(), header());
             assert_eq!((found.more, found.count, found.kvs), (true, 300, 5));
@@ -362,7 +362,9 @@ mod tests {
     fn runs_of_key_values_are_kept_in_one_slice() {
         let (bytes, _) = stream();
         let mut runs = 0;
-        Walk::stream().see(&Bytes::from(bytes), |_| runs += 1).unwrap();
+        RangeResponseScanner::stream()
+            .see(&Bytes::from(bytes), |_| runs += 1)
+            .unwrap();
         assert_eq!(runs, 3);
     }
 
@@ -374,7 +376,7 @@ mod tests {
             more: false,
             count: 2,
         };
-        let (found, _) = walk(Walk::unary(), &framed(&response), 4).unwrap();
+        let (found, _) = walk(RangeResponseScanner::unary(), &framed(&response), 4).unwrap();
         assert_eq!((found.more, found.count, found.kvs), (false, 2, 2));
         assert_eq!(found.last_key, b"b");
     }
@@ -383,19 +385,26 @@ mod tests {
     fn what_etcd_would_not_write_is_malformed() {
         let (bytes, _) = stream();
         assert_eq!(
-            walk(Walk::stream(), &bytes[..bytes.len() - 1], 64),
+            walk(RangeResponseScanner::stream(), &bytes[..bytes.len() - 1], 64),
             Err(Malformed),
             "cut off"
         );
         assert_eq!(
-            walk(Walk::unary(), &bytes, 64),
+            walk(RangeResponseScanner::unary(), &bytes, 64),
             Err(Malformed),
             "one level too deep"
         );
         let mut compressed = bytes.clone();
         compressed[0] = 1;
-        assert_eq!(walk(Walk::stream(), &compressed, 64), Err(Malformed));
-        assert_eq!(walk(Walk::stream(), &[], 1), Err(Malformed), "no header");
+        assert_eq!(
+            walk(RangeResponseScanner::stream(), &compressed, 64),
+            Err(Malformed)
+        );
+        assert_eq!(
+            walk(RangeResponseScanner::stream(), &[], 1),
+            Err(Malformed),
+            "no header"
+        );
         // An unknown field, a key-value longer than its message, one without a key.
         for message in [
             &[0x28, 1][..],
@@ -405,7 +414,11 @@ mod tests {
         ] {
             let mut framed = vec![0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
             framed.extend_from_slice(message);
-            assert_eq!(walk(Walk::unary(), &framed, 1), Err(Malformed), "{message:?}");
+            assert_eq!(
+                walk(RangeResponseScanner::unary(), &framed, 1),
+                Err(Malformed),
+                "{message:?}"
+            );
         }
     }
 }

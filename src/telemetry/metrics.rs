@@ -507,7 +507,7 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::outcome::{Kind, Read, Why};
+    use crate::telemetry::outcome::{Kind, Read, Reason};
 
     #[test]
     fn an_exemplar_stands_beside_its_bucket() {
@@ -552,7 +552,7 @@ mod tests {
         );
         metrics.range_ended(
             Kind::Unary,
-            Outcome::Forwarded(Why::Loading),
+            Outcome::Forwarded(Reason::Loading),
             Duration::ZERO,
             Duration::from_millis(1),
         );

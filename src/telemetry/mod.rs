@@ -10,4 +10,4 @@ pub mod outcome;
 pub mod trace;
 
 pub use metrics::Metrics;
-pub use outcome::{Outcome, Why};
+pub use outcome::{Outcome, Reason};

@@ -17,15 +17,15 @@ pub enum Outcome {
     /// From memory, after waiting for the mirror to catch up.
     Waited(Read),
     /// By etcd, as a RangeStream that was made of it, or as a page of one.
-    Streamed(Why),
+    Streamed(Reason),
     /// By etcd, the request's bytes as they came.
-    Forwarded(Why),
+    Forwarded(Reason),
     /// By etcd, which has no RangeStream: the stream was put together from pages.
-    Paged(Why),
+    Paged(Reason),
     /// Refused with a retryable status.
-    Shed(Why),
+    Shed(Reason),
     /// The caller went away, or its timeout passed, before there was an answer.
-    Cancelled(Why),
+    Cancelled(Reason),
 }
 
 /// What kind of read memory answered.
@@ -43,7 +43,7 @@ pub enum Read {
 
 /// Why a Range was not answered from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum Reason {
     /// The range is not, or not wholly, inside one mirror.
     NotMirrored,
     /// The mirror is being loaded.
@@ -108,7 +108,7 @@ impl Outcome {
             Outcome::Shed,
             Outcome::Cancelled,
         ];
-        answered.chain(others.into_iter().flat_map(|of| Why::ALL.into_iter().map(of)))
+        answered.chain(others.into_iter().flat_map(|of| Reason::ALL.into_iter().map(of)))
     }
 
     /// The same, where memory had an answer that must not be sent.
@@ -125,7 +125,7 @@ impl Outcome {
     #[must_use]
     pub fn streamed(self) -> Outcome {
         match self {
-            Outcome::Forwarded(why) => Outcome::Streamed(why),
+            Outcome::Forwarded(reason) => Outcome::Streamed(reason),
             other => other,
         }
     }
@@ -136,11 +136,11 @@ impl Outcome {
         match self {
             Outcome::Hit(read) => ("hit", read.as_str()),
             Outcome::Waited(read) => ("waited", read.as_str()),
-            Outcome::Streamed(why) => ("streamed", why.as_str()),
-            Outcome::Forwarded(why) => ("forwarded", why.as_str()),
-            Outcome::Paged(why) => ("paged", why.as_str()),
-            Outcome::Shed(why) => ("shed", why.as_str()),
-            Outcome::Cancelled(why) => ("cancelled", why.as_str()),
+            Outcome::Streamed(reason) => ("streamed", reason.as_str()),
+            Outcome::Forwarded(reason) => ("forwarded", reason.as_str()),
+            Outcome::Paged(reason) => ("paged", reason.as_str()),
+            Outcome::Shed(reason) => ("shed", reason.as_str()),
+            Outcome::Cancelled(reason) => ("cancelled", reason.as_str()),
         }
     }
 }
@@ -166,63 +166,63 @@ impl Read {
     }
 }
 
-impl Why {
+impl Reason {
     /// Every reason, in the order in which they are declared.
-    pub const ALL: [Why; 24] = [
-        Why::NotMirrored,
-        Why::Loading,
-        Why::FeedLost,
-        Why::OverBudget,
-        Why::VersionGate,
-        Why::VersionUnknown,
-        Why::Auth,
-        Why::CheckFailed,
-        Why::NotFresh,
-        Why::HistoryGone,
-        Why::HistoryReplaced,
-        Why::Mismatch,
-        Why::Panicked,
-        Why::SortTies,
-        Why::Undecodable,
-        Why::TooLarge,
-        Why::RequireLeader,
-        Why::BrokenRequest,
-        Why::Deadline,
-        Why::Gone,
-        Why::TooManyWaiting,
-        Why::TooManyCalls,
-        Why::SharedBytes,
-        Why::Bypass,
+    pub const ALL: [Reason; 24] = [
+        Reason::NotMirrored,
+        Reason::Loading,
+        Reason::FeedLost,
+        Reason::OverBudget,
+        Reason::VersionGate,
+        Reason::VersionUnknown,
+        Reason::Auth,
+        Reason::CheckFailed,
+        Reason::NotFresh,
+        Reason::HistoryGone,
+        Reason::HistoryReplaced,
+        Reason::Mismatch,
+        Reason::Panicked,
+        Reason::SortTies,
+        Reason::Undecodable,
+        Reason::TooLarge,
+        Reason::RequireLeader,
+        Reason::BrokenRequest,
+        Reason::Deadline,
+        Reason::Gone,
+        Reason::TooManyWaiting,
+        Reason::TooManyCalls,
+        Reason::SharedBytes,
+        Reason::Bypass,
     ];
 
     /// The value of the label `reason`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Why::NotMirrored => "not_mirrored",
-            Why::Loading => "loading",
-            Why::FeedLost => "feed_lost",
-            Why::OverBudget => "over_budget",
-            Why::VersionGate => "version_gate",
-            Why::VersionUnknown => "version_unknown",
-            Why::Auth => "auth",
-            Why::CheckFailed => "check_failed",
-            Why::NotFresh => "not_fresh",
-            Why::HistoryGone => "history_gone",
-            Why::HistoryReplaced => "history_replaced",
-            Why::Mismatch => "mismatch",
-            Why::Panicked => "panicked",
-            Why::SortTies => "sort_ties",
-            Why::Undecodable => "undecodable",
-            Why::TooLarge => "too_large",
-            Why::RequireLeader => "require_leader",
-            Why::BrokenRequest => "broken_request",
-            Why::Deadline => "deadline",
-            Why::Gone => "gone",
-            Why::TooManyWaiting => "too_many_waiting",
-            Why::TooManyCalls => "too_many_calls",
-            Why::SharedBytes => "shared_bytes",
-            Why::Bypass => "bypass",
+            Reason::NotMirrored => "not_mirrored",
+            Reason::Loading => "loading",
+            Reason::FeedLost => "feed_lost",
+            Reason::OverBudget => "over_budget",
+            Reason::VersionGate => "version_gate",
+            Reason::VersionUnknown => "version_unknown",
+            Reason::Auth => "auth",
+            Reason::CheckFailed => "check_failed",
+            Reason::NotFresh => "not_fresh",
+            Reason::HistoryGone => "history_gone",
+            Reason::HistoryReplaced => "history_replaced",
+            Reason::Mismatch => "mismatch",
+            Reason::Panicked => "panicked",
+            Reason::SortTies => "sort_ties",
+            Reason::Undecodable => "undecodable",
+            Reason::TooLarge => "too_large",
+            Reason::RequireLeader => "require_leader",
+            Reason::BrokenRequest => "broken_request",
+            Reason::Deadline => "deadline",
+            Reason::Gone => "gone",
+            Reason::TooManyWaiting => "too_many_waiting",
+            Reason::TooManyCalls => "too_many_calls",
+            Reason::SharedBytes => "shared_bytes",
+            Reason::Bypass => "bypass",
         }
     }
 }
@@ -237,8 +237,8 @@ mod tests {
     fn no_outcome_is_left_out_of_all() {
         // One that was added would move the last of its kind on.
         assert_eq!(Read::ALL.len(), Read::Refused as usize + 1);
-        assert_eq!(Why::ALL.len(), Why::Bypass as usize + 1);
+        assert_eq!(Reason::ALL.len(), Reason::Bypass as usize + 1);
         let labels: BTreeSet<_> = Outcome::all().map(Outcome::labels).collect();
-        assert_eq!(labels.len(), 2 * Read::ALL.len() + 5 * Why::ALL.len());
+        assert_eq!(labels.len(), 2 * Read::ALL.len() + 5 * Reason::ALL.len());
     }
 }

@@ -34,16 +34,16 @@ const MAX_HEADER_BYTES: u32 = 1 << 20;
 
 /// Receive windows of a connection, in bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Windows {
+pub struct ReceiveWindow {
     /// Of one stream: what one slow reader can hold.
     pub stream: u32,
 }
 
-impl Windows {
+impl ReceiveWindow {
     /// For answers that are passed on as they come.
-    pub const SHARED: Windows = Windows { stream: 1 << 20 };
+    pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 1 << 20 };
     /// For one feed or one load, which is always drained.
-    pub const DEDICATED: Windows = Windows { stream: 8 << 20 };
+    pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
 }
 
 /// Why there is no connection.
@@ -66,12 +66,12 @@ pub enum ConnectError {
         source: hyper::Error,
     },
     /// It was up, and ended before anything was answered.
-    #[error("{url}: {why}")]
+    #[error("{url}: {reason}")]
     Refused {
         /// The endpoint.
         url: Url,
         /// In words, with what to do.
-        why: String,
+        reason: String,
     },
     /// No answer in time.
     #[error("no answer in time")]
@@ -136,7 +136,7 @@ impl Connection {
         connector: &Connector,
         url: &Url,
         server: &Arc<Server>,
-        windows: Windows,
+        windows: ReceiveWindow,
         credentials: &Arc<Credentials>,
         deadline: Instant,
     ) -> Result<(Arc<Connection>, impl Future<Output = String> + Send + use<>), ConnectError> {
@@ -177,8 +177,8 @@ impl Connection {
                     tokio::select! {
                         biased;
                         ended = &mut driver => {
-                            let (url, why) = (url.clone(), connector.explain(url, &ended));
-                            return Err(ConnectError::Refused { url, why });
+                            let (url, reason) = (url.clone(), connector.explain(url, &ended));
+                            return Err(ConnectError::Refused { url, reason });
                         }
                         // As nobody: a token would have to be asked for over a connection first.
                         () = connection.wait_for_any_answer() => {}
@@ -221,7 +221,7 @@ impl Connection {
     /// certificate.
     #[must_use]
     pub fn may_pass_for_someone(&self) -> bool {
-        self.names_a_user || self.credentials.is_someone()
+        self.names_a_user || self.credentials.is_configured()
     }
 
     /// The endpoint.
@@ -274,12 +274,12 @@ impl Connection {
     /// [`NoRangeStream::Shape`], or [`NoRangeStream::Unimplemented`], and then its endpoint is not asked again until it
     /// reconnects or its version changes.
     pub fn refused_range_stream(&self, message: &str) -> NoRangeStream {
-        let why = NoRangeStream::of_unimplemented(message);
-        if why == NoRangeStream::Unimplemented && self.server.note_no_range_stream() {
+        let reason = NoRangeStream::of_unimplemented(message);
+        if reason == NoRangeStream::Unimplemented && self.server.note_no_range_stream() {
             tracing::info!(endpoint = %self.url, "this endpoint has no RangeStream; it is asked for pages until it \
                 reconnects or its version changes");
         }
-        why
+        reason
     }
 
     /// A tonic channel over this connection, and the origin that its client wants. Its calls carry no credentials but

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::{Class, Connection, Upstream};
+use super::{Connection, ConnectionClass, Upstream};
 use crate::config::Account;
 use crate::etcdserverpb::AuthenticateRequest;
 use crate::etcdserverpb::auth_client::AuthClient;
@@ -73,7 +73,7 @@ impl Credentials {
 
     /// Whether there is a user at all.
     #[must_use]
-    pub fn is_someone(&self) -> bool {
+    pub fn is_configured(&self) -> bool {
         self.account.is_some()
     }
 
@@ -91,7 +91,7 @@ impl Credentials {
 
     /// Whether etcd knows this identity, and no right was found missing.
     #[must_use]
-    pub fn are_good(&self) -> bool {
+    pub fn are_valid(&self) -> bool {
         self.are_known() && self.problem.lock().is_none()
     }
 
@@ -185,7 +185,7 @@ impl Credentials {
     ///
     /// # Errors
     /// etcd's refusal of user or password, or that there was no answer.
-    pub async fn introduce(&self, connection: &Arc<Connection>) -> Result<(), tonic::Status> {
+    pub async fn authenticate_once(&self, connection: &Arc<Connection>) -> Result<(), tonic::Status> {
         let Some(account) = &self.account else {
             return Ok(());
         };
@@ -246,7 +246,7 @@ impl Credentials {
 
 async fn authenticate_by(account: &Account, upstream: &Upstream) -> Result<Token, tonic::Status> {
     let connection = upstream
-        .connection(Class::Check, Instant::now() + ANSWER_TIMEOUT)
+        .connection(ConnectionClass::Check, Instant::now() + ANSWER_TIMEOUT)
         .await
         .map_err(|error| tonic::Status::unavailable(error.to_string()))?;
     authenticate(account, &connection).await

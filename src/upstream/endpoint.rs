@@ -8,9 +8,9 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::connection::{ConnectError, Connection, Windows};
+use super::connection::{ConnectError, Connection, ReceiveWindow};
 use super::range_stream::{NoRangeStream, Server};
-use super::{Backoff, Class, Upstream, Version, health};
+use super::{Backoff, ConnectionClass, Upstream, Version, health};
 use crate::etcdserverpb::StatusResponse;
 use crate::net::Url;
 use crate::panics::restarting;
@@ -97,12 +97,13 @@ pub(super) struct Endpoint {
 
 impl Endpoint {
     pub(super) fn new(url: Url) -> Endpoint {
-        let slots = |class: Class| (0..class.connections()).map(|_| ArcSwapOption::empty()).collect();
+        let slots =
+            |class: ConnectionClass| (0..class.connections()).map(|_| ArcSwapOption::empty()).collect();
         Endpoint {
             url,
-            unary: slots(Class::Unary),
-            stream: slots(Class::Stream),
-            check: slots(Class::Check),
+            unary: slots(ConnectionClass::Unary),
+            stream: slots(ConnectionClass::Stream),
+            check: slots(ConnectionClass::Check),
             server: Arc::default(),
             last_error: Mutex::new(None),
             well: AtomicBool::new(false),
@@ -112,16 +113,16 @@ impl Endpoint {
         }
     }
 
-    fn slots(&self, class: Class) -> &[ArcSwapOption<Connection>] {
+    fn slots(&self, class: ConnectionClass) -> &[ArcSwapOption<Connection>] {
         match class {
-            Class::Unary => &self.unary,
-            Class::Stream => &self.stream,
-            Class::Check => &self.check,
+            ConnectionClass::Unary => &self.unary,
+            ConnectionClass::Stream => &self.stream,
+            ConnectionClass::Check => &self.check,
         }
     }
 
     /// Its live connections of `class`.
-    pub(super) fn live(&self, class: Class) -> impl Iterator<Item = Arc<Connection>> {
+    pub(super) fn live(&self, class: ConnectionClass) -> impl Iterator<Item = Arc<Connection>> {
         self.slots(class)
             .iter()
             .filter_map(ArcSwapOption::load_full)
@@ -190,16 +191,20 @@ impl Endpoint {
     }
 
     pub(super) fn view(&self) -> EndpointView {
-        let classes = [Class::Unary, Class::Stream, Class::Check];
+        let classes = [
+            ConnectionClass::Unary,
+            ConnectionClass::Stream,
+            ConnectionClass::Check,
+        ];
         let live: Vec<_> = classes.into_iter().flat_map(|class| self.live(class)).collect();
         EndpointView {
             url: self.url.clone(),
             version: self.version(),
             role: self.role(),
             connections: live.len(),
-            connections_wanted: classes.into_iter().map(Class::connections).sum(),
+            connections_wanted: classes.into_iter().map(ConnectionClass::connections).sum(),
             calls: live.iter().map(|connection| connection.in_flight()).sum(),
-            is_connected: self.live(Class::Check).next().is_some(),
+            is_connected: self.live(ConnectionClass::Check).next().is_some(),
             is_well: self.is_well(),
             is_avoided: self.is_avoided(),
             last_error: self.last_error(),
@@ -209,7 +214,11 @@ impl Endpoint {
 
     /// Starts one task per connection, which makes it, drives it, and makes it again, until `upstream` stops.
     pub(super) fn keep_connected(self: &Arc<Self>, upstream: &Arc<Upstream>) {
-        for class in [Class::Unary, Class::Stream, Class::Check] {
+        for class in [
+            ConnectionClass::Unary,
+            ConnectionClass::Stream,
+            ConnectionClass::Check,
+        ] {
             for slot in 0..class.connections() {
                 let (endpoint, upstream_of_task) = (Arc::clone(self), Arc::clone(upstream));
                 let stop = upstream.stop.clone();
@@ -222,11 +231,11 @@ impl Endpoint {
         }
     }
 
-    async fn run(&self, class: Class, slot: usize, upstream: &Upstream) {
+    async fn run(&self, class: ConnectionClass, slot: usize, upstream: &Upstream) {
         let slot = &self.slots(class)[slot];
         let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LAST);
         // One connection of the endpoint speaks for all in the log.
-        let speaks = class == Class::Check;
+        let speaks = class == ConnectionClass::Check;
         let mut silent = false;
         loop {
             let far = Instant::now() + Duration::from_secs(3600);
@@ -234,7 +243,7 @@ impl Endpoint {
                 &upstream.connector,
                 &self.url,
                 &self.server,
-                Windows::SHARED,
+                ReceiveWindow::SHARED,
                 &upstream.credentials,
                 far,
             )
@@ -267,8 +276,8 @@ impl Endpoint {
                         *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
                     } else {
                         let url = self.url.clone();
-                        let why = upstream.connector.explain(&url, &reason);
-                        self.cannot_connect(&ConnectError::Refused { url, why }, &mut silent);
+                        let reason = upstream.connector.explain(&url, &reason);
+                        self.cannot_connect(&ConnectError::Refused { url, reason }, &mut silent);
                     }
                     if began.elapsed() > Duration::from_secs(5) {
                         backoff.reset();

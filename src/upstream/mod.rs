@@ -1,7 +1,7 @@
 //! etcd's endpoints: connections, versions, and which one a call goes to.
 //!
 //! Every endpoint has a few connections that are made at once and made again when lost ([`endpoint`]); a call takes
-//! the least busy live one of its [`Class`]. Feeds and loads open a connection of their own (I9). This room knows
+//! the least busy live one of its [`ConnectionClass`]. Feeds and loads open a connection of their own (I9). This room knows
 //! nothing of mirrors or requests; `mirror` and `proxy` use it.
 
 mod backoff;
@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use backoff::{Backoff, jittered};
-pub use connection::{Channel, ConnectError, Connection, InFlight, SendFailure, Windows};
+pub use connection::{Channel, ConnectError, Connection, InFlight, ReceiveWindow, SendFailure};
 pub use credentials::Credentials;
 pub use endpoint::{EndpointView, Role};
 pub use health::serves;
@@ -45,7 +45,7 @@ use endpoint::Endpoint;
 /// Which connections a call may use: calls of different classes never share one, so that a long answer or a slow
 /// reader of one class does not delay another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub enum ConnectionClass {
     /// Short unary calls.
     Unary,
     /// Streams and answers of any length.
@@ -54,12 +54,12 @@ pub enum Class {
     Check,
 }
 
-impl Class {
+impl ConnectionClass {
     /// How many connections per endpoint.
     const fn connections(self) -> usize {
         match self {
-            Class::Unary | Class::Stream => 2,
-            Class::Check => 1,
+            ConnectionClass::Unary | ConnectionClass::Stream => 2,
+            ConnectionClass::Check => 1,
         }
     }
 }
@@ -85,8 +85,15 @@ pub async fn open_once(
     deadline: Instant,
 ) -> Result<(Arc<Connection>, JoinHandle<String>), ConnectError> {
     let server = Arc::default();
-    let (connection, driver) =
-        Connection::open(connector, url, &server, Windows::SHARED, credentials, deadline).await?;
+    let (connection, driver) = Connection::open(
+        connector,
+        url,
+        &server,
+        ReceiveWindow::SHARED,
+        credentials,
+        deadline,
+    )
+    .await?;
     Ok((connection, tasks.spawn(driver)))
 }
 
@@ -148,7 +155,7 @@ impl Upstream {
         for endpoint in &upstream.endpoints {
             endpoint.keep_connected(&upstream);
         }
-        if upstream.credentials.is_someone() {
+        if upstream.credentials.is_configured() {
             let (kept, stop) = (Arc::clone(&upstream), stop.clone());
             tasks.spawn(async move {
                 stop.run_until_cancelled(kept.credentials.keep(&kept)).await;
@@ -161,7 +168,11 @@ impl Upstream {
     ///
     /// # Errors
     /// [`NoEndpoint`] when none has come up by then.
-    pub async fn connection(&self, class: Class, deadline: Instant) -> Result<Arc<Connection>, NoEndpoint> {
+    pub async fn connection(
+        &self,
+        class: ConnectionClass,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, NoEndpoint> {
         if let Some(connection) = self.live(class, |_| true) {
             return Ok(connection);
         }
@@ -198,12 +209,15 @@ impl Upstream {
         if !self.may_stream {
             return Ok(Err(NoRangeStream::Off));
         }
-        let any = self.connection(Class::Stream, deadline).await?;
+        let any = self.connection(ConnectionClass::Stream, deadline).await?;
         let knows = |connection: &Connection| connection.lacks_range_stream().is_none();
         Ok(
-            match (self.live(Class::Stream, knows), any.lacks_range_stream()) {
+            match (
+                self.live(ConnectionClass::Stream, knows),
+                any.lacks_range_stream(),
+            ) {
                 (Some(connection), _) => Ok(connection),
-                (None, Some(why)) => Err(why),
+                (None, Some(reason)) => Err(reason),
                 // It was lost this very moment: who sends on it will find out.
                 (None, None) => Ok(any),
             },
@@ -222,7 +236,7 @@ impl Upstream {
 
     /// The least busy live connection of `class` that is `wanted`; endpoints that are unwell or lately failed a call only
     /// if there is no other.
-    fn live(&self, class: Class, wanted: impl Fn(&Connection) -> bool) -> Option<Arc<Connection>> {
+    fn live(&self, class: ConnectionClass, wanted: impl Fn(&Connection) -> bool) -> Option<Arc<Connection>> {
         let start = self.next.fetch_add(1, Ordering::Relaxed);
         let mut best: Option<(u8, usize, Arc<Connection>)> = None;
         for offset in 0..self.endpoints.len() {
@@ -247,13 +261,13 @@ impl Upstream {
     /// What the last endpoint tried said.
     pub async fn dedicated(
         &self,
-        windows: Windows,
+        windows: ReceiveWindow,
         but: Option<&Url>,
         deadline: Instant,
     ) -> Result<Arc<Connection>, ConnectError> {
         // A live check connection shows which endpoints are there at all.
         let first = self
-            .connection(Class::Check, deadline)
+            .connection(ConnectionClass::Check, deadline)
             .await
             .map_err(ConnectError::none)?;
         let mut endpoints: Vec<_> = self.endpoints.iter().collect();
@@ -305,7 +319,7 @@ impl Upstream {
         of_url.iter().all(|endpoint| !endpoint.is_well())
             && others
                 .iter()
-                .any(|endpoint| endpoint.is_well() && endpoint.live(Class::Check).next().is_some())
+                .any(|endpoint| endpoint.is_well() && endpoint.live(ConnectionClass::Check).next().is_some())
     }
 
     /// rangecache's own identity.

@@ -83,7 +83,7 @@ async fn a_connection_that_is_asked_to_leave_is_drained() {
     .await;
     let (upstream, _stop) = upstream(&url);
     let connection = upstream
-        .connection(Class::Check, Instant::now() + SOON)
+        .connection(ConnectionClass::Check, Instant::now() + SOON)
         .await
         .unwrap();
     let slow = {
@@ -99,7 +99,7 @@ async fn a_connection_that_is_asked_to_leave_is_drained() {
     .await
     .expect("no new calls for it");
     let other = upstream
-        .connection(Class::Check, Instant::now() + SOON)
+        .connection(ConnectionClass::Check, Instant::now() + SOON)
         .await
         .unwrap();
     assert!(other.send(call("/quick")).await.is_ok());

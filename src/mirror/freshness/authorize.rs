@@ -20,7 +20,7 @@ use tonic::metadata::MetadataMap;
 use super::{Asker, Freshness, Proof, name_trace};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RequestOp, ResponseHeader, TxnRequest};
-use crate::telemetry::Why;
+use crate::telemetry::Reason;
 use crate::telemetry::trace::SpanContext;
 use crate::upstream::Connection;
 
@@ -55,16 +55,16 @@ impl Freshness {
     /// known: the caller of this function compares.
     ///
     /// # Errors
-    /// [`Why::Auth`] if etcd refuses: how, it is best asked by the read itself. Else why there is no answer.
+    /// [`Reason::Auth`] if etcd refuses: how, it is best asked by the read itself. Else why there is no answer.
     pub async fn authorize(
         &self,
         authorization: &Authorization<'_>,
         deadline: Instant,
-    ) -> Result<Proof, Why> {
+    ) -> Result<Proof, Reason> {
         let began = Instant::now();
         let deadline = deadline.min(began + self.timeout);
         let result = self.check(&Asker::Somebody(authorization), None, deadline).await;
-        let result_name = result.map_or_else(Why::as_str, |_| "granted");
+        let result_name = result.map_or_else(Reason::as_str, |_| "granted");
         self.metrics.authorization_ended(result_name, began.elapsed());
         result
     }
@@ -73,7 +73,7 @@ impl Freshness {
     ///
     /// # Errors
     /// As [`Freshness::authorize`].
-    pub async fn authorize_own(&self, key: Bytes, range_end: Bytes) -> Result<Proof, Why> {
+    pub async fn authorize_own(&self, key: Bytes, range_end: Bytes) -> Result<Proof, Reason> {
         let authorization = Authorization {
             key,
             range_end,

@@ -60,7 +60,7 @@ async fn bench() -> Bench {
     let count = Arc::clone(&replaced);
     let freshness = Arc::new(Freshness::new(
         upstream,
-        Arc::new(Knowledge::default()),
+        Arc::new(ClusterState::default()),
         Arc::new(Metrics::new()),
         Duration::from_secs(20),
         tasks,
@@ -79,7 +79,7 @@ async fn bench() -> Bench {
 }
 
 impl Bench {
-    fn read(&self) -> tokio::task::JoinHandle<Result<i64, Why>> {
+    fn read(&self) -> tokio::task::JoinHandle<Result<i64, Reason>> {
         let round = self.freshness.join(None);
         let freshness = Arc::clone(&self.freshness);
         tokio::spawn(async move { freshness.wait(&round).await.map(|proof| proof.header.revision) })
@@ -135,10 +135,10 @@ async fn a_revision_that_went_back_proves_nothing_but_a_replaced_history() {
     let mut bench = bench().await;
     for (header, expected) in [
         ((1, 10, 2), Ok(10)),
-        ((1, 9, 2), Err(Why::HistoryReplaced)),
+        ((1, 9, 2), Err(Reason::HistoryReplaced)),
         ((1, 9, 2), Ok(9)),
-        ((2, 12, 2), Err(Why::HistoryReplaced)),
-        ((2, 12, 1), Err(Why::HistoryReplaced)),
+        ((2, 12, 2), Err(Reason::HistoryReplaced)),
+        ((2, 12, 1), Err(Reason::HistoryReplaced)),
     ] {
         let read = bench.read();
         let (cluster_id, revision, raft_term) = header;
@@ -158,14 +158,14 @@ async fn a_failed_attempt_is_made_again_and_a_refused_one_means_auth() {
     bench.check().await.answer(Err((14, "etcdserver: no leader")));
     bench.check().await.answer(fake::range_at(1, 5, 2));
     assert_eq!(read.await.unwrap(), Ok(5));
-    assert_eq!(bench.freshness.knowledge.auth(), Auth::Off);
+    assert_eq!(bench.freshness.cluster_state.auth(), Auth::Off);
     let read = bench.read();
     bench
         .check()
         .await
         .answer(Err((3, "etcdserver: user name is empty")));
-    assert_eq!(read.await.unwrap(), Err(Why::Auth));
-    assert_eq!(bench.freshness.knowledge.auth(), Auth::On);
+    assert_eq!(read.await.unwrap(), Err(Reason::Auth));
+    assert_eq!(bench.freshness.cluster_state.auth(), Auth::On);
 }
 
 #[tokio::test]
@@ -199,7 +199,7 @@ async fn a_crowd_that_does_not_come_again_is_not_waited_for_long() {
 
 impl Bench {
     /// Asks for the right to read `[k, l)`.
-    fn authorize(&self, serializable: bool) -> tokio::task::JoinHandle<Result<i64, Why>> {
+    fn authorize(&self, serializable: bool) -> tokio::task::JoinHandle<Result<i64, Reason>> {
         let freshness = Arc::clone(&self.freshness);
         tokio::spawn(async move {
             let authorization = Authorization {
@@ -242,18 +242,18 @@ async fn every_authorisation_is_a_call_of_its_own_and_a_refusal_says_nothing_of_
     second.answer(Err((7, "etcdserver: permission denied")));
     let results = [one.await.unwrap(), other.await.unwrap()];
     assert!(
-        results.contains(&Ok(5)) && results.contains(&Err(Why::Auth)),
+        results.contains(&Ok(5)) && results.contains(&Err(Reason::Auth)),
         "{results:?}"
     );
     assert_eq!(
-        bench.freshness.knowledge.auth(),
+        bench.freshness.cluster_state.auth(),
         Auth::Unknown,
         "what somebody may do tells nothing of nobody"
     );
     let read = bench.read();
     bench.check().await.answer(fake::range_at(1, 5, 2));
     read.await.unwrap().unwrap();
-    assert_eq!(bench.freshness.knowledge.auth(), Auth::Off);
+    assert_eq!(bench.freshness.cluster_state.auth(), Auth::Off);
 }
 
 #[tokio::test]
@@ -267,7 +267,7 @@ async fn an_authorisation_is_a_quorum_check_too() {
     bench.check().await.answer(fake::range_at(1, 9, 2));
     assert_eq!(
         asked.await.unwrap(),
-        Err(Why::HistoryReplaced),
+        Err(Reason::HistoryReplaced),
         "after another attempt"
     );
     assert_eq!(bench.replaced.load(Ordering::SeqCst), 1);
@@ -276,7 +276,11 @@ async fn an_authorisation_is_a_quorum_check_too() {
         .check()
         .await
         .answer(Err((8, "etcdserver: too many requests")));
-    assert_eq!(asked.await.unwrap(), Err(Why::CheckFailed), "no second attempt");
+    assert_eq!(
+        asked.await.unwrap(),
+        Err(Reason::CheckFailed),
+        "no second attempt"
+    );
 }
 
 #[tokio::test]

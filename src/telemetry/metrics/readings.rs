@@ -5,7 +5,7 @@ use prometheus_client::metrics::family::Family;
 
 use super::Metrics;
 use super::labels::{LimitLabels, MirrorLabels, RangeLabels, ResultLabels};
-use crate::telemetry::outcome::{Outcome, Why};
+use crate::telemetry::outcome::{Outcome, Reason};
 
 /// See [`Metrics::quorum_checks`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Metrics {
         };
         QuorumChecks {
             proven: of("proven"),
-            failed: Why::ALL.into_iter().map(|why| of(why.as_str())).sum(),
+            failed: Reason::ALL.into_iter().map(|reason| of(reason.as_str())).sum(),
             reads: self.check_reads.get(),
         }
     }

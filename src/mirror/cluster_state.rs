@@ -45,7 +45,7 @@ pub enum Verdict {
 
 /// See the module.
 #[derive(Debug)]
-pub struct Knowledge {
+pub struct ClusterState {
     /// The highest revision that anything from etcd has mentioned.
     known_revision: AtomicI64,
     /// The highest revision in the header of an answer to a client.
@@ -69,9 +69,9 @@ pub struct Knowledge {
     auth_changes: AtomicU64,
 }
 
-impl Default for Knowledge {
+impl Default for ClusterState {
     fn default() -> Self {
-        Knowledge {
+        ClusterState {
             known_revision: AtomicI64::new(0),
             shown_revision: AtomicI64::new(0),
             compacted_revision: AtomicI64::new(0),
@@ -86,7 +86,7 @@ impl Default for Knowledge {
     }
 }
 
-impl Knowledge {
+impl ClusterState {
     /// A feed, a load or a check mentioned `revision`.
     pub fn note_known(&self, revision: i64) {
         self.known_revision.fetch_max(revision, Ordering::AcqRel);
@@ -116,7 +116,7 @@ impl Knowledge {
     }
 
     /// A client is shown `revision` in an answer from memory.
-    pub fn note_shown(&self, revision: i64) {
+    pub fn record_served(&self, revision: i64) {
         // The common case is no news: a read does not take the cache line away from other cores.
         if self.shown_revision.load(Ordering::Acquire) < revision {
             self.shown_revision.fetch_max(revision, Ordering::AcqRel);
@@ -124,7 +124,7 @@ impl Knowledge {
     }
 
     /// A client is shown `revision` in an answer of the cluster `cluster_id` that passes through.
-    pub fn note_passed(&self, cluster_id: u64, revision: i64) {
+    pub fn record_forwarded(&self, cluster_id: u64, revision: i64) {
         // An answer that was under way while history was replaced must not raise the floor of the new one.
         if self
             .identity
@@ -134,7 +134,7 @@ impl Knowledge {
         {
             return;
         }
-        self.note_shown(revision);
+        self.record_served(revision);
         if self.known_revision.load(Ordering::Acquire) < revision {
             self.note_known(revision);
         }
@@ -148,7 +148,7 @@ impl Knowledge {
 
     /// The revision below which nothing may be answered (I11); `None` while an unreadable answer makes it unknown.
     #[must_use]
-    pub fn floor(&self) -> Option<i64> {
+    pub fn min_served_revision(&self) -> Option<i64> {
         let covered = self.unreadable_covered.load(Ordering::Acquire);
         (self.unreadable.load(Ordering::Acquire) == covered)
             .then(|| self.shown_revision.load(Ordering::Acquire))
@@ -237,7 +237,7 @@ impl Knowledge {
     }
 }
 
-impl Knowledge {
+impl ClusterState {
     /// A member told `raft_index`, and a linearizable read that began after that found `revision`.
     pub fn note_raft_index(&self, raft_index: u64, revision: i64) {
         self.raft_gap
@@ -286,27 +286,27 @@ mod tests {
 
     #[test]
     fn history_continues_or_was_replaced() {
-        let knowledge = Knowledge::default();
+        let cluster_state = ClusterState::default();
         assert_eq!(
-            knowledge.after_check(knowledge.before_check(), header(1, 10, 2)),
+            cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2)),
             Verdict::Continues
         );
         for replaced in [header(1, 9, 2), header(2, 11, 2), header(1, 11, 1)] {
-            let knowledge = Knowledge::default();
-            knowledge.after_check(knowledge.before_check(), header(1, 10, 2));
-            knowledge.note_shown(10);
+            let cluster_state = ClusterState::default();
+            cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2));
+            cluster_state.record_served(10);
             assert_eq!(
-                knowledge.after_check(knowledge.before_check(), replaced),
+                cluster_state.after_check(cluster_state.before_check(), replaced),
                 Verdict::Replaced,
                 "{replaced:?}"
             );
             assert_eq!(
-                knowledge.floor(),
+                cluster_state.min_served_revision(),
                 Some(0),
                 "the old history's floor must not bind the new one"
             );
             assert_eq!(
-                knowledge.after_check(knowledge.before_check(), replaced),
+                cluster_state.after_check(cluster_state.before_check(), replaced),
                 Verdict::Continues
             );
         }
@@ -314,88 +314,96 @@ mod tests {
 
     #[test]
     fn a_raft_log_that_was_begun_anew_is_another_history_however_much_is_written() {
-        let knowledge = Knowledge::default();
+        let cluster_state = ClusterState::default();
         assert_eq!(
-            knowledge.after_status(knowledge.before_check(), 100, 5),
+            cluster_state.after_status(cluster_state.before_check(), 100, 5),
             Verdict::Continues,
             "nothing is known"
         );
-        knowledge.note_raft_index(108, 101);
-        knowledge.note_raft_index(300, 295);
+        cluster_state.note_raft_index(108, 101);
+        cluster_state.note_raft_index(300, 295);
         assert_eq!(
-            knowledge.after_status(knowledge.before_check(), 400, 407),
+            cluster_state.after_status(cluster_state.before_check(), 400, 407),
             Verdict::Continues
         );
         assert_eq!(
-            knowledge.after_status(knowledge.before_check(), 400, 420),
+            cluster_state.after_status(cluster_state.before_check(), 400, 420),
             Verdict::Continues,
             "lease grants"
         );
-        knowledge.note_raft_index(0, 401);
+        cluster_state.note_raft_index(0, 401);
         assert_eq!(
-            knowledge.after_status(knowledge.before_check(), 402, 0),
+            cluster_state.after_status(cluster_state.before_check(), 402, 0),
             Verdict::Continues,
             "no raft log"
         );
         // Restored at revision 90, then written up to revision 500.
         assert_eq!(
-            knowledge.after_status(knowledge.before_check(), 500, 4 + 410),
+            cluster_state.after_status(cluster_state.before_check(), 500, 4 + 410),
             Verdict::Replaced
         );
         assert_eq!(
-            knowledge.after_status(knowledge.before_check(), 500, 4 + 410),
+            cluster_state.after_status(cluster_state.before_check(), 500, 4 + 410),
             Verdict::Continues
         );
     }
 
     #[test]
     fn a_revision_learned_while_the_check_ran_is_no_regression() {
-        let knowledge = Knowledge::default();
-        let before = knowledge.before_check();
-        knowledge.note_known(11);
+        let cluster_state = ClusterState::default();
+        let before = cluster_state.before_check();
+        cluster_state.note_known(11);
         assert_eq!(
-            knowledge.after_check(before, header(1, 10, 2)),
+            cluster_state.after_check(before, header(1, 10, 2)),
             Verdict::Continues
         );
     }
 
     #[test]
     fn the_floor_is_the_highest_revision_shown() {
-        let knowledge = Knowledge::default();
-        knowledge.after_check(knowledge.before_check(), header(1, 10, 2));
-        assert_eq!(knowledge.floor(), Some(0), "a check shows nobody anything");
-        knowledge.note_passed(1, 12);
-        knowledge.note_shown(11);
-        assert_eq!(knowledge.floor(), Some(12));
-        knowledge.note_passed(9, 99);
-        assert_eq!(knowledge.floor(), Some(12), "an answer of another cluster");
+        let cluster_state = ClusterState::default();
+        cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2));
+        assert_eq!(
+            cluster_state.min_served_revision(),
+            Some(0),
+            "a check shows nobody anything"
+        );
+        cluster_state.record_forwarded(1, 12);
+        cluster_state.record_served(11);
+        assert_eq!(cluster_state.min_served_revision(), Some(12));
+        cluster_state.record_forwarded(9, 99);
+        assert_eq!(
+            cluster_state.min_served_revision(),
+            Some(12),
+            "an answer of another cluster"
+        );
     }
 
     #[test]
     fn a_check_that_began_before_auth_was_switched_does_not_say_that_it_is_off() {
-        let knowledge = Knowledge::default();
-        assert_eq!(knowledge.auth(), Auth::Unknown);
-        let before = knowledge.before_check();
-        knowledge.auth_may_have_changed();
-        knowledge.auth_seems_off(before);
-        assert_eq!(knowledge.auth(), Auth::Unknown);
-        knowledge.auth_seems_off(knowledge.before_check());
-        assert_eq!(knowledge.auth(), Auth::Off);
+        let cluster_state = ClusterState::default();
+        assert_eq!(cluster_state.auth(), Auth::Unknown);
+        let before = cluster_state.before_check();
+        cluster_state.auth_may_have_changed();
+        cluster_state.auth_seems_off(before);
+        assert_eq!(cluster_state.auth(), Auth::Unknown);
+        cluster_state.auth_seems_off(cluster_state.before_check());
+        assert_eq!(cluster_state.auth(), Auth::Off);
     }
 
     #[test]
     fn an_unreadable_answer_hides_the_floor_until_a_later_check() {
-        let knowledge = Knowledge::default();
-        let early = knowledge.before_check();
-        knowledge.note_unreadable();
-        assert_eq!(knowledge.floor(), None);
-        knowledge.after_check(early, header(1, 10, 2));
+        let cluster_state = ClusterState::default();
+        let early = cluster_state.before_check();
+        cluster_state.note_unreadable();
+        assert_eq!(cluster_state.min_served_revision(), None);
+        cluster_state.after_check(early, header(1, 10, 2));
         assert_eq!(
-            knowledge.floor(),
+            cluster_state.min_served_revision(),
             None,
             "the check began before the answer was shown"
         );
-        knowledge.after_check(knowledge.before_check(), header(1, 10, 2));
-        assert_eq!(knowledge.floor(), Some(0));
+        cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2));
+        assert_eq!(cluster_state.min_served_revision(), Some(0));
     }
 }

@@ -8,7 +8,7 @@ use super::Mirrors;
 use super::state::{Epoch, Mirror};
 use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
-use crate::upstream::{Class, jittered};
+use crate::upstream::{ConnectionClass, jittered};
 
 /// Pause between two looks, in probe intervals: a count costs etcd some tens of milliseconds per million keys.
 const PAUSE_PROBES: u32 = 30;
@@ -39,7 +39,11 @@ pub(super) async fn until_it_may_fit(mirrors: &Mirrors, mirror: &Mirror, epoch: 
 /// How many keys etcd has in the mirror's scope.
 async fn count(mirrors: &Mirrors, mirror: &Mirror) -> Option<u64> {
     let deadline = Instant::now() + ANSWER_TIMEOUT;
-    let connection = mirrors.upstream.connection(Class::Check, deadline).await.ok()?;
+    let connection = mirrors
+        .upstream
+        .connection(ConnectionClass::Check, deadline)
+        .await
+        .ok()?;
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin);
     let request = RangeRequest {
