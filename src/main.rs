@@ -11,7 +11,7 @@ use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
 use rangecache::config::{Config, RangeStream};
 use rangecache::doctor::{self, Options, Output, Style};
-use rangecache::mirror::Mirrors;
+use rangecache::mirror;
 use rangecache::net::Url;
 use rangecache::otlp::{self, Exporter};
 use rangecache::panics;
@@ -187,7 +187,7 @@ async fn serve(
         &background,
         &stop,
     );
-    let mirrors = Mirrors::start(config, &upstream, &metrics, &background, &stop);
+    let mirrors = mirror::start(config, &upstream, &metrics, &background, &stop);
     let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls, &drain);
     background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
     let admin = Admin::new(mirrors, upstream, metrics, calls.clone(), closing.clone());

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use super::{
     entry::Entry,
     leaf::{LEAF_MAX, LEAF_MIN, Leaf},
-    node::{INNER_MAX, Ledger, Node, Separators, Slot, Summary, separator_between},
+    node::{INNER_MAX, Ledger, Node, Slot, Summary},
+    separator::{Separators, separator_between},
 };
 
 /// Collects entries in ascending key order.

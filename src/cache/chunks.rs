@@ -35,11 +35,6 @@ impl Chunks {
             entries: FIRST_ENTRIES,
         }
     }
-
-    /// Whether the last chunk was taken.
-    pub fn is_at_end(&self) -> bool {
-        self.rest.is_none()
-    }
 }
 
 impl Iterator for Chunks {
@@ -136,7 +131,7 @@ mod tests {
             while let Some(chunk) = chunks.next() {
                 let bytes = sent(chunk);
                 let alone = etcdserverpb::RangeResponse::decode(bytes.as_slice()).unwrap();
-                if chunks.is_at_end() {
+                if chunks.rest.is_none() {
                     prop_assert!(alone.header.is_some());
                 } else {
                     prop_assert!(alone.header.is_none() && !alone.more && alone.count == 0);

@@ -176,13 +176,6 @@ impl Entry {
         }
     }
 
-    /// How long the field is without the value, in bytes.
-    pub fn keys_only_len(&self, keep_lease: bool) -> usize {
-        let layout = self.layout();
-        let body = layout.prelude.len() + if keep_lease { layout.lease.len() } else { 0 };
-        field_len(body)
-    }
-
     /// Appends the field without the value, and without the lease unless `keep_lease`.
     pub fn encode_keys_only(&self, keep_lease: bool, out: &mut Vec<u8>) {
         let layout = self.layout();

@@ -5,7 +5,7 @@
 
 use std::ops::Deref;
 
-use super::{entry::Entry, memory::class_bytes, node::separator_between};
+use super::{entry::Entry, memory::class_bytes, separator::separator_between};
 
 /// Entries in a leaf at most. Chosen by measurement (`benches/micro.rs`).
 pub(super) const LEAF_MAX: usize = 32;

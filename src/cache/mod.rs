@@ -35,6 +35,7 @@ mod node;
 mod query;
 mod rope;
 mod select;
+mod separator;
 #[cfg(test)]
 mod testing;
 mod tree;
@@ -46,7 +47,7 @@ pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
 pub use history::{Applied, AtError, Change, HistoryLimits, Store};
 pub use node::Summary;
 pub use query::{
-    Dialect, Interval, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
+    Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,
 };
 pub use rope::Rope;
 pub use select::{Selected, Selection, select};

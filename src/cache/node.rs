@@ -13,6 +13,7 @@ use super::{
     entry::{Entry, touch},
     leaf::{LEAF_MIN, Leaf, RightHalf},
     memory::{ARC_HEADER_BYTES, class_bytes},
+    separator::Separators,
 };
 
 /// Children of an inner node at most. Chosen by measurement.
@@ -106,14 +107,6 @@ pub(super) struct Slot {
     pub(super) node: Arc<Node>,
 }
 
-/// Keys in ascending order, in one buffer: a copy of a node copies them in one stroke, and a search stays in few cache
-/// lines. They own their bytes, so that no separator keeps a deleted entry alive.
-#[derive(Clone, Default)]
-pub(super) struct Separators {
-    bytes: Vec<u8>,
-    ends: Vec<usize>,
-}
-
 /// The right half of a node that had grown too large.
 pub(super) struct Split {
     pub(super) separator: Box<[u8]>,
@@ -192,16 +185,6 @@ impl Split {
     }
 }
 
-/// The shortest key that is above `left` and not above `right`, given `left < right`.
-pub(super) fn separator_between<'a>(left: &[u8], right: &'a [u8]) -> &'a [u8] {
-    let common = left
-        .iter()
-        .zip(right)
-        .take_while(|(left, right)| left == right)
-        .count();
-    &right[..(common + 1).min(right.len())]
-}
-
 impl Inner {
     /// The slot below which `key` is or would be.
     pub(super) fn slot_of(&self, key: &[u8]) -> usize {
@@ -231,80 +214,6 @@ impl Inner {
         self.slots[index].summary -= split.right.summary;
         self.slots.insert(index + 1, split.right);
         self.separators.insert(index, &split.separator);
-    }
-}
-
-impl Separators {
-    pub(super) fn push(&mut self, key: &[u8]) {
-        self.bytes.extend_from_slice(key);
-        self.ends.push(self.bytes.len());
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.ends.len()
-    }
-
-    pub(super) fn get(&self, index: usize) -> &[u8] {
-        &self.bytes[self.start(index)..self.ends[index]]
-    }
-
-    /// How many separators are at or below `key`.
-    fn not_above(&self, key: &[u8]) -> usize {
-        let (mut low, mut high) = (0, self.len());
-        while low < high {
-            let middle = low.midpoint(high);
-            if self.get(middle) <= key {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        low
-    }
-
-    fn insert(&mut self, index: usize, key: &[u8]) {
-        let start = self.start(index);
-        self.bytes.splice(start..start, key.iter().copied());
-        self.ends.insert(index, start);
-        for end in &mut self.ends[index..] {
-            *end += key.len();
-        }
-    }
-
-    pub(super) fn remove(&mut self, index: usize) -> Box<[u8]> {
-        let (start, end) = (self.start(index), self.ends.remove(index));
-        for later in &mut self.ends[index..] {
-            *later -= end - start;
-        }
-        self.bytes.drain(start..end).collect()
-    }
-
-    /// Takes number `index` and all above it away; returns that one, and those above it.
-    fn split_off(&mut self, index: usize) -> Option<(Box<[u8]>, Separators)> {
-        let mut right = Separators::default();
-        for above in index + 1..self.len() {
-            right.push(self.get(above));
-        }
-        let key = self.get(index).into();
-        let start = self.start(index);
-        self.bytes.truncate(start);
-        self.ends.truncate(index);
-        Some((key, right))
-    }
-
-    pub(super) fn append(&mut self, between: &[u8], right: &Separators) {
-        self.push(between);
-        for index in 0..right.len() {
-            self.push(right.get(index));
-        }
-    }
-
-    fn start(&self, index: usize) -> usize {
-        if index == 0 { 0 } else { self.ends[index - 1] }
-    }
-
-    fn memory_bytes(&self) -> usize {
-        class_bytes(self.bytes.capacity()) + class_bytes(self.ends.capacity() * size_of::<usize>())
     }
 }
 

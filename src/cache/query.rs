@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use crate::keyspace::Interval;
+
 use super::wire::{LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint};
 
 /// etcd's RangeRequest. An absent field is zero or empty.
@@ -77,17 +79,6 @@ pub enum QueryError {
     /// A sort order or target that does not exist.
     #[error("etcdserver: invalid sort option")]
     InvalidSortOption,
-}
-
-/// Which keys a query is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interval<'a> {
-    /// This key.
-    Single(&'a [u8]),
-    /// From the first key on, up to the second, which is not part of it; empty if that is not above the first.
-    Range(&'a [u8], &'a [u8]),
-    /// From this key on.
-    From(&'a [u8]),
 }
 
 /// In what etcd's versions answer a Range differently.

@@ -4,10 +4,11 @@ use std::{collections::BinaryHeap, ops::ControlFlow};
 
 use super::{
     entry::{Entry, KeyValueRef, Pieces},
-    query::{Dialect, Interval, RangeQuery, SortOrder, SortTarget},
+    query::{Dialect, RangeQuery, SortOrder, SortTarget},
     tree::Tree,
     wire::to_usize,
 };
+use crate::keyspace::Interval;
 
 /// Go's sort is an insertion sort, thus stable, up to this many elements.
 const GO_INSERTION_SORT_MAX: u64 = 12;
@@ -63,16 +64,6 @@ impl Selection {
             more,
             values: Values::Kept,
         }
-    }
-
-    /// The response's `count`.
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// The response's `more`.
-    pub fn more(&self) -> bool {
-        self.more
     }
 
     /// How many entries the response carries.

@@ -11,6 +11,7 @@ use super::{
     entry::Entry,
     leaf::Leaf,
     node::{Body, Inner, Ledger, Node, Slot, Split, Summary, writable},
+    separator::Separators,
     wire::to_usize,
 };
 
@@ -105,7 +106,7 @@ impl Tree {
                 },
                 split.right,
             ];
-            let mut separators = super::node::Separators::default();
+            let mut separators = Separators::default();
             separators.push(&split.separator);
             let grown = Node::inner(slots, separators, self.ledger.epoch);
             self.ledger.node_bytes += grown.memory_bytes();

@@ -19,7 +19,8 @@ use crate::cache::Entry;
 use crate::config::Config;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::keyspace::scope::{self, Scope, prefix_end, scopes};
+use crate::keyspace::scope::{self, Scope, scopes};
+use crate::keyspace::{prefix_end, successor};
 use crate::mirror::{compact_revision, is_compacted};
 use crate::upstream::Connection;
 
@@ -281,7 +282,7 @@ async fn divide(
             Some(prefix) => (prefix, prefix_end(prefix)),
             None if singles < MAX_SINGLE => {
                 singles += 1;
-                (key.key(), Some([key.key(), b"\0"].concat().into()))
+                (key.key(), Some(successor(key.key())))
             }
             None => (&b""[..], None),
         };

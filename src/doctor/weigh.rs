@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::keyspace::{Asker, Group};
 use crate::cache::Entry;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
+use crate::keyspace::successor;
 
 /// Keys that one sample reads.
 const SAMPLE_KEYS: i64 = 8;
@@ -178,7 +179,7 @@ pub(super) async fn all(asker: &mut Asker<'_>, groups: &mut [Group]) -> Result<(
                 let entry = Entry::from_key_value(key_value).map_err(|error| error.to_string())?;
                 group.weight.add(&entry);
                 bytes += entry.encoded_len() as u64;
-                key = [entry.key(), b"\0"].concat().into();
+                key = successor(entry.key());
             }
             #[allow(clippy::cast_precision_loss, reason = "fewer than 2^53 bytes")]
             let due = Duration::from_secs_f64(bytes as f64 / DEEP_BYTES_PER_SECOND);

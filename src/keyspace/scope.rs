@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use crate::cache::Interval;
+use super::interval::Interval;
+use super::key::prefix_end;
 
 /// Keys from `start` on and below `end`; without `end`, all keys from `start` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,15 +130,6 @@ impl Scope {
     }
 }
 
-/// The first key after all that start with `prefix`; `None` where there is none.
-#[must_use]
-pub fn prefix_end(prefix: &[u8]) -> Option<Bytes> {
-    let last = prefix.iter().rposition(|byte| *byte < 0xff)?;
-    let mut end = prefix[..=last].to_vec();
-    end[last] += 1;
-    Some(end.into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,12 +182,5 @@ mod tests {
             (everything.key().as_ref(), everything.range_end().as_ref()),
             (&b"\0"[..], &b"\0"[..])
         );
-    }
-
-    #[test]
-    fn a_prefix_of_0xff_ends_nowhere() {
-        assert_eq!(prefix_end(b"a\xff\xff"), Some(Bytes::from_static(b"b")));
-        assert_eq!(prefix_end(b"\xff\xff"), None);
-        assert_eq!(prefix_end(b""), None);
     }
 }

@@ -10,9 +10,9 @@ use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
-use super::Mirrors;
 use super::assemble::{Assembler, Step};
 use super::cluster_state::Verdict;
+use super::mirrors::Mirrors;
 use super::state::{Anchor, Epoch, Mirror, StaleEpoch};
 use crate::cache::Entry;
 use crate::etcdserverpb::kv_client::KvClient;

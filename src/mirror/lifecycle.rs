@@ -7,8 +7,9 @@ use tokio::time::Instant;
 
 use super::feed::{self, FeedEnd};
 use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadError};
+use super::mirrors::Mirrors;
+use super::over_budget;
 use super::state::{Epoch, Mirror};
-use super::{Mirrors, over_budget};
 use crate::cache::Store;
 use crate::net::Url;
 use crate::panics::caught;

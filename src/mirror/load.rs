@@ -8,13 +8,14 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::Mirrors;
 use super::cluster_state::Verdict;
+use super::mirrors::Mirrors;
 use super::state::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::scope::Scope;
+use crate::keyspace::successor;
 use crate::net::Url;
 use crate::upstream::{Channel, ConnectError, Connection, ReceiveWindow};
 
@@ -247,7 +248,7 @@ impl<'a> Gathered<'a> {
         let scope = &self.load.mirror.scope;
         RangeRequest {
             key: match self.entries.last() {
-                Some(last) => [last.key(), b"\0"].concat().into(),
+                Some(last) => successor(last.key()),
                 None => scope.key(),
             },
             range_end: scope.range_end(),

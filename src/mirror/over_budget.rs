@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Mirrors;
+use super::mirrors::Mirrors;
 use super::state::{Epoch, Mirror};
 use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;

@@ -14,10 +14,10 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
-use super::Mirrors;
 use super::cluster_state::Auth;
 use super::freshness::Proof;
 use super::lag::Lag;
+use super::mirrors::Mirrors;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::Mirrors;
+use super::mirrors::Mirrors;
 use super::state::{Epoch, Mirror, View};
 use crate::cache::{Entry, Tree};
 use crate::etcdserverpb::kv_client::KvClient;

@@ -119,7 +119,7 @@ fn answered(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Option<Vec<u8
     let Selected::Answer(selection) = select(tree, query, dialect) else {
         return None;
     };
-    let (count, more, len) = (selection.count(), selection.more(), selection.len());
+    let (count, more, len) = (selection.count, selection.more, selection.len());
     let answer = Answer::new(HEADER, selection);
     let length = answer.len();
     let bytes = answer.small(0);

@@ -1,0 +1,12 @@
+//! The keys that one request names.
+
+/// The keys that `key` and `range_end` of a request name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interval<'a> {
+    /// One key.
+    Single(&'a [u8]),
+    /// From the first key, inclusive, to the second, exclusive; empty if the second is not above the first.
+    Range(&'a [u8], &'a [u8]),
+    /// From this key to the end of the keyspace.
+    From(&'a [u8]),
+}

@@ -1,0 +1,141 @@
+//! All mirrors of this process, and what they share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::cluster_state::ClusterState;
+use super::freshness::Freshness;
+use super::pinned::Pinned;
+use super::state::Mirror;
+use crate::cache::HistoryLimits;
+use crate::config::Config;
+use crate::keyspace::Interval;
+use crate::keyspace::scope::scopes;
+use crate::telemetry::Metrics;
+use crate::telemetry::trace::Span;
+use crate::upstream::Upstream;
+
+/// All mirrors of this process, and what they share.
+#[derive(Debug)]
+pub struct Mirrors {
+    pub(super) all: Arc<[Mirror]>,
+    /// The quorum check.
+    pub freshness: Arc<Freshness>,
+    /// The state of etcd's history and auth, and the revisions that clients have seen.
+    pub cluster_state: Arc<ClusterState>,
+    /// Past revisions that are read from etcd, not from the mirrors.
+    pub pinned: Arc<Pinned>,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) history_limits: HistoryLimits,
+    /// Bound on the memory of all mirrors together, in bytes.
+    max_bytes: u64,
+    pub(super) probe_interval: Duration,
+    pub(super) tasks: TaskTracker,
+    pub(super) stop: CancellationToken,
+}
+
+impl Mirrors {
+    /// Empty mirrors of every scope that `config` names. No task runs yet: [`start`](super::start) starts them.
+    pub(super) fn new(
+        config: &Config,
+        upstream: &Arc<Upstream>,
+        metrics: &Arc<Metrics>,
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) -> Mirrors {
+        let cluster_state = Arc::new(ClusterState::default());
+        let all: Arc<[Mirror]> = scopes(&config.cache_prefix, &config.no_cache_prefix)
+            .into_iter()
+            .map(|scope| {
+                let mirror_metrics = metrics.mirror(&scope.name());
+                Mirror::new(scope, Arc::clone(&cluster_state), mirror_metrics)
+            })
+            .collect();
+        let replaced = Arc::clone(&all);
+        let freshness = Arc::new(Freshness::new(
+            Arc::clone(upstream),
+            Arc::clone(&cluster_state),
+            Arc::clone(metrics),
+            config.freshness_timeout,
+            tasks.clone(),
+            stop.clone(),
+            Box::new(move |_| drop_all(&replaced, "a quorum check shows another history")),
+        ));
+        Mirrors {
+            all,
+            freshness,
+            cluster_state,
+            pinned: Arc::default(),
+            upstream: Arc::clone(upstream),
+            metrics: Arc::clone(metrics),
+            history_limits: HistoryLimits {
+                max_age: config.history_max_age,
+                max_bytes: config.history_max_bytes,
+                ..HistoryLimits::default()
+            },
+            max_bytes: config.cache_max_bytes(),
+            probe_interval: config.probe_interval,
+            tasks: tasks.clone(),
+            stop: stop.clone(),
+        }
+    }
+
+    /// The mirror that holds every key that `interval` can name.
+    #[must_use]
+    pub fn holding(&self, interval: &Interval<'_>) -> Option<&Mirror> {
+        self.all.iter().find(|mirror| mirror.scope.contains(interval))
+    }
+
+    /// Every mirror, in key order.
+    #[must_use]
+    pub fn all(&self) -> &[Mirror] {
+        &self.all
+    }
+
+    /// Records that etcd has compacted below `revision`.
+    pub fn compacted(&self, revision: i64) {
+        self.cluster_state.note_compacted(revision);
+        self.all.iter().for_each(|mirror| mirror.compacted(revision));
+    }
+
+    /// Drops every mirror because etcd's history was replaced; `explanation` goes to the log.
+    pub(super) fn replace_history(&self, explanation: &str) {
+        drop_all(&self.all, explanation);
+    }
+
+    /// Removes one key from each mirror, for tests of verification.
+    #[cfg(debug_assertions)]
+    pub fn corrupt(&self) {
+        self.all.iter().for_each(Mirror::corrupt);
+    }
+
+    /// A span of background work on `mirror`; `None` unless it is sampled.
+    pub(super) fn background(&self, name: &'static str, mirror: &Mirror) -> Option<Box<Span>> {
+        let mut span = self.metrics.tracer.background(name)?;
+        span.set("rangecache.mirror", mirror.name.clone());
+        Some(span)
+    }
+
+    /// Bytes that `mirror` may take: `--cache-max-bytes` less the memory of the other mirrors.
+    pub(super) fn budget_of(&self, mirror: &Mirror) -> u64 {
+        let others = self.all.iter().filter(|other| !std::ptr::eq(*other, mirror));
+        self.max_bytes
+            .saturating_sub(others.map(Mirror::memory_bytes).sum())
+    }
+
+    pub(super) fn within_budget(&self, mirror: &Mirror) -> bool {
+        mirror.memory_bytes() <= self.budget_of(mirror)
+    }
+}
+
+fn drop_all(mirrors: &[Mirror], explanation: &str) {
+    tracing::warn!(
+        explanation,
+        "etcd's history was replaced (restored from a backup?): every mirror is dropped and loaded anew"
+    );
+    mirrors.iter().for_each(Mirror::replace_history);
+}
