@@ -17,7 +17,8 @@ use rangecache::otlp::{self, Exporter};
 use rangecache::panics;
 use rangecache::proxy::Proxy;
 use rangecache::proxy::listener::Listener;
-use rangecache::telemetry::{self, Metrics};
+use rangecache::telemetry::trace::Tracer;
+use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector, FileError};
 use rangecache::upstream::{Credentials, Upstream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -56,15 +57,14 @@ fn main() -> ExitCode {
         return ExitCode::from(MISUSE);
     }
     telemetry::log::init(&config);
-    let mut metrics = Metrics::new();
-    let exporter = match open_exporter(&mut metrics) {
-        Ok(exporter) => exporter,
+    let metrics = Arc::new(Metrics::new());
+    let (exporter, tracer) = match open_exporter(&metrics) {
+        Ok(opened) => opened,
         Err(error) => {
             let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
             return ExitCode::from(MISUSE);
         }
     };
-    let metrics = Arc::new(metrics);
     let tls = match Tls::open(&config, &metrics) {
         Ok(tls) => tls,
         Err(error) => {
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(serve(&config, metrics, tls, exporter)) {
+    match runtime.block_on(serve(&config, Telemetry::new(metrics, tracer), tls, exporter)) {
         Ok(code) => code,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "stopping");
@@ -139,16 +139,17 @@ impl Tls {
 }
 
 /// What takes traces to a collector, if OpenTelemetry's variables ask for it.
-fn open_exporter(metrics: &mut Metrics) -> anyhow::Result<Option<Exporter>> {
-    let settings = otlp::Settings::from_env()?;
-    Ok(settings
-        .map(|settings| Exporter::open(settings, metrics))
-        .transpose()?)
+fn open_exporter(metrics: &Metrics) -> anyhow::Result<(Option<Exporter>, Tracer)> {
+    let Some(settings) = otlp::Settings::from_env()? else {
+        return Ok((None, Tracer::default()));
+    };
+    let (exporter, tracer) = Exporter::open(settings, metrics.traces.counters())?;
+    Ok((Some(exporter), tracer))
 }
 
 async fn serve(
     config: &Config,
-    metrics: Arc<Metrics>,
+    telemetry: Telemetry,
     tls: Tls,
     exporter: Option<Exporter>,
 ) -> anyhow::Result<ExitCode> {
@@ -169,8 +170,9 @@ async fn serve(
         CancellationToken::new(),
     );
     let (listeners, calls, background) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
-    panics::install(metrics.panics.clone());
-    export_limits(config, &metrics);
+    let telemetry = Arc::new(telemetry);
+    panics::install(telemetry.metrics.process.panics.clone());
+    export_limits(config, &telemetry.metrics);
     if let Some(exporter) = exporter {
         background.spawn(exporter.run(background.clone(), stop.clone()));
     }
@@ -187,10 +189,10 @@ async fn serve(
         &background,
         &stop,
     );
-    let mirrors = mirror::start(config, &upstream, &metrics, &background, &stop);
-    let proxy = Proxy::new(config, &upstream, &mirrors, &metrics, &calls, &drain);
+    let mirrors = mirror::start(config, &upstream, &telemetry, &background, &stop);
+    let proxy = Proxy::new(config, &upstream, &mirrors, &telemetry, &calls, &drain);
     background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
-    let admin = Admin::new(mirrors, upstream, metrics, calls.clone(), closing.clone());
+    let admin = Admin::new(mirrors, upstream, telemetry, calls.clone(), closing.clone());
     background.spawn(Arc::clone(&admin).remember(stop.clone()));
     let room = Arc::new(Semaphore::new(config.max_connections as usize));
     for listener in clients {
@@ -262,33 +264,67 @@ async fn bind(urls: &[Url], tls: &Tls, config: &Config) -> anyhow::Result<Vec<Li
 fn export_limits(config: &Config, metrics: &Metrics) {
     #[allow(clippy::cast_precision_loss, reason = "a gauge shows magnitudes")]
     let bytes = |value: u64| value as f64;
-    metrics.limit("cache_max_bytes", bytes(config.cache_max_bytes()));
-    metrics.limit("history_max_bytes", bytes(config.history_max_bytes));
-    metrics.limit("history_max_age_seconds", config.history_max_age.as_secs_f64());
-    metrics.limit(
+    metrics
+        .process
+        .set_limit("cache_max_bytes", bytes(config.cache_max_bytes()));
+    metrics
+        .process
+        .set_limit("history_max_bytes", bytes(config.history_max_bytes));
+    metrics
+        .process
+        .set_limit("history_max_age_seconds", config.history_max_age.as_secs_f64());
+    metrics.process.set_limit(
         "freshness_timeout_seconds",
         config.freshness_timeout.as_secs_f64(),
     );
-    metrics.limit("connect_timeout_seconds", config.connect_timeout.as_secs_f64());
-    metrics.limit("probe_interval_seconds", config.probe_interval.as_secs_f64());
-    metrics.limit("forward_max_large", f64::from(config.forward_max_large));
-    metrics.limit("forward_max_waiting", f64::from(config.forward_max_waiting));
-    metrics.limit("forward_shared_max_bytes", bytes(config.forward_shared_max_bytes));
-    metrics.limit("max_concurrent_streams", f64::from(config.max_concurrent_streams));
-    metrics.limit("max_calls", f64::from(config.max_calls));
-    metrics.limit("verify_interval_seconds", config.verify_interval.as_secs_f64());
-    metrics.limit("stream_max_bytes", bytes(config.stream_max_bytes));
-    metrics.limit("stream_max_wait_seconds", config.stream_max_wait.as_secs_f64());
-    metrics.limit("series_ttl_seconds", config.series_ttl.as_secs_f64());
-    metrics.limit(
+    metrics
+        .process
+        .set_limit("connect_timeout_seconds", config.connect_timeout.as_secs_f64());
+    metrics
+        .process
+        .set_limit("probe_interval_seconds", config.probe_interval.as_secs_f64());
+    metrics
+        .process
+        .set_limit("forward_max_large", f64::from(config.forward_max_large));
+    metrics
+        .process
+        .set_limit("forward_max_waiting", f64::from(config.forward_max_waiting));
+    metrics
+        .process
+        .set_limit("forward_shared_max_bytes", bytes(config.forward_shared_max_bytes));
+    metrics
+        .process
+        .set_limit("max_concurrent_streams", f64::from(config.max_concurrent_streams));
+    metrics
+        .process
+        .set_limit("max_calls", f64::from(config.max_calls));
+    metrics
+        .process
+        .set_limit("verify_interval_seconds", config.verify_interval.as_secs_f64());
+    metrics
+        .process
+        .set_limit("stream_max_bytes", bytes(config.stream_max_bytes));
+    metrics
+        .process
+        .set_limit("stream_max_wait_seconds", config.stream_max_wait.as_secs_f64());
+    metrics
+        .process
+        .set_limit("series_ttl_seconds", config.series_ttl.as_secs_f64());
+    metrics.process.set_limit(
         "tls_handshake_timeout_seconds",
         config.tls.tls_handshake_timeout.as_secs_f64(),
     );
-    metrics.limit("tls_max_handshakes", f64::from(config.tls.tls_max_handshakes));
-    metrics.limit("max_connections", f64::from(config.max_connections));
-    metrics.limit(
+    metrics
+        .process
+        .set_limit("tls_max_handshakes", f64::from(config.tls.tls_max_handshakes));
+    metrics
+        .process
+        .set_limit("max_connections", f64::from(config.max_connections));
+    metrics.process.set_limit(
         "worker_threads",
         f64::from(u32::try_from(config.worker_threads()).unwrap_or(u32::MAX)),
     );
-    metrics.limit("shutdown_timeout_seconds", config.shutdown_timeout.as_secs_f64());
+    metrics
+        .process
+        .set_limit("shutdown_timeout_seconds", config.shutdown_timeout.as_secs_f64());
 }

@@ -230,7 +230,7 @@ async fn a_stop_ends_what_never_ends() {
     let through = rangecache.client().await;
     let mut watch = through.watch(watch_all()).await;
     // One that etcd has not answered, for nothing was asked.
-    let passed = async || rangecache.metrics().await.sum("rangecache_passed_calls_total");
+    let passed = async || rangecache.metrics().await.sum("rangecache_forwarded_calls_total");
     let before = passed().await;
     let mut silent = through.open(support::kv::WATCH);
     let silent = tokio::spawn(async move {

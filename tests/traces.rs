@@ -468,7 +468,7 @@ async fn a_bucket_names_a_trace_and_a_scraper_gets_its_format() {
         assert!(page.body.lines().any(with_exemplar), "{}", page.body);
     }
     for metric in [
-        format!("rangecache_endpoint_well{{endpoint=\"{}\"}} 1", etcd.url()),
+        format!("rangecache_endpoint_healthy{{endpoint=\"{}\"}} 1", etcd.url()),
         "rangecache_mirror_lag_seconds{mirror=\"/cached/\"} 0".to_owned(),
     ] {
         assert!(page.body.contains(&metric), "{metric} not in\n{}", page.body);

@@ -189,11 +189,6 @@ pub(super) fn of_reason(reason: Reason) -> Advice {
             "If a client compresses its requests, turn that off. A newer etcd may have new fields: see whether \
              there is a newer rangecache.",
         ),
-        Reason::TooLarge => (
-            "too large for a message",
-            "The answer would be larger than a gRPC message may be.",
-            "Read in pages (limit), or by RangeStream.",
-        ),
         Reason::RequireLeader => (
             "asks for a member with a leader",
             "A serializable read that needs a member with a leader: only etcd can tell.",

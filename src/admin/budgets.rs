@@ -28,7 +28,7 @@ impl Budget {
 
 /// Those that somebody may have to raise.
 pub(super) fn budgets(admin: &Admin, mirrors: &[Mirror]) -> Vec<Budget> {
-    let metrics = &admin.metrics;
+    let metrics = &admin.telemetry.metrics;
     let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
     #[allow(
         clippy::cast_possible_truncation,
@@ -38,7 +38,7 @@ pub(super) fn budgets(admin: &Admin, mirrors: &[Mirror]) -> Vec<Budget> {
     )]
     let budget =
         |name: &str, limit: &'static str, flag: &'static str, used: u64, at_the_bound: &'static str| {
-            let limit_value = metrics.limit_of(limit)?;
+            let limit_value = metrics.process.limit(limit)?;
             Some(Budget {
                 name: name.to_owned(),
                 flag,
@@ -49,7 +49,7 @@ pub(super) fn budgets(admin: &Admin, mirrors: &[Mirror]) -> Vec<Budget> {
                 at_the_bound,
             })
         };
-    let connections = gauge(metrics.connections.get());
+    let connections = gauge(metrics.connections.open.get());
     let mut budgets = vec![budget(
         "Memory of all mirrors",
         "cache_max_bytes",
@@ -85,28 +85,28 @@ pub(super) fn budgets(admin: &Admin, mirrors: &[Mirror]) -> Vec<Budget> {
             "Large reads under way to etcd",
             "forward_max_large",
             "forward-max-large",
-            gauge(metrics.forward_large.get()),
+            gauge(metrics.forwarding.large.get()),
             "At the bound further ones wait.",
         ),
         budget(
             "Large reads that wait for etcd",
             "forward_max_waiting",
             "forward-max-waiting",
-            gauge(metrics.forward_waiting.get()),
+            gauge(metrics.forwarding.waiting.get()),
             "At the bound further ones are refused with Unavailable.",
         ),
         budget(
             "Answers that reads share",
             "forward_shared_max_bytes",
             "forward-shared-max-bytes",
-            gauge(metrics.forward_shared_bytes.get()),
+            gauge(metrics.forwarding.shared_bytes.get()),
             "At the bound such reads are refused with ResourceExhausted.",
         ),
         budget(
             "Streams from etcd that are held",
             "stream_max_bytes",
             "stream-max-bytes",
-            gauge(metrics.stream_held_bytes.get()),
+            gauge(metrics.forwarding.stream_held_bytes.get()),
             "At the bound reads are forwarded as they came.",
         ),
     ]);

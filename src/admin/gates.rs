@@ -74,7 +74,7 @@ pub(super) fn gates(
         state: state.to_owned(),
         meaning: "While it is on, memory answers only what etcd lets that very caller read, asked for each read.",
     };
-    let interval = metrics.limit_of("verify_interval_seconds").unwrap_or(0.0);
+    let interval = metrics.process.limit("verify_interval_seconds").unwrap_or(0.0);
     let (severity, state) = if interval > 0.0 {
         let every = humantime::format_duration(Duration::from_secs_f64(interval));
         (Severity::Good, format!("every {every}"))

@@ -46,7 +46,7 @@ use crate::mirror::cluster_state::Auth;
 use crate::panics::restarting;
 use crate::proxy::listener::{Listener, Tracked, secured};
 use crate::telemetry::exposition::Format;
-use crate::telemetry::{Metrics, Reason};
+use crate::telemetry::{Reason, Telemetry};
 use crate::upstream::Upstream;
 use recent::{Counts, INTERVAL, Recent};
 use status::Status;
@@ -56,7 +56,7 @@ use status::Status;
 pub struct Admin {
     mirrors: Arc<Mirrors>,
     upstream: Arc<Upstream>,
-    metrics: Arc<Metrics>,
+    telemetry: Arc<Telemetry>,
     /// Counted for the metric.
     tasks: TaskTracker,
     /// Set once the process drains: readiness ends then.
@@ -71,16 +71,16 @@ impl Admin {
     pub fn new(
         mirrors: Arc<Mirrors>,
         upstream: Arc<Upstream>,
-        metrics: Arc<Metrics>,
+        telemetry: Arc<Telemetry>,
         tasks: TaskTracker,
         draining: CancellationToken,
     ) -> Arc<Admin> {
         let started = Instant::now();
-        let recent = Recent::new(started, Counts::now(&metrics, &mirrors));
+        let recent = Recent::new(started, Counts::now(&telemetry.metrics, &mirrors));
         Arc::new(Admin {
             mirrors,
             upstream,
-            metrics,
+            telemetry,
             tasks,
             draining,
             recent,
@@ -95,7 +95,8 @@ impl Admin {
             beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 let now = beat.tick().await;
-                self.recent.beat(now, Counts::now(&self.metrics, &self.mirrors));
+                self.recent
+                    .beat(now, Counts::now(&self.telemetry.metrics, &self.mirrors));
             }
         });
         stop.run_until_cancelled(remembering).await;
@@ -136,16 +137,18 @@ impl Admin {
                 (status, TEXT, self.describe_mirrors())
             }
             "/metrics" => {
-                self.metrics
+                self.telemetry
+                    .metrics
+                    .process
                     .tasks
                     .set(i64::try_from(self.tasks.len()).unwrap_or(i64::MAX));
-                self.upstream.export(&self.metrics);
+                self.upstream.export(&self.telemetry.metrics);
                 let accept = request.headers().get(header::ACCEPT);
                 let format = Format::accepted(accept.and_then(|accept| accept.to_str().ok()));
                 (
                     StatusCode::OK,
                     format.content_type(),
-                    self.metrics.encode_in(format),
+                    self.telemetry.metrics.encode(format),
                 )
             }
             "/" => (StatusCode::OK, HTML, page::render(&Status::of(self))),

@@ -58,10 +58,10 @@ impl Counts {
     pub(super) fn now(metrics: &Metrics, mirrors: &Mirrors) -> Counts {
         let all = mirrors.all();
         Counts {
-            reads: metrics.reads(),
-            checks: metrics.quorum_checks(),
+            reads: metrics.reads.by_outcome(),
+            checks: metrics.freshness.checks(),
             events: all.iter().map(|mirror| mirror.metrics.events.get()).sum(),
-            passed: metrics.passed_calls.get(),
+            passed: metrics.forwarding.calls.get(),
             mirrors: all.iter().map(|mirror| mirror.revision().err()).collect(),
         }
     }

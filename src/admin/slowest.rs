@@ -119,7 +119,6 @@ mod tests {
             kind: Kind::Unary,
             outcome,
             ended_at: SystemTime::UNIX_EPOCH,
-            planned: None,
             proven: proven.map(Duration::from_secs),
             waited,
             first_byte: Duration::from_secs(5),

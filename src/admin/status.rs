@@ -166,7 +166,7 @@ pub(super) fn labels<S: Serializer>(outcome: &Outcome, serializer: S) -> Result<
 impl Status {
     pub(super) fn of(admin: &Admin) -> Status {
         let now = Instant::now();
-        let counts = Counts::now(&admin.metrics, &admin.mirrors);
+        let counts = Counts::now(&admin.telemetry.metrics, &admin.mirrors);
         let all = admin.recent.samples(now, &counts);
         let cluster_state = &admin.mirrors.cluster_state;
         let views = admin.upstream.endpoints();
@@ -178,7 +178,7 @@ impl Status {
             .enumerate()
             .map(|(index, mirror)| {
                 let timeline = timeline(&all, index);
-                Mirror::of(mirror, cluster_state.known(), &admin.metrics, timeline)
+                Mirror::of(mirror, cluster_state.known(), &admin.telemetry.metrics, timeline)
             })
             .collect();
         let budgets = budgets(admin, &mirrors);
@@ -195,7 +195,7 @@ impl Status {
             auth: cluster_state.auth(),
             has_own_user: credentials.is_configured(),
             user_problem: credentials.problem(),
-            panics: admin.metrics.panics.get(),
+            panics: admin.telemetry.metrics.process.panics.get(),
             shed: reads.outcomes.iter().filter(shed).map(|ended| ended.count).sum(),
         });
         Status {
@@ -205,14 +205,14 @@ impl Status {
             ready: admin.ready(),
             findings,
             reads,
-            slowest: Slow::list(&admin.metrics.slowest.list()),
+            slowest: Slow::list(&admin.telemetry.slowest.list()),
             mirrors,
             gates: gates(
                 version,
                 cluster_state.auth(),
                 credentials.is_configured(),
                 &views,
-                &admin.metrics,
+                &admin.telemetry.metrics,
             ),
             endpoints,
             budgets,
@@ -287,7 +287,7 @@ impl Mirror {
             load_keys: unsigned(gauges.load_keys.get()),
             load_bytes: unsigned(gauges.load_bytes.get()),
             events: gauges.events.get(),
-            mismatches: metrics.verify_mismatches(&mirror.name),
+            mismatches: metrics.mirrors.mismatches(&mirror.name),
             timeline,
         }
     }

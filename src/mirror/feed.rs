@@ -84,7 +84,7 @@ pub(super) async fn follow(
             Ok(feed) => span.set("rangecache.revision.served", feed.assembler.revision()),
             Err(end) => span.error = Some(end.to_string().into()),
         }
-        mirrors.metrics.tracer.end(*span);
+        mirrors.telemetry.tracer.end(*span);
     }
     match opened {
         Ok(feed) => match feed.run(mirrors, connection).await {

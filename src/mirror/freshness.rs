@@ -26,7 +26,7 @@ use crate::etcdserverpb::kv_client::KvClient;
 use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanKind};
-use crate::telemetry::{Metrics, Reason};
+use crate::telemetry::{Reason, Telemetry};
 use crate::upstream::{Connection, ConnectionClass, Upstream};
 use authorize::Authorization;
 
@@ -59,7 +59,7 @@ pub type OnReplaced = Box<dyn Fn(&ResponseHeader) + Send + Sync>;
 pub struct Freshness {
     upstream: Arc<Upstream>,
     cluster_state: Arc<ClusterState>,
-    metrics: Arc<Metrics>,
+    telemetry: Arc<Telemetry>,
     on_replaced: OnReplaced,
     timeout: Duration,
     tasks: TaskTracker,
@@ -154,7 +154,7 @@ impl Freshness {
     pub fn new(
         upstream: Arc<Upstream>,
         cluster_state: Arc<ClusterState>,
-        metrics: Arc<Metrics>,
+        telemetry: Arc<Telemetry>,
         timeout: Duration,
         tasks: TaskTracker,
         stop: CancellationToken,
@@ -163,7 +163,7 @@ impl Freshness {
         Freshness {
             upstream,
             cluster_state,
-            metrics,
+            telemetry,
             on_replaced,
             timeout,
             tasks,
@@ -250,7 +250,7 @@ impl Freshness {
     /// Makes one check for all who have joined `round`.
     async fn run(self: &Arc<Self>, round: &Round) {
         let began = Instant::now();
-        let tracer = &self.metrics.tracer;
+        let tracer = &self.telemetry.tracer;
         let span = round.state.lock().span;
         let mut span = span.and_then(|context| tracer.linked("quorum check", context));
         let result = {
@@ -283,11 +283,10 @@ impl Freshness {
             rounds.crowds = [rounds.crowds[1], reads + gathered];
             self.send_if_ripe(&mut rounds);
         }
-        self.metrics.check_ended(
-            result.map_or_else(Reason::as_str, |_| "proven"),
-            reads,
-            began.elapsed(),
-        );
+        self.telemetry
+            .metrics
+            .freshness
+            .record_check(result.map(|_| ()), reads, began.elapsed());
         if let Some(mut span) = span {
             span.kind = SpanKind::Client;
             span.set("rangecache.reads", reads);

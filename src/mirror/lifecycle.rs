@@ -35,7 +35,11 @@ pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut reason: &'static
     let mut meanwhile = Reason::Loading;
     loop {
         let epoch = mirror.epoch();
-        mirrors.metrics.mirror_reload(&mirror.name, reason);
+        mirrors
+            .telemetry
+            .metrics
+            .mirrors
+            .record_reload(&mirror.name, reason);
         let began = Instant::now();
         let span = mirrors.background(if reason == "start" { "load" } else { "reload" }, mirror);
         let loaded = tokio::select! {
@@ -123,7 +127,7 @@ fn load_ended(
         Ok(false) => span.error = Some(why_void(mirror).into()),
         Err(error) => span.error = Some(error.to_string().into()),
     }
-    mirrors.metrics.tracer.end(span);
+    mirrors.telemetry.tracer.end(span);
 }
 
 /// Gives the memory back, and waits until it may be enough; returns what readers are told during the load that follows.

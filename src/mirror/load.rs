@@ -239,7 +239,12 @@ impl<'a> Gathered<'a> {
                 other => return other,
             },
         };
-        self.load.mirrors.metrics.range_stream_fallback(reason.as_str());
+        self.load
+            .mirrors
+            .telemetry
+            .metrics
+            .forwarding
+            .record_stream_fallback(reason.as_str());
         self.by_pages(&mut client).await
     }
 

@@ -14,7 +14,7 @@ use crate::cache::HistoryLimits;
 use crate::config::Config;
 use crate::keyspace::Interval;
 use crate::keyspace::scope::scopes;
-use crate::telemetry::Metrics;
+use crate::telemetry::Telemetry;
 use crate::telemetry::trace::Span;
 use crate::upstream::Upstream;
 
@@ -29,7 +29,7 @@ pub struct Mirrors {
     /// Past revisions that are read from etcd, not from the mirrors.
     pub pinned: Arc<Pinned>,
     pub(super) upstream: Arc<Upstream>,
-    pub(super) metrics: Arc<Metrics>,
+    pub(super) telemetry: Arc<Telemetry>,
     pub(super) history_limits: HistoryLimits,
     /// Bound on the memory of all mirrors together, in bytes.
     max_bytes: u64,
@@ -43,7 +43,7 @@ impl Mirrors {
     pub(super) fn new(
         config: &Config,
         upstream: &Arc<Upstream>,
-        metrics: &Arc<Metrics>,
+        telemetry: &Arc<Telemetry>,
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Mirrors {
@@ -51,7 +51,7 @@ impl Mirrors {
         let all: Arc<[Mirror]> = scopes(&config.cache_prefix, &config.no_cache_prefix)
             .into_iter()
             .map(|scope| {
-                let mirror_metrics = metrics.mirror(&scope.name());
+                let mirror_metrics = telemetry.metrics.mirrors.mirror(&scope.name());
                 Mirror::new(scope, Arc::clone(&cluster_state), mirror_metrics)
             })
             .collect();
@@ -59,7 +59,7 @@ impl Mirrors {
         let freshness = Arc::new(Freshness::new(
             Arc::clone(upstream),
             Arc::clone(&cluster_state),
-            Arc::clone(metrics),
+            Arc::clone(telemetry),
             config.freshness_timeout,
             tasks.clone(),
             stop.clone(),
@@ -71,7 +71,7 @@ impl Mirrors {
             cluster_state,
             pinned: Arc::default(),
             upstream: Arc::clone(upstream),
-            metrics: Arc::clone(metrics),
+            telemetry: Arc::clone(telemetry),
             history_limits: HistoryLimits {
                 max_age: config.history_max_age,
                 max_bytes: config.history_max_bytes,
@@ -115,7 +115,7 @@ impl Mirrors {
 
     /// A span of background work on `mirror`; `None` unless it is sampled.
     pub(super) fn background(&self, name: &'static str, mirror: &Mirror) -> Option<Box<Span>> {
-        let mut span = self.metrics.tracer.background(name)?;
+        let mut span = self.telemetry.tracer.background(name)?;
         span.set("rangecache.mirror", mirror.name.clone());
         Some(span)
     }

@@ -44,7 +44,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::panics::restarting;
-use crate::telemetry::Metrics;
+use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 
 /// Starts to load and follow every scope that `config` names, until `stop` is cancelled. The tasks are spawned on `tasks`,
@@ -53,11 +53,11 @@ use crate::upstream::Upstream;
 pub fn start(
     config: &Config,
     upstream: &Arc<Upstream>,
-    metrics: &Arc<Metrics>,
+    telemetry: &Arc<Telemetry>,
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Arc<Mirrors> {
-    let mirrors = Arc::new(Mirrors::new(config, upstream, metrics, tasks, stop));
+    let mirrors = Arc::new(Mirrors::new(config, upstream, telemetry, tasks, stop));
     lifecycle::start(&mirrors);
     let (probed, interval) = (Arc::clone(&mirrors), config.probe_interval);
     spawn(&mirrors, async move {

@@ -78,7 +78,7 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
                 Ok(Verified::Same) => "same",
                 Ok(Verified::Out) => "out_of_service",
                 Ok(Verified::Different(difference)) => {
-                    mirrors.metrics.verify_mismatch(&mirror.name);
+                    mirrors.telemetry.metrics.mirrors.record_mismatch(&mirror.name);
                     tracing::error!(
                         mirror = mirror.name,
                         revision = difference.revision,
@@ -95,11 +95,15 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
                     "failed"
                 }
             };
-            mirrors.metrics.verify_ended(&mirror.name, result);
+            mirrors
+                .telemetry
+                .metrics
+                .mirrors
+                .record_verification(&mirror.name, result);
             if let Some(mut span) = span {
                 span.set("rangecache.outcome", result);
                 span.error = (result == "different").then(|| result.into());
-                mirrors.metrics.tracer.end(*span);
+                mirrors.telemetry.tracer.end(*span);
             }
         }
     }
@@ -119,7 +123,12 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
             Some(read) => read,
             None => return Ok(Verified::Out),
         };
-        mirrors.metrics.verify_bytes.inc_by(answer.bytes);
+        mirrors
+            .telemetry
+            .metrics
+            .mirrors
+            .verify_bytes
+            .inc_by(answer.bytes);
         if let Err(difference) = piece.compare(&view, &answer.response) {
             // Void where the contents have been replaced meanwhile: then nobody is served from them.
             return Ok(match mirror.void(epoch, Reason::Mismatch) {

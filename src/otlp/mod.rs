@@ -30,8 +30,7 @@ use tokio_util::task::TaskTracker;
 
 pub use settings::{Protocol, Settings, SettingsError};
 
-use crate::telemetry::Metrics;
-use crate::telemetry::metrics::SpanMetrics;
+use crate::telemetry::metrics::SpanCounters;
 use crate::telemetry::trace::{Span, Tracer};
 use crate::tls::{self, FileError};
 use transport::Connector;
@@ -48,17 +47,17 @@ pub struct Exporter {
     queue: mpsc::Receiver<Span>,
     /// Gathered, and not on its way yet.
     batch: Vec<Span>,
-    metrics: SpanMetrics,
+    counters: SpanCounters,
     /// Whether the log knows that the collector does not take spans.
     is_failing: bool,
 }
 
 impl Exporter {
-    /// Has `metrics`' tracer begin spans; [`Exporter::run`] takes them away.
+    /// Returns the exporter and the tracer whose spans [`Exporter::run`] exports, counted in `counters`.
     ///
     /// # Errors
     /// What is wrong with which of the files for TLS.
-    pub fn open(settings: Settings, metrics: &mut Metrics) -> Result<Exporter, FileError> {
+    pub fn open(settings: Settings, counters: SpanCounters) -> Result<(Exporter, Tracer), FileError> {
         let tls = if settings.endpoint.tls {
             Some(tls::Collector::open(
                 settings.certificate.clone(),
@@ -68,17 +67,17 @@ impl Exporter {
             None
         };
         let (spans, queue) = mpsc::channel(settings.max_queue_size);
-        let span_metrics = metrics.spans();
-        metrics.tracer = Tracer::new(settings.sampler, spans, span_metrics.dropped.clone());
-        Ok(Exporter {
+        let tracer = Tracer::new(settings.sampler, spans, counters.dropped.clone());
+        let exporter = Exporter {
             connector: Connector::new(&settings, tls),
             scope: convert::scope(),
             settings,
             queue,
             batch: Vec::new(),
-            metrics: span_metrics,
+            counters,
             is_failing: false,
-        })
+        };
+        Ok((exporter, tracer))
     }
 
     /// Exports batches until `stop`, and then what is left. gRPC's connections are `tasks`' to join.
@@ -108,7 +107,7 @@ impl Exporter {
             tokio::select! {
                 () = self.export(&exporter, batch) => {}
                 () = last_chance => {
-                    self.metrics.failed.inc_by(spans);
+                    self.counters.failed.inc_by(spans);
                     return;
                 }
             }
@@ -165,7 +164,7 @@ impl Exporter {
         let exporting = tokio::time::timeout(self.settings.export_timeout, exporter.export(batch));
         let reason = match exporting.await {
             Ok(Ok(())) => {
-                self.metrics.exported.inc_by(spans);
+                self.counters.exported.inc_by(spans);
                 if std::mem::take(&mut self.is_failing) {
                     tracing::info!(endpoint = %self.settings.endpoint, "the collector takes traces again");
                 }
@@ -174,7 +173,7 @@ impl Exporter {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no answer within {:?}", self.settings.export_timeout),
         };
-        self.metrics.failed.inc_by(spans);
+        self.counters.failed.inc_by(spans);
         match self.connector.take_failure() {
             Some(failure) if !reason.contains(&failure) => self.say(&format!("{reason}: {failure}")),
             _ => self.say(&reason),

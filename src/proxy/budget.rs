@@ -86,7 +86,7 @@ impl Budget {
     }
 
     fn note(&self, change: i64) {
-        self.metrics.stream_held_bytes.inc_by(change);
+        self.metrics.forwarding.stream_held_bytes.inc_by(change);
     }
 }
 
@@ -220,7 +220,7 @@ mod tests {
         drop((eldest, next));
         assert_eq!(budget.state.lock().used, 0);
         assert!(budget.state.lock().growing.is_empty());
-        assert_eq!(budget.metrics.stream_held_bytes.get(), 0);
+        assert_eq!(budget.metrics.forwarding.stream_held_bytes.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]

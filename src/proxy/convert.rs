@@ -112,7 +112,7 @@ impl Converter {
         let converted = self.try_convert(forward, parts, query).await;
         if let Err(NotConverted(reason)) = converted {
             tracing::debug!(reason, "a large Range could not be a RangeStream");
-            self.metrics.range_stream_fallback(reason);
+            self.metrics.forwarding.record_stream_fallback(reason);
         }
         converted
     }

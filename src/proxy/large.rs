@@ -76,7 +76,7 @@ pub(super) struct Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.metrics.forward_large.dec();
+        self.metrics.forwarding.large.dec();
     }
 }
 
@@ -163,7 +163,8 @@ impl Held {
         let total = self.large.shared_bytes.fetch_add(by as u64, Ordering::Relaxed) + by as u64;
         self.large
             .metrics
-            .forward_shared_bytes
+            .forwarding
+            .shared_bytes
             .inc_by(i64::try_from(by).unwrap_or(i64::MAX));
         total <= self.large.max_shared_bytes
     }
@@ -174,7 +175,8 @@ impl Drop for Held {
         self.large.shared_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         self.large
             .metrics
-            .forward_shared_bytes
+            .forwarding
+            .shared_bytes
             .dec_by(i64::try_from(self.bytes).unwrap_or(i64::MAX));
     }
 }
@@ -185,7 +187,7 @@ struct Waiting<'a>(&'a Large);
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.0.metrics.forward_waiting.dec();
+        self.0.metrics.forwarding.waiting.dec();
     }
 }
 
@@ -312,7 +314,7 @@ impl Large {
     /// Counts the caller as waiting, if there is room.
     fn wait(&self) -> Result<Waiting<'_>, Refused> {
         let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.metrics.forward_waiting.inc();
+        self.metrics.forwarding.waiting.inc();
         let guard = Waiting(self);
         if waiting >= self.max_waiting {
             drop(guard);
@@ -345,7 +347,7 @@ impl Large {
                     })?
             }
         };
-        self.metrics.forward_large.inc();
+        self.metrics.forwarding.large.inc();
         Ok(Permit {
             _turn: turn,
             _lead: lead,
@@ -369,7 +371,7 @@ impl Large {
             .map_err(|_| lost())?
             .clone();
         let answer = landed.ok_or_else(lost)??;
-        self.metrics.forward_joined.inc();
+        self.metrics.forwarding.joined.inc();
         let mut response = Response::new(ResponseBody::shared(Arc::clone(&answer)));
         *response.status_mut() = answer.head.status;
         response.headers_mut().clone_from(&answer.head.headers);

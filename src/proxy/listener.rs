@@ -201,14 +201,14 @@ struct Open(Arc<Proxy>);
 
 impl Open {
     fn new(proxy: &Arc<Proxy>) -> Open {
-        proxy.metrics.connections.inc();
+        proxy.telemetry.metrics.connections.open.inc();
         Open(Arc::clone(proxy))
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.0.metrics.connections.dec();
+        self.0.telemetry.metrics.connections.open.dec();
     }
 }
 

@@ -55,7 +55,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::Config;
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
-use crate::telemetry::Metrics;
+use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 use budget::Budget;
 use convert::Converter;
@@ -68,7 +68,7 @@ use stalled::Answers;
 #[derive(Debug)]
 pub struct Proxy {
     mirrors: Arc<Mirrors>,
-    metrics: Arc<Metrics>,
+    telemetry: Arc<Telemetry>,
     forward: Arc<Forward>,
     large: Arc<Large>,
     series: Arc<AllSeries>,
@@ -88,10 +88,11 @@ impl Proxy {
         config: &Config,
         upstream: &Arc<Upstream>,
         mirrors: &Arc<Mirrors>,
-        metrics: &Arc<Metrics>,
+        telemetry: &Arc<Telemetry>,
         tasks: &TaskTracker,
         drain: &CancellationToken,
     ) -> Arc<Proxy> {
+        let metrics = &telemetry.metrics;
         let budget = Budget::new(config.stream_max_bytes, metrics);
         let series = AllSeries::new(
             config.series_ttl,
@@ -104,7 +105,7 @@ impl Proxy {
         let converter = Converter::new(&budget, config.stream_max_wait, metrics);
         Arc::new(Proxy {
             mirrors: Arc::clone(mirrors),
-            metrics: Arc::clone(metrics),
+            telemetry: Arc::clone(telemetry),
             forward: Arc::new(Forward {
                 upstream: Arc::clone(upstream),
                 cluster_state: Arc::clone(&mirrors.cluster_state),
@@ -133,7 +134,7 @@ impl Proxy {
                     let mut ticks = tokio::time::interval(Duration::from_secs(5));
                     loop {
                         ticks.tick().await;
-                        self.metrics.slowest.sweep();
+                        self.telemetry.slowest.sweep();
                     }
                 })
             )
@@ -144,7 +145,7 @@ impl Proxy {
     /// Whether as many calls are under way as may be. A call counts until the last byte of its answer has gone: hyper drives
     /// each in a task of its own, so that this is two loads.
     fn is_full(&self) -> bool {
-        let connections = usize::try_from(self.metrics.connections.get()).unwrap_or(0);
+        let connections = usize::try_from(self.telemetry.metrics.connections.open.get()).unwrap_or(0);
         self.tasks.len().saturating_sub(connections) > self.max_calls
     }
 }

@@ -49,7 +49,7 @@ pub(super) enum Ended {
 /// Answers a Range.
 pub(super) async fn range(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let span = tracing::debug_span!("range");
-    let mut record = Record::new(&proxy.metrics, Kind::Unary, &request);
+    let mut record = Record::new(&proxy.telemetry, Kind::Unary, &request);
     // A span that nobody asked for is not carried along.
     if span.is_disabled() {
         let outcome = handle(proxy, request, &mut record).await;

@@ -29,7 +29,7 @@ use crate::upstream::{InFlight, NoRangeStream, Outgoing, SendFailure};
 /// Answers a RangeStream.
 pub(super) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> forward::Outcome {
     let span = tracing::debug_span!("range_stream");
-    let mut record = Record::new(&proxy.metrics, Kind::Stream, &request);
+    let mut record = Record::new(&proxy.telemetry, Kind::Stream, &request);
     let outcome = handle(proxy, request, &mut record).instrument(span.clone()).await;
     span.in_scope(|| record.answered(outcome))
 }
@@ -139,7 +139,11 @@ async fn from_etcd(
     } else {
         NoRangeStream::Shape
     };
-    proxy.metrics.range_stream_fallback(no_stream.as_str());
+    proxy
+        .telemetry
+        .metrics
+        .forwarding
+        .record_stream_fallback(no_stream.as_str());
     record.outcome = Outcome::Paged(reason);
     let pager = Pager::new(&proxy.forward, &proxy.large, parts, query, record.deadline(&call));
     match pager.start().await {

@@ -18,11 +18,11 @@ use crate::cache::Rope;
 use crate::mirror::state::Mirror;
 use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::outcome::Kind;
-use crate::telemetry::{Metrics, Outcome, Reason};
+use crate::telemetry::{Outcome, Reason, Telemetry};
 
 /// Counts the request exactly once, also when the caller goes away and the future is dropped.
 pub(super) struct Record<'a> {
-    metrics: &'a Arc<Metrics>,
+    telemetry: &'a Arc<Telemetry>,
     kind: Kind,
     arrived: Instant,
     pub(super) proven: Option<Instant>,
@@ -40,10 +40,10 @@ pub(super) struct Record<'a> {
 
 impl<'a> Record<'a> {
     /// The call with this head, which arrives now. Until it has another outcome, its caller has gone away.
-    pub(super) fn new<B>(metrics: &'a Arc<Metrics>, kind: Kind, request: &Request<B>) -> Record<'a> {
+    pub(super) fn new<B>(telemetry: &'a Arc<Telemetry>, kind: Kind, request: &Request<B>) -> Record<'a> {
         Record {
-            trace: Trace::begin(metrics, request.uri().path(), request.headers()),
-            metrics,
+            trace: Trace::begin(telemetry, request.uri().path(), request.headers()),
+            telemetry,
             kind,
             arrived: Instant::now(),
             proven: None,
@@ -118,7 +118,7 @@ impl<'a> Record<'a> {
             return Ok(response);
         }
         let slow = Slow {
-            metrics: Arc::clone(self.metrics),
+            telemetry: Arc::clone(self.telemetry),
             // What has gone is counted.
             call: Call {
                 bytes: 0,
@@ -147,20 +147,21 @@ impl<'a> Record<'a> {
         let total = self.arrived.elapsed();
         let (outcome, reason) = self.outcome.labels();
         tracing::debug!(outcome, reason, waited = ?waited, total = ?total, "range ended");
-        self.metrics.range_ended(self.kind, self.outcome, waited, total);
+        self.telemetry
+            .metrics
+            .reads
+            .record(self.kind, self.outcome, waited, total);
         if let Some(trace) = &self.trace {
-            self.metrics.range_traced(trace.id(), self.outcome, waited, total);
+            self.telemetry
+                .metrics
+                .reads
+                .record_exemplar(trace.id(), self.outcome, waited, total);
         }
         total
     }
 
     fn offer(&self, took: Duration) {
-        self.metrics.slowest.offer(took, || self.call(took));
-    }
-
-    fn planned_after(&self) -> Option<Duration> {
-        let planned = self.trace.as_ref()?.planned_at()?;
-        Some(planned.duration_since(self.arrived))
+        self.telemetry.slowest.offer(took, || self.call(took));
     }
 
     /// As if it ended now, having taken so long.
@@ -170,7 +171,6 @@ impl<'a> Record<'a> {
             kind: self.kind,
             outcome: self.outcome,
             ended_at: SystemTime::now(),
-            planned: self.planned_after(),
             proven: self.proven.map(|proven| proven.duration_since(self.arrived)),
             waited: self.waited,
             first_byte: took,
@@ -239,7 +239,7 @@ impl Tail {
 /// A call that may be one of the slowest once it has ended.
 #[derive(Debug)]
 struct Slow {
-    metrics: Arc<Metrics>,
+    telemetry: Arc<Telemetry>,
     call: Call,
     arrived: Instant,
 }
@@ -247,7 +247,7 @@ struct Slow {
 impl Drop for Slow {
     fn drop(&mut self) {
         let took = self.arrived.elapsed();
-        self.metrics.slowest.offer(took, || Call {
+        self.telemetry.slowest.offer(took, || Call {
             ended_at: SystemTime::now(),
             ended: took,
             ..self.call.clone()

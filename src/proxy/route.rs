@@ -36,7 +36,7 @@ pub(super) async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>, over_t
 #[cold]
 fn shed(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
     const SAYS: &str = "rangecache: too many calls are under way; try again";
-    proxy.metrics.shed_calls.inc();
+    proxy.telemetry.metrics.connections.shed_calls.inc();
     let kind = match request.uri().path() {
         RANGE => Some(Kind::Unary),
         RANGE_STREAM => Some(Kind::Stream),
@@ -45,8 +45,10 @@ fn shed(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
     if let Some(kind) = kind {
         let outcome = telemetry::Outcome::Shed(Reason::TooManyCalls);
         proxy
+            .telemetry
             .metrics
-            .range_ended(kind, outcome, Duration::ZERO, Duration::ZERO);
+            .reads
+            .record(kind, outcome, Duration::ZERO, Duration::ZERO);
     }
     if request.version() == Version::HTTP_2 {
         return Status::new(Code::Unavailable, SAYS).response(grpc_content_type(request.headers()));
@@ -76,7 +78,7 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Out
     }
     // With TLS etcd serves its health and its gateway over HTTP/2 too; without, its HTTP/2 is gRPC alone.
     if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(&request)) {
-        proxy.metrics.passed_calls.inc();
+        proxy.telemetry.metrics.forwarding.calls.inc();
         return Ok(Box::pin(http1::pass(proxy, request)).await);
     }
     // A path with a query names another method to etcd's gRPC server.
@@ -87,9 +89,9 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Out
     if is_call && request.uri().path() == RANGE_STREAM {
         return Box::pin(range_stream::range_stream(proxy, request)).await;
     }
-    proxy.metrics.passed_calls.inc();
+    proxy.telemetry.metrics.forwarding.calls.inc();
     let mut request = request;
-    let mut trace = Trace::begin(&proxy.metrics, request.uri().path(), request.headers());
+    let mut trace = Trace::begin(&proxy.telemetry, request.uri().path(), request.headers());
     if let Some(trace) = &mut trace {
         trace.forward(request.headers_mut());
     }

@@ -185,7 +185,7 @@ impl AllSeries {
     fn settle(&self) {
         self.waiting.run_pending_tasks();
         let count = i64::try_from(self.waiting.entry_count()).unwrap_or(i64::MAX);
-        self.metrics.series.set(count);
+        self.metrics.forwarding.series.set(count);
     }
 
     /// The page that `query` asks for, if it goes on with one that was seen of the same `owner`, whose `metadata` came with
@@ -213,13 +213,13 @@ impl AllSeries {
         };
         match self.cut(&mut series, &asker, limit).await {
             Ok((page, last_key)) => {
-                self.metrics.series_pages.inc();
+                self.metrics.forwarding.series_pages.inc();
                 self.put(next_place(&place, &last_key, place.revision), series);
                 Some(page)
             }
             Err(Broken(reason)) => {
                 tracing::debug!(reason, "a series of pages could not go on");
-                self.metrics.range_stream_fallback(reason);
+                self.metrics.forwarding.record_stream_fallback(reason);
                 None
             }
         }

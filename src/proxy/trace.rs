@@ -16,7 +16,7 @@ use crate::telemetry::calls::Call;
 use crate::telemetry::trace::{
     Clock, Span, SpanContext, SpanKind, TRACEPARENT, TraceId, Tracer, status_code,
 };
-use crate::telemetry::{Metrics, Outcome, Reason};
+use crate::telemetry::{Outcome, Reason, Telemetry};
 
 /// gRPC's code of a call whose caller went away.
 const CANCELLED: u16 = 1;
@@ -53,9 +53,9 @@ pub(super) struct Trace {
 impl Trace {
     /// The call to `path`, if it is traced.
     #[inline]
-    pub(super) fn begin(metrics: &Metrics, path: &str, headers: &HeaderMap) -> Option<Box<Trace>> {
-        let span = metrics.tracer.server(headers)?;
-        Some(Trace::new(&metrics.tracer, *span, path))
+    pub(super) fn begin(telemetry: &Telemetry, path: &str, headers: &HeaderMap) -> Option<Box<Trace>> {
+        let span = telemetry.tracer.server(headers)?;
+        Some(Trace::new(&telemetry.tracer, *span, path))
     }
 
     #[cold]
@@ -86,10 +86,6 @@ impl Trace {
 
     pub(super) fn id(&self) -> TraceId {
         self.server().context.trace_id
-    }
-
-    pub(super) fn planned_at(&self) -> Option<Instant> {
-        self.planned
     }
 
     fn server(&self) -> &Span {

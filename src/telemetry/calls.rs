@@ -36,8 +36,6 @@ pub struct Call {
     pub outcome: Outcome,
     /// When the last byte of its answer had gone, or its caller.
     pub ended_at: SystemTime,
-    /// When it was known what was to be proven. Known of traced calls alone: others do not look at the clock for it.
-    pub planned: Option<Duration>,
     /// When memory was known to be fresh enough; `None` where it was not.
     pub proven: Option<Duration>,
     /// Whether the mirror had to catch up first, for which etcd was asked for its progress.
@@ -132,7 +130,6 @@ mod tests {
             kind: Kind::Unary,
             outcome: Outcome::Hit(Read::Linearizable),
             ended_at: SystemTime::UNIX_EPOCH,
-            planned: None,
             proven: None,
             waited: false,
             first_byte: took,

@@ -32,15 +32,15 @@ struct Exemplar {
 }
 
 impl Exemplars {
-    pub(super) fn of(name: &'static str) -> Exemplars {
+    pub(super) fn new(name: &'static str) -> Exemplars {
         Exemplars {
             name,
             by_bucket: Mutex::default(),
         }
     }
 
-    /// Notes a call that took so long.
-    pub(super) fn note(&self, seconds: f64, trace_id: TraceId) {
+    /// Makes a call that took so long the exemplar of its bucket.
+    pub(super) fn record(&self, seconds: f64, trace_id: TraceId) {
         let mut bucket = 0;
         let mut bound = FIRST_BOUND_SECONDS;
         while bucket < usize::from(BOUNDS) && seconds > bound {

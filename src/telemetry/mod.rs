@@ -9,5 +9,32 @@ pub mod metrics;
 pub mod outcome;
 pub mod trace;
 
+use std::sync::Arc;
+
+use calls::Slowest;
 pub use metrics::Metrics;
 pub use outcome::{Outcome, Reason};
+use trace::Tracer;
+
+/// The handles of telemetry: metrics, spans and the slowest calls. Shared behind an `Arc`.
+#[derive(Debug, Default)]
+pub struct Telemetry {
+    /// All metrics.
+    pub metrics: Arc<Metrics>,
+    /// Begins spans; the default one traces nothing.
+    pub tracer: Tracer,
+    /// The slowest calls of the last minutes.
+    pub slowest: Slowest,
+}
+
+impl Telemetry {
+    /// Handles over `metrics` and `tracer`, without calls so far.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>, tracer: Tracer) -> Telemetry {
+        Telemetry {
+            metrics,
+            tracer,
+            slowest: Slowest::default(),
+        }
+    }
+}

@@ -1,6 +1,30 @@
-//! How a Range ended, and why: the one vocabulary of metrics, spans and docs.
+//! Outcomes of Range and RangeStream, with reasons: the label values of metrics, spans and docs.
 
-/// Which call it was: each has a counter of its own.
+/// Declares an enum whose variants are label values, so that the list of all variants and their labels cannot miss one.
+macro_rules! labels {
+    ($(#[$meta:meta])* pub enum $name:ident { $($(#[$doc:meta])* $variant:ident => $label:literal,)+ }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$doc])* $variant,)+
+        }
+
+        impl $name {
+            /// Every variant, in the order of declaration.
+            pub const ALL: &[$name] = &[$($name::$variant),+];
+
+            /// Value of the label `reason`.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self {
+                    $($name::$variant => $label,)+
+                }
+            }
+        }
+    };
+}
+
+/// The method of a read. Each has a counter of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// KV/Range.
@@ -12,95 +36,95 @@ pub enum Kind {
 /// How a Range ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// From memory, which was as new as it had to be.
+    /// Answered from memory at once.
     Hit(Read),
-    /// From memory, after waiting for the mirror to catch up.
+    /// Answered from memory, after waiting for the mirror to catch up.
     Waited(Read),
-    /// By etcd, as a RangeStream that was made of it, or as a page of one.
+    /// Answered by etcd: a unary Range converted to a RangeStream, or a page taken from one.
     Streamed(Reason),
-    /// By etcd, the request's bytes as they came.
+    /// Answered by etcd, with the request forwarded unchanged.
     Forwarded(Reason),
-    /// By etcd, which has no RangeStream: the stream was put together from pages.
+    /// Answered by etcd, which has no RangeStream: the stream was assembled from pages.
     Paged(Reason),
     /// Refused with a retryable status.
     Shed(Reason),
-    /// The caller went away, or its timeout passed, before there was an answer.
+    /// Cancelled by the caller, or past its timeout, before there was a response.
     Cancelled(Reason),
 }
 
-/// What kind of read memory answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Read {
-    /// Proven by a quorum check.
-    Linearizable,
-    /// Not older than anything shown before (I11).
-    Serializable,
-    /// At a revision of the caller's choice.
-    Pinned,
-    /// An error in etcd's own words.
-    Refused,
+labels! {
+    /// Kind of a read that was answered from memory.
+    pub enum Read {
+        /// Proven by a quorum check.
+        Linearizable => "linearizable",
+        /// Not older than anything that was served before (I11).
+        Serializable => "serializable",
+        /// At a revision that the caller chose.
+        Pinned => "pinned",
+        /// An error, with etcd's own text.
+        Refused => "refused",
+    }
 }
 
-/// Why a Range was not answered from memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// The range is not, or not wholly, inside one mirror.
-    NotMirrored,
-    /// The mirror is being loaded.
-    Loading,
-    /// The mirror's watch is being made again.
-    FeedLost,
-    /// The mirror would not fit its budget and has stepped aside.
-    OverBudget,
-    /// etcd is too old for its progress notifications to be trusted.
-    VersionGate,
-    /// No endpoint has told its version yet.
-    VersionUnknown,
-    /// etcd did not authorise the caller for the range; or its auth is on and rangecache has no user of its own; or it was
-    /// not known to be off.
-    Auth,
-    /// The quorum check failed.
-    CheckFailed,
-    /// The mirror did not reach the proven revision in time.
-    NotFresh,
-    /// The revision is older than the history that is kept, but etcd may still have it.
-    HistoryGone,
-    /// etcd's history was replaced (a restore); the mirror is being loaded anew.
-    HistoryReplaced,
-    /// Verification found that the mirror differs from etcd; it is being loaded anew.
-    Mismatch,
-    /// The mirror's task panicked; it is being loaded anew.
-    Panicked,
-    /// The order of equal sort keys is etcd's alone.
-    SortTies,
-    /// The request has something that rangecache does not understand.
-    Undecodable,
-    /// The answer would be larger than a message may be.
-    TooLarge,
-    /// A serializable read asked for a member that has a leader.
-    RequireLeader,
-    /// The body ended or broke before the message was whole.
-    BrokenRequest,
-    /// The caller's own timeout passed.
-    Deadline,
-    /// The caller went away.
-    Gone,
-    /// Too many large Ranges wait for etcd.
-    TooManyWaiting,
-    /// Too many calls are under way.
-    TooManyCalls,
-    /// Shared answers would take more memory than they may.
-    SharedBytes,
-    /// The caller asked to read around the cache.
-    Bypass,
+labels! {
+    /// Why a Range was not answered from memory.
+    pub enum Reason {
+        /// The range is not, or not wholly, inside one mirror.
+        NotMirrored => "not_mirrored",
+        /// The mirror is being loaded.
+        Loading => "loading",
+        /// The mirror's watch was lost and is being re-established.
+        FeedLost => "feed_lost",
+        /// The mirror does not fit its memory budget and is disabled.
+        OverBudget => "over_budget",
+        /// etcd is too old for its progress notifications to be trusted.
+        VersionGate => "version_gate",
+        /// No endpoint has reported its version yet.
+        VersionUnknown => "version_unknown",
+        /// etcd did not authorize the caller for the range; or etcd's auth is on and rangecache has no user of its own; or
+        /// auth was not known to be off.
+        Auth => "auth",
+        /// The quorum check failed.
+        CheckFailed => "check_failed",
+        /// The mirror did not reach the proven revision in time.
+        NotFresh => "not_fresh",
+        /// The revision is older than the history that is kept, but etcd may still have it.
+        HistoryGone => "history_gone",
+        /// etcd's history was replaced (a restore); the mirror is being reloaded.
+        HistoryReplaced => "history_replaced",
+        /// Verification found that the mirror differs from etcd; it is being reloaded.
+        Mismatch => "mismatch",
+        /// The mirror's task panicked; it is being reloaded.
+        Panicked => "panicked",
+        /// Several keys are equal in the requested order, and only etcd knows how it orders them.
+        SortTies => "sort_ties",
+        /// The request has a field or a value that rangecache does not know.
+        Undecodable => "undecodable",
+        /// A serializable read asked for a member that has a leader.
+        RequireLeader => "require_leader",
+        /// The request body ended or failed before the message was complete.
+        BrokenRequest => "broken_request",
+        /// The caller's own timeout expired.
+        Deadline => "deadline",
+        /// The caller cancelled the call or closed its connection.
+        Gone => "gone",
+        /// Too many large Ranges are waiting for etcd.
+        TooManyWaiting => "too_many_waiting",
+        /// Too many calls are in flight.
+        TooManyCalls => "too_many_calls",
+        /// Shared responses would exceed `--forward-shared-max-bytes`.
+        SharedBytes => "shared_bytes",
+        /// The caller asked to bypass the cache.
+        Bypass => "bypass",
+    }
 }
 
 impl Outcome {
-    /// Every outcome that there can be.
+    /// Every combination of outcome and reason.
     pub fn all() -> impl Iterator<Item = Outcome> {
         let answered = [Outcome::Hit, Outcome::Waited]
             .into_iter()
-            .flat_map(|of| Read::ALL.into_iter().map(of));
+            .flat_map(|of| Read::ALL.iter().copied().map(of));
         let others = [
             Outcome::Streamed,
             Outcome::Forwarded,
@@ -108,10 +132,20 @@ impl Outcome {
             Outcome::Shed,
             Outcome::Cancelled,
         ];
-        answered.chain(others.into_iter().flat_map(|of| Reason::ALL.into_iter().map(of)))
+        answered.chain(
+            others
+                .into_iter()
+                .flat_map(|of| Reason::ALL.iter().copied().map(of)),
+        )
     }
 
-    /// The same, where memory had an answer that must not be sent.
+    /// Whether the response came from memory.
+    #[must_use]
+    pub fn is_from_memory(self) -> bool {
+        matches!(self, Outcome::Hit(_) | Outcome::Waited(_))
+    }
+
+    /// The outcome of a read whose response from memory is an error.
     #[must_use]
     pub fn refused(self) -> Outcome {
         match self {
@@ -121,7 +155,7 @@ impl Outcome {
         }
     }
 
-    /// What was to be forwarded has become a stream.
+    /// The outcome of a forwarded read that was converted to a stream.
     #[must_use]
     pub fn streamed(self) -> Outcome {
         match self {
@@ -130,7 +164,7 @@ impl Outcome {
         }
     }
 
-    /// The values of the labels `outcome` and `reason`.
+    /// Values of the labels `outcome` and `reason`.
     #[must_use]
     pub fn labels(self) -> (&'static str, &'static str) {
         match self {
@@ -145,88 +179,6 @@ impl Outcome {
     }
 }
 
-impl Read {
-    /// Every kind.
-    pub const ALL: [Read; 4] = [
-        Read::Linearizable,
-        Read::Serializable,
-        Read::Pinned,
-        Read::Refused,
-    ];
-
-    /// The value of the label `reason`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Read::Linearizable => "linearizable",
-            Read::Serializable => "serializable",
-            Read::Pinned => "pinned",
-            Read::Refused => "refused",
-        }
-    }
-}
-
-impl Reason {
-    /// Every reason, in the order in which they are declared.
-    pub const ALL: [Reason; 24] = [
-        Reason::NotMirrored,
-        Reason::Loading,
-        Reason::FeedLost,
-        Reason::OverBudget,
-        Reason::VersionGate,
-        Reason::VersionUnknown,
-        Reason::Auth,
-        Reason::CheckFailed,
-        Reason::NotFresh,
-        Reason::HistoryGone,
-        Reason::HistoryReplaced,
-        Reason::Mismatch,
-        Reason::Panicked,
-        Reason::SortTies,
-        Reason::Undecodable,
-        Reason::TooLarge,
-        Reason::RequireLeader,
-        Reason::BrokenRequest,
-        Reason::Deadline,
-        Reason::Gone,
-        Reason::TooManyWaiting,
-        Reason::TooManyCalls,
-        Reason::SharedBytes,
-        Reason::Bypass,
-    ];
-
-    /// The value of the label `reason`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Reason::NotMirrored => "not_mirrored",
-            Reason::Loading => "loading",
-            Reason::FeedLost => "feed_lost",
-            Reason::OverBudget => "over_budget",
-            Reason::VersionGate => "version_gate",
-            Reason::VersionUnknown => "version_unknown",
-            Reason::Auth => "auth",
-            Reason::CheckFailed => "check_failed",
-            Reason::NotFresh => "not_fresh",
-            Reason::HistoryGone => "history_gone",
-            Reason::HistoryReplaced => "history_replaced",
-            Reason::Mismatch => "mismatch",
-            Reason::Panicked => "panicked",
-            Reason::SortTies => "sort_ties",
-            Reason::Undecodable => "undecodable",
-            Reason::TooLarge => "too_large",
-            Reason::RequireLeader => "require_leader",
-            Reason::BrokenRequest => "broken_request",
-            Reason::Deadline => "deadline",
-            Reason::Gone => "gone",
-            Reason::TooManyWaiting => "too_many_waiting",
-            Reason::TooManyCalls => "too_many_calls",
-            Reason::SharedBytes => "shared_bytes",
-            Reason::Bypass => "bypass",
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
@@ -234,10 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_outcome_is_left_out_of_all() {
-        // One that was added would move the last of its kind on.
-        assert_eq!(Read::ALL.len(), Read::Refused as usize + 1);
-        assert_eq!(Reason::ALL.len(), Reason::Bypass as usize + 1);
+    fn all_outcomes_have_labels_of_their_own() {
         let labels: BTreeSet<_> = Outcome::all().map(Outcome::labels).collect();
         assert_eq!(labels.len(), 2 * Read::ALL.len() + 5 * Reason::ALL.len());
     }

@@ -129,12 +129,12 @@ impl Acceptor {
             Either::Left(tcp) => tcp.peer_addr().map(|peer| peer.to_string()).ok(),
             Either::Right(_) => None,
         };
-        self.metrics.tls_handshaking.inc();
+        self.metrics.tls.handshaking.inc();
         let ended = tokio::time::timeout(self.timeout, self.shake_hands(stream)).await;
-        self.metrics.tls_handshaking.dec();
+        self.metrics.tls.handshaking.dec();
         let (result, error) = match ended {
             Ok(Ok(stream)) => {
-                self.metrics.tls_handshake_ended("ok");
+                self.metrics.tls.record_handshake("ok");
                 return Some(stream);
             }
             Ok(Err(error)) => ("refused", error.to_string()),
@@ -143,7 +143,7 @@ impl Acceptor {
                 format!("no handshake within --tls-handshake-timeout {:?}", self.timeout),
             ),
         };
-        self.metrics.tls_handshake_ended(result);
+        self.metrics.tls.record_handshake(result);
         let peer = peer.unwrap_or_else(|| "unix socket".to_owned());
         if self.may_warn() {
             tracing::warn!(%peer, error, "a client's TLS handshake failed; see rangecache_tls_handshakes_total for how many");

@@ -93,7 +93,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
         match (self.make)(&files) {
             Ok(made) => {
                 self.current.store(Arc::new(made.value));
-                self.metrics.tls_reloaded(self.side, "ok");
+                self.metrics.tls.record_reload(self.side, "ok");
                 tracing::info!(
                     side = self.side,
                     "certificates were replaced: new connections use the new ones"
@@ -112,14 +112,16 @@ impl<T: Send + Sync + 'static> Watched<T> {
     }
 
     fn keep_old(&self, error: &FileError) {
-        self.metrics.tls_reloaded(self.side, "failed");
+        self.metrics.tls.record_reload(self.side, "failed");
         tracing::warn!(side = self.side, %error,
             "certificates were replaced by something that cannot be used; the old ones stay in use");
     }
 
     fn report(&self, ends: &[(&'static str, i64)]) {
         for (file, not_after_seconds) in ends {
-            self.metrics.tls_not_after(self.side, file, *not_after_seconds);
+            self.metrics
+                .tls
+                .set_not_after(self.side, file, *not_after_seconds);
             if *not_after_seconds <= now_seconds() {
                 tracing::warn!(
                     side = self.side,

@@ -366,7 +366,9 @@ impl Upstream {
     pub fn export(&self, metrics: &Metrics) {
         for view in self.endpoints() {
             let is_well = view.is_connected && view.is_well;
-            metrics.endpoint(&view.url, is_well, view.connections, view.calls);
+            metrics
+                .upstream
+                .set_endpoint(&view.url, is_well, view.connections, view.calls);
         }
     }
 

@@ -65,7 +65,10 @@ impl Freshness {
         let deadline = deadline.min(began + self.timeout);
         let result = self.check(&Asker::Somebody(authorization), None, deadline).await;
         let result_name = result.map_or_else(Reason::as_str, |_| "granted");
-        self.metrics.authorization_ended(result_name, began.elapsed());
+        self.telemetry
+            .metrics
+            .freshness
+            .record_authorization(result_name, began.elapsed());
         result
     }
 

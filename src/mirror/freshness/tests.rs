@@ -61,7 +61,7 @@ async fn bench() -> Bench {
     let freshness = Arc::new(Freshness::new(
         upstream,
         Arc::new(ClusterState::default()),
-        Arc::new(Metrics::new()),
+        Arc::default(),
         Duration::from_secs(20),
         tasks,
         stop.clone(),

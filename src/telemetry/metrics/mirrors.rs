@@ -1,0 +1,209 @@
+//! Metrics of the mirrors: contents, memory, lag, loads and verification.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::labels::MirrorLabels;
+use super::register::{register, register_unit};
+
+type SecondsGauge = Gauge<f64, AtomicU64>;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReloadLabels {
+    mirror: String,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct VerificationLabels {
+    mirror: String,
+    result: &'static str,
+}
+
+/// Gauges and counters of one mirror.
+#[derive(Clone, Debug)]
+pub struct MirrorMetrics {
+    /// 1 while reads may be answered from the mirror, otherwise 0.
+    pub in_service: Gauge,
+    /// Revision up to which the mirror has every event.
+    pub revision: Gauge,
+    /// Revisions that the mirror was behind at the last quorum check.
+    pub lag_revisions: Gauge,
+    /// Seconds that the mirror had been behind at the last quorum check.
+    pub lag_seconds: SecondsGauge,
+    /// Number of keys.
+    pub keys: Gauge,
+    /// Memory of keys, values and nodes, history included.
+    pub memory_bytes: Gauge,
+    /// Memory of past revisions.
+    pub history_bytes: Gauge,
+    /// Oldest revision that can be read.
+    pub oldest_revision: Gauge,
+    /// Keys fetched by the load in progress or the last one.
+    pub load_keys: Gauge,
+    /// Bytes fetched by the load in progress or the last one.
+    pub load_bytes: Gauge,
+    /// Events applied.
+    pub events: Counter,
+    /// Events dropped because they were at or below the mirror's revision (fenced).
+    pub events_fenced: Counter,
+    /// Progress requests sent.
+    pub progress_requests: Counter,
+}
+
+/// Metrics of all mirrors, each labelled with its mirror's name.
+#[derive(Debug)]
+pub struct MirrorsMetrics {
+    /// Bytes that verification has read from etcd.
+    pub verify_bytes: Counter,
+    reloads: Family<ReloadLabels, Counter>,
+    verifications: Family<VerificationLabels, Counter>,
+    mismatches: Family<MirrorLabels, Counter>,
+    in_service: Family<MirrorLabels, Gauge>,
+    revision: Family<MirrorLabels, Gauge>,
+    lag_revisions: Family<MirrorLabels, Gauge>,
+    lag_seconds: Family<MirrorLabels, SecondsGauge>,
+    keys: Family<MirrorLabels, Gauge>,
+    memory_bytes: Family<MirrorLabels, Gauge>,
+    history_bytes: Family<MirrorLabels, Gauge>,
+    oldest_revision: Family<MirrorLabels, Gauge>,
+    load_keys: Family<MirrorLabels, Gauge>,
+    load_bytes: Family<MirrorLabels, Gauge>,
+    events: Family<MirrorLabels, Counter>,
+    events_fenced: Family<MirrorLabels, Counter>,
+    progress_requests: Family<MirrorLabels, Counter>,
+}
+
+impl MirrorsMetrics {
+    pub(super) fn new(r: &mut Registry) -> MirrorsMetrics {
+        MirrorsMetrics {
+            reloads: register(r, "mirror_reloads", "Loads of a mirror by reason"),
+            in_service: register(
+                r,
+                "mirror_in_service",
+                "1 while reads may be answered from the mirror",
+            ),
+            revision: register(
+                r,
+                "mirror_revision",
+                "Revision up to which the mirror has every event",
+            ),
+            lag_revisions: register(
+                r,
+                "mirror_lag_revisions",
+                "Revisions that the mirror was behind at the last quorum check",
+            ),
+            lag_seconds: register_unit(
+                r,
+                "mirror_lag",
+                Unit::Seconds,
+                "Age of the oldest revision reported by a quorum check that the mirror had not reached at the last one",
+            ),
+            keys: register(r, "mirror_keys", "Keys in the mirror"),
+            memory_bytes: register_unit(
+                r,
+                "mirror_memory",
+                Unit::Bytes,
+                "Memory of the mirror, history included",
+            ),
+            history_bytes: register_unit(
+                r,
+                "mirror_history",
+                Unit::Bytes,
+                "Memory of the mirror's past revisions",
+            ),
+            oldest_revision: register(
+                r,
+                "mirror_oldest_revision",
+                "Oldest revision that can be read from the mirror",
+            ),
+            load_keys: register(
+                r,
+                "mirror_load_keys",
+                "Keys fetched by the load in progress or the last one",
+            ),
+            load_bytes: register_unit(
+                r,
+                "mirror_load",
+                Unit::Bytes,
+                "Bytes fetched by the load in progress or the last one",
+            ),
+            events: register(r, "mirror_events", "Events applied"),
+            events_fenced: register(
+                r,
+                "mirror_events_fenced",
+                "Events dropped for being at or below the mirror's revision",
+            ),
+            progress_requests: register(r, "mirror_progress_requests", "Watch progress requests sent"),
+            mismatches: register(
+                r,
+                "verify_mismatch",
+                "Verifications that found the mirror to differ from etcd: alert on any",
+            ),
+            verifications: register(r, "verify_rounds", "Verifications of the mirror by result"),
+            verify_bytes: register_unit(
+                r,
+                "verify",
+                Unit::Bytes,
+                "Bytes that verification has read from etcd",
+            ),
+        }
+    }
+
+    /// The metrics of the mirror called `name`.
+    #[must_use]
+    pub fn mirror(&self, name: &str) -> MirrorMetrics {
+        let labels = MirrorLabels::new(name);
+        // The alert on mismatches needs the counter to exist at 0.
+        drop(self.mismatches.get_or_create(&labels));
+        let gauge = |family: &Family<MirrorLabels, Gauge>| family.get_or_create_owned(&labels);
+        let counter = |family: &Family<MirrorLabels, Counter>| family.get_or_create_owned(&labels);
+        MirrorMetrics {
+            in_service: gauge(&self.in_service),
+            revision: gauge(&self.revision),
+            lag_revisions: gauge(&self.lag_revisions),
+            lag_seconds: self.lag_seconds.get_or_create_owned(&labels),
+            keys: gauge(&self.keys),
+            memory_bytes: gauge(&self.memory_bytes),
+            history_bytes: gauge(&self.history_bytes),
+            oldest_revision: gauge(&self.oldest_revision),
+            load_keys: gauge(&self.load_keys),
+            load_bytes: gauge(&self.load_bytes),
+            events: counter(&self.events),
+            events_fenced: counter(&self.events_fenced),
+            progress_requests: counter(&self.progress_requests),
+        }
+    }
+
+    /// Counts a load of the mirror called `name`.
+    pub fn record_reload(&self, name: &str, reason: &'static str) {
+        let mirror = name.to_owned();
+        self.reloads.get_or_create(&ReloadLabels { mirror, reason }).inc();
+    }
+
+    /// Counts a verification of the mirror called `name`.
+    pub fn record_verification(&self, name: &str, result: &'static str) {
+        let mirror = name.to_owned();
+        self.verifications
+            .get_or_create(&VerificationLabels { mirror, result })
+            .inc();
+    }
+
+    /// Counts a verification that found the mirror called `name` to differ from etcd.
+    pub fn record_mismatch(&self, name: &str) {
+        self.mismatches.get_or_create(&MirrorLabels::new(name)).inc();
+    }
+
+    /// Verifications that found the mirror called `name` to differ from etcd, since the start.
+    #[must_use]
+    pub fn mismatches(&self, name: &str) -> u64 {
+        self.mismatches
+            .get(&MirrorLabels::new(name))
+            .map_or(0, |counter| counter.get())
+    }
+}

@@ -1,0 +1,160 @@
+//! Every metric. Each room's metrics are a struct in a file of its own, which registers them with name, unit and help text.
+
+mod connections;
+mod forwarding;
+mod freshness;
+mod labels;
+mod mirrors;
+mod process;
+mod reads;
+mod register;
+mod tls;
+mod traces;
+mod upstream;
+
+use prometheus_client::registry::Registry;
+
+use super::exposition::{self, Format};
+pub use connections::ConnectionMetrics;
+pub use forwarding::ForwardingMetrics;
+pub use freshness::{FreshnessMetrics, QuorumChecks};
+pub use mirrors::{MirrorMetrics, MirrorsMetrics};
+pub use process::ProcessMetrics;
+pub use reads::ReadMetrics;
+pub use tls::TlsMetrics;
+pub use traces::{SpanCounters, TraceMetrics};
+pub use upstream::UpstreamMetrics;
+
+/// All metrics of the process, registered under `rangecache_`. Shared behind an `Arc`.
+#[derive(Debug)]
+pub struct Metrics {
+    /// Range and RangeStream.
+    pub reads: ReadMetrics,
+    /// Calls to etcd and buffered responses.
+    pub forwarding: ForwardingMetrics,
+    /// Quorum checks and authorizations.
+    pub freshness: FreshnessMetrics,
+    /// Mirrors.
+    pub mirrors: MirrorsMetrics,
+    /// etcd's endpoints.
+    pub upstream: UpstreamMetrics,
+    /// Clients' connections.
+    pub connections: ConnectionMetrics,
+    /// TLS handshakes and files.
+    pub tls: TlsMetrics,
+    /// Exported spans.
+    pub traces: TraceMetrics,
+    /// Tasks, panics and configured limits.
+    pub process: ProcessMetrics,
+    registry: Registry,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// Registers every metric.
+    #[must_use]
+    pub fn new() -> Metrics {
+        let mut registry = Registry::with_prefix("rangecache");
+        Metrics {
+            reads: ReadMetrics::new(&mut registry),
+            forwarding: ForwardingMetrics::new(&mut registry),
+            freshness: FreshnessMetrics::new(&mut registry),
+            mirrors: MirrorsMetrics::new(&mut registry),
+            upstream: UpstreamMetrics::new(&mut registry),
+            connections: ConnectionMetrics::new(&mut registry),
+            tls: TlsMetrics::new(&mut registry),
+            traces: TraceMetrics::new(&mut registry),
+            process: ProcessMetrics::new(&mut registry),
+            registry,
+        }
+    }
+
+    /// All metrics as text.
+    #[must_use]
+    pub fn encode(&self, format: Format) -> String {
+        let mut text = String::new();
+        // Writing into a String cannot fail.
+        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        match format {
+            Format::OpenMetrics => exposition::with_exemplars(&text, &self.reads.exemplars()),
+            Format::Text => exposition::plain(&text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::telemetry::outcome::{Kind, Outcome, Read, Reason};
+    use crate::telemetry::trace::TraceId;
+
+    #[test]
+    fn exemplar_of_a_traced_call_follows_its_bucket() {
+        let metrics = Metrics::new();
+        let (outcome, took) = (Outcome::Hit(Read::Linearizable), Duration::from_millis(3));
+        metrics.reads.record(Kind::Unary, outcome, Duration::ZERO, took);
+        metrics
+            .reads
+            .record_exemplar(TraceId(0xabc), outcome, Duration::ZERO, took);
+        metrics
+            .reads
+            .record_exemplar(TraceId(7), outcome, Duration::ZERO, Duration::from_secs(99));
+        let text = metrics.encode(Format::OpenMetrics);
+        let exemplar = |bucket: &str, trace_id: u128, seconds: &str| {
+            let line = text.lines().find(|line| line.starts_with(bucket));
+            let shown = format!(" # {{trace_id=\"{trace_id:032x}\"}} {seconds} ");
+            assert!(
+                line.is_some_and(|line| line.contains(&shown)),
+                "{shown} not in\n{text}"
+            );
+        };
+        exemplar(
+            "rangecache_range_duration_seconds_bucket{le=\"0.0032\"} 1",
+            0xabc,
+            "0.003",
+        );
+        exemplar(
+            "rangecache_range_duration_seconds_bucket{le=\"+Inf\"} 1",
+            7,
+            "99.0",
+        );
+        exemplar("rangecache_range_wait_seconds_bucket{le=\"0.00005\"} 1", 7, "0.0");
+        assert_eq!(text.matches("trace_id").count(), 3);
+        assert!(text.ends_with("# EOF\n"));
+        assert!(!metrics.encode(Format::Text).contains("trace_id"));
+    }
+
+    #[test]
+    fn range_is_counted_once_under_its_outcome() {
+        let metrics = Metrics::new();
+        metrics.reads.record(
+            Kind::Unary,
+            Outcome::Hit(Read::Linearizable),
+            Duration::ZERO,
+            Duration::from_millis(1),
+        );
+        metrics.reads.record(
+            Kind::Unary,
+            Outcome::Forwarded(Reason::Loading),
+            Duration::ZERO,
+            Duration::from_millis(1),
+        );
+        metrics.mirrors.mirror("/").revision.set(7);
+        let text = metrics.encode(Format::OpenMetrics);
+        for line in [
+            "rangecache_range_total{outcome=\"hit\",reason=\"linearizable\"} 1",
+            "rangecache_range_total{outcome=\"forwarded\",reason=\"loading\"} 1",
+            "rangecache_mirror_revision{mirror=\"/\"} 7",
+            "rangecache_range_wait_seconds_count 1",
+        ] {
+            assert!(text.contains(line), "{line} not in\n{text}");
+        }
+    }
+}

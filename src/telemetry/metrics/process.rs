@@ -1,0 +1,57 @@
+//! Metrics of the process: tasks, panics and configured limits.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::register::register;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LimitLabels {
+    limit: &'static str,
+}
+
+/// Tasks, panics and configured limits.
+#[derive(Debug)]
+pub struct ProcessMetrics {
+    /// Panics of any task.
+    pub panics: Counter,
+    /// Running tasks: connections, calls, mirrors. Set when the metrics are scraped.
+    pub tasks: Gauge,
+    limits: Family<LimitLabels, Gauge<f64, AtomicU64>>,
+}
+
+impl ProcessMetrics {
+    pub(super) fn new(registry: &mut Registry) -> ProcessMetrics {
+        ProcessMetrics {
+            panics: register(
+                registry,
+                "panics",
+                "Panics, each of which is a bug that cost a call or restarted a task",
+            ),
+            tasks: register(registry, "tasks", "Running tasks: connections, calls, mirrors"),
+            limits: register(
+                registry,
+                "limit",
+                "Configured limits, in the unit that each name ends with",
+            ),
+        }
+    }
+
+    /// Exports a configured limit; `name` ends with the unit.
+    pub fn set_limit(&self, name: &'static str, value: f64) {
+        self.limits.get_or_create(&LimitLabels { limit: name }).set(value);
+    }
+
+    /// The limit that was exported as `name`.
+    #[must_use]
+    pub fn limit(&self, name: &'static str) -> Option<f64> {
+        self.limits
+            .get(&LimitLabels { limit: name })
+            .map(|value| value.get())
+    }
+}

@@ -1,0 +1,73 @@
+//! Metrics of TLS: handshakes with clients, and the files of both sides.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::labels::ResultLabels;
+use super::register::{register, register_unit};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FileLabels {
+    side: &'static str,
+    file: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReloadLabels {
+    side: &'static str,
+    result: &'static str,
+}
+
+/// Handshakes with clients, and certificate files. `side` is `clients` or `etcd`.
+#[derive(Debug)]
+pub struct TlsMetrics {
+    /// Clients' handshakes in progress or waiting for their turn.
+    pub handshaking: Gauge,
+    handshakes: Family<ResultLabels, Counter>,
+    not_after_seconds: Family<FileLabels, Gauge>,
+    reloads: Family<ReloadLabels, Counter>,
+}
+
+impl TlsMetrics {
+    pub(super) fn new(registry: &mut Registry) -> TlsMetrics {
+        TlsMetrics {
+            handshaking: register(
+                registry,
+                "tls_handshaking",
+                "Clients' TLS handshakes in progress or waiting for their turn",
+            ),
+            handshakes: register(registry, "tls_handshakes", "Clients' TLS handshakes by result"),
+            not_after_seconds: register_unit(
+                registry,
+                "tls_not_after",
+                Unit::Seconds,
+                "When the first certificate of a file expires or its revocation list is due, in seconds since 1970",
+            ),
+            reloads: register(
+                registry,
+                "tls_reloads",
+                "Replaced certificate files by whether they could be used",
+            ),
+        }
+    }
+
+    /// Counts a client's handshake.
+    pub fn record_handshake(&self, result: &'static str) {
+        self.handshakes.get_or_create(&ResultLabels { result }).inc();
+    }
+
+    /// Counts a reload of the files of `side`.
+    pub fn record_reload(&self, side: &'static str, result: &'static str) {
+        self.reloads.get_or_create(&ReloadLabels { side, result }).inc();
+    }
+
+    /// Sets the expiry of a file, in seconds since 1970.
+    pub fn set_not_after(&self, side: &'static str, file: &'static str, seconds: i64) {
+        self.not_after_seconds
+            .get_or_create(&FileLabels { side, file })
+            .set(seconds);
+    }
+}
