@@ -14,6 +14,7 @@
 //! | [`otlp`] | traces on their way to a collector |
 //! | [`admin`] | health, readiness and metrics over HTTP |
 //! | [`memory`] | how much memory there is |
+//! | [`grpc`] | gRPC on the wire: methods, framing, metadata, statuses |
 //! | [`panics`], [`faults`] | what a panic costs; faults that tests plant |
 
 pub mod admin;
@@ -22,6 +23,7 @@ pub mod cli;
 pub mod config;
 pub mod doctor;
 pub mod faults;
+pub mod grpc;
 pub mod keyspace;
 pub mod memory;
 pub mod mirror;

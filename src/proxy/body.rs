@@ -13,17 +13,17 @@ use hyper::body::Incoming;
 use tokio_util::sync::DropGuard;
 
 use super::budget::Held;
-use super::drain::{self, Stop};
+use super::drain::Stop;
 use super::forward::{Along, is_reset};
 use super::large::SharedAnswer;
-use super::message::{self, PREFIX_BYTES};
 use super::pager::Paged;
-use super::passed::Passed;
 use super::record::Tail;
 use super::stalled::{Answers, GivenUp, Slot};
-use super::status::{Code, Status, ok_trailers};
 use crate::cache::{Answer, Chunks, Rope, chunk_head};
 use crate::faults::{self, Fault};
+use crate::grpc::frame::{self, PREFIX_BYTES};
+use crate::grpc::status::ok_trailers;
+use crate::grpc::{HeaderScanner, Method, Scanned, Status};
 use crate::mirror::cluster_state::ClusterState;
 use crate::net::Url;
 use crate::upstream::{BoxError, InFlight};
@@ -32,9 +32,6 @@ use crate::upstream::{BoxError, InFlight};
 const PIECE_BYTES: usize = 128 << 10;
 /// Answers up to this length are produced at once.
 const SMALL_BYTES: u64 = 16 << 10;
-
-/// Paths of etcd's JSON gateway.
-const JSON_GATEWAY: &str = "/v3";
 
 /// A response's body.
 #[derive(Debug)]
@@ -97,7 +94,7 @@ struct Forwarded {
     /// Read already, to see how etcd answers.
     first: Option<Frame<Bytes>>,
     body: Incoming,
-    passed: Option<Passed>,
+    scanner: Option<HeaderScanner>,
     /// Every piece may show a revision that cannot be read (the JSON gateway's).
     opaque: bool,
     cluster_state: Arc<ClusterState>,
@@ -132,7 +129,7 @@ impl ResponseBody {
     /// The same, of entries that are held against the budget.
     pub(super) fn page(answer: Answer, held: Option<Held>, answers: &Answers) -> ResponseBody {
         let mut prefix = [0; PREFIX_BYTES];
-        message::put_prefix(&mut prefix, answer.len());
+        frame::put_prefix(&mut prefix, answer.len());
         if answer.len() <= SMALL_BYTES {
             let mut message = answer.small(PREFIX_BYTES);
             message[..PREFIX_BYTES].copy_from_slice(&prefix);
@@ -194,10 +191,10 @@ impl ResponseBody {
         })))
     }
 
-    /// What etcd answers to the RPC at `path`, as it comes.
+    /// What etcd answers to the call of `method`, as it comes.
     pub(super) fn forwarded(
         body: Incoming,
-        path: &str,
+        method: Method,
         cluster_state: &Arc<ClusterState>,
         in_flight: Option<InFlight>,
         along: Along,
@@ -207,8 +204,8 @@ impl ResponseBody {
         ResponseBody(Kind::Forwarded(Box::new(Forwarded {
             first: None,
             body,
-            passed: if is_grpc { Passed::of(path) } else { None },
-            opaque: !is_grpc && path.starts_with(JSON_GATEWAY),
+            scanner: if is_grpc { HeaderScanner::new(method) } else { None },
+            opaque: !is_grpc && method.may_show_revision_as_json(),
             cluster_state: Arc::clone(cluster_state),
             may_end_with_status: is_grpc,
             in_flight,
@@ -272,7 +269,7 @@ impl Stream {
         };
         let mut head = chunk_head(PREFIX_BYTES, answer.len());
         let length = (head.len() - PREFIX_BYTES) as u64 + answer.len();
-        message::put_prefix(&mut head, length);
+        frame::put_prefix(&mut head, length);
         if answer.len() > SMALL_BYTES {
             self.current = Some(answer);
             return Some(Frame::data(Bytes::from(head).into()));
@@ -320,7 +317,7 @@ impl Forwarded {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Rope>, BoxError>>> {
         if let Some(stop) = &mut self.stop
             && stop.has_come(cx)
-            && self.passed.as_ref().is_none_or(Passed::at_boundary)
+            && self.scanner.as_ref().is_none_or(HeaderScanner::is_at_boundary)
         {
             return Poll::Ready(self.stopped());
         }
@@ -335,8 +332,8 @@ impl Forwarded {
         };
         Poll::Ready(Some(Ok(match frame.into_data() {
             Ok(data) => {
-                if let Some(passed) = &mut self.passed {
-                    passed.see(data.chunk(), &self.cluster_state);
+                if let Some(scanner) = &mut self.scanner {
+                    record(scanner, &data, &self.cluster_state);
                 } else if self.opaque {
                     self.cluster_state.note_unreadable();
                 }
@@ -363,23 +360,35 @@ impl Forwarded {
             return None;
         }
         self.may_end_with_status = false;
-        Some(Ok(Frame::trailers(drain::status().trailers())))
+        Some(Ok(Frame::trailers(Status::StoppingReconnect.trailers())))
     }
 
     /// A lost connection shows as Unavailable, as it does to a client of etcd. A stream that etcd itself reset is reset
     /// for the client too, with the same reason.
     fn broken(&mut self, error: hyper::Error) -> Option<Result<Frame<Rope>, BoxError>> {
-        let between_messages = self.passed.as_ref().is_some_and(Passed::at_boundary);
+        let between_messages = self.scanner.as_ref().is_some_and(HeaderScanner::is_at_boundary);
         if is_reset(&error) || !between_messages || !self.may_end_with_status {
             return Some(Err(error.into()));
         }
         self.may_end_with_status = false;
-        let status = Status::new(
-            Code::Unavailable,
-            format!("rangecache: the connection to etcd was lost: {error}"),
-        );
+        let status = Status::ConnectionLost(error.to_string());
         Some(Ok(Frame::trailers(status.trailers())))
     }
+}
+
+/// A response to a gRPC call of `status` and nothing else ("trailers only").
+pub(super) fn status(status: &Status, content_type: HeaderValue) -> Response<ResponseBody> {
+    let mut response = ResponseBody::empty().response(content_type);
+    status.write_to(response.headers_mut());
+    response
+}
+
+/// Records the revisions that `data` will show its client.
+pub(super) fn record(scanner: &mut HeaderScanner, data: &[u8], cluster_state: &ClusterState) {
+    scanner.scan(data, |scanned| match scanned {
+        Scanned::Header { cluster_id, revision } => cluster_state.record_forwarded(cluster_id, revision),
+        Scanned::Unreadable => cluster_state.note_unreadable(),
+    });
 }
 
 impl Body for ResponseBody {

@@ -18,13 +18,14 @@ use tokio::time::Instant;
 use super::body::ResponseBody;
 use super::budget::{Budget, Held};
 use super::forward::Forward;
-use super::message::{PREFIX_BYTES, framed};
-use super::route::RANGE_STREAM;
 use super::stalled::Answers;
-use super::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_ANSWER_BYTES, Status, succeeded};
-use super::walk::{Found, RangeResponseScanner};
 use crate::cache::{RangeQuery, SortOrder, SortTarget};
 use crate::etcdserverpb::RangeRequest;
+use crate::grpc::frame::{PREFIX_BYTES, framed, put_prefix};
+use crate::grpc::metadata::grpc_content_type;
+use crate::grpc::method::RANGE_STREAM;
+use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_RESPONSE_BYTES, is_ok};
+use crate::grpc::{RangeResponseScanner, ResponseSummary, Status};
 use crate::telemetry::Metrics;
 use crate::upstream::{Connection, NoRangeStream, Outgoing};
 
@@ -53,7 +54,7 @@ pub(super) struct Converted {
     pub(super) trailers: Option<HeaderMap>,
     pub(super) held: Held,
     /// What the answer comes to, if it is one.
-    pub(super) found: Option<Found>,
+    pub(super) found: Option<ResponseSummary>,
 }
 
 /// It has to be forwarded as it came; why is counted.
@@ -166,7 +167,7 @@ impl Converter {
                         .map_err(|_| NotConverted("budget"))?;
                 }
             }
-            walk.see(&data, |run| pieces.push(run))
+            walk.scan(&data, |run| pieces.push(data.slice(run)))
                 .map_err(|_| NotConverted("malformed"))?;
         }
     }
@@ -183,7 +184,7 @@ impl Converter {
         mut pieces: Vec<Bytes>,
         mut held: Held,
     ) -> Result<Converted, NotConverted> {
-        if !succeeded(&trailers) {
+        if !is_ok(&trailers) {
             // In mid-stream the unary call may well have an answer: it needs no revision to live on.
             return if walk.has_begun() {
                 Err(NotConverted("broken"))
@@ -191,7 +192,7 @@ impl Converter {
                 refused(head, trailers, held, connection)
             };
         }
-        let found = walk.end().map_err(|_| NotConverted("malformed"))?;
+        let found = walk.finish().map_err(|_| NotConverted("malformed"))?;
         let header = found.header().map_err(|_| NotConverted("malformed"))?;
         let kvs_bytes: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
         held.stop_growing();
@@ -203,12 +204,10 @@ impl Converter {
         let length = first.len() as u64 + kvs_bytes + last.len() as u64;
         let Some(length) = u32::try_from(length)
             .ok()
-            .filter(|length| u64::from(*length) <= MAX_ANSWER_BYTES)
+            .filter(|length| u64::from(*length) <= MAX_RESPONSE_BYTES)
         else {
-            let content_type = super::forward::grpc_content_type(&head.headers);
-            let (head, _) = Status::larger_than_max(length)
-                .response(content_type)
-                .into_parts();
+            let content_type = grpc_content_type(&head.headers);
+            let (head, _) = super::body::status(&Status::LargerThanMax(length), content_type).into_parts();
             return Ok(Converted {
                 head,
                 pieces: Vec::new(),
@@ -218,8 +217,8 @@ impl Converter {
             });
         };
         let mut front = BytesMut::with_capacity(PREFIX_BYTES + first.len());
-        front.put_u8(0);
-        front.put_u32(length);
+        front.put_bytes(0, PREFIX_BYTES);
+        put_prefix(&mut front, length.into());
         front.put_slice(&first);
         pieces[0] = front.freeze();
         pieces.push(last);
@@ -286,7 +285,7 @@ fn header_field(header: &[u8]) -> Bytes {
 }
 
 /// A RangeResponse's fields 3 and 4, which are left out where they are 0.
-fn tail(found: &Found) -> Bytes {
+fn tail(found: &ResponseSummary) -> Bytes {
     let mut tail = BytesMut::new();
     if found.more {
         tail.put_slice(&[0x18, 1]);

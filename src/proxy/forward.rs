@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::body::ResponseBody;
+use super::body::{self, ResponseBody};
 use super::drain::Stop;
 use super::large::Permit;
-use super::range;
 use super::series::PageWatch;
-use super::status::{Code, GRPC_STATUS, Status};
+use crate::grpc::metadata::{self, grpc_content_type};
+use crate::grpc::status::GRPC_STATUS;
+use crate::grpc::{Method, Status};
 use crate::mirror::cluster_state::ClusterState;
 use crate::upstream::{
     BoxError, Connection, ConnectionClass, InFlight, NoEndpoint, Outgoing, SendFailure, Upstream,
@@ -80,19 +80,24 @@ impl NotAnswered {
     pub(super) fn outcome(self, content_type: HeaderValue) -> Outcome {
         match self {
             NotAnswered::Reset(error) => Err(error.into()),
-            other => Ok(other.status().response(content_type)),
+            other => Ok(body::status(&other.status(), content_type)),
         }
     }
 
     pub(super) fn status(&self) -> Status {
-        Status::new(Code::Unavailable, self.to_string())
+        match self {
+            NotAnswered::NoEndpoint(error) => Status::NoEndpoint(error.to_string()),
+            NotAnswered::Lost(error) => Status::ConnectionLost(error.to_string()),
+            NotAnswered::Reset(error) => Status::StreamReset(error.to_string()),
+        }
     }
 }
 
 impl Forward {
     /// Sends the request and hands the answer back as it comes. No answer shows as `Unavailable`.
-    pub(super) async fn pass(&self, parts: Parts, body: Body, class: ConnectionClass) -> Outcome {
-        self.pass_with(parts, body, class, Along::default()).await
+    pub(super) async fn pass(&self, parts: Parts, body: Body, method: Method) -> Outcome {
+        let class = connection_class(method);
+        self.pass_with(parts, body, method, class, Along::default()).await
     }
 
     /// As [`Forward::pass`], with something that goes along with the answer.
@@ -100,29 +105,26 @@ impl Forward {
         &self,
         parts: Parts,
         body: Body,
+        method: Method,
         class: ConnectionClass,
         along: Along,
     ) -> Outcome {
-        let path = parts.uri.path().to_owned();
         let content_type = grpc_content_type(&parts.headers);
         match self.send(parts, body, class).await {
-            Ok(answered) => Ok(self.wrap(answered, &path, along)),
+            Ok(answered) => Ok(self.wrap(answered, method, along)),
             Err(not) => not.outcome(content_type),
         }
     }
 
     /// Wraps an answer that passes through.
-    pub(super) fn wrap(&self, answered: Answered, path: &str, along: Along) -> Response<ResponseBody> {
+    pub(super) fn wrap(&self, answered: Answered, method: Method, along: Along) -> Response<ResponseBody> {
         let Answered { response, in_flight } = answered;
-        let is_grpc = response
-            .headers()
-            .get(CONTENT_TYPE)
-            .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"));
+        let is_grpc = metadata::is_grpc(response.headers());
         response.map(|body| {
-            let stop = Stop::of(path, &self.drain);
+            let stop = Stop::of(method, &self.drain);
             ResponseBody::forwarded(
                 body,
-                path,
+                method,
                 &self.cluster_state,
                 Some(in_flight),
                 along,
@@ -141,7 +143,7 @@ impl Forward {
         class: ConnectionClass,
     ) -> Result<Answered, NotAnswered> {
         // Said to rangecache, not to etcd.
-        parts.headers.remove(range::BYPASS.0);
+        parts.headers.remove(metadata::BYPASS.0);
         let deadline = Instant::now() + self.connect_timeout;
         loop {
             let connection = self.upstream.connection(class, deadline).await?;
@@ -197,35 +199,12 @@ pub(super) fn is_reset(error: &hyper::Error) -> bool {
         .is_some_and(|h2| h2.is_reset() && h2.is_remote())
 }
 
-/// The content type that a gRPC answer to this request has.
-pub(super) fn grpc_content_type(headers: &HeaderMap) -> HeaderValue {
-    headers
-        .get(CONTENT_TYPE)
-        .filter(|value| value.as_bytes().starts_with(b"application/grpc"))
-        .cloned()
-        .unwrap_or(HeaderValue::from_static("application/grpc"))
-}
-
-/// Which connections a call to `path` uses. What is not known may be a stream.
-pub(super) fn connection_class(path: &str) -> ConnectionClass {
-    match path {
-        "/etcdserverpb.KV/RangeStream"
-        | "/etcdserverpb.Lease/LeaseKeepAlive"
-        | "/etcdserverpb.Maintenance/Snapshot" => ConnectionClass::Stream,
-        _ => {
-            let unary = [
-                "/etcdserverpb.KV/",
-                "/etcdserverpb.Lease/",
-                "/etcdserverpb.Auth/",
-                "/etcdserverpb.Cluster/",
-                "/etcdserverpb.Maintenance/",
-            ];
-            if unary.iter().any(|service| path.starts_with(service)) {
-                ConnectionClass::Unary
-            } else {
-                ConnectionClass::Stream
-            }
-        }
+/// The class of connections that calls of `method` use.
+pub(super) fn connection_class(method: Method) -> ConnectionClass {
+    if method.is_streaming() {
+        ConnectionClass::Stream
+    } else {
+        ConnectionClass::Unary
     }
 }
 

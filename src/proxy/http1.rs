@@ -11,13 +11,18 @@ use super::Proxy;
 use super::body::ResponseBody;
 use super::drain::Stop;
 use super::forward::Along;
+use crate::grpc::Method;
 use crate::net::Url;
 use crate::tls::Protocol;
 use crate::upstream::{BoxError, ConnectionClass, Outgoing};
 
 /// Passes the request on over a connection of its own: these are few, and some last for ever.
-pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>) -> Response<ResponseBody> {
-    match send(proxy, request).await {
+pub(super) async fn pass(
+    proxy: &Proxy,
+    request: Request<Incoming>,
+    method: Method,
+) -> Response<ResponseBody> {
+    match send(proxy, request, method).await {
         Ok(response) => response,
         Err(error) => {
             tracing::debug!(%error, "an HTTP/1 request was not answered");
@@ -29,7 +34,11 @@ pub(super) async fn pass(proxy: &Proxy, request: Request<Incoming>) -> Response<
     }
 }
 
-async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<ResponseBody>, BoxError> {
+async fn send(
+    proxy: &Proxy,
+    mut request: Request<Incoming>,
+    method: Method,
+) -> Result<Response<ResponseBody>, BoxError> {
     let url = reachable(proxy).await?;
     let connector = proxy.forward.upstream.connector();
     // The handshake included, which etcd may never answer.
@@ -45,7 +54,6 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
         }
     });
     let mut alive = Some(alive.drop_guard());
-    let path_alone = request.uri().path().to_owned();
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let path = path.parse::<Uri>()?;
     if !request.headers().contains_key(header::HOST) {
@@ -83,18 +91,10 @@ async fn send(proxy: &Proxy, mut request: Request<Incoming>) -> Result<Response<
             .spawn(async move { stop.run_until_cancelled(pumping).await });
     }
     let cluster_state = &proxy.mirrors.cluster_state;
-    let stop = Stop::of(&path_alone, &proxy.drain);
+    let stop = Stop::of(method, &proxy.drain);
     Ok(response.map(|body| {
-        ResponseBody::forwarded(
-            body,
-            &path_alone,
-            cluster_state,
-            None,
-            Along::default(),
-            stop,
-            false,
-        )
-        .keeping(alive)
+        ResponseBody::forwarded(body, method, cluster_state, None, Along::default(), stop, false)
+            .keeping(alive)
     }))
 }
 

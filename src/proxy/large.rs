@@ -23,10 +23,9 @@ use super::forward::{Along, Answered, Body, Forward, Outcome};
 use super::owner::Owner;
 use super::series::AllSeries;
 use super::stalled::Answers;
-use super::status::{Code, Status};
-use super::walk::RangeResponseScanner;
 use crate::cache::RangeQuery;
 use crate::config::Config;
+use crate::grpc::{HeaderScanner, Method, RangeResponseScanner, Status};
 use crate::telemetry::{Metrics, Reason};
 use crate::upstream::ConnectionClass;
 
@@ -251,7 +250,13 @@ impl Large {
             watch: self.series.watch(query, owner, RangeResponseScanner::unary()),
         };
         let outcome = forward
-            .pass_with(parts, Body::Read(request), ConnectionClass::Stream, along)
+            .pass_with(
+                parts,
+                Body::Read(request),
+                Method::Range,
+                ConnectionClass::Stream,
+                along,
+            )
             .await;
         Ok(Passed {
             outcome,
@@ -320,10 +325,7 @@ impl Large {
             drop(guard);
             return Err(Refused {
                 reason: Reason::TooManyWaiting,
-                status: Status::new(
-                    Code::Unavailable,
-                    "rangecache: too many large reads wait for etcd; try again",
-                ),
+                status: Status::TooManyWaiting,
             });
         }
         Ok(guard)
@@ -343,7 +345,7 @@ impl Large {
                     .await
                     .map_err(|_| Refused {
                         reason: Reason::Gone,
-                        status: Status::new(Code::Unavailable, "rangecache: stopping"),
+                        status: Status::Stopping,
                     })?
             }
         };
@@ -360,10 +362,7 @@ impl Large {
         let _waiting = self.wait()?;
         let lost = || Refused {
             reason: Reason::Gone,
-            status: Status::new(
-                Code::Unavailable,
-                "rangecache: the shared read was given up; try again",
-            ),
+            status: Status::SharedCallCancelled,
         };
         let landed = flight
             .wait_for(Option::is_some)
@@ -421,7 +420,6 @@ impl Large {
             reason: Reason::Gone,
             status,
         };
-        let path = parts.uri.path().to_owned();
         let Answered {
             response,
             in_flight: _in_flight,
@@ -435,27 +433,19 @@ impl Large {
             bytes: 0,
         };
         let (mut pieces, mut trailers) = (Vec::new(), None);
-        let mut passed = super::passed::Passed::of(&path);
+        let mut scanner = HeaderScanner::new(Method::Range);
         while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| {
-                lost(Status::new(
-                    Code::Unavailable,
-                    format!("rangecache: the connection to etcd was lost: {error}"),
-                ))
-            })?;
+            let frame = frame.map_err(|error| lost(Status::ConnectionLost(error.to_string())))?;
             match frame.into_data() {
                 Ok(data) => {
                     if !held.grow(data.len()) {
                         return Err(Refused {
                             reason: Reason::SharedBytes,
-                            status: Status::new(
-                                Code::ResourceExhausted,
-                                "rangecache: answers that several reads share take too much memory; try again",
-                            ),
+                            status: Status::SharedBytes,
                         });
                     }
-                    if let Some(passed) = &mut passed {
-                        passed.see(&data, &forward.cluster_state);
+                    if let Some(scanner) = &mut scanner {
+                        super::body::record(scanner, &data, &forward.cluster_state);
                     }
                     pieces.push(data);
                 }

@@ -13,11 +13,10 @@
 //! | plan | `plan`: pure; is it to be answered, and what has to be proven |
 //! | prove | `range`, with `mirror::freshness`; `authorize` where rights are to be proven, too |
 //! | answer | `range`, `range_stream`, `body`: bytes produced as the client reads (I5) |
-//! | stream | `convert` (a large Range), `series` (pages), with `walk` (what an answer says) and `budget` (what is held) |
+//! | stream | `convert` (a large Range), `series` (pages), with `budget` (what is held) |
 //! | forward | `forward`, `large` (what must not stampede etcd), `pager` (a RangeStream where etcd has none), `http1`, `learn` (calls that change what memory may answer) |
 //!
-//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `message` reads a request and keeps its bytes, `passed` reads the headers of what passes through, `record` is what is told of a Range at its end, `trace` the spans of a call that is traced, `status` is gRPC's
-//! statuses. This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
+//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `record` is what is told of a Range at its end, `trace` the spans of a call that is traced This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
 
 mod authorize;
 mod body;
@@ -31,10 +30,8 @@ mod http1;
 mod large;
 mod learn;
 pub mod listener;
-mod message;
 mod owner;
 mod pager;
-mod passed;
 mod plan;
 mod range;
 mod range_stream;
@@ -42,9 +39,7 @@ mod record;
 mod route;
 mod series;
 mod stalled;
-mod status;
 mod trace;
-mod walk;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -3,7 +3,8 @@
 use http::{HeaderMap, HeaderValue};
 
 use super::Proxy;
-use super::range::{CREDENTIALS, Call};
+use crate::grpc::CallMetadata;
+use crate::grpc::metadata::CREDENTIALS;
 use crate::mirror::cluster_state::Auth;
 
 /// Whose a series of pages is, or a shared answer.
@@ -19,11 +20,11 @@ impl Owner {
     /// `None` where nothing of this call's is for another call: it asks for something special, or who may read what is
     /// not known. A caller's rights are proven by calls beside its own only where rangecache has a user of its own, for
     /// without one it does not learn of compactions.
-    pub(super) fn of(proxy: &Proxy, call: &Call, metadata: &HeaderMap) -> Option<Owner> {
+    pub(super) fn of(proxy: &Proxy, call: &CallMetadata, metadata: &HeaderMap) -> Option<Owner> {
         if call.require_leader || call.bypass {
             return None;
         }
-        match (proxy.mirrors.cluster_state.auth(), call.credentials) {
+        match (proxy.mirrors.cluster_state.auth(), call.has_credentials) {
             (Auth::Off, false) => Some(Owner::Anybody),
             (Auth::On, true) if proxy.forward.upstream.credentials().are_valid() => {
                 let values = CREDENTIALS.iter().flat_map(|name| metadata.get_all(*name));

@@ -21,11 +21,12 @@ use tokio::time::Instant;
 
 use super::forward::{Answered, Body, Forward, NotAnswered};
 use super::large::{Large, Refused};
-use super::message::{PREFIX_BYTES, framed};
-use super::route::RANGE;
-use super::status::{Code, GRPC_MESSAGE, GRPC_STATUS, Status, ok_trailers};
 use crate::cache::{CHUNK_TARGET_BYTES, Entry, RangeQuery, Rope, SortTarget};
 use crate::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
+use crate::grpc::Status;
+use crate::grpc::frame::{PREFIX_BYTES, Prefix, framed};
+use crate::grpc::method::RANGE;
+use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, ok_trailers};
 use crate::upstream::ConnectionClass;
 
 /// What a page should hold, in bytes: etcd counts the whole range for each.
@@ -185,7 +186,7 @@ impl Pager {
         let page = match self.deadline {
             Some(deadline) => tokio::time::timeout_at(deadline, self.page())
                 .await
-                .unwrap_or_else(|_| Err(NoPages::Own(Status::deadline()))),
+                .unwrap_or_else(|_| Err(NoPages::Own(Status::DeadlineExceeded))),
             None => self.page().await,
         };
         (self, page)
@@ -198,12 +199,7 @@ impl Pager {
                 Asked::Page(response, bytes) => return self.take(response, bytes),
                 Asked::TooLong(bytes) => {
                     if !self.in_parts {
-                        return Err(NoPages::Own(Status::new(
-                            Code::ResourceExhausted,
-                            format!(
-                                "rangecache: a sorted answer of {bytes} bytes is too long to be streamed"
-                            ),
-                        )));
+                        return Err(NoPages::Own(Status::SortedTooLong(bytes)));
                     }
                     let mean_bytes = (bytes / self.request.limit.max(1).unsigned_abs()).max(1);
                     self.request.limit = page_keys(mean_bytes).min(self.request.limit / 2).max(1);
@@ -273,8 +269,7 @@ impl Pager {
 
     /// The length of the message, if it is too long for a page.
     fn too_long(&self, data: &[u8]) -> Option<u64> {
-        let prefix: &[u8; PREFIX_BYTES] = data.first_chunk()?;
-        let bytes = u64::from(u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]));
+        let bytes = u64::from(Prefix::parse(data)?.length_bytes);
         let max_bytes = if !self.in_parts {
             // One key, or a count, is as long as it is.
             if self.request.range_end.is_empty() {
@@ -300,10 +295,7 @@ impl Pager {
             || header.revision < first.revision
             || header.raft_term < first.raft_term
         {
-            return Err(NoPages::Own(Status::new(
-                Code::Unavailable,
-                "rangecache: etcd's history was replaced in the middle of the stream; try again",
-            )));
+            return Err(NoPages::Own(Status::HistoryReplaced));
         }
         let keys = i64::try_from(page.kvs.len()).unwrap_or(i64::MAX);
         if let Some(wanted) = &mut self.wanted {
@@ -354,10 +346,7 @@ fn page_keys(mean_bytes: u64) -> i64 {
 }
 
 fn not_understood() -> NoPages {
-    NoPages::Own(Status::new(
-        Code::Internal,
-        "rangecache: etcd's answer to a Range is not understood",
-    ))
+    NoPages::Own(Status::UndecodableResponse)
 }
 
 /// The gRPC status among other metadata.

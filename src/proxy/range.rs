@@ -1,43 +1,34 @@
 //! KV/Range: plan, prove, answer — or forward the bytes as they came.
 
-use std::time::Duration;
-
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::Proxy;
 use super::authorize::Authorized;
-use super::body::ResponseBody;
-use super::forward::{self, Along, Body, connection_class, grpc_content_type};
+use super::body::{self, ResponseBody};
+use super::forward::{self, Along, Body};
 use super::large::LargeRange;
-use super::message::{self, Message, PREFIX_BYTES};
 use super::owner::Owner;
 use super::plan::{self, Facts, Plan};
 use super::record::Record;
-use super::status::{self, Code, MAX_ANSWER_BYTES, Status};
 use super::trace::Trace;
-use super::walk::RangeResponseScanner;
 use crate::cache::{
     Answer, AtError, Dialect, QueryError, RangeQuery, ResponseHeader, Selected, Selection, Tree,
     names_unknown_sort_target, select,
 };
+use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
+use crate::grpc::status::MAX_RESPONSE_BYTES;
+use crate::grpc::{CallMetadata, Method, RangeResponseScanner, Status};
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::state::{Mirror, View};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{ConnectionClass, Outgoing, Version};
-
-/// A Range's request is two keys and a few numbers. What is longer is forwarded unread.
-pub(super) const MAX_MESSAGE_BYTES: usize = 256 << 10;
-/// Metadata that carries credentials.
-pub(super) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
-/// Metadata with which a caller reads around the cache, and its value.
-pub(super) const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 
 /// How a Range, or a RangeStream, ends that memory can end.
 pub(super) enum Ended {
@@ -65,20 +56,19 @@ async fn handle<'a>(
     record: &mut Record<'a>,
 ) -> forward::Outcome {
     let (mut parts, body) = request.into_parts();
-    let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
-        Message::Whole { framed, body } => (framed, body),
-        Message::Other { read, body } => {
+    let (framed, _body) = match read_message(body, MAX_MESSAGE_BYTES).await {
+        RequestMessage::Whole { framed, body } => (framed, body),
+        RequestMessage::Other { read, body } => {
             record.outcome = Outcome::Forwarded(Reason::Undecodable);
             record.forward(&mut parts.headers);
-            let class = connection_class(parts.uri.path());
-            return Box::pin(
-                proxy
-                    .forward
-                    .pass(parts, Body::Once(Outgoing::resumed(read, body)), class),
-            )
+            return Box::pin(proxy.forward.pass(
+                parts,
+                Body::Once(Outgoing::resumed(read, body)),
+                Method::Range,
+            ))
             .await;
         }
-        Message::Broken => {
+        RequestMessage::Broken => {
             record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
             return Ok(Response::new(ResponseBody::empty()));
         }
@@ -92,10 +82,13 @@ async fn handle<'a>(
         .is_none_or(|version| version < Version::new(3, 6, 0));
     if old && names_unknown_sort_target(&framed[PREFIX_BYTES..]) {
         record.outcome = Outcome::Hit(Read::Refused);
-        return Ok(refusal(&QueryError::InvalidSortOption).response(grpc_content_type(&parts.headers)));
+        return Ok(body::status(
+            &refusal(&QueryError::InvalidSortOption),
+            grpc_content_type(&parts.headers),
+        ));
     }
     let decoded = match (
-        Call::of(&parts.headers),
+        CallMetadata::from_headers(&parts.headers),
         RangeQuery::decode(framed.slice(PREFIX_BYTES..)),
     ) {
         (Some(call), Ok(query)) => Some((call, query)),
@@ -110,16 +103,19 @@ async fn handle<'a>(
             record.keys = selection.len();
             let answer = Answer::new(header, selection);
             record.bytes = answer.len();
-            if answer.len() > MAX_ANSWER_BYTES {
+            if answer.len() > MAX_RESPONSE_BYTES {
                 record.outcome = outcome.refused();
-                return Ok(Status::larger_than_max(answer.len()).response(call.content_type));
+                return Ok(body::status(
+                    &Status::LargerThanMax(answer.len()),
+                    call.content_type,
+                ));
             }
             record.outcome = outcome;
             Ok(ResponseBody::answer(answer, &proxy.answers).response(call.content_type))
         }
         Ended::Error(status, outcome) => {
             record.outcome = outcome;
-            Ok(status.response(call.content_type))
+            Ok(body::status(&status, call.content_type))
         }
         Ended::Forward(reason) => {
             record.outcome = Outcome::Forwarded(reason);
@@ -129,74 +125,11 @@ async fn handle<'a>(
     }
 }
 
-/// What the request's metadata says.
-#[derive(Debug)]
-pub(super) struct Call {
-    pub(super) timeout: Option<Duration>,
-    pub(super) credentials: bool,
-    pub(super) require_leader: bool,
-    pub(super) bypass: bool,
-    pub(super) content_type: HeaderValue,
-}
-
-impl Call {
-    /// `None` where there is anything that etcd might treat in a way of its own.
-    pub(super) fn of(headers: &HeaderMap) -> Option<Call> {
-        let content_type = headers.get(CONTENT_TYPE)?;
-        if !matches!(
-            content_type.as_bytes(),
-            b"application/grpc" | b"application/grpc+proto"
-        ) {
-            return None;
-        }
-        if headers
-            .get("grpc-encoding")
-            .is_some_and(|encoding| encoding.as_bytes() != b"identity")
-        {
-            return None;
-        }
-        let mut bypass = false;
-        for (name, value) in headers {
-            if name.as_str().ends_with("-bin") && !is_base64(value.as_bytes()) {
-                return None;
-            }
-            bypass |= (name.as_str(), value.as_bytes()) == BYPASS;
-        }
-        // etcd refuses a version that is no text.
-        if headers
-            .get("client-api-version")
-            .is_some_and(|version| version.to_str().is_err())
-        {
-            return None;
-        }
-        Some(Call {
-            timeout: status::timeout(headers).ok()?,
-            credentials: CREDENTIALS.iter().any(|name| headers.contains_key(*name)),
-            require_leader: headers.contains_key("hasleader"),
-            bypass,
-            content_type: content_type.clone(),
-        })
-    }
-}
-
-/// Whether etcd's gRPC library decodes this as binary metadata; if not, it words the error.
-fn is_base64(value: &[u8]) -> bool {
-    let padded = value.len().is_multiple_of(4);
-    let data = match value {
-        [data @ .., b'=', b'='] | [data @ .., b'='] if padded => data,
-        data => data,
-    };
-    data.len() % 4 != 1
-        && data
-            .iter()
-            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/'))
-}
-
 /// **plan**, **prove** and the decision about the answer.
 pub(super) async fn end<'a>(
     proxy: &'a Proxy,
     query: &RangeQuery,
-    call: &Call,
+    call: &CallMetadata,
     metadata: &HeaderMap,
     record: &mut Record<'a>,
 ) -> Ended {
@@ -204,9 +137,9 @@ pub(super) async fn end<'a>(
     if call.bypass {
         return Ended::Forward(Reason::Bypass);
     }
-    let caller_deadline = record.deadline(call);
+    let caller_deadline = record.deadline(call.timeout);
     if caller_deadline.is_some_and(|deadline| deadline <= Instant::now()) {
-        return Ended::Error(Status::deadline(), Outcome::Cancelled(Reason::Deadline));
+        return Ended::Error(Status::DeadlineExceeded, Outcome::Cancelled(Reason::Deadline));
     }
     let cluster_state = &proxy.mirrors.cluster_state;
     let mirror = proxy.mirrors.holding(&query.interval());
@@ -218,7 +151,7 @@ pub(super) async fn end<'a>(
         auth,
         own_identity: auth == Auth::On && proxy.forward.upstream.credentials().are_valid(),
         floor: cluster_state.min_served_revision(),
-        credentials: call.credentials,
+        credentials: call.has_credentials,
         require_leader: call.require_leader,
     };
     let plan = plan::plan(query, &facts);
@@ -231,7 +164,7 @@ pub(super) async fn end<'a>(
         record.not_proven(reason);
         match caller_deadline {
             Some(caller) if Instant::now() >= caller => {
-                Ended::Error(Status::deadline(), Outcome::Cancelled(Reason::Deadline))
+                Ended::Error(Status::DeadlineExceeded, Outcome::Cancelled(Reason::Deadline))
             }
             _ => Ended::Forward(reason),
         }
@@ -317,14 +250,14 @@ pub(super) fn answer(
     };
     if query.revision > view.revision {
         // The view is at or past the proven revision, so this is etcd's future, too.
-        return Ended::Error(Status::future_revision(), outcome(Read::Refused));
+        return Ended::Error(Status::FutureRevision, outcome(Read::Refused));
     }
     let at: Tree;
     let (tree, read) = if query.revision > 0 {
         at = match mirror.view_at(query.revision) {
             Ok(Ok(tree)) => tree,
             Ok(Err(AtError::Compacted { .. })) => {
-                return Ended::Error(Status::compacted(), outcome(Read::Refused));
+                return Ended::Error(Status::Compacted, outcome(Read::Refused));
             }
             Ok(Err(AtError::Future { .. })) => return Ended::Forward(Reason::NotFresh),
             Ok(Err(AtError::Gone { .. })) => return Ended::Forward(Reason::HistoryGone),
@@ -357,7 +290,7 @@ async fn forward(
     proxy: &Proxy,
     mut parts: Parts,
     framed: Bytes,
-    understood: Option<(&RangeQuery, &Call)>,
+    understood: Option<(&RangeQuery, &CallMetadata)>,
     record: &mut Record<'_>,
 ) -> forward::Outcome {
     record.forward(&mut parts.headers);
@@ -365,13 +298,18 @@ async fn forward(
         // Of whatever length, and with no other read's call.
         return proxy
             .forward
-            .pass(parts, Body::Read(framed), ConnectionClass::Stream)
+            .pass_with(
+                parts,
+                Body::Read(framed),
+                Method::Range,
+                ConnectionClass::Stream,
+                Along::default(),
+            )
             .await;
     }
     let content_type = grpc_content_type(&parts.headers);
-    let class = connection_class(parts.uri.path());
     let Some((query, call)) = understood else {
-        return proxy.forward.pass(parts, Body::Read(framed), class).await;
+        return proxy.forward.pass(parts, Body::Read(framed), Method::Range).await;
     };
     let owner = Owner::of(proxy, call, &parts.headers);
     if let Some(owner) = &owner
@@ -389,7 +327,13 @@ async fn forward(
         };
         return proxy
             .forward
-            .pass_with(parts, Body::Read(framed), class, along)
+            .pass_with(
+                parts,
+                Body::Read(framed),
+                Method::Range,
+                forward::connection_class(Method::Range),
+                along,
+            )
             .await;
     }
     let range = LargeRange {
@@ -408,26 +352,11 @@ async fn forward(
         }
         Err(refused) => {
             record.outcome = Outcome::Shed(refused.reason);
-            Ok(refused.status.response(content_type))
+            Ok(body::status(&refused.status, content_type))
         }
     }
 }
 
 pub(super) fn refusal(error: &QueryError) -> Status {
-    Status::new(Code::InvalidArgument, error.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn binary_metadata_is_base64_with_or_without_padding() {
-        for value in ["", "AAAA", "AAA=", "AA==", "AAA", "AA", "a+/9"] {
-            assert!(is_base64(value.as_bytes()), "{value}");
-        }
-        for value in ["***", "A", "AAAAA", "A===", "AA=", "=AAA", "AA-_"] {
-            assert!(!is_base64(value.as_bytes()), "{value}");
-        }
-    }
+    Status::InvalidArgument(error.to_string())
 }

@@ -12,16 +12,17 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::Proxy;
-use super::body::ResponseBody;
-use super::forward::{self, Along, Body, Forward, NotAnswered, RETRY_PAUSE, connection_class, is_reset};
-use super::message::{self, Message, PREFIX_BYTES};
+use super::body::{self, ResponseBody};
+use super::forward::{self, Along, Body, Forward, NotAnswered, RETRY_PAUSE, is_reset};
 use super::owner::Owner;
 use super::pager::{NoPages, Pager};
-use super::range::{BYPASS, Call, Ended, MAX_MESSAGE_BYTES, end, refusal};
+use super::range::{Ended, end, refusal};
 use super::record::Record;
-use super::status::{Code, GRPC_MESSAGE, GRPC_STATUS, Status};
-use super::walk::RangeResponseScanner;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
+use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use crate::grpc::metadata::{BYPASS, MAX_MESSAGE_BYTES};
+use crate::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
+use crate::grpc::{CallMetadata, Method, RangeResponseScanner, Status};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{InFlight, NoRangeStream, Outgoing, SendFailure};
@@ -40,31 +41,33 @@ async fn handle<'a>(
     record: &mut Record<'a>,
 ) -> forward::Outcome {
     let (mut parts, body) = request.into_parts();
-    let class = connection_class(parts.uri.path());
-    let (framed, _body) = match message::read(body, MAX_MESSAGE_BYTES).await {
-        Message::Whole { framed, body } => (framed, body),
-        Message::Other { read, body } => {
+    let (framed, _body) = match read_message(body, MAX_MESSAGE_BYTES).await {
+        RequestMessage::Whole { framed, body } => (framed, body),
+        RequestMessage::Other { read, body } => {
             record.outcome = Outcome::Forwarded(Reason::Undecodable);
             record.forward(&mut parts.headers);
             let body = Body::Once(Outgoing::resumed(read, body));
-            return proxy.forward.pass(parts, body, class).await;
+            return proxy.forward.pass(parts, body, Method::RangeStream).await;
         }
-        Message::Broken => {
+        RequestMessage::Broken => {
             record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
             return Ok(Response::new(ResponseBody::empty()));
         }
     };
     let (Some(call), Ok(query)) = (
-        Call::of(&parts.headers),
+        CallMetadata::from_headers(&parts.headers),
         RangeQuery::decode(framed.slice(PREFIX_BYTES..)),
     ) else {
         record.outcome = Outcome::Forwarded(Reason::Undecodable);
         record.forward(&mut parts.headers);
-        return proxy.forward.pass(parts, Body::Read(framed), class).await;
+        return proxy
+            .forward
+            .pass(parts, Body::Read(framed), Method::RangeStream)
+            .await;
     };
     if let Some(status) = refused(&query) {
         record.outcome = Outcome::Hit(Read::Refused);
-        return Ok(status.response(call.content_type));
+        return Ok(body::status(&status, call.content_type));
     }
     match end(proxy, &query, &call, &parts.headers, record).await {
         Ended::Answer(header, selection, outcome) => {
@@ -75,7 +78,7 @@ async fn handle<'a>(
         }
         Ended::Error(status, outcome) => {
             record.outcome = outcome;
-            Ok(status.response(call.content_type))
+            Ok(body::status(&status, call.content_type))
         }
         Ended::Forward(reason) => from_etcd(proxy, parts, framed, &query, call, reason, record).await,
     }
@@ -95,10 +98,7 @@ fn refused(query: &RangeQuery) -> Option<Status> {
     } else {
         return None;
     };
-    Some(Status::new(
-        Code::Unimplemented,
-        format!("RangeStream does not support {what}"),
-    ))
+    Some(Status::StreamUnsupported(what))
 }
 
 /// **forward**: etcd's own stream as it comes, or pages put together.
@@ -107,7 +107,7 @@ async fn from_etcd(
     mut parts: Parts,
     framed: Bytes,
     query: &RangeQuery,
-    call: Call,
+    call: CallMetadata,
     reason: Reason,
     record: &mut Record<'_>,
 ) -> forward::Outcome {
@@ -128,10 +128,9 @@ async fn from_etcd(
     };
     // etcd's stream repeats keys if it sorts chunk by chunk: that one shape is read whole, and then cut.
     let no_stream = if Pager::may_page(query) {
-        let path = parts.uri.path().to_owned();
         match proxy.forward.open_stream(&parts, &framed).await {
             Ok(Ok(opened)) => {
-                return Ok(opened.response(&proxy.forward, &path, along));
+                return Ok(opened.response(&proxy.forward, along));
             }
             Ok(Err(no_stream)) => no_stream,
             Err(not) => return not.outcome(call.content_type),
@@ -145,12 +144,18 @@ async fn from_etcd(
         .forwarding
         .record_stream_fallback(no_stream.as_str());
     record.outcome = Outcome::Paged(reason);
-    let pager = Pager::new(&proxy.forward, &proxy.large, parts, query, record.deadline(&call));
+    let pager = Pager::new(
+        &proxy.forward,
+        &proxy.large,
+        parts,
+        query,
+        record.deadline(call.timeout),
+    );
     match pager.start().await {
         Ok(paged) => Ok(ResponseBody::paged(paged).response(call.content_type)),
         Err(NoPages::Refused(refused)) => {
             record.outcome = Outcome::Shed(refused.reason);
-            Ok(refused.status.response(call.content_type))
+            Ok(body::status(&refused.status, call.content_type))
         }
         Err(NoPages::Etcd(status)) => {
             let mut response = ResponseBody::empty().response(call.content_type);
@@ -158,7 +163,7 @@ async fn from_etcd(
             Ok(response)
         }
         Err(NoPages::Reset(error)) => Err(error.into()),
-        Err(NoPages::Own(status)) => Ok(status.response(call.content_type)),
+        Err(NoPages::Own(status)) => Ok(body::status(&status, call.content_type)),
     }
 }
 
@@ -171,7 +176,7 @@ struct Opened {
 }
 
 impl Opened {
-    fn response(self, forward: &Forward, path: &str, along: Along) -> Response<ResponseBody> {
+    fn response(self, forward: &Forward, along: Along) -> Response<ResponseBody> {
         let Opened {
             head,
             first,
@@ -182,7 +187,7 @@ impl Opened {
             response: Response::from_parts(head, body),
             in_flight,
         };
-        let response = forward.wrap(answered, path, along);
+        let response = forward.wrap(answered, Method::RangeStream, along);
         match first {
             Some(first) => response.map(|body| body.behind(first)),
             None => response,
@@ -283,7 +288,8 @@ mod tests {
             range_end: "l".into(),
             ..RangeQuery::default()
         };
-        let said = |query: RangeQuery| refused(&query).map(|status| (status.code as u16, status.message));
+        let said =
+            |query: RangeQuery| refused(&query).map(|status| (status.code() as u16, status.to_string()));
         assert_eq!(said(list.clone()), None);
         for (sort_order, sort_target) in [(0, 1), (0, 4), (1, 0), (0, 0)] {
             let query = RangeQuery {

@@ -12,9 +12,10 @@ use hyper::body::Frame;
 use tokio::time::Instant;
 
 use super::body::ResponseBody;
+use super::forward;
 use super::trace::Trace;
-use super::{forward, range};
 use crate::cache::Rope;
+use crate::grpc::Method;
 use crate::mirror::state::Mirror;
 use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::outcome::Kind;
@@ -41,8 +42,12 @@ pub(super) struct Record<'a> {
 impl<'a> Record<'a> {
     /// The call with this head, which arrives now. Until it has another outcome, its caller has gone away.
     pub(super) fn new<B>(telemetry: &'a Arc<Telemetry>, kind: Kind, request: &Request<B>) -> Record<'a> {
+        let method = match kind {
+            Kind::Unary => Method::Range,
+            Kind::Stream => Method::RangeStream,
+        };
         Record {
-            trace: Trace::begin(telemetry, request.uri().path(), request.headers()),
+            trace: Trace::begin(telemetry, method, request),
             telemetry,
             kind,
             arrived: Instant::now(),
@@ -62,8 +67,8 @@ impl<'a> Record<'a> {
     }
 
     /// When the caller stops to wait.
-    pub(super) fn deadline(&self, call: &range::Call) -> Option<Instant> {
-        call.timeout.map(|timeout| self.arrived + timeout)
+    pub(super) fn deadline(&self, timeout: Option<Duration>) -> Option<Instant> {
+        timeout.map(|timeout| self.arrived + timeout)
     }
 
     /// It is known what is to be proven.

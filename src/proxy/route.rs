@@ -3,24 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
 use super::body::ResponseBody;
-use super::forward::{Body, Outcome, connection_class, grpc_content_type};
-use super::status::{Code, Status};
+use super::forward::{Body, Outcome};
 use super::trace::Trace;
-use super::{Proxy, drain, http1, learn, range, range_stream, record};
+use super::{Proxy, body, http1, learn, range, range_stream, record};
 use crate::faults::{self, Fault};
+use crate::grpc::metadata::{grpc_content_type, is_grpc};
+use crate::grpc::{Method, Status};
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{self, Reason};
 use crate::upstream::Outgoing;
-
-pub(super) const RANGE: &str = "/etcdserverpb.KV/Range";
-pub(super) const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
 /// Answers one request, whatever it is; a panic on the way is this request's alone.
 /// `over_tls` says how it came.
@@ -34,12 +31,11 @@ pub(super) async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>, over_t
 
 /// The refusal of one call too many.
 #[cold]
-fn shed(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
-    const SAYS: &str = "rangecache: too many calls are under way; try again";
+fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<ResponseBody> {
     proxy.telemetry.metrics.connections.shed_calls.inc();
-    let kind = match request.uri().path() {
-        RANGE => Some(Kind::Unary),
-        RANGE_STREAM => Some(Kind::Stream),
+    let kind = match method {
+        Method::Range => Some(Kind::Unary),
+        Method::RangeStream => Some(Kind::Stream),
         _ => None,
     };
     if let Some(kind) = kind {
@@ -51,19 +47,20 @@ fn shed(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
             .record(kind, outcome, Duration::ZERO, Duration::ZERO);
     }
     if request.version() == Version::HTTP_2 {
-        return Status::new(Code::Unavailable, SAYS).response(grpc_content_type(request.headers()));
+        return body::status(&Status::TooManyCalls, grpc_content_type(request.headers()));
     }
-    let mut response = Response::new(ResponseBody::whole(SAYS.into(), HeaderMap::new()));
+    let text = Status::TooManyCalls.to_string();
+    let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     response
 }
 
 fn panicked(is_http2: bool) -> Response<ResponseBody> {
-    const SAYS: &str = "rangecache: internal error; its log says where";
     if is_http2 {
-        return Status::new(Code::Internal, SAYS).response(HeaderValue::from_static("application/grpc"));
+        return body::status(&Status::Internal, HeaderValue::from_static("application/grpc"));
     }
-    let mut response = Response::new(ResponseBody::whole(SAYS.into(), HeaderMap::new()));
+    let text = Status::Internal.to_string();
+    let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
     response
 }
@@ -73,53 +70,53 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Out
     #[cfg(debug_assertions)]
     plant(proxy, request.headers());
     faults::trip(Fault::Request);
+    let method = Method::from_path(request.uri().path());
     if proxy.is_full() {
-        return Ok(shed(proxy, &request));
+        return Ok(shed(proxy, &request, method));
     }
     // With TLS etcd serves its health and its gateway over HTTP/2 too; without, its HTTP/2 is gRPC alone.
-    if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(&request)) {
+    if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(request.headers())) {
         proxy.telemetry.metrics.forwarding.calls.inc();
-        return Ok(Box::pin(http1::pass(proxy, request)).await);
+        return Ok(Box::pin(http1::pass(proxy, request, method)).await);
     }
     // A path with a query names another method to etcd's gRPC server.
-    let is_call = request.method() == Method::POST && request.uri().query().is_none();
-    if is_call && request.uri().path() == RANGE {
+    let is_call = request.method() == http::Method::POST && request.uri().query().is_none();
+    if is_call && method == Method::Range {
         return range::range(proxy, request).await;
     }
-    if is_call && request.uri().path() == RANGE_STREAM {
+    if is_call && method == Method::RangeStream {
         return Box::pin(range_stream::range_stream(proxy, request)).await;
     }
     proxy.telemetry.metrics.forwarding.calls.inc();
     let mut request = request;
-    let mut trace = Trace::begin(&proxy.telemetry, request.uri().path(), request.headers());
+    let mut trace = Trace::begin(&proxy.telemetry, method, &request);
     if let Some(trace) = &mut trace {
         trace.forward(request.headers_mut());
     }
-    let outcome = Box::pin(pass(proxy, request, is_call)).await;
+    let outcome = Box::pin(pass(proxy, request, method, is_call)).await;
     record::traced(trace, outcome)
 }
 
 /// **forward**: a call that is none of the above, with an ear for those that teach something.
-async fn pass(proxy: &Proxy, request: Request<Incoming>, is_call: bool) -> Outcome {
-    if is_call && let Some(lesson) = learn::lesson(request.uri().path()) {
-        return learn::pass(proxy, request, lesson).await;
+async fn pass(proxy: &Proxy, request: Request<Incoming>, method: Method, is_call: bool) -> Outcome {
+    if is_call && let Some(effect) = method.side_effect() {
+        return learn::pass(proxy, request, method, effect).await;
     }
     let (parts, body) = request.into_parts();
-    let class = connection_class(parts.uri.path());
-    if !drain::is_endless(parts.uri.path()) {
+    if !method.is_endless() {
         let body = Body::Once(Outgoing::incoming(body));
-        return proxy.forward.pass(parts, body, class).await;
+        return proxy.forward.pass(parts, body, method).await;
     }
     let content_type = grpc_content_type(&parts.headers);
     // The request ends with the answer, and with this call if there is none.
     let answered = CancellationToken::new();
     let alive = answered.clone().drop_guard();
     let body = Body::Once(Outgoing::incoming(body).until(answered));
-    let passing = proxy.forward.pass(parts, body, class);
+    let passing = proxy.forward.pass(parts, body, method);
     // Until etcd has answered: from then on the answer's body sees to it.
     match proxy.drain.run_until_cancelled(passing).await {
         Some(outcome) => outcome.map(|response| response.map(|body| body.keeping(Some(alive)))),
-        None => Ok(drain::status().response(content_type)),
+        None => Ok(body::status(&Status::StoppingReconnect, content_type)),
     }
 }
 
@@ -130,9 +127,4 @@ fn plant(proxy: &Proxy, headers: &HeaderMap) {
     if faults::is_armed(Fault::Corrupt) {
         proxy.mirrors.corrupt();
     }
-}
-
-fn is_grpc(request: &Request<Incoming>) -> bool {
-    let content_type = request.headers().get(CONTENT_TYPE);
-    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }

@@ -26,11 +26,11 @@ use tonic::Streaming;
 use super::budget::{Budget, Held};
 use super::convert::{stream_request, suits};
 use super::owner::Owner;
-use super::status::succeeded;
-use super::walk::{Found, RangeResponseScanner};
 use crate::cache::{Entry, RangeQuery, ResponseHeader, Selection};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeStreamResponse};
+use crate::grpc::status::is_ok;
+use crate::grpc::{RangeResponseScanner, ResponseSummary};
 use crate::mirror::Mirrors;
 use crate::mirror::freshness::authorize::{Authorization, identity_of};
 use crate::mirror::pinned::Reading;
@@ -360,7 +360,7 @@ impl AllSeries {
     }
 
     /// A page has been given by etcd: the next one is expected. `history` is the one known when it was asked for.
-    pub(super) fn note(&self, query: &RangeQuery, owner: Owner, found: &Found, history: u64) {
+    pub(super) fn note(&self, query: &RangeQuery, owner: Owner, found: &ResponseSummary, history: u64) {
         let Ok(header) = found.header() else {
             return;
         };
@@ -471,7 +471,7 @@ impl PageWatch {
         if self
             .walk
             .as_mut()
-            .is_some_and(|walk| walk.see(data, |_| ()).is_err())
+            .is_some_and(|walk| walk.scan(data, |_| ()).is_err())
         {
             self.walk = None;
         }
@@ -480,8 +480,8 @@ impl PageWatch {
     /// The answer ends with these trailers: when its caller knows, the next page is expected.
     pub(super) fn ended(&mut self, trailers: &HeaderMap) {
         if let Some(walk) = self.walk.take()
-            && succeeded(trailers)
-            && let Ok(found) = walk.end()
+            && is_ok(trailers)
+            && let Ok(found) = walk.finish()
         {
             self.all
                 .note(&self.query, self.owner.clone(), &found, self.history);

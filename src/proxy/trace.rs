@@ -4,13 +4,14 @@
 //! neither keys nor values (I10): a range is named by its mirror, which the operator named.
 
 use bytes::Buf;
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Request, Response};
 use tokio::time::Instant;
 
 use super::body::ResponseBody;
-use super::message::PREFIX_BYTES;
-use super::status::GRPC_STATUS;
 use crate::cache::Rope;
+use crate::grpc::Method;
+use crate::grpc::frame::PrefixReader;
+use crate::grpc::status::GRPC_STATUS;
 use crate::net::Url;
 use crate::telemetry::calls::Call;
 use crate::telemetry::trace::{
@@ -22,13 +23,6 @@ use crate::telemetry::{Outcome, Reason, Telemetry};
 const CANCELLED: u16 = 1;
 /// And of one that met a bug.
 const INTERNAL: u16 = 13;
-/// Services whose methods are named; what else a path may say is the caller's own.
-const SERVICES: [&str; 4] = [
-    "/etcdserverpb.",
-    "/v3electionpb.",
-    "/v3lockpb.",
-    "/grpc.health.v1.",
-];
 
 /// A traced call under way. Dropped, it ends.
 #[derive(Debug)]
@@ -51,21 +45,21 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// The call to `path`, if it is traced.
+    /// The call with this head, if it is traced.
     #[inline]
-    pub(super) fn begin(telemetry: &Telemetry, path: &str, headers: &HeaderMap) -> Option<Box<Trace>> {
-        let span = telemetry.tracer.server(headers)?;
-        Some(Trace::new(&telemetry.tracer, *span, path))
+    pub(super) fn begin<B>(
+        telemetry: &Telemetry,
+        method: Method,
+        request: &Request<B>,
+    ) -> Option<Box<Trace>> {
+        let span = telemetry.tracer.server(request.headers())?;
+        let name = method.span_name(request.uri().path());
+        Some(Trace::new(&telemetry.tracer, *span, name))
     }
 
     #[cold]
-    fn new(tracer: &Tracer, mut span: Span, path: &str) -> Box<Trace> {
-        let is_known = SERVICES.iter().any(|service| path.starts_with(service));
-        let method = if is_known {
-            path.trim_start_matches('/').to_owned()
-        } else {
-            "_OTHER".to_owned()
-        };
+    fn new(tracer: &Tracer, mut span: Span, name: &str) -> Box<Trace> {
+        let method = name.to_owned();
         span.name = method.clone().into();
         span.set("rpc.system.name", "grpc");
         span.set("rpc.method", method);
@@ -256,9 +250,7 @@ struct Messages {
     count: u64,
     /// Bytes of the current message that are still to come.
     left: u64,
-    prefix: [u8; PREFIX_BYTES],
-    /// How much of the next prefix has come.
-    have: usize,
+    prefix: PrefixReader,
 }
 
 impl Messages {
@@ -272,15 +264,15 @@ impl Messages {
                 (self.left, at) = (self.left - step, at + step);
                 continue;
             }
-            let Some(byte) = usize::try_from(at).ok().and_then(|at| front.get(at)) else {
+            let rest = usize::try_from(at).ok().and_then(|at| front.get(at..));
+            let Some(rest) = rest.filter(|rest| !rest.is_empty()) else {
                 return;
             };
-            self.prefix[self.have] = *byte;
-            (self.have, at) = (self.have + 1, at + 1);
-            if self.have == PREFIX_BYTES {
-                let [_, length @ ..] = self.prefix;
-                self.left = u64::from(u32::from_be_bytes(length));
-                (self.count, self.have) = (self.count + 1, 0);
+            let (taken, prefix) = self.prefix.read(rest);
+            at += taken as u64;
+            if let Some(prefix) = prefix {
+                self.left = prefix.length_bytes.into();
+                self.count += 1;
             }
         }
     }
@@ -305,8 +297,8 @@ mod tests {
                 messages.see(&Bytes::copy_from_slice(piece).into());
             }
             assert_eq!(
-                (messages.count, messages.left, messages.have),
-                (4, 0, 0),
+                (messages.count, messages.left, messages.prefix.is_empty()),
+                (4, 0, true),
                 "{size}"
             );
         }

@@ -1,10 +1,11 @@
-//! Walks through the messages of a Range's or a RangeStream's answer as they come, however they are cut, and finds what
-//! makes one answer of them: the header, `more`, `count`, and the bytes of the key-values, which are not decoded.
+//! An incremental scanner of Range and RangeStream responses: from the messages, however they are cut, it collects what one
+//! unary response needs (header, `more`, `count`) and where the key-values lie, which are not decoded.
 
-use bytes::Bytes;
+use std::ops::Range;
+
 use prost::Message as _;
 
-use super::message::PREFIX_BYTES;
+use super::frame::{Prefix, PrefixReader};
 use crate::etcdserverpb::ResponseHeader;
 
 /// Tags of a RangeResponse: field number and wire type. A RangeStreamResponse holds one as its field 1.
@@ -18,31 +19,37 @@ const KEY: u8 = 0x0a;
 /// More than the longest header takes.
 const MAX_HEADER_BYTES: u64 = 64;
 
-/// The answer is not written as etcd writes it, so nothing may be concluded from it.
+/// The response is not encoded as etcd encodes it, so nothing may be concluded from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not an answer as etcd writes it")]
-pub(super) struct Malformed;
+#[error("not a Range response as etcd encodes it")]
+pub struct MalformedResponse;
 
-/// What an answer has come to.
+/// What the messages of one response add up to.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Found {
-    /// As it came.
-    pub(super) header: Vec<u8>,
-    pub(super) more: bool,
-    pub(super) count: u64,
-    /// How many key-values there were.
-    pub(super) kvs: u64,
-    pub(super) last_key: Vec<u8>,
+pub struct ResponseSummary {
+    /// The encoded `ResponseHeader`.
+    pub header: Vec<u8>,
+    /// The field `more`: the limit cut the response off.
+    pub more: bool,
+    /// The field `count`: keys in the whole range.
+    pub count: u64,
+    /// Number of key-values in the response.
+    pub kvs: u64,
+    /// Key of the last key-value.
+    pub last_key: Vec<u8>,
 }
 
-impl Found {
-    /// The header, decoded.
-    pub(super) fn header(&self) -> Result<ResponseHeader, Malformed> {
-        ResponseHeader::decode(&*self.header).map_err(|_| Malformed)
+impl ResponseSummary {
+    /// Decodes the header.
+    ///
+    /// # Errors
+    /// [`MalformedResponse`] if it is not a `ResponseHeader`.
+    pub fn header(&self) -> Result<ResponseHeader, MalformedResponse> {
+        ResponseHeader::decode(&*self.header).map_err(|_| MalformedResponse)
     }
 }
 
-/// Where the walk stands: always before the next byte.
+/// The scanner's position: always before the next byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Prefix,
@@ -60,56 +67,64 @@ enum At {
     Rest { left: u64 },
 }
 
-/// See the module.
+/// Scans the response to one Range or RangeStream, piece by piece.
 #[derive(Debug)]
-pub(super) struct RangeResponseScanner {
-    /// Whether the answers are a stream's.
+pub struct RangeResponseScanner {
+    /// Whether the messages are RangeStreamResponses, which hold a RangeResponse each.
     wrapped: bool,
     at: At,
-    prefix: [u8; PREFIX_BYTES],
-    prefix_have: usize,
+    prefix: PrefixReader,
     /// Bytes of the message that are still to come.
     left: u64,
     varint: u64,
-    varint_have: u32,
-    found: Found,
+    /// Bytes of the varint read so far.
+    varint_bytes: u32,
+    summary: ResponseSummary,
 }
 
 impl RangeResponseScanner {
-    /// Through the one message of a Range's answer.
-    pub(super) fn unary() -> RangeResponseScanner {
+    /// A scanner of the one message of a Range's response.
+    #[must_use]
+    pub fn unary() -> RangeResponseScanner {
         RangeResponseScanner {
             wrapped: false,
             at: At::Prefix,
-            prefix: [0; PREFIX_BYTES],
-            prefix_have: 0,
+            prefix: PrefixReader::default(),
             left: 0,
             varint: 0,
-            varint_have: 0,
-            found: Found::default(),
+            varint_bytes: 0,
+            summary: ResponseSummary::default(),
         }
     }
 
-    /// Through the messages of a RangeStream's.
-    pub(super) fn stream() -> RangeResponseScanner {
+    /// A scanner of the messages of a RangeStream's response.
+    #[must_use]
+    pub fn stream() -> RangeResponseScanner {
         RangeResponseScanner {
             wrapped: true,
             ..RangeResponseScanner::unary()
         }
     }
 
-    /// Looks at the next bytes, and hands on those that are key-values with their tags and lengths.
-    pub(super) fn see(&mut self, piece: &Bytes, mut keep: impl FnMut(Bytes)) -> Result<(), Malformed> {
-        // Key-values that follow one another are kept as one slice.
+    /// Scans the next bytes. `keep` gets the ranges of `piece` that hold key-values with their tags and lengths, one range
+    /// for key-values that follow one another.
+    ///
+    /// # Errors
+    /// [`MalformedResponse`]; the scanner is of no use afterwards.
+    pub fn scan(
+        &mut self,
+        piece: &[u8],
+        mut keep: impl FnMut(Range<usize>),
+    ) -> Result<(), MalformedResponse> {
         let mut run = self.is_in_kv().then_some(0);
         let mut index = 0;
         while index < piece.len() {
             if !self.is_in_kv() {
-                let goes_on = self.at == At::Field && piece[index] == KVS;
-                match (run, goes_on) {
+                let is_kv = self.at == At::Field && piece[index] == KVS;
+                match (run, is_kv) {
                     (None, true) => run = Some(index),
                     (Some(start), false) => {
-                        keep(piece.slice(start..index));
+                        keep(start..index);
                         run = None;
                     }
                     _ => {}
@@ -118,22 +133,29 @@ impl RangeResponseScanner {
             index += self.step(&piece[index..])?;
         }
         if let Some(start) = run {
-            keep(piece.slice(start..));
+            keep(start..piece.len());
         }
         Ok(())
     }
 
-    /// Whether messages have come and the last one is whole; what they came to.
-    pub(super) fn end(self) -> Result<Found, Malformed> {
-        if self.at != At::Prefix || self.prefix_have > 0 || self.found.header.is_empty() {
-            return Err(Malformed);
+    /// The summary at the end of the response.
+    ///
+    /// # Errors
+    /// [`MalformedResponse`] if the last message is incomplete or no message had a header.
+    pub fn finish(self) -> Result<ResponseSummary, MalformedResponse> {
+        if self.at != At::Prefix || !self.prefix.is_empty() || self.summary.header.is_empty() {
+            return Err(MalformedResponse);
         }
-        Ok(self.found)
+        Ok(self.summary)
     }
 
-    /// Whether anything has come.
-    pub(super) fn has_begun(&self) -> bool {
-        self.at != At::Prefix || self.prefix_have > 0 || self.found.kvs > 0 || !self.found.header.is_empty()
+    /// Whether any byte of a message has been scanned.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.at != At::Prefix
+            || !self.prefix.is_empty()
+            || self.summary.kvs > 0
+            || !self.summary.header.is_empty()
     }
 
     fn is_in_kv(&self) -> bool {
@@ -143,14 +165,14 @@ impl RangeResponseScanner {
         )
     }
 
-    /// Takes one byte or more of `bytes`, which is not empty; returns how many.
-    fn step(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
+    /// Consumes at least one byte of `bytes`, which is not empty; returns how many.
+    fn step(&mut self, bytes: &[u8]) -> Result<usize, MalformedResponse> {
         if self.at == At::Prefix {
             return self.prefix(bytes);
         }
-        // Within a message: whatever is taken must be in it.
+        // Within a message: nothing beyond its end is consumed.
         let bytes = &bytes[..bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX))];
-        let first = *bytes.first().ok_or(Malformed)?;
+        let first = *bytes.first().ok_or(MalformedResponse)?;
         let mut taken = 1;
         match self.at {
             At::Prefix => {}
@@ -161,7 +183,7 @@ impl RangeResponseScanner {
                     KVS => At::KvLength,
                     MORE => At::More,
                     COUNT => At::Count,
-                    _ => return Err(Malformed),
+                    _ => return Err(MalformedResponse),
                 };
             }
             At::ResponseLength => {
@@ -171,7 +193,7 @@ impl RangeResponseScanner {
             }
             At::HeaderLength => {
                 if let Some(length) = self.varint(first)? {
-                    self.found.header.clear();
+                    self.summary.header.clear();
                     self.at = expect(
                         (1..=MAX_HEADER_BYTES).contains(&length),
                         At::Header { left: length },
@@ -180,29 +202,29 @@ impl RangeResponseScanner {
             }
             At::More => {
                 if let Some(value) = self.varint(first)? {
-                    (self.found.more, self.at) = (value != 0, At::Field);
+                    (self.summary.more, self.at) = (value != 0, At::Field);
                 }
             }
             At::Count => {
                 if let Some(value) = self.varint(first)? {
-                    (self.found.count, self.at) = (value, At::Field);
+                    (self.summary.count, self.at) = (value, At::Field);
                 }
             }
             At::KvLength => {
                 if let Some(length) = self.varint(first)? {
-                    self.found.kvs += 1;
+                    self.summary.kvs += 1;
                     // Every key-value has a key, and the key comes first.
                     self.at = expect(length > 0 && length < self.left, At::KeyTag { kv_left: length })?;
                 }
             }
             At::KeyTag { kv_left } => self.at = expect(first == KEY, At::KeyLength { kv_left: kv_left - 1 })?,
             At::KeyLength { kv_left } => {
-                let kv_left = kv_left.checked_sub(1).ok_or(Malformed)?;
+                let kv_left = kv_left.checked_sub(1).ok_or(MalformedResponse)?;
                 self.at = match self.varint(first)? {
                     None => At::KeyLength { kv_left },
                     Some(length) => {
-                        self.found.last_key.clear();
-                        let rest = kv_left.checked_sub(length).ok_or(Malformed)?;
+                        self.summary.last_key.clear();
+                        let rest = kv_left.checked_sub(length).ok_or(MalformedResponse)?;
                         expect(
                             length > 0,
                             At::Key {
@@ -215,7 +237,7 @@ impl RangeResponseScanner {
             }
             At::Header { left } => {
                 taken = at_most(bytes, left);
-                self.found.header.extend_from_slice(&bytes[..taken]);
+                self.summary.header.extend_from_slice(&bytes[..taken]);
                 self.at = match left - taken as u64 {
                     0 => At::Field,
                     left => At::Header { left },
@@ -223,7 +245,7 @@ impl RangeResponseScanner {
             }
             At::Key { left, kv_left } => {
                 taken = at_most(bytes, left);
-                self.found.last_key.extend_from_slice(&bytes[..taken]);
+                self.summary.last_key.extend_from_slice(&bytes[..taken]);
                 self.at = match (left - taken as u64, kv_left) {
                     (0, 0) => At::Field,
                     (0, left) => At::Rest { left },
@@ -245,39 +267,39 @@ impl RangeResponseScanner {
         Ok(taken)
     }
 
-    fn prefix(&mut self, bytes: &[u8]) -> Result<usize, Malformed> {
-        let taken = at_most(bytes, (PREFIX_BYTES - self.prefix_have) as u64);
-        self.prefix[self.prefix_have..self.prefix_have + taken].copy_from_slice(&bytes[..taken]);
-        self.prefix_have += taken;
-        if self.prefix_have == PREFIX_BYTES {
-            let [compressed, length @ ..] = self.prefix;
-            self.prefix_have = 0;
-            self.left = u32::from_be_bytes(length).into();
+    fn prefix(&mut self, bytes: &[u8]) -> Result<usize, MalformedResponse> {
+        let (taken, prefix) = self.prefix.read(bytes);
+        if let Some(Prefix {
+            is_compressed,
+            length_bytes,
+        }) = prefix
+        {
+            self.left = length_bytes.into();
             let begin = if self.wrapped { At::Response } else { At::Field };
-            // An empty message says nothing.
+            // An empty message has no fields.
             let next = if self.left == 0 { At::Prefix } else { begin };
-            self.at = expect(compressed == 0, next)?;
+            self.at = expect(!is_compressed, next)?;
         }
         Ok(taken)
     }
 
-    /// Takes a byte of a varint; the number, if that was its last one.
-    fn varint(&mut self, byte: u8) -> Result<Option<u64>, Malformed> {
-        if self.varint_have >= 9 {
-            return Err(Malformed);
+    /// Consumes a byte of a varint; returns the number after its last byte.
+    fn varint(&mut self, byte: u8) -> Result<Option<u64>, MalformedResponse> {
+        if self.varint_bytes >= 9 {
+            return Err(MalformedResponse);
         }
-        self.varint |= u64::from(byte & 0x7f) << (7 * self.varint_have);
-        self.varint_have += 1;
+        self.varint |= u64::from(byte & 0x7f) << (7 * self.varint_bytes);
+        self.varint_bytes += 1;
         if byte & 0x80 != 0 {
             return Ok(None);
         }
-        self.varint_have = 0;
+        self.varint_bytes = 0;
         Ok(Some(std::mem::take(&mut self.varint)))
     }
 }
 
-fn expect(holds: bool, next: At) -> Result<At, Malformed> {
-    if holds { Ok(next) } else { Err(Malformed) }
+fn expect(holds: bool, next: At) -> Result<At, MalformedResponse> {
+    if holds { Ok(next) } else { Err(MalformedResponse) }
 }
 
 fn at_most(bytes: &[u8], most: u64) -> usize {
@@ -286,9 +308,11 @@ fn at_most(bytes: &[u8], most: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
     use crate::etcdserverpb::{RangeResponse, RangeStreamResponse};
-    use crate::proxy::message::framed;
+    use crate::grpc::frame::framed;
 
     /// A KeyValue: its key, and a value of `value_bytes`.
     fn kv(key: &str, value_bytes: usize) -> Bytes {
@@ -338,71 +362,75 @@ mod tests {
         (bytes, all.encode_to_vec())
     }
 
-    fn walk(mut walk: RangeResponseScanner, bytes: &[u8], cut: usize) -> Result<(Found, Vec<u8>), Malformed> {
+    fn scan(
+        mut scanner: RangeResponseScanner,
+        bytes: &[u8],
+        cut: usize,
+    ) -> Result<(ResponseSummary, Vec<u8>), MalformedResponse> {
         let mut kept = Vec::new();
         for piece in bytes.chunks(cut) {
-            walk.see(&Bytes::copy_from_slice(piece), |run| kept.extend_from_slice(&run))?;
+            scanner.scan(piece, |run| kept.extend_from_slice(&piece[run]))?;
         }
-        Ok((walk.end()?, kept))
+        Ok((scanner.finish()?, kept))
     }
 
     #[test]
-    fn a_stream_is_one_answer_however_it_is_cut() {
+    fn stream_cut_anywhere_gives_the_same_summary() {
         let (bytes, kvs) = stream();
         for cut in [1, 2, 3, 7, 64, 1000, bytes.len()] {
-            let (found, kept) = walk(RangeResponseScanner::stream(), &bytes, cut).unwrap();
+            let (summary, kept) = scan(RangeResponseScanner::stream(), &bytes, cut).unwrap();
             assert_eq!(kept, kvs, "{cut}");
-            assert_eq!(found.header().unwrap(), header());
-            assert_eq!((found.more, found.count, found.kvs), (true, 300, 5));
-            assert_eq!(found.last_key, b"e");
+            assert_eq!(summary.header().unwrap(), header());
+            assert_eq!((summary.more, summary.count, summary.kvs), (true, 300, 5));
+            assert_eq!(summary.last_key, b"e");
         }
     }
 
     #[test]
-    fn runs_of_key_values_are_kept_in_one_slice() {
+    fn adjacent_key_values_are_one_range() {
         let (bytes, _) = stream();
         let mut runs = 0;
         RangeResponseScanner::stream()
-            .see(&Bytes::from(bytes), |_| runs += 1)
+            .scan(&bytes, |_| runs += 1)
             .unwrap();
         assert_eq!(runs, 3);
     }
 
     #[test]
-    fn a_unary_answer_is_walked_too() {
+    fn unary_response_is_scanned() {
         let response = RangeResponse {
             header: Some(header()),
             kvs: vec![kv("a", 0), kv("b", 5)],
             more: false,
             count: 2,
         };
-        let (found, _) = walk(RangeResponseScanner::unary(), &framed(&response), 4).unwrap();
-        assert_eq!((found.more, found.count, found.kvs), (false, 2, 2));
-        assert_eq!(found.last_key, b"b");
+        let (summary, _) = scan(RangeResponseScanner::unary(), &framed(&response), 4).unwrap();
+        assert_eq!((summary.more, summary.count, summary.kvs), (false, 2, 2));
+        assert_eq!(summary.last_key, b"b");
     }
 
     #[test]
-    fn what_etcd_would_not_write_is_malformed() {
+    fn unexpected_encodings_are_malformed() {
         let (bytes, _) = stream();
         assert_eq!(
-            walk(RangeResponseScanner::stream(), &bytes[..bytes.len() - 1], 64),
-            Err(Malformed),
+            scan(RangeResponseScanner::stream(), &bytes[..bytes.len() - 1], 64),
+            Err(MalformedResponse),
             "cut off"
         );
         assert_eq!(
-            walk(RangeResponseScanner::unary(), &bytes, 64),
-            Err(Malformed),
+            scan(RangeResponseScanner::unary(), &bytes, 64),
+            Err(MalformedResponse),
             "one level too deep"
         );
         let mut compressed = bytes.clone();
         compressed[0] = 1;
         assert_eq!(
-            walk(RangeResponseScanner::stream(), &compressed, 64),
-            Err(Malformed)
+            scan(RangeResponseScanner::stream(), &compressed, 64),
+            Err(MalformedResponse)
         );
         assert_eq!(
-            walk(RangeResponseScanner::stream(), &[], 1),
-            Err(Malformed),
+            scan(RangeResponseScanner::stream(), &[], 1),
+            Err(MalformedResponse),
             "no header"
         );
         // An unknown field, a key-value longer than its message, one without a key.
@@ -415,8 +443,8 @@ mod tests {
             let mut framed = vec![0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
             framed.extend_from_slice(message);
             assert_eq!(
-                walk(RangeResponseScanner::unary(), &framed, 1),
-                Err(Malformed),
+                scan(RangeResponseScanner::unary(), &framed, 1),
+                Err(MalformedResponse),
                 "{message:?}"
             );
         }

@@ -1,0 +1,246 @@
+//! The one table of RPC methods: what rangecache needs to know about a call from its path alone.
+
+/// Path of KV/Range.
+pub const RANGE: &str = "/etcdserverpb.KV/Range";
+/// Path of KV/RangeStream.
+pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
+
+/// Services with unary methods alone, save the streaming methods that have a variant of their own.
+const UNARY_SERVICES: [&str; 5] = [
+    "/etcdserverpb.KV/",
+    "/etcdserverpb.Lease/",
+    "/etcdserverpb.Auth/",
+    "/etcdserverpb.Cluster/",
+    "/etcdserverpb.Maintenance/",
+];
+
+/// A method, or a group of methods that are treated alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// KV/Range.
+    Range,
+    /// KV/RangeStream (KEP-5966).
+    RangeStream,
+    /// KV/Compact.
+    Compact,
+    /// Auth/AuthEnable and Auth/AuthDisable.
+    SwitchAuth,
+    /// Watch/Watch.
+    Watch,
+    /// Lease/LeaseKeepAlive.
+    LeaseKeepAlive,
+    /// Maintenance/Snapshot.
+    Snapshot,
+    /// Every other method of etcd's KV, Lease, Auth, Cluster and Maintenance services.
+    EtcdUnary,
+    /// Methods of etcd services that this table does not know: they may be streams.
+    EtcdOther,
+    /// Election/Observe.
+    ElectionObserve,
+    /// Every other method of the Lock and Election services: a call may last until its lock is free.
+    Concurrency,
+    /// grpc.health.v1.Health/Watch.
+    HealthWatch,
+    /// Every other method of gRPC's health service.
+    Health,
+    /// A path of etcd's JSON gateway that streams until its client ends it.
+    JsonStream,
+    /// Every other path of etcd's JSON gateway.
+    Json,
+    /// Any other path.
+    Other,
+}
+
+/// Cluster state that a successful call changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SideEffect {
+    /// Revisions below the one in the request are compacted.
+    Compaction,
+    /// Auth is switched on or off.
+    Auth,
+}
+
+impl Method {
+    /// The method at `path`, without a query.
+    #[must_use]
+    pub fn from_path(path: &str) -> Method {
+        match path {
+            RANGE => Method::Range,
+            RANGE_STREAM => Method::RangeStream,
+            "/etcdserverpb.KV/Compact" => Method::Compact,
+            "/etcdserverpb.Auth/AuthEnable" | "/etcdserverpb.Auth/AuthDisable" => Method::SwitchAuth,
+            "/etcdserverpb.Watch/Watch" => Method::Watch,
+            "/etcdserverpb.Lease/LeaseKeepAlive" => Method::LeaseKeepAlive,
+            "/etcdserverpb.Maintenance/Snapshot" => Method::Snapshot,
+            "/v3electionpb.Election/Observe" => Method::ElectionObserve,
+            "/grpc.health.v1.Health/Watch" => Method::HealthWatch,
+            _ if UNARY_SERVICES.iter().any(|service| path.starts_with(service)) => Method::EtcdUnary,
+            _ if path.starts_with("/etcdserverpb.") => Method::EtcdOther,
+            _ if path.starts_with("/v3lockpb.") || path.starts_with("/v3electionpb.") => Method::Concurrency,
+            _ if path.starts_with("/grpc.health.v1.") => Method::Health,
+            // The JSON gateway, in all its versions (v3, v3beta, v3alpha).
+            _ if path.starts_with("/v3") => {
+                let is_stream = ["/watch", "/lease/keepalive", "/election/observe"]
+                    .iter()
+                    .any(|end| path.ends_with(end));
+                if is_stream {
+                    Method::JsonStream
+                } else {
+                    Method::Json
+                }
+            }
+            _ => Method::Other,
+        }
+    }
+
+    /// Whether a response may be long or open-ended, so that it must not share a connection with short unary calls.
+    /// Unknown methods may be streams.
+    #[must_use]
+    pub fn is_streaming(self) -> bool {
+        !matches!(
+            self,
+            Method::Range | Method::Compact | Method::SwitchAuth | Method::EtcdUnary
+        )
+    }
+
+    /// Whether a call lasts until its client ends it; such calls are ended by rangecache when the process stops.
+    #[must_use]
+    pub fn is_endless(self) -> bool {
+        matches!(
+            self,
+            Method::Watch
+                | Method::LeaseKeepAlive
+                | Method::ElectionObserve
+                | Method::HealthWatch
+                | Method::JsonStream
+        )
+    }
+
+    /// How many messages deep etcd's `ResponseHeader` lies in each gRPC response message: field 1 of the message, or of its
+    /// field 1. `None` where responses carry no such header.
+    #[must_use]
+    pub fn header_depth(self) -> Option<u8> {
+        match self {
+            Method::RangeStream => Some(2),
+            Method::Health | Method::HealthWatch | Method::JsonStream | Method::Json | Method::Other => None,
+            _ => Some(1),
+        }
+    }
+
+    /// Whether a response that is not gRPC may show a revision (in JSON, which is not read).
+    #[must_use]
+    pub fn may_show_revision_as_json(self) -> bool {
+        matches!(
+            self,
+            Method::Json | Method::JsonStream | Method::Concurrency | Method::ElectionObserve
+        )
+    }
+
+    /// Cluster state that the call changes when it succeeds.
+    #[must_use]
+    pub fn side_effect(self) -> Option<SideEffect> {
+        match self {
+            Method::Compact => Some(SideEffect::Compaction),
+            Method::SwitchAuth => Some(SideEffect::Auth),
+            _ => None,
+        }
+    }
+
+    /// Name of the call's span: `service/method` for known services. Any other path is the client's own text, which spans do
+    /// not repeat.
+    #[must_use]
+    pub fn span_name(self, path: &str) -> &str {
+        match self {
+            Method::JsonStream | Method::Json | Method::Other => "_OTHER",
+            _ => path.trim_start_matches('/'),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endless_calls_are_those_that_only_their_client_ends() {
+        for path in [
+            "/etcdserverpb.Watch/Watch",
+            "/etcdserverpb.Lease/LeaseKeepAlive",
+            "/v3electionpb.Election/Observe",
+            "/grpc.health.v1.Health/Watch",
+            "/v3/watch",
+            "/v3beta/lease/keepalive",
+            "/v3/election/observe",
+        ] {
+            assert!(Method::from_path(path).is_endless(), "{path}");
+        }
+        for path in [
+            "/etcdserverpb.KV/Put",
+            "/etcdserverpb.KV/RangeStream",
+            "/etcdserverpb.Maintenance/Snapshot",
+            "/v3lockpb.Lock/Lock",
+            "/v3/kv/range",
+            "/health",
+        ] {
+            assert!(!Method::from_path(path).is_endless(), "{path}");
+        }
+    }
+
+    #[test]
+    fn unknown_and_open_ended_methods_are_streaming() {
+        for path in [
+            "/etcdserverpb.KV/Range",
+            "/etcdserverpb.KV/Txn",
+            "/etcdserverpb.KV/Compact",
+            "/etcdserverpb.Auth/AuthEnable",
+            "/etcdserverpb.Lease/LeaseGrant",
+            "/etcdserverpb.Maintenance/Status",
+        ] {
+            assert!(!Method::from_path(path).is_streaming(), "{path}");
+        }
+        for path in [
+            "/etcdserverpb.KV/RangeStream",
+            "/etcdserverpb.Watch/Watch",
+            "/etcdserverpb.Lease/LeaseKeepAlive",
+            "/etcdserverpb.Maintenance/Snapshot",
+            "/etcdserverpb.New/Method",
+            "/v3lockpb.Lock/Lock",
+            "/grpc.health.v1.Health/Check",
+            "/anything",
+        ] {
+            assert!(Method::from_path(path).is_streaming(), "{path}");
+        }
+    }
+
+    #[test]
+    fn header_depth_is_two_for_range_stream_alone() {
+        let depth = |path| Method::from_path(path).header_depth();
+        assert_eq!(depth(RANGE), Some(1));
+        assert_eq!(depth(RANGE_STREAM), Some(2));
+        assert_eq!(depth("/v3lockpb.Lock/Lock"), Some(1));
+        assert_eq!(depth("/etcdserverpb.New/Method"), Some(1));
+        assert_eq!(depth("/grpc.health.v1.Health/Check"), None);
+        assert_eq!(depth("/v3/kv/range"), None);
+    }
+
+    #[test]
+    fn only_compact_and_the_auth_switch_have_side_effects() {
+        let effect = |path| Method::from_path(path).side_effect();
+        assert_eq!(effect("/etcdserverpb.KV/Compact"), Some(SideEffect::Compaction));
+        assert_eq!(effect("/etcdserverpb.Auth/AuthDisable"), Some(SideEffect::Auth));
+        assert_eq!(effect("/etcdserverpb.Auth/AuthStatus"), None);
+        assert_eq!(effect("/etcdserverpb.KV/Put"), None);
+    }
+
+    #[test]
+    fn spans_do_not_repeat_unknown_paths() {
+        let name = |path| Method::from_path(path).span_name(path);
+        assert_eq!(name(RANGE), "etcdserverpb.KV/Range");
+        assert_eq!(
+            name("/v3electionpb.Election/Observe"),
+            "v3electionpb.Election/Observe"
+        );
+        assert_eq!(name("/my/secret"), "_OTHER");
+        assert_eq!(name("/v3/kv/range"), "_OTHER");
+    }
+}

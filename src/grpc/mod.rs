@@ -1,0 +1,17 @@
+//! gRPC and etcd's methods as they appear on the wire: paths, framing, metadata, statuses, and scanners that read response
+//! messages as their bytes pass through.
+//!
+//! A leaf: this room imports no other room (generated messages excepted). `server`, `upstream` and `proxy` use it.
+
+pub mod frame;
+mod header_scan;
+pub mod metadata;
+pub mod method;
+mod range_scan;
+pub mod status;
+
+pub use header_scan::{HeaderScanner, Scanned};
+pub use metadata::CallMetadata;
+pub use method::{Method, SideEffect};
+pub use range_scan::{MalformedResponse, RangeResponseScanner, ResponseSummary};
+pub use status::Status;

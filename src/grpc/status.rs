@@ -1,0 +1,186 @@
+//! Statuses that rangecache itself returns: the one mapping from a cause to gRPC's code and text.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Metadata that carries the status code.
+pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+/// Metadata that carries the status text, percent-encoded.
+pub const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// Longest response message that etcd's gRPC server sends, in bytes.
+pub const MAX_RESPONSE_BYTES: u64 = i32::MAX as u64;
+
+/// The codes used here, as gRPC numbers them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// The request is malformed.
+    InvalidArgument = 3,
+    /// The client's timeout expired.
+    DeadlineExceeded = 4,
+    /// A bound on size or memory was reached.
+    ResourceExhausted = 8,
+    /// The revision is compacted or in the future.
+    OutOfRange = 11,
+    /// The method does not support the request.
+    Unimplemented = 12,
+    /// A bug, or a response that cannot be decoded.
+    Internal = 13,
+    /// The call may be tried again.
+    Unavailable = 14,
+}
+
+/// Why rangecache ends a call itself. The text is what the client gets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Status {
+    /// etcd refuses the request before it reads anything; the text is etcd's.
+    #[error("{0}")]
+    InvalidArgument(String),
+    /// The revision does not exist yet; etcd's text.
+    #[error("etcdserver: mvcc: required revision is a future revision")]
+    FutureRevision,
+    /// The revision has been compacted; etcd's text.
+    #[error("etcdserver: mvcc: required revision has been compacted")]
+    Compacted,
+    /// etcd's RangeStream refuses this kind of request; etcd's text.
+    #[error("RangeStream does not support {0}")]
+    StreamUnsupported(&'static str),
+    /// The client's timeout expired; the text of etcd's gRPC library.
+    #[error("context deadline exceeded")]
+    DeadlineExceeded,
+    /// The response has this many bytes, more than a message may; the text of etcd's gRPC library.
+    #[error("grpc: trying to send message larger than max ({0} vs. {MAX_RESPONSE_BYTES})")]
+    LargerThanMax(u64),
+    /// More than `--max-calls` are in flight.
+    #[error("rangecache: too many calls are in flight; try again")]
+    TooManyCalls,
+    /// More than `--forward-max-waiting` large reads wait.
+    #[error("rangecache: too many large reads wait for etcd; try again")]
+    TooManyWaiting,
+    /// More than `--forward-shared-max-bytes` are held.
+    #[error("rangecache: responses that several reads share take too much memory; try again")]
+    SharedBytes,
+    /// The call that was made for several reads ended without a result.
+    #[error("rangecache: the shared read was cancelled; try again")]
+    SharedCallCancelled,
+    /// A sorted response of this many bytes must be read whole before it can be streamed.
+    #[error("rangecache: a sorted response of {0} bytes is too long to be streamed")]
+    SortedTooLong(u64),
+    /// Pages of one stream come from different histories.
+    #[error("rangecache: etcd's history was replaced in the middle of the stream; try again")]
+    HistoryReplaced,
+    /// etcd's response to a Range cannot be decoded.
+    #[error("rangecache: etcd's response to a Range could not be decoded")]
+    UndecodableResponse,
+    /// No endpoint could be reached in time.
+    #[error("rangecache: {0}")]
+    NoEndpoint(String),
+    /// The connection was lost before or in mid-response.
+    #[error("rangecache: the connection to etcd was lost: {0}")]
+    ConnectionLost(String),
+    /// etcd reset the stream, and the client's stream cannot be reset any more.
+    #[error("etcd reset the stream: {0}")]
+    StreamReset(String),
+    /// No more calls are taken.
+    #[error("rangecache: stopping")]
+    Stopping,
+    /// An endless call is ended because the process stops.
+    #[error("rangecache: stopping; connect again")]
+    StoppingReconnect,
+    /// A bug: the call panicked.
+    #[error("rangecache: internal error; see its log")]
+    Internal,
+}
+
+impl Status {
+    /// gRPC's code.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Status::InvalidArgument(_) => Code::InvalidArgument,
+            Status::FutureRevision | Status::Compacted => Code::OutOfRange,
+            Status::StreamUnsupported(_) => Code::Unimplemented,
+            Status::DeadlineExceeded => Code::DeadlineExceeded,
+            Status::LargerThanMax(_) | Status::SharedBytes | Status::SortedTooLong(_) => {
+                Code::ResourceExhausted
+            }
+            Status::UndecodableResponse | Status::Internal => Code::Internal,
+            Status::TooManyCalls
+            | Status::TooManyWaiting
+            | Status::SharedCallCancelled
+            | Status::HistoryReplaced
+            | Status::NoEndpoint(_)
+            | Status::ConnectionLost(_)
+            | Status::StreamReset(_)
+            | Status::Stopping
+            | Status::StoppingReconnect => Code::Unavailable,
+        }
+    }
+
+    /// The trailers that end a stream with this status.
+    #[must_use]
+    pub fn trailers(&self) -> HeaderMap {
+        let mut trailers = HeaderMap::with_capacity(2);
+        self.write_to(&mut trailers);
+        trailers
+    }
+
+    /// Adds the status to headers or trailers.
+    pub fn write_to(&self, headers: &mut HeaderMap) {
+        headers.insert(GRPC_STATUS, HeaderValue::from(self.code() as u16));
+        headers.insert(GRPC_MESSAGE, percent_encode(&self.to_string()));
+    }
+}
+
+/// Whether these headers or trailers carry the status of success.
+#[must_use]
+pub fn is_ok(headers: &HeaderMap) -> bool {
+    headers
+        .get(GRPC_STATUS)
+        .is_some_and(|status| status.as_bytes() == b"0")
+}
+
+/// The trailers of success. etcd's gRPC library sends an empty message along.
+#[must_use]
+pub fn ok_trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(2);
+    trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
+    trailers.insert(GRPC_MESSAGE, HeaderValue::from_static(""));
+    trailers
+}
+
+/// Bytes outside of printable ASCII, and `%`, as `%XX` (gRPC over HTTP/2).
+fn percent_encode(message: &str) -> HeaderValue {
+    let mut out = String::with_capacity(message.len());
+    for byte in message.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => out.push(char::from(byte)),
+            _ => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    HeaderValue::from_str(&out).unwrap_or(HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_percent_encoded() {
+        assert_eq!(percent_encode("50% of\nä"), "50%25 of%0A%C3%A4");
+    }
+
+    #[test]
+    fn retryable_causes_are_unavailable() {
+        for status in [
+            Status::TooManyCalls,
+            Status::TooManyWaiting,
+            Status::ConnectionLost("x".to_owned()),
+            Status::StoppingReconnect,
+        ] {
+            let trailers = status.trailers();
+            assert_eq!(trailers[GRPC_STATUS], "14", "{status}");
+            assert_eq!(trailers[GRPC_MESSAGE], status.to_string());
+        }
+        assert_eq!(Status::SharedBytes.trailers()[GRPC_STATUS], "8");
+    }
+}
