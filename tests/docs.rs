@@ -104,8 +104,8 @@ fn flags() -> BTreeMap<String, Option<String>> {
 }
 
 #[test]
-fn every_flag_stands_in_operations_with_its_default() {
-    let page = read("docs/operations.md");
+fn every_flag_is_documented_with_its_default() {
+    let page = read("docs/reference/flags.md");
     let mut left = flags();
     for row in rows(section(&page, "Flags")) {
         let flag = quoted(&row[0])[0];
@@ -118,7 +118,11 @@ fn every_flag_stands_in_operations_with_its_default() {
             assert_eq!(said, Some(default), "the default of {flag}");
         }
     }
-    assert!(left.is_empty(), "not in docs/operations.md: {:?}", left.keys());
+    assert!(
+        left.is_empty(),
+        "not in docs/reference/flags.md: {:?}",
+        left.keys()
+    );
 }
 
 /// What our pages call a flag is one: of rangecache, or of the tools that they speak of.
@@ -184,7 +188,7 @@ fn without_suffix(name: &str) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_metric_stands_in_operations_under_its_name() {
+async fn every_metric_is_documented_under_its_name() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     rangecache.client().await.get("a").await.unwrap();
@@ -202,15 +206,15 @@ async fn every_metric_stands_in_operations_under_its_name() {
             if is_histogram { without_suffix(name) } else { name }
         })
         .collect();
-    let page = read("docs/operations.md");
-    let explained: BTreeSet<String> = rows(section(&page, "Metrics"))
+    let page = read("docs/reference/metrics.md");
+    let explained: BTreeSet<String> = rows(&page)
         .iter()
         .map(|row| quoted(&row[0])[0].to_owned())
         .collect();
     for name in served {
         assert!(
             explained.contains(name),
-            "{name} is served, and not in docs/operations.md"
+            "{name} is served, and not in docs/reference/metrics.md"
         );
     }
     let source = metrics_in_source();
@@ -218,7 +222,10 @@ async fn every_metric_stands_in_operations_under_its_name() {
         .iter()
         .map(|name| without_suffix(name).to_owned())
         .collect();
-    assert_eq!(bare, source, "docs/operations.md, and what the source registers");
+    assert_eq!(
+        bare, source,
+        "docs/reference/metrics.md, and what the source registers"
+    );
 }
 
 #[test]
@@ -291,15 +298,15 @@ fn last_text(arguments: &str) -> String {
 }
 
 #[test]
-fn every_warning_and_error_stands_in_operations() {
-    let page = read("docs/operations.md");
-    let rows = rows(section(&page, "Log lines at level warn and error"));
+fn every_warning_and_error_is_documented() {
+    let page = read("docs/reference/logs.md");
+    let rows = rows(&page);
     let lines: Vec<&str> = rows.iter().flat_map(|row| quoted(&row[0])).collect();
     let messages = messages();
     for (place, message) in &messages {
         assert!(
             lines.iter().any(|line| message.contains(line)),
-            "{place} logs {message:?}, of which docs/operations.md says nothing"
+            "{place} logs {message:?}, which is not in docs/reference/logs.md"
         );
     }
     for line in lines {
@@ -313,10 +320,11 @@ fn every_warning_and_error_stands_in_operations() {
 
 #[test]
 fn every_alert_has_a_runbook() {
-    let page = read("docs/operations.md");
-    let explained: BTreeSet<&str> = section(&page, "Alerts")
+    let page = read("docs/runbooks.md");
+    let explained: BTreeSet<&str> = page
         .lines()
-        .filter_map(|line| line.strip_prefix("### "))
+        .filter_map(|line| line.strip_prefix("## "))
+        .filter(|heading| heading.starts_with("Rangecache"))
         .collect();
     let rules = read("charts/rangecache/files/alerts.yaml");
     let alerts: BTreeSet<&str> = rules
@@ -486,5 +494,40 @@ fn every_target_of_make_that_a_page_names_is_there() {
                 !text.contains(&format!("`make {target}")) && !text.contains(&format!("\nmake {target}\n"));
             assert!(is_target || is_prose, "{}: make {target}?", page.display());
         }
+    }
+}
+
+/// `.ci/phrases` finds a refused phrase in one line, over a line break and in a name, and passes what has none.
+#[test]
+fn refused_phrases_are_found_with_their_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |text: &str| {
+        let file = dir.path().join("sample.rs");
+        std::fs::write(&file, text).unwrap();
+        let output = std::process::Command::new(root().join(".ci/phrases"))
+            .arg(&file)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), text)
+    };
+    assert_eq!(
+        check("/// Sends the request again.\nfn undertow() {}\n"),
+        (Some(0), String::new())
+    );
+    for (text, line) in [
+        ("a\n// loads anew.\n", 2),
+        ("/// calls that are under\n/// way\n", 2),
+        ("fn is_held_against_etcd() {}\n", 1),
+    ] {
+        let (code, found) = check(text);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(found.contains(&format!("sample.rs:{line}: ")), "{text}: {found}");
+    }
+    let refused = read("docs/refused-phrases.txt");
+    let phrases = refused.lines().filter(|line| !line.starts_with('#'));
+    for phrase in phrases {
+        let (_, replacement) = phrase.split_once(" => ").unwrap();
+        assert!(!replacement.is_empty(), "{phrase}: what instead?");
     }
 }

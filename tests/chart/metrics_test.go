@@ -214,18 +214,18 @@ func TestAlerts(t *testing.T) {
 
 // Each alert leads to its heading, under the page that the operator names.
 func TestRunbooks(t *testing.T) {
-	page := read(t, root+"/docs/operations.md")
+	page := read(t, root+"/docs/runbooks.md")
 	rules := renderMode(t, "deployment").rule.Spec.Groups[0].Rules
 	for i, rule := range alerts(t) {
 		anchor := "#" + strings.ToLower(rule.Alert)
-		if url := rule.Annotations["runbook_url"]; url != "https://github.com/rangecache/rangecache/blob/main/docs/operations.md"+anchor {
+		if url := rule.Annotations["runbook_url"]; url != "https://github.com/rangecache/rangecache/blob/main/docs/runbooks.md"+anchor {
 			t.Errorf("%s leads to %s", rule.Alert, url)
 		}
 		if url := rules[i].Annotations["runbook_url"]; url != "https://runbooks.example/rangecache"+anchor {
 			t.Errorf("%s leads to %s", rule.Alert, url)
 		}
 		if !regexp.MustCompile(`(?m)^#+ ` + rule.Alert + `$`).MatchString(page) {
-			t.Errorf("docs/operations.md has no heading %s", rule.Alert)
+			t.Errorf("docs/runbooks.md has no heading %s", rule.Alert)
 		}
 	}
 }
