@@ -88,7 +88,7 @@ async fn described(rangecache: &Rangecache, url: &str) -> Value {
 async fn unwell(rangecache: &Rangecache, url: &str, unwell: bool) {
     until(SOON, &format!("{url} unwell: {unwell}"), async || {
         let endpoint = described(rangecache, url).await;
-        (endpoint["is_well"] == !unwell && endpoint["is_connected"] == true).then_some(())
+        (endpoint["is_healthy"] == !unwell && endpoint["is_connected"] == true).then_some(())
     })
     .await;
 }

@@ -385,17 +385,17 @@ async fn calls_leave_a_member_that_stands_still() {
     let follower = follower.expect("two of them follow");
     follower.pause();
     // Before HTTP/2's pings have given its connections up.
-    let is_well = async || {
+    let is_healthy = async || {
         let status = rangecache.admin("/status").await.body;
         let status: Value = serde_json::from_str(&status).expect("it is JSON");
         let endpoints = status["endpoints"].as_array().expect("a list").clone();
         let found = endpoints
             .into_iter()
             .find(|endpoint| endpoint["url"] == follower.url());
-        found.expect("it is told")["is_well"] == true
+        found.expect("it is told")["is_healthy"] == true
     };
     until(Duration::from_secs(8), "it is found to be unwell", async || {
-        (!is_well().await).then_some(())
+        (!is_healthy().await).then_some(())
     })
     .await;
     // One that still went there would hang until its connection is given up.
@@ -405,5 +405,8 @@ async fn calls_leave_a_member_that_stands_still() {
         put.expect("no put hangs").expect("it is written");
     }
     follower.resume();
-    until(SOON, "it is well again", async || is_well().await.then_some(())).await;
+    until(SOON, "it is well again", async || {
+        is_healthy().await.then_some(())
+    })
+    .await;
 }

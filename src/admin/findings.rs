@@ -8,7 +8,7 @@ use super::status::{Endpoint, Mirror};
 use super::words::{bytes, count, counted};
 use crate::mirror::cluster_state::Auth;
 use crate::telemetry::Reason;
-use crate::upstream::Version;
+use crate::upstream::{Version, gates};
 
 /// How much it matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -140,7 +140,7 @@ fn endpoints(seen: &Seen<'_>, found: &mut Vec<Finding>) {
                 format!("Calls go to the others. {}", endpoint.last_error),
                 "See whether that member runs and can be reached.",
             ));
-        } else if !endpoint.is_well {
+        } else if !endpoint.is_healthy {
             found.push(Finding::new(
                 Severity::Warning,
                 format!("{} is unwell", endpoint.url),
@@ -162,7 +162,7 @@ fn endpoints(seen: &Seen<'_>, found: &mut Vec<Finding>) {
 
 fn gates(seen: &Seen<'_>, found: &mut Vec<Finding>) {
     if let Some(version) = seen.version
-        && !version.progress_is_trusted()
+        && !gates::PROGRESS_NOTIFICATIONS.is_open(version)
     {
         let advice = advice::of_reason(Reason::VersionGate);
         found.push(Finding::new(

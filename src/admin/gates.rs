@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::findings::Severity;
 use crate::mirror::cluster_state::Auth;
 use crate::telemetry::Metrics;
-use crate::upstream::{EndpointView, NoRangeStream, Version};
+use crate::upstream::{EndpointView, NoRangeStream, Version, gates};
 
 /// Something that must be so for memory to answer all that it could.
 #[derive(Debug, Serialize)]
@@ -28,7 +28,7 @@ pub(super) fn gates(
 ) -> Vec<Gate> {
     let (progress, state) = match version {
         None => (Severity::Note, "not known yet".to_owned()),
-        Some(version) if version.progress_is_trusted() => {
+        Some(version) if gates::PROGRESS_NOTIFICATIONS.is_open(version) => {
             (Severity::Good, format!("trusted (etcd {version})"))
         }
         Some(version) => (Severity::Warning, format!("not trusted (etcd {version})")),

@@ -238,7 +238,9 @@ fn endpoints(out: &mut String, endpoints: &[Endpoint]) {
             Endpoint {
                 is_connected: false, ..
             } => ("bad", "not connected"),
-            Endpoint { is_well: false, .. } => ("warning", "unwell"),
+            Endpoint {
+                is_healthy: false, ..
+            } => ("warning", "unwell"),
             Endpoint { is_avoided: true, .. } => ("warning", "calls failed lately"),
             _ => ("good", "well"),
         };

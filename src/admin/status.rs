@@ -119,7 +119,7 @@ pub(super) struct Endpoint {
     pub(super) role: &'static str,
     pub(super) is_connected: bool,
     /// It serves, votes and knows a leader.
-    pub(super) is_well: bool,
+    pub(super) is_healthy: bool,
     /// Calls failed on it a moment ago.
     pub(super) is_avoided: bool,
     pub(super) connections: usize,
@@ -183,7 +183,7 @@ impl Status {
             .collect();
         let budgets = budgets(admin, &mirrors);
         let reads = Reads::of(&counts, &all);
-        let version = admin.upstream.versions().lowest;
+        let version = admin.upstream.lowest_version();
         let credentials = admin.upstream.credentials();
         let shed = |ended: &&Ended| matches!(ended.outcome, Outcome::Shed(_));
         let findings = findings::find(&Seen {
@@ -194,7 +194,7 @@ impl Status {
             version,
             auth: cluster_state.auth(),
             has_own_user: credentials.is_configured(),
-            user_problem: credentials.problem(),
+            user_problem: credentials.problem().map(|problem| problem.to_string()),
             panics: admin.telemetry.metrics.process.panics.get(),
             shed: reads.outcomes.iter().filter(shed).map(|ended| ended.count).sum(),
         });
@@ -323,7 +323,7 @@ impl Endpoint {
                 Role::Leaderless => "no_leader",
             },
             is_connected: view.is_connected,
-            is_well: view.is_well,
+            is_healthy: view.is_healthy,
             is_avoided: view.is_avoided,
             connections: view.connections,
             connections_wanted: view.connections_wanted,

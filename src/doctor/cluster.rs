@@ -12,7 +12,7 @@ use super::text::bytes;
 use crate::config::{Config, OldEtcd, RangeStream};
 use crate::etcdserverpb::cluster_client::ClusterClient;
 use crate::etcdserverpb::{Member as Known, MemberListRequest, StatusResponse};
-use crate::upstream::{Role, Version};
+use crate::upstream::{Role, Version, gates};
 
 /// Findings on the endpoints, the members that are no endpoints, and the version gates.
 pub(super) async fn judge(config: &Config, members: &[Member], auth: &Auth, report: &mut Report) {
@@ -190,7 +190,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
             "fine during an upgrade; the lowest one decides what is trusted",
         );
     }
-    if lowest.progress_is_trusted() {
+    if gates::PROGRESS_NOTIFICATIONS.is_open(*lowest) {
         report.good(
             Area::Gates,
             format!("progress notifications can be trusted (lowest version {lowest})"),
@@ -209,7 +209,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
     let have = members
         .iter()
         .filter_map(Member::version)
-        .filter(|version| version.has_range_stream());
+        .filter(|version| gates::RANGE_STREAM.is_open(*version));
     match (config.range_stream, have.count()) {
         (RangeStream::Off, _) => report.good(Area::Gates, "etcd's RangeStream is not used (--range-stream=off)"),
         (RangeStream::Auto, 0) => report.good(

@@ -9,11 +9,9 @@ use super::members::{Member, Quorum};
 use super::report::{Area, Report};
 use crate::config::Config;
 use crate::etcdserverpb::RangeRequest;
-use crate::etcdserverpb::kv_client::KvClient;
 use crate::keyspace::scope::{Scope, scopes};
-use crate::mirror::freshness::authorize::right_to_read;
 use crate::tls::Connector;
-use crate::upstream::{Connection, Credentials};
+use crate::upstream::{Connection, Credentials, authenticate_once, check_read_permission};
 
 /// What auth lets us do.
 #[derive(Debug)]
@@ -54,7 +52,7 @@ pub(super) async fn look(
     let (Some(is_on), Some(connection)) = (quorum.auth, connection) else {
         return auth;
     };
-    let introduced = timeout(CALL_TIMEOUT, credentials.authenticate_once(connection)).await;
+    let introduced = timeout(CALL_TIMEOUT, authenticate_once(credentials, connection)).await;
     if let Some(name) = connector.common_name() {
         let text = format!("the certificate in --cert has the common name {name:?}");
         let remedy = "where etcd runs with --client-cert-auth and auth, every caller without a token acts as that user: give a certificate without a CN";
@@ -127,16 +125,12 @@ pub(super) async fn look(
     auth
 }
 
-/// Asks for the right to read `scope` without reading a key.
+/// Checks permission to read `scope` without reading a key.
 async fn may_read(connection: &Arc<Connection>, scope: &Scope) -> Result<(), tonic::Status> {
-    let (channel, origin) = connection.own_channel();
-    let request = right_to_read(RangeRequest {
+    let range = RangeRequest {
         key: scope.key(),
         range_end: scope.range_end(),
         ..RangeRequest::default()
-    });
-    KvClient::with_origin(channel, origin)
-        .txn(request)
-        .await
-        .map(drop)
+    };
+    check_read_permission(connection, range, None).await.map(drop)
 }

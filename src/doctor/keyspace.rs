@@ -21,8 +21,7 @@ use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::scope::{self, Scope, scopes};
 use crate::keyspace::{prefix_end, successor};
-use crate::mirror::{compact_revision, is_compacted};
-use crate::upstream::Connection;
+use crate::upstream::{Connection, compact_revision, is_compacted};
 
 /// After this time nothing more is divided or weighed.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -7,17 +7,15 @@ use futures_util::future::join_all;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
-use tonic::metadata::MetadataValue;
+use tonic::metadata::MetadataMap;
 
 use super::CALL_TIMEOUT;
 use super::report::{Area, Report};
 use crate::config::Config;
 use crate::etcdserverpb::StatusResponse;
-use crate::etcdserverpb::kv_client::KvClient;
-use crate::mirror::freshness::{check_request, is_refusal};
 use crate::net::Url;
 use crate::tls::Connector;
-use crate::upstream::{self, Connection, Credentials, Role, Version};
+use crate::upstream::{self, Connection, Credentials, Role, Version, anonymous_check, is_refusal};
 
 /// How often the quorum is asked, for a median.
 const QUORUM_READS: usize = 5;
@@ -72,7 +70,7 @@ impl Member {
 
     /// What it is in the cluster.
     pub(super) fn role(&self) -> Option<Role> {
-        self.status.as_ref().ok().map(Role::of)
+        self.status.as_ref().ok().map(Role::from_status)
     }
 }
 
@@ -102,7 +100,7 @@ pub(super) async fn connect(
             .map_err(|error| without_url(&error.to_string(), url));
         let mut serves = None;
         if let Ok(open) = &mut link {
-            serves = timeout(CALL_TIMEOUT, upstream::serves(&open.connection))
+            serves = timeout(CALL_TIMEOUT, upstream::is_serving(&open.connection))
                 .await
                 .ok();
             // What ends the connection instead of an answer is no etcd, or wants TLS.
@@ -140,8 +138,8 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
         let mut took = Vec::new();
         for _ in 0..QUORUM_READS {
             let began = Instant::now();
-            match timeout(CALL_TIMEOUT, as_nobody(connection)).await {
-                Ok(Ok(())) => quorum.auth = Some(false),
+            match timeout(CALL_TIMEOUT, anonymous_check(connection, MetadataMap::new())).await {
+                Ok(Ok(_)) => quorum.auth = Some(false),
                 Ok(Err(status)) if is_refusal(&status) => {
                     quorum.auth = Some(true);
                     took.push(began.elapsed());
@@ -190,26 +188,13 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
     quorum
 }
 
-async fn as_nobody(connection: &Arc<Connection>) -> Result<(), tonic::Status> {
-    let (channel, origin) = connection.channel();
-    let mut request = tonic::Request::new(check_request());
-    // Else etcd might take the name in a certificate for a user's.
-    request
-        .metadata_mut()
-        .insert("token", MetadataValue::from_static("nobody"));
-    KvClient::with_origin(channel, origin)
-        .range(request)
-        .await
-        .map(drop)
-}
-
 /// Asks each for its status, as rangecache's own user if there is one.
 pub(super) async fn ask_status(members: &mut [Member]) {
     let each = members.iter_mut().map(async |member| {
         let Ok(link) = &member.link else {
             return;
         };
-        member.status = match timeout(CALL_TIMEOUT, link.connection.ask_own_status()).await {
+        member.status = match timeout(CALL_TIMEOUT, link.connection.member_status()).await {
             Ok(Ok(status)) => Ok(status),
             Ok(Err(status)) => Err(format!("{} ({:?})", status.message(), status.code())),
             Err(_) => Err(format!("no answer within {CALL_TIMEOUT:?}")),

@@ -139,12 +139,14 @@ impl<'a> Feed<'a> {
             .map_err(|_| FeedEnd::Lost("no answer to a watch in time".into()))??;
         let created = created.ok_or_else(|| FeedEnd::Lost("the watch ended at once".into()))?;
         if created.canceled || !created.created {
-            connection.credentials().watch_refused(&created.cancel_reason);
+            connection
+                .credentials()
+                .check_watch_rejected(&created.cancel_reason);
             return Err(cancelled(&created));
         }
         let before = mirrors.cluster_state.before_check();
         let (same, revision) = continues(&anchor, connection).await?;
-        let raft_index = connection.ask_own_status().await?.raft_index;
+        let raft_index = connection.member_status().await?.raft_index;
         if !same || mirrors.cluster_state.after_status(before, revision, raft_index) == Verdict::Replaced {
             mirrors.cluster_state.forget();
             mirrors.replace_history("the history behind the feed is not the mirror's");

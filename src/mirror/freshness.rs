@@ -21,13 +21,11 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::cluster_state::{Auth, Before, ClusterState, Verdict};
 use crate::cache::ResponseHeader;
-use crate::etcdserverpb::RangeRequest;
-use crate::etcdserverpb::kv_client::KvClient;
 use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanKind};
 use crate::telemetry::{Reason, Telemetry};
-use crate::upstream::{Connection, ConnectionClass, Upstream};
+use crate::upstream::{Connection, ConnectionClass, Upstream, anonymous_check, is_refusal};
 use authorize::Authorization;
 
 /// Readers that are woken at once when a round ends.
@@ -42,9 +40,6 @@ const COALESCE_DELAY: Duration = Duration::from_millis(1);
 const SLOW_ROUND: Duration = Duration::from_millis(50);
 /// One attempt of a round; a member that takes longer may be cut off from the others, so another is asked.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
-/// The key that checks read. It need not exist: only the header counts.
-const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
-
 /// What a successful check proves: no write acknowledged before the check began is later than `header.revision`.
 #[derive(Clone, Copy, Debug)]
 pub struct Proof {
@@ -359,7 +354,7 @@ impl Freshness {
         if !matches!(asker, Asker::Nobody) || self.cluster_state.auth_is_on() == Auth::On {
             return;
         }
-        self.upstream.credentials().are_needed();
+        self.upstream.credentials().require_token();
         if let Some(common_name) = self.upstream.connector().common_name() {
             tracing::warn!(
                 common_name,
@@ -388,11 +383,11 @@ impl Freshness {
         before: Before,
         revision: i64,
     ) -> Result<Verdict, tonic::Status> {
-        if connection.is_vetted() {
+        if connection.history_is_checked() {
             return Ok(Verdict::Continues);
         }
-        let raft_index = connection.ask_own_status().await?.raft_index;
-        connection.set_vetted();
+        let raft_index = connection.member_status().await?.raft_index;
+        connection.set_history_checked();
         Ok(self.cluster_state.after_status(before, revision, raft_index))
     }
 
@@ -434,18 +429,9 @@ impl Asker<'_> {
     ) -> Result<(ResponseHeader, bool), tonic::Status> {
         let (header, is_quorum) = match self {
             Asker::Nobody => {
-                let (channel, origin) = connection.channel();
-                let mut client = KvClient::with_origin(channel, origin);
-                let mut request = tonic::Request::new(check_request());
-                if connection.may_pass_for_someone() {
-                    // Where auth is on, etcd would take the common name of a certificate for a user, but not beside a token
-                    // that nobody has. Where it is off, etcd does not look at tokens.
-                    request
-                        .metadata_mut()
-                        .insert("token", MetadataValue::from_static("nobody"));
-                }
-                name_trace(request.metadata_mut(), trace);
-                (client.range(request).await?.into_inner().header, true)
+                let mut metadata = MetadataMap::new();
+                name_trace(&mut metadata, trace);
+                (anonymous_check(connection, metadata).await?, true)
             }
             Asker::Somebody(authorization) => authorization.ask(connection).await?,
         };
@@ -464,31 +450,12 @@ impl Asker<'_> {
     }
 }
 
-/// Whether etcd refused the caller: it does so in several words to who has no credentials, but only when auth is on.
-#[must_use]
-pub fn is_refusal(status: &tonic::Status) -> bool {
-    matches!(
-        status.code(),
-        Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
-    )
-}
-
 /// Names the span that a call is made for.
 fn name_trace(metadata: &mut MetadataMap, trace: Option<SpanContext>) {
     if let Some(trace) = trace
         && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
     {
         metadata.insert("traceparent", traceparent);
-    }
-}
-
-/// A single key that is not there: the cheapest read that etcd has.
-pub fn check_request() -> RangeRequest {
-    RangeRequest {
-        key: CHECK_KEY.into(),
-        keys_only: true,
-        limit: 1,
-        ..RangeRequest::default()
     }
 }
 

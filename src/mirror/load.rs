@@ -17,7 +17,7 @@ use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::scope::Scope;
 use crate::keyspace::successor;
 use crate::net::Url;
-use crate::upstream::{Channel, ConnectError, Connection, ReceiveWindow};
+use crate::upstream::{Channel, ConnectError, Connection, ReceiveWindow, current_header};
 
 /// How long etcd may take for the next piece.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -127,7 +127,7 @@ impl Load<'_> {
     /// [`LoadError`]; nothing of what came is kept.
     pub(super) async fn run(&self) -> Result<Loaded, LoadError> {
         let mut connection = self.connect(None).await?;
-        let raft_index = connection.ask_own_status().await?.raft_index;
+        let raft_index = connection.member_status().await?.raft_index;
         let pinned = current(&connection, &self.mirror.scope).await?;
         // So that a restore is known from the first moment on.
         self.mirrors
@@ -178,7 +178,7 @@ impl Load<'_> {
         let cluster_state = &self.mirrors.cluster_state;
         let before = cluster_state.before_check();
         let now = current(&connection, &self.mirror.scope).await?;
-        let raft_index = connection.ask_own_status().await?.raft_index;
+        let raft_index = connection.member_status().await?.raft_index;
         let same = now.cluster_id == pinned.cluster_id && now.revision >= pinned.revision;
         if !same || cluster_state.after_status(before, now.revision, raft_index) == Verdict::Replaced {
             cluster_state.forget();
@@ -192,19 +192,10 @@ impl Load<'_> {
 
 /// etcd's header now, by a linearizable read of one key.
 async fn current(connection: &Arc<Connection>, scope: &Scope) -> Result<ResponseHeader, LoadError> {
-    let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin);
-    let request = RangeRequest {
-        key: scope.key(),
-        limit: 1,
-        keys_only: true,
-        ..RangeRequest::default()
-    };
-    let response = tokio::time::timeout(PIECE_TIMEOUT, client.range(request))
+    let header = tokio::time::timeout(PIECE_TIMEOUT, current_header(connection, scope.key()))
         .await
         .map_err(|_| LoadError::TimedOut)??
-        .into_inner();
-    let header = response.header.filter(|header| header.revision > 0);
+        .filter(|header| header.revision > 0);
     Ok(header.ok_or(LoadError::NoRevision)?.into())
 }
 

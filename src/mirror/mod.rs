@@ -35,7 +35,6 @@ mod verify;
 mod version_gate;
 
 pub use mirrors::Mirrors;
-pub use probe::{compact_revision, is_compacted};
 
 use std::sync::Arc;
 

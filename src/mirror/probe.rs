@@ -9,22 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
-use tonic::Code;
-use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 
 use super::cluster_state::Auth;
 use super::freshness::Proof;
 use super::lag::Lag;
 use super::mirrors::Mirrors;
-use crate::etcdserverpb::kv_client::KvClient;
-use crate::etcdserverpb::watch_client::WatchClient;
-use crate::etcdserverpb::watch_request::RequestUnion;
-use crate::etcdserverpb::{RangeRequest, WatchCreateRequest, WatchRequest};
 use crate::faults::{self, Fault};
 use crate::telemetry::Reason;
-use crate::upstream::{Connection, ConnectionClass};
+use crate::upstream::{ConnectionClass, UserProblem, compact_revision, is_compacted};
 
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -100,13 +93,11 @@ async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Reason> {
             proof = mirrors.freshness.authorize_own(key, range_end).await;
             if let Err(reason) = proof {
                 // A token that was refused is replaced by the next beat.
-                if reason == Reason::Auth && credentials.are_known() {
-                    credentials.set_problem(Some(format!(
-                        "the user {:?} of --user may not read all of the mirror {}: grant it a role with the right to \
-                         read that prefix (read on everything without --cache-prefix)",
-                        credentials.name(),
-                        mirror.name
-                    )));
+                if reason == Reason::Auth && credentials.have_token() {
+                    credentials.set_problem(Some(UserProblem::NoPermission {
+                        user: credentials.name().to_owned(),
+                        scope: format!("the mirror {}", mirror.name),
+                    }));
                 }
                 return proof;
             }
@@ -131,49 +122,6 @@ async fn raft_index(mirrors: &Mirrors) -> Option<u64> {
         .connection(ConnectionClass::Check, Instant::now() + ANSWER_TIMEOUT)
         .await
         .ok()?;
-    let asking = tokio::time::timeout(ANSWER_TIMEOUT, connection.ask_own_status());
+    let asking = tokio::time::timeout(ANSWER_TIMEOUT, connection.member_status());
     Some(asking.await.ok()?.ok()?.raft_index)
-}
-
-/// Whether etcd has compacted past `revision`; `key` is one that rangecache's user may read, and need not exist.
-pub async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i64) -> bool {
-    let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin);
-    let request = RangeRequest {
-        key: key.clone(),
-        revision,
-        serializable: true,
-        keys_only: true,
-        ..RangeRequest::default()
-    };
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, client.range(request)).await;
-    matches!(answer, Ok(Err(status)) if status.code() == Code::OutOfRange && status.message().contains("compacted"))
-}
-
-/// Up to which revision etcd has compacted, given that it is past `below`: a watch from there is cancelled with it.
-pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: i64) -> Option<i64> {
-    let (channel, origin) = connection.own_channel();
-    let mut client = WatchClient::with_origin(channel, origin);
-    let (requests, queue) = mpsc::channel(1);
-    let create = WatchCreateRequest {
-        key: key.clone(),
-        start_revision: below,
-        ..WatchCreateRequest::default()
-    };
-    requests
-        .send(WatchRequest {
-            request_union: Some(RequestUnion::CreateRequest(create)),
-        })
-        .await
-        .ok()?;
-    let asking = async {
-        let mut responses = client.watch(ReceiverStream::new(queue)).await.ok()?.into_inner();
-        while let Ok(Some(response)) = responses.message().await {
-            if response.compact_revision > 0 {
-                return Some(response.compact_revision);
-            }
-        }
-        None
-    };
-    tokio::time::timeout(ANSWER_TIMEOUT, asking).await.ok().flatten()
 }

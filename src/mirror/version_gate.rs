@@ -2,13 +2,14 @@
 
 use super::mirrors::Mirrors;
 use crate::config::OldEtcd;
+use crate::upstream::gates;
 
 /// Logs a warning when the version gate closes; stops the process instead if `old_etcd` is [`OldEtcd::Refuse`].
 pub(super) async fn run(mirrors: &Mirrors, old_etcd: OldEtcd) {
-    let mut changed = mirrors.upstream.versions_changed();
+    let mut changed = mirrors.upstream.version_changes();
     loop {
-        if let Some(lowest) = mirrors.upstream.versions().lowest
-            && !lowest.progress_is_trusted()
+        if let Some(lowest) = mirrors.upstream.lowest_version()
+            && !gates::PROGRESS_NOTIFICATIONS.is_open(lowest)
         {
             match old_etcd {
                 OldEtcd::Forward => tracing::warn!(version = %lowest,

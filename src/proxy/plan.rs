@@ -4,7 +4,7 @@
 use crate::cache::{Dialect, QueryError, RangeQuery};
 use crate::mirror::cluster_state::Auth;
 use crate::telemetry::Reason;
-use crate::upstream::Versions;
+use crate::upstream::{Version, gates};
 
 /// A limit from which on a Range over many keys counts as large.
 const LARGE_LIMIT: i64 = 1000;
@@ -14,7 +14,8 @@ const LARGE_LIMIT: i64 = 1000;
 pub(super) struct Facts {
     /// The mirror that holds the range: its revision, or why it is out of service; `None` if none holds it.
     pub(super) mirror: Option<Result<i64, Reason>>,
-    pub(super) versions: Versions,
+    /// The lowest version among the endpoints, once one was reported.
+    pub(super) version: Option<Version>,
     pub(super) auth: Auth,
     /// The revision below which nothing may be answered (I11), if it is known.
     pub(super) floor: Option<i64>,
@@ -49,14 +50,13 @@ pub(super) enum Plan {
 /// Decides. **I1, forward by default**: whatever is not known to be answerable goes to etcd.
 pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
     let dialect = facts
-        .versions
-        .lowest
+        .version
         .map(|version| Dialect::of_version(version.major, version.minor));
     // Where the version is not known yet, the stricter rules: an unknown sort target crashes etcd 3.5.
     if let Err(error) = query.check(&dialect.unwrap_or(Dialect::of_version(3, 5))) {
         return Plan::Refuse(error);
     }
-    let Some(lowest) = facts.versions.lowest else {
+    let Some(lowest) = facts.version else {
         return Plan::Forward(Reason::VersionUnknown);
     };
     if facts.auth == Auth::On && !facts.own_identity {
@@ -73,7 +73,7 @@ pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
     // Credentials are etcd's to judge also while auth seems to be off.
     if facts.credentials || facts.auth == Auth::On {
         return match facts.floor {
-            _ if !lowest.progress_is_trusted() => Plan::Forward(Reason::VersionGate),
+            _ if !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) => Plan::Forward(Reason::VersionGate),
             Some(floor) if query.serializable => Plan::Authorize {
                 serializable: true,
                 floor,
@@ -93,7 +93,7 @@ pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
             Auth::Unknown | Auth::On => Plan::Forward(Reason::Auth),
         };
     }
-    if lowest.progress_is_trusted() {
+    if gates::PROGRESS_NOTIFICATIONS.is_open(lowest) {
         Plan::Prove
     } else {
         Plan::Forward(Reason::VersionGate)
@@ -108,13 +108,10 @@ pub(super) fn is_large(query: &RangeQuery) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::upstream::Version;
 
     const FACTS: Facts = Facts {
         mirror: Some(Ok(100)),
-        versions: Versions {
-            lowest: Some(Version::new(3, 7, 3)),
-        },
+        version: Some(Version::new(3, 7, 3)),
         auth: Auth::Off,
         floor: Some(90),
         own_identity: false,
@@ -207,13 +204,13 @@ mod tests {
                 |facts| facts.mirror = Some(Err(Reason::FeedLost)),
                 Reason::FeedLost,
             ),
-            (|facts| facts.versions.lowest = None, Reason::VersionUnknown),
+            (|facts| facts.version = None, Reason::VersionUnknown),
             (
-                |facts| facts.versions.lowest = Some(Version::new(3, 5, 12)),
+                |facts| facts.version = Some(Version::new(3, 5, 12)),
                 Reason::VersionGate,
             ),
             (
-                |facts| facts.versions.lowest = Some(Version::new(3, 4, 23)),
+                |facts| facts.version = Some(Version::new(3, 4, 23)),
                 Reason::VersionGate,
             ),
             (|facts| facts.auth = Auth::On, Reason::Auth),
@@ -284,7 +281,7 @@ mod tests {
         };
         for change in [
             (|_| {}) as fn(&mut Facts),
-            |facts| facts.versions.lowest = None,
+            |facts| facts.version = None,
             |facts| facts.mirror = None,
         ] {
             assert_eq!(

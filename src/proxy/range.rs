@@ -28,7 +28,7 @@ use crate::mirror::cluster_state::Auth;
 use crate::mirror::state::{Mirror, View};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
-use crate::upstream::{ConnectionClass, Outgoing, Version};
+use crate::upstream::{ConnectionClass, Outgoing, gates};
 
 /// How a Range, or a RangeStream, ends that memory can end.
 pub(super) enum Ended {
@@ -77,9 +77,8 @@ async fn handle<'a>(
     let old = proxy
         .forward
         .upstream
-        .versions()
-        .lowest
-        .is_none_or(|version| version < Version::new(3, 6, 0));
+        .lowest_version()
+        .is_none_or(|version| !gates::UNKNOWN_SORT_TARGETS.is_open(version));
     if old && names_unknown_sort_target(&framed[PREFIX_BYTES..]) {
         record.outcome = Outcome::Hit(Read::Refused);
         return Ok(body::status(
@@ -147,7 +146,7 @@ pub(super) async fn end<'a>(
     let auth = cluster_state.auth();
     let facts = Facts {
         mirror: mirror.map(Mirror::revision),
-        versions: proxy.forward.upstream.versions(),
+        version: proxy.forward.upstream.lowest_version(),
         auth,
         own_identity: auth == Auth::On && proxy.forward.upstream.credentials().are_valid(),
         floor: cluster_state.min_served_revision(),
@@ -274,7 +273,7 @@ pub(super) fn answer(
             },
         )
     };
-    let Some(version) = facts.versions.lowest else {
+    let Some(version) = facts.version else {
         return Ended::Forward(Reason::VersionUnknown);
     };
     let selection = match select(tree, query, &Dialect::of_version(version.major, version.minor)) {

@@ -35,7 +35,7 @@ use crate::mirror::Mirrors;
 use crate::mirror::freshness::authorize::{Authorization, identity_of};
 use crate::mirror::pinned::Reading;
 use crate::telemetry::Metrics;
-use crate::upstream::{NoRangeStream, ReceiveWindow, Upstream};
+use crate::upstream::{NoRangeStream, ReceiveWindow, Upstream, gates};
 
 /// How long etcd may take for the next chunk; then the page is forwarded.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -395,9 +395,8 @@ impl AllSeries {
         let owner = owner?;
         let may_stream = self
             .upstream
-            .versions()
-            .lowest
-            .is_some_and(|version| version.has_range_stream());
+            .lowest_version()
+            .is_some_and(|version| gates::RANGE_STREAM.is_open(version));
         (may_stream && is_page(query)).then(|| {
             Box::new(PageWatch {
                 walk: Some(walk),

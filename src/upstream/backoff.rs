@@ -1,9 +1,9 @@
-//! Pauses between attempts: longer each time, and never the same for two that failed together.
+//! Pauses between attempts, doubled after each and jittered, so that clients that failed together do not retry together.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
-/// Doubles from the first pause to the last.
+/// Pauses that double from the first to the last.
 #[derive(Debug)]
 pub struct Backoff {
     first: Duration,
@@ -12,7 +12,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Starts at `first`, and stays at `last` once it is there.
+    /// Starts at `first` and stays at `last` once reached.
     #[must_use]
     pub const fn new(first: Duration, last: Duration) -> Backoff {
         Backoff {
@@ -22,23 +22,24 @@ impl Backoff {
         }
     }
 
-    /// The next pause.
+    /// Returns the next pause, jittered.
     pub fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(self.last);
         jittered(pause)
     }
 
-    /// Starts anew.
+    /// Starts at the first pause again.
     pub fn reset(&mut self) {
         self.next = self.first;
     }
 }
 
-/// Between three quarters of `duration` and all of it: sidecars that lost the same etcd do not come back in step.
+/// Random duration between three quarters of `duration` and all of it, so that sidecars that lost the same etcd do not
+/// reconnect at the same time.
 #[must_use]
 pub fn jittered(duration: Duration) -> Duration {
-    // The standard library seeds its hash maps anew each time, which is random enough.
+    // The standard library seeds each hash map differently, which is random enough.
     let random = RandomState::new().hash_one(0_u8);
     let quarter = duration / 4;
     let part = u32::try_from(random % 1024).unwrap_or(0);
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn two_that_failed_together_come_back_apart() {
+    fn jittered_pauses_differ() {
         let pauses: std::collections::HashSet<_> =
             (0..100).map(|_| jittered(Duration::from_secs(1))).collect();
         assert!(pauses.len() > 50, "{}", pauses.len());

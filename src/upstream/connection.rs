@@ -1,4 +1,4 @@
-//! One HTTP/2 connection to one endpoint.
+//! HTTP/2 connections to one endpoint.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,92 +11,53 @@ use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
-use super::NoEndpoint;
+use super::capabilities::{NoRangeStream, ServerCapabilities};
 use super::credentials::Credentials;
+use super::error::ConnectError;
 use super::outgoing::{BoxError, Outgoing};
-use super::range_stream::{NoRangeStream, Server};
 use crate::etcdserverpb::maintenance_client::MaintenanceClient;
 use crate::etcdserverpb::{StatusRequest, StatusResponse};
 use crate::net::Url;
 use crate::tls::{Connector, Protocol};
 
-/// How often a connection with calls under way is pinged. etcd closes connections that ping more often than every 5 s,
+/// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
 /// and idle ones that ping at all.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// How long an answer to a ping may take.
+/// Timeout of a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for TCP, TLS and, with TLS, a first answer.
+/// Timeout of TCP and TLS handshakes and, with TLS, of a first response.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Metadata that etcd may answer with.
+/// Bound on the metadata of a response.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 
 /// Receive windows of a connection, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveWindow {
-    /// Of one stream: what one slow reader can hold.
+    /// Window of one stream: the bytes that one slow reader can keep buffered.
     pub stream: u32,
 }
 
 impl ReceiveWindow {
-    /// For answers that are passed on as they come.
+    /// For responses that are forwarded unchanged.
     pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 1 << 20 };
-    /// For one feed or one load, which is always drained.
+    /// For the connection of one feed or one load, which is always read.
     pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
-}
-
-/// Why there is no connection.
-#[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
-    /// TCP or unix socket.
-    #[error("{url}: {source}")]
-    Connect {
-        /// The endpoint.
-        url: Url,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// HTTP/2.
-    #[error("{url}: {source}")]
-    Handshake {
-        /// The endpoint.
-        url: Url,
-        /// What hyper said.
-        source: hyper::Error,
-    },
-    /// It was up, and ended before anything was answered.
-    #[error("{url}: {reason}")]
-    Refused {
-        /// The endpoint.
-        url: Url,
-        /// In words, with what to do.
-        reason: String,
-    },
-    /// No answer in time.
-    #[error("no answer in time")]
-    TimedOut,
-    /// No endpoint is there.
-    #[error(transparent)]
-    None(#[from] NoEndpoint),
-}
-
-impl ConnectError {
-    pub(super) fn none(error: NoEndpoint) -> ConnectError {
-        ConnectError::None(error)
-    }
 }
 
 /// Why a call got no response.
 #[derive(Debug)]
 pub enum SendFailure {
-    /// It never left: here it is again, for another connection.
+    /// The request was not sent; it is returned for use on another connection.
     NotSent(Box<Request<Outgoing>>, hyper::Error),
-    /// It may have reached etcd.
+    /// The request may have reached etcd.
     Lost(hyper::Error),
 }
 
-/// A live connection. Its driver is somebody else's task; when that ends, calls fail.
+/// An open connection. A separate task drives it; when that task ends, calls fail.
 #[derive(Debug)]
 pub struct Connection {
     url: Url,
@@ -104,20 +65,20 @@ pub struct Connection {
     origin: Uri,
     sender: http2::SendRequest<Outgoing>,
     in_flight: AtomicUsize,
-    vetted: AtomicBool,
-    /// The certificate that was shown on it names a user.
+    history_is_checked: AtomicBool,
+    /// The client certificate of the connection has a common name, which etcd may take for a user.
     names_a_user: bool,
     credentials: Arc<Credentials>,
     /// Shared with the endpoint's other connections.
-    server: Arc<Server>,
+    server: Arc<ServerCapabilities>,
 }
 
-/// Counts a call as under way until dropped.
+/// Counts a call as in flight until dropped.
 #[derive(Debug)]
 pub struct InFlight(Arc<Connection>);
 
 impl InFlight {
-    /// Where the call is under way.
+    /// Endpoint that the call was sent to.
     #[must_use]
     pub fn url(&self) -> &Url {
         self.0.url()
@@ -131,11 +92,11 @@ impl Drop for InFlight {
 }
 
 impl Connection {
-    /// Connects. The second value drives the connection and ends with it, in words; it must be polled.
+    /// Opens a connection. The returned future drives the connection, must be polled, and returns why the connection ended.
     pub(super) async fn open(
         connector: &Connector,
         url: &Url,
-        server: &Arc<Server>,
+        server: &Arc<ServerCapabilities>,
         windows: ReceiveWindow,
         credentials: &Arc<Credentials>,
         deadline: Instant,
@@ -152,7 +113,7 @@ impl Connection {
                 let (sender, driver) = http2::Builder::new(TokioExecutor::new())
                     .timer(TokioTimer::new())
                     .initial_stream_window_size(windows.stream)
-                    // Streams alone bound what is under way: one that is not read must not stop the others.
+                    // Only stream windows limit the data in flight: a stream that is not read must not stop the others.
                     .initial_connection_window_size((1 << 31) - 1)
                     .max_header_list_size(MAX_HEADER_BYTES)
                     .keep_alive_interval(PING_INTERVAL)
@@ -168,25 +129,25 @@ impl Connection {
                 let mut driver = Box::pin(async move {
                     match driver.await {
                         Ok(()) => "the connection was closed".to_owned(),
-                        Err(error) => in_words(&error),
+                        Err(error) => with_causes(&error),
                     }
                 });
                 if url.tls {
-                    // In TLS 1.3 etcd judges our certificate after the handshake has ended for us: a call must not be the
-                    // first to learn that it is refused. Any answer will do.
+                    // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a client's
+                    // call must not be the first to fail for it. Any response shows that the certificate was accepted.
                     tokio::select! {
                         biased;
                         ended = &mut driver => {
                             let (url, reason) = (url.clone(), connector.explain(url, &ended));
                             return Err(ConnectError::Refused { url, reason });
                         }
-                        // As nobody: a token would have to be asked for over a connection first.
-                        () = connection.wait_for_any_answer() => {}
+                        // Without a token: authenticating needs an open connection.
+                        () = connection.wait_for_any_response() => {}
                     }
                 }
                 Ok((connection, driver))
             };
-        // It is long, and made rarely.
+        // Boxed because the future is large; connections are opened rarely.
         Box::pin(tokio::time::timeout_at(deadline, opening))
             .await
             .map_err(|_| ConnectError::TimedOut)?
@@ -195,7 +156,7 @@ impl Connection {
     fn new(
         connector: &Connector,
         url: &Url,
-        server: &Arc<Server>,
+        server: &Arc<ServerCapabilities>,
         credentials: &Arc<Credentials>,
         sender: http2::SendRequest<Outgoing>,
     ) -> Connection {
@@ -210,27 +171,27 @@ impl Connection {
             origin,
             sender,
             in_flight: AtomicUsize::new(0),
-            vetted: AtomicBool::new(false),
+            history_is_checked: AtomicBool::new(false),
             names_a_user: connector.names_a_user(),
             credentials: Arc::clone(credentials),
             server: Arc::clone(server),
         }
     }
 
-    /// Whether etcd, with its auth on, takes calls without a token for somebody's: rangecache's own user's, or that of the
-    /// certificate.
+    /// Whether etcd with auth on may attribute a call without a token to a user: rangecache's own, or the one that the client
+    /// certificate names.
     #[must_use]
-    pub fn may_pass_for_someone(&self) -> bool {
+    pub fn may_act_as_user(&self) -> bool {
         self.names_a_user || self.credentials.is_configured()
     }
 
-    /// The endpoint.
+    /// Endpoint of the connection.
     #[must_use]
     pub fn url(&self) -> &Url {
         &self.url
     }
 
-    /// Calls under way.
+    /// Number of calls in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
@@ -240,10 +201,10 @@ impl Connection {
         !self.sender.is_closed()
     }
 
-    /// Sends `request` to the path that it names; scheme and authority become this endpoint's.
+    /// Sends `request` with its own path and this endpoint's scheme and authority.
     ///
     /// # Errors
-    /// [`SendFailure`], which says whether etcd may have seen it.
+    /// [`SendFailure`], which shows whether etcd may have received the request.
     pub async fn send(
         self: &Arc<Self>,
         mut request: Request<Outgoing>,
@@ -264,38 +225,37 @@ impl Connection {
         }
     }
 
-    /// Why RangeStream need not be tried on it, if there is a reason.
+    /// Why a RangeStream on this connection would fail, if that is known.
     #[must_use]
     pub fn lacks_range_stream(&self) -> Option<NoRangeStream> {
         self.server.no_range_stream()
     }
 
-    /// What it means that the server behind it answered a RangeStream with `Unimplemented` and this text:
-    /// [`NoRangeStream::Shape`], or [`NoRangeStream::Unimplemented`], and then its endpoint is not asked again until it
-    /// reconnects or its version changes.
+    /// Handles an `Unimplemented` status with this message on a RangeStream call: returns whether it concerns the request
+    /// ([`NoRangeStream::Shape`]) or the method. In the latter case RangeStream is not used on the endpoint until it is
+    /// connected again or reports another version.
     pub fn refused_range_stream(&self, message: &str) -> NoRangeStream {
-        let reason = NoRangeStream::of_unimplemented(message);
-        if reason == NoRangeStream::Unimplemented && self.server.note_no_range_stream() {
-            tracing::info!(endpoint = %self.url, "this endpoint has no RangeStream; it is asked for pages until it \
-                reconnects or its version changes");
+        let reason = NoRangeStream::from_unimplemented(message);
+        if reason == NoRangeStream::Unimplemented && self.server.record_no_range_stream() {
+            tracing::info!(endpoint = %self.url, "RangeStream is not implemented by this endpoint; reading by pages until \
+                it is connected again or reports another version");
         }
         reason
     }
 
-    /// A tonic channel over this connection, and the origin that its client wants. Its calls carry no credentials but
-    /// what the request itself brings.
+    /// Channel and origin for a tonic client. Calls carry only the credentials that their request has.
     #[must_use]
     pub fn channel(self: &Arc<Self>) -> (Channel, Uri) {
-        self.channel_of(false)
+        self.channel_with(false)
     }
 
-    /// The same for calls as rangecache's own user: never for what a client asked for.
+    /// Channel and origin for calls as rangecache's own user: never for a client's request.
     #[must_use]
     pub fn own_channel(self: &Arc<Self>) -> (Channel, Uri) {
-        self.channel_of(true)
+        self.channel_with(true)
     }
 
-    fn channel_of(self: &Arc<Self>, own_identity: bool) -> (Channel, Uri) {
+    fn channel_with(self: &Arc<Self>, own_identity: bool) -> (Channel, Uri) {
         let channel = Channel {
             connection: Arc::clone(self),
             own_identity,
@@ -309,47 +269,72 @@ impl Connection {
         &self.credentials
     }
 
-    /// Asks the member how it is (Maintenance.Status), as rangecache's own user: where auth is on, etcd tells only users.
+    /// Calls Maintenance.Status as rangecache's own user: with auth on, etcd answers it only to users.
     ///
     /// # Errors
     /// etcd's status.
-    pub async fn ask_own_status(self: &Arc<Self>) -> Result<StatusResponse, tonic::Status> {
+    pub async fn member_status(self: &Arc<Self>) -> Result<StatusResponse, tonic::Status> {
         let (channel, origin) = self.own_channel();
         let mut client = MaintenanceClient::with_origin(channel, origin);
         Ok(client.status(StatusRequest {}).await?.into_inner())
     }
 
-    async fn wait_for_any_answer(self: &Arc<Self>) {
+    async fn wait_for_any_response(self: &Arc<Self>) {
         let (channel, origin) = self.channel();
         let mut client = MaintenanceClient::with_origin(channel, origin);
         let _ = client.status(StatusRequest {}).await;
     }
 
-    /// Whether the history of the member behind it was found to be the one that is known. A connection that is made again
-    /// may lead to an etcd that was restored meanwhile.
+    /// Whether the history of the member behind this connection was compared with the known one (I4). A connection that was
+    /// opened again may lead to an etcd that was restored in between.
     #[must_use]
-    pub fn is_vetted(&self) -> bool {
-        self.vetted.load(Ordering::Acquire)
+    pub fn history_is_checked(&self) -> bool {
+        self.history_is_checked.load(Ordering::Acquire)
     }
 
-    /// See [`Connection::is_vetted`].
-    pub fn set_vetted(&self) {
-        self.vetted.store(true, Ordering::Release);
+    /// Sets [`Connection::history_is_checked`].
+    pub fn set_history_checked(&self) {
+        self.history_is_checked.store(true, Ordering::Release);
     }
 }
 
-/// An error with its causes: hyper's own words name none.
-fn in_words(error: &hyper::Error) -> String {
-    let mut words = error.to_string();
+/// Opens a connection without an [`Upstream`](super::Upstream). The task belongs to `tasks`; it ends with the connection and
+/// returns why.
+///
+/// # Errors
+/// [`ConnectError`], at `deadline` at the latest.
+pub async fn open_once(
+    connector: &Connector,
+    url: &Url,
+    credentials: &Arc<Credentials>,
+    tasks: &TaskTracker,
+    deadline: Instant,
+) -> Result<(Arc<Connection>, JoinHandle<String>), ConnectError> {
+    let server = Arc::default();
+    let opening = Connection::open(
+        connector,
+        url,
+        &server,
+        ReceiveWindow::SHARED,
+        credentials,
+        deadline,
+    );
+    let (connection, driver) = opening.await?;
+    Ok((connection, tasks.spawn(driver)))
+}
+
+/// An error's message with its causes, which hyper's own message leaves out.
+fn with_causes(error: &hyper::Error) -> String {
+    let mut message = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(next) = cause {
-        words = format!("{words}: {next}");
+        message = format!("{message}: {next}");
         cause = next.source();
     }
-    words
+    message
 }
 
-/// A connection as the service that tonic's clients call.
+/// Connection as a tower service, for tonic's clients.
 #[derive(Clone, Debug)]
 pub struct Channel {
     connection: Arc<Connection>,
@@ -384,7 +369,9 @@ impl tower_service::Service<Request<tonic::body::Body>> for Channel {
             match connection.send(request).await {
                 Ok((response, _in_flight)) => {
                     if own_identity {
-                        connection.credentials.judge(token.as_ref(), response.headers());
+                        connection
+                            .credentials
+                            .check_token_rejected(token.as_ref(), response.headers());
                     }
                     Ok(response)
                 }

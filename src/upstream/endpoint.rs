@@ -1,98 +1,94 @@
-//! One endpoint: its connections, made again when lost, its version and its health.
+//! Endpoints: connections, opened again when lost, version and health.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use super::connection::{ConnectError, Connection, ReceiveWindow};
-use super::range_stream::{NoRangeStream, Server};
-use super::{Backoff, ConnectionClass, Upstream, Version, health};
+use super::backoff::Backoff;
+use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
+use super::class::ConnectionClass;
+use super::connection::{Connection, ReceiveWindow};
+use super::credentials::Credentials;
+use super::error::ConnectError;
+use super::health::{HealthMonitor, StatusReport};
+use super::role::Role;
+use super::version::Version;
 use crate::etcdserverpb::StatusResponse;
 use crate::net::Url;
 use crate::panics::restarting;
+use crate::tls::Connector;
 
 /// First pause between attempts to connect.
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
-/// Longest pause: a restarted member is found within this time of its being back.
+/// Longest pause: bounds the time until a restarted member is connected again.
 const BACKOFF_LAST: Duration = Duration::from_millis(200);
+/// A connection that lived longer resets the pause.
+const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(5);
 
-/// What a member is to its cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// It has not told.
-    Unknown,
-    /// It leads.
-    Leader,
-    /// It votes, and knows its leader.
-    Follower,
-    /// It does not vote.
-    Learner,
-    /// It votes, but knows no leader.
-    Leaderless,
-}
-
-impl Role {
-    /// What the member that tells `status` says that it is.
-    #[must_use]
-    pub fn of(status: &StatusResponse) -> Role {
-        let member_id = status.header.as_ref().map_or(0, |header| header.member_id);
-        match status.leader {
-            _ if status.is_learner => Role::Learner,
-            0 => Role::Leaderless,
-            leader if leader == member_id => Role::Leader,
-            _ => Role::Follower,
-        }
-    }
-}
-
-/// An endpoint as operators see it, at one moment.
+/// State of an endpoint at one moment, for operators.
 #[derive(Clone, Debug)]
 pub struct EndpointView {
-    /// Its URL.
+    /// URL as configured.
     pub url: Url,
-    /// The version that it told last.
+    /// Version that was reported last.
     pub version: Option<Version>,
-    /// Its role, as it was told last on the connection that stands; [`Role::Unknown`] while there is none.
+    /// Role that was reported last on the current connection; [`Role::Unknown`] without one.
     pub role: Role,
-    /// Connections of all classes that stand.
+    /// Open connections of all classes.
     pub connections: usize,
-    /// Connections of all classes that are kept up.
+    /// Connections of all classes that are kept open.
     pub connections_wanted: usize,
-    /// Calls under way on them.
+    /// Calls in flight on them.
     pub calls: usize,
-    /// Health and probes can be asked: without that nothing else counts.
+    /// Whether the check connection is open: without it nothing else counts.
     pub is_connected: bool,
-    /// It serves, votes and knows a leader.
-    pub is_well: bool,
-    /// It is left for others for a moment, because calls failed on it.
+    /// Whether the member serves, votes and knows a leader.
+    pub is_healthy: bool,
+    /// Whether other endpoints are preferred for a moment because calls failed on this one.
     pub is_avoided: bool,
-    /// What its last lost or refused connection was lost to, in words.
+    /// Error of the last lost or refused connection.
     pub last_error: String,
-    /// Why RangeStream is not used on it.
+    /// Why RangeStream is not used on the endpoint.
     pub no_range_stream: Option<NoRangeStream>,
 }
 
-/// An endpoint and its connections.
+/// What the connection tasks of all endpoints share.
+#[derive(Debug)]
+pub(super) struct ConnectionContext {
+    pub(super) connector: Arc<Connector>,
+    pub(super) credentials: Arc<Credentials>,
+    /// Notified whenever a connection was opened.
+    pub(super) connected: Notify,
+    pub(super) lowest_version: LowestVersion,
+    pub(super) tasks: TaskTracker,
+    pub(super) stop: CancellationToken,
+}
+
+/// Endpoint and its connections.
 #[derive(Debug)]
 pub(super) struct Endpoint {
     pub(super) url: Url,
     unary: Vec<ArcSwapOption<Connection>>,
     stream: Vec<ArcSwapOption<Connection>>,
     check: Vec<ArcSwapOption<Connection>>,
-    /// What its connections know together.
-    pub(super) server: Arc<Server>,
+    /// Shared with every connection of the endpoint.
+    pub(super) server: Arc<ServerCapabilities>,
     last_error: Mutex<Option<String>>,
-    /// It serves, votes and knows a leader, as far as it has told.
-    well: AtomicBool,
+    /// Whether the last health checks found that the member serves, votes and knows a leader.
+    healthy: AtomicBool,
     /// A [`Role`].
     role: AtomicU8,
-    /// Until when it is left for others, in milliseconds since `born`.
+    /// Time until which other endpoints are preferred, in milliseconds since `created`.
     avoided_until_millis: AtomicU64,
-    born: Instant,
+    created: Instant,
 }
 
 impl Endpoint {
@@ -106,10 +102,10 @@ impl Endpoint {
             check: slots(ConnectionClass::Check),
             server: Arc::default(),
             last_error: Mutex::new(None),
-            well: AtomicBool::new(false),
+            healthy: AtomicBool::new(false),
             role: AtomicU8::new(Role::Unknown as u8),
             avoided_until_millis: AtomicU64::new(0),
-            born: Instant::now(),
+            created: Instant::now(),
         }
     }
 
@@ -121,7 +117,7 @@ impl Endpoint {
         }
     }
 
-    /// Its live connections of `class`.
+    /// Live connections of `class`.
     pub(super) fn live(&self, class: ConnectionClass) -> impl Iterator<Item = Arc<Connection>> {
         self.slots(class)
             .iter()
@@ -133,25 +129,20 @@ impl Endpoint {
         self.server.version()
     }
 
-    /// Takes what it told; whether that is new.
-    pub(super) fn set_version(&self, version: Version) -> bool {
-        self.server.told(version)
-    }
-
-    pub(super) fn set_well(&self, well: bool) {
-        if self.well.swap(well, Ordering::Relaxed) && !well {
+    fn set_healthy(&self, healthy: bool) {
+        if self.healthy.swap(healthy, Ordering::Relaxed) && !healthy {
             tracing::warn!(endpoint = %self.url,
-                "this member does not serve, has no leader or does not vote: calls go to others while there are any");
+                "this member does not serve, has no leader or does not vote; preferring other endpoints");
         }
     }
 
-    pub(super) fn is_well(&self) -> bool {
-        self.well.load(Ordering::Relaxed)
+    pub(super) fn is_healthy(&self) -> bool {
+        self.healthy.load(Ordering::Relaxed)
     }
 
-    /// Which endpoint to prefer: the lowest.
+    /// Order of preference: the endpoint with the lowest rank is used.
     pub(super) fn rank(&self) -> u8 {
-        u8::from(self.is_avoided()) + 2 * u8::from(!self.is_well())
+        u8::from(self.is_avoided()) + 2 * u8::from(!self.is_healthy())
     }
 
     pub(super) fn last_error(&self) -> String {
@@ -162,7 +153,7 @@ impl Endpoint {
     }
 
     fn now_millis(&self) -> u64 {
-        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(u64::MAX)
+        u64::try_from(self.created.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn avoid_for(&self, duration: Duration) {
@@ -177,25 +168,21 @@ impl Endpoint {
         until != 0 && self.now_millis() < until
     }
 
-    pub(super) fn set_role(&self, role: Role) {
+    fn set_role(&self, role: Role) {
         self.role.store(role as u8, Ordering::Relaxed);
     }
 
     fn role(&self) -> Role {
         let known = [Role::Leader, Role::Follower, Role::Learner, Role::Leaderless];
-        let told = self.role.load(Ordering::Relaxed);
+        let stored = self.role.load(Ordering::Relaxed);
         known
             .into_iter()
-            .find(|role| *role as u8 == told)
+            .find(|role| *role as u8 == stored)
             .unwrap_or(Role::Unknown)
     }
 
     pub(super) fn view(&self) -> EndpointView {
-        let classes = [
-            ConnectionClass::Unary,
-            ConnectionClass::Stream,
-            ConnectionClass::Check,
-        ];
+        let classes = ConnectionClass::ALL;
         let live: Vec<_> = classes.into_iter().flat_map(|class| self.live(class)).collect();
         EndpointView {
             url: self.url.clone(),
@@ -205,62 +192,60 @@ impl Endpoint {
             connections_wanted: classes.into_iter().map(ConnectionClass::connections).sum(),
             calls: live.iter().map(|connection| connection.in_flight()).sum(),
             is_connected: self.live(ConnectionClass::Check).next().is_some(),
-            is_well: self.is_well(),
+            is_healthy: self.is_healthy(),
             is_avoided: self.is_avoided(),
             last_error: self.last_error(),
             no_range_stream: self.server.no_range_stream(),
         }
     }
 
-    /// Starts one task per connection, which makes it, drives it, and makes it again, until `upstream` stops.
-    pub(super) fn keep_connected(self: &Arc<Self>, upstream: &Arc<Upstream>) {
-        for class in [
-            ConnectionClass::Unary,
-            ConnectionClass::Stream,
-            ConnectionClass::Check,
-        ] {
+    /// Starts one task per connection, which opens it, drives it, and opens it again until the context's `stop`.
+    pub(super) fn keep_connected(self: &Arc<Self>, context: &Arc<ConnectionContext>) {
+        for class in ConnectionClass::ALL {
             for slot in 0..class.connections() {
-                let (endpoint, upstream_of_task) = (Arc::clone(self), Arc::clone(upstream));
-                let stop = upstream.stop.clone();
-                upstream.tasks.spawn(async move {
-                    // Calls under way at a stop are bounded by the drain that comes before it.
-                    let keeping = restarting("endpoint", || endpoint.run(class, slot, &upstream_of_task));
+                let (endpoint, context_of_task) = (Arc::clone(self), Arc::clone(context));
+                let stop = context.stop.clone();
+                context.tasks.spawn(async move {
+                    // Calls in flight at a stop are bounded by the drain that precedes it.
+                    let keeping = restarting("endpoint", || endpoint.run(class, slot, &context_of_task));
                     stop.run_until_cancelled(keeping).await;
                 });
             }
         }
     }
 
-    async fn run(&self, class: ConnectionClass, slot: usize, upstream: &Upstream) {
+    async fn run(&self, class: ConnectionClass, slot: usize, context: &ConnectionContext) {
         let slot = &self.slots(class)[slot];
         let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LAST);
-        // One connection of the endpoint speaks for all in the log.
-        let speaks = class == ConnectionClass::Check;
+        // Only the check connection logs: one line per endpoint, not one per connection.
+        let logs = class == ConnectionClass::Check;
+        // Set once a failure was logged.
         let mut silent = false;
         loop {
-            let far = Instant::now() + Duration::from_secs(3600);
+            // The connection's own timeout bounds the attempt.
+            let no_deadline = Instant::now() + Duration::from_secs(3600);
             match Connection::open(
-                &upstream.connector,
+                &context.connector,
                 &self.url,
                 &self.server,
                 ReceiveWindow::SHARED,
-                &upstream.credentials,
-                far,
+                &context.credentials,
+                no_deadline,
             )
             .await
             {
                 Ok((connection, driver)) => {
-                    let began = Instant::now();
-                    self.server.reconnected();
+                    let opened = Instant::now();
+                    self.server.record_reconnected();
                     slot.store(Some(Arc::clone(&connection)));
-                    upstream.connected.notify_waiters();
+                    context.connected.notify_waiters();
                     let answered = AtomicBool::new(false);
-                    let reason = if speaks {
+                    let reason = if logs {
                         let reason = tokio::select! {
                             reason = driver => reason,
-                            never = health::watch(self, &connection, upstream, &answered) => match never {},
+                            never = self.watch_health(&connection, context, &answered) => match never {},
                         };
-                        self.well.store(false, Ordering::Relaxed);
+                        self.healthy.store(false, Ordering::Relaxed);
                         self.set_role(Role::Unknown);
                         reason
                     } else {
@@ -268,32 +253,83 @@ impl Endpoint {
                     };
                     slot.store(None);
                     tracing::debug!(endpoint = %self.url, reason, "a connection to etcd ended");
-                    if !speaks || answered.into_inner() {
-                        if speaks && !upstream.stop.is_cancelled() {
-                            tracing::warn!(endpoint = %self.url, "lost the connection to etcd; connecting again");
+                    if !logs || answered.into_inner() {
+                        if logs && !context.stop.is_cancelled() {
+                            tracing::warn!(endpoint = %self.url, "lost the connection to etcd, reconnecting");
                             silent = true;
                         }
                         *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
                     } else {
                         let url = self.url.clone();
-                        let reason = upstream.connector.explain(&url, &reason);
-                        self.cannot_connect(&ConnectError::Refused { url, reason }, &mut silent);
+                        let reason = context.connector.explain(&url, &reason);
+                        self.record_connect_error(&ConnectError::Refused { url, reason }, &mut silent);
                     }
-                    if began.elapsed() > Duration::from_secs(5) {
+                    if opened.elapsed() > BACKOFF_RESET_AFTER {
                         backoff.reset();
                     }
                 }
-                Err(error) if speaks => self.cannot_connect(&error, &mut silent),
+                Err(error) if logs => self.record_connect_error(&error, &mut silent),
                 Err(error) => *self.last_error.lock() = Some(error.to_string()),
             }
             tokio::time::sleep(backoff.pause()).await;
         }
     }
 
-    /// Says it once, until there was a connection again.
-    fn cannot_connect(&self, error: &ConnectError, silent: &mut bool) {
+    /// Applies what health checks find, for as long as the connection is open. Sets `answered` with the first response: until
+    /// then the peer may be something else than etcd.
+    async fn watch_health(
+        &self,
+        connection: &Arc<Connection>,
+        context: &ConnectionContext,
+        answered: &AtomicBool,
+    ) -> Infallible {
+        let mut monitor = HealthMonitor::new(connection);
+        // Of the last status that was received.
+        let mut can_prove = true;
+        loop {
+            let is_due = monitor.tick().await;
+            if is_due || self.version().is_none() || !answered.load(Ordering::Relaxed) {
+                let report = monitor.status().await;
+                let is_response = matches!(report, StatusReport::Status(_) | StatusReport::Refused(_));
+                if is_response && !answered.swap(true, Ordering::Relaxed) {
+                    tracing::info!(endpoint = %self.url, "connected to etcd");
+                }
+                match report {
+                    StatusReport::Status(status) => {
+                        let role = Role::from_status(&status);
+                        self.set_role(role);
+                        can_prove = role.can_prove();
+                        self.record_version(&status, context);
+                    }
+                    StatusReport::Refused(status) | StatusReport::Lost(status) => {
+                        tracing::debug!(endpoint = %self.url, code = ?status.code(), message_of_etcd = status.message(),
+                            "the status call failed");
+                    }
+                    StatusReport::TimedOut => {}
+                }
+            }
+            let is_serving = monitor.is_serving().await;
+            self.set_healthy(can_prove && is_serving);
+        }
+    }
+
+    fn record_version(&self, status: &StatusResponse, context: &ConnectionContext) {
+        match status.version.parse::<Version>() {
+            Ok(version) if self.server.record_version(version) => {
+                tracing::info!(endpoint = %self.url, %version, "etcd reported its version");
+                context.lowest_version.refresh();
+            }
+            Ok(_) => {}
+            Err(error) => {
+                tracing::debug!(endpoint = %self.url, %error, "the status has no version");
+            }
+        }
+    }
+
+    /// Records the error, and logs it if no failure was logged before.
+    fn record_connect_error(&self, error: &ConnectError, silent: &mut bool) {
         if !*silent {
-            tracing::warn!(endpoint = %self.url, %error, "cannot connect to etcd; trying on");
+            tracing::warn!(endpoint = %self.url, %error, "cannot connect to etcd, retrying");
             *silent = true;
         }
         *self.last_error.lock() = Some(error.to_string());

@@ -1,5 +1,5 @@
-//! A scripted etcd for the faults that a real one cannot be made to show: an answer held back, a revision that goes
-//! back, a version that is too old.
+//! Scripted etcd for faults that a real one cannot be made to show: a delayed response, a revision that goes back, a
+//! version that is too old.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -19,18 +19,18 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::etcdserverpb::{RangeResponse, ResponseHeader, StatusResponse};
 use crate::net::Url;
 
-/// A message, or a gRPC code with its text.
+/// Response message, or a gRPC code with its message.
 pub(crate) type Answer = Result<Vec<u8>, (u16, &'static str)>;
 type Script = dyn Fn(String, Bytes) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync;
 
-/// Answers unary calls by a script, until dropped.
+/// Server that answers unary calls by a script until dropped.
 pub(crate) struct FakeEtcd {
     pub(crate) url: Url,
     _stop: DropGuard,
 }
 
 impl FakeEtcd {
-    /// `script` gets the path and the message of each call.
+    /// Starts a server; `script` gets the path and the request message of each call.
     pub(crate) async fn start<F, Fut>(script: F) -> FakeEtcd
     where
         F: Fn(String, Bytes) -> Fut + Send + Sync + 'static,
@@ -65,7 +65,7 @@ async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Respo
     let path = request.uri().path().to_owned();
     let framed = request.into_body().collect().await.unwrap().to_bytes();
     let answer = if path.starts_with("/grpc.health.v1.Health/") {
-        // As an etcd older than 3.5, or a proxy: no script is asked.
+        // Like etcd before 3.5 or a proxy; the script is not called.
         Err((12, "unknown service"))
     } else {
         script(path, framed.slice(5..)).await
@@ -89,7 +89,7 @@ async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Respo
     Ok(response)
 }
 
-/// The answer to a Range that finds nothing.
+/// Response to a Range that finds no key.
 pub(crate) fn range_at(cluster_id: u64, revision: i64, raft_term: u64) -> Answer {
     let header = Some(ResponseHeader {
         cluster_id,
@@ -104,7 +104,7 @@ pub(crate) fn range_at(cluster_id: u64, revision: i64, raft_term: u64) -> Answer
     .encode_to_vec())
 }
 
-/// The answer to a Status call.
+/// Response to a Status call.
 pub(crate) fn status_of(version: &str) -> Answer {
     Ok(StatusResponse {
         version: version.to_owned(),

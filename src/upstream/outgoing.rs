@@ -1,4 +1,4 @@
-//! The body of a request to etcd.
+//! Bodies of requests to etcd.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,16 +9,17 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
-/// Any error, as hyper and tonic want it.
+/// Error type of hyper's and tonic's bodies and services.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A request's body: what was kept of it, then what is still to come from the caller. Frames, trailers included, pass
-/// as they are.
+/// Request body: the bytes that were already read, then the rest of the client's body. Frames are forwarded unchanged,
+/// trailers included.
 #[derive(Debug)]
 pub struct Outgoing {
+    /// Bytes that were read from the client before the call was forwarded.
     kept: Option<Bytes>,
     rest: Rest,
-    /// The answer has ended: nobody waits for the rest of the request.
+    /// Cancelled once the response has ended: the rest of the request is not needed.
     answered: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
@@ -30,7 +31,7 @@ enum Rest {
 }
 
 impl Outgoing {
-    /// All of the caller's body, untouched.
+    /// All of the client's body, unchanged.
     #[must_use]
     pub fn incoming(body: Incoming) -> Outgoing {
         Outgoing {
@@ -40,15 +41,15 @@ impl Outgoing {
         }
     }
 
-    /// The same body, which ends once `answered` is cancelled: a client may leave its side of a call open when the other side
-    /// has ended, and would keep etcd's call and its own connection alive with it.
+    /// Ends the body with an error once `answered` is cancelled. A client may leave its side of a call open after the response
+    /// has ended, and would keep etcd's call and its own connection alive.
     #[must_use]
     pub fn until(mut self, answered: CancellationToken) -> Outgoing {
         self.answered = Some(Box::pin(answered.cancelled_owned()));
         self
     }
 
-    /// What was already read, then the rest of the caller's body.
+    /// Bytes that were already read, then the rest of the client's body.
     #[must_use]
     pub fn resumed(kept: Bytes, rest: Incoming) -> Outgoing {
         Outgoing {
@@ -58,7 +59,7 @@ impl Outgoing {
         }
     }
 
-    /// A whole body.
+    /// Body of known content.
     #[must_use]
     pub fn whole(bytes: Bytes) -> Outgoing {
         Outgoing {
@@ -68,7 +69,7 @@ impl Outgoing {
         }
     }
 
-    /// A body that tonic made, for calls that originate here.
+    /// Body of a call that rangecache makes itself.
     #[must_use]
     pub fn tonic(body: tonic::body::Body) -> Outgoing {
         Outgoing {
@@ -112,7 +113,7 @@ impl Body for Outgoing {
     }
 
     fn size_hint(&self) -> SizeHint {
-        // HTTP/2 sends no content-length that the caller did not send; HTTP/1 needs the exact one where it is known.
+        // HTTP/2 sends no content-length that the client did not send; HTTP/1 needs the exact length where it is known.
         let rest = match &self.rest {
             Rest::Nothing => SizeHint::with_exact(0),
             Rest::Incoming(body) => body.size_hint(),

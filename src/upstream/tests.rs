@@ -1,20 +1,25 @@
-//! What becomes of calls when a connection to etcd ends in mid-call, and when etcd asks its clients to leave.
+//! Calls in flight while etcd closes their connection gracefully (GOAWAY).
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::BodyExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
-use super::*;
+use super::{ConnectionClass, Credentials, Outgoing, Upstream};
+use crate::net::Url;
 
 const SOON: Duration = Duration::from_secs(20);
 
 type Server = h2::server::Connection<TcpStream, Bytes>;
 
-/// Serves each connection by `serve`, which gets their number.
+/// Starts a server that handles each connection by `serve`, which gets the connection's number.
 async fn server<F, Fut>(serve: F) -> Url
 where
     F: Fn(usize, Server) -> Fut + Send + 'static,
@@ -52,9 +57,9 @@ fn call(path: &str) -> Request<Outgoing> {
     Request::post(path).body(body).unwrap()
 }
 
-/// A connection that is asked to leave (GOAWAY) finishes its calls; new ones go over a new connection.
+/// A connection that received GOAWAY finishes its calls; new calls use a new connection.
 #[tokio::test]
-async fn a_connection_that_is_asked_to_leave_is_drained() {
+async fn connection_is_drained_after_goaway() {
     let (arrived, held) = oneshot::channel::<oneshot::Sender<()>>();
     let arrived = Arc::new(Mutex::new(Some(arrived)));
     let calls = Arc::new(Mutex::new(Vec::new()));
@@ -69,11 +74,11 @@ async fn a_connection_that_is_asked_to_leave_is_drained() {
                 } else if request.uri().path() == "/slow" {
                     calls.lock().unwrap().push(n);
                     connection.graceful_shutdown();
-                    let (go_on, may_go_on) = oneshot::channel();
+                    let (proceed, may_proceed) = oneshot::channel();
                     let arrived = arrived.lock().unwrap().take().unwrap();
-                    arrived.send(go_on).unwrap();
+                    arrived.send(proceed).unwrap();
                     tokio::spawn(async move {
-                        may_go_on.await.unwrap();
+                        may_proceed.await.unwrap();
                         respond.send_response(Response::new(()), true).unwrap();
                     });
                 }
@@ -90,25 +95,25 @@ async fn a_connection_that_is_asked_to_leave_is_drained() {
         let connection = Arc::clone(&connection);
         tokio::spawn(async move { connection.send(call("/slow")).await })
     };
-    let go_on = held.await.unwrap();
+    let proceed = held.await.unwrap();
     tokio::time::timeout(SOON, async {
         while connection.is_live() {
             tokio::task::yield_now().await;
         }
     })
     .await
-    .expect("no new calls for it");
+    .expect("the connection takes no new calls");
     let other = upstream
         .connection(ConnectionClass::Check, Instant::now() + SOON)
         .await
         .unwrap();
     assert!(other.send(call("/quick")).await.is_ok());
-    go_on.send(()).unwrap();
-    let (response, _) = slow.await.unwrap().expect("the call under way is answered");
+    proceed.send(()).unwrap();
+    let (response, _) = slow.await.unwrap().expect("the call in flight gets its response");
     response.into_body().collect().await.unwrap();
     let seen = seen.lock().unwrap();
     assert!(
         seen[0] != seen[1],
-        "the second call took a connection of its own: {seen:?}"
+        "the second call used another connection: {seen:?}"
     );
 }

@@ -1,9 +1,9 @@
-//! etcd's version, and what may be trusted from which version on.
+//! etcd's version.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A released version, `major.minor.patch`; what follows the patch (`-rc.1`, `+git`) is ignored.
+/// Released version, `major.minor.patch`; a suffix of the patch (`-rc.1`, `+git`) is ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
     /// Major.
@@ -14,7 +14,7 @@ pub struct Version {
     pub patch: u32,
 }
 
-/// A text that is no version.
+/// Error for a text that is not a version.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a version like 3.7.3")]
 pub struct NotAVersion(String);
@@ -24,23 +24,6 @@ impl Version {
     #[must_use]
     pub const fn new(major: u32, minor: u32, patch: u32) -> Version {
         Version { major, minor, patch }
-    }
-
-    /// Whether a watch progress notification may be believed (etcd 15220: progress ahead of its events; etcd 17507: no
-    /// answer on a quiet new watch): from 3.4.31, 3.5.13 and 3.6.0 on.
-    #[must_use]
-    pub fn progress_is_trusted(self) -> bool {
-        match (self.major, self.minor) {
-            (3, 4) => self.patch >= 31,
-            (3, 5) => self.patch >= 13,
-            _ => self >= Version::new(3, 6, 0),
-        }
-    }
-
-    /// Whether the server has KV.RangeStream (KEP-5966).
-    #[must_use]
-    pub fn has_range_stream(self) -> bool {
-        self >= Version::new(3, 7, 0)
     }
 }
 
@@ -76,25 +59,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_are_read() {
+    fn versions_with_suffixes_are_parsed() {
         assert_eq!("3.7.3".parse(), Ok(Version::new(3, 7, 3)));
         assert_eq!("v3.6.0-rc.4".parse(), Ok(Version::new(3, 6, 0)));
         assert_eq!("3.5.35+git".parse(), Ok(Version::new(3, 5, 35)));
         for text in ["", "3", "3.x.1", "3.5", "3.5.", "latest"] {
             assert!(text.parse::<Version>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn the_gate_opens_where_progress_was_mended() {
-        let trusted = |text: &str| text.parse::<Version>().unwrap().progress_is_trusted();
-        for text in [
-            "3.4.31", "3.4.40", "3.5.13", "3.5.35", "3.6.0", "3.6.16", "3.7.3", "4.0.0",
-        ] {
-            assert!(trusted(text), "{text}");
-        }
-        for text in ["3.3.99", "3.4.23", "3.4.30", "3.5.0", "3.5.12", "2.3.8"] {
-            assert!(!trusted(text), "{text}");
         }
     }
 }

@@ -175,7 +175,7 @@ async fn the_page_tells_without_a_script_what_its_data_tell() {
     );
     let endpoint = &status["endpoints"][0];
     assert_eq!(
-        (&endpoint["url"], &endpoint["is_well"]),
+        (&endpoint["url"], &endpoint["is_healthy"]),
         (&etcd.url().into(), &true.into())
     );
     assert_eq!(

@@ -1,10 +1,6 @@
 //! **I8**: etcd authorises one caller for one range on one request, by a call that is a quorum check, too.
 //!
-//! The call is a transaction with nothing to compare and nothing to do on success, and the range in the branch that is
-//! never taken. etcd holds a transaction's ranges against the caller's rights in both branches, by the same function as
-//! a Range's, before it carries out one of them: so it judges the very `key` and `range_end` (`\0` ends included) without
-//! reading a key, which no Range of any shape does (each counts its range). A transaction that only reads takes no raft
-//! entry, and a linearizable one waits for the quorum before it looks at the rights.
+//! The call is [`check_read_permission`], which reads no key.
 //!
 //! Nothing is shared: one call for each read. Memory then answers at exactly the revision of the call's header, for what
 //! was written later may have been written because the caller's right was taken away.
@@ -18,11 +14,10 @@ use tokio::time::Instant;
 use tonic::metadata::MetadataMap;
 
 use super::{Asker, Freshness, Proof, name_trace};
-use crate::etcdserverpb::kv_client::KvClient;
-use crate::etcdserverpb::{RangeRequest, RequestOp, ResponseHeader, TxnRequest};
+use crate::etcdserverpb::{RangeRequest, ResponseHeader};
 use crate::telemetry::Reason;
 use crate::telemetry::trace::SpanContext;
-use crate::upstream::Connection;
+use crate::upstream::{Connection, check_read_permission};
 
 /// Bound on one authorisation of rangecache's own user.
 const OWN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -97,39 +92,25 @@ pub fn identity_of(caller: &HeaderMap) -> MetadataMap {
     MetadataMap::from_headers(metadata)
 }
 
-/// Asks for the right to read `range` without reading a key: see the module.
-#[must_use]
-pub fn right_to_read(range: RangeRequest) -> TxnRequest {
-    TxnRequest {
-        failure: vec![RequestOp {
-            request_range: Some(range),
-        }],
-    }
-}
-
 impl Authorization<'_> {
     pub(super) async fn ask(
         &self,
         connection: &Arc<Connection>,
     ) -> Result<(Option<ResponseHeader>, bool), tonic::Status> {
         // A member whose history has not been looked at is looked at first, which takes a linearizable revision.
-        let serializable = self.serializable && connection.is_vetted();
-        let mut request = tonic::Request::new(right_to_read(RangeRequest {
+        let serializable = self.serializable && connection.history_is_checked();
+        let range = RangeRequest {
             key: self.key.clone(),
             range_end: self.range_end.clone(),
             serializable,
             ..RangeRequest::default()
-        }));
-        let (channel, origin) = match self.caller {
-            None => connection.own_channel(),
-            Some(caller) => {
-                *request.metadata_mut() = identity_of(caller);
-                name_trace(request.metadata_mut(), self.trace);
-                connection.channel()
-            }
         };
-        let mut client = KvClient::with_origin(channel, origin);
-        let response = client.txn(request).await?.into_inner();
-        Ok((response.header, !serializable))
+        let caller = self.caller.map(|caller| {
+            let mut metadata = identity_of(caller);
+            name_trace(&mut metadata, self.trace);
+            metadata
+        });
+        let header = check_read_permission(connection, range, caller).await?;
+        Ok((header, !serializable))
     }
 }

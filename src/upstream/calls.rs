@@ -1,0 +1,176 @@
+//! Small calls that rangecache makes itself, shared by `mirror` and `doctor`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tonic::Code;
+use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::{MetadataMap, MetadataValue};
+
+use super::connection::Connection;
+use crate::etcdserverpb::kv_client::KvClient;
+use crate::etcdserverpb::watch_client::WatchClient;
+use crate::etcdserverpb::watch_request::RequestUnion;
+use crate::etcdserverpb::{
+    RangeRequest, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest, WatchRequest,
+};
+use crate::grpc_health::HealthCheckRequest;
+use crate::grpc_health::health_check_response::ServingStatus;
+use crate::grpc_health::health_client::HealthClient;
+
+/// Key that quorum checks read. It need not exist: only the header of the response matters.
+const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
+/// Timeout of the calls that find out what etcd has compacted.
+const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Quorum check without credentials: a linearizable Range for one key that does not exist, the cheapest read that etcd has.
+/// Where auth is on, etcd refuses it, but only after asking the quorum. `metadata` is sent along.
+///
+/// # Errors
+/// etcd's status; see [`is_refusal`].
+pub async fn anonymous_check(
+    connection: &Arc<Connection>,
+    metadata: MetadataMap,
+) -> Result<Option<ResponseHeader>, tonic::Status> {
+    let (channel, origin) = connection.channel();
+    let mut request = tonic::Request::new(RangeRequest {
+        key: CHECK_KEY.into(),
+        keys_only: true,
+        limit: 1,
+        ..RangeRequest::default()
+    });
+    *request.metadata_mut() = metadata;
+    if connection.may_act_as_user() {
+        // With auth on, etcd would take the common name of a certificate for a user, but not in addition to a token that was
+        // never issued. With auth off, etcd ignores tokens.
+        request
+            .metadata_mut()
+            .insert("token", MetadataValue::from_static("nobody"));
+    }
+    let response = KvClient::with_origin(channel, origin).range(request).await?;
+    Ok(response.into_inner().header)
+}
+
+/// Whether `status` is etcd's refusal of a caller. etcd has several messages for callers without credentials, and sends them
+/// only while auth is on.
+#[must_use]
+pub fn is_refusal(status: &tonic::Status) -> bool {
+    matches!(
+        status.code(),
+        Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
+    )
+}
+
+/// etcd's current header, by a linearizable read of one key as rangecache's own user, who must be allowed to read `key`.
+///
+/// # Errors
+/// etcd's status.
+pub async fn current_header(
+    connection: &Arc<Connection>,
+    key: Bytes,
+) -> Result<Option<ResponseHeader>, tonic::Status> {
+    let (channel, origin) = connection.own_channel();
+    let request = RangeRequest {
+        key,
+        limit: 1,
+        keys_only: true,
+        ..RangeRequest::default()
+    };
+    let response = KvClient::with_origin(channel, origin).range(request).await?;
+    Ok(response.into_inner().header)
+}
+
+/// Checks permission to read `range` without reading a key, as the caller that `caller` identifies, or without it as
+/// rangecache's own user. The call is a quorum check as well, unless the range is serializable.
+///
+/// The call is a transaction that compares nothing and has the range in the branch that is never taken. etcd checks a
+/// transaction's ranges against the caller's permissions in both branches, by the same function as a Range's, before it
+/// carries out either: so it checks this very `key` and `range_end` (`\0` ends included) without reading a key, which no Range
+/// of any shape does (each counts its range). A transaction that only reads takes no raft entry, and a linearizable one waits
+/// for the quorum before permissions are checked.
+///
+/// # Errors
+/// etcd's status; see [`is_refusal`].
+pub async fn check_read_permission(
+    connection: &Arc<Connection>,
+    range: RangeRequest,
+    caller: Option<MetadataMap>,
+) -> Result<Option<ResponseHeader>, tonic::Status> {
+    let mut request = tonic::Request::new(TxnRequest {
+        failure: vec![RequestOp {
+            request_range: Some(range),
+        }],
+    });
+    let (channel, origin) = match caller {
+        Some(metadata) => {
+            *request.metadata_mut() = metadata;
+            connection.channel()
+        }
+        None => connection.own_channel(),
+    };
+    let response = KvClient::with_origin(channel, origin).txn(request).await?;
+    Ok(response.into_inner().header)
+}
+
+/// Whether gRPC's health service reports that the member serves; a server without the service counts as serving.
+pub async fn is_serving(connection: &Arc<Connection>) -> bool {
+    let (channel, origin) = connection.channel();
+    let mut client = HealthClient::with_origin(channel, origin);
+    match client.check(HealthCheckRequest::default()).await {
+        Ok(response) => response.get_ref().status() == ServingStatus::Serving,
+        // With auth on, and behind a proxy that does not know the service: a response shows that the member is there.
+        Err(status) => matches!(
+            status.code(),
+            Code::Unimplemented | Code::NotFound | Code::Unauthenticated | Code::PermissionDenied
+        ),
+    }
+}
+
+/// Whether etcd has compacted past `revision`. rangecache's own user must be allowed to read `key`, which need not exist.
+pub async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i64) -> bool {
+    let (channel, origin) = connection.own_channel();
+    let mut client = KvClient::with_origin(channel, origin);
+    let request = RangeRequest {
+        key: key.clone(),
+        revision,
+        serializable: true,
+        keys_only: true,
+        ..RangeRequest::default()
+    };
+    let response = tokio::time::timeout(COMPACTION_TIMEOUT, client.range(request)).await;
+    matches!(response, Ok(Err(status)) if status.code() == Code::OutOfRange && status.message().contains("compacted"))
+}
+
+/// Revision up to which etcd has compacted, given that it has compacted past `below`: etcd cancels a watch from there and
+/// reports it.
+pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: i64) -> Option<i64> {
+    let (channel, origin) = connection.own_channel();
+    let mut client = WatchClient::with_origin(channel, origin);
+    let (requests, queue) = mpsc::channel(1);
+    let create = WatchCreateRequest {
+        key: key.clone(),
+        start_revision: below,
+        ..WatchCreateRequest::default()
+    };
+    requests
+        .send(WatchRequest {
+            request_union: Some(RequestUnion::CreateRequest(create)),
+        })
+        .await
+        .ok()?;
+    let compacted = async {
+        let mut responses = client.watch(ReceiverStream::new(queue)).await.ok()?.into_inner();
+        while let Ok(Some(response)) = responses.message().await {
+            if response.compact_revision > 0 {
+                return Some(response.compact_revision);
+            }
+        }
+        None
+    };
+    tokio::time::timeout(COMPACTION_TIMEOUT, compacted)
+        .await
+        .ok()
+        .flatten()
+}

@@ -1,0 +1,205 @@
+//! What is known of the servers behind the endpoints: version, and whether KV.RangeStream (KEP-5966) is implemented.
+//!
+//! A version implies RangeStream until an endpoint answers that the method is not implemented: a proxy in front of a new
+//! etcd does, and an etcd that was just replaced by an older one. That answer is dropped when a connection to the endpoint is
+//! opened again and when the endpoint reports another version, so that upgrades and downgrades are noticed.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use super::gates::{self, EndpointReport};
+use super::version::Version;
+
+/// Start of etcd's messages for an `Unimplemented` that concerns the *request*; any other concerns the method.
+const SHAPE_REFUSED: &str = "RangeStream does not support";
+
+/// Why a read that could be sent to etcd as a RangeStream is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRangeStream {
+    /// `--range-stream=off`.
+    Off,
+    /// Every connected endpoint is older than 3.7.
+    Version,
+    /// The endpoint answered that the method is not implemented, now or since it was last connected.
+    Unimplemented,
+    /// The endpoint refuses requests of this shape, or its response differs from that of a Range.
+    Shape,
+}
+
+impl NoRangeStream {
+    /// The label in metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            NoRangeStream::Off => "off",
+            NoRangeStream::Version => "version",
+            NoRangeStream::Unimplemented => "unimplemented",
+            NoRangeStream::Shape => "shape",
+        }
+    }
+
+    /// Meaning of an `Unimplemented` status with this message on a RangeStream call: [`NoRangeStream::Shape`] or
+    /// [`NoRangeStream::Unimplemented`].
+    pub(super) fn from_unimplemented(message: &str) -> NoRangeStream {
+        if message.starts_with(SHAPE_REFUSED) {
+            NoRangeStream::Shape
+        } else {
+            NoRangeStream::Unimplemented
+        }
+    }
+}
+
+/// What the connections of one endpoint know together of the server behind it.
+#[derive(Debug, Default)]
+pub(super) struct ServerCapabilities {
+    version: Mutex<Option<Version>>,
+    lacks_range_stream: AtomicBool,
+}
+
+impl ServerCapabilities {
+    /// Version that was reported last.
+    pub(super) fn version(&self) -> Option<Version> {
+        *self.version.lock()
+    }
+
+    /// Records the reported version; returns whether it changed.
+    pub(super) fn record_version(&self, version: Version) -> bool {
+        let is_new = self.version.lock().replace(version) != Some(version);
+        if is_new {
+            self.lacks_range_stream.store(false, Ordering::Relaxed);
+        }
+        is_new
+    }
+
+    /// Records that a connection was opened again: another server may be behind the endpoint.
+    pub(super) fn record_reconnected(&self) {
+        self.lacks_range_stream.store(false, Ordering::Relaxed);
+    }
+
+    /// Records that RangeStream is not implemented; returns whether that is new.
+    pub(super) fn record_no_range_stream(&self) -> bool {
+        !self.lacks_range_stream.swap(true, Ordering::Relaxed)
+    }
+
+    /// Why a RangeStream would fail, if that is known.
+    pub(super) fn no_range_stream(&self) -> Option<NoRangeStream> {
+        if self.lacks_range_stream.load(Ordering::Relaxed) {
+            Some(NoRangeStream::Unimplemented)
+        } else if self
+            .version()
+            .is_some_and(|version| !gates::RANGE_STREAM.is_open(version))
+        {
+            Some(NoRangeStream::Version)
+        } else {
+            None
+        }
+    }
+
+    /// What `gate` is assessed by.
+    pub(super) fn report(&self, gate: &gates::Gate) -> EndpointReport {
+        EndpointReport {
+            version: self.version(),
+            is_unimplemented: *gate == gates::RANGE_STREAM && self.lacks_range_stream.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Lowest version among the endpoints that have reported theirs.
+#[derive(Debug)]
+pub(super) struct LowestVersion {
+    servers: Vec<Arc<ServerCapabilities>>,
+    /// Read for every request; `None` before the first report.
+    lowest: ArcSwap<Option<Version>>,
+    changed: watch::Sender<()>,
+}
+
+impl LowestVersion {
+    pub(super) fn new(servers: Vec<Arc<ServerCapabilities>>) -> LowestVersion {
+        LowestVersion {
+            servers,
+            lowest: ArcSwap::default(),
+            changed: watch::Sender::new(()),
+        }
+    }
+
+    pub(super) fn get(&self) -> Option<Version> {
+        **self.lowest.load()
+    }
+
+    /// Changes whenever [`LowestVersion::get`] does.
+    pub(super) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Computes the lowest version again, after a server has reported another one.
+    pub(super) fn refresh(&self) {
+        let lowest = self.servers.iter().filter_map(|server| server.version()).min();
+        if self.get() != lowest {
+            self.lowest.store(Arc::new(lowest));
+            self.changed.send_replace(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unimplemented_is_dropped_when_the_server_may_have_changed() {
+        let server = ServerCapabilities::default();
+        assert_eq!(
+            server.no_range_stream(),
+            None,
+            "version not known: RangeStream is tried"
+        );
+        assert!(server.record_version(Version::new(3, 6, 16)));
+        assert_eq!(server.no_range_stream(), Some(NoRangeStream::Version));
+        assert!(server.record_version(Version::new(3, 7, 3)));
+        assert_eq!(server.no_range_stream(), None);
+
+        assert!(server.record_no_range_stream() && !server.record_no_range_stream());
+        assert_eq!(server.no_range_stream(), Some(NoRangeStream::Unimplemented));
+        assert!(
+            !server.record_version(Version::new(3, 7, 3)),
+            "the same version is not a change"
+        );
+        assert_eq!(server.no_range_stream(), Some(NoRangeStream::Unimplemented));
+        server.record_reconnected();
+        assert_eq!(server.no_range_stream(), None);
+
+        server.record_no_range_stream();
+        server.record_version(Version::new(3, 7, 4));
+        assert_eq!(server.no_range_stream(), None);
+    }
+
+    #[test]
+    fn unimplemented_message_tells_shape_from_method() {
+        for text in [
+            "RangeStream does not support custom sort orders",
+            "RangeStream does not support revision filters",
+        ] {
+            assert_eq!(
+                NoRangeStream::from_unimplemented(text),
+                NoRangeStream::Shape,
+                "{text}"
+            );
+        }
+        for text in [
+            "unknown method RangeStream for service etcdserverpb.KV",
+            "unknown service etcdserverpb.KV",
+            "RangeStream is not supported by the gRPC proxy",
+            "",
+        ] {
+            assert_eq!(
+                NoRangeStream::from_unimplemented(text),
+                NoRangeStream::Unimplemented,
+                "{text}"
+            );
+        }
+    }
+}

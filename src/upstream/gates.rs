@@ -1,0 +1,237 @@
+//! Version gates: capabilities of etcd that rangecache relies on only from certain versions on.
+//!
+//! [`ALL`] is the only list. The plan of a read and the mirrors ask a gate whether a version passes; the page, `/readyz` and
+//! `doctor` print the state of every gate. A new gate is one more entry below.
+
+use std::fmt;
+
+use super::version::Version;
+
+/// A capability of etcd, and what rangecache does with and without it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// Identifier in JSON and in `/readyz`, in snake case.
+    pub name: &'static str,
+    /// Name for people.
+    pub title: &'static str,
+    /// First version that has the capability in each release line (major.minor), ascending. Every later release line has it.
+    since: &'static [Version],
+    /// Which endpoints must have the capability.
+    pub need: Need,
+    /// Whether reads are forwarded while the gate is closed.
+    pub forwards_reads: bool,
+    /// What rangecache uses the capability for.
+    pub meaning: &'static str,
+    /// What rangecache does while the gate is closed.
+    pub without: &'static str,
+    /// Flag that switches use of the capability off, without its dashes.
+    pub flag: Option<&'static str>,
+}
+
+/// Which endpoints must have a capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// All of them: the lowest version decides.
+    Every,
+    /// Each for itself: the capability is used on the endpoints that have it.
+    Each,
+}
+
+/// What one endpoint is known to have.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EndpointReport {
+    /// Version that the endpoint reported last.
+    pub version: Option<Version>,
+    /// The endpoint answered that it does not have the capability, although its version does.
+    pub is_unimplemented: bool,
+}
+
+/// State of a gate over all endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GateState {
+    /// No endpoint has reported its version yet.
+    Unknown,
+    /// Switched off by the gate's flag.
+    Off,
+    /// The capability is used on every endpoint; the lowest version is given.
+    Open(Version),
+    /// The capability is used on some endpoints.
+    Partial {
+        /// Endpoints that have it.
+        open: usize,
+        /// All endpoints.
+        endpoints: usize,
+    },
+    /// The versions are too old; the lowest one is given.
+    TooOld(Version),
+    /// Every endpoint whose version has the capability answered that it is not implemented.
+    Unimplemented,
+}
+
+/// Watch progress notifications are correct. Before these versions a notification can be ahead of its events (etcd 15220),
+/// and a new watch without events gets no answer to a progress request (etcd 17507).
+pub static PROGRESS_NOTIFICATIONS: Gate = Gate {
+    name: "progress_notifications",
+    title: "Progress notifications",
+    since: &[
+        Version::new(3, 4, 31),
+        Version::new(3, 5, 13),
+        Version::new(3, 6, 0),
+    ],
+    need: Need::Every,
+    forwards_reads: true,
+    meaning: "Linearizable reads are answered from memory only if every member's watch progress notifications are correct.",
+    without: "linearizable reads are forwarded",
+    flag: None,
+};
+
+/// KV.RangeStream (KEP-5966).
+pub static RANGE_STREAM: Gate = Gate {
+    name: "range_stream",
+    title: "RangeStream",
+    since: &[Version::new(3, 7, 0)],
+    need: Need::Each,
+    forwards_reads: false,
+    meaning: "With RangeStream, loads and large forwarded reads need less memory in etcd. Clients may use it either way.",
+    without: "mirrors load by pages, and large reads are forwarded unchanged",
+    flag: Some("range-stream"),
+};
+
+/// A Range with a sort target that etcd does not know gets an error. Before 3.6 it crashes etcd.
+pub static UNKNOWN_SORT_TARGETS: Gate = Gate {
+    name: "unknown_sort_targets",
+    title: "Unknown sort targets",
+    since: &[Version::new(3, 6, 0)],
+    need: Need::Every,
+    forwards_reads: false,
+    meaning: "A Range with an unknown sort target crashes etcd before 3.6; rangecache then refuses it itself.",
+    without: "reads with an unknown sort target are refused",
+    flag: None,
+};
+
+/// Every gate, in the order in which they are shown.
+pub static ALL: [&Gate; 3] = [&PROGRESS_NOTIFICATIONS, &RANGE_STREAM, &UNKNOWN_SORT_TARGETS];
+
+impl Gate {
+    /// Whether etcd of `version` has the capability.
+    #[must_use]
+    pub fn is_open(&self, version: Version) -> bool {
+        let same_line = |first: &&Version| (first.major, first.minor) == (version.major, version.minor);
+        match self.since.iter().find(same_line) {
+            Some(first) => version >= *first,
+            None => self.since.last().is_none_or(|last| version > *last),
+        }
+    }
+
+    /// Versions that have the capability: `3.4.31, 3.5.13, 3.6.0 or later`.
+    #[must_use]
+    pub fn versions(&self) -> impl fmt::Display + use<> {
+        let versions: Vec<_> = self.since.iter().map(ToString::to_string).collect();
+        format!("{} or later", versions.join(", "))
+    }
+
+    /// State over `endpoints`, of which those that have not reported a version count only in the total; `is_off` if the gate's
+    /// flag switches it off.
+    #[must_use]
+    pub fn assess(&self, is_off: bool, endpoints: &[EndpointReport]) -> GateState {
+        let versions = endpoints.iter().filter_map(|endpoint| endpoint.version);
+        let Some(lowest) = versions.min() else {
+            return GateState::Unknown;
+        };
+        if is_off {
+            return GateState::Off;
+        }
+        let by_version =
+            |endpoint: &&EndpointReport| endpoint.version.is_none_or(|version| self.is_open(version));
+        let capable: Vec<_> = endpoints.iter().filter(by_version).collect();
+        let open = capable
+            .iter()
+            .filter(|endpoint| !endpoint.is_unimplemented)
+            .count();
+        match self.need {
+            Need::Every if self.is_open(lowest) => GateState::Open(lowest),
+            Need::Every => GateState::TooOld(lowest),
+            Need::Each if open == endpoints.len() => GateState::Open(lowest),
+            Need::Each if open > 0 => GateState::Partial {
+                open,
+                endpoints: endpoints.len(),
+            },
+            Need::Each if capable.is_empty() => GateState::TooOld(lowest),
+            Need::Each => GateState::Unimplemented,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reports(versions: &[(&str, bool)]) -> Vec<EndpointReport> {
+        versions
+            .iter()
+            .map(|(version, is_unimplemented)| EndpointReport {
+                version: version.parse().ok(),
+                is_unimplemented: *is_unimplemented,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn progress_gate_opens_at_the_fixed_releases() {
+        let open = |text: &str| PROGRESS_NOTIFICATIONS.is_open(text.parse().unwrap());
+        for text in [
+            "3.4.31", "3.4.40", "3.5.13", "3.5.35", "3.6.0", "3.6.16", "3.7.3", "4.0.0",
+        ] {
+            assert!(open(text), "{text}");
+        }
+        for text in ["3.3.99", "3.4.23", "3.4.30", "3.5.0", "3.5.12", "2.3.8"] {
+            assert!(!open(text), "{text}");
+        }
+        assert_eq!(
+            PROGRESS_NOTIFICATIONS.versions().to_string(),
+            "3.4.31, 3.5.13, 3.6.0 or later"
+        );
+        assert!(RANGE_STREAM.is_open(Version::new(3, 7, 0)));
+        assert!(!RANGE_STREAM.is_open(Version::new(3, 6, 16)));
+    }
+
+    #[test]
+    fn lowest_version_decides_a_gate_that_every_endpoint_needs() {
+        let gate = &PROGRESS_NOTIFICATIONS;
+        let lowest = Version::new(3, 5, 12);
+        assert_eq!(gate.assess(false, &reports(&[("", false)])), GateState::Unknown);
+        assert_eq!(
+            gate.assess(false, &reports(&[("3.6.1", false), ("3.5.12", false)])),
+            GateState::TooOld(lowest)
+        );
+        assert_eq!(
+            gate.assess(false, &reports(&[("3.6.1", false), ("", false)])),
+            GateState::Open(Version::new(3, 6, 1))
+        );
+    }
+
+    #[test]
+    fn optional_gate_is_partial_in_a_mixed_cluster() {
+        let assess = |versions: &[(&str, bool)]| RANGE_STREAM.assess(false, &reports(versions));
+        assert_eq!(
+            assess(&[("3.7.0", false), ("3.6.1", false)]),
+            GateState::Partial {
+                open: 1,
+                endpoints: 2
+            }
+        );
+        assert_eq!(
+            assess(&[("3.7.0", false)]),
+            GateState::Open(Version::new(3, 7, 0))
+        );
+        assert_eq!(
+            assess(&[("3.6.1", false)]),
+            GateState::TooOld(Version::new(3, 6, 1))
+        );
+        assert_eq!(assess(&[("3.7.0", true)]), GateState::Unimplemented);
+        assert_eq!(
+            RANGE_STREAM.assess(true, &reports(&[("3.7.0", false)])),
+            GateState::Off
+        );
+    }
+}
