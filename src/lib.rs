@@ -6,6 +6,7 @@
 //! | [`doctor`] | what an etcd holds, and what would become of it |
 //! | [`config`] | flags and environment, checked before a port is bound |
 //! | [`proxy`] | the way of a request: accept, route, plan, prove, answer or forward |
+//! | [`server`] | listening sockets and connections |
 //! | [`cache`] | the tree, the history and the query; no I/O, no clock, no async |
 //! | [`mirror`] | keeps a cache in step with etcd and proves that it is fresh |
 //! | [`upstream`] | etcd's endpoints: connections, versions, calls |
@@ -31,6 +32,7 @@ pub mod net;
 pub mod otlp;
 pub mod panics;
 pub mod proxy;
+pub mod server;
 pub mod telemetry;
 pub mod tls;
 pub mod upstream;

@@ -15,8 +15,8 @@ use rangecache::mirror;
 use rangecache::net::Url;
 use rangecache::otlp::{self, Exporter};
 use rangecache::panics;
-use rangecache::proxy::Proxy;
-use rangecache::proxy::listener::Listener;
+use rangecache::proxy::{self, Proxy};
+use rangecache::server::{Listener, ServeConfig};
 use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector, FileError};
@@ -190,20 +190,24 @@ async fn serve(
         &stop,
     );
     let mirrors = mirror::start(config, &upstream, &telemetry, &background, &stop);
+    let open_connections = telemetry.metrics.connections.open.clone();
     let proxy = Proxy::new(config, &upstream, &mirrors, &telemetry, &calls, &drain);
     background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
     let admin = Admin::new(mirrors, upstream, telemetry, calls.clone(), closing.clone());
     background.spawn(Arc::clone(&admin).remember(stop.clone()));
-    let room = Arc::new(Semaphore::new(config.max_connections as usize));
+    let serving = ServeConfig {
+        connections: Arc::new(Semaphore::new(config.max_connections as usize)),
+        open: open_connections,
+        max_concurrent_streams: config.max_concurrent_streams,
+        tasks: calls.clone(),
+        closing: closing.clone(),
+        drain: drain.clone(),
+    };
     for listener in clients {
         tracing::info!(url = %listener.url(), "serving clients");
-        listeners.spawn(listener.serve(
-            Arc::clone(&proxy),
-            Arc::clone(&room),
-            calls.clone(),
-            closing.clone(),
-            drain.clone(),
-        ));
+        let proxy = Arc::clone(&proxy);
+        let handler = move |request, over_tls| proxy::handle(Arc::clone(&proxy), request, over_tls);
+        listeners.spawn(listener.serve(handler, serving.clone()));
     }
     for listener in operators {
         tracing::info!(url = %listener.url(), "serving metrics");

@@ -44,7 +44,7 @@ use tokio_util::task::TaskTracker;
 use crate::mirror::Mirrors;
 use crate::mirror::cluster_state::Auth;
 use crate::panics::restarting;
-use crate::proxy::listener::{Listener, Tracked, secured};
+use crate::server::{Listener, Tracked, secured};
 use crate::telemetry::exposition::Format;
 use crate::telemetry::{Reason, Telemetry};
 use crate::upstream::Upstream;

@@ -35,7 +35,7 @@ const SMALL_BYTES: u64 = 16 << 10;
 
 /// A response's body.
 #[derive(Debug)]
-pub(super) struct ResponseBody(Kind);
+pub struct ResponseBody(Kind);
 
 #[derive(Debug)]
 enum Kind {

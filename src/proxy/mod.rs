@@ -8,7 +8,7 @@
 //!
 //! | phase | file |
 //! |---|---|
-//! | accept | `listener`: TCP or unix socket, HTTP/2 and HTTP/1 on one port |
+//! | accept | [`server`](crate::server), and [`handle`] for each request |
 //! | route | `route`: by path only |
 //! | plan | `plan`: pure; is it to be answered, and what has to be proven |
 //! | prove | `range`, with `mirror::freshness`; `authorize` where rights are to be proven, too |
@@ -16,20 +16,17 @@
 //! | stream | `convert` (a large Range), `series` (pages), with `budget` (what is held) |
 //! | forward | `forward`, `large` (what must not stampede etcd), `pager` (a RangeStream where etcd has none), `http1`, `learn` (calls that change what memory may answer) |
 //!
-//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `first` is a connection's first bytes, `record` is what is told of a Range at its end, `trace` the spans of a call that is traced This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
+//! `drain` ends at a stop what never ends by itself, `stalled` what nobody reads, `record` is what is told of a Range at its end, `trace` the spans of a call that is traced This room uses `mirror`, `cache` and `upstream`; only `main` uses it.
 
 mod authorize;
 mod body;
 mod budget;
 mod convert;
 mod drain;
-mod first;
 mod forward;
-mod gather;
 mod http1;
 mod large;
 mod learn;
-pub mod listener;
 mod owner;
 mod pager;
 mod plan;
@@ -40,6 +37,9 @@ mod route;
 mod series;
 mod stalled;
 mod trace;
+
+pub use body::ResponseBody;
+pub use route::handle;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -71,13 +71,12 @@ pub struct Proxy {
     tasks: TaskTracker,
     answers: Answers,
     max_calls: usize,
-    max_concurrent_streams: u32,
     /// A stop has begun: calls that never end by themselves are ended.
     drain: CancellationToken,
 }
 
 impl Proxy {
-    /// Ready to serve; [`listener::Listener`] brings the requests.
+    /// Ready to serve; [`handle`] takes the requests.
     #[must_use]
     pub fn new(
         config: &Config,
@@ -113,7 +112,6 @@ impl Proxy {
             tasks: tasks.clone(),
             answers: Answers::default(),
             max_calls: config.max_calls as usize,
-            max_concurrent_streams: config.max_concurrent_streams,
             drain: drain.clone(),
         })
     }

@@ -17,11 +17,18 @@ use crate::grpc::{Method, Status};
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{self, Reason};
-use crate::upstream::Outgoing;
+use crate::upstream::{BoxError, Outgoing};
 
-/// Answers one request, whatever it is; a panic on the way is this request's alone.
-/// `over_tls` says how it came.
-pub(super) async fn answer(proxy: Arc<Proxy>, request: Request<Incoming>, over_tls: bool) -> Outcome {
+/// Handles one request, of whatever kind. `over_tls`: the client's connection has TLS.
+///
+/// # Errors
+/// The error with which etcd reset the stream: hyper resets the client's stream with the same reason. A panic is no error: it
+/// fails this call alone, with `Internal`.
+pub async fn handle(
+    proxy: Arc<Proxy>,
+    request: Request<Incoming>,
+    over_tls: bool,
+) -> Result<Response<ResponseBody>, BoxError> {
     let is_http2 = request.version() == Version::HTTP_2;
     match caught(route(&proxy, request, over_tls)).await {
         Ok(outcome) => outcome,

@@ -1,5 +1,5 @@
-//! The first bytes of a connection, within a deadline: a client that opens a connection and says nothing must not hold its
-//! place for ever. Once HTTP/2 or HTTP/1 can be told apart, hyper's own deadlines take over.
+//! The first bytes of a connection, read within a deadline: a client that opens a connection and sends nothing must not keep
+//! its connection permit for ever. Once HTTP/2 and HTTP/1 can be distinguished, hyper's own deadlines apply.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -8,26 +8,26 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 
-/// How long they may take: etcd's clients send them with the connection's last packet.
-const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(10);
-/// What every HTTP/2 connection starts with.
+/// Time for the client to send them: etcd's clients do so with the last packet of the handshake.
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// A stream with what was read of it already.
+/// A stream whose first bytes were read already; they are read again from here.
 #[derive(Debug)]
-pub(super) struct Opened<S> {
+pub(super) struct Prefaced<S> {
     first: [u8; PREFACE.len()],
-    /// Of `first`: what is still to be read again, and where it ends.
+    /// `first[next..end]` is still to be read again.
     next: usize,
     end: usize,
     stream: S,
 }
 
-/// Reads until it is clear which protocol the client speaks.
+/// Reads until it is clear whether the client uses HTTP/2 or HTTP/1.
 ///
 /// # Errors
-/// What the stream says; `TimedOut` or `UnexpectedEof` when the client says too little.
-pub(super) async fn first_bytes<S: AsyncRead + Unpin>(mut stream: S) -> io::Result<Opened<S>> {
+/// The stream's; `TimedOut` or `UnexpectedEof` when the client sends too little.
+pub(super) async fn read_preface<S: AsyncRead + Unpin>(mut stream: S) -> io::Result<Prefaced<S>> {
     let mut first = [0; PREFACE.len()];
     let reading = async {
         let mut end = 0;
@@ -39,10 +39,10 @@ pub(super) async fn first_bytes<S: AsyncRead + Unpin>(mut stream: S) -> io::Resu
         }
         Ok(end)
     };
-    let end = tokio::time::timeout(FIRST_BYTES_TIMEOUT, reading)
+    let end = tokio::time::timeout(PREFACE_TIMEOUT, reading)
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    Ok(Opened {
+    Ok(Prefaced {
         first,
         next: 0,
         end,
@@ -50,7 +50,7 @@ pub(super) async fn first_bytes<S: AsyncRead + Unpin>(mut stream: S) -> io::Resu
     })
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Opened<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for Prefaced<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -66,7 +66,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Opened<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Opened<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -106,15 +106,15 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         });
-        let mut opened = first_bytes(server).await.unwrap();
+        let mut prefaced = read_preface(server).await.unwrap();
         let mut all = Vec::new();
-        opened.read_to_end(&mut all).await.unwrap();
+        prefaced.read_to_end(&mut all).await.unwrap();
         sending.await.unwrap();
         all
     }
 
     #[tokio::test]
-    async fn nothing_is_lost() {
+    async fn preface_is_read_again_without_loss() {
         let http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n and frames";
         for pieces in [1, 7, 24, 100] {
             assert_eq!(all_of(http2, pieces).await, http2, "{pieces}");
@@ -127,16 +127,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_says_too_little_is_let_go() {
+    async fn silent_client_times_out() {
         for sent in [&b""[..], b"P", &PREFACE[..23]] {
             let (mut client, server) = tokio::io::duplex(64);
             client.write_all(sent).await.unwrap();
-            let error = first_bytes(server).await.unwrap_err();
+            let error = read_preface(server).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
         let (client, server) = tokio::io::duplex(64);
         drop(client);
-        let error = first_bytes(server).await.unwrap_err();
+        let error = read_preface(server).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

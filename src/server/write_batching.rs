@@ -1,0 +1,36 @@
+//! Write batching: responses that become ready together are sent in one write.
+//!
+//! Each call's task wakes its connection's task when its response is ready, and the scheduler runs the task woken last first:
+//! a quorum check that completes 64 reads would cause 64 writes to the socket, each a system call and a wake-up of the client.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+/// Polls `connection` one scheduler turn after it is woken, when the tasks that were ready before it have run.
+pub(super) fn batch_writes<F: Future>(connection: Pin<&mut F>) -> BatchWrites<'_, F> {
+    BatchWrites {
+        connection,
+        waited: false,
+    }
+}
+
+/// The future of [`batch_writes`].
+pub(super) struct BatchWrites<'a, F> {
+    connection: Pin<&'a mut F>,
+    /// The turn was given up once since the last poll of `connection`.
+    waited: bool,
+}
+
+impl<F: Future> Future for BatchWrites<'_, F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
+        self.waited = !self.waited;
+        if self.waited {
+            // Moves this task to the end of the run queue.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.connection.as_mut().poll(context)
+    }
+}
