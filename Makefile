@@ -42,7 +42,7 @@ test: tools goclient linearizer rust-present ## Run all tests, on real etcd 3.7,
 .PHONY: linearize
 linearize: tools linearizer rust-present ## Judge histories under faults; SCENARIO=no-quorum,mix SECONDS=300 SEED=7 choose
 	LINEAR_SCENARIO='$(SCENARIO)' LINEAR_SECONDS='$(SECONDS)' LINEAR_SEED='$(SEED)' \
-	  $(CARGO) test --locked --test linear -- --ignored --nocapture scenarios
+	  $(CARGO) test --locked --test linearizability -- --ignored --nocapture scenarios
 
 .PHONY: planted
 planted: tools linearizer rust-present ## Plant each bug of tests/planted, and see a test catch it; PLANTED=03 chooses
@@ -103,7 +103,7 @@ page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ##
 	@test -n "$(PAGE_BROWSER)" || for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	  command -v "$$name" >/dev/null && exit 0; \
 	done || { echo 'Chromium is needed: install it, or name it by PAGE_BROWSER=' >&2; exit 1; }
-	$(if $(PAGE_BROWSER),PAGE_BROWSER='$(PAGE_BROWSER)') $(CARGO) test --locked --test page -- --nocapture
+	$(if $(PAGE_BROWSER),PAGE_BROWSER='$(PAGE_BROWSER)') $(CARGO) test --locked --test operate page:: -- --nocapture
 
 .PHONY: rust-present
 rust-present:

@@ -1,0 +1,334 @@
+//! Real etcd: one member, or three that form a cluster.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tokio::time::timeout;
+
+use crate::grpc::Client;
+use crate::pb::{Empty, MemberAddRequest, MemberAddResponse, RangeRequest, SnapshotResponse};
+use crate::process::{Process, tool};
+use crate::proxy::Metrics;
+use crate::wait::{SOON, until};
+
+/// The versions of etcd that rangecache promises to serve, each by its newest patch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Version {
+    V3_5,
+    V3_6,
+    V3_7,
+}
+
+impl Version {
+    fn binary(self) -> PathBuf {
+        tool(match self {
+            Self::V3_5 => "etcd-3.5",
+            Self::V3_6 => "etcd-3.6",
+            Self::V3_7 => "etcd-3.7",
+        })
+    }
+}
+
+/// One member. It keeps its ports and its data over restarts, and is killed on drop.
+pub struct Etcd {
+    name: String,
+    version: Version,
+    dir: TempDir,
+    data: PathBuf,
+    client_port: u16,
+    peer_port: u16,
+    /// Where the other members connect.
+    advertised: String,
+    initial_cluster: String,
+    /// It joins a cluster that is there already.
+    joins: bool,
+    token: String,
+    more: Vec<String>,
+    process: Option<Process>,
+}
+
+impl Etcd {
+    /// A cluster of one, ready to serve.
+    pub async fn start(version: Version) -> Self {
+        Self::start_with(version, &[]).await
+    }
+
+    /// The same with more flags.
+    pub async fn start_with(version: Version, more: &[&str]) -> Self {
+        let mut etcd = Self::new("alone", version, "rangecache");
+        etcd.more = more.iter().map(|flag| (*flag).to_owned()).collect();
+        etcd.initial_cluster = etcd.peer();
+        etcd.run();
+        etcd.ready().await;
+        etcd
+    }
+
+    fn new(name: &str, version: Version, token: &str) -> Self {
+        let dir = TempDir::with_prefix("rangecache-etcd-").unwrap();
+        let peer_port = free_port();
+        Self {
+            name: name.to_owned(),
+            version,
+            data: dir.path().join("data"),
+            dir,
+            client_port: free_port(),
+            peer_port,
+            advertised: format!("http://127.0.0.1:{peer_port}"),
+            initial_cluster: String::new(),
+            joins: false,
+            token: token.to_owned(),
+            more: Vec::new(),
+            process: None,
+        }
+    }
+
+    /// Adds a learner to this cluster of one, waits until it has caught up, and returns it with its id.
+    pub async fn add_learner(&self) -> (Self, u64) {
+        let mut learner = Self::new("learner", self.version, &self.token);
+        learner.joins = true;
+        learner.initial_cluster = format!("{},{}", self.peer(), learner.peer());
+        let client = self.client().await;
+        let request = MemberAddRequest {
+            peer_urls: vec![learner.advertised.clone()],
+            is_learner: true,
+        };
+        let added: MemberAddResponse = client
+            .unary("/etcdserverpb.Cluster/MemberAdd", &request)
+            .await
+            .expect("etcd adds a learner");
+        learner.run();
+        until(SOON, "the learner has caught up", async || {
+            let newest = client.range(&RangeRequest::one("any")).await.ok()?.revision();
+            let behind = RangeRequest {
+                serializable: true,
+                ..RangeRequest::one("any")
+            };
+            let learner = Client::try_connect(&learner.url()).await.ok()?;
+            let revision = learner.range(&behind).await.ok()?.revision();
+            (revision == newest).then_some(())
+        })
+        .await;
+        (learner, added.member.expect("it is a member").id)
+    }
+
+    fn peer(&self) -> String {
+        format!("{}={}", self.name, self.advertised)
+    }
+
+    /// Where clients connect.
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.client_port)
+    }
+
+    /// A new connection to this member.
+    pub async fn client(&self) -> Client {
+        Client::connect(&self.url()).await
+    }
+
+    /// Starts the process on the ports and data that it had; it may not serve yet.
+    pub fn run(&mut self) {
+        assert!(self.process.is_none(), "already running");
+        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer_port));
+        let mut command = Command::new(self.version.binary());
+        command
+            .args([
+                "--name",
+                &self.name,
+                "--log-level",
+                "warn",
+                "--initial-cluster-state",
+                if self.joins { "existing" } else { "new" },
+            ])
+            .arg("--data-dir")
+            .arg(&self.data)
+            .args([
+                "--listen-client-urls",
+                &client,
+                "--advertise-client-urls",
+                &client,
+            ])
+            .args([
+                "--listen-peer-urls",
+                &peer,
+                "--initial-advertise-peer-urls",
+                &self.advertised,
+            ])
+            .args([
+                "--initial-cluster",
+                &self.initial_cluster,
+                "--initial-cluster-token",
+                &self.token,
+            ])
+            // Nothing here survives a power cut, and the disk is not what is tested.
+            .arg("--unsafe-no-fsync")
+            .args(&self.more);
+        let log = self.dir.path().join("log");
+        self.process = Some(Process::spawn(&format!("etcd {}", self.name), &mut command, &log));
+    }
+
+    /// Stops, and goes on with the same ports, and with the same data as far as that version can read it.
+    pub fn switch(&mut self, version: Version) {
+        self.stop();
+        self.version = version;
+    }
+
+    /// Waits until it answers a linearizable read, so that it has a leader too.
+    pub async fn ready(&self) {
+        let what = format!("{} of etcd {:?} serves", self.name, self.version);
+        until(SOON, &what, async || {
+            let client = Client::try_connect(&self.url()).await.ok()?;
+            let read = RangeRequest::one("ready?");
+            let answer = timeout(Duration::from_secs(5), client.range(&read)).await.ok()?;
+            // Where its auth is on, who has no name is refused only after the quorum was asked.
+            (answer.is_ok() || answer.is_err_and(|status| status.code == 3)).then_some(())
+        })
+        .await;
+    }
+
+    /// Kills the process; the data stays.
+    pub fn stop(&mut self) {
+        self.process = None;
+    }
+
+    /// Sends `TERM` and waits for the end; the data stays.
+    pub async fn terminate(&mut self) {
+        self.process.take().expect("runs").terminate(SOON).await;
+    }
+
+    /// Kills the process, starts it again and waits until it serves.
+    pub async fn restart(&mut self) {
+        self.stop();
+        self.run();
+        self.ready().await;
+    }
+
+    /// Stops the process in its tracks, sockets left open.
+    pub fn pause(&self) {
+        self.process.as_ref().expect("runs").pause();
+    }
+
+    /// Lets a paused process go on.
+    pub fn resume(&self) {
+        self.process.as_ref().expect("runs").signal("CONT");
+    }
+
+    /// Saves a snapshot of the store, as `etcdctl snapshot save` does.
+    pub async fn save_snapshot(&self) -> PathBuf {
+        let mut stream = self
+            .client()
+            .await
+            .server_stream("/etcdserverpb.Maintenance/Snapshot", &Empty {});
+        let mut bytes = Vec::new();
+        while let Some(piece) = stream.next_as::<SnapshotResponse>(SOON).await {
+            bytes.extend_from_slice(&piece.blob);
+        }
+        assert_eq!(stream.end().map(|end| end.code), Some(0), "{:?}", stream.end());
+        let path = self.dir.path().join("snapshot.db");
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    /// Stops, replaces the data by the snapshot's, and leaves the rest to [`Etcd::run`]. The cluster keeps its id when
+    /// `token` is the one that it was made with (`rangecache`), and gets another with any other.
+    pub fn restore(&mut self, snapshot: &Path, token: &str, more: &[&str]) {
+        self.stop();
+        std::fs::remove_dir_all(&self.data).unwrap();
+        self.token = token.to_owned();
+        let restored = Command::new(tool("etcdutl"))
+            .args(["snapshot", "restore"])
+            .arg(snapshot)
+            .arg("--data-dir")
+            .arg(&self.data)
+            .args(["--name", &self.name, "--initial-cluster", &self.initial_cluster])
+            .args(["--initial-cluster-token", &self.token])
+            .args(["--initial-advertise-peer-urls", &self.advertised])
+            .args(more)
+            .output()
+            .unwrap();
+        assert!(
+            restored.status.success(),
+            "{}",
+            String::from_utf8_lossy(&restored.stderr)
+        );
+    }
+
+    /// Its metrics.
+    pub async fn metrics(&self) -> Metrics {
+        Metrics::read(&format!("{}/metrics", self.url())).await
+    }
+}
+
+/// Three members.
+pub struct Cluster {
+    pub members: Vec<Etcd>,
+}
+
+impl Cluster {
+    /// Starts three members and waits until all serve.
+    pub async fn start(version: Version) -> Self {
+        Self::start_mixed([version; 3]).await
+    }
+
+    /// Starts three members of these versions and waits until all serve.
+    pub async fn start_mixed(versions: [Version; 3]) -> Self {
+        Self::start_linked(versions, async |url| url).await
+    }
+
+    /// As [`Cluster::start_mixed`], with something between the members: `link` gets the URL that a member listens on for
+    /// the others, and returns where they connect.
+    pub async fn start_linked(versions: [Version; 3], mut link: impl AsyncFnMut(String) -> String) -> Self {
+        let mut members: Vec<_> = ["a", "b", "c"]
+            .into_iter()
+            .zip(versions)
+            .map(|(name, version)| Etcd::new(name, version, "rangecache"))
+            .collect();
+        for member in &mut members {
+            member.advertised = link(member.advertised.clone()).await;
+        }
+        let peers: Vec<_> = members.iter().map(Etcd::peer).collect();
+        for member in &mut members {
+            member.initial_cluster = peers.join(",");
+            member.run();
+        }
+        for member in &members {
+            member.ready().await;
+        }
+        Self { members }
+    }
+
+    /// The index of the member that leads, if they agree on one.
+    pub async fn leader(&self) -> Option<usize> {
+        for (n, member) in self.members.iter().enumerate() {
+            let client = Client::try_connect(&member.url()).await.ok()?;
+            let status = client.status().await.ok()?;
+            if status.header.expect("has a header").member_id == status.leader {
+                return Some(n);
+            }
+        }
+        None
+    }
+
+    /// The members' URLs, as `--endpoints` takes them.
+    pub fn endpoints(&self) -> String {
+        self.members.iter().map(Etcd::url).collect::<Vec<_>>().join(",")
+    }
+}
+
+/// A port that is free now and will be after a restart: below the range from which the system serves port 0 and
+/// outgoing connections.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Suites that run side by side begin apart.
+    let offset = (std::process::id() % 180) as u16 * 100;
+    for _ in 0..20_000 {
+        let port = 12_000 + offset.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    panic!("no free port between 12000 and 32000");
+}

@@ -1,0 +1,430 @@
+//! A gRPC client on bare HTTP/2: it can send what no generated client would, and it shows every byte, header and trailer.
+
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures_util::stream;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::client::conn::http2::{Builder, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use prost::Message;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use crate::wait::{SOON, until};
+
+type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
+
+/// Past this a call counts as hung.
+const HUNG: Duration = Duration::from_secs(60);
+/// gRPC's code for a server that cannot be reached.
+pub const UNAVAILABLE: i32 = 14;
+
+/// How a call ended when not well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// gRPC's number.
+    pub code: i32,
+    /// The text, percent-decoded.
+    pub message: String,
+}
+
+/// One HTTP/2 connection, and metadata that goes with every call. Clones share the connection.
+#[derive(Clone)]
+pub struct Client {
+    url: String,
+    sender: SendRequest<Body>,
+    metadata: HeaderMap,
+}
+
+/// All that a server sent back, whole; two replies are equal only if a client could not tell them apart.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Reply {
+    /// The HTTP status; 0 if the stream was reset before one came.
+    pub http_status: u16,
+    /// Headers other than `date`.
+    pub headers: HeaderMap,
+    /// The body with its length prefixes.
+    pub body: Bytes,
+    /// Trailers, empty when the headers were the last frame.
+    pub trailers: HeaderMap,
+    /// HTTP/2's reason when the stream was reset.
+    pub reset: Option<u32>,
+}
+
+impl Client {
+    /// Connects to a URL such as `http://127.0.0.1:2379`, trying until something listens there.
+    pub async fn connect(url: &str) -> Self {
+        until(SOON, &format!("a connection to {url}"), async || {
+            Self::try_connect(url).await.ok()
+        })
+        .await
+        .0
+    }
+
+    /// Connects, or says why not.
+    pub async fn try_connect(url: &str) -> Result<Self, Box<dyn Error + Send + Sync>> {
+        let authority = url
+            .strip_prefix("http://")
+            .ok_or("only http:// is spoken here")?
+            .trim_end_matches('/');
+        let tcp = timeout(SOON, TcpStream::connect(authority)).await??;
+        tcp.set_nodelay(true)?;
+        Self::over(tcp, &format!("http://{authority}")).await
+    }
+
+    /// Speaks over a connected stream; `url` is scheme and authority of every request.
+    pub async fn over<S>(stream: S, url: &str) -> Result<Self, Box<dyn Error + Send + Sync>>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder
+            .initial_connection_window_size(32 << 20)
+            .initial_stream_window_size(8 << 20);
+        let (sender, connection) = timeout(SOON, builder.handshake(TokioIo::new(stream))).await??;
+        tokio::spawn(connection);
+        Ok(Self {
+            url: url.to_owned(),
+            sender,
+            metadata: HeaderMap::new(),
+        })
+    }
+
+    /// The same connection with one more metadata entry on every call.
+    pub fn with_metadata(&self, name: &'static str, value: &str) -> Self {
+        let mut client = self.clone();
+        client.metadata.append(
+            HeaderName::from_static(name),
+            HeaderValue::from_str(value).unwrap(),
+        );
+        client
+    }
+
+    /// Whether the connection still stands.
+    pub fn is_open(&self) -> bool {
+        !self.sender.is_closed()
+    }
+
+    /// The headers of a gRPC request to `path`, with this client's metadata.
+    pub fn request(&self, path: &str) -> http::request::Builder {
+        let mut request = Request::post(format!("{}{path}", self.url))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        request.headers_mut().unwrap().extend(self.metadata.clone());
+        request
+    }
+
+    /// Sends `body` as it is, under `request`'s headers. `Err` means that the connection was lost, or no answer came.
+    pub async fn send(&self, request: http::request::Builder, body: Bytes) -> Result<Reply, String> {
+        let request = request.body(Full::new(body).boxed_unsync()).unwrap();
+        let mut sender = self.sender.clone();
+        let call = async {
+            sender.ready().await.map_err(describe)?;
+            collect(sender.send_request(request).await).await
+        };
+        timeout(HUNG, call)
+            .await
+            .unwrap_or_else(|_| Err(format!("no answer within {HUNG:?}")))
+    }
+
+    /// Calls `path` with one message as it is.
+    pub async fn raw(&self, path: &str, message: &[u8]) -> Result<Reply, String> {
+        self.send(self.request(path), frame(message)).await
+    }
+
+    /// Calls a unary method. A lost connection shows as [`UNAVAILABLE`], as it does in etcd's own clients.
+    pub async fn unary<A: Message + Default>(
+        &self,
+        path: &str,
+        question: &impl Message,
+    ) -> Result<A, Status> {
+        let lost = |message| Status {
+            code: UNAVAILABLE,
+            message,
+        };
+        let reply = self.raw(path, &question.encode_to_vec()).await.map_err(lost)?;
+        reply.answer()
+    }
+
+    /// Opens a call that streams both ways.
+    pub fn open(&self, path: &str) -> Stream {
+        let (requests, receiver) = mpsc::unbounded_channel::<Bytes>();
+        let frames = stream::unfold(receiver, async |mut receiver| {
+            let message = receiver.recv().await?;
+            Some((Ok(Frame::data(message)), receiver))
+        });
+        let request = self
+            .request(path)
+            .body(StreamBody::new(Box::pin(frames)).boxed_unsync())
+            .unwrap();
+        let mut sender = self.sender.clone();
+        let head = Box::pin(async move {
+            sender.ready().await?;
+            sender.send_request(request).await
+        });
+        Stream {
+            requests: Some(requests),
+            head: Some(head),
+            body: None,
+            buffer: BytesMut::new(),
+            end: None,
+        }
+    }
+
+    /// Calls a method that streams its answers.
+    pub fn server_stream(&self, path: &str, question: &impl Message) -> Stream {
+        let mut stream = self.open(path);
+        stream.send(question);
+        stream.close_send();
+        stream
+    }
+}
+
+type Head = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
+
+/// A call under way. Dropping it cancels it.
+pub struct Stream {
+    requests: Option<mpsc::UnboundedSender<Bytes>>,
+    head: Option<Head>,
+    body: Option<Incoming>,
+    buffer: BytesMut,
+    end: Option<Status>,
+}
+
+impl Stream {
+    /// Sends one message.
+    pub fn send(&self, message: &impl Message) {
+        // A server that has hung up shows in `next`, with its reason.
+        let _ = self
+            .requests
+            .as_ref()
+            .expect("not yet closed")
+            .send(frame(&message.encode_to_vec()));
+    }
+
+    /// Says that no more requests follow.
+    pub fn close_send(&mut self) {
+        self.requests = None;
+    }
+
+    /// The next message; `None` at the end, when [`Stream::end`] says how it ended. Safe to cancel.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        while self.end.is_none() {
+            if let Some(message) = take_message(&mut self.buffer) {
+                return Some(message);
+            }
+            if let Err(end) = self.receive().await {
+                self.end = Some(end);
+            }
+        }
+        None
+    }
+
+    async fn receive(&mut self) -> Result<(), Status> {
+        let lost = |e| Status {
+            code: UNAVAILABLE,
+            message: describe(e),
+        };
+        if let Some(head) = &mut self.head {
+            let head = head.as_mut().await;
+            self.head = None;
+            let response = head.map_err(lost)?;
+            if let Some(end) = status_of(response.headers()) {
+                return Err(end);
+            }
+            self.body = Some(response.into_body());
+        }
+        match self.body.as_mut().expect("set above").frame().await {
+            None => Err(Status {
+                code: UNAVAILABLE,
+                message: "ended without trailers".to_owned(),
+            }),
+            Some(Err(e)) => Err(lost(e)),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => {
+                    self.buffer.extend_from_slice(&data);
+                    Ok(())
+                }
+                Err(frame) => Err(frame
+                    .trailers_ref()
+                    .and_then(status_of)
+                    .expect("trailers hold a status")),
+            },
+        }
+    }
+
+    /// The next message, typed. Panics when none comes within `deadline`.
+    pub async fn next_as<A: Message + Default>(&mut self, deadline: Duration) -> Option<A> {
+        let next = timeout(deadline, self.next()).await;
+        let next = next.unwrap_or_else(|_| panic!("nothing came on the stream within {deadline:?}"))?;
+        Some(A::decode(next).expect("decodes"))
+    }
+
+    /// How the stream ended, once it has: gRPC's OK is a status too.
+    pub fn end(&self) -> Option<&Status> {
+        self.end.as_ref()
+    }
+}
+
+impl Reply {
+    /// gRPC's status of a reply; one without any is told by its HTTP status.
+    pub fn status(&self) -> Status {
+        let none = || Status {
+            code: 2,
+            message: format!("no grpc-status in {self:?}"),
+        };
+        status_of(&self.trailers)
+            .or_else(|| status_of(&self.headers))
+            .unwrap_or_else(none)
+    }
+
+    /// The only message of a reply that went well.
+    pub fn message(&self) -> Result<Bytes, Status> {
+        let status = self.status();
+        if status.code != 0 {
+            return Err(status);
+        }
+        let mut body = BytesMut::from(&self.body[..]);
+        let message = take_message(&mut body).expect("a whole message");
+        assert!(body.is_empty(), "more than one message in {self:?}");
+        Ok(message)
+    }
+
+    /// The only message, typed.
+    pub fn answer<A: Message + Default>(&self) -> Result<A, Status> {
+        Ok(A::decode(self.message()?).expect("decodes"))
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = &self.body[..self.body.len().min(300)];
+        write!(
+            f,
+            "HTTP {} {:?}\n  {} B: ",
+            self.http_status,
+            self.headers,
+            self.body.len()
+        )?;
+        write!(
+            f,
+            "{}\n  trailers {:?}, reset {:?}",
+            shown.escape_ascii(),
+            self.trailers,
+            self.reset
+        )
+    }
+}
+
+/// One message with gRPC's length prefix, not compressed.
+pub fn frame(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(message.len() + 5);
+    framed.put_u8(0);
+    framed.put_u32(u32::try_from(message.len()).unwrap());
+    framed.extend_from_slice(message);
+    framed.freeze()
+}
+
+fn take_message(buffer: &mut BytesMut) -> Option<Bytes> {
+    let prefix = buffer.get(..5)?;
+    assert_eq!(
+        prefix[0], 0,
+        "a compressed message, which this client never asked for"
+    );
+    let length = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
+    if buffer.len() < 5 + length {
+        return None;
+    }
+    buffer.advance(5);
+    Some(buffer.split_to(length).freeze())
+}
+
+async fn collect(response: hyper::Result<Response<Incoming>>) -> Result<Reply, String> {
+    let nothing = || Reply {
+        http_status: 0,
+        headers: HeaderMap::new(),
+        body: Bytes::new(),
+        trailers: HeaderMap::new(),
+        reset: None,
+    };
+    let (head, mut body) = match response {
+        Ok(response) => response.into_parts(),
+        Err(e) => {
+            return Ok(Reply {
+                reset: Some(reset_reason(e)?),
+                ..nothing()
+            });
+        }
+    };
+    let mut reply = Reply {
+        http_status: head.status.as_u16(),
+        headers: head.headers,
+        ..nothing()
+    };
+    reply.headers.remove("date");
+    let mut data = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        match frame {
+            Err(e) => reply.reset = Some(reset_reason(e)?),
+            Ok(frame) => match frame.into_data() {
+                Ok(piece) => data.extend_from_slice(&piece),
+                Err(frame) => reply.trailers = frame.into_trailers().unwrap_or_default(),
+            },
+        }
+        if reply.reset.is_some() {
+            break;
+        }
+    }
+    reply.body = data.freeze();
+    Ok(reply)
+}
+
+/// The reason of a reset stream; any other failure is the connection's, and is described.
+fn reset_reason(error: hyper::Error) -> Result<u32, String> {
+    let h2 = error
+        .source()
+        .and_then(|source| source.downcast_ref::<h2::Error>());
+    match h2 {
+        Some(h2) if h2.is_reset() => Ok(h2.reason().map_or(u32::MAX, u32::from)),
+        _ => Err(describe(error)),
+    }
+}
+
+fn describe(error: hyper::Error) -> String {
+    let cause = error
+        .source()
+        .map(|source| format!(": {source}"))
+        .unwrap_or_default();
+    format!("no answer: {error}{cause}")
+}
+
+fn status_of(headers: &HeaderMap) -> Option<Status> {
+    let code = headers.get("grpc-status")?.to_str().ok()?.parse().ok()?;
+    let message = headers
+        .get("grpc-message")
+        .map(|m| percent_decoded(m.as_bytes()))
+        .unwrap_or_default();
+    Some(Status { code, message })
+}
+
+fn percent_decoded(text: &[u8]) -> String {
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let [first, after @ ..] = rest {
+        let escaped = (*first == b'%').then(|| after.get(..2)).flatten();
+        let byte = escaped.and_then(|hex| u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok());
+        decoded.push(byte.unwrap_or(*first));
+        rest = if byte.is_some() { &after[2..] } else { after };
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
+}

@@ -1,0 +1,377 @@
+//! rangecache itself, started as an operator would.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::etcd::Etcd;
+use crate::grpc::Client;
+use crate::http;
+use crate::process::Process;
+use crate::wait::{SOON, until};
+
+/// What to start; see [`Rangecache::before`].
+pub struct Builder {
+    args: Vec<String>,
+    listen: String,
+    environment: Vec<(String, String)>,
+    hosts: Option<PathBuf>,
+}
+
+impl Builder {
+    /// Adds one flag with its value.
+    pub fn with(mut self, flag: &str, value: &str) -> Self {
+        self.args.extend([flag.to_owned(), value.to_owned()]);
+        self
+    }
+
+    /// Serves clients at this URL, not on a port that is free: for one that takes the place of another.
+    pub fn listening_on(mut self, url: &str) -> Self {
+        self.listen = url.to_owned();
+        self
+    }
+
+    /// Adds a flag without a value.
+    pub fn with_flag(mut self, flag: &str) -> Self {
+        self.args.push(flag.to_owned());
+        self
+    }
+
+    /// Sets a variable of its environment.
+    pub fn with_environment(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Lets it find the names in this file, as if that were `/etc/hosts`: in a mount namespace of its own.
+    pub fn with_hosts(mut self, file: &Path) -> Self {
+        self.hosts = Some(file.to_owned());
+        self
+    }
+
+    /// Lets calls plant faults in it.
+    pub fn fragile(self) -> Self {
+        self.with_environment("RANGECACHE_TEST_FAULTS", "1")
+    }
+
+    /// Starts it, and waits until its mirrors are warm.
+    pub async fn start(self) -> Rangecache {
+        let rangecache = self.start_cold().await;
+        rangecache.warm().await;
+        rangecache
+    }
+
+    /// Starts it, and waits only until it listens.
+    pub async fn start_cold(self) -> Rangecache {
+        let dir = TempDir::with_prefix("rangecache-").unwrap();
+        let mut command = match &self.hosts {
+            Some(hosts) => rangecache_command_with_hosts(hosts),
+            None => rangecache_command(),
+        };
+        command.envs(self.environment);
+        command.args(["--listen-client-urls", &self.listen]);
+        command.args([
+            "--listen-metrics-urls",
+            "http://127.0.0.1:0",
+            "--log-format",
+            "json",
+        ]);
+        command.args(self.args);
+        let mut process = Process::spawn("rangecache", &mut command, &dir.path().join("log"));
+        let (urls, _) = until(SOON, "rangecache listens", async || {
+            assert!(
+                process.exited().is_none(),
+                "rangecache ended at once:\n{}",
+                process.log()
+            );
+            Some((
+                logged_url(&process, "serving clients")?,
+                logged_url(&process, "serving metrics")?,
+            ))
+        })
+        .await;
+        Rangecache {
+            process,
+            _dir: dir,
+            url: urls.0,
+            metrics_url: urls.1,
+        }
+    }
+}
+
+/// A running rangecache, killed on drop.
+pub struct Rangecache {
+    process: Process,
+    _dir: TempDir,
+    url: String,
+    metrics_url: String,
+}
+
+impl Rangecache {
+    /// One that mirrors the whole keyspace of `etcd`.
+    pub fn before(etcd: &Etcd) -> Builder {
+        Self::at(&etcd.url())
+    }
+
+    /// One with these `--endpoints`.
+    pub fn at(endpoints: &str) -> Builder {
+        Builder {
+            args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
+            listen: "http://127.0.0.1:0".to_owned(),
+            environment: Vec::new(),
+            hosts: None,
+        }
+    }
+
+    /// The process's id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Where clients connect.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Where operators look: the page, and the metrics.
+    pub fn metrics_url(&self) -> &str {
+        &self.metrics_url
+    }
+
+    /// A new connection to it.
+    pub async fn client(&self) -> Client {
+        Client::connect(&self.url).await
+    }
+
+    /// Whether `/readyz` says that every mirror is warm.
+    pub async fn is_warm(&self) -> bool {
+        http::get(&format!("{}/readyz", self.metrics_url))
+            .await
+            .is_ok_and(|response| response.status == 200)
+    }
+
+    /// Waits until every mirror is warm, and returns how long that took.
+    pub async fn warm(&self) -> Duration {
+        until(SOON, "rangecache is ready", async || {
+            self.is_warm().await.then_some(())
+        })
+        .await
+        .1
+    }
+
+    /// `GET` of a path on the metrics URL.
+    pub async fn admin(&self, path: &str) -> http::Response {
+        http::get(&format!("{}{path}", self.metrics_url)).await.unwrap()
+    }
+
+    /// Its metrics.
+    pub async fn metrics(&self) -> Metrics {
+        Metrics::read(&format!("{}/metrics", self.metrics_url)).await
+    }
+
+    /// How Ranges have ended so far.
+    pub async fn outcomes(&self) -> Outcomes {
+        self.metrics().await.outcomes()
+    }
+
+    /// How RangeStreams have ended so far.
+    pub async fn stream_outcomes(&self) -> Outcomes {
+        self.metrics().await.outcomes_of("rangecache_range_stream_total")
+    }
+
+    /// How RangeStreams ended since `before`, once `streams` of them are counted.
+    pub async fn stream_outcomes_since(&self, before: &Outcomes, streams: u64) -> Outcomes {
+        let counted = async || {
+            let since = self.stream_outcomes().await.since(before);
+            (since.total() >= streams).then_some(since)
+        };
+        until(
+            SOON,
+            "every RangeStream is counted in rangecache_range_stream_total",
+            counted,
+        )
+        .await
+        .0
+    }
+
+    /// Its resident memory, in bytes.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+    }
+
+    /// How Ranges ended since `before`, once `ranges` of them are counted: the count follows the last byte of an answer.
+    pub async fn outcomes_since(&self, before: &Outcomes, ranges: u64) -> Outcomes {
+        let counted = async || {
+            let since = self.outcomes().await.since(before);
+            (since.total() >= ranges).then_some(since)
+        };
+        until(SOON, "every Range is counted in rangecache_range_total", counted)
+            .await
+            .0
+    }
+
+    /// All that it has logged so far.
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, signal: &str) {
+        self.process.signal(signal);
+    }
+
+    /// Stops the process in its tracks, sockets left open.
+    pub fn pause(&self) {
+        self.process.pause();
+    }
+
+    /// Lets a paused process go on.
+    pub fn resume(&self) {
+        self.process.signal("CONT");
+    }
+
+    /// Sends `TERM` and waits for the end.
+    pub async fn terminate(self) -> ExitStatus {
+        self.process.terminate(SOON).await
+    }
+}
+
+/// Path of the rangecache binary that cargo built together with the running test, benchmark or example:
+/// `target/debug/deps/contract-…` and `target/release/examples/tour` lead to `rangecache` one folder up.
+pub fn rangecache_binary() -> PathBuf {
+    let this = std::env::current_exe().expect("the path of this program");
+    let folder = this.ancestors().nth(2).expect("a folder of cargo's");
+    folder.join("rangecache")
+}
+
+/// The binary under test, without arguments.
+pub fn rangecache_command() -> Command {
+    let mut command = Command::new(rangecache_binary());
+    // What the developer has set for their own rangecache must not reach the one under test.
+    for (name, _) in std::env::vars_os() {
+        let name_of = name.to_string_lossy();
+        if name_of.starts_with("RANGECACHE_") || name_of.starts_with("OTEL_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+/// The same, where the names are those in `hosts`.
+fn rangecache_command_with_hosts(hosts: &Path) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--mount", "sh", "-c"]);
+    command.arg(r#"mount --bind "$1" /etc/hosts && shift && exec "$@""#);
+    command
+        .arg("sh")
+        .arg(hosts)
+        .arg(rangecache_command().get_program());
+    command
+}
+
+fn logged_url(process: &Process, message: &str) -> Option<String> {
+    process.log().lines().find_map(|line| {
+        let line: Value = serde_json::from_str(line).ok()?;
+        (line["message"] == message).then(|| line["url"].as_str().expect("the line names its url").to_owned())
+    })
+}
+
+/// Samples by name and labels as they stand in the text, such as `rangecache_range_total{outcome="hit",reason="x"}`.
+#[derive(Clone, Debug)]
+pub struct Metrics(pub BTreeMap<String, f64>);
+
+impl Metrics {
+    /// Reads and parses a metrics page.
+    pub async fn read(url: &str) -> Self {
+        let page = http::get(url).await.unwrap();
+        assert_eq!(page.status, 200, "{url}: {}", page.body);
+        let samples = page
+            .body
+            .lines()
+            .filter(|line| !line.starts_with('#'))
+            .filter_map(|line| {
+                let (name, value) = line.rsplit_once(' ')?;
+                Some((name.to_owned(), value.parse().ok()?))
+            });
+        Self(samples.collect())
+    }
+
+    /// The sum of all samples of a metric, whatever their labels.
+    pub fn sum(&self, name: &str) -> f64 {
+        let of_name = |sample: &str| sample.split('{').next() == Some(name);
+        self.0
+            .iter()
+            .filter(|(sample, _)| of_name(sample))
+            .map(|(_, value)| value)
+            .sum()
+    }
+
+    fn outcomes(&self) -> Outcomes {
+        self.outcomes_of("rangecache_range_total")
+    }
+
+    /// The outcomes that the counter `name` has.
+    fn outcomes_of(&self, name: &str) -> Outcomes {
+        let mut outcomes = Outcomes::default();
+        for (sample, value) in &self.0 {
+            let rest = sample.strip_prefix(name);
+            if let Some(labels) = rest.and_then(|rest| rest.strip_prefix('{')) {
+                let label = |name: &str| {
+                    let (_, rest) = labels.split_once(&format!("{name}=\""))?;
+                    Some(rest.split('"').next()?.to_owned())
+                };
+                let ended = (
+                    label("outcome").expect("has an outcome"),
+                    label("reason").expect("has a reason"),
+                );
+                outcomes.0.insert(ended, *value as u64);
+            }
+        }
+        outcomes
+    }
+}
+
+/// How Ranges ended: their number by outcome and reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcomes(pub BTreeMap<(String, String), u64>);
+
+impl Outcomes {
+    /// What has been added since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        let added = self
+            .0
+            .iter()
+            .map(|(key, n)| (key.clone(), n - before.0.get(key).unwrap_or(&0)));
+        Self(added.filter(|(_, n)| *n > 0).collect())
+    }
+
+    /// All Ranges.
+    pub fn total(&self) -> u64 {
+        self.0.values().sum()
+    }
+
+    /// Those that ended with one outcome.
+    pub fn of(&self, outcome: &str) -> u64 {
+        self.0
+            .iter()
+            .filter(|((of, _), _)| of == outcome)
+            .map(|(_, n)| n)
+            .sum()
+    }
+
+    /// Those that were answered from memory.
+    pub fn memory_answers(&self) -> u64 {
+        self.of("hit") + self.of("waited")
+    }
+}

@@ -1,0 +1,261 @@
+//! Keys that change together, by a writer that notes what etcd has acknowledged, and a judge of what a reader saw of them.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::grpc::Client;
+use crate::pb::{KeyValue, RangeResponse, RequestOp};
+
+/// A group of keys that every write puts, or deletes, at once: the n-th state is n in all of them, or none of them.
+pub struct Register {
+    prefix: String,
+    keys: usize,
+    issued: AtomicU64,
+    acknowledged: Mutex<Acknowledged>,
+    /// The newest state that any reader was shown.
+    shown: AtomicU64,
+}
+
+/// The newest state that etcd has acknowledged, and its revision.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Acknowledged {
+    state: u64,
+    revision: i64,
+}
+
+impl Acknowledged {
+    /// The store's revision that a later linearizable answer must have reached.
+    pub fn revision(self) -> i64 {
+        self.revision
+    }
+}
+
+impl Register {
+    /// `keys` keys that start with `prefix`.
+    pub fn new(prefix: String, keys: usize) -> Self {
+        Self {
+            prefix,
+            keys,
+            issued: AtomicU64::new(0),
+            acknowledged: Mutex::default(),
+            shown: AtomicU64::new(0),
+        }
+    }
+
+    /// What the keys start with, and nothing else does.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The number of keys.
+    pub fn keys(&self) -> usize {
+        self.keys
+    }
+
+    /// One of the keys.
+    pub fn key(&self, number: usize) -> String {
+        format!("{}{number:03}", self.prefix)
+    }
+
+    /// Every seventh state is that there are no keys.
+    fn is_deleted(state: u64) -> bool {
+        state.is_multiple_of(7)
+    }
+
+    /// Writes one state after another, each once the one before is acknowledged, until `stop`.
+    pub async fn write(
+        &self,
+        etcd: &Client,
+        pause: Option<Duration>,
+        stop: &AtomicBool,
+    ) -> Result<(), String> {
+        for state in 1.. {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            if let Some(pause) = pause {
+                tokio::time::sleep(pause).await;
+            }
+            self.issued.store(state, Ordering::SeqCst);
+            let key = self.key(0);
+            let value = format!("{state} {}", "x".repeat(usize::try_from(state % 300).unwrap()));
+            let done = match (self.keys, Self::is_deleted(state)) {
+                (1, true) => etcd.delete(key).await,
+                (1, false) => etcd.put(key, value).await,
+                (keys, true) => {
+                    etcd.transact((0..keys).map(|n| RequestOp::delete(self.key(n))).collect())
+                        .await
+                }
+                (keys, false) => {
+                    etcd.transact((0..keys).map(|n| RequestOp::put(self.key(n), &value)).collect())
+                        .await
+                }
+            };
+            let revision = done.map_err(|status| format!("etcd refused a write: {status:?}"))?;
+            *self.acknowledged.lock() = Acknowledged { state, revision };
+        }
+        Ok(())
+    }
+
+    /// What a linearizable read that begins now must not fall behind.
+    pub fn acknowledged(&self) -> Acknowledged {
+        *self.acknowledged.lock()
+    }
+
+    /// What a serializable read that begins now must not fall behind: what this sidecar has shown already.
+    pub fn shown(&self) -> Acknowledged {
+        Acknowledged {
+            state: self.shown.load(Ordering::SeqCst),
+            revision: 0,
+        }
+    }
+
+    /// Judges what a read of `among` keys of the register saw, given what was acknowledged before it began.
+    pub fn judge(
+        &self,
+        kvs: &[KeyValue],
+        among: usize,
+        floor: Acknowledged,
+        keys_only: bool,
+    ) -> Result<(), String> {
+        let shown = || {
+            format!(
+                "{kvs:?}\n floor {floor:?}, issued {}",
+                self.issued.load(Ordering::SeqCst)
+            )
+        };
+        self.judge_count(kvs.len(), among, floor)
+            .map_err(|wrong| format!("{wrong}: {}", shown()))?;
+        let Some(first) = kvs.first() else { return Ok(()) };
+        if kvs
+            .iter()
+            .any(|kv| (kv.mod_revision, &kv.value) != (first.mod_revision, &first.value))
+        {
+            return Err(format!("half a transaction: {}", shown()));
+        }
+        if first.mod_revision < floor.revision {
+            return Err(format!("stale by its mod_revision: {}", shown()));
+        }
+        if keys_only {
+            return if first.value.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("values in keys_only: {}", shown()))
+            };
+        }
+        let text = String::from_utf8_lossy(&first.value);
+        let state: u64 = text
+            .split(' ')
+            .next()
+            .and_then(|n| n.parse().ok())
+            .ok_or("not a state")?;
+        if state < floor.state || state > self.issued.load(Ordering::SeqCst) {
+            return Err(format!("stale by its value: {}", shown()));
+        }
+        self.shown.fetch_max(state, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// As [`Register::judge`], of the number of keys alone.
+    pub fn judge_count(&self, count: usize, among: usize, floor: Acknowledged) -> Result<(), String> {
+        let issued = self.issued.load(Ordering::SeqCst);
+        let mut possible = floor.state..=issued;
+        if count == 0 && possible.any(Self::is_deleted) {
+            return Ok(());
+        }
+        // No more than two states in a row are needed to find one with keys.
+        if count == among
+            && (floor.state..=issued)
+                .take(2)
+                .any(|state| !Self::is_deleted(state))
+        {
+            return Ok(());
+        }
+        Err(format!(
+            "{count} of {among} keys with states {} to {issued}",
+            floor.state
+        ))
+    }
+}
+
+/// Accounts among which a writer moves money: whoever sees them sees the same sum.
+pub struct Bank {
+    prefix: String,
+}
+
+impl Bank {
+    const ACCOUNTS: usize = 10;
+    const EACH: i64 = 100;
+
+    /// The accounts are the keys that start with `prefix`.
+    pub fn new(prefix: String) -> Self {
+        Self { prefix }
+    }
+
+    /// What the accounts' keys start with.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// Opens all accounts at once.
+    pub async fn open(&self, etcd: &Client) {
+        let opened = (0..Self::ACCOUNTS).map(|n| RequestOp::put(self.account(n), Self::EACH.to_string()));
+        etcd.transact(opened.collect()).await.expect("etcd writes");
+    }
+
+    fn account(&self, number: usize) -> String {
+        format!("{}{number}", self.prefix)
+    }
+
+    /// Moves money from account to account until `stop`.
+    pub async fn write(&self, etcd: &Client, stop: &AtomicBool) -> Result<(), String> {
+        let mut accounts = [Self::EACH; Self::ACCOUNTS];
+        for turn in 0_usize.. {
+            if stop.load(Ordering::Relaxed) {
+                break;
+            }
+            let (from, to) = (turn % Self::ACCOUNTS, (turn * 7 + 3) % Self::ACCOUNTS);
+            if from == to {
+                continue;
+            }
+            let amount = i64::try_from(turn % 90).unwrap();
+            accounts[from] -= amount;
+            accounts[to] += amount;
+            let moved = [from, to].map(|n| RequestOp::put(self.account(n), accounts[n].to_string()));
+            etcd.transact(moved.into())
+                .await
+                .map_err(|status| format!("etcd refused a write: {status:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Judges a list of all accounts.
+    pub fn judge(&self, kvs: &[KeyValue]) -> Result<(), String> {
+        let sum: i64 = kvs
+            .iter()
+            .map(|kv| {
+                String::from_utf8_lossy(&kv.value)
+                    .parse()
+                    .unwrap_or(i64::MIN / 100)
+            })
+            .sum();
+        if kvs.len() == Self::ACCOUNTS && sum == Self::EACH * i64::try_from(Self::ACCOUNTS).unwrap() {
+            return Ok(());
+        }
+        Err(format!(
+            "half a transaction: the sum of {} accounts is {sum}: {kvs:?}",
+            kvs.len()
+        ))
+    }
+}
+
+/// The keys of an answer that start with `prefix`.
+pub fn part<'a>(answer: &'a RangeResponse, prefix: &str) -> &'a [KeyValue] {
+    let start = answer
+        .kvs
+        .partition_point(|kv| kv.key.as_slice() < prefix.as_bytes());
+    let length = answer.kvs[start..].partition_point(|kv| kv.key.starts_with(prefix.as_bytes()));
+    &answer.kvs[start..start + length]
+}

@@ -1,0 +1,219 @@
+//! The command line, the start and the end, as an operator meets them.
+
+use std::net::TcpListener;
+use std::pin::pin;
+use std::process::Output;
+
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::Client;
+use testkit::kv::PUT;
+use testkit::pb::{Done, PutRequest, RangeRequest, WatchCreate};
+use testkit::proxy::{Rangecache, rangecache_command};
+use testkit::wait::{SOON, until};
+use tokio::time::timeout;
+
+/// Runs rangecache to its end.
+async fn run(args: &[&str], environment: &[(&str, &str)]) -> Output {
+    let mut command = rangecache_command();
+    command.args(args).envs(environment.iter().copied());
+    let child = tokio::process::Command::from(command).kill_on_drop(true).output();
+    timeout(SOON, child)
+        .await
+        .expect("it ends at once")
+        .expect("it starts")
+}
+
+#[tokio::test]
+async fn help_and_version_go_to_stdout() {
+    let help = run(&["--help"], &[]).await;
+    let text = String::from_utf8_lossy(&help.stdout).into_owned();
+    assert!(help.status.success() && help.stderr.is_empty());
+    for flag in [
+        "--endpoints",
+        "--listen-client-urls",
+        "--listen-metrics-urls",
+        "--cache-prefix",
+        "--no-cache-prefix",
+    ] {
+        assert!(text.contains(flag), "{flag} is missing in\n{text}");
+    }
+    let version = run(&["--version"], &[]).await;
+    assert!(version.status.success());
+    let expected = format!("rangecache {}", env!("CARGO_PKG_VERSION"));
+    assert!(String::from_utf8_lossy(&version.stdout).starts_with(&expected));
+}
+
+#[tokio::test]
+async fn completions_and_the_manual_go_to_stdout() {
+    for (args, says) in [
+        (&["completions", "bash"][..], "--endpoints"),
+        (&["completions", "zsh"], "--deep"),
+        (&["man"], ".TH rangecache 1"),
+        (&["doctor", "--help"], "exit code"),
+    ] {
+        let output = run(args, &[]).await;
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+        assert!(text.contains(says), "{says} is missing in\n{text}");
+    }
+    // A flag of serving that is wrong is found behind the word, too.
+    let output = run(&["serve", "--cache-prefix", ""], &[]).await;
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+    for args in [
+        &["completions"][..],
+        &["completions", "csh"],
+        &["man", "--endpoints", "x"],
+    ] {
+        let output = run(args, &[]).await;
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {output:?}");
+    }
+}
+
+#[tokio::test]
+async fn misuse_exits_64_and_says_what_to_write() {
+    // The port is taken: whoever binds before all flags are checked ends otherwise.
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = format!("http://{}", taken.local_addr().expect("an address"));
+    let listen = [
+        "--listen-client-urls",
+        &taken,
+        "--listen-metrics-urls",
+        "http://127.0.0.1:0",
+    ];
+    let misuses: [(&[&str], &[&str]); 13] = [
+        (
+            &["--endpoint", "http://127.0.0.1:2379"],
+            &["--endpoint", "--endpoints"],
+        ),
+        (&["--endpoints"], &["--endpoints", "a value"]),
+        (
+            &["--endpoints", "127.0.0.1:2379"],
+            &["--endpoints", "write http://127.0.0.1:2379"],
+        ),
+        (&["--endpoints", "ftp://etcd"], &["--endpoints", "write http://"]),
+        (
+            &["--endpoints", "http://127.0.0.1"],
+            &["--endpoints", "port", "write http://"],
+        ),
+        (&["--endpoints", &taken], &["--endpoints", "--listen-client-urls"]),
+        (&["--cache-prefix", ""], &["--cache-prefix", "write"]),
+        (
+            &["--cache-prefix", "/a/b/", "--no-cache-prefix", "/a/"],
+            &["--cache-prefix", "--no-cache-prefix"],
+        ),
+        (
+            &["--cache-max-bytes", "lots"],
+            &["--cache-max-bytes", "write", "512MiB"],
+        ),
+        (
+            &["--history-max-age", "soon"],
+            &["--history-max-age", "write", "10m"],
+        ),
+        (&["--log-format", "xml"], &["--log-format", "json"]),
+        (&["--log-level", "=="], &["--log-level", "write"]),
+        (&["serve"], &["serve", "--listen-client-urls"]),
+    ];
+    for (args, expected) in misuses {
+        let output = run(&[&listen[..], args].concat(), &[]).await;
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {told}");
+        for part in expected {
+            assert!(told.contains(part), "{args:?} should mention {part}: {told}");
+        }
+    }
+    let output = run(&listen, &[("RANGECACHE_ENDPOINTS", "nowhere")]).await;
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = format!("http://{}", taken.local_addr().expect("an address"));
+    for flag in ["--listen-client-urls", "--listen-metrics-urls"] {
+        let other = if flag == "--listen-client-urls" {
+            "--listen-metrics-urls"
+        } else {
+            "--listen-client-urls"
+        };
+        let output = run(&[flag, &taken, other, "http://127.0.0.1:0"], &[]).await;
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            matches!(output.status.code(), Some(code) if code != 0 && code != 64),
+            "{output:?}"
+        );
+        assert!(
+            told.contains(flag) && told.contains(taken.trim_start_matches("http://")),
+            "{told}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_may_come_later() {
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    etcd.client().await.put("a", "1").await.expect("etcd puts");
+    etcd.stop();
+    let rangecache = Rangecache::before(&etcd).start_cold().await;
+    assert_eq!(rangecache.admin("/livez").await.status, 200);
+    until(SOON, "the log tells which etcd cannot be reached", async || {
+        rangecache
+            .log()
+            .lines()
+            .any(|line| line.contains(&etcd.url()) && line.contains("WARN"))
+            .then_some(())
+    })
+    .await;
+    let ready = rangecache.admin("/readyz").await;
+    assert_eq!(ready.status, 503, "{ready:?}");
+
+    etcd.run();
+    let took = rangecache.warm().await;
+    println!("warm {took:?} after etcd's start");
+    assert_eq!(rangecache.client().await.get("a").await, Ok(Some(b"1".to_vec())));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_terminated_rangecache_finishes_the_calls_under_way() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let (client, url) = (rangecache.client().await, rangecache.url().to_owned());
+    // A watch ends never by itself, and must not hold the end up for long.
+    let watch = client
+        .watch(WatchCreate {
+            key: b"a".to_vec(),
+            ..WatchCreate::default()
+        })
+        .await;
+
+    etcd.pause();
+    let put = PutRequest {
+        key: b"a".to_vec(),
+        value: b"under way".to_vec(),
+        lease: 0,
+    };
+    let mut call = pin!(client.unary::<Done>(PUT, &put));
+    // Frames keep their order: when a later call of the connection is answered, the put has arrived.
+    let later = RangeRequest {
+        serializable: true,
+        ..RangeRequest::one("a")
+    };
+    tokio::select! {
+        biased;
+        answer = &mut call => panic!("etcd stands still, and yet: {answer:?}"),
+        answer = client.range(&later) => drop(answer.expect("a serializable read asks nobody")),
+    }
+    let end = tokio::spawn(rangecache.terminate());
+    until(SOON, "it takes no new connections", async || {
+        Client::try_connect(&url).await.err()
+    })
+    .await;
+    etcd.resume();
+    assert!(call.await.is_ok(), "the put is answered");
+    let status = end.await.expect("no panic");
+    assert!(status.success(), "{status}");
+    drop(watch);
+    assert_eq!(
+        etcd.client().await.get("a").await,
+        Ok(Some(b"under way".to_vec()))
+    );
+}

@@ -1,0 +1,518 @@
+//! The documentation and the program say the same: nothing is left out, nothing is there no more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use testkit::etcd::{Etcd, Version};
+use testkit::proxy::Rangecache;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All files under `dir` that end with `suffix`.
+fn files(dir: &str, suffix: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut left = vec![root().join(dir)];
+    while let Some(dir) = left.pop() {
+        for entry in std::fs::read_dir(&dir).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                left.push(path);
+            } else if path.to_str().unwrap().ends_with(suffix) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Every page that people read.
+fn pages() -> Vec<PathBuf> {
+    let mut pages = files("docs", ".md");
+    pages.extend(files("charts", ".md"));
+    pages.extend(["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|page| root().join(page)));
+    pages
+}
+
+/// The part of `page` under the heading `## name`, up to the next of that level.
+fn section<'a>(page: &'a str, name: &str) -> &'a str {
+    let start = page
+        .find(&format!("\n## {name}\n"))
+        .unwrap_or_else(|| panic!("there is no section {name:?}"));
+    let rest = &page[start + 1..];
+    &rest[..rest[1..].find("\n## ").map_or(rest.len(), |end| end + 1)]
+}
+
+/// The cells of every row of every table in `text`, headings and rules left out.
+fn rows(text: &str) -> Vec<Vec<String>> {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_rule = |line: &str| line.starts_with("|---");
+    let mut rows = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let is_heading = lines.get(at + 1).is_some_and(|next| is_rule(next));
+        if line.starts_with('|') && !is_rule(line) && !is_heading {
+            let cells = line.trim().trim_matches('|').split(" |");
+            rows.push(cells.map(|cell| cell.trim().to_owned()).collect());
+        }
+    }
+    rows
+}
+
+/// What stands between backticks.
+fn quoted(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+/// Every flag, with its default if it has one.
+fn flags() -> BTreeMap<String, Option<String>> {
+    let command = rangecache::cli::command();
+    let mut flags = BTreeMap::new();
+    for command in std::iter::once(&command).chain(command.get_subcommands()) {
+        for flag in command.get_opts() {
+            if let Some(name) = flag.get_long() {
+                let default = flag.get_default_values().first();
+                let default = default.map(|value| value.to_string_lossy().into_owned());
+                // A switch that is either there or not.
+                let takes = flag.get_action().takes_values();
+                flags.insert(format!("--{name}"), default.filter(|_| takes));
+            }
+        }
+    }
+    flags
+}
+
+#[test]
+fn every_flag_is_documented_with_its_default() {
+    let page = read("docs/reference/flags.md");
+    let mut left = flags();
+    for row in rows(section(&page, "Flags")) {
+        let flag = quoted(&row[0])[0];
+        let default = left
+            .remove(flag)
+            .unwrap_or_else(|| panic!("{flag} is explained twice, or is none any more"));
+        assert!(row.len() == 3 && !row[2].is_empty(), "{flag}: when to change it?");
+        let said = quoted(&row[1]).first().map(|text| (*text).to_owned());
+        if let Some(default) = default {
+            assert_eq!(said, Some(default), "the default of {flag}");
+        }
+    }
+    assert!(
+        left.is_empty(),
+        "not in docs/reference/flags.md: {:?}",
+        left.keys()
+    );
+}
+
+/// What our pages call a flag is one: of rangecache, or of the tools that they speak of.
+#[test]
+fn no_page_speaks_of_flags_that_are_gone() {
+    let ours = flags();
+    // etcd's and etcdctl's, and kube-apiserver's, kubectl's, helm's, cargo's and our own tools'.
+    let theirs: BTreeSet<&str> =
+        "--auto-compaction-retention --max-request-bytes --quota-backend-bytes --etcd-servers --etcd-servers-overrides --etcd- --watch-cache --enable-distributed-tracing --tracing-config-file --version \
+        --help --list --only --skip --auth --reuse-port"
+            .split_whitespace()
+            .collect();
+    let pages = ["README.md", "CONTRIBUTING.md"].map(|page| root().join(page));
+    for page in files("docs", ".md").into_iter().chain(pages) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for flag in quoted(&text).iter().filter(|text| text.starts_with("--")) {
+            let end = flag.find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+            let name = &flag[..end.unwrap_or(flag.len())];
+            assert!(
+                ours.contains_key(name) || theirs.contains(name),
+                "{}: what is {name}? Ours is gone, or a tool's is not in this test's list",
+                page.display()
+            );
+        }
+    }
+}
+
+/// Names of metrics in our source, without `_total`, which only a running rangecache knows.
+fn metrics_in_source() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for path in files("src/telemetry", ".rs") {
+        let text = std::fs::read_to_string(path).unwrap();
+        for (at, _) in text.match_indices("metric!(") {
+            let arguments = text[at + "metric!(".len()..].trim_start();
+            let Some((kind, rest)) = arguments.split_once('"') else {
+                continue;
+            };
+            let Some((name, rest)) = rest.split_once('"') else {
+                continue;
+            };
+            if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') || name.is_empty() {
+                continue;
+            }
+            let unit = rest.trim_start_matches(',').trim_start();
+            let unit = match unit {
+                _ if kind.trim() == "histogram" => "_seconds",
+                unit if unit.starts_with("Seconds") => "_seconds",
+                unit if unit.starts_with("Bytes") => "_bytes",
+                _ => "",
+            };
+            names.insert(format!("rangecache_{name}{unit}"));
+        }
+    }
+    assert!(names.len() > 30, "{names:?}");
+    names
+}
+
+fn without_suffix(name: &str) -> &str {
+    ["_total", "_bucket", "_count", "_sum"]
+        .iter()
+        .find_map(|suffix| name.strip_suffix(suffix))
+        .unwrap_or(name)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_metric_is_documented_under_its_name() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    rangecache.client().await.get("a").await.unwrap();
+    let served = rangecache.metrics().await;
+    // A histogram is one metric to a reader.
+    let served: BTreeSet<&str> = served
+        .0
+        .keys()
+        .map(|sample| sample.split('{').next().unwrap())
+        .filter(|name| name.starts_with("rangecache_"))
+        .map(|name| {
+            let is_histogram = ["_bucket", "_count", "_sum"]
+                .iter()
+                .any(|end| name.ends_with(end));
+            if is_histogram { without_suffix(name) } else { name }
+        })
+        .collect();
+    let page = read("docs/reference/metrics.md");
+    let explained: BTreeSet<String> = rows(&page)
+        .iter()
+        .map(|row| quoted(&row[0])[0].to_owned())
+        .collect();
+    for name in served {
+        assert!(
+            explained.contains(name),
+            "{name} is served, and not in docs/reference/metrics.md"
+        );
+    }
+    let source = metrics_in_source();
+    let bare: BTreeSet<String> = explained
+        .iter()
+        .map(|name| without_suffix(name).to_owned())
+        .collect();
+    assert_eq!(
+        bare, source,
+        "docs/reference/metrics.md, and what the source registers"
+    );
+}
+
+#[test]
+fn no_page_speaks_of_metrics_that_are_gone() {
+    let source = metrics_in_source();
+    let tests = sources();
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for (at, _) in text.match_indices("rangecache_") {
+            // Part of another name.
+            if text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+                continue;
+            }
+            let end = text[at..].find(|c: char| !c.is_ascii_lowercase() && c != '_');
+            let name = &text[at..at + end.unwrap_or(text.len() - at)];
+            // `rangecache_` alone, or a family of names.
+            let is_family = name.ends_with('_') || text[at + name.len()..].starts_with('*');
+            assert!(
+                is_family || source.contains(without_suffix(name)) || tests.contains(&format!("fn {name}(")),
+                "{}: there is no {name}",
+                page.display()
+            );
+        }
+    }
+}
+
+/// The message of every `warn!` and `error!` in our source: the last text among its arguments, in one line.
+fn messages() -> Vec<(String, String)> {
+    let mut messages = Vec::new();
+    for path in files("src", ".rs") {
+        let text = std::fs::read_to_string(&path).unwrap();
+        for (at, name) in text.match_indices("warn!(").chain(text.match_indices("error!(")) {
+            if text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_') {
+                continue;
+            }
+            let message = last_text(&text[at + name.len()..]);
+            let place = path.strip_prefix(root()).unwrap().display().to_string();
+            messages.push((place, message));
+        }
+    }
+    assert!(messages.len() > 20, "{messages:?}");
+    messages
+}
+
+/// The last string literal before the parenthesis that ends `arguments`.
+fn last_text(arguments: &str) -> String {
+    let (mut depth, mut last, mut rest) = (1, String::new(), arguments.chars());
+    while let Some(c) = rest.next() {
+        match c {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            '"' => {
+                last.clear();
+                while let Some(c) = rest.next().filter(|c| *c != '"') {
+                    last.push(c);
+                    if c == '\\' {
+                        last.extend(rest.next());
+                    }
+                }
+            }
+            _ => {}
+        }
+        if depth == 0 {
+            break;
+        }
+    }
+    // A line that goes on behind a backslash is one line.
+    let words = last.replace("\\\n", " ");
+    words.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn every_warning_and_error_is_documented() {
+    let page = read("docs/reference/logs.md");
+    let rows = rows(&page);
+    let lines: Vec<&str> = rows.iter().flat_map(|row| quoted(&row[0])).collect();
+    let messages = messages();
+    for (place, message) in &messages {
+        assert!(
+            lines.iter().any(|line| message.contains(line)),
+            "{place} logs {message:?}, which is not in docs/reference/logs.md"
+        );
+    }
+    for line in lines {
+        assert!(line.len() > 5, "{line:?} could be anything");
+        assert!(
+            messages.iter().any(|(_, message)| message.contains(line)),
+            "nothing logs {line:?} any more"
+        );
+    }
+}
+
+#[test]
+fn every_alert_has_a_runbook() {
+    let page = read("docs/runbooks.md");
+    let explained: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "))
+        .filter(|heading| heading.starts_with("Rangecache"))
+        .collect();
+    let rules = read("charts/rangecache/files/alerts.yaml");
+    let alerts: BTreeSet<&str> = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+        .collect();
+    assert!(alerts.len() > 10, "{alerts:?}");
+    assert_eq!(explained, alerts);
+}
+
+/// A heading as a link to it is written.
+fn anchor(heading: &str) -> String {
+    heading
+        .trim_start_matches('#')
+        .trim()
+        .to_lowercase()
+        .chars()
+        .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+        .map(|c| if c == ' ' { '-' } else { c })
+        .collect()
+}
+
+#[test]
+fn relative_links_lead_somewhere() {
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (path, fragment) = link.split_once('#').unwrap_or((link, ""));
+            let target = match path {
+                "" => page.clone(),
+                path => page.parent().unwrap().join(path),
+            };
+            assert!(target.exists(), "{}: {link} leads nowhere", page.display());
+            if !fragment.is_empty() {
+                let text = std::fs::read_to_string(&target).unwrap();
+                let mut headings = text.lines().filter(|line| line.starts_with('#'));
+                assert!(
+                    headings.any(|heading| anchor(heading) == fragment),
+                    "{}: {link}: there is no such heading",
+                    page.display()
+                );
+            }
+        }
+    }
+}
+
+/// Everything that a test may be named by, in one text.
+fn sources() -> String {
+    let paths = files("src", ".rs").into_iter().chain(files("tests", ".rs"));
+    paths.map(|path| std::fs::read_to_string(path).unwrap()).collect()
+}
+
+/// Whether `name` names a test: a file or folder of `tests/`, a function (`*` and `…` stand for what follows), or a module of
+/// unit tests.
+fn is_test(name: &str, sources: &str) -> bool {
+    if name.starts_with("tests/") {
+        let path = name.split(':').next().unwrap();
+        return root().join(path).exists() || root().join(format!("{path}.rs")).exists();
+    }
+    if let Some(module) = name.strip_suffix("::tests") {
+        let path = format!("/{}", module.replace("::", "/"));
+        return files("src", ".rs").iter().any(|file| {
+            let name = file.with_extension("");
+            let mut texts = vec![std::fs::read_to_string(file).unwrap()];
+            texts.extend(std::fs::read_to_string(name.join("tests.rs")));
+            name.to_str().unwrap().ends_with(&path) && texts.iter().any(|text| text.contains("test]\n"))
+        });
+    }
+    match name.strip_suffix('*').or_else(|| name.strip_suffix('…')) {
+        Some(begins) => sources.contains(&format!("fn {begins}")),
+        None => sources.contains(&format!("fn {name}(")),
+    }
+}
+
+#[test]
+fn every_threat_has_a_defence_and_tests_that_exist() {
+    let page = read("docs/security.md");
+    let sources = sources();
+    let mut threats = 0;
+    for table in page.split("| threat | defence | test").skip(1) {
+        // The rest of the heading, then the rows up to the first line that is none.
+        let table: Vec<&str> = table
+            .lines()
+            .skip(2)
+            .take_while(|line| line.starts_with('|'))
+            .collect();
+        for row in rows(&table.join("\n")) {
+            threats += 1;
+            let [threat, defence, tests] = row.as_slice() else {
+                panic!("three cells: {row:?}");
+            };
+            assert!(!defence.is_empty(), "no defence: {threat}");
+            let named = quoted(tests);
+            assert!(!named.is_empty(), "no test: {threat}");
+            for name in named {
+                assert!(is_test(name, &sources), "{threat}: there is no test {name}");
+            }
+        }
+    }
+    assert!(threats > 20, "only {threats} threats were found");
+}
+
+#[test]
+fn every_invariant_names_tests_that_exist() {
+    let page = read("docs/architecture.md");
+    let sources = sources();
+    for row in rows(section(&page, "Invariants, and where each is held")) {
+        let (held, tests) = (&row[row.len() - 2], &row[row.len() - 1]);
+        for path in quoted(held).iter().filter(|name| name.ends_with(".rs")) {
+            let path = Path::new("src").join(path);
+            assert!(root().join(&path).exists(), "{} is gone", path.display());
+        }
+        for name in quoted(tests)
+            .iter()
+            .filter(|name| name.contains("::") || name.contains('/'))
+        {
+            assert!(is_test(name, &sources), "{}: there is no test {name}", row[1]);
+        }
+    }
+}
+
+/// Every room that the map shows is there, and every room that is there is on the map.
+#[test]
+fn the_map_shows_the_rooms() {
+    let page = read("docs/architecture.md");
+    let map = section(&page, "Rooms");
+    for entry in std::fs::read_dir(root().join("src")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        // The crate's root says the same in its own words; what serves tests alone stands with another.
+        assert!(
+            name == "lib.rs" || map.contains(&name),
+            "src/{name} is not on the map"
+        );
+    }
+    for path in quoted(&page)
+        .iter()
+        .filter(|name| name.ends_with(".rs") && name.contains('/'))
+    {
+        let found = ["src", "", "tests", "src/mirror"]
+            .iter()
+            .any(|dir| root().join(dir).join(path).exists());
+        assert!(found, "docs/architecture.md speaks of {path}, which is gone");
+    }
+}
+
+#[test]
+fn every_target_of_make_that_a_page_names_is_there() {
+    let makefile = read("Makefile");
+    let targets: BTreeSet<&str> = makefile
+        .lines()
+        .filter_map(|line| line.strip_prefix(".PHONY: "))
+        .flat_map(str::split_whitespace)
+        .collect();
+    for page in pages() {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let commands = quoted(&text)
+            .into_iter()
+            .chain(text.lines())
+            .filter_map(|code| code.strip_prefix("make "));
+        for target in commands.filter_map(|rest| rest.split_whitespace().next()) {
+            let is_target =
+                targets.contains(target) || target.chars().any(|c| !(c.is_ascii_lowercase() || c == '-'));
+            let is_prose =
+                !text.contains(&format!("`make {target}")) && !text.contains(&format!("\nmake {target}\n"));
+            assert!(is_target || is_prose, "{}: make {target}?", page.display());
+        }
+    }
+}
+
+/// `.ci/phrases` finds a refused phrase in one line, over a line break and in a name, and passes what has none.
+#[test]
+fn refused_phrases_are_found_with_their_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let check = |text: &str| {
+        let file = dir.path().join("sample.rs");
+        std::fs::write(&file, text).unwrap();
+        let output = std::process::Command::new(root().join(".ci/phrases"))
+            .arg(&file)
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code(), text)
+    };
+    assert_eq!(
+        check("/// Sends the request again.\nfn undertow() {}\n"),
+        (Some(0), String::new())
+    );
+    for (text, line) in [
+        ("a\n// loads anew.\n", 2),
+        ("/// calls that are under\n/// way\n", 2),
+        ("fn is_held_against_etcd() {}\n", 1),
+    ] {
+        let (code, found) = check(text);
+        assert_eq!(code, Some(1), "{text}");
+        assert!(found.contains(&format!("sample.rs:{line}: ")), "{text}: {found}");
+    }
+    let refused = read("docs/refused-phrases.txt");
+    let phrases = refused.lines().filter(|line| !line.starts_with('#'));
+    for phrase in phrases {
+        let (_, replacement) = phrase.split_once(" => ").unwrap();
+        assert!(!replacement.is_empty(), "{phrase}: what instead?");
+    }
+}

@@ -1,0 +1,492 @@
+//! I8 on real etcd whose auth is on: whoever asks, and whatever changes meanwhile, every answer through rangecache is the
+//! one that etcd has for that caller; and what etcd allows comes from memory.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::{Client, Reply, Status};
+use testkit::pb::{BY_MOD, DESCEND, RangeRequest, prefix_end};
+use testkit::proxy::Rangecache;
+use testkit::roles::{MIRROR, password, people, token};
+use testkit::wait::{SOON, until};
+
+const CALLERS: [&str; 6] = ["alice", "bob", "carol", "root", "nobody", "garbage"];
+const KEYS: usize = 40;
+
+/// A refusal that etcd gives to a call in the very moment in which rights change.
+fn is_of_the_moment(reply: &Reply) -> bool {
+    let Status { code, message } = reply.status();
+    (code == 3
+        && (message.contains("revision of auth store is old") || message.contains("user name is empty")))
+        || (code == 16 && message.contains("invalid auth token"))
+}
+
+/// Every shape of read, over what some may read and others not.
+fn shapes(old: i64, now: i64) -> Vec<RangeRequest> {
+    let mut shapes = vec![
+        RangeRequest::one("/a/007"),
+        RangeRequest::one("/b/007"),
+        RangeRequest::one("/b/008"),
+        RangeRequest::one("/a/not there"),
+        RangeRequest::one("/c"),
+        RangeRequest::one("\0"),
+        RangeRequest::prefix("/a/"),
+        RangeRequest::prefix("/a/00"),
+        RangeRequest::prefix("/b/"),
+        RangeRequest::prefix("/"),
+        RangeRequest::range("/a/005", "/a/015"),
+        RangeRequest::range("/a/035", "/b/005"),
+        RangeRequest::range("/a/015", "/a/005"),
+        RangeRequest::range("/a/030", "\0"),
+        RangeRequest::range("/b/", "\0"),
+        RangeRequest::everything(),
+    ];
+    let of = |key: &str| RangeRequest::prefix(key);
+    for key in ["/a/", "/b/"] {
+        shapes.extend([
+            RangeRequest {
+                count_only: true,
+                ..of(key)
+            },
+            RangeRequest {
+                keys_only: true,
+                ..of(key)
+            },
+            RangeRequest { limit: 7, ..of(key) },
+            RangeRequest {
+                sort_order: DESCEND,
+                sort_target: BY_MOD,
+                limit: 3,
+                ..of(key)
+            },
+            RangeRequest {
+                serializable: true,
+                ..of(key)
+            },
+            RangeRequest {
+                revision: old,
+                ..of(key)
+            },
+            RangeRequest {
+                revision: old,
+                serializable: true,
+                limit: 5,
+                ..of(key)
+            },
+            RangeRequest {
+                revision: now + 1000,
+                ..of(key)
+            },
+            RangeRequest {
+                revision: 2,
+                ..of(key)
+            },
+        ]);
+    }
+    shapes
+}
+
+/// A store with `/a/` and `/b/`, users with their roles, and rangecache with a user of its own.
+struct Scene {
+    etcd: Etcd,
+    rangecache: Rangecache,
+    root: Client,
+    shapes: Vec<RangeRequest>,
+    asked: AtomicU64,
+    allowed: AtomicU64,
+}
+
+/// A caller, at etcd and through rangecache, with one and the same token.
+struct Caller {
+    name: &'static str,
+    direct: Client,
+    through: Client,
+}
+
+impl Scene {
+    async fn new(version: Version) -> Self {
+        let etcd = Etcd::start_with(version, &["--auth-token-ttl", "60"]).await;
+        let root = people(&etcd).await;
+        let old = store(&root, "before").await;
+        let rangecache = Rangecache::before(&etcd)
+            .with("--user", MIRROR)
+            .with("--password", &password(MIRROR))
+            .start()
+            .await;
+        // The mirror has the revision in between, and all that follow.
+        store(&root, "since").await;
+        root.compact(old - 40).await.unwrap();
+        let now = root
+            .range(&RangeRequest::one("/a/"))
+            .await
+            .unwrap()
+            .header
+            .unwrap()
+            .revision;
+        Self {
+            etcd,
+            rangecache,
+            root,
+            shapes: shapes(old, now),
+            asked: AtomicU64::new(0),
+            allowed: AtomicU64::new(0),
+        }
+    }
+
+    /// All callers, with tokens of now.
+    async fn callers(&self) -> Vec<Caller> {
+        let (direct, through) = (self.etcd.client().await, self.rangecache.client().await);
+        let mut callers = Vec::new();
+        for name in CALLERS {
+            let pair = [&direct, &through].map(Client::clone);
+            let pair = match name {
+                "nobody" => pair,
+                "garbage" => pair.map(|client| client.with_metadata("token", "garbage.77")),
+                _ => {
+                    let token = token(&direct, name).await;
+                    // etcd takes a token from either name.
+                    let field = if name == "bob" { "authorization" } else { "token" };
+                    pair.map(|client| client.with_metadata(field, &token))
+                }
+            };
+            let [direct, through] = pair;
+            callers.push(Caller {
+                name,
+                direct,
+                through,
+            });
+        }
+        callers
+    }
+
+    /// What etcd answers to every caller and shape, in that order.
+    async fn expected(&self, callers: &[Caller]) -> Vec<Vec<Reply>> {
+        let mut expected = Vec::new();
+        for caller in callers {
+            let mut replies = Vec::new();
+            for shape in &self.shapes {
+                replies.push(caller.direct.range_raw(shape).await.unwrap());
+            }
+            expected.push(replies);
+        }
+        expected
+    }
+
+    /// Nothing changes: every answer is etcd's.
+    async fn is_quiet(&self, callers: &[Caller], what: &str) -> Vec<Vec<Reply>> {
+        let expected = self.expected(callers).await;
+        for (caller, expected) in callers.iter().zip(&expected) {
+            for (shape, expected) in self.shapes.iter().zip(expected) {
+                let reply = caller.through.range_raw(shape).await.unwrap();
+                assert_eq!(reply, *expected, "{what}: {} asks {shape:?}", caller.name);
+                self.count(&reply);
+            }
+        }
+        expected
+    }
+
+    fn count(&self, reply: &Reply) {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if reply.status().code == 0 {
+            self.allowed.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// All callers ask for everything `rounds` times through rangecache, while `change` happens among them. An answer that
+    /// was asked for after the change is etcd's of after it; any other is the one of before, of after, or of the moment.
+    /// `loose` are answers that rangecache may give from what it knew before, also afterwards.
+    async fn hammer(
+        &self,
+        callers: &[Caller],
+        rounds: usize,
+        what: &str,
+        change: impl Future<Output = ()>,
+        loose: impl Fn(&Caller, &RangeRequest) -> bool,
+    ) {
+        let before = self.is_quiet(callers, what).await;
+        let (begun, changed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let shapes = &self.shapes;
+        let ask = async |number: usize, start: usize| {
+            let caller = &callers[number];
+            let mut answers = Vec::new();
+            for round in 0..rounds {
+                for offset in 0..shapes.len() {
+                    let shape = (start * 5 + offset * 7 + round) % shapes.len();
+                    let late = changed.load(Ordering::SeqCst);
+                    begun.fetch_add(1, Ordering::Relaxed);
+                    let reply = caller.through.range_raw(&shapes[shape]).await.unwrap();
+                    self.count(&reply);
+                    if reply != before[number][shape] || late {
+                        answers.push((shape, late, reply));
+                    }
+                }
+            }
+            answers
+        };
+        let lanes = 2;
+        let asking = (0..callers.len() * lanes).map(|lane| ask(lane % callers.len(), lane));
+        let all = (rounds * shapes.len() * callers.len() * lanes) as u64;
+        let changing = async {
+            until(SOON, "a third of the questions are asked", async || {
+                (begun.load(Ordering::Relaxed) > all / 3).then_some(())
+            })
+            .await;
+            change.await;
+            changed.store(true, Ordering::SeqCst);
+        };
+        let (answers, ()) = tokio::join!(futures_util::future::join_all(asking), changing);
+        let after = self.expected(callers).await;
+        let mut late_answers = 0;
+        for (lane, answers) in answers.iter().enumerate() {
+            let number = lane % callers.len();
+            let caller = &callers[number];
+            for (shape, late, reply) in answers {
+                let (before, after) = (&before[number][*shape], &after[number][*shape]);
+                let question = &shapes[*shape];
+                let name = caller.name;
+                late_answers += u64::from(*late);
+                if *late && !loose(caller, question) {
+                    assert_eq!(reply, after, "{what}: after it, {name} asks {question:?}");
+                } else {
+                    assert!(
+                        reply == after || reply == before || is_of_the_moment(reply),
+                        "{what}: {name} asks {question:?} and gets {reply:?}\nbefore: {before:?}\nafter: {after:?}"
+                    );
+                }
+            }
+        }
+        assert!(
+            late_answers > all / 10,
+            "{what}: {late_answers} of {all} asked after it"
+        );
+    }
+
+    /// Of what etcd allows, nearly all comes from memory.
+    async fn mostly_from_memory(&self) {
+        let asked = self.asked.load(Ordering::Relaxed);
+        let allowed = self.allowed.load(Ordering::Relaxed);
+        let outcomes = self.rangecache.outcomes().await;
+        println!("{asked} asked, {allowed} allowed by etcd: {outcomes:?}");
+        assert!(
+            outcomes.memory_answers() * 10 >= allowed * 9,
+            "of {allowed} answers too few came from memory: {outcomes:?}"
+        );
+    }
+}
+
+/// Writes what is read; returns the revision.
+async fn store(root: &Client, when: &str) -> i64 {
+    for number in 0..KEYS {
+        for prefix in ["/a/", "/b/"] {
+            root.put(format!("{prefix}{number:03}"), format!("{when} {number}"))
+                .await
+                .unwrap();
+        }
+    }
+    root.put("/c", when).await.unwrap();
+    root.put("\0", when).await.unwrap();
+    root.put("/a", when).await.unwrap()
+}
+
+async fn rights_change_while_all_ask(version: Version, rounds: usize) {
+    let scene = Scene::new(version).await;
+    let root = &scene.root;
+    let exact = |_: &Caller, _: &RangeRequest| false;
+    macro_rules! while_all_ask {
+        ($what:literal, $change:expr) => {
+            let callers = scene.callers().await;
+            scene
+                .hammer(
+                    &callers,
+                    rounds,
+                    $what,
+                    async { $change.await.unwrap() },
+                    exact,
+                )
+                .await;
+            scene.is_quiet(&scene.callers().await, $what).await;
+        };
+    }
+    while_all_ask!("carol gets a role", root.give("carol", "a"));
+    while_all_ask!("alice loses hers", root.take("alice", "a"));
+    while_all_ask!(
+        "bob's role may read a neighbour",
+        root.allow("b", "/a/", prefix_end(b"/a/"))
+    );
+    while_all_ask!("and may not", root.forbid("b", "/a/", prefix_end(b"/a/")));
+    while_all_ask!("bob's single key goes", root.forbid("b", "/a/007", ""));
+    while_all_ask!("alice may read from a key on", root.add_role("from"));
+    while_all_ask!("still only the role", root.allow("from", "/a/020", "\0"));
+    while_all_ask!("now she has it", root.give("alice", "from"));
+    while_all_ask!("carol loses everything", root.take("carol", "a"));
+    scene.mostly_from_memory().await;
+    let log = scene.rangecache.log();
+    assert!(!log.contains("open-sesame"), "a password in the log:\n{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_change_while_all_ask_3_7() {
+    rights_change_while_all_ask(Version::V3_7, 20).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_change_while_all_ask_3_6() {
+    rights_change_while_all_ask(Version::V3_6, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rights_change_while_all_ask_3_5() {
+    rights_change_while_all_ask(Version::V3_5, 3).await;
+}
+
+async fn auth_is_switched_while_all_ask(version: Version) {
+    let scene = Scene::new(version).await;
+    let nobody = scene.etcd.client().await;
+    // Who has no token and asks for no quorum gets what was known a moment ago, as from a member that lags.
+    let lag = |caller: &Caller, question: &RangeRequest| {
+        caller.name == "nobody" && (question.serializable || question.revision > 0)
+    };
+    for turn in 0..2 {
+        let callers = scene.callers().await;
+        let root = nobody.authenticate("root", &password("root")).await.unwrap();
+        scene
+            .hammer(
+                &callers,
+                3,
+                "auth goes off",
+                async { root.disable_auth().await.unwrap() },
+                lag,
+            )
+            .await;
+        let tokenless = &callers[4..5];
+        learned(&scene, tokenless).await;
+        scene.is_quiet(&callers, "auth is off").await;
+        scene
+            .hammer(
+                &callers,
+                3,
+                "auth goes on",
+                async { nobody.auth_enable().await.unwrap() },
+                lag,
+            )
+            .await;
+        learned(&scene, tokenless).await;
+        scene.is_quiet(&callers, "old tokens").await;
+        scene.is_quiet(&scene.callers().await, "new tokens").await;
+        // Its own token has gone with the others'.
+        until(SOON, "rangecache has a token again", async || {
+            let caller = &scene.callers().await[0];
+            let before = scene.rangecache.outcomes().await;
+            let allowed = &RangeRequest::one("/a/007");
+            caller.through.range(allowed).await.unwrap();
+            let since = scene.rangecache.outcomes_since(&before, 1).await;
+            (since.memory_answers() == 1).then_some(())
+        })
+        .await;
+        println!("turn {turn}: {:?}", scene.rangecache.outcomes().await);
+    }
+}
+
+/// Waits until those without a token get etcd's answers to every shape.
+async fn learned(scene: &Scene, tokenless: &[Caller]) {
+    let expected = scene.expected(tokenless).await;
+    until(SOON, "rangecache learns whether auth is on", async || {
+        for (shape, expected) in scene.shapes.iter().zip(&expected[0]) {
+            if tokenless[0].through.range_raw(shape).await.unwrap() != *expected {
+                return None;
+            }
+        }
+        Some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auth_is_switched_while_all_ask_3_7() {
+    auth_is_switched_while_all_ask(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auth_is_switched_while_all_ask_3_6() {
+    auth_is_switched_while_all_ask(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn auth_is_switched_while_all_ask_3_5() {
+    auth_is_switched_while_all_ask(Version::V3_5).await;
+}
+
+/// A right is taken away before a secret is written, and given back after it has gone: whoever had the right at the
+/// moment of its read must not see what was written later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_written_once_the_right_is_gone_is_never_seen() {
+    let scene = Scene::new(Version::V3_7).await;
+    let done = AtomicBool::new(false);
+    let direct = scene.etcd.client().await;
+    let (seen, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    let alice = async || {
+        let mut through = scene.rangecache.client().await;
+        through = through.with_metadata("token", &token(&direct, "alice").await);
+        while !done.load(Ordering::SeqCst) {
+            match through.get("/a/book").await {
+                Ok(value) => {
+                    let value = String::from_utf8(value.unwrap_or_default()).unwrap();
+                    assert!(!value.contains("secret"), "alice reads {value:?}");
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(_) => _ = refused.fetch_add(1, Ordering::Relaxed),
+            }
+        }
+    };
+    let root = async {
+        let end = prefix_end(b"/a/");
+        for turn in 0..300 {
+            scene.root.put("/a/book", format!("open {turn}")).await.unwrap();
+            scene.root.allow("a", "/a/", &end).await.unwrap();
+            let before = seen.load(Ordering::Relaxed);
+            until(SOON, "alice reads", async || {
+                (seen.load(Ordering::Relaxed) > before).then_some(())
+            })
+            .await;
+            scene.root.forbid("a", "/a/", &end).await.unwrap();
+            scene.root.put("/a/book", format!("secret {turn}")).await.unwrap();
+        }
+        done.store(true, Ordering::SeqCst);
+    };
+    let readers = futures_util::future::join_all((0..24).map(|_| alice()));
+    tokio::join!(root, readers);
+    let outcomes = scene.rangecache.outcomes().await;
+    println!("{seen:?} seen, {refused:?} refused: {outcomes:?}");
+    assert!(refused.into_inner() > 0);
+    assert!(outcomes.memory_answers() * 2 > seen.into_inner(), "{outcomes:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_etcd_authorises_costs_it_neither_keys_nor_bytes() {
+    let scene = Scene::new(Version::V3_7).await;
+    for number in 0..64 {
+        scene
+            .root
+            .put(format!("/a/large/{number}"), vec![b'x'; 8 << 10])
+            .await
+            .unwrap();
+    }
+    let list = RangeRequest::prefix("/a/");
+    let sent = async || {
+        let metrics = scene.etcd.metrics().await;
+        let cpu = metrics.sum("process_cpu_seconds_total");
+        (metrics.sum("etcd_network_client_grpc_sent_bytes_total"), cpu)
+    };
+    let alice = &scene.callers().await[0];
+    let mut spent = Vec::new();
+    for client in [&alice.direct, &alice.through] {
+        let before = sent().await;
+        for _ in 0..50 {
+            assert_eq!(client.range(&list).await.unwrap().kvs.len(), KEYS + 64);
+        }
+        let after = sent().await;
+        spent.push((after.0 - before.0, after.1 - before.1));
+    }
+    println!("bytes and CPU seconds of etcd's for 50 lists, direct and through rangecache: {spent:?}");
+    assert!(spent[1].0 * 100.0 < spent[0].0, "{spent:?}");
+}

@@ -1,0 +1,95 @@
+//! Reading around the cache.
+
+use prost::Message;
+
+use super::scripted::{Scripted, scripted};
+use super::{fill, key, list, start};
+use testkit::etcd::{Etcd, Version};
+use testkit::kv::{PUT, RANGE, RANGE_STREAM};
+use testkit::pb::RangeRequest;
+use testkit::proxy::{Outcomes, Rangecache};
+use testkit::wait::{SOON, until};
+
+const BYPASS: &str = "rangecache-bypass";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_asks_for_it_reads_around_the_cache() {
+    for version in [Version::V3_7, Version::V3_6] {
+        let etcd = Etcd::start(version).await;
+        let direct = etcd.client().await;
+        fill(&direct, 1200, 20).await;
+        let rangecache = start(&etcd, &[]).await;
+        let through = rangecache.client().await;
+        let around = through.with_metadata(BYPASS, "true");
+        let requests = [
+            list(),
+            RangeRequest::one(key(7)),
+            RangeRequest { limit: 3, ..list() },
+            RangeRequest {
+                serializable: true,
+                ..list()
+            },
+        ];
+        for (client, from_memory) in [
+            (&around, false),
+            (&through, true),
+            (&through.with_metadata(BYPASS, "false"), true),
+        ] {
+            for request in &requests {
+                let (ranges, streams) = (rangecache.outcomes().await, rangecache.stream_outcomes().await);
+                assert_eq!(client.range_raw(request).await, direct.range_raw(request).await);
+                assert_eq!(client.streamed(request).await, direct.range(request).await);
+                let ranges = rangecache.outcomes_since(&ranges, 1).await;
+                let streams = rangecache.stream_outcomes_since(&streams, 1).await;
+                let around = |outcomes: &Outcomes, way: &str| {
+                    outcomes
+                        .0
+                        .get(&(way.to_owned(), "bypass".to_owned()))
+                        .copied()
+                        .unwrap_or(0)
+                };
+                if from_memory {
+                    assert_eq!((ranges.memory_answers(), streams.memory_answers()), (1, 1));
+                } else {
+                    let way = if version == Version::V3_7 {
+                        "forwarded"
+                    } else {
+                        "paged"
+                    };
+                    assert_eq!(
+                        (around(&ranges, "forwarded"), around(&streams, way)),
+                        (1, 1),
+                        "{ranges:?} {streams:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// The key is rangecache's: etcd does not see it, with whatever call it comes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_key_that_reads_around_is_not_passed_on() {
+    let (url, mut calls, _server) = scripted(|_| Scripted::refusal("2", "not now")).await;
+    let rangecache = Rangecache::at(&url).start_cold().await;
+    let client = rangecache
+        .client()
+        .await
+        .with_metadata(BYPASS, "true")
+        .with_metadata("x-mine", "kept");
+    for path in [RANGE, RANGE_STREAM, PUT] {
+        let reply = client.raw(path, &list().encode_to_vec()).await.expect("answers");
+        assert_eq!(reply.status().code, 2, "{path}");
+        let headers = until(SOON, "the call is seen", async || {
+            while let Ok((seen, headers)) = calls.try_recv() {
+                if seen == path && headers.contains_key("x-mine") {
+                    return Some(headers);
+                }
+            }
+            None
+        })
+        .await
+        .0;
+        assert!(!headers.contains_key(BYPASS), "{path}: {headers:?}");
+    }
+}

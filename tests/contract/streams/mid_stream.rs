@@ -1,0 +1,294 @@
+//! What happens while a stream is under way.
+
+use prost::Message;
+
+use super::{NEVER_STREAMED, NOT_MIRRORED, PREFIX, chunk, current, fill, key, list, rest, start};
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::{Client, Status, Stream, UNAVAILABLE};
+use testkit::kv::RANGE_STREAM;
+use testkit::pb::{RangeRequest, RangeResponse};
+use testkit::streams::merged;
+use testkit::wait::{SOON, until};
+
+/// More than one page, limits around pages and chunks, pinned revisions, and writes in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn long_streams_are_one_moment_wherever_they_come_from() {
+    for (version, flags) in [
+        (Version::V3_7, &[][..]),
+        (Version::V3_7, NOT_MIRRORED),
+        (Version::V3_6, &[]),
+        (Version::V3_6, NOT_MIRRORED),
+        (Version::V3_5, NOT_MIRRORED),
+    ] {
+        let etcd = Etcd::start(version).await;
+        let direct = etcd.client().await;
+        fill(&direct, 3000, 3000).await;
+        let rangecache = start(&etcd, flags).await;
+        let through = rangecache.client().await;
+        let pinned = current(&direct).await;
+        for n in (0..3000).step_by(7) {
+            direct.delete(key(n)).await.expect("etcd deletes");
+        }
+        for limit in [0, 9, 10, 11, 64, 65, 500, 1000, 1001, 2999, 3000, 3001] {
+            for revision in [0, pinned] {
+                for keys_only in [false, true] {
+                    let request = RangeRequest {
+                        limit,
+                        revision,
+                        keys_only,
+                        ..list()
+                    };
+                    let expected = direct.range(&request).await;
+                    assert_eq!(
+                        through.streamed(&request).await,
+                        expected,
+                        "{version:?} {flags:?} {request:?}"
+                    );
+                }
+            }
+        }
+
+        if version == Version::V3_7 {
+            // The layout is no contract, and yet the same.
+            assert_eq!(
+                through.stream_raw(&list()).await,
+                direct.stream_raw(&list()).await,
+                "{flags:?}"
+            );
+        }
+
+        // What is written while it is read is not in it, not even in its header; and the caller's own revision is not
+        // what the header names.
+        for revision in [0, pinned] {
+            let request = RangeRequest { revision, ..list() };
+            let expected = direct.range(&request).await.expect("etcd answers");
+            let mut stream = through.server_stream(RANGE_STREAM, &request);
+            let first = chunk(&mut stream).await.expect("a first chunk");
+            assert_eq!((&first.header, first.count), (&None, 0), "it is not the last");
+            for n in (1..3000).step_by(300) {
+                direct.put(key(n), "written meanwhile").await.expect("etcd puts");
+            }
+            let (chunks, end) = rest(&mut stream, first).await;
+            assert_eq!(end.code, 0, "{end:?}");
+            assert_eq!(merged(chunks), expected, "{version:?} {flags:?} at {revision}");
+        }
+        assert_eq!(
+            through.streamed(&list()).await,
+            direct.range(&list()).await,
+            "and the next one has it"
+        );
+    }
+}
+
+/// Values of 1 MB among small ones: a page is bounded by its bytes, not only by its keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_are_bounded_though_values_are_large() {
+    let etcd = Etcd::start(Version::V3_6).await;
+    let direct = etcd.client().await;
+    for n in 0..300 {
+        let bytes = if n % 10 == 9 && n > 100 { 1 << 20 } else { 10 };
+        direct.put(key(n), vec![b'v'; bytes]).await.expect("etcd puts");
+    }
+    for n in 0..20 {
+        direct
+            .put(format!("{PREFIX}!{n:02}"), vec![b'w'; 1 << 20])
+            .await
+            .expect("etcd puts");
+    }
+    let rangecache = start(&etcd, NOT_MIRRORED).await;
+    let through = rangecache.client().await;
+    let chunks = through.range_stream(&list()).await.expect("it comes");
+    let largest = chunks.iter().map(Message::encoded_len).max().expect("chunks");
+    assert!(largest < 4 << 20, "a chunk of {largest} bytes");
+    assert_eq!(Ok(merged(chunks)), direct.range(&list()).await);
+}
+
+/// 30 MB, of which a reader that does not read gets at most its window.
+const KEYS: usize = 3000;
+const VALUE_BYTES: usize = 10_000;
+
+/// Opens a stream and reads its first chunk alone.
+async fn stalled(client: &Client) -> (Stream, RangeResponse) {
+    let mut stream = client.server_stream(RANGE_STREAM, &list());
+    let first = chunk(&mut stream).await.expect("a first chunk");
+    (stream, first)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compaction_in_mid_stream_is_etcds_error() {
+    let compacted = Status {
+        code: 11,
+        message: "etcdserver: mvcc: required revision has been compacted".to_owned(),
+    };
+    for (version, flags, from_memory) in [
+        (Version::V3_7, NOT_MIRRORED, false),
+        (Version::V3_6, NOT_MIRRORED, false),
+        (Version::V3_7, NEVER_STREAMED, false),
+        (Version::V3_6, &[], true),
+    ] {
+        let etcd = Etcd::start(version).await;
+        let direct = etcd.client().await;
+        fill(&direct, KEYS, VALUE_BYTES).await;
+        let rangecache = start(&etcd, flags).await;
+        let through = rangecache.client().await;
+        let (mut stream, first) = stalled(&through).await;
+        let mut etcds = if version == Version::V3_7 {
+            Some(stalled(&direct).await)
+        } else {
+            None
+        };
+        let revision = direct.put(key(0), "newer").await.expect("etcd puts");
+        direct.compact(revision).await.expect("etcd compacts");
+        let (chunks, end) = rest(&mut stream, first).await;
+        if from_memory {
+            // The snapshot is there for as long as somebody reads it.
+            assert_eq!(end.code, 0, "{end:?}");
+            assert_eq!(merged(chunks).kvs.len(), KEYS);
+            continue;
+        }
+        assert_eq!(end, compacted, "{version:?} {flags:?}");
+        if let Some((stream, first)) = &mut etcds {
+            assert_eq!(rest(stream, first.clone()).await.1, compacted, "etcd's own");
+        }
+        let pinned = RangeRequest {
+            revision: revision - 1,
+            ..list()
+        };
+        assert_eq!(
+            through.streamed(&pinned).await,
+            Err(compacted.clone()),
+            "and from the start"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restart_in_mid_stream() {
+    for (version, flags, survives) in [
+        (Version::V3_7, NOT_MIRRORED, false),
+        (Version::V3_6, NOT_MIRRORED, true),
+        (Version::V3_6, &[], true),
+        (Version::V3_7, &[], true),
+    ] {
+        let mut etcd = Etcd::start(version).await;
+        let direct = etcd.client().await;
+        fill(&direct, KEYS, VALUE_BYTES).await;
+        let expected = direct.range(&list()).await.expect("etcd answers");
+        // However long the restart takes.
+        let flags = [flags, &[("--connect-timeout", "20s")]].concat();
+        let rangecache = start(&etcd, &flags).await;
+        let through = rangecache.client().await;
+        let (mut stream, first) = stalled(&through).await;
+        etcd.restart().await;
+        let (chunks, end) = rest(&mut stream, first).await;
+        if survives {
+            // Memory needs no etcd, and a page can be asked for again; the member's term moves on.
+            assert_eq!(end.code, 0, "{version:?} {flags:?}: {end:?}");
+            assert_eq!(merged(chunks).kvs, expected.kvs);
+        } else {
+            // As etcd's own stream breaks.
+            assert_eq!(end.code, UNAVAILABLE, "{end:?}");
+        }
+        let again = through.streamed(&list()).await.expect("the next one comes");
+        assert_eq!(again.kvs, expected.kvs, "{version:?} {flags:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_goes_away_ends_the_work() {
+    let under_way = async |etcd: &Etcd| {
+        let metrics = etcd.metrics().await;
+        let of = |what: &str| -> f64 {
+            let name = format!("grpc_server_{what}_total");
+            let is =
+                |sample: &str| sample.starts_with(&name) && sample.contains("grpc_method=\"RangeStream\"");
+            metrics
+                .0
+                .iter()
+                .filter(|(sample, _)| is(sample))
+                .map(|(_, count)| count)
+                .sum()
+        };
+        of("started") - of("handled")
+    };
+    // Passed on: etcd's own call ends.
+    let etcd = Etcd::start(Version::V3_7).await;
+    fill(&etcd.client().await, KEYS, VALUE_BYTES).await;
+    let rangecache = start(&etcd, NOT_MIRRORED).await;
+    let through = rangecache.client().await;
+    let (stream, _) = stalled(&through).await;
+    assert_eq!(under_way(&etcd).await, 1.0, "it waits for its reader");
+    drop(stream);
+    until(SOON, "etcd's call ends", async || {
+        (under_way(&etcd).await == 0.0).then_some(())
+    })
+    .await;
+
+    // Put together: the page under way is given up though etcd stands still.
+    let etcd = Etcd::start(Version::V3_6).await;
+    fill(&etcd.client().await, 10, 10).await;
+    let rangecache = start(&etcd, NOT_MIRRORED).await;
+    let through = rangecache.client().await;
+    etcd.pause();
+    let stream = through.server_stream(RANGE_STREAM, &list());
+    let reader = tokio::spawn(async move {
+        let mut stream = stream;
+        stream.next().await
+    });
+    let pages = async || rangecache.metrics().await.sum("rangecache_forward_large");
+    until(SOON, "a page is under way", async || {
+        (pages().await == 1.0).then_some(())
+    })
+    .await;
+    reader.abort();
+    until(SOON, "it is given up", async || {
+        (pages().await == 0.0).then_some(())
+    })
+    .await;
+    etcd.resume();
+}
+
+/// The readers' windows alone are held, not the answers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_that_do_not_read_hold_little() {
+    const READERS: usize = 30;
+    // Memory: a piece each. Pages: one or two of up to 8 MB each.
+    for (version, flags, most) in [
+        (Version::V3_7, &[][..], 200 << 20),
+        (Version::V3_6, NOT_MIRRORED, 500 << 20),
+    ] {
+        let etcd = Etcd::start(version).await;
+        // Small values, which are copied on their way out.
+        fill(&etcd.client().await, 60_000, 500).await;
+        let rangecache = start(&etcd, flags).await;
+        let through = rangecache.client().await;
+        let whole = through.streamed(&list()).await.expect("it comes");
+        assert_eq!(whole.kvs.len(), 60_000);
+        let before = rangecache.resident_bytes();
+        let mut readers = Vec::new();
+        for _ in 0..READERS {
+            // A connection each: their windows are not shared.
+            let client = rangecache.client().await;
+            let reader = stalled(&client).await;
+            readers.push((client, reader));
+        }
+        // Every window is full when a small call on the same connection has come and gone.
+        for (client, _) in &readers {
+            client.range(&RangeRequest::one(key(1))).await.expect("answers");
+        }
+        let grown = rangecache.resident_bytes().saturating_sub(before);
+        println!(
+            "{version:?} {flags:?}: {READERS} stalled readers take {} MiB",
+            grown >> 20
+        );
+        assert!(
+            grown < most,
+            "{} MiB for {READERS} readers of 32 MB each",
+            grown >> 20
+        );
+        for (_, (stream, first)) in &mut readers[..3] {
+            let (chunks, end) = rest(stream, first.clone()).await;
+            assert_eq!((end.code, merged(chunks)), (0, whole.clone()));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! RangeStream through rangecache is etcd's: from memory whatever etcd's version, passed on where etcd has it, put together
+//! from pages where it has not. Merged it is the unary answer, and nobody who streams ever sees `Unimplemented`.
+
+mod around;
+mod equal;
+mod mid_stream;
+mod negotiation;
+mod scripted;
+use testkit::etcd::Etcd;
+use testkit::grpc::{Client, Status, Stream};
+use testkit::pb::{RangeRequest, RangeResponse, RangeStreamResponse, RequestOp};
+use testkit::proxy::Rangecache;
+use testkit::wait::SOON;
+
+const NOT_MIRRORED: &[(&str, &str)] = &[("--cache-prefix", "/elsewhere/")];
+const NEVER_STREAMED: &[(&str, &str)] = &[("--cache-prefix", "/elsewhere/"), ("--range-stream", "off")];
+
+const PREFIX: &str = "/streams/";
+
+/// Writes `keys` keys of `bytes` each under [`PREFIX`].
+async fn fill(etcd: &Client, keys: usize, bytes: usize) {
+    let at_once = (1 << 20) / bytes.max(1);
+    for start in (0..keys).step_by(at_once.clamp(1, 100)) {
+        let end = keys.min(start + at_once.clamp(1, 100));
+        let puts = (start..end).map(|n| RequestOp::put(key(n), vec![b'a' + (n % 26) as u8; bytes]));
+        etcd.transact(puts.collect()).await.expect("etcd writes");
+    }
+}
+
+fn key(number: usize) -> String {
+    format!("{PREFIX}{number:06}")
+}
+
+fn list() -> RangeRequest {
+    RangeRequest::prefix(PREFIX)
+}
+
+/// How many calls of a method etcd has begun.
+async fn started(etcd: &Etcd, method: &str) -> f64 {
+    let metrics = etcd.metrics().await;
+    let of_method = |name: &str| {
+        name.starts_with("grpc_server_started_total") && name.contains(&format!("grpc_method=\"{method}\""))
+    };
+    metrics
+        .0
+        .iter()
+        .filter(|(name, _)| of_method(name))
+        .map(|(_, count)| count)
+        .sum()
+}
+
+/// Reads one chunk.
+async fn chunk(stream: &mut Stream) -> Option<RangeResponse> {
+    let chunk: RangeStreamResponse = stream.next_as(SOON).await?;
+    chunk.range_response
+}
+
+/// Reads what is left behind `first`, and how it ends.
+async fn rest(stream: &mut Stream, first: RangeResponse) -> (Vec<RangeResponse>, Status) {
+    let mut chunks = vec![first];
+    while let Some(next) = chunk(stream).await {
+        chunks.push(next);
+    }
+    (chunks, stream.end().expect("it has ended").clone())
+}
+
+/// One with these flags.
+async fn start(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache {
+    let mut builder = Rangecache::before(etcd);
+    for (flag, value) in flags {
+        builder = builder.with(flag, value);
+    }
+    builder.start().await
+}
+
+async fn current(etcd: &Client) -> i64 {
+    etcd.range(&RangeRequest::one("any"))
+        .await
+        .expect("etcd answers")
+        .revision()
+}

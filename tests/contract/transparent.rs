@@ -1,0 +1,403 @@
+//! What rangecache does not answer itself passes through it as if it were not there.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::Client;
+use testkit::kv::{PUT, WATCH, watched};
+use testkit::pb::{
+    Done, Empty, Event, RangeRequest, RequestOp, SnapshotResponse, WatchCancel, WatchCreate, WatchRequest,
+    WatchResponse, prefix_end,
+};
+use testkit::process::tool;
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+use testkit::{http, pb};
+use tokio::time::timeout;
+
+/// Runs etcd's own Go client through all that it can do, and returns what it noted.
+async fn transcript(dir: &TempDir, name: &str, url: &str, more: &[&str]) -> String {
+    let path = dir.path().join(name);
+    let mut command = Command::new(tool("goclient"));
+    command.args(["--endpoints", url, "--out"]).arg(&path).args(more);
+    let run = tokio::process::Command::from(command).kill_on_drop(true).output();
+    let output = timeout(Duration::from_secs(180), run)
+        .await
+        .expect("it ends")
+        .expect("it starts");
+    assert!(
+        output.status.success(),
+        "{name}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    std::fs::read_to_string(path).expect("a transcript")
+}
+
+async fn the_go_client_sees_no_difference(version: Version) {
+    let dir = TempDir::new().expect("a directory");
+    let mut differences = Vec::new();
+    // Older ones have no RangeStream; what rangecache makes of that is the newest one's.
+    let tours: &[(&[&str], Version)] = if version == Version::V3_7 {
+        &[(&[], version), (&["--auth"], version)]
+    } else {
+        &[
+            (&["--skip", "rangestream"], version),
+            (&["--only", "rangestream"], Version::V3_7),
+            (&["--auth"], version),
+        ]
+    };
+    for (chapters, like) in tours.iter().copied() {
+        let (etcd, behind) = (Etcd::start(like).await, Etcd::start(version).await);
+        let rangecache = Rangecache::before(&behind).start().await;
+        let through = transcript(&dir, "through", rangecache.url(), chapters).await;
+        let direct = transcript(&dir, "direct", &etcd.url(), chapters).await;
+        assert!(direct.lines().count() > 12, "too little to compare:\n{direct}");
+        let lines = direct.lines().zip(through.lines());
+        differences.extend(
+            lines
+                .filter(|(direct, through)| direct != through)
+                .take(20)
+                .map(|(direct, through)| format!("{chapters:?}\n etcd: {direct}\n rangecache: {through}")),
+        );
+        if direct.lines().count() != through.lines().count() {
+            differences.push(format!("{chapters:?}: not the same number of lines"));
+        }
+    }
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_go_client_sees_no_difference_3_7() {
+    the_go_client_sees_no_difference(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_go_client_sees_no_difference_3_6() {
+    the_go_client_sees_no_difference(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_go_client_sees_no_difference_3_5() {
+    the_go_client_sees_no_difference(Version::V3_5).await;
+}
+
+/// etcd and rangecache before it, with a client of each.
+async fn both(version: Version) -> (Etcd, Rangecache, Client, Client) {
+    let etcd = Etcd::start(version).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    (etcd, rangecache, direct, through)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn large_values_pass_both_ways() {
+    let (_etcd, _rangecache, direct, through) = both(Version::V3_7).await;
+    let value: Vec<u8> = (0..1_400 << 10).map(|n| (n * 31 % 251) as u8).collect();
+    let revision = through.put("large", &value).await.expect("within etcd's limit");
+    assert_eq!(direct.get("large").await, Ok(Some(value.clone())));
+    let answer = through.range(&RangeRequest::one("large")).await.expect("answers");
+    assert_eq!((answer.revision(), &answer.kvs[0].value), (revision, &value));
+    let stored = direct.range_raw(&RangeRequest::one("large")).await;
+    assert_eq!(through.range_raw(&RangeRequest::one("large")).await, stored);
+
+    // Past the limit: the same refusal, and nothing written.
+    let refused = direct
+        .put("large", vec![1; 1_700 << 10])
+        .await
+        .expect_err("past etcd's limit");
+    assert_eq!(through.put("large", vec![1; 1_700 << 10]).await, Err(refused));
+    assert_eq!(direct.range_raw(&RangeRequest::one("large")).await, stored);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http1_passes() {
+    for version in [Version::V3_5, Version::V3_7] {
+        let (etcd, rangecache, _direct, _through) = both(version).await;
+        for path in [
+            "/health",
+            "/health?serializable=true",
+            "/version",
+            "/nowhere",
+            "/",
+        ] {
+            let expected = http::get(&format!("{}{path}", etcd.url()))
+                .await
+                .expect("etcd answers");
+            let got = http::get(&format!("{}{path}", rangecache.url()))
+                .await
+                .expect("rangecache answers");
+            assert_eq!(got, expected, "{path} of {version:?}");
+        }
+        let metrics = http::get(&format!("{}/metrics", rangecache.url()))
+            .await
+            .expect("rangecache answers");
+        assert!(
+            metrics.body.contains("etcd_server_has_leader 1"),
+            "etcd's own metrics: {}",
+            metrics.body
+        );
+
+        // The JSON gateway: "YQ==" is "a", "MQ==" is "1".
+        let put = format!("{}/v3/kv/put", rangecache.url());
+        let put = http::post(&put, r#"{"key":"YQ==","value":"MQ=="}"#)
+            .await
+            .expect("rangecache answers");
+        assert_eq!(put.status, 200, "{put:?}");
+        for body in [r#"{"key":"YQ=="}"#, r#"{"key":"not base64"}"#, "{", ""] {
+            let expected = http::post(&format!("{}/v3/kv/range", etcd.url()), body)
+                .await
+                .expect("etcd answers");
+            let got = http::post(&format!("{}/v3/kv/range", rangecache.url()), body)
+                .await
+                .expect("answers");
+            assert_eq!(got, expected, "{body} of {version:?}");
+        }
+    }
+}
+
+fn events(responses: &[WatchResponse]) -> Vec<Event> {
+    responses
+        .iter()
+        .flat_map(|response| response.events.iter().cloned())
+        .collect()
+}
+
+fn watch_of(prefix: &str, start_revision: i64) -> WatchCreate {
+    let key = prefix.as_bytes().to_vec();
+    WatchCreate {
+        range_end: prefix_end(&key),
+        key,
+        start_revision,
+        prev_kv: true,
+        watch_id: 0,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_bring_every_event_once_and_in_order() {
+    let (_etcd, _rangecache, direct, through) = both(Version::V3_7).await;
+    let start = direct.put("w/first", "1").await.expect("etcd puts");
+    let mut live = through.watch(watch_of("w/", start)).await;
+    for turn in 0..100 {
+        let batch = (0..50).map(|n| match (turn + n) % 5 {
+            0 => RequestOp::delete(format!("w/{}", n + turn % 3)),
+            _ => RequestOp::put(format!("w/{}", n + turn % 3), format!("{turn}")),
+        });
+        direct.transact(batch.collect()).await.expect("etcd writes");
+    }
+    let last = direct.put("w/last", "1").await.expect("etcd puts");
+    let is_last = |responses: &[WatchResponse]| {
+        let event = responses.last().and_then(|response| response.events.last());
+        event
+            .and_then(|event| event.kv.as_ref())
+            .is_some_and(|kv| kv.mod_revision == last)
+    };
+    let live = events(&watched(&mut live, SOON, is_last).await);
+    // Asked afterwards, through and directly, the same events come from the past.
+    let past = events(&watched(&mut through.watch(watch_of("w/", start)).await, SOON, is_last).await);
+    let expected = events(&watched(&mut direct.watch(watch_of("w/", start)).await, SOON, is_last).await);
+    assert!(expected.len() > 4_000, "{}", expected.len());
+    assert!(live == expected, "the live watch differs");
+    assert!(past == expected, "the watch of the past differs");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_are_cancelled_refused_and_asked_for_progress() {
+    let (_etcd, _rangecache, direct, through) = both(Version::V3_7).await;
+    for n in 0..20 {
+        direct.put("w/a", n.to_string()).await.expect("etcd puts");
+    }
+    direct.compact(15).await.expect("etcd compacts");
+    for client in [&direct, &through] {
+        let mut watch = client.watch(watch_of("w/", 0)).await;
+        watch.send(&WatchRequest {
+            progress: Some(Empty {}),
+            ..WatchRequest::default()
+        });
+        let progress = watch.next_as::<WatchResponse>(SOON).await.expect("progress");
+        assert!(
+            progress.events.is_empty() && progress.watch_id == -1,
+            "{progress:?}"
+        );
+
+        let twin = WatchRequest {
+            create: Some(WatchCreate {
+                watch_id: 7,
+                ..watch_of("w/", 0)
+            }),
+            ..Default::default()
+        };
+        for expected in [(7, true, false), (-1, true, true)] {
+            watch.send(&twin);
+            let created = watch.next_as::<WatchResponse>(SOON).await.expect("an answer");
+            assert_eq!(
+                (created.watch_id, created.created, created.canceled),
+                expected,
+                "{created:?}"
+            );
+        }
+        watch.send(&WatchRequest {
+            cancel: Some(WatchCancel { watch_id: 7 }),
+            ..WatchRequest::default()
+        });
+        let cancelled = watch.next_as::<WatchResponse>(SOON).await.expect("an answer");
+        assert_eq!(
+            (cancelled.watch_id, cancelled.canceled),
+            (7, true),
+            "{cancelled:?}"
+        );
+
+        let mut compacted = client.watch(watch_of("w/", 3)).await;
+        let refused = compacted.next_as::<WatchResponse>(SOON).await.expect("an answer");
+        assert_eq!(
+            (refused.canceled, refused.compact_revision),
+            (true, 15),
+            "{refused:?}"
+        );
+    }
+}
+
+/// A client that has sent all it wants keeps what it has asked for; one that goes away takes it along.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_close_and_cancellation_reach_etcd() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    // Beside the mirror, so that these watches are etcd's for certain.
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", "/mirrored/")
+        .start()
+        .await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let watchers = async || etcd.metrics().await.sum("etcd_debugging_mvcc_watcher_total");
+    let before = watchers().await;
+    let mut watches = Vec::new();
+    for _ in 0..10 {
+        watches.push(through.watch(watch_of("w/", 0)).await);
+    }
+    until(SOON, "etcd has ten watchers more", async || {
+        (watchers().await == before + 10.0).then_some(())
+    })
+    .await;
+
+    let mut half_closed = watches.pop().expect("ten of them");
+    half_closed.close_send();
+    direct.put("w/a", "1").await.expect("etcd puts");
+    let event = half_closed
+        .next_as::<WatchResponse>(SOON)
+        .await
+        .expect("an event");
+    assert_eq!(event.events.len(), 1);
+    drop((watches, half_closed));
+    until(SOON, "etcd has no watcher of ours", async || {
+        (watchers().await == before).then_some(())
+    })
+    .await;
+
+    // The end of the requests is the end of a keepalive, and of an empty watch it is not.
+    let lease = pb::LeaseGrantRequest {
+        ttl_seconds: 60,
+        id: 5,
+    };
+    through
+        .unary::<Empty>("/etcdserverpb.Lease/LeaseGrant", &lease)
+        .await
+        .expect("etcd grants");
+    let mut keepalive = through.open("/etcdserverpb.Lease/LeaseKeepAlive");
+    for _ in 0..3 {
+        // The id is the first field here.
+        keepalive.send(&pb::LeaseGrantRequest {
+            ttl_seconds: 5,
+            id: 0,
+        });
+        assert!(
+            keepalive.next_as::<Done>(SOON).await.is_some(),
+            "{:?}",
+            keepalive.end()
+        );
+    }
+    keepalive.close_send();
+    assert!(keepalive.next_as::<Done>(SOON).await.is_none());
+    assert_eq!(keepalive.end().map(|end| end.code), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_passes_whole() {
+    let (mut etcd, _rangecache, direct, through) = both(Version::V3_7).await;
+    for n in 0..40 {
+        direct
+            .put(format!("s/{n}"), vec![7; 100 << 10])
+            .await
+            .expect("etcd puts");
+    }
+    let mut stream = through.server_stream("/etcdserverpb.Maintenance/Snapshot", &Empty {});
+    let mut got = Vec::new();
+    while let Some(piece) = stream.next_as::<SnapshotResponse>(SOON).await {
+        got.extend_from_slice(&piece.blob);
+    }
+    assert_eq!(stream.end().map(|end| end.code), Some(0), "{:?}", stream.end());
+    let direct_path = etcd.save_snapshot().await;
+    assert_eq!(
+        got.len() as u64,
+        direct_path.metadata().expect("a snapshot").len()
+    );
+    // It ends with a hash of itself, which the restore checks.
+    std::fs::write(&direct_path, got).expect("a file");
+    etcd.restore(&direct_path, "another", &[]);
+    etcd.run();
+    etcd.ready().await;
+    assert_eq!(
+        etcd.client()
+            .await
+            .range(&RangeRequest::prefix("s/"))
+            .await
+            .expect("etcd answers")
+            .count,
+        40
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_during_a_restart_of_etcd_wait_for_it() {
+    let (mut etcd, _rangecache, _direct, through) = both(Version::V3_7).await;
+    let mirrored = RangeRequest::prefix("a");
+    through.put("a", "1").await.expect("etcd puts");
+    etcd.stop();
+    let calls = [(); 3].map(|()| through.clone());
+    let [put, range, status] = calls;
+    let put = tokio::spawn(async move { put.put("b", "2").await });
+    let range = tokio::spawn(async move { range.range(&mirrored).await });
+    let status = tokio::spawn(async move { status.status().await });
+    etcd.run();
+    assert!(put.await.expect("no panic").is_ok());
+    assert_eq!(range.await.expect("no panic").expect("an answer").count, 1);
+    assert_eq!(
+        status.await.expect("no panic").expect("an answer").version,
+        "3.7.3"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_end_as_unavailable_when_etcd_stays_away() {
+    let (mut etcd, _rangecache, _direct, through) = both(Version::V3_7).await;
+    let mut watch = through.watch(watch_of("w/", 0)).await;
+    etcd.stop();
+    let started = Instant::now();
+    assert!(watch.next_as::<WatchResponse>(SOON).await.is_none());
+    assert_eq!(watch.end().map(|end| end.code), Some(14), "{:?}", watch.end());
+    let (list, mut again) = (RangeRequest::prefix("w/"), through.open(WATCH));
+    again.send(&WatchRequest {
+        create: Some(watch_of("w/", 0)),
+        ..WatchRequest::default()
+    });
+    let range = through.range(&list);
+    let put = through.put("a", "1");
+    let raw = through.raw(PUT, b"\x0a\x01a");
+    let (range, put, raw, again) = tokio::join!(range, put, raw, again.next_as::<WatchResponse>(SOON));
+    println!("refused after {:?}", started.elapsed());
+    assert_eq!(range.map_err(|status| status.code), Err(14));
+    assert_eq!(put.map_err(|status| status.code), Err(14));
+    assert!(again.is_none(), "{again:?}");
+    let raw = raw.expect("the connection to rangecache stands");
+    assert_eq!((raw.http_status, raw.status().code), (200, 14), "{raw:?}");
+}

@@ -1,0 +1,21 @@
+//! Bounds on memory, connections and calls to etcd: budgets, large responses, series of pages.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test fails by a panic and reports by printing"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::large_futures,
+    unreachable_pub,
+    reason = "small numbers, no load, and one crate"
+)]
+
+mod budgets;
+mod large;
+mod series;

@@ -1,0 +1,379 @@
+//! One client: it calls one thing after the other, at random, and writes down what it asked and what it was told.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use prost::Message;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+
+use crate::history::{self, History};
+use testkit::grpc::{Client, Status};
+use testkit::kv::{PUT, RANGE, TXN};
+use testkit::pb::{
+    Compare, DeleteRangeRequest, DeleteRangeResponse, Done, PutRequest, RangeRequest, RangeResponse,
+    RequestOp, TxnRequest, TxnResponse,
+};
+
+/// All keys start with this; nothing else is in the store.
+pub const PREFIX: &str = "/linear/";
+/// Few, so that clients meet.
+const KEYS: usize = 6;
+/// How long a call may take: its caller says so, and gives up a little later.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How far back reads at a past revision go.
+const BACK: i64 = 300;
+/// gRPC's code for a revision that cannot be had.
+const OUT_OF_RANGE: i32 = 11;
+/// As etcd numbers what a transaction compares.
+const MOD_REVISION: i32 = 2;
+
+/// What all clients share.
+pub struct Crowd {
+    pub history: Arc<History>,
+    /// The newest revision that anybody was told.
+    pub newest: AtomicI64,
+    /// Ends everything.
+    pub stop: AtomicBool,
+    /// Writers rest.
+    pub rest: AtomicBool,
+    /// Writes under way.
+    pub writing: AtomicUsize,
+}
+
+/// See the module.
+pub struct Caller {
+    crowd: Arc<Crowd>,
+    number: u64,
+    via: String,
+    /// Where to connect: to the first, and to the next after a failure.
+    urls: Vec<String>,
+    at: usize,
+    connection: Option<Client>,
+    random: StdRng,
+    /// Writes so far: every value is of one write alone.
+    writes: u64,
+    /// The mod_revision of keys as last seen.
+    seen: BTreeMap<String, i64>,
+}
+
+impl Caller {
+    /// The client of that number, which calls `via` at one of `urls`.
+    pub fn new(crowd: &Arc<Crowd>, number: u64, via: &str, urls: Vec<String>, seed: u64) -> Self {
+        Self {
+            crowd: crowd.clone(),
+            number,
+            via: via.to_owned(),
+            at: usize::try_from(number).unwrap() % urls.len(),
+            urls,
+            connection: None,
+            random: StdRng::seed_from_u64(seed.wrapping_mul(1000).wrapping_add(number)),
+            writes: 0,
+            seen: BTreeMap::new(),
+        }
+    }
+
+    /// Calls until the crowd is to stop.
+    pub async fn run(mut self) {
+        while !self.crowd.stop.load(Ordering::SeqCst) {
+            self.turn().await;
+            sleep(Duration::from_micros(self.random.random_range(0..16_000))).await;
+        }
+    }
+
+    async fn turn(&mut self) {
+        match self.random.random_range(0..100) {
+            0..24 => self.get().await,
+            24..40 => self.list().await,
+            40..46 => self.count().await,
+            46..52 => self.pages().await,
+            52..60 => self.pinned().await,
+            60..64 => self.serializable().await,
+            kind => self.write(kind).await,
+        }
+    }
+
+    async fn get(&mut self) {
+        let request = RangeRequest::one(self.key());
+        self.read("get", request).await;
+    }
+
+    async fn list(&mut self) {
+        self.read("list", RangeRequest::prefix(PREFIX)).await;
+    }
+
+    async fn count(&mut self) {
+        let request = RangeRequest {
+            count_only: true,
+            ..RangeRequest::prefix(PREFIX)
+        };
+        self.read("count", request).await;
+    }
+
+    /// The whole prefix, page by page at the first page's revision.
+    async fn pages(&mut self) {
+        let first = RangeRequest {
+            limit: self.random.random_range(1..4),
+            keys_only: self.random.random(),
+            ..RangeRequest::prefix(PREFIX)
+        };
+        let mut page = self.read("page", first.clone()).await;
+        let revision = page.as_ref().map_or(0, RangeResponse::revision);
+        while let Some(last) = page.filter(|page| page.more).and_then(|mut page| page.kvs.pop()) {
+            let next = RangeRequest {
+                key: [&last.key[..], b"\0"].concat(),
+                revision,
+                ..first.clone()
+            };
+            page = self.read("page", next).await;
+        }
+    }
+
+    async fn pinned(&mut self) {
+        let newest = self.crowd.newest.load(Ordering::SeqCst);
+        let request = RangeRequest {
+            revision: newest - self.random.random_range(0..BACK.min(newest)),
+            serializable: self.random.random_range(0..3) == 0,
+            ..RangeRequest::prefix(PREFIX)
+        };
+        self.read("pinned", request).await;
+    }
+
+    async fn serializable(&mut self) {
+        let request = RangeRequest {
+            serializable: true,
+            ..RangeRequest::prefix(PREFIX)
+        };
+        self.read("serializable", request).await;
+    }
+
+    async fn write(&mut self, kind: u32) {
+        self.crowd.writing.fetch_add(1, Ordering::SeqCst);
+        if !self.crowd.rest.load(Ordering::SeqCst) {
+            match kind {
+                0..80 => self.put().await,
+                80..87 => self.delete().await,
+                87..95 => self.compare().await,
+                _ => self.transact().await,
+            }
+        }
+        self.crowd.writing.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    async fn put(&mut self) {
+        let (key, value) = (self.key(), self.value());
+        let request = PutRequest {
+            key: key.clone().into(),
+            value: value.clone().into(),
+            lease: 0,
+        };
+        let write =
+            json!({"then": [history::change(key.as_bytes(), Some(value.as_bytes()))], "applied": true});
+        let call = self.begin("put", "write", write);
+        let answer: Option<Done> = self.call(PUT, &request).await.and_then(Result::ok);
+        self.end(
+            call,
+            answer.map(|done| json!({"rev": self.told(done.revision())})),
+        );
+    }
+
+    async fn delete(&mut self) {
+        let key = self.key();
+        let request = DeleteRangeRequest {
+            key: key.clone().into(),
+            range_end: Vec::new(),
+        };
+        let then = json!([history::change(key.as_bytes(), None)]);
+        let call = self.begin("delete", "write", json!({"then": &then}));
+        let answer: Option<DeleteRangeResponse> = self
+            .call("/etcdserverpb.KV/DeleteRange", &request)
+            .await
+            .and_then(Result::ok);
+        self.end(
+            call,
+            answer.map(|done| {
+                let revision = done.header.expect("an answer has a header").revision;
+                json!({"rev": self.told(revision), "write": {"then": then, "applied": done.deleted > 0}})
+            }),
+        );
+    }
+
+    /// Puts and deletes, in one revision, if a key was not changed since this client saw it; else reads it.
+    async fn compare(&mut self) {
+        let key = self.key();
+        let expected = self.seen.get(&key).copied().unwrap_or(0);
+        let compare = Compare {
+            result: 0,
+            target: MOD_REVISION,
+            key: key.clone().into(),
+            mod_revision: expected,
+        };
+        self.txn("txn-compare", Some(compare), key).await;
+    }
+
+    async fn transact(&mut self) {
+        let key = self.key();
+        self.txn("txn", None, key).await;
+    }
+
+    async fn txn(&mut self, kind: &str, compare: Option<Compare>, key: String) {
+        let (first, value) = (self.random.random_range(0..KEYS), self.value());
+        let mut then = vec![(key.clone(), Some(value.clone()))];
+        for n in 0..self.random.random_range(1..4) {
+            let other = name((first + n) % KEYS);
+            if other != key {
+                let value = (self.random.random_range(0..3) > 0).then(|| value.clone());
+                then.push((other, value));
+            }
+        }
+        let operation = |(key, value): &(String, Option<String>)| {
+            value
+                .as_ref()
+                .map_or_else(|| RequestOp::delete(key), |value| RequestOp::put(key, value))
+        };
+        let request = TxnRequest {
+            compare: compare.clone().into_iter().collect(),
+            success: then.iter().map(operation).collect(),
+            failure: vec![RequestOp::read(&key)],
+        };
+        let changes: Vec<_> = then
+            .iter()
+            .map(|(key, value)| history::change(key.as_bytes(), value.as_ref().map(|v| v.as_bytes())))
+            .collect();
+        let compare = compare.map(|compare| json!({"key": key, "mod": compare.mod_revision}));
+        let write = |applied: bool| {
+            json!({
+                "compare": compare, "then": changes, "else": history::read(&RangeRequest::one(&key)),
+                "applied": applied,
+            })
+        };
+        let call = self.begin(kind, "write", write(false));
+        let answer: Option<TxnResponse> = self.call(TXN, &request).await.and_then(Result::ok);
+        let told = answer.map(|done| {
+            let revision = self.told(done.header.expect("an answer has a header").revision);
+            let read = done.responses.into_iter().next().and_then(|first| first.range);
+            if let Some(read) = &read {
+                self.see(&RangeRequest::one(&key), read);
+            }
+            json!({"rev": revision, "write": write(done.succeeded), "answer": read.as_ref().map(history::answer)})
+        });
+        self.end(call, told);
+    }
+
+    /// One read, written down; what came back, if it went well.
+    async fn read(&mut self, kind: &str, request: RangeRequest) -> Option<RangeResponse> {
+        let call = self.begin(kind, "read", history::read(&request));
+        match self.call::<RangeResponse>(RANGE, &request).await {
+            Some(Ok(response)) => {
+                self.see(&request, &response);
+                let told =
+                    json!({"rev": self.told(response.revision()), "answer": history::answer(&response)});
+                self.end(call, Some(told));
+                Some(response)
+            }
+            Some(Err(status)) if status.code == OUT_OF_RANGE && request.revision > 0 => {
+                let error = if status.message.contains("compacted") {
+                    "compacted"
+                } else {
+                    "future"
+                };
+                self.end(call, Some(json!({"error": error})));
+                None
+            }
+            _ => {
+                self.end(call, None);
+                None
+            }
+        }
+    }
+
+    /// Remembers what comparisons need.
+    fn see(&mut self, request: &RangeRequest, response: &RangeResponse) {
+        if request.revision > 0 || request.count_only {
+            return;
+        }
+        if request.limit == 0 {
+            let range = String::from_utf8_lossy(&request.key).into_owned();
+            self.seen.retain(|key, _| !key.starts_with(&range));
+        }
+        for kv in &response.kvs {
+            self.seen
+                .insert(String::from_utf8_lossy(&kv.key).into_owned(), kv.mod_revision);
+        }
+    }
+
+    fn told(&self, revision: i64) -> i64 {
+        self.crowd.newest.fetch_max(revision, Ordering::SeqCst);
+        revision
+    }
+
+    fn begin(&self, kind: &str, what: &str, asked: Value) -> Value {
+        json!({
+            "client": self.number, "via": self.via, "kind": kind, what: asked, "call": self.crowd.history.now(),
+            "return": -1,
+        })
+    }
+
+    fn end(&self, mut call: Value, told: Option<Value>) {
+        if let Some(Value::Object(told)) = told {
+            call["return"] = self.crowd.history.now().into();
+            for (name, value) in told {
+                call[name] = value;
+            }
+        }
+        self.crowd.history.operation(call);
+    }
+
+    /// Calls. `None` means that there was no answer, and nobody knows what became of it.
+    async fn call<A: Message + Default>(
+        &mut self,
+        path: &str,
+        request: &impl Message,
+    ) -> Option<Result<A, Status>> {
+        let client = self.connected().await?;
+        let answer = timeout(PATIENCE * 3 / 2, client.unary(path, request)).await.ok();
+        if !matches!(&answer, Some(Ok(_))) && self.urls.len() > 1 || answer.is_none() {
+            // Another member may do better; and what says nothing may be half open.
+            self.connection = None;
+            self.at += 1;
+        }
+        answer
+    }
+
+    async fn connected(&mut self) -> Option<Client> {
+        if let Some(client) = self.connection.as_ref().filter(|client| client.is_open()) {
+            return Some(client.clone());
+        }
+        let url = &self.urls[self.at % self.urls.len()];
+        match timeout(Duration::from_secs(1), Client::try_connect(url)).await {
+            Ok(Ok(client)) => {
+                let patience = format!("{}m", PATIENCE.as_millis());
+                self.connection = Some(client.with_metadata("grpc-timeout", &patience));
+            }
+            _ => {
+                self.connection = None;
+                self.at += 1;
+                // Nothing listens there: it need not be asked without a pause.
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+        self.connection.clone()
+    }
+
+    fn key(&mut self) -> String {
+        name(self.random.random_range(0..KEYS))
+    }
+
+    fn value(&mut self) -> String {
+        self.writes += 1;
+        format!("{}-{}", self.number, self.writes)
+    }
+}
+
+fn name(key: usize) -> String {
+    format!("{PREFIX}{key}")
+}

@@ -1,0 +1,259 @@
+//! What befalls etcd, rangecache and the links between them. Each begins, lasts for a while, and is over at its end.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rand::Rng;
+
+use crate::recorder::Recorder;
+use crate::world::{World, newest};
+use testkit::fault_link::Condition;
+use testkit::pb::{Empty, MoveLeaderRequest};
+use testkit::wait::{SOON, until};
+
+/// One kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    MemberKilled,
+    MemberPaused,
+    LeaderMoved,
+    NoQuorum,
+    LinksCut,
+    LinksHalfOpen,
+    LinksSlow,
+    LinksLossy,
+    FeedsSlow,
+    /// A member hears nothing of the others, nor they of it; clients and rangecaches still reach it.
+    MemberIsolated,
+    /// All that members say to each other comes late.
+    MembersSlow,
+    Compaction,
+    Defragmentation,
+    MembersRolled,
+    RangecachesRolled,
+    RangecachePaused,
+    /// Not part of the mix, for it ends one history and begins another.
+    Restore,
+}
+
+impl Fault {
+    /// All, with the names that they go by.
+    pub const ALL: [(&'static str, Fault); 17] = [
+        ("member-killed", Fault::MemberKilled),
+        ("member-paused", Fault::MemberPaused),
+        ("leader-moved", Fault::LeaderMoved),
+        ("no-quorum", Fault::NoQuorum),
+        ("links-cut", Fault::LinksCut),
+        ("links-half-open", Fault::LinksHalfOpen),
+        ("links-slow", Fault::LinksSlow),
+        ("links-lossy", Fault::LinksLossy),
+        ("feeds-slow", Fault::FeedsSlow),
+        ("member-isolated", Fault::MemberIsolated),
+        ("members-slow", Fault::MembersSlow),
+        ("compaction", Fault::Compaction),
+        ("defragmentation", Fault::Defragmentation),
+        ("members-rolled", Fault::MembersRolled),
+        ("rangecaches-rolled", Fault::RangecachesRolled),
+        ("rangecache-paused", Fault::RangecachePaused),
+        ("restore", Fault::Restore),
+    ];
+
+    /// Lets it happen, and returns once it is over.
+    pub async fn strike(self, world: &mut World) {
+        let member = world.random.random_range(0..3);
+        let (sidecars, members) = (world.some_sidecars(), world.some_members());
+        match self {
+            Fault::MemberKilled => {
+                world.cluster.members[member].stop();
+                world.last(500..4_000).await;
+                world.cluster.members[member].run();
+                world.cluster.members[member].ready().await;
+            }
+            Fault::MemberPaused => {
+                world.cluster.members[member].pause();
+                world.last(200..5_000).await;
+                world.cluster.members[member].resume();
+            }
+            Fault::LeaderMoved => move_leader(world, member).await,
+            Fault::NoQuorum => {
+                let silent = [member, (member + 1) % 3];
+                silent.iter().for_each(|n| world.cluster.members[*n].pause());
+                world.last(500..4_000).await;
+                silent.iter().for_each(|n| world.cluster.members[*n].resume());
+                world.members_serve().await;
+            }
+            Fault::LinksCut => under(world, &sidecars, &members, Condition::Cut).await,
+            Fault::LinksHalfOpen => {
+                under(world, &sidecars, &members, Condition::HalfOpen).await;
+            }
+            Fault::LinksSlow => {
+                let late = Duration::from_millis(world.random.random_range(5..300));
+                under(world, &sidecars, &members, Condition::Slow(late)).await;
+            }
+            Fault::LinksLossy => under(world, &sidecars, &[0, 1, 2], Condition::Lossy).await,
+            Fault::FeedsSlow => {
+                let late = Duration::from_millis(world.random.random_range(20..1_500));
+                for sidecar in &world.sidecars {
+                    let feeds: usize = sidecar.links.iter().map(|link| link.feeds()).sum();
+                    assert!(feeds > 0, "no feed of {} was recognised", sidecar.name);
+                }
+                under(world, &sidecars, &[0, 1, 2], Condition::SlowFeeds(late)).await;
+            }
+            Fault::MemberIsolated => isolate(world, member).await,
+            Fault::MembersSlow => {
+                let late = Duration::from_millis(world.random.random_range(2..40));
+                world
+                    .peer_links
+                    .iter()
+                    .for_each(|link| link.set(Condition::Slow(late)));
+                world.last(500..6_000).await;
+                world
+                    .peer_links
+                    .iter()
+                    .for_each(|link| link.set(Condition::Normal));
+            }
+            Fault::Compaction => compact(world).await,
+            Fault::Defragmentation => {
+                let client = world.cluster.members[member].client().await;
+                let done = client.unary::<Empty>("/etcdserverpb.Maintenance/Defragment", &Empty {});
+                done.await.expect("etcd defragments");
+            }
+            Fault::MembersRolled => {
+                for n in 0..3 {
+                    world.cluster.members[n].terminate().await;
+                    world.cluster.members[n].run();
+                    world.cluster.members[n].ready().await;
+                }
+            }
+            Fault::RangecachesRolled => {
+                for sidecar in &mut world.sidecars {
+                    let running = sidecar.rangecache.take().expect("runs");
+                    if world.random.random() {
+                        let status = running.terminate().await;
+                        assert!(status.success(), "{status}");
+                    } else {
+                        // Kills it.
+                        drop(running);
+                    }
+                    sidecar.start().await;
+                    sidecar.running().warm().await;
+                }
+            }
+            Fault::RangecachePaused => {
+                for sidecar in &sidecars {
+                    world.sidecars[*sidecar].running().pause();
+                }
+                world.last(50..3_000).await;
+                for sidecar in &sidecars {
+                    world.sidecars[*sidecar].running().resume();
+                }
+            }
+            Fault::Restore => restore(world).await,
+        }
+    }
+}
+
+/// Sets a condition on links, for a while.
+async fn under(world: &mut World, sidecars: &[usize], members: &[usize], condition: Condition) {
+    println!("  {condition:?} from rangecaches {sidecars:?} to members {members:?}");
+    world.set_links(sidecars, members, condition);
+    world.last(500..6_000).await;
+    world.set_links(sidecars, members, Condition::Normal);
+}
+
+/// Half of the time it is the leader that is isolated, which goes on leading until it finds that nobody follows.
+async fn isolate(world: &mut World, member: usize) {
+    let leader = world.cluster.leader().await.unwrap_or(member);
+    let member = if world.random.random() { leader } else { member };
+    let id = id(world, member).await;
+    println!("  member {member} is isolated; {leader} leads");
+    for (n, link) in world.peer_links.iter().enumerate() {
+        link.set(if n == member {
+            Condition::Cut
+        } else {
+            Condition::CutFrom(id)
+        });
+    }
+    world.last(500..6_000).await;
+    world
+        .peer_links
+        .iter()
+        .for_each(|link| link.set(Condition::Normal));
+    world.members_serve().await;
+}
+
+async fn id(world: &World, member: usize) -> u64 {
+    let status = world.cluster.members[member].client().await.status().await;
+    status
+        .expect("etcd tells its status")
+        .header
+        .expect("has a header")
+        .member_id
+}
+
+/// Another member becomes the leader.
+async fn move_leader(world: &World, to: usize) {
+    let leader = async || world.cluster.leader().await;
+    let (from, _) = until(SOON, "the cluster has a leader", leader).await;
+    let to = if to == from { (to + 1) % 3 } else { to };
+    let target = id(world, to).await;
+    let leader = world.cluster.members[from].client().await;
+    // It may have lost an election meanwhile; then the leader has moved as well.
+    let _ = leader
+        .unary::<Empty>(
+            "/etcdserverpb.Maintenance/MoveLeader",
+            &MoveLeaderRequest { target },
+        )
+        .await;
+}
+
+/// Compacts nearly up to now, through a rangecache or past them.
+async fn compact(world: &mut World) {
+    // Not what the recorder has not seen yet.
+    let revision = world.recorder.revision() - world.random.random_range(0..100);
+    let client = match world.random.random_range(0..3) {
+        2 => world.cluster.members[0].client().await,
+        n => world.sidecars[n].running().client().await,
+    };
+    world.history.compact(revision);
+    // It may have been compacted further before.
+    let _ = client.compact(revision).await;
+}
+
+/// All members get the data of a snapshot that is older than what was written since, and are then written past that.
+async fn restore(world: &mut World) {
+    let snapshot = world.cluster.members[0].save_snapshot().await;
+    world.last(500..2_500).await;
+    world.crowd.rest.store(true, Ordering::SeqCst);
+    until(SOON, "no write is under way", async || {
+        (world.crowd.writing.load(Ordering::SeqCst) == 0).then_some(())
+    })
+    .await;
+    let forgotten = newest(&world.cluster.members[0].client().await).await;
+    world.recorder.reaches(forgotten).await;
+    let token = if world.random.random() {
+        "rangecache"
+    } else {
+        "another"
+    };
+    for member in &mut world.cluster.members {
+        member.stop();
+    }
+    world.recorder.stop().await;
+    for member in &mut world.cluster.members {
+        member.restore(&snapshot, token, &[]);
+    }
+    // Nothing of the old history runs any more: whoever calls from now on must not be told of it.
+    let cut = world.history.now();
+    for member in &mut world.cluster.members {
+        member.run();
+    }
+    world.members_serve().await;
+    let revision = newest(&world.cluster.members[0].client().await).await;
+    println!("  restored at {revision}, {forgotten} was the last of the old history; cluster {token}");
+    assert!(revision < forgotten, "nothing was written after the snapshot");
+    world.segment += 1;
+    world.history.cut(cut, revision);
+    world.recorder = Recorder::start(&world.history, &world.members(), world.segment, revision);
+    world.crowd.rest.store(false, Ordering::SeqCst);
+}

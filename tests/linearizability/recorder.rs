@@ -1,0 +1,128 @@
+//! Watches every member itself and writes down what etcd did, revision by revision: this tells what became of writes whose
+//! answers were lost.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::history::History;
+use testkit::grpc::Client;
+use testkit::kv::WATCH;
+use testkit::pb::{Event, WatchCreate, WatchRequest, WatchResponse};
+use testkit::wait::{SOON, until};
+
+/// Event type DELETE.
+const DELETE: i32 = 1;
+
+/// See the module. It stops when dropped.
+pub struct Recorder {
+    log: Arc<Log>,
+    watches: JoinSet<()>,
+}
+
+struct Log {
+    history: Arc<History>,
+    segment: usize,
+    seen: Mutex<Seen>,
+}
+
+struct Seen {
+    /// Every revision up to here is written down.
+    whole: i64,
+    /// Those beyond it.
+    ahead: BTreeSet<i64>,
+}
+
+impl Recorder {
+    /// Begins after a revision. `segment` counts the histories.
+    pub fn start(history: &Arc<History>, members: &[String], segment: usize, revision: i64) -> Self {
+        let log = Arc::new(Log {
+            history: history.clone(),
+            segment,
+            seen: Mutex::new(Seen {
+                whole: revision,
+                ahead: BTreeSet::new(),
+            }),
+        });
+        let mut watches = JoinSet::new();
+        for member in members {
+            watches.spawn(watch(member.clone(), log.clone()));
+        }
+        Self { log, watches }
+    }
+
+    /// Every revision up to here is written down.
+    pub fn revision(&self) -> i64 {
+        self.log.seen.lock().whole
+    }
+
+    /// Watches no more.
+    pub async fn stop(&mut self) {
+        self.watches.shutdown().await;
+    }
+
+    /// Waits until it has written down everything up to a revision.
+    pub async fn reaches(&self, revision: i64) {
+        until(SOON, "the recorder has seen every revision", async || {
+            (self.revision() >= revision).then_some(())
+        })
+        .await;
+    }
+}
+
+/// Watches one member, again and again.
+async fn watch(member: String, log: Arc<Log>) {
+    loop {
+        if let Ok(Ok(client)) = timeout(Duration::from_secs(1), Client::try_connect(&member)).await {
+            let mut stream = client.open(WATCH);
+            // Every key: whatever makes a revision is seen.
+            stream.send(&WatchRequest {
+                create: Some(WatchCreate {
+                    key: vec![0],
+                    range_end: vec![0],
+                    start_revision: log.seen.lock().whole + 1,
+                    ..WatchCreate::default()
+                }),
+                ..WatchRequest::default()
+            });
+            while let Some(message) = stream.next().await {
+                let response = <WatchResponse as prost::Message>::decode(message).expect("decodes");
+                if response.canceled {
+                    break;
+                }
+                log.take(&response.events);
+            }
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+impl Log {
+    /// Takes events of whole revisions, which other members may have told already.
+    fn take(&self, events: &[Event]) {
+        let revision = |event: &Event| event.kv.as_ref().expect("an event has a key").mod_revision;
+        let mut seen = self.seen.lock();
+        for events in events.chunk_by(|a, b| revision(a) == revision(b)) {
+            let at = revision(&events[0]);
+            if at <= seen.whole || !seen.ahead.insert(at) {
+                continue;
+            }
+            let changes: Vec<_> = events
+                .iter()
+                .map(|event| {
+                    let kv = event.kv.clone().expect("an event has a key");
+                    (kv.key, (event.kind != DELETE).then_some(kv.value))
+                })
+                .collect();
+            self.history.event(self.segment, at, &changes);
+            while let Some(next) = seen.ahead.first().copied().filter(|next| *next == seen.whole + 1) {
+                seen.ahead.remove(&next);
+                seen.whole = next;
+            }
+        }
+    }
+}

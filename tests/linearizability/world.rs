@@ -1,0 +1,227 @@
+//! Three members of etcd, two rangecaches before them, and a link that can fail between any two of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::time::sleep;
+
+use crate::client::{Caller, Crowd};
+use crate::history::History;
+use crate::recorder::Recorder;
+use testkit::etcd::{Cluster, Version, free_port};
+use testkit::fault_link::{Condition, FaultLink};
+use testkit::grpc::Client;
+use testkit::pb::RangeRequest;
+use testkit::proxy::{Outcomes, Rangecache};
+use testkit::wait::{SOON, until};
+
+/// Clients of each rangecache, and of etcd itself.
+const CLIENTS: u64 = 4;
+
+/// See the module.
+pub struct World {
+    pub cluster: Cluster,
+    /// What the members reach each of them by.
+    pub peer_links: Vec<FaultLink>,
+    pub sidecars: Vec<Sidecar>,
+    pub history: Arc<History>,
+    pub recorder: Recorder,
+    pub random: StdRng,
+    pub crowd: Arc<Crowd>,
+    /// Counts restores.
+    pub segment: usize,
+    /// Linearizable reads from memory, and all reads that could have been, while nothing was wrong.
+    pub calm: (u64, u64),
+    /// How long it took until memory answered again, by what had been wrong.
+    pub recoveries: BTreeMap<String, Vec<Duration>>,
+}
+
+/// One rangecache with its links. It keeps its URL over restarts.
+pub struct Sidecar {
+    pub name: &'static str,
+    pub url: String,
+    pub links: Vec<FaultLink>,
+    pub rangecache: Option<Rangecache>,
+}
+
+impl Sidecar {
+    async fn new(name: &'static str, cluster: &Cluster, seed: u64) -> Self {
+        let mut links = Vec::new();
+        for (n, member) in cluster.members.iter().enumerate() {
+            links.push(FaultLink::to(&member.url(), seed.wrapping_mul(100).wrapping_add(n as u64)).await);
+        }
+        let mut sidecar = Self {
+            name,
+            url: format!("http://127.0.0.1:{}", free_port()),
+            links,
+            rangecache: None,
+        };
+        sidecar.start().await;
+        sidecar.running().warm().await;
+        sidecar
+    }
+
+    /// Starts it, and waits until it listens.
+    pub async fn start(&mut self) {
+        let links: Vec<_> = self.links.iter().map(FaultLink::url).collect();
+        let builder = Rangecache::at(&links.join(",")).listening_on(&self.url);
+        self.rangecache = Some(builder.start_cold().await);
+    }
+
+    /// The process, which must run.
+    pub fn running(&self) -> &Rangecache {
+        self.rangecache.as_ref().expect("runs")
+    }
+
+    /// Linearizable reads from memory so far, and all that could have been: pinned and serializable ones count only where
+    /// they were forwarded, for forwarding does not say which they were.
+    async fn reads(&self) -> (u64, u64) {
+        let outcomes = self.running().outcomes().await;
+        let memory = linearizable_from_memory(&outcomes);
+        (memory, memory + outcomes.of("forwarded") + outcomes.of("shed"))
+    }
+}
+
+fn linearizable_from_memory(outcomes: &Outcomes) -> u64 {
+    let counts = outcomes.0.iter().filter(|((outcome, reason), _)| {
+        ["hit", "waited"].contains(&outcome.as_str()) && reason == "linearizable"
+    });
+    counts.map(|(_, n)| n).sum()
+}
+
+impl World {
+    /// Starts everything but the clients.
+    pub async fn start(history: History, seed: u64) -> Self {
+        let history = Arc::new(history);
+        let mut peer_links = Vec::new();
+        let cluster = Cluster::start_linked([Version::V3_7; 3], async |url| {
+            let link = FaultLink::to(&url, seed ^ peer_links.len() as u64).await;
+            let url = link.url().to_owned();
+            peer_links.push(link);
+            url
+        })
+        .await;
+        let revision = newest(&cluster.members[0].client().await).await;
+        history.start(revision);
+        let members: Vec<_> = cluster.members.iter().map(|member| member.url()).collect();
+        let recorder = Recorder::start(&history, &members, 0, revision);
+        let sidecars = vec![
+            Sidecar::new("a", &cluster, seed).await,
+            Sidecar::new("b", &cluster, seed + 1).await,
+        ];
+        let crowd = Arc::new(Crowd {
+            history: history.clone(),
+            newest: revision.into(),
+            stop: false.into(),
+            rest: false.into(),
+            writing: 0.into(),
+        });
+        Self {
+            cluster,
+            peer_links,
+            sidecars,
+            history,
+            recorder,
+            random: StdRng::seed_from_u64(seed),
+            crowd,
+            segment: 0,
+            calm: (0, 0),
+            recoveries: BTreeMap::new(),
+        }
+    }
+
+    /// The members' own URLs.
+    pub fn members(&self) -> Vec<String> {
+        self.cluster.members.iter().map(|member| member.url()).collect()
+    }
+
+    /// The clients, not yet running.
+    pub fn callers(&self, seed: u64) -> Vec<Caller> {
+        let mut servers: Vec<_> = self
+            .sidecars
+            .iter()
+            .map(|sidecar| (sidecar.name, vec![sidecar.url.clone()]))
+            .collect();
+        servers.push(("etcd", self.members()));
+        let caller =
+            |n: u64, (via, urls): &(&str, Vec<String>)| Caller::new(&self.crowd, n, via, urls.clone(), seed);
+        (0..CLIENTS * servers.len() as u64)
+            .map(|n| caller(n, &servers[usize::try_from(n).unwrap() % servers.len()]))
+            .collect()
+    }
+
+    /// Lets some time pass without faults, and counts where reads are answered from.
+    pub async fn calm(&mut self, duration: Duration) {
+        let mut before = Vec::new();
+        for sidecar in &self.sidecars {
+            before.push(sidecar.reads().await);
+        }
+        sleep(duration).await;
+        for (sidecar, before) in self.sidecars.iter().zip(before) {
+            let after = sidecar.reads().await;
+            self.calm.0 += after.0 - before.0;
+            self.calm.1 += after.1 - before.1;
+        }
+    }
+
+    /// Waits until each rangecache answers from memory again.
+    pub async fn recover(&mut self, from: &str) {
+        let healed = Instant::now();
+        let mut longest = Duration::ZERO;
+        let mut before = Vec::new();
+        for sidecar in &self.sidecars {
+            before.push(sidecar.reads().await.0);
+        }
+        for (sidecar, before) in self.sidecars.iter().zip(before) {
+            let what = format!("{} answers from memory after {from}", sidecar.name);
+            until(SOON, &what, async || {
+                (sidecar.reads().await.0 > before).then_some(())
+            })
+            .await;
+            longest = longest.max(healed.elapsed());
+        }
+        println!("  from memory {longest:?} after the end of: {from}");
+        self.recoveries.entry(from.to_owned()).or_default().push(longest);
+    }
+
+    /// Some rangecaches: the first, the second or both.
+    pub fn some_sidecars(&mut self) -> Vec<usize> {
+        [vec![0], vec![1], vec![0, 1]][self.random.random_range(0..3)].clone()
+    }
+
+    /// Some members: one, two or all.
+    pub fn some_members(&mut self) -> Vec<usize> {
+        let (first, how_many) = (self.random.random_range(0..3), self.random.random_range(1..=3));
+        (first..first + how_many).map(|n| n % 3).collect()
+    }
+
+    /// Sets the condition of the links of some rangecaches to some members.
+    pub fn set_links(&self, sidecars: &[usize], members: &[usize], condition: Condition) {
+        for sidecar in sidecars {
+            for member in members {
+                self.sidecars[*sidecar].links[*member].set(condition);
+            }
+        }
+    }
+
+    /// How long a fault lasts.
+    pub async fn last(&mut self, milliseconds: std::ops::Range<u64>) {
+        sleep(Duration::from_millis(self.random.random_range(milliseconds))).await;
+    }
+
+    /// Waits until every member serves.
+    pub async fn members_serve(&self) {
+        for member in &self.cluster.members {
+            member.ready().await;
+        }
+    }
+}
+
+/// The store's revision.
+pub async fn newest(client: &Client) -> i64 {
+    let answer = client.range(&RangeRequest::one("any")).await;
+    answer.expect("etcd answers").revision()
+}

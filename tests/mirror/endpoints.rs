@@ -1,0 +1,476 @@
+//! etcd's endpoints as they come in life: learners, members that are cut off, versions that change one by one, names whose
+//! addresses change, members that hang, and the pings that etcd allows.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use testkit::etcd::{Cluster, Etcd, Version};
+use testkit::fault_link::{Condition, FaultLink};
+use testkit::grpc::{Client, UNAVAILABLE};
+use testkit::kv::{PUT, RANGE};
+use testkit::pb::{Empty, MemberPromoteRequest, PutRequest, RangeRequest, WatchCreate, WatchResponse};
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::EXCLUSIVE;
+
+const PREFIX: &str = "/endpoints/";
+/// Within this a call that goes to a member which serves is answered.
+const PROMPT: Duration = Duration::from_secs(5);
+
+fn list() -> RangeRequest {
+    RangeRequest::prefix(PREFIX)
+}
+
+/// Puts, trying until the cluster has a leader for it.
+async fn put(client: &Client, key: &str) {
+    let put = async || {
+        let put = timeout(Duration::from_millis(500), client.put(key, "v"));
+        put.await.ok()?.ok()
+    };
+    until(SOON, "etcd writes", put).await;
+}
+
+/// What is written shows at once, and comes from memory soon.
+async fn recovers(direct: &Client, rangecache: &Rangecache, what: &str) {
+    let through = rangecache.client().await;
+    let key = format!("{PREFIX}recovers");
+    until(SOON, &format!("answers come from memory: {what}"), async || {
+        put(direct, &key).await;
+        let before = rangecache.outcomes().await;
+        let expected = direct.range(&list()).await.ok()?;
+        let got = through.range(&list()).await.ok()?;
+        assert_eq!(
+            (got.revision(), &got.kvs),
+            (expected.revision(), &expected.kvs),
+            "{what}"
+        );
+        let outcomes = rangecache.outcomes_since(&before, 1).await;
+        (outcomes.memory_answers() == 1).then_some(())
+    })
+    .await;
+}
+
+/// What rangecache says of an endpoint at `/status`.
+async fn described(rangecache: &Rangecache, url: &str) -> Value {
+    let status: Value = serde_json::from_str(&rangecache.admin("/status").await.body).expect("is JSON");
+    let endpoints = status["endpoints"].as_array().expect("are told");
+    let found = endpoints.iter().find(|endpoint| endpoint["url"] == url);
+    found
+        .unwrap_or_else(|| panic!("{url} is missing in {endpoints:?}"))
+        .clone()
+}
+
+/// Waits until it says that a member is connected, and unwell or not.
+async fn unwell(rangecache: &Rangecache, url: &str, unwell: bool) {
+    until(SOON, &format!("{url} unwell: {unwell}"), async || {
+        let endpoint = described(rangecache, url).await;
+        (endpoint["is_healthy"] == !unwell && endpoint["is_connected"] == true).then_some(())
+    })
+    .await;
+}
+
+/// Ranges that a member was asked for.
+async fn ranges(etcd: &Etcd) -> f64 {
+    let metrics = etcd.metrics().await;
+    let started =
+        |name: &str| name.starts_with("grpc_server_started_total{") && name.contains("grpc_method=\"Range\"");
+    let counts = metrics.0.iter().filter(|(name, _)| started(name));
+    counts.map(|(_, count)| count).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_learner_proves_nothing_until_it_votes() {
+    let _exclusive = EXCLUSIVE.lock().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    put(&direct, &format!("{PREFIX}first")).await;
+    let (learner, id) = etcd.add_learner().await;
+
+    // The learner is asked first.
+    let endpoints = format!("{},{}", learner.url(), etcd.url());
+    let rangecache = Rangecache::at(&endpoints).start().await;
+    let through = rangecache.client().await;
+    unwell(&rangecache, &learner.url(), true).await;
+    unwell(&rangecache, &etcd.url(), false).await;
+    recovers(&direct, &rangecache, "beside a learner").await;
+    let refused = ranges(&learner).await;
+    let before = rangecache.outcomes().await;
+    for n in 0..100 {
+        put(&direct, &format!("{PREFIX}direct/{n}")).await;
+        let got = through.range(&list()).await.expect("it answers");
+        assert_eq!(got.kvs, direct.range(&list()).await.expect("etcd answers").kvs);
+        through
+            .put(format!("{PREFIX}through/{n}"), "v")
+            .await
+            .expect("it is written");
+    }
+    let outcomes = rangecache.outcomes_since(&before, 100).await;
+    assert_eq!(outcomes.memory_answers(), 100, "{outcomes:?}");
+    let asked = ranges(&learner).await - refused;
+    assert_eq!(asked, 0.0, "the learner was asked for proofs");
+
+    // With nothing else, its refusals are what callers get, and memory answers nothing that takes a proof.
+    let alone = Rangecache::before(&learner).start_cold().await;
+    let (through, at_learner) = (alone.client().await, learner.client().await);
+    unwell(&alone, &learner.url(), true).await;
+    let serializable = RangeRequest {
+        serializable: true,
+        ..list()
+    };
+    for request in [&list(), &serializable, &RangeRequest::one("any")] {
+        let (expected, got) = (
+            at_learner.range_raw(request).await,
+            through.range_raw(request).await,
+        );
+        assert_eq!(got, expected, "{request:?}");
+    }
+    let request = prost::Message::encode_to_vec(&PutRequest {
+        key: b"k".to_vec(),
+        ..PutRequest::default()
+    });
+    assert_eq!(
+        through.raw(PUT, &request).await,
+        at_learner.raw(PUT, &request).await
+    );
+    let refusal = through.range(&list()).await.expect_err("a learner refuses");
+    assert!(refusal.message.contains("learner"), "{refusal:?}");
+
+    // Once it votes, it proves.
+    let promote = MemberPromoteRequest { id };
+    until(SOON, "etcd promotes the learner", async || {
+        let promoted = direct.unary::<Empty>("/etcdserverpb.Cluster/MemberPromote", &promote);
+        promoted.await.ok()
+    })
+    .await;
+    unwell(&rangecache, &learner.url(), false).await;
+    let checks = ranges(&learner).await;
+    until(SOON, "the new member is asked for proofs, too", async || {
+        recovers(&direct, &rangecache, "after the promotion").await;
+        (ranges(&learner).await > checks).then_some(())
+    })
+    .await;
+    recovers(&direct, &alone, "of the former learner alone").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_is_cut_off_proves_nothing_while_clients_go_on() {
+    let _exclusive = EXCLUSIVE.lock().await;
+    let mut links = Vec::new();
+    let cluster = Cluster::start_linked([Version::V3_7; 3], async |url| {
+        let link = FaultLink::to(&url, 7).await;
+        let url = link.url().to_owned();
+        links.push(link);
+        url
+    })
+    .await;
+    put(&cluster.members[0].client().await, &format!("{PREFIX}first")).await;
+    let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
+    let through = rangecache.client().await;
+    // The leader, and then a follower.
+    for turn in 0..2 {
+        let (leader, _) = until(SOON, "a member leads", async || cluster.leader().await).await;
+        let n = (leader + turn) % 3;
+        let (member, live) = (&cluster.members[n], cluster.members[(n + 1) % 3].client().await);
+        let what = format!("member {n} is cut off, {leader} led");
+        let status = member.client().await.status().await.expect("it tells its status");
+        let id = status.header.expect("has a header").member_id;
+        for (other, link) in links.iter().enumerate() {
+            link.set(if other == n {
+                Condition::Cut
+            } else {
+                Condition::CutFrom(id)
+            });
+        }
+        // At once, whoever leads by now.
+        recovers(&live, &rangecache, &what).await;
+        unwell(&rangecache, &member.url(), true).await;
+        let before = rangecache.outcomes().await;
+        for key in 0..100 {
+            let put = through.put(format!("{PREFIX}{turn}/{key}"), "v");
+            let put = timeout(PROMPT, put).await;
+            let revision = put.expect("no put hangs").expect("it is written");
+            let got = timeout(PROMPT, through.range(&list())).await;
+            let got = got.expect("no read hangs").expect("it is answered");
+            assert!(
+                got.revision() >= revision,
+                "{what}: {} after {revision}",
+                got.revision()
+            );
+            let proof = got.header.expect("has a header").member_id;
+            assert_ne!(proof, id, "{what}: it proved an answer");
+        }
+        let outcomes = rangecache.outcomes_since(&before, 100).await;
+        assert!(outcomes.memory_answers() > 90, "{what}: {outcomes:?}");
+        links.iter().for_each(|link| link.set(Condition::Normal));
+        unwell(&rangecache, &member.url(), false).await;
+        recovers(&live, &rangecache, "all hear each other again").await;
+    }
+}
+
+/// Members are upgraded one by one under clients: the lowest version decides until there is none of it left.
+async fn a_rolling_upgrade_is_noticed(from: Version, to: Version) {
+    let _exclusive = EXCLUSIVE.lock().await;
+    let mut cluster = Cluster::start(from).await;
+    let leased = format!("{PREFIX}leased");
+    let direct = cluster.members[0].client().await;
+    direct.grant_lease(7, 600).await.expect("etcd grants");
+    direct.put_with_lease(&leased, "v", 7).await.expect("etcd writes");
+    let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
+    let through = rangecache.client().await;
+    let around = through.with_metadata("rangecache-bypass", "true");
+    let keys_only = RangeRequest {
+        keys_only: true,
+        ..RangeRequest::one(&leased)
+    };
+    // It crashes etcd 3.5.
+    let unknown_target = RangeRequest {
+        sort_order: 1,
+        sort_target: 99,
+        ..list()
+    };
+    // What memory says, and whether etcd's RangeStream is used.
+    let seen = async || {
+        let before = rangecache.outcomes().await;
+        let answer = through.range(&keys_only).await.ok()?;
+        let outcomes = rangecache.outcomes_since(&before, 1).await;
+        let before = rangecache.stream_outcomes().await;
+        around.range_stream(&list()).await.ok()?;
+        let streams = rangecache.stream_outcomes_since(&before, 1).await;
+        (outcomes.memory_answers() == 1).then(|| (answer.kvs[0].lease, streams.of("forwarded") == 1))
+    };
+    let expect = async |what: &str, expected: (i64, bool)| {
+        until(SOON, &format!("{what}: {expected:?}"), async || {
+            (seen().await? == expected).then_some(())
+        })
+        .await;
+    };
+    let streams = |upgraded: bool| upgraded && to == Version::V3_7;
+    expect("before", (7, false)).await;
+    for n in 0..3 {
+        cluster.members[n].terminate().await;
+        cluster.members[n].switch(to);
+        cluster.members[n].run();
+        cluster.members[n].ready().await;
+        let direct = cluster.members[(n + 1) % 3].client().await;
+        recovers(&direct, &rangecache, &format!("{} members upgraded", n + 1)).await;
+        let version = cluster.members[n]
+            .client()
+            .await
+            .status()
+            .await
+            .expect("etcd tells")
+            .version;
+        until(SOON, &format!("the new version {version} is known"), async || {
+            let endpoint = described(&rangecache, &cluster.members[n].url()).await;
+            (endpoint["version"] == version).then_some(())
+        })
+        .await;
+        let refused = through.range(&unknown_target).await.expect_err("it is refused");
+        assert_eq!(refused.code, 3, "{refused:?}");
+        // Only without the last of the old ones `keys_only` is as new.
+        let lease = if n == 2 && to == Version::V3_7 { 0 } else { 7 };
+        expect(&format!("{} members upgraded", n + 1), (lease, streams(true))).await;
+    }
+    for member in &cluster.members {
+        member.ready().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_upgrade_from_3_6_to_3_7_is_noticed() {
+    a_rolling_upgrade_is_noticed(Version::V3_6, Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_upgrade_from_3_5_to_3_6_is_noticed() {
+    a_rolling_upgrade_is_noticed(Version::V3_5, Version::V3_6).await;
+}
+
+/// A port at which one address of a name leads to etcd. It stops when dropped.
+struct Door(tokio::task::AbortHandle);
+
+impl Door {
+    async fn open(address: &str, port: u16, target: &str) -> Self {
+        let target = target.strip_prefix("http://").unwrap().to_owned();
+        let listener = tokio::net::TcpListener::bind((address, port))
+            .await
+            .expect("the address is free");
+        let accepting = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            loop {
+                let (mut client, _) = listener.accept().await.unwrap();
+                let target = target.clone();
+                connections.spawn(async move {
+                    if let Ok(mut server) = TcpStream::connect(target).await {
+                        // Either side may hang up.
+                        let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                    }
+                });
+            }
+        });
+        Self(accepting.abort_handle())
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// An address that answers nothing, not even with a refusal: its queue of connections is full.
+async fn silent(address: &str, port: u16) -> (socket2::Socket, Vec<TcpStream>) {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    let address: std::net::SocketAddr = format!("{address}:{port}").parse().unwrap();
+    socket.bind(&address.into()).expect("the address is free");
+    socket.listen(0).unwrap();
+    let mut queued = Vec::new();
+    while let Ok(connected) = timeout(Duration::from_millis(500), TcpStream::connect(address)).await {
+        queued.push(connected.expect("it is queued"));
+    }
+    (socket, queued)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_are_looked_up_again_and_each_address_is_tried() {
+    let may = std::process::Command::new("unshare")
+        .args(["--map-root-user", "--mount", "true"])
+        .status();
+    if !may.is_ok_and(|status| status.success()) {
+        println!("SKIPPED: this machine allows no mount namespaces, in which names have other addresses");
+        return;
+    }
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    put(&direct, &format!("{PREFIX}first")).await;
+    let port = testkit::etcd::free_port();
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = folder.path().join("hosts");
+    // In place, for it is mounted.
+    let resolve = |addresses: &[&str]| {
+        let lines: Vec<_> = addresses
+            .iter()
+            .map(|address| format!("{address} etcd.example\n"))
+            .collect();
+        std::fs::write(&hosts, lines.concat()).unwrap();
+    };
+    // The resolver puts addresses first that have more bits in common with 127.0.0.1.
+    resolve(&["127.0.0.8"]);
+    let first = Door::open("127.0.0.8", port, &etcd.url()).await;
+    let rangecache = Rangecache::at(&format!("http://etcd.example:{port}"))
+        .with_hosts(&hosts)
+        .start()
+        .await;
+    recovers(&direct, &rangecache, "at the first address").await;
+
+    resolve(&["127.0.0.9"]);
+    let second = Door::open("127.0.0.9", port, &etcd.url()).await;
+    drop(first);
+    recovers(&direct, &rangecache, "at the second address").await;
+
+    // The first of two refuses.
+    resolve(&["127.0.0.2", "127.0.0.8"]);
+    let third = Door::open("127.0.0.8", port, &etcd.url()).await;
+    drop(second);
+    recovers(&direct, &rangecache, "at the second of two addresses").await;
+
+    // The first of two is silent, as that of a machine which is gone.
+    let _silent = silent("127.0.0.3", port).await;
+    let fourth = Door::open("127.0.0.9", port, &etcd.url()).await;
+    resolve(&["127.0.0.3", "127.0.0.9"]);
+    drop(third);
+    recovers(&direct, &rangecache, "beside a silent address").await;
+    drop(fourth);
+}
+
+/// A write that has reached a member which hangs: it is not repeated, it ends, and nobody else waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_at_a_member_that_hangs_ends_and_is_not_repeated() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let through = rangecache.client().await;
+    through.put("warm", "v").await.expect("it is written");
+    etcd.pause();
+    let asked = Instant::now();
+    let lost = timeout(SOON, through.put("hung", "v")).await.expect("it ends");
+    println!("the write ended after {:?}: {lost:?}", asked.elapsed());
+    assert_eq!(lost.expect_err("nobody has answered").code, UNAVAILABLE);
+    etcd.resume();
+    let direct = etcd.client().await;
+    until(SOON, "calls go on", async || through.put("after", "v").await.ok()).await;
+    let written = direct
+        .range(&RangeRequest::one("hung"))
+        .await
+        .expect("etcd answers");
+    // Whether it came to pass nobody can tell; but not twice.
+    assert!(written.kvs.iter().all(|kv| kv.version == 1), "{written:?}");
+}
+
+/// etcd closes connections that ping more often than every five seconds, at the third time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_never_has_too_many_pings_from_rangecache() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let mut watch = through
+        .watch(WatchCreate {
+            key: PREFIX.into(),
+            ..WatchCreate::default()
+        })
+        .await;
+    // Longer than three pings take that come too often.
+    let silence = timeout(Duration::from_secs(18), watch.next_as::<WatchResponse>(SOON)).await;
+    assert!(silence.is_err(), "the watch ended: {:?}", watch.end());
+    direct.put(PREFIX, "v").await.expect("etcd writes");
+    let event: Option<WatchResponse> = watch.next_as(SOON).await;
+    assert_eq!(event.expect("the same watch lives").events.len(), 1);
+    let log = rangecache.log();
+    assert!(!log.contains("lost"), "a connection was lost:\n{log}");
+}
+
+/// Whether a connection with a call under way survives that many pings, one after the other.
+async fn survives_pings(url: &str, pings: usize) -> bool {
+    let address = url.strip_prefix("http://").unwrap();
+    let tcp = TcpStream::connect(address).await.unwrap();
+    let (mut sender, mut connection) = h2::client::handshake(tcp).await.unwrap();
+    let mut ping = connection.ping_pong().unwrap();
+    let driver = tokio::spawn(connection);
+    let request = http::Request::post(format!("{url}{RANGE}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    sender = sender.ready().await.unwrap();
+    // Its message never comes.
+    let _call = sender.send_request(request, false).unwrap();
+    for _ in 0..pings {
+        let pong = timeout(SOON, ping.ping(h2::Ping::opaque()))
+            .await
+            .expect("it is answered, or closed");
+        if pong.is_err() {
+            return false;
+        }
+    }
+    !driver.is_finished()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_may_ping_rangecache_as_often_as_they_like() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    assert!(
+        !survives_pings(&etcd.url(), 10).await,
+        "etcd closes the connection"
+    );
+    assert!(survives_pings(rangecache.url(), 1_000).await);
+    rangecache
+        .client()
+        .await
+        .put("k", "v")
+        .await
+        .expect("others are served");
+}

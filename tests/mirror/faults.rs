@@ -1,0 +1,533 @@
+//! What befalls etcd and rangecache: afterwards answers are right at once, and soon from memory again.
+
+use std::time::{Duration, Instant};
+
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::Client;
+use testkit::pb::RangeRequest;
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+use tokio::task::JoinSet;
+
+const PREFIX: &str = "/faults/";
+/// gRPC's code for a call that took longer than its caller allows.
+const DEADLINE_EXCEEDED: i32 = 4;
+
+/// etcd with some keys, and a warm rangecache with a client that lives through the fault.
+struct Scene {
+    etcd: Etcd,
+    rangecache: Rangecache,
+    through: Client,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        Self::of(Version::V3_7).await
+    }
+
+    async fn of(version: Version) -> Self {
+        let etcd = Etcd::start(version).await;
+        write(&etcd, "first", 50).await;
+        let rangecache = Rangecache::before(&etcd).start().await;
+        let through = rangecache.client().await;
+        let scene = Self {
+            etcd,
+            rangecache,
+            through,
+        };
+        scene.recovers("the start").await;
+        scene
+    }
+
+    /// Every answer is etcd's from now on, a write shows at once, and answers come from memory soon.
+    async fn recovers(&self, from: &str) {
+        recovers(from, &self.etcd.client().await, &self.rangecache, &self.through).await;
+    }
+}
+
+/// See [`Scene::recovers`].
+async fn recovers(from: &str, direct: &Client, rangecache: &Rangecache, through: &Client) {
+    let started = Instant::now();
+    let list = RangeRequest::prefix(PREFIX);
+    for turn in 0.. {
+        let key = format!("{PREFIX}recovers");
+        direct
+            .put(&key, format!("{from} {turn}"))
+            .await
+            .expect("etcd writes");
+        let before = rangecache.outcomes().await;
+        let expected = direct.range(&list).await.expect("etcd answers");
+        let got = through.range(&list).await;
+        let got = got.unwrap_or_else(|status| panic!("{:?} after {from}: {status:?}", started.elapsed()));
+        assert_eq!(got.kvs, expected.kvs, "{:?} after {from}", started.elapsed());
+        assert_eq!((got.count, got.revision()), (expected.count, expected.revision()));
+        if rangecache.outcomes_since(&before, 1).await.memory_answers() == 1 {
+            break;
+        }
+        assert!(started.elapsed() < SOON, "still not from memory after {from}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    println!("from memory {:?} after {from}", started.elapsed());
+}
+
+/// Puts that many keys, whose values tell `what`.
+async fn write(etcd: &Etcd, what: &str, keys: usize) {
+    let client = etcd.client().await;
+    for n in 0..keys {
+        client
+            .put(format!("{PREFIX}{n:03}"), format!("{what} {n}"))
+            .await
+            .expect("etcd writes");
+    }
+}
+
+async fn current(client: &Client) -> i64 {
+    client
+        .range(&RangeRequest::one("any"))
+        .await
+        .expect("etcd answers")
+        .revision()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restarted() {
+    let mut scene = Scene::new().await;
+    for _ in 0..3 {
+        scene.etcd.restart().await;
+        scene.recovers("a restart of etcd").await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_down_for_a_while() {
+    let mut scene = Scene::new().await;
+    scene.etcd.stop();
+    let down = Instant::now();
+    while down.elapsed() < Duration::from_secs(10) {
+        let answer = scene.through.range(&RangeRequest::prefix(PREFIX)).await;
+        assert_eq!(answer.expect_err("nothing proves it fresh").code, 14);
+    }
+    scene.etcd.run();
+    scene.etcd.ready().await;
+    scene.recovers("etcd's being down").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_stands_still_for_a_while() {
+    let scene = Scene::new().await;
+    scene.etcd.pause();
+    let list = RangeRequest::prefix(PREFIX);
+    // The caller's own deadline bounds the wait for a proof.
+    let hurried = scene.through.with_metadata("grpc-timeout", "300m");
+    let asked = Instant::now();
+    let answer = hurried.range(&list).await;
+    assert_eq!(
+        answer.expect_err("etcd says nothing, so nothing is fresh").code,
+        DEADLINE_EXCEEDED
+    );
+    println!("a deadline of 300 ms ended after {:?}", asked.elapsed());
+    assert!(asked.elapsed() >= Duration::from_millis(250));
+    scene.etcd.resume();
+    scene.recovers("etcd's standing still").await;
+}
+
+/// Other readers keep quorum checks under way when etcd stops: what it has answered to those proves nothing to a read that
+/// came later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_check_under_way_proves_nothing_to_later_reads() {
+    let scene = Scene::new().await;
+    let list = RangeRequest::prefix(PREFIX);
+    let mut readers = JoinSet::new();
+    for _ in 0..8 {
+        let (client, list) = (scene.rangecache.client().await, list.clone());
+        readers.spawn(async move {
+            loop {
+                // Ends in error while etcd stands still.
+                let _ = client.range(&list).await;
+            }
+        });
+    }
+    let hurried = scene.through.with_metadata("grpc-timeout", "100m");
+    for turn in 0..20 {
+        scene.etcd.pause();
+        let answer = hurried.range(&list).await;
+        scene.etcd.resume();
+        assert_eq!(
+            answer.expect_err("nothing proves it fresh").code,
+            DEADLINE_EXCEEDED,
+            "turn {turn}"
+        );
+        until(SOON, "reads go on", async || {
+            scene.through.range(&list).await.ok()
+        })
+        .await;
+    }
+    drop(readers);
+    scene.recovers("etcd's standing still again and again").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rangecache_stands_still_while_etcd_compacts() {
+    let scene = Scene::new().await;
+    scene.rangecache.pause();
+    write(&scene.etcd, "while it stood still", 200).await;
+    let client = scene.etcd.client().await;
+    client
+        .compact(current(&client).await)
+        .await
+        .expect("etcd compacts");
+    scene.rangecache.resume();
+    scene.recovers("a compaction").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_feed_is_lost_and_etcd_compacts_past_it() {
+    let mut scene = Scene::new().await;
+    scene.rangecache.pause();
+    scene.etcd.restart().await;
+    write(&scene.etcd, "while nobody watched", 200).await;
+    let client = scene.etcd.client().await;
+    client.delete(format!("{PREFIX}007")).await.expect("etcd deletes");
+    client
+        .compact(current(&client).await)
+        .await
+        .expect("etcd compacts");
+    scene.rangecache.resume();
+    scene.recovers("a compaction past the feed").await;
+}
+
+/// A feed that resumes far behind gets its events in pieces, under headers that are ahead of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_feed_is_lost_and_catches_up_on_thousands_of_revisions() {
+    let mut scene = Scene::new().await;
+    scene.rangecache.pause();
+    scene.etcd.restart().await;
+    let mut writers = JoinSet::new();
+    for part in 0..4 {
+        let client = scene.etcd.client().await;
+        writers.spawn(async move {
+            for n in 0..1_500 {
+                client
+                    .put(format!("{PREFIX}many/{part}/{n}"), "v")
+                    .await
+                    .expect("etcd writes");
+            }
+        });
+    }
+    writers.join_all().await;
+    scene.rangecache.resume();
+    scene.recovers("thousands of revisions").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_compaction_by_others_is_learned() {
+    let scene = Scene::new().await;
+    let direct = scene.etcd.client().await;
+    let old = RangeRequest {
+        revision: current(&direct).await,
+        ..RangeRequest::prefix(PREFIX)
+    };
+    write(&scene.etcd, "second", 20).await;
+    // A pinned read proves nothing: its header shows the writes of others once some read has.
+    scene
+        .through
+        .range(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("a proven read");
+    let before = scene.rangecache.outcomes().await;
+    assert_eq!(scene.through.range_raw(&old).await, direct.range_raw(&old).await);
+    assert_eq!(
+        scene.rangecache.outcomes_since(&before, 1).await.memory_answers(),
+        1
+    );
+
+    direct.compact(old.revision + 1).await.expect("etcd compacts");
+    let expected = direct.range_raw(&old).await;
+    let (_, took) = until(SOON, "rangecache learns of the compaction", async || {
+        (scene.through.range_raw(&old).await == expected).then_some(())
+    })
+    .await;
+    println!("learned of the compaction after {took:?}");
+    scene.recovers("a compaction by others").await;
+}
+
+/// How a restore goes.
+struct Restore {
+    token: &'static str,
+    flags: &'static [&'static str],
+    /// Revisions written after the restore, before rangecache hears of it.
+    written: usize,
+    /// What the forgotten history ended with.
+    last: Last,
+}
+
+/// The last change that the restore forgets: what a mirror may take for the end of its own history.
+#[derive(Clone, Copy, PartialEq)]
+enum Last {
+    Put,
+    /// A key is made and deleted: neither the old history nor the new one has it.
+    Delete,
+    /// The same key gets the same value as in the new history, at the same revision.
+    Same,
+}
+
+fn same_key() -> String {
+    format!("{PREFIX}same")
+}
+
+async fn etcd_is_restored(how: Restore) {
+    let mut scene = Scene::new().await;
+    let snapshot = scene.etcd.save_snapshot().await;
+    write(&scene.etcd, "what the restore forgets", 60).await;
+    scene
+        .etcd
+        .client()
+        .await
+        .delete_prefix(format!("{PREFIX}03"))
+        .await
+        .expect("etcd deletes");
+    scene.recovers("the writes after the snapshot").await;
+    let client = scene.etcd.client().await;
+    if how.last == Last::Delete {
+        client
+            .put(format!("{PREFIX}brief"), "made and deleted")
+            .await
+            .expect("etcd puts");
+        client
+            .delete(format!("{PREFIX}brief"))
+            .await
+            .expect("etcd deletes");
+    }
+    if how.last == Last::Same {
+        client.put(same_key(), "same").await.expect("etcd puts");
+    }
+    let forgotten = current(&client).await;
+    // The mirror must have seen it all: what it has not seen, it cannot hold on to.
+    let seen = scene
+        .through
+        .range(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("answers");
+    assert_eq!(seen.revision(), forgotten);
+
+    scene.rangecache.pause();
+    scene.etcd.restore(&snapshot, how.token, how.flags);
+    scene.etcd.run();
+    scene.etcd.ready().await;
+    if how.last == Last::Same {
+        // Up to the revision before the last one that was forgotten, and then the same as that was.
+        let client = scene.etcd.client().await;
+        while current(&client).await < forgotten - 1 {
+            client
+                .put(format!("{PREFIX}040"), "in the new history")
+                .await
+                .expect("etcd puts");
+        }
+        client.put(same_key(), "same").await.expect("etcd puts");
+    }
+    write(&scene.etcd, "after the restore", how.written).await;
+    let now = current(&scene.etcd.client().await).await;
+    println!("revision {forgotten} before the restore, {now} when rangecache goes on");
+    scene.rangecache.resume();
+    scene.recovers("a restore").await;
+
+    // Nor may a moment of the forgotten history be told.
+    let direct = scene.etcd.client().await;
+    for revision in [forgotten - 1, now] {
+        let pinned = RangeRequest {
+            revision,
+            serializable: true,
+            ..RangeRequest::prefix(PREFIX)
+        };
+        assert_eq!(
+            scene.through.range_raw(&pinned).await,
+            direct.range_raw(&pinned).await,
+            "at {revision}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_as_a_new_cluster() {
+    etcd_is_restored(Restore {
+        token: "another",
+        flags: &[],
+        written: 0,
+        last: Last::Put,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_as_the_same_cluster() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 0,
+        last: Last::Put,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_as_a_new_cluster_and_overtakes_itself() {
+    etcd_is_restored(Restore {
+        token: "another",
+        flags: &[],
+        written: 150,
+        last: Last::Put,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_as_the_same_cluster_and_overtakes_itself() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 150,
+        last: Last::Put,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_and_the_forgotten_history_ends_with_a_delete() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 150,
+        last: Last::Delete,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_and_the_new_history_passes_through_the_same_change() {
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags: &[],
+        written: 5,
+        last: Last::Same,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_with_its_revision_bumped() {
+    let flags = &["--bump-revision", "1000", "--mark-compacted"];
+    etcd_is_restored(Restore {
+        token: "rangecache",
+        flags,
+        written: 5,
+        last: Last::Put,
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn etcd_is_restored_before_the_eyes_of_rangecache() {
+    let mut scene = Scene::new().await;
+    let snapshot = scene.etcd.save_snapshot().await;
+    write(&scene.etcd, "what the restore forgets", 60).await;
+    scene.recovers("the writes after the snapshot").await;
+    scene.etcd.restore(&snapshot, "rangecache", &[]);
+    scene.etcd.run();
+    scene.etcd.ready().await;
+    scene.recovers("a restore").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rangecache_is_restarted() {
+    let Scene { etcd, rangecache, .. } = Scene::new().await;
+    let status = rangecache.terminate().await;
+    assert!(status.success(), "{status}");
+    // Cold: right at once, though it has loaded nothing yet.
+    let rangecache = Rangecache::before(&etcd).start_cold().await;
+    let through = rangecache.client().await;
+    recovers(
+        "a restart of rangecache",
+        &etcd.client().await,
+        &rangecache,
+        &through,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn authentication_is_switched_on_and_off_3_7() {
+    authentication_is_switched_on_and_off(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn authentication_is_switched_on_and_off_3_6() {
+    authentication_is_switched_on_and_off(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn authentication_is_switched_on_and_off_3_5() {
+    authentication_is_switched_on_and_off(Version::V3_5).await;
+}
+
+async fn authentication_is_switched_on_and_off(version: Version) {
+    let scene = Scene::of(version).await;
+    let (list, nobody) = (RangeRequest::prefix(PREFIX), scene.etcd.client().await);
+    let root = nobody
+        .enable_auth("secret")
+        .await
+        .expect("etcd enables authentication");
+    let refused = nobody.range_raw(&list).await;
+    assert_eq!(
+        scene.through.range_raw(&list).await,
+        refused,
+        "the first linearizable read afterwards"
+    );
+
+    // A serializable read asks nobody: it is refused once rangecache has learned.
+    let serializable = RangeRequest {
+        serializable: true,
+        ..list.clone()
+    };
+    let pinned = RangeRequest {
+        revision: current(&root).await,
+        ..serializable.clone()
+    };
+    let (_, took) = until(SOON, "rangecache learns that authentication is on", async || {
+        (scene.through.range_raw(&serializable).await == refused).then_some(())
+    })
+    .await;
+    println!("learned that authentication is on after {took:?}");
+
+    let rooted = scene
+        .through
+        .authenticate("root", "secret")
+        .await
+        .expect("rangecache lets it through");
+    let before = scene.rangecache.outcomes().await;
+    for request in [
+        &list,
+        &serializable,
+        &pinned,
+        &RangeRequest::one(format!("{PREFIX}001")),
+    ] {
+        assert_eq!(
+            scene.through.range_raw(request).await,
+            nobody.range_raw(request).await,
+            "as nobody: {request:?}"
+        );
+        assert_eq!(
+            rooted.range_raw(request).await,
+            root.range_raw(request).await,
+            "as root: {request:?}"
+        );
+    }
+    let outcomes = scene.rangecache.outcomes_since(&before, 8).await;
+    assert_eq!(
+        outcomes.memory_answers(),
+        0,
+        "nothing comes from memory: {outcomes:?}"
+    );
+
+    root.disable_auth().await.expect("etcd disables authentication");
+    scene.recovers("authentication's being off").await;
+}

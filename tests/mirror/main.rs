@@ -1,0 +1,29 @@
+//! The mirror under faults: etcd restarts, fails over, is restored or unreachable, and no response is ever stale.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test fails by a panic and reports by printing"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::large_futures,
+    unreachable_pub,
+    reason = "small numbers, no load, and one crate"
+)]
+
+mod cluster;
+mod endpoints;
+mod faults;
+mod never_stale;
+mod race_windows;
+mod resume;
+mod service_account;
+
+/// Held by tests that run three members of etcd, or keep a machine of two cores busy: two of them at once would starve
+/// the members' heartbeats.
+static EXCLUSIVE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());

@@ -1,0 +1,364 @@
+//! Writers at full speed directly on etcd, readers through rangecache: nobody sees anything older than what was
+//! acknowledged before their read began, and nobody sees half a transaction.
+//!
+//! `STALE_SECONDS` sets how long each test writes and reads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::Client;
+use testkit::http;
+use testkit::pb::{RangeRequest, RangeResponse, RequestOp};
+use testkit::proxy::Rangecache;
+use testkit::register::{Acknowledged, Bank, Register, part};
+use tokio::task::JoinSet;
+
+use crate::EXCLUSIVE;
+
+const PREFIX: &str = "/data/";
+const READERS: u64 = 6;
+
+/// What writers and readers share.
+struct Scene {
+    registers: Vec<Register>,
+    bank: Bank,
+    stop: AtomicBool,
+    /// The newest revision in the header of any answer of this sidecar.
+    shown: AtomicI64,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let sizes = [1, 1, 1, 8, 20];
+        let register = |(n, keys)| Register::new(format!("{PREFIX}register-{n}/"), keys);
+        Self {
+            registers: sizes.into_iter().enumerate().map(register).collect(),
+            bank: Bank::new(format!("{PREFIX}bank/")),
+            stop: AtomicBool::new(false),
+            shown: AtomicI64::new(0),
+        }
+    }
+
+    /// Checks the revision in an answer's header, and remembers it.
+    fn judge_header(&self, answer: &RangeResponse, floor: i64) -> Result<(), String> {
+        let revision = answer.revision();
+        self.shown.fetch_max(revision, Ordering::SeqCst);
+        if revision >= floor {
+            Ok(())
+        } else {
+            Err(format!("header at {revision}, below {floor}: {answer:?}"))
+        }
+    }
+
+    /// One linearizable read of one register.
+    async fn read_register(&self, client: &Client, random: &mut StdRng) -> Result<(), String> {
+        let register = &self.registers[random.random_range(0..self.registers.len())];
+        let list = RangeRequest::prefix(register.prefix());
+        let (kind, keys) = (random.random_range(0..5), register.keys());
+        let request = match kind {
+            0 => RangeRequest::one(register.key(random.random_range(0..keys))),
+            1 => list,
+            2 => RangeRequest {
+                keys_only: true,
+                ..list
+            },
+            3 => RangeRequest {
+                count_only: true,
+                ..list
+            },
+            _ => RangeRequest { limit: 3, ..list },
+        };
+        let floor = register.acknowledged();
+        let answer = ask(client, &request).await?;
+        self.judge_header(&answer, floor.revision())?;
+        let count = usize::try_from(answer.count).unwrap();
+        match kind {
+            0 => register.judge(&answer.kvs, 1, floor, false),
+            1 => register.judge(&answer.kvs, keys, floor, false),
+            2 => register.judge(&answer.kvs, keys, floor, true),
+            3 => register.judge_count(count, keys, floor),
+            _ => {
+                register.judge_count(count, keys, floor)?;
+                if answer.more != (count > 3) {
+                    return Err(format!("more {} with count {count}", answer.more));
+                }
+                register.judge(&answer.kvs, keys.min(3), floor, false)
+            }
+        }
+    }
+
+    /// One read of everything; a serializable one may be old, but not older than what was shown before.
+    async fn read_all(&self, client: &Client, serializable: bool) -> Result<(), String> {
+        let floor_of = |register: &Register| {
+            if serializable {
+                register.shown()
+            } else {
+                register.acknowledged()
+            }
+        };
+        let shown = self.shown.load(Ordering::SeqCst);
+        let floors: Vec<Acknowledged> = self.registers.iter().map(floor_of).collect();
+        let answer = ask(
+            client,
+            &RangeRequest {
+                serializable,
+                ..RangeRequest::prefix(PREFIX)
+            },
+        )
+        .await?;
+        let floor = floors.iter().map(|floor| floor.revision()).fold(shown, i64::max);
+        self.judge_header(&answer, floor)?;
+        for (register, floor) in self.registers.iter().zip(floors) {
+            register.judge(part(&answer, register.prefix()), register.keys(), floor, false)?;
+        }
+        self.bank.judge(part(&answer, self.bank.prefix()))
+    }
+
+    /// One read at a revision that was shown before, which must be what etcd has at it.
+    async fn read_pinned(&self, client: &Client, etcd: &Client, random: &mut StdRng) -> Result<(), String> {
+        let back = random.random_range(0..200);
+        let revision = self.shown.load(Ordering::SeqCst) - back;
+        if revision < 2 {
+            return Ok(());
+        }
+        let request = RangeRequest {
+            revision,
+            ..RangeRequest::prefix(PREFIX)
+        };
+        let answer = ask(client, &request).await?;
+        // Its header is the store's, and no older than this sidecar has shown.
+        self.judge_header(&answer, revision + back)?;
+        let expected = ask(etcd, &request).await?;
+        if answer.kvs == expected.kvs && answer.count == expected.count {
+            return Ok(());
+        }
+        Err(format!(
+            "at revision {revision}: {:?}\n etcd has {:?}",
+            answer.kvs, expected.kvs
+        ))
+    }
+
+    async fn read(&self, client: &Client, etcd: &Client, seed: u64) -> Result<u64, String> {
+        let mut random = StdRng::seed_from_u64(seed);
+        let mut reads = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            let read = match random.random_range(0..20) {
+                0..=2 => self.read_all(client, false).await,
+                3..=5 => self.read_all(client, true).await,
+                6 => self.read_pinned(client, etcd, &mut random).await,
+                _ => self.read_register(client, &mut random).await,
+            };
+            if read.is_err() {
+                self.stop.store(true, Ordering::Relaxed);
+            }
+            read?;
+            reads += 1;
+        }
+        Ok(reads)
+    }
+}
+
+async fn ask(client: &Client, request: &RangeRequest) -> Result<RangeResponse, String> {
+    client
+        .range(request)
+        .await
+        .map_err(|status| format!("{request:?}: {status:?}"))
+}
+
+fn seconds() -> Duration {
+    let seconds = std::env::var("STALE_SECONDS").map_or(30, |seconds| seconds.parse().expect("a number"));
+    Duration::from_secs(seconds)
+}
+
+/// Writes under a prefix that nobody reads, as fast as etcd takes it.
+async fn write_elsewhere(etcd: &Client, stop: &AtomicBool) -> Result<(), String> {
+    for n in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let put = etcd.put(format!("/other/{}", n % 1000), n.to_string()).await;
+        put.map_err(|status| format!("etcd refused a write: {status:?}"))?;
+    }
+    Ok(())
+}
+
+/// Runs writers and readers. With a `pause` the registers' writers rest that long between writes, while others write
+/// beside them at full speed, so that a mirror of this prefix hears nothing of the newest revision unless it asks.
+async fn nobody_sees_the_past(etcd: &Etcd, rangecache: &Rangecache, pause: Option<Duration>) {
+    let scene = Arc::new(Scene::new());
+    scene.bank.open(&etcd.client().await).await;
+    let mut tasks = JoinSet::new();
+    for n in 0..scene.registers.len() {
+        let (scene, etcd) = (scene.clone(), etcd.client().await);
+        tasks.spawn(async move {
+            scene.registers[n]
+                .write(&etcd, pause, &scene.stop)
+                .await
+                .map(|()| 0)
+        });
+    }
+    for _ in 0..2 {
+        let (scene, etcd) = (scene.clone(), etcd.client().await);
+        match pause {
+            None => tasks.spawn(async move { scene.bank.write(&etcd, &scene.stop).await.map(|()| 0) }),
+            Some(_) => tasks.spawn(async move { write_elsewhere(&etcd, &scene.stop).await.map(|()| 0) }),
+        };
+        if pause.is_none() {
+            break;
+        }
+    }
+    for reader in 0..READERS {
+        let (scene, client, etcd) = (scene.clone(), rangecache.client().await, etcd.client().await);
+        tasks.spawn(async move { scene.read(&client, &etcd, reader).await });
+    }
+
+    let timer = scene.clone();
+    tasks.spawn(async move {
+        tokio::time::sleep(seconds()).await;
+        timer.stop.store(true, Ordering::Relaxed);
+        Ok(0)
+    });
+    let mut reads = 0;
+    while let Some(ended) = tasks.join_next().await {
+        match ended.expect("no task panics") {
+            Ok(done) => reads += done,
+            Err(wrong) => panic!("{}", wrong.chars().take(3_000).collect::<String>()),
+        }
+    }
+
+    let outcomes = rangecache.outcomes().await;
+    println!(
+        "{reads} reads up to revision {}: {outcomes:?}",
+        scene.shown.load(Ordering::SeqCst)
+    );
+    assert!(reads > 30 * seconds().as_secs(), "too few reads to mean anything");
+    let from_memory = outcomes.memory_answers() * 100 / outcomes.total();
+    assert!(from_memory >= 80, "only {from_memory} % came from memory");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_sees_the_past_of_the_whole_keyspace() {
+    let _exclusive = EXCLUSIVE.lock().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    nobody_sees_the_past(&etcd, &rangecache, None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_sees_the_past_of_a_quiet_prefix_beside_busy_ones() {
+    let _exclusive = EXCLUSIVE.lock().await;
+    let etcd = Etcd::start(Version::V3_5).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", PREFIX)
+        .start()
+        .await;
+    nobody_sees_the_past(&etcd, &rangecache, Some(Duration::from_millis(50))).await;
+}
+
+/// One deletion whose events do not fit into one response of etcd's watch: nobody sees a part of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revision_of_many_events_is_seen_whole() {
+    const KEYS: usize = 3_000;
+    let _exclusive = EXCLUSIVE.lock().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut readers = JoinSet::new();
+    let direct = etcd.client().await;
+    // The event of a delete holds its key alone: these make some 3 MB.
+    let key = |n: usize| format!("{PREFIX}{n:05}/{}", "k".repeat(1_000));
+    for n in 0..KEYS {
+        direct.put(key(n), "").await.expect("etcd writes");
+    }
+    for _ in 0..4 {
+        let (client, stop) = (rangecache.client().await, stop.clone());
+        readers.spawn(async move {
+            let count = RangeRequest {
+                count_only: true,
+                ..RangeRequest::prefix(PREFIX)
+            };
+            let mut deleted = false;
+            while !stop.load(Ordering::Relaxed) || !deleted {
+                let answer = client.range(&count).await.expect("rangecache answers");
+                assert!(
+                    answer.count == 0 || answer.count == KEYS as i64,
+                    "{} of {KEYS} keys",
+                    answer.count
+                );
+                assert!(!deleted || answer.count == 0, "what is deleted stays deleted");
+                deleted = answer.count == 0;
+            }
+        });
+    }
+    tokio::task::yield_now().await;
+    let gone = direct.delete_prefix(PREFIX).await.expect("etcd deletes");
+    let answer = rangecache
+        .client()
+        .await
+        .range(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("answers");
+    assert!(answer.count == 0 && answer.revision() >= gone, "{answer:?}");
+    stop.store(true, Ordering::Relaxed);
+    readers.join_all().await;
+    let outcomes = rangecache.outcomes().await;
+    println!("{outcomes:?}");
+    assert_eq!(
+        outcomes.memory_answers(),
+        outcomes.total(),
+        "all from memory: {outcomes:?}"
+    );
+}
+
+/// Whoever writes through this sidecar, in whatever way, is not shown an older moment by its serializable reads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serializable_reads_see_what_went_through() {
+    let _exclusive = EXCLUSIVE.lock().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let client = rangecache.client().await;
+    let list = RangeRequest {
+        serializable: true,
+        ..RangeRequest::prefix(PREFIX)
+    };
+    // The JSON gateway takes base64: of the prefix, and of "1".
+    let json = r#"{"key":"L2RhdGEv","value":"MQ=="}"#;
+    for turn in 0..300 {
+        let key = format!("{PREFIX}{}", turn % 7);
+        let written = match turn % 4 {
+            0 => client.put(&key, turn.to_string()).await,
+            1 => {
+                client
+                    .transact(vec![RequestOp::put(&key, turn.to_string())])
+                    .await
+            }
+            2 => client.delete_prefix(PREFIX).await,
+            _ => {
+                // The JSON gateway tells the revision in words that rangecache does not read.
+                let put = http::post(&format!("{}/v3/kv/put", rangecache.url()), json)
+                    .await
+                    .expect("answers");
+                assert_eq!(put.status, 200, "{put:?}");
+                let (_, told) = put.body.split_once(r#""revision":""#).expect("a revision");
+                Ok(told
+                    .split('"')
+                    .next()
+                    .and_then(|n| n.parse().ok())
+                    .expect("a number"))
+            }
+        };
+        let written: i64 = written.expect("etcd writes");
+        let answer = client.range(&list).await.expect("answers");
+        assert!(
+            answer.revision() >= written,
+            "turn {turn}: written at {written}, read at {}",
+            answer.revision()
+        );
+        let expected = etcd.client().await.range(&list).await.expect("etcd answers");
+        assert_eq!(answer.kvs, expected.kvs, "turn {turn}");
+    }
+}

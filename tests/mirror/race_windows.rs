@@ -1,0 +1,259 @@
+//! F2: rangecache, or the member that feeds it, stands still or dies exactly between a quorum check and the answer that it
+//! proves. A planted fault keeps etcd's answer to the check from everybody until the test lets it go.
+
+use std::time::Duration;
+
+use testkit::etcd::{Cluster, Etcd, Version};
+use testkit::grpc::{Client, Status, UNAVAILABLE};
+use testkit::pb::{RangeRequest, RangeResponse};
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+const PREFIX: &str = "/aimed/";
+
+fn list() -> RangeRequest {
+    RangeRequest::prefix(PREFIX)
+}
+
+/// A rangecache whose checks are those of the reads in the test alone: the probe makes none.
+async fn fragile(endpoints: &str) -> Rangecache {
+    let builder = Rangecache::at(endpoints).fragile();
+    // Nothing but a feed that is left ends the wait for one that stands still.
+    let builder = builder.with("--freshness-timeout", "20s");
+    builder.with("--probe-interval", "1h").start().await
+}
+
+/// A read whose check etcd has answered, and which does not know of it yet.
+struct Held(JoinHandle<Result<RangeResponse, Status>>);
+
+impl Held {
+    /// Reads, and returns once the check is answered.
+    async fn begin(rangecache: &Rangecache) -> Self {
+        let so_far = held_so_far(rangecache);
+        let through = rangecache.client().await;
+        // Its own call may go to a member that stands still: what it plants is planted before.
+        let planting = through.clone();
+        let planted = tokio::spawn(async move { planting.plant("hold").await });
+        until(SOON, "the fault is planted", async || {
+            (planted.is_finished() || rangecache.log().contains("does not serve")).then_some(())
+        })
+        .await;
+        let read = tokio::spawn(async move { through.range(&list()).await });
+        until(SOON, "etcd's answer to the check is held", async || {
+            (held_so_far(rangecache) > so_far).then_some(())
+        })
+        .await;
+        assert!(!read.is_finished(), "it is answered before its check is");
+        Self(read)
+    }
+
+    /// Lets the check's answer go, and returns the read's.
+    async fn end(self, rangecache: &Rangecache) -> Result<RangeResponse, Status> {
+        assert!(!self.0.is_finished(), "it is answered before its check is");
+        let through = rangecache.client().await;
+        let releasing = tokio::spawn(async move { through.plant("release").await });
+        let read = timeout(SOON, self.0).await.expect("it ends").expect("no panic");
+        releasing.abort();
+        read
+    }
+}
+
+fn held_so_far(rangecache: &Rangecache) -> usize {
+    rangecache.log().matches("held by a planted fault").count()
+}
+
+/// Puts, trying until the cluster has a leader for it.
+async fn put(client: &Client, key: &str) {
+    let put = async || {
+        let put = timeout(Duration::from_millis(500), client.put(key, "v"));
+        put.await.ok()?.ok()
+    };
+    until(SOON, "etcd writes", put).await;
+}
+
+/// An answer is what etcd had at the revision in its header, which is not before `not_before`.
+async fn is_of_its_moment(answer: &RangeResponse, not_before: i64, etcd: &Client, what: &str) {
+    let revision = answer.revision();
+    assert!(
+        revision >= not_before,
+        "{what}: {revision} is before {not_before}"
+    );
+    let then = RangeRequest { revision, ..list() };
+    let then = etcd.range(&then).await.expect("etcd has it still");
+    assert_eq!(answer.kvs, then.kvs, "{what}: at {revision}");
+}
+
+/// Answers are etcd's, and come from memory again.
+async fn recovers(direct: &Client, rangecache: &Rangecache, what: &str) {
+    let through = rangecache.client().await;
+    until(
+        SOON,
+        &format!("answers come from memory after {what}"),
+        async || {
+            put(direct, &format!("{PREFIX}recovers")).await;
+            let before = rangecache.outcomes().await;
+            let expected = direct.range(&list()).await.ok()?;
+            let got = through.range(&list()).await.ok()?;
+            assert_eq!(
+                (got.revision(), &got.kvs),
+                (expected.revision(), &expected.kvs),
+                "{what}"
+            );
+            let outcomes = rangecache.outcomes_since(&before, 1).await;
+            (outcomes.memory_answers() == 1).then_some(())
+        },
+    )
+    .await;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Meanwhile {
+    Writes,
+    Compaction,
+    Restart,
+    Restore,
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rangecache_stands_still_between_check_and_answer() {
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    put(&etcd.client().await, &format!("{PREFIX}first")).await;
+    let snapshot = etcd.save_snapshot().await;
+    let rangecache = fragile(&etcd.url()).await;
+    for (n, meanwhile) in [
+        Meanwhile::Writes,
+        Meanwhile::Compaction,
+        Meanwhile::Restart,
+        Meanwhile::Writes,
+        Meanwhile::Restore,
+        Meanwhile::Writes,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let what = format!("{n}: {meanwhile:?}");
+        recovers(&etcd.client().await, &rangecache, &what).await;
+        let asked = newest(&etcd.client().await).await;
+        let held = Held::begin(&rangecache).await;
+        rangecache.pause();
+        for key in 0..20 {
+            put(&etcd.client().await, &format!("{PREFIX}{n}/{key}")).await;
+        }
+        match meanwhile {
+            Meanwhile::Writes => {}
+            Meanwhile::Compaction => {
+                let client = etcd.client().await;
+                let compacted = client.compact(newest(&client).await).await;
+                compacted.expect("etcd compacts");
+            }
+            Meanwhile::Restart => etcd.restart().await,
+            Meanwhile::Restore => {
+                etcd.restore(&snapshot, "rangecache", &[]);
+                etcd.run();
+                etcd.ready().await;
+            }
+        }
+        rangecache.resume();
+
+        // Who asks now must not be told what the held check has to say.
+        let direct = etcd.client().await;
+        let now = direct.range(&list()).await.expect("etcd answers");
+        let late = async || rangecache.client().await.range(&list()).await.ok();
+        // A restarted etcd may be missing for a moment yet.
+        let (late, _) = until(SOON, "a later read is answered", late).await;
+        assert_eq!((late.revision(), late.kvs), (now.revision(), now.kvs), "{what}");
+
+        let answer = held.end(&rangecache).await;
+        let answer = answer.unwrap_or_else(|status| panic!("{what}: {status:?}"));
+        let not_before = if meanwhile == Meanwhile::Restore { 0 } else { asked };
+        is_of_its_moment(&answer, not_before, &direct, &what).await;
+        recovers(&direct, &rangecache, &what).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rangecache_dies_between_check_and_answer() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    put(&direct, &format!("{PREFIX}first")).await;
+    let rangecache = fragile(&etcd.url()).await;
+    let held = Held::begin(&rangecache).await;
+    let url = rangecache.url().to_owned();
+    drop(rangecache);
+    let lost = held
+        .0
+        .await
+        .expect("no panic")
+        .expect_err("nobody is left to answer");
+    assert_eq!(lost.code, UNAVAILABLE, "{lost:?}");
+    put(&direct, &format!("{PREFIX}second")).await;
+    let next = Rangecache::before(&etcd).listening_on(&url).start_cold().await;
+    let answer = next.client().await.range(&list()).await.expect("it answers");
+    assert_eq!(answer.kvs.len(), 2);
+}
+
+/// The member that the mirror's feed comes from.
+async fn feeding(cluster: &Cluster) -> usize {
+    let feeds = async || {
+        for (n, member) in cluster.members.iter().enumerate() {
+            if member.metrics().await.sum("etcd_debugging_mvcc_watcher_total") > 0.0 {
+                return Some(n);
+            }
+        }
+        None
+    };
+    until(SOON, "a member feeds the mirror", feeds).await.0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_feeds_member_stands_still_between_check_and_answer() {
+    let cluster = Cluster::start(Version::V3_7).await;
+    put(&cluster.members[0].client().await, &format!("{PREFIX}first")).await;
+    let rangecache = fragile(&cluster.endpoints()).await;
+    for turn in 0..4 {
+        let n = feeding(&cluster).await;
+        let (feed, live) = (&cluster.members[n], &cluster.members[(n + 1) % 3]);
+        let direct = live.client().await;
+        let what = format!("turn {turn}, member {n}");
+        recovers(&direct, &rangecache, &what).await;
+        let asked = newest(&direct).await;
+        let key = format!("{PREFIX}{turn}");
+        let held = if turn % 2 == 0 {
+            // What the check proves has been fed.
+            let held = Held::begin(&rangecache).await;
+            feed.pause();
+            put(&direct, &key).await;
+            held
+        } else {
+            // What the check proves will not be fed.
+            feed.pause();
+            put(&direct, &key).await;
+            Held::begin(&rangecache).await
+        };
+        let through = rangecache.client().await;
+        let (late, took) = until(SOON, "a later read is answered", async || {
+            through.range(&list()).await.ok()
+        })
+        .await;
+        println!("{what}: a later read was answered after {took:?}");
+        let has = |answer: &RangeResponse| answer.kvs.iter().any(|kv| kv.key == key.as_bytes());
+        assert!(has(&late), "{what}: a later read is stale");
+        let answer = held.end(&rangecache).await.expect("it is answered");
+        is_of_its_moment(&answer, asked, &direct, &what).await;
+        assert!(turn % 2 == 0 || has(&answer), "{what}: it asked after the write");
+        feed.resume();
+        recovers(&direct, &rangecache, &what).await;
+    }
+    let left = rangecache
+        .log()
+        .matches("silent and its member is unwell")
+        .count();
+    assert!(left > 0, "no feed was left because its member was unwell");
+}
+
+async fn newest(client: &Client) -> i64 {
+    let answer = client.range(&RangeRequest::one("any")).await;
+    answer.expect("etcd answers").revision()
+}

@@ -1,0 +1,162 @@
+//! rangecache's own user, where etcd's auth is on: its token comes, goes and comes again; what it lacks is said.
+
+use testkit::etcd::{Etcd, Version};
+use testkit::pb::RangeRequest;
+use testkit::proxy::Rangecache;
+use testkit::roles::{MIRROR, password, people, token};
+use testkit::wait::{SOON, until};
+
+/// Tokens go: those of callers when they expire, all of them when etcd is restarted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_that_are_gone_get_etcds_own_answer_and_rangecache_gets_a_new_one() {
+    let mut etcd = Etcd::start_with(Version::V3_7, &["--auth-token-ttl", "2"]).await;
+    let root = people(&etcd).await;
+    root.put("/a/007", "here").await.unwrap();
+    let rangecache = Rangecache::before(&etcd)
+        .with("--user", &format!("{MIRROR}:{}", password(MIRROR)))
+        .with("--log-level", "trace")
+        .start()
+        .await;
+    let read = RangeRequest::one("/a/007");
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let alice = token(&direct, "alice").await;
+    let through = through.with_metadata("token", &alice);
+    assert_eq!(through.range(&read).await.unwrap().kvs.len(), 1);
+    // Each use makes a token live longer: it is looked at seldom.
+    let refused = loop {
+        tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+        if let Err(status) = through.range(&read).await {
+            break status;
+        }
+    };
+    let as_etcd = direct
+        .with_metadata("token", &alice)
+        .range(&read)
+        .await
+        .unwrap_err();
+    assert_eq!(refused, as_etcd);
+    etcd.restart().await;
+    let direct = etcd.client().await;
+    until(SOON, "memory answers again", async || {
+        let alice = token(&direct, "alice").await;
+        let before = rangecache.outcomes().await;
+        rangecache
+            .client()
+            .await
+            .with_metadata("token", &alice)
+            .range(&read)
+            .await
+            .ok()?;
+        (rangecache.outcomes_since(&before, 1).await.memory_answers() == 1).then_some(())
+    })
+    .await;
+    let log = rangecache.log();
+    assert!(
+        !log.contains("open-sesame") && !log.contains(&alice),
+        "a secret in the log:\n{log}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_rights_and_wrong_passwords_are_said_and_can_be_mended() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let root = people(&etcd).await;
+    root.put("/a/007", "here").await.unwrap();
+    let wrong = Rangecache::before(&etcd)
+        .with("--user", "mirror:wrong")
+        .start_cold()
+        .await;
+    let poor = Rangecache::before(&etcd)
+        .with("--user", "carol:open-sesame-carol")
+        .start_cold()
+        .await;
+    let nobody = Rangecache::before(&etcd).start_cold().await;
+    for (rangecache, says) in [
+        (&wrong, "does not accept the user \"mirror\""),
+        (
+            &poor,
+            "the user \"carol\" of --user may not read all of the mirror",
+        ),
+        (&nobody, "set --user"),
+    ] {
+        until(SOON, says, async || {
+            let ready = rangecache.admin("/readyz").await;
+            let log = rangecache.log().replace("\\\"", "\"");
+            (ready.status == 503
+                && ready
+                    .body
+                    .to_lowercase()
+                    .contains(&says.to_lowercase().replace("set --user", "there is no --user"))
+                && log.to_lowercase().contains(&says.to_lowercase()))
+            .then_some(())
+        })
+        .await;
+        // It serves all the same.
+        let alice = rangecache
+            .client()
+            .await
+            .with_metadata("token", &token(&etcd.client().await, "alice").await);
+        assert_eq!(alice.get("/a/007").await.unwrap().unwrap(), b"here");
+    }
+    root.give("carol", "all").await.unwrap();
+    poor.warm().await;
+    until(SOON, "the complaint is withdrawn", async || {
+        (!poor.admin("/readyz").await.body.contains("may not")).then_some(())
+    })
+    .await;
+    // Taken away while it runs: the mirror stands, but what etcd compacts would not be known.
+    root.take("carol", "all").await.unwrap();
+    until(SOON, "the complaint is there again", async || {
+        poor.admin("/readyz").await.body.contains("may not").then_some(())
+    })
+    .await;
+    let alice = poor
+        .client()
+        .await
+        .with_metadata("token", &token(&etcd.client().await, "alice").await);
+    let before = poor.outcomes().await;
+    alice.get("/a/007").await.unwrap();
+    assert_eq!(poor.outcomes_since(&before, 1).await.memory_answers(), 0);
+}
+
+/// A signed token names the revision of etcd's users and roles, and is refused once these have changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signed_tokens_are_replaced_when_rights_change() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let key = dir.path().join("key");
+    std::fs::write(&key, "a key that only etcd has to know, and long enough").unwrap();
+    let flag = format!("jwt,sign-method=HS256,ttl=10m,priv-key={}", key.display());
+    let etcd = Etcd::start_with(Version::V3_7, &["--auth-token", &flag]).await;
+    let root = people(&etcd).await;
+    root.put("/a/007", "here").await.unwrap();
+    let rangecache = Rangecache::before(&etcd)
+        .with("--user", MIRROR)
+        .with("--password", &password(MIRROR))
+        .start()
+        .await;
+    let (direct, read) = (etcd.client().await, RangeRequest::one("/a/007"));
+    let mut old = None;
+    for role in ["b", "c", "d"] {
+        let alice = token(&direct, "alice").await;
+        let through = rangecache.client().await.with_metadata("token", &alice);
+        until(SOON, "memory answers", async || {
+            let before = rangecache.outcomes().await;
+            assert_eq!(through.range(&read).await.unwrap().kvs.len(), 1);
+            (rangecache.outcomes_since(&before, 1).await.memory_answers() == 1).then_some(())
+        })
+        .await;
+        if let Some(old) = old.replace(through) {
+            let refused = old.range(&read).await.unwrap_err();
+            assert!(
+                refused.message.contains("revision of auth store is old"),
+                "{refused:?}"
+            );
+        }
+        let root = direct.with_metadata("token", &token(&direct, "root").await);
+        if role != "b" {
+            root.add_role(role).await.unwrap();
+        }
+        let root = direct.with_metadata("token", &token(&direct, "root").await);
+        root.give("carol", role).await.unwrap();
+    }
+}

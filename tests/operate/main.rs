@@ -1,0 +1,23 @@
+//! What an operator meets: starts, stops and hand-overs, `rangecache doctor`, TLS, traces, the status page.
+
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test fails by a panic and reports by printing"
+)]
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::large_futures,
+    unreachable_pub,
+    reason = "small numbers, no load, and one crate"
+)]
+
+mod doctor;
+mod operations;
+mod page;
+mod tls;
+mod traces;

@@ -1,0 +1,397 @@
+//! What operators live with: panics, corruption, stops and restarts. None of it costs a wrong answer.
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::etcd::{Cluster, Etcd, Version};
+use testkit::grpc::{Client, UNAVAILABLE};
+use testkit::kv::RANGE;
+use testkit::pb::{LeaseGrantRequest, RangeRequest, WatchCreate, WatchResponse};
+use testkit::process::tool;
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+use tokio::process::Command;
+
+const PREFIX: &str = "/operations/";
+/// gRPC's code for a bug.
+const INTERNAL: i32 = 13;
+/// HTTP/2's, with which clients of gRPC mean the same.
+const INTERNAL_ERROR: u32 = 2;
+/// A wait that no test outlives: what needs it to end fails.
+const FOR_EVER: &str = "1h";
+
+async fn etcd_with(keys: usize) -> Etcd {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    for n in 0..keys {
+        let put = direct.put(format!("{PREFIX}{n:03}"), vec![b'v'; 1000]).await;
+        put.expect("etcd writes");
+    }
+    etcd
+}
+
+/// A rangecache in which faults can be planted.
+async fn fragile(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache {
+    let mut builder = Rangecache::before(etcd).fragile();
+    for (flag, value) in flags {
+        builder = builder.with(flag, value);
+    }
+    builder.start().await
+}
+
+/// Waits until the list through rangecache is from memory, and etcd's.
+async fn from_memory_again(etcd: &Etcd, rangecache: &Rangecache, through: &Client) {
+    let list = RangeRequest::prefix(PREFIX);
+    let direct = etcd.client().await;
+    until(SOON, "answers come from memory", async || {
+        let before = rangecache.outcomes().await;
+        let got = through.range(&list).await.expect("rangecache answers");
+        assert_eq!(got.kvs, direct.range(&list).await.expect("etcd answers").kvs);
+        let outcomes = rangecache.outcomes_since(&before, 1).await;
+        (outcomes.memory_answers() > 0).then_some(())
+    })
+    .await;
+}
+
+async fn panics(rangecache: &Rangecache) -> f64 {
+    rangecache.metrics().await.sum("rangecache_panics_total")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_costs_one_request() {
+    let etcd = etcd_with(100).await;
+    let rangecache = fragile(&etcd, &[]).await;
+    let through = rangecache.client().await;
+    let mut watch = through.watch(watch_all()).await;
+
+    let faulty = through.with_metadata("rangecache-test-fault", "request");
+    for path in [RANGE, "/etcdserverpb.Maintenance/Status"] {
+        let reply = faulty.raw(path, &[]).await.expect("the connection lives");
+        assert_eq!(reply.status().code, INTERNAL, "{reply:?}");
+    }
+    assert_eq!(panics(&rangecache).await, 2.0);
+
+    let faulty = through.with_metadata("rangecache-test-fault", "body");
+    let reply = faulty
+        .range_raw(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("the connection lives");
+    assert_eq!(reply.reset, Some(INTERNAL_ERROR), "{reply:?}");
+    assert_eq!(panics(&rangecache).await, 3.0);
+
+    // All others on that connection live on.
+    from_memory_again(&etcd, &rangecache, &through).await;
+    etcd.client()
+        .await
+        .put(format!("{PREFIX}new"), "v")
+        .await
+        .expect("etcd writes");
+    let seen: Option<WatchResponse> = watch.next_as(SOON).await;
+    assert_eq!(seen.expect("the watch lives").events.len(), 1);
+    assert!(rangecache.log().contains("a planted fault"), "the log says where");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_in_the_background_is_got_over() {
+    let etcd = etcd_with(10).await;
+    let rangecache = fragile(&etcd, &[("--probe-interval", "50ms")]).await;
+    let through = rangecache.client().await;
+    for (n, fault) in [
+        "feed", "check", "probe", "feed", "check", "check", "check", "check",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        through.plant(fault).await;
+        let key = format!("{PREFIX}after/{n}");
+        etcd.client().await.put(&key, "v").await.expect("etcd writes");
+        until(SOON, "it has panicked", async || {
+            let read = through.get(&key).await.expect("rangecache answers");
+            assert!(read.is_some(), "a read after a panic of {fault} is stale");
+            (panics(&rangecache).await == n as f64 + 1.0).then_some(())
+        })
+        .await;
+        from_memory_again(&etcd, &rangecache, &through).await;
+    }
+    let metrics = rangecache.metrics().await;
+    let reloads: f64 = metrics
+        .0
+        .iter()
+        .filter(|(name, _)| name.starts_with("rangecache_mirror_reloads") && name.contains("panicked"))
+        .map(|(_, count)| count)
+        .sum();
+    assert_eq!(reloads, 2.0, "each panic of the feed loads the mirror anew");
+}
+
+fn watch_all() -> WatchCreate {
+    let all = RangeRequest::prefix(PREFIX);
+    WatchCreate {
+        key: all.key,
+        range_end: all.range_end,
+        ..WatchCreate::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_corrupt_mirror_is_found_and_loaded_anew() {
+    let etcd = etcd_with(100).await;
+    let list = RangeRequest::prefix(PREFIX);
+    let expected = etcd.client().await.range(&list).await.expect("etcd answers");
+
+    // Without verification the corruption shows: it is real.
+    let blind = fragile(&etcd, &[("--verify-interval", "0s")]).await;
+    let through = blind.client().await;
+    through.plant("corrupt").await;
+    let got = through.range(&list).await.expect("rangecache answers");
+    assert_eq!(got.kvs.len(), 99, "the planted fault loses a key");
+
+    let rangecache = fragile(&etcd, &[("--verify-interval", "200ms")]).await;
+    let through = rangecache.client().await;
+    through.plant("corrupt").await;
+    until(SOON, "verification finds it", async || {
+        let metrics = rangecache.metrics().await;
+        (metrics.sum("rangecache_verify_mismatch_total") == 1.0).then_some(())
+    })
+    .await;
+    let got = through.range(&list).await.expect("rangecache answers");
+    assert_eq!(got.kvs, expected.kvs, "out of service at once");
+    from_memory_again(&etcd, &rangecache, &through).await;
+    let log = rangecache.log();
+    assert!(log.contains("the mirror differs from etcd"), "{log}");
+    assert!(!log.contains(PREFIX), "no key comes to the log: {log}");
+    assert!(
+        rangecache
+            .metrics()
+            .await
+            .0
+            .keys()
+            .any(|name| { name.starts_with("rangecache_mirror_reloads") && name.contains("mismatch") })
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn verification_finds_nothing_where_nothing_is_wrong() {
+    let etcd = etcd_with(300).await;
+    let rangecache = fragile(&etcd, &[("--verify-interval", "20ms")]).await;
+    let direct = etcd.client().await;
+    let rounds = async || {
+        let metrics = rangecache.metrics().await;
+        let same = |(name, _): &(&String, &f64)| {
+            name.starts_with("rangecache_verify_rounds") && name.contains("same")
+        };
+        metrics.0.iter().filter(same).map(|(_, count)| count).sum::<f64>()
+    };
+    let mut n = 0;
+    until(SOON * 3, "many rounds under writes and compactions", async || {
+        n += 1;
+        let key = format!("{PREFIX}{:03}", n % 300);
+        let revision = if n % 7 == 0 {
+            direct.delete(&key).await
+        } else {
+            direct.put(&key, vec![b'w'; n % 5000]).await
+        };
+        if n % 50 == 0 {
+            direct
+                .compact(revision.expect("etcd writes"))
+                .await
+                .expect("etcd compacts");
+        }
+        (n > 500 && rounds().await >= 10.0).then_some(())
+    })
+    .await;
+    let metrics = rangecache.metrics().await;
+    assert_eq!(metrics.sum("rangecache_verify_mismatch_total"), 0.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_ends_what_never_ends() {
+    let etcd = etcd_with(1).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--shutdown-timeout", FOR_EVER)
+        .start()
+        .await;
+    let through = rangecache.client().await;
+    let mut watch = through.watch(watch_all()).await;
+    // One that etcd has not answered, for nothing was asked.
+    let passed = async || rangecache.metrics().await.sum("rangecache_forwarded_calls_total");
+    let before = passed().await;
+    let mut silent = through.open(testkit::kv::WATCH);
+    let silent = tokio::spawn(async move {
+        assert!(silent.next().await.is_none(), "nothing was asked");
+        silent
+    });
+    until(SOON, "it is under way", async || {
+        (passed().await > before).then_some(())
+    })
+    .await;
+    through.grant_lease(7, 600).await.expect("etcd grants");
+    let mut keepalive = through.open("/etcdserverpb.Lease/LeaseKeepAlive");
+    // Its request is the lease's id, which is the first field.
+    let request = LeaseGrantRequest {
+        ttl_seconds: 7,
+        id: 0,
+    };
+    keepalive.send(&request);
+    assert!(keepalive.next().await.is_some(), "the lease is kept alive");
+    let through_http = tokio::spawn(gateway_watch(rangecache.url().to_owned()));
+    until(SOON, "the gateway's watch is there", async || {
+        let metrics = etcd.metrics().await;
+        (metrics.sum("etcd_debugging_mvcc_watcher_total") >= 3.0).then_some(())
+    })
+    .await;
+
+    let end = tokio::spawn(rangecache.terminate());
+    for stream in [&mut watch, &mut keepalive, &mut silent.await.expect("no panic")] {
+        assert!(stream.next().await.is_none(), "nothing comes but the end");
+        let status = stream.end().expect("it has ended");
+        assert_eq!(status.code, UNAVAILABLE, "{status:?}");
+        assert!(status.message.contains("stopping"), "{status:?}");
+    }
+    through_http.await.expect("no panic");
+    let status = end.await.expect("it ends long before --shutdown-timeout");
+    assert!(status.success(), "{status}");
+}
+
+/// A watch over the JSON gateway, until the server ends it.
+async fn gateway_watch(url: String) {
+    // "L29wZXJhdGlvbnMv" is the prefix, and "L29wZXJhdGlvbnMw" its end.
+    let body = r#"{"create_request":{"key":"L29wZXJhdGlvbnMv","range_end":"L29wZXJhdGlvbnMw"}}"#;
+    let answer = testkit::http::post(&format!("{url}/v3/watch"), body).await;
+    assert!(answer.expect("it ends as answers do").body.contains("created"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_does_not_wait_for_an_etcd_that_stands_still() {
+    let etcd = etcd_with(1).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--shutdown-timeout", FOR_EVER)
+        .with("--freshness-timeout", FOR_EVER)
+        .with("--probe-interval", "10ms")
+        .start()
+        .await;
+    etcd.pause();
+    // A check is under way that nobody but the probe waits for.
+    until(SOON, "etcd is found to be unwell", async || {
+        rangecache.log().contains("does not serve").then_some(())
+    })
+    .await;
+    let status = rangecache.terminate().await;
+    assert!(status.success(), "{status}");
+    etcd.resume();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_of_a_port_fails_no_call() {
+    hand_over("http://127.0.0.1:0").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_of_a_unix_socket_fails_no_call() {
+    let dir = TempDir::new().unwrap();
+    hand_over(&format!("unix://{}", dir.path().join("socket").display())).await;
+    let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "nothing but the socket is left: {left:?}");
+}
+
+/// The next rangecache takes over at the same place while a client of etcd's own is busy (F9).
+async fn hand_over(listen: &str) {
+    let etcd = etcd_with(1).await;
+    let mut old = Rangecache::before(&etcd)
+        .with_flag("--socket-reuse-port")
+        .listening_on(listen)
+        .start()
+        .await;
+    let url = old.url().to_owned();
+    let dir = TempDir::new().unwrap();
+    let done = dir.path().join("done");
+    let mut command = Command::new(tool("goclient"));
+    command
+        .args(["--endpoints", &url, "--load", "8", "--until"])
+        .arg(&done)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    let load = command.spawn().expect("it starts");
+    for _ in 0..3 {
+        let direct = etcd.client().await;
+        let written = async || direct.get("/load/0").await.expect("etcd answers");
+        let before = written().await;
+        let new = Rangecache::before(&etcd)
+            .with_flag("--reuse-port")
+            .listening_on(&url)
+            .start()
+            .await;
+        until(SOON, "the load goes on", async || {
+            (written().await != before).then_some(())
+        })
+        .await;
+        let old = std::mem::replace(&mut old, new);
+        let status = old.terminate().await;
+        assert!(status.success(), "{status}");
+        let before = written().await;
+        until(SOON, "the load goes on", async || {
+            (written().await != before).then_some(())
+        })
+        .await;
+    }
+    std::fs::write(&done, "").unwrap();
+    let output = tokio::time::timeout(Duration::from_secs(60), load.wait_with_output())
+        .await
+        .expect("it ends")
+        .expect("it has run");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let wrong = String::from_utf8_lossy(&output.stderr);
+    println!("{said}");
+    assert!(
+        output.status.success() && said.contains("failures=0"),
+        "{said}{wrong}"
+    );
+}
+
+/// A member that stands still is left by new calls at once, those that cannot be sent twice included.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_leave_a_member_that_stands_still() {
+    let cluster = Cluster::start(Version::V3_7).await;
+    let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
+    let through = rangecache.client().await;
+    through
+        .put(format!("{PREFIX}a"), "v")
+        .await
+        .expect("it is written");
+    let mut follower = None;
+    for member in &cluster.members {
+        let status = member.client().await.status().await.expect("it tells its status");
+        if status.header.expect("has a header").member_id != status.leader {
+            follower = Some(member);
+        }
+    }
+    let follower = follower.expect("two of them follow");
+    follower.pause();
+    // Before HTTP/2's pings have given its connections up.
+    let is_healthy = async || {
+        let status = rangecache.admin("/status").await.body;
+        let status: Value = serde_json::from_str(&status).expect("it is JSON");
+        let endpoints = status["endpoints"].as_array().expect("a list").clone();
+        let found = endpoints
+            .into_iter()
+            .find(|endpoint| endpoint["url"] == follower.url());
+        found.expect("it is told")["is_healthy"] == true
+    };
+    until(Duration::from_secs(8), "it is found to be unwell", async || {
+        (!is_healthy().await).then_some(())
+    })
+    .await;
+    // One that still went there would hang until its connection is given up.
+    for n in 0..100 {
+        let put = through.put(format!("{PREFIX}b/{n}"), "v");
+        let put = tokio::time::timeout(Duration::from_secs(5), put).await;
+        put.expect("no put hangs").expect("it is written");
+    }
+    follower.resume();
+    until(SOON, "it is well again", async || {
+        is_healthy().await.then_some(())
+    })
+    .await;
+}

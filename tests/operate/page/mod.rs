@@ -1,0 +1,432 @@
+//! The page at the metrics port: what it tells without a script, that its data tells the same, and what becomes of it in a
+//! browser. Where there is no Chromium the last is skipped, and says so; `make page-test` insists on one.
+
+mod browser;
+mod html;
+use std::path::{Path, PathBuf};
+
+use browser::Browser;
+use html::{tags, text_of};
+use serde_json::Value;
+use testkit::etcd::{Cluster, Etcd, Version};
+use testkit::grpc::Client;
+use testkit::pb::RangeRequest;
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+
+const PREFIX: &str = "/page/";
+/// A prefix as nobody would have it, to see whether it becomes part of the page.
+const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"'&/";
+/// In keys and values, which must never show.
+const SECRET: &str = "s3cr3t";
+
+/// Shows which timers the page has set, and how many of its calls are under way.
+const WATCH: &str = "
+    window.timers = new Set();
+    window.calls = 0;
+    (({ setTimeout, clearTimeout, fetch }) => {
+        window.setTimeout = (run, ...rest) => {
+            const timer = setTimeout(() => { timers.delete(timer); run(); }, ...rest);
+            timers.add(timer);
+            return timer;
+        };
+        window.clearTimeout = (timer) => { timers.delete(timer); clearTimeout(timer); };
+        window.fetch = (...rest) => { calls++; return fetch(...rest).finally(() => { calls--; }); };
+    })({ setTimeout, clearTimeout, fetch });
+";
+
+async fn status(rangecache: &Rangecache) -> Value {
+    let answer = rangecache.admin("/status").await;
+    assert_eq!(
+        (answer.status, &answer.headers["content-type"]),
+        (200, &"application/json".parse().unwrap())
+    );
+    serde_json::from_str(&answer.body).expect("it is JSON")
+}
+
+/// Waits until `told` finds what it looks for in the status.
+async fn status_when<T>(rangecache: &Rangecache, what: &str, mut told: impl FnMut(&Value) -> Option<T>) -> T {
+    until(SOON, what, async || told(&status(rangecache).await))
+        .await
+        .0
+}
+
+fn finding(status: &Value, words: &str) -> Option<Value> {
+    let findings = status["findings"].as_array().expect("a list");
+    findings
+        .iter()
+        .find(|finding| {
+            finding["title"]
+                .as_str()
+                .is_some_and(|title| title.contains(words))
+        })
+        .cloned()
+}
+
+fn ended(status: &Value, outcome: &str, reason: &str) -> u64 {
+    let outcomes = status["reads"]["outcomes"].as_array().expect("a list");
+    let found = outcomes
+        .iter()
+        .find(|ended| ended["outcome"] == outcome && ended["reason"] == reason);
+    found.map_or(0, |ended| ended["count"].as_u64().expect("a number"))
+}
+
+/// Three reads from memory and two that are not mirrored.
+async fn read(client: &Client) {
+    for _ in 0..2 {
+        client.get(format!("{PREFIX}{SECRET}")).await.expect("it is read");
+        client
+            .get(format!("/elsewhere/{SECRET}"))
+            .await
+            .expect("it is read");
+    }
+    let all = client
+        .range(&RangeRequest::prefix(PREFIX))
+        .await
+        .expect("it is read");
+    assert_eq!(all.kvs.len(), 5);
+}
+
+async fn write(etcd: &Etcd) {
+    let direct = etcd.client().await;
+    direct
+        .put(format!("{PREFIX}{SECRET}"), SECRET)
+        .await
+        .expect("it is written");
+    for n in 0..4 {
+        direct
+            .put(format!("{PREFIX}{n}"), SECRET.repeat(100))
+            .await
+            .expect("it is written");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_page_tells_without_a_script_what_its_data_tell() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    write(&etcd).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", PREFIX)
+        .with("--cache-prefix", HOSTILE)
+        .start()
+        .await;
+    read(&rangecache.client().await).await;
+    status_when(
+        &rangecache,
+        "five reads are counted, and the member's role is known",
+        |status| {
+            let counted = status["reads"]["since_start"] == 5 && status["slowest"].as_array()?.len() == 5;
+            (counted && status["endpoints"][0]["role"] == "leader").then_some(())
+        },
+    )
+    .await;
+    let status = status(&rangecache).await;
+    let page = rangecache.admin("/").await;
+
+    assert_eq!(
+        ended(&status, "hit", "linearizable") + ended(&status, "waited", "linearizable"),
+        3,
+        "{status}"
+    );
+    assert_eq!(ended(&status, "forwarded", "not_mirrored"), 2, "{status}");
+    assert_eq!(status["reads"]["memory_ratio"], 0.6);
+    assert_eq!(status["findings"], serde_json::json!([]));
+    assert_eq!(status["ready"], true);
+    let samples = status["samples"].as_object().expect("columns");
+    let columns: Vec<&Vec<Value>> = samples.values().filter_map(Value::as_array).collect();
+    assert!(columns.len() == 7 && columns.iter().all(|column| column.len() == columns[0].len()));
+    let sampled = |names: &[&str]| -> u64 {
+        let values = names
+            .iter()
+            .flat_map(|name| samples[*name].as_array().expect("a column"));
+        values.map(|value| value.as_u64().expect("a count")).sum()
+    };
+    assert_eq!(sampled(&["reads_from_memory", "reads_after_a_wait"]), 3);
+    assert_eq!(sampled(&["reads_by_etcd"]), 2);
+    let mirrors = status["mirrors"].as_array().expect("a list");
+    let mirror = mirrors
+        .iter()
+        .find(|mirror| mirror["name"] == PREFIX)
+        .expect("is told");
+    assert_eq!(
+        (&mirror["keys"], &mirror["out_of_service"]),
+        (&5.into(), &Value::Null)
+    );
+    assert!(
+        mirror["memory_bytes"].as_u64() > Some(400 * SECRET.len() as u64),
+        "{mirror}"
+    );
+    let endpoint = &status["endpoints"][0];
+    assert_eq!(
+        (&endpoint["url"], &endpoint["is_healthy"]),
+        (&etcd.url().into(), &true.into())
+    );
+    assert_eq!(
+        (&endpoint["connections"], &endpoint["connections_wanted"]),
+        (&5.into(), &5.into())
+    );
+    for slow in status["slowest"].as_array().expect("a list") {
+        let phases: f64 = slow["phases"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|phase| phase["seconds"].as_f64().expect("a number"))
+            .sum();
+        assert!(
+            (phases - slow["total_seconds"].as_f64().unwrap()).abs() < 1e-6,
+            "{slow}"
+        );
+    }
+
+    let tags = tags(&page.body);
+    assert_eq!(text_of(&tags, "reads-total"), "5");
+    assert_eq!(text_of(&tags, "reads-memory"), "60 %");
+    for section in [
+        "headline",
+        "reads",
+        "reasons",
+        "slowest",
+        "mirrors",
+        "endpoints",
+        "gates",
+        "budgets",
+    ] {
+        text_of(&tags, section);
+    }
+    for words in [
+        "not mirrored",
+        "--cache-prefix",
+        "All is well.",
+        "role</dt><dd>leader",
+        "All 2 mirrors are in service",
+    ] {
+        assert!(page.body.contains(words), "{words} not in\n{}", page.body);
+    }
+    let named = tags.iter().filter(|tag| tag.name == "code");
+    let escaped = HOSTILE
+        .replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;");
+    let escaped = escaped.replace('"', "&quot;").replace('\'', "&#39;");
+    assert!(named.into_iter().any(|tag| tag.text == escaped), "{}", page.body);
+
+    // What anybody may see of it, and what a browser may do with it.
+    for answer in [&page.body, &serde_json::to_string(&status).unwrap()] {
+        assert!(!answer.contains(SECRET), "a key or a value shows:\n{answer}");
+    }
+    let policy = page.headers["content-security-policy"].to_str().unwrap();
+    assert!(
+        policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self'"),
+        "{policy}"
+    );
+    assert!(
+        !policy.contains("unsafe") && policy.contains("frame-ancestors 'none'"),
+        "{policy}"
+    );
+    assert_eq!(page.headers["x-content-type-options"], "nosniff");
+    assert!(!page.headers.contains_key("access-control-allow-origin"));
+    for tag in &tags {
+        assert!(
+            tag.attributes
+                .keys()
+                .all(|name| name != "style" && !name.starts_with("on")),
+            "{tag:?}"
+        );
+        assert!(
+            tag.name != "style" && (tag.name != "script" || tag.text.trim().is_empty()),
+            "{tag:?}"
+        );
+        for (name, value) in &tag.attributes {
+            let is_own = value.starts_with("data:image/") || !value.contains(':');
+            assert!(!["src", "href"].contains(&name.as_str()) || is_own, "{tag:?}");
+        }
+    }
+    for (path, content_type) in [
+        ("/page.css", "text/css; charset=utf-8"),
+        ("/page.js", "text/javascript; charset=utf-8"),
+    ] {
+        let file = rangecache.admin(path).await;
+        assert_eq!(
+            (file.status, &file.headers["content-type"]),
+            (200, &content_type.parse().unwrap())
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_is_told_with_what_to_do() {
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    write(&etcd).await;
+
+    let small = Rangecache::before(&etcd)
+        .with("--cache-max-bytes", "1000")
+        .start()
+        .await;
+    small
+        .client()
+        .await
+        .get(format!("{PREFIX}0"))
+        .await
+        .expect("it is read");
+    let aside = status_when(&small, "the mirror steps aside", |status| {
+        (ended(status, "forwarded", "over_budget") == 1).then_some(())?;
+        finding(status, "everything is not answered from memory")
+    })
+    .await;
+    assert_eq!(aside["severity"], "warning");
+    assert!(
+        aside["remedy"].as_str().unwrap().contains("--cache-max-bytes"),
+        "{aside}"
+    );
+    assert!(
+        aside["meaning"].as_str().unwrap().contains("bound of 0.98 KiB"),
+        "{aside}"
+    );
+    let page = small.admin("/").await.body;
+    tags(&page);
+    for words in [
+        "The mirror is out of service.",
+        "too large for its memory",
+        "forwarded{over_budget}",
+    ] {
+        assert!(page.contains(words), "{words} not in\n{page}");
+    }
+
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let direct = etcd.client().await;
+    direct.add_user("root", "root").await.expect("a user");
+    direct.add_role("root").await.expect("a role");
+    direct.give("root", "root").await.expect("a right");
+    direct.auth_enable().await.expect("auth is on");
+    let auth = status_when(&rangecache, "auth is found to be on", |status| {
+        finding(status, "rangecache has no user of its own")
+    })
+    .await;
+    assert!(auth["remedy"].as_str().unwrap().contains("--user"), "{auth}");
+
+    etcd.stop();
+    let down = status_when(&rangecache, "etcd is found to be down", |status| {
+        finding(status, "etcd cannot be reached")
+    })
+    .await;
+    assert_eq!(down["severity"], "bad");
+    assert!(down["meaning"].as_str().unwrap().contains(&etcd.url()), "{down}");
+    let status = status(&rangecache).await;
+    assert_eq!(status["findings"][0], down, "the worst is first");
+    assert_eq!(status["endpoints"][0]["role"], "unknown");
+    let page = rangecache.admin("/").await.body;
+    tags(&page);
+    for words in ["Something is wrong.", "etcd cannot be reached", "not connected"] {
+        assert!(page.contains(words), "{words} not in\n{page}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_and_their_roles_are_told() {
+    let mut cluster = Cluster::start(Version::V3_7).await;
+    let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
+    let roles = |status: &Value| {
+        let endpoints = status["endpoints"].as_array().expect("a list");
+        let mut roles: Vec<_> = endpoints
+            .iter()
+            .map(|endpoint| endpoint["role"].as_str().expect("a word").to_owned())
+            .collect();
+        roles.sort();
+        roles
+    };
+    status_when(&rangecache, "all roles are known", |status| {
+        (roles(status) == ["follower", "follower", "leader"]).then_some(())
+    })
+    .await;
+    let url = cluster.members[0].url();
+    cluster.members[0].stop();
+    let lost = status_when(&rangecache, "one is missed, and another leads", |status| {
+        (roles(status) == ["follower", "leader", "unknown"]).then_some(())?;
+        finding(status, &format!("{url} is not connected"))
+    })
+    .await;
+    assert_eq!(lost["severity"], "warning");
+}
+
+/// Where `make page-test` leaves its pictures.
+fn pictures() -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/page");
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_browser_the_figures_are_live() {
+    let Some(path) = browser::installed() else {
+        println!(
+            "SKIPPED in_a_browser_the_figures_are_live: there is no Chromium; PAGE_BROWSER may name one"
+        );
+        return;
+    };
+    let etcd = Etcd::start(Version::V3_7).await;
+    write(&etcd).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", PREFIX)
+        .with("--cache-prefix", HOSTILE)
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    read(&client).await;
+
+    let mut browser = Browser::start(&path).await;
+    browser.look(1280, 900, false).await;
+    browser.before_scripts(WATCH).await;
+    browser.open(rangecache.metrics_url()).await;
+    let total = "document.getElementById('reads-total').textContent";
+    browser.wait_for(&format!("{total} === '5'")).await;
+    // What the reader does stays while figures change.
+    browser
+        .evaluate("document.querySelector('#reads details').open = true; document.querySelector('#reads summary').focus()")
+        .await;
+    read(&client).await;
+    browser.wait_for(&format!("{total} === '10'")).await;
+    let kept =
+        "document.querySelector('#reads details').open && document.activeElement.matches('#reads summary')";
+    assert_eq!(browser.evaluate(kept).await, true);
+    // The screen of a small phone, and its reader in the dark.
+    for (name, width, dark) in [
+        ("desktop", 1280, false),
+        ("desktop-dark", 1280, true),
+        ("phone", 390, false),
+        ("phone-dark", 390, true),
+        ("small-phone", 360, false),
+    ] {
+        browser.look(width, 900, dark).await;
+        let wide = "document.documentElement.scrollWidth";
+        assert_eq!(browser.evaluate(wide).await, width, "{name} is scrolled sideways");
+        browser.picture(&pictures().join(format!("{name}.png"))).await;
+    }
+    // Nobody looks, or wants to be left alone: without a timer and a call under way nothing can ask again.
+    let (idle, busy) = ("!timers.size && !calls", "timers.size === 1");
+    let visibility = |state: &str| {
+        format!(
+            "Object.defineProperty(document, 'visibilityState', {{ value: '{state}', configurable: true }});
+             document.dispatchEvent(new Event('visibilitychange'))"
+        )
+    };
+    let press = "document.getElementById('pause').click()".to_owned();
+    for (expression, then) in [
+        (visibility("hidden"), idle),
+        (visibility("visible"), busy),
+        (press.clone(), idle),
+        (visibility("visible"), idle),
+        (press, busy),
+    ] {
+        browser.evaluate(&expression).await;
+        browser.wait_for(then).await;
+    }
+    assert_eq!(browser.complaints().await, [""; 0]);
+
+    assert!(rangecache.terminate().await.success());
+    browser.wait_for("!document.getElementById('stale').hidden").await;
+    let stale = browser
+        .evaluate("document.getElementById('stale').textContent")
+        .await;
+    assert!(stale.as_str().unwrap().contains("does not answer"), "{stale}");
+    browser.picture(&pictures().join("stale.png")).await;
+}

@@ -1,0 +1,502 @@
+//! Traces: from a client, through rangecache, into etcd's own spans; and a collector that cannot hurt a request.
+
+use testkit::collector::{Collector, Span};
+use testkit::etcd::{Etcd, Version};
+use testkit::http;
+use testkit::pb::{RangeRequest, WatchCreate};
+use testkit::proxy::{Builder, Rangecache, rangecache_command};
+use testkit::tls::{Ca, Leaf, text};
+use testkit::wait::{SOON, until};
+
+/// What no span may show (I10).
+const SECRET: &str = "kept-secret";
+const CALLER: &str = "00f067aa0ba902b7";
+const RANGE: &str = "etcdserverpb.KV/Range";
+const PUT: &str = "etcdserverpb.KV/Put";
+
+/// An etcd whose every span comes to `collector`.
+async fn traced_etcd(collector: &Collector) -> Etcd {
+    let address = collector.address();
+    let flags = [
+        "--enable-distributed-tracing=true",
+        "--distributed-tracing-sampling-rate=1000000",
+        "--distributed-tracing-instance-id=alone",
+        "--distributed-tracing-address",
+        address,
+    ];
+    Etcd::start_with(Version::V3_7, &flags).await
+}
+
+/// A rangecache that traces what its callers trace, and nothing else.
+fn traced(etcd: &Etcd, collector: &Collector, protocol: &str) -> Builder {
+    Rangecache::before(etcd)
+        .with("--cache-prefix", "/cached/")
+        .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url())
+        .with_environment("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        .with_environment("OTEL_TRACES_SAMPLER", "parentbased_always_off")
+        .with_environment("OTEL_BSP_SCHEDULE_DELAY", "20")
+}
+
+fn trace_id(n: u8) -> String {
+    format!("{:032x}", 0xabcd_0000 + u32::from(n))
+}
+
+fn traceparent(n: u8, flags: &str) -> String {
+    format!("00-{}-{CALLER}-{flags}", trace_id(n))
+}
+
+/// rangecache's span of that name in a trace, once it is there.
+async fn ours(collector: &Collector, n: u8, name: &str) -> Span {
+    let what = format!("rangecache's {name} in trace {n}");
+    let span = collector.span(&what, |span| {
+        span.service == "rangecache" && span.trace_id == trace_id(n) && span.name == name
+    });
+    span.await
+}
+
+/// etcd's span of a call, below `parent`.
+async fn etcds(collector: &Collector, parent: &Span) -> Span {
+    let what = format!("etcd's span below {}", parent.name);
+    let span = collector.span(&what, |span| {
+        span.service == "etcd" && span.parent == parent.span_id && span.trace_id == parent.trace_id
+    });
+    span.await
+}
+
+fn within(inner: &Span, outer: &Span) {
+    assert_eq!(inner.parent, outer.span_id, "{inner:?} in {outer:?}");
+    assert!(
+        outer.started <= inner.started && inner.started <= inner.ended && inner.ended <= outer.ended,
+        "{inner:?} in {outer:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_trace_from_the_client_through_rangecache_into_etcd() {
+    let collector = Collector::start().await;
+    let etcd = traced_etcd(&collector).await;
+    let rangecache = traced(&etcd, &collector, "grpc").start().await;
+    let client = rangecache.client().await;
+    let in_trace = |n| {
+        let client = client.with_metadata("traceparent", &traceparent(n, "01"));
+        client.with_metadata("tracestate", "vendor=kept")
+    };
+
+    // A write, which etcd carries out as a part of the trace.
+    let key = format!("/cached/{SECRET}");
+    in_trace(1).put(&key, SECRET).await.expect("it is written");
+    let server = ours(&collector, 1, PUT).await;
+    assert_eq!((server.parent.as_str(), server.kind), (CALLER, 2));
+    assert_eq!(server.trace_state, "vendor=kept");
+    assert_eq!(server.attributes["rpc.system.name"], "grpc");
+    assert_eq!(server.attributes["rpc.method"], PUT);
+    assert_eq!(server.attributes["rpc.response.status_code"], "OK");
+    let forward = ours(&collector, 1, "forward").await;
+    within(&forward, &server);
+    assert_eq!(forward.kind, 3);
+    assert_eq!(forward.attributes["server.address"], "127.0.0.1");
+    let of_etcd = etcds(&collector, &forward).await;
+    assert_eq!((of_etcd.name.as_str(), of_etcd.kind), (PUT, 2));
+
+    // A read that memory answers once it has caught up with a write to somewhere else.
+    client.put("/elsewhere/1", "v").await.expect("it is written");
+    let list = RangeRequest::prefix("/cached/");
+    let listed = in_trace(2).range(&list).await.expect("it is answered");
+    let server = ours(&collector, 2, RANGE).await;
+    let revision = listed.header.unwrap().revision.to_string();
+    for (name, value) in [
+        ("rangecache.outcome", "waited"),
+        ("rangecache.reason", "linearizable"),
+        ("rangecache.mirror", "/cached/"),
+        ("rangecache.revision.proven", revision.as_str()),
+        ("rangecache.revision.served", revision.as_str()),
+        ("rangecache.keys", "1"),
+        ("rangecache.chunks", "1"),
+        ("rpc.response.status_code", "OK"),
+    ] {
+        assert_eq!(
+            server.attributes.get(name).map(String::as_str),
+            Some(value),
+            "{name}: {server:?}"
+        );
+    }
+    let (prove, wait) = (
+        ours(&collector, 2, "prove").await,
+        ours(&collector, 2, "wait").await,
+    );
+    let (progress, answer) = (
+        ours(&collector, 2, "progress").await,
+        ours(&collector, 2, "answer").await,
+    );
+    within(&prove, &server);
+    within(&wait, &prove);
+    within(&progress, &wait);
+    within(&answer, &server);
+    assert!(prove.ended <= answer.started);
+    let (check_trace, check_span) = prove.links[0].clone();
+    let check = collector.span("the check that it shared", |span| span.span_id == check_span);
+    let check = check.await;
+    assert_eq!((check.name.as_str(), check.kind), ("quorum check", 3));
+    assert!(check.trace_id == check_trace && check_trace != trace_id(2) && check.parent.is_empty());
+    assert_eq!(check.attributes["rangecache.revision.proven"], revision);
+    assert_eq!(check.attributes["rangecache.reads"], "1");
+    etcds(&collector, &check).await;
+
+    // A list outside of the mirror, which becomes a RangeStream to etcd.
+    let elsewhere = RangeRequest::prefix("/elsewhere/");
+    in_trace(3).range(&elsewhere).await.expect("it is answered");
+    let server = ours(&collector, 3, RANGE).await;
+    assert_eq!(server.attributes["rangecache.outcome"], "streamed");
+    assert_eq!(server.attributes["rangecache.reason"], "not_mirrored");
+    assert!(!server.attributes.contains_key("rangecache.mirror"));
+    let stream = ours(&collector, 3, "stream").await;
+    within(&stream, &server);
+    assert_eq!(stream.attributes["server.address"], "127.0.0.1");
+    let of_etcd = etcds(&collector, &stream).await;
+    assert_eq!(of_etcd.name, "etcdserverpb.KV/RangeStream");
+
+    // A RangeStream from memory, in chunks.
+    for n in 0..30 {
+        client
+            .put(format!("/cached/{n}"), "v")
+            .await
+            .expect("it is written");
+    }
+    in_trace(4).range_stream(&list).await.expect("it is answered");
+    let server = ours(&collector, 4, "etcdserverpb.KV/RangeStream").await;
+    assert_eq!(server.attributes["rangecache.keys"], "31");
+    assert!(
+        server.attributes["rangecache.chunks"].parse::<u32>().unwrap() > 1,
+        "{server:?}"
+    );
+
+    // What etcd refuses is an error of the caller's, and of the call to etcd.
+    let compacted = RangeRequest {
+        revision: 1 << 40,
+        ..RangeRequest::prefix("/elsewhere/")
+    };
+    in_trace(5).range(&compacted).await.expect_err("it is refused");
+    let server = ours(&collector, 5, RANGE).await;
+    assert_eq!(server.attributes["rpc.response.status_code"], "OUT_OF_RANGE");
+    assert_eq!(server.error, None);
+
+    // A call whose caller goes away.
+    let all = WatchCreate {
+        key: list.key.clone(),
+        range_end: list.range_end.clone(),
+        ..WatchCreate::default()
+    };
+    drop(in_trace(6).watch(all).await);
+    let server = ours(&collector, 6, "etcdserverpb.Watch/Watch").await;
+    assert_eq!(server.attributes["rpc.response.status_code"], "CANCELLED");
+
+    println!(
+        "{}\n{}",
+        collector.tree(&trace_id(2)),
+        collector.tree(&check_trace)
+    );
+    println!("{}", collector.tree(&trace_id(3)));
+    for (_, _, body) in collector.requests() {
+        let shown = String::from_utf8_lossy(&body).into_owned();
+        // etcd's own spans name keys, which is etcd's to answer for.
+        assert!(shown.contains("etcd\u{12}") || !shown.contains(SECRET), "{shown}");
+    }
+    for span in collector.spans() {
+        assert!(
+            span.service != "rangecache" || !format!("{span:?}").contains(SECRET),
+            "{span:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_traced_passes_untouched() {
+    let collector = Collector::start().await;
+    let etcd = traced_etcd(&collector).await;
+    let off = Rangecache::before(&etcd).start().await;
+    let unsampled = traced(&etcd, &collector, "http/protobuf")
+        .with_environment("OTEL_TRACES_SAMPLER", "always_off")
+        .start()
+        .await;
+    let parent_based = traced(&etcd, &collector, "http/protobuf").start().await;
+    for (n, rangecache) in [(11, &off), (12, &unsampled)] {
+        let client = rangecache.client().await;
+        let client = client.with_metadata("traceparent", &traceparent(n, "01"));
+        client.put("/k", "v").await.expect("it is written");
+        // The client's own span is the parent of etcd's.
+        let of_etcd = collector.span("etcd's span", |span| {
+            span.trace_id == trace_id(n) && span.service == "etcd" && span.parent == CALLER
+        });
+        of_etcd.await;
+    }
+    let client = parent_based.client().await;
+    let unsampled = client.with_metadata("traceparent", &traceparent(13, "00"));
+    unsampled.put("/k", "v").await.expect("it is written");
+    unsampled.get("/cached/k").await.expect("it is read");
+    client.get("/cached/k").await.expect("it is read");
+    // Spans leave in order: with this one, an earlier one would be here.
+    let sampled = client.with_metadata("traceparent", &traceparent(14, "01"));
+    sampled.get("/cached/k").await.expect("it is read");
+    ours(&collector, 14, RANGE).await;
+    for span in collector.spans() {
+        let is_expected =
+            span.service == "etcd" || span.trace_id == trace_id(14) || span.name == "quorum check";
+        assert!(is_expected, "{span:?}");
+    }
+    assert_eq!(collector.trace(&trace_id(13)).len(), 0);
+    let by_http = collector.requests().into_iter().any(|(path, headers, _)| {
+        path == "/v1/traces" && headers["content-type"] == "application/x-protobuf"
+    });
+    assert!(by_http, "OTLP over HTTP");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_done_in_the_background_is_traced() {
+    let collector = Collector::start().await;
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = traced(&etcd, &collector, "http/protobuf")
+        .with_environment("OTEL_TRACES_SAMPLER", "parentbased_always_on")
+        .with_environment("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%3Db")
+        .with_environment("OTEL_SERVICE_NAME", "mine")
+        .with("--verify-interval", "50ms")
+        .start()
+        .await;
+    let background = async |name: &str| {
+        let span = collector
+            .span(name, |span| span.name == name && span.service == "mine")
+            .await;
+        assert_eq!(span.attributes["rangecache.mirror"], "/cached/");
+        assert_eq!((span.parent.as_str(), span.error.clone()), ("", None));
+        span
+    };
+    assert_eq!(background("load").await.attributes["rangecache.reason"], "start");
+    background("follow").await;
+    assert_eq!(
+        background("verify").await.attributes["rangecache.outcome"],
+        "same"
+    );
+    etcd.stop();
+    etcd.run();
+    let resumed = collector.span("it has resumed", |span| {
+        span.name == "resume" && span.error.is_none()
+    });
+    assert_eq!(resumed.await.attributes["server.address"], "127.0.0.1");
+    let requests = collector.requests();
+    assert!(requests.iter().all(|(_, headers, _)| headers["api-key"] == "a=b"));
+
+    // What was recorded last is there after the end.
+    rangecache.warm().await;
+    let client = rangecache.client().await;
+    let last = client.with_metadata("traceparent", &traceparent(21, "01"));
+    last.get("/cached/k").await.expect("it is read");
+    assert!(rangecache.terminate().await.success());
+    let of_last = collector.trace(&trace_id(21));
+    assert!(of_last.iter().any(|span| span.name == RANGE), "{of_last:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_with_tls_is_known_by_its_ca_and_knows_us_by_ours() {
+    let (ca, stranger) = (Ca::new(), Ca::new());
+    let server = ca.issue("collector", &Leaf::default());
+    let collector = Collector::with_tls(&ca, &server).await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let own = ca.issue("rangecache", &Leaf::default());
+    for (n, protocol) in [(51, "grpc"), (52, "http/protobuf")] {
+        let start = async |ca: &Ca| {
+            traced(&etcd, &collector, protocol)
+                .with_environment("OTEL_EXPORTER_OTLP_CERTIFICATE", text(&ca.cert()))
+                .with_environment("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", text(&own.cert))
+                .with_environment("OTEL_EXPORTER_OTLP_CLIENT_KEY", text(&own.key))
+                .start()
+                .await
+        };
+        for ca in [&stranger, &ca] {
+            let rangecache = start(ca).await;
+            let client = rangecache.client().await;
+            let client = client.with_metadata("traceparent", &traceparent(n, "01"));
+            client.get("/cached/k").await.expect("it is read");
+            if std::ptr::eq(ca, &stranger) {
+                until(SOON, "the log says that it is another's", async || {
+                    rangecache.log().contains("traces are not exported").then_some(())
+                })
+                .await;
+                assert_eq!(collector.trace(&trace_id(n)).len(), 0);
+            } else {
+                ours(&collector, n, RANGE).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn traces_are_compressed_where_that_is_asked_for() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    for (n, protocol) in [(61, "grpc"), (62, "http/protobuf")] {
+        let collector = Collector::start().await;
+        let rangecache = traced(&etcd, &collector, protocol)
+            .with_environment("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+            .start()
+            .await;
+        let client = rangecache.client().await;
+        let client = client.with_metadata("traceparent", &traceparent(n, "01"));
+        client.get("/cached/k").await.expect("it is read");
+        ours(&collector, n, RANGE).await;
+        assert_eq!(collector.uncompressed(), 0, "{protocol}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_is_busy_is_asked_again() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    for (n, protocol) in [(71, "grpc"), (72, "http/protobuf")] {
+        let collector = Collector::busy_at_first().await;
+        let rangecache = traced(&etcd, &collector, protocol).start().await;
+        let client = rangecache.client().await;
+        let client = client.with_metadata("traceparent", &traceparent(n, "01"));
+        client.get("/cached/k").await.expect("it is read");
+        ours(&collector, n, RANGE).await;
+        assert_eq!(collector.busy(), 0);
+        let counted = async |result: &str| {
+            let name = format!("rangecache_trace_spans_total{{result=\"{result}\"}}");
+            rangecache.metrics().await.0.get(&name).copied()
+        };
+        until(SOON, "they are counted", async || {
+            counted("exported")
+                .await
+                .is_some_and(|spans| spans > 0.0)
+                .then_some(())
+        })
+        .await;
+        assert_eq!(counted("failed").await, Some(0.0), "{protocol}");
+        assert!(!rangecache.log().contains("traces are not exported"));
+    }
+}
+
+/// Reads from memory and from etcd, all of which must be answered.
+async fn many_calls(rangecache: &Rangecache) {
+    let client = rangecache.client().await;
+    let client = client.with_metadata("traceparent", &traceparent(31, "01"));
+    for n in 0..50 {
+        client
+            .put(format!("/cached/{n}"), "v")
+            .await
+            .expect("it is written");
+        client.get("/cached/1").await.expect("it is read");
+        client.get("/elsewhere/1").await.expect("it is read");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_is_down_or_hangs_costs_spans_and_nothing_else() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let hanging = Collector::hanging().await;
+    let gone = Collector::start().await;
+    let gone_url = gone.url().to_owned();
+    drop(gone);
+    for (url, protocol) in [
+        (hanging.url(), "grpc"),
+        (hanging.url(), "http/protobuf"),
+        (gone_url.as_str(), "grpc"),
+        (gone_url.as_str(), "http/protobuf"),
+    ] {
+        let rangecache = traced(&etcd, &hanging, protocol)
+            .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+            .with_environment("OTEL_BSP_MAX_QUEUE_SIZE", "16")
+            .with_environment("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
+            .with_environment("OTEL_BSP_EXPORT_TIMEOUT", "300")
+            .start()
+            .await;
+        many_calls(&rangecache).await;
+        for result in ["dropped", "failed"] {
+            let name = format!("rangecache_trace_spans_total{{result=\"{result}\"}}");
+            until(SOON, &name, async || {
+                let metrics = rangecache.metrics().await;
+                metrics
+                    .0
+                    .get(&name)
+                    .is_some_and(|spans| *spans > 0.0)
+                    .then_some(())
+            })
+            .await;
+        }
+        let log = rangecache.log();
+        assert_eq!(log.matches("traces are not exported").count(), 1, "{log}");
+        assert!(url != gone_url || log.contains("Connection refused"), "{log}");
+        assert!(rangecache.terminate().await.success());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_bucket_names_a_trace_and_a_scraper_gets_its_format() {
+    let collector = Collector::start().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = traced(&etcd, &collector, "grpc").start().await;
+    let client = rangecache.client().await;
+    let client = client.with_metadata("traceparent", &traceparent(41, "01"));
+    client.get("/cached/k").await.expect("it is read");
+    let url = rangecache.metrics_url().to_owned() + "/metrics";
+    let accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3";
+    let exemplar = format!("# {{trace_id=\"{}\"}}", trace_id(41));
+    let (page, _) = until(SOON, "the call is counted", async || {
+        let page = http::get_accepting(&url, accept).await.unwrap();
+        (page.body.matches(&exemplar).count() == 2).then_some(page)
+    })
+    .await;
+    assert_eq!(
+        page.headers["content-type"],
+        "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    );
+    assert!(page.body.ends_with("# EOF\n"));
+    for histogram in ["range_wait", "range_duration"] {
+        let bucket = format!("rangecache_{histogram}_seconds_bucket");
+        let with_exemplar = |line: &str| line.starts_with(&bucket) && line.contains(&exemplar);
+        assert!(page.body.lines().any(with_exemplar), "{}", page.body);
+    }
+    for metric in [
+        format!("rangecache_endpoint_healthy{{endpoint=\"{}\"}} 1", etcd.url()),
+        "rangecache_mirror_lag_seconds{mirror=\"/cached/\"} 0".to_owned(),
+    ] {
+        assert!(page.body.contains(&metric), "{metric} not in\n{}", page.body);
+    }
+    let plain = http::get_accepting(&url, "text/plain;version=0.0.4")
+        .await
+        .unwrap();
+    assert_eq!(
+        plain.headers["content-type"],
+        "text/plain; version=0.0.4; charset=utf-8"
+    );
+    assert!(plain.body.contains("# TYPE rangecache_range_total counter"));
+    assert!(!plain.body.contains("trace_id") && !plain.body.contains("# EOF"));
+}
+
+#[tokio::test]
+async fn settings_that_cannot_be_meant_are_refused_before_a_port_is_bound() {
+    for (name, value, says) in [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318", "write a URL"),
+        (
+            "OTEL_EXPORTER_OTLP_PROTOCOL",
+            "http/json",
+            "write grpc or http/protobuf",
+        ),
+        ("OTEL_TRACES_SAMPLER", "sometimes", "write always_on"),
+        (
+            "OTEL_EXPORTER_OTLP_CERTIFICATE",
+            "/does/not/exist",
+            "OTEL_EXPORTER_OTLP_CERTIFICATE /does/not/exist: cannot be read",
+        ),
+    ] {
+        let mut command = rangecache_command();
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:1")
+            .env(name, value);
+        let output = tokio::process::Command::from(command).kill_on_drop(true).output();
+        let output = tokio::time::timeout(SOON, output)
+            .await
+            .expect("it ends at once")
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(64), "{said}");
+        assert!(said.contains(says) && said.contains(name), "{said}");
+        assert!(!said.contains("serving"), "{said}");
+    }
+}
