@@ -1,4 +1,4 @@
-//! etcd's calls in typed form.
+//! etcd's calls with typed requests and responses.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use prost::Message;
 
 use crate::grpc::{Client, Reply, Status, Stream};
 use crate::pb::{
-    AuthenticateResponse, CompactionRequest, DeleteRangeRequest, Done, Empty, LeaseGrantRequest,
-    NameAndPassword, PutRequest, RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, StatusResponse,
-    TxnRequest, TxnResponse, UserAndRole, WatchCreate, WatchRequest, WatchResponse, prefix_end,
+    CompactionRequest, CompactionResponse, DeleteRangeRequest, DeleteRangeResponse, Empty, LeaseGrantRequest,
+    PutRequest, PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, StatusResponse,
+    TxnRequest, TxnResponse, WatchCreateRequest, WatchRequest, WatchResponse, prefix_end,
 };
 use crate::wait::SOON;
 
@@ -36,7 +36,7 @@ impl Client {
             value: value.as_ref().to_vec(),
             lease,
         };
-        Ok(self.unary::<Done>(PUT, &put).await?.revision())
+        Ok(self.unary::<PutResponse>(PUT, &put).await?.revision())
     }
 
     /// Deletes one key, and returns the revision.
@@ -60,32 +60,31 @@ impl Client {
 
     async fn delete_range(&self, request: DeleteRangeRequest) -> Result<i64, Status> {
         Ok(self
-            .unary::<Done>("/etcdserverpb.KV/DeleteRange", &request)
+            .unary::<DeleteRangeResponse>("/etcdserverpb.KV/DeleteRange", &request)
             .await?
             .revision())
     }
 
-    /// Does all of `operations` in one revision, and returns it.
+    /// Applies all of `operations` in one transaction, and returns its revision.
     pub async fn transact(&self, operations: Vec<RequestOp>) -> Result<i64, Status> {
         let txn = TxnRequest {
             success: operations,
             ..TxnRequest::default()
         };
-        let done: TxnResponse = self.unary(TXN, &txn).await?;
-        Ok(done.header.expect("an answer has a header").revision)
+        Ok(self.unary::<TxnResponse>(TXN, &txn).await?.revision())
     }
 
-    /// Asks for a range.
+    /// Sends a Range.
     pub async fn range(&self, request: &RangeRequest) -> Result<RangeResponse, Status> {
         self.unary(RANGE, request).await
     }
 
-    /// Asks for a range, and returns the reply with every byte.
+    /// Sends a Range, and returns the reply with every byte.
     pub async fn range_raw(&self, request: &RangeRequest) -> Result<Reply, String> {
         self.raw(RANGE, &request.encode_to_vec()).await
     }
 
-    /// The value of a key, linearizable.
+    /// Value of a key by a linearizable read; `None` if there is no such key.
     pub async fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>, Status> {
         Ok(self
             .range(&RangeRequest::one(key))
@@ -95,12 +94,12 @@ impl Client {
             .map(|kv| kv.value))
     }
 
-    /// Asks for a range by RangeStream, and returns its chunks.
+    /// Sends a RangeStream, and returns its chunks.
     pub async fn range_stream(&self, request: &RangeRequest) -> Result<Vec<RangeResponse>, Status> {
         let mut stream = self.server_stream(RANGE_STREAM, request);
         let mut chunks = Vec::new();
         while let Some(chunk) = stream.next_as::<RangeStreamResponse>(SOON).await {
-            chunks.push(chunk.range_response.expect("a chunk holds an answer"));
+            chunks.push(chunk.range_response.expect("a chunk holds a response"));
         }
         match stream.end() {
             Some(Status { code: 0, .. }) | None => Ok(chunks),
@@ -108,41 +107,42 @@ impl Client {
         }
     }
 
-    /// Compacts up to `revision`, and returns when the keys are gone.
+    /// Compacts up to `revision`, and returns once the keys are removed from disk.
     pub async fn compact(&self, revision: i64) -> Result<(), Status> {
         let request = CompactionRequest {
             revision,
             physical: true,
         };
-        self.unary::<Done>("/etcdserverpb.KV/Compact", &request)
+        self.unary::<CompactionResponse>("/etcdserverpb.KV/Compact", &request)
             .await
             .map(|_| ())
     }
 
     /// Grants a lease of the given id.
     pub async fn grant_lease(&self, id: i64, ttl_seconds: i64) -> Result<(), Status> {
-        let request = LeaseGrantRequest { ttl_seconds, id };
+        let request = LeaseGrantRequest { ttl: ttl_seconds, id };
         self.unary::<Empty>("/etcdserverpb.Lease/LeaseGrant", &request)
             .await
             .map(|_| ())
     }
 
-    /// The member's own view of itself.
+    /// Status of the member that the connection leads to.
     pub async fn status(&self) -> Result<StatusResponse, Status> {
         self.unary("/etcdserverpb.Maintenance/Status", &Empty {}).await
     }
 
-    /// Plants a fault in a [`fragile`](crate::proxy::Builder::fragile) rangecache, with a call that it does not touch.
-    pub async fn plant(&self, fault: &str) {
-        let planting = self.with_metadata("rangecache-test-fault", fault);
-        planting.status().await.expect("etcd tells its status");
+    /// Injects a fault into a rangecache started [`with_fault_injection`](crate::proxy::Builder::with_fault_injection),
+    /// by a call that the fault does not affect.
+    pub async fn inject_fault(&self, fault: &str) {
+        let client = self.with_metadata("rangecache-test-fault", fault);
+        client.status().await.expect("etcd returns its status");
     }
 
-    /// Opens a watch stream with one watch on it, and waits until it is created.
-    pub async fn watch(&self, create: WatchCreate) -> Stream {
+    /// Opens a watch stream, creates one watch on it, and waits for the confirmation.
+    pub async fn watch(&self, create: WatchCreateRequest) -> Stream {
         let mut watch = self.open(WATCH);
         watch.send(&WatchRequest {
-            create: Some(create),
+            create_request: Some(create),
             ..WatchRequest::default()
         });
         let created = watch.next_as::<WatchResponse>(SOON).await;
@@ -153,57 +153,16 @@ impl Client {
         );
         watch
     }
-
-    /// Creates user and role `root`, and switches authentication on; returns a client that is root.
-    pub async fn enable_auth(&self, password: &str) -> Result<Self, Status> {
-        let root = NameAndPassword {
-            name: "root".into(),
-            password: password.into(),
-        };
-        self.unary::<Empty>("/etcdserverpb.Auth/UserAdd", &root).await?;
-        // A role is added by its name alone, which is the first field here too.
-        let role = NameAndPassword {
-            name: "root".into(),
-            password: String::new(),
-        };
-        self.unary::<Empty>("/etcdserverpb.Auth/RoleAdd", &role).await?;
-        let grant = UserAndRole {
-            user: "root".into(),
-            role: "root".into(),
-        };
-        self.unary::<Empty>("/etcdserverpb.Auth/UserGrantRole", &grant)
-            .await?;
-        self.unary::<Empty>("/etcdserverpb.Auth/AuthEnable", &Empty {})
-            .await?;
-        self.authenticate("root", password).await
-    }
-
-    /// The same connection as that user.
-    pub async fn authenticate(&self, name: &str, password: &str) -> Result<Self, Status> {
-        let request = NameAndPassword {
-            name: name.into(),
-            password: password.into(),
-        };
-        let answer: AuthenticateResponse = self.unary("/etcdserverpb.Auth/Authenticate", &request).await?;
-        Ok(self.with_metadata("token", &answer.token))
-    }
-
-    /// Switches authentication off.
-    pub async fn disable_auth(&self) -> Result<(), Status> {
-        self.unary::<Empty>("/etcdserverpb.Auth/AuthDisable", &Empty {})
-            .await
-            .map(|_| ())
-    }
 }
 
-/// Reads watch responses until `enough` says so of all that has come; empty ones count too.
-pub async fn watched(
+/// Reads watch responses, progress notifications included, until `is_enough` returns true for those received so far.
+pub async fn collect_watch(
     watch: &mut Stream,
     deadline: Duration,
-    mut enough: impl FnMut(&[WatchResponse]) -> bool,
+    mut is_enough: impl FnMut(&[WatchResponse]) -> bool,
 ) -> Vec<WatchResponse> {
     let mut responses = Vec::new();
-    while !enough(&responses) {
+    while !is_enough(&responses) {
         match watch.next_as::<WatchResponse>(deadline).await {
             Some(response) => responses.push(response),
             None => panic!("the watch ended early: {:?}", watch.end()),

@@ -10,6 +10,7 @@
 //! | [`kv`] | etcd's calls in typed form, on top of it |
 //! | [`fault_link`] | a TCP link that fails on command |
 //! | [`roles`] | users, roles and rights |
+//! | [`recovery`] | the way back to responses from memory after a fault |
 //! | [`register`] | keys that change together, and a judge of what a reader saw of them |
 //! | [`shapes`] | Range requests of every shape, and a store to ask them of |
 //! | [`streams`] | RangeStreams: whole, and merged to the unary answer |
@@ -27,6 +28,7 @@ pub mod kv;
 pub mod pb;
 pub mod process;
 pub mod proxy;
+pub mod recovery;
 pub mod register;
 pub mod roles;
 pub mod shapes;

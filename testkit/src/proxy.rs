@@ -54,7 +54,7 @@ impl Builder {
     }
 
     /// Lets calls plant faults in it.
-    pub fn fragile(self) -> Self {
+    pub fn with_fault_injection(self) -> Self {
         self.with_environment("RANGECACHE_TEST_FAULTS", "1")
     }
 

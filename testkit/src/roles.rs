@@ -1,13 +1,14 @@
-//! Users, roles and rights, as root sets them.
+//! etcd's authentication: users, roles, permissions and tokens.
 
 use crate::etcd::Etcd;
 use crate::grpc::{Client, Status};
 use crate::pb::{
-    AuthenticateResponse, Empty, NameAndPassword, NameAndRole, Permission, RoleGrant, RoleRevoke,
-    UserAndRole, prefix_end,
+    AuthRoleAddRequest, AuthRoleGrantPermissionRequest, AuthRoleRevokePermissionRequest, AuthUserAddRequest,
+    AuthUserGrantRoleRequest, AuthUserRevokeRoleRequest, AuthenticateRequest, AuthenticateResponse, Empty,
+    Permission, prefix_end,
 };
 
-/// The user that rangecache is.
+/// rangecache's own user in [`create_users`].
 pub const MIRROR: &str = "mirror";
 
 impl Client {
@@ -19,101 +20,120 @@ impl Client {
     /// Adds a user.
     pub async fn add_user(&self, name: &str, password: &str) -> Result<(), Status> {
         let (name, password) = (name.to_owned(), password.to_owned());
-        self.auth("UserAdd", &NameAndPassword { name, password }).await
+        self.auth("UserAdd", &AuthUserAddRequest { name, password }).await
     }
 
-    /// Adds a role without rights.
+    /// Adds a role without permissions.
     pub async fn add_role(&self, role: &str) -> Result<(), Status> {
-        // Its name is the first field here too.
-        let (name, password) = (role.to_owned(), String::new());
-        self.auth("RoleAdd", &NameAndPassword { name, password }).await
+        let name = role.to_owned();
+        self.auth("RoleAdd", &AuthRoleAddRequest { name }).await
     }
 
-    /// Gives `user` a role.
-    pub async fn give(&self, user: &str, role: &str) -> Result<(), Status> {
+    /// Grants `user` a role.
+    pub async fn grant_role(&self, user: &str, role: &str) -> Result<(), Status> {
         let (user, role) = (user.to_owned(), role.to_owned());
-        self.auth("UserGrantRole", &UserAndRole { user, role }).await
+        let request = AuthUserGrantRoleRequest { user, role };
+        self.auth("UserGrantRole", &request).await
     }
 
-    /// Takes a role from `user`.
-    pub async fn take(&self, user: &str, role: &str) -> Result<(), Status> {
+    /// Revokes a role from `user`.
+    pub async fn revoke_role(&self, user: &str, role: &str) -> Result<(), Status> {
         let (name, role) = (user.to_owned(), role.to_owned());
-        self.auth("UserRevokeRole", &NameAndRole { name, role }).await
+        let request = AuthUserRevokeRoleRequest { name, role };
+        self.auth("UserRevokeRole", &request).await
     }
 
-    /// Lets `role` read `[key, range_end)`.
-    pub async fn allow(
+    /// Grants `role` reads of `[key, range_end)`.
+    pub async fn grant_read(
         &self,
         role: &str,
         key: impl AsRef<[u8]>,
         range_end: impl AsRef<[u8]>,
     ) -> Result<(), Status> {
         let permission = Permission {
-            kind: 0,
+            perm_type: 0,
             key: key.as_ref().to_vec(),
             range_end: range_end.as_ref().to_vec(),
         };
-        let grant = RoleGrant {
-            role: role.to_owned(),
-            permission: Some(permission),
+        let request = AuthRoleGrantPermissionRequest {
+            name: role.to_owned(),
+            perm: Some(permission),
         };
-        self.auth("RoleGrantPermission", &grant).await
+        self.auth("RoleGrantPermission", &request).await
     }
 
-    /// Takes that right from `role`.
-    pub async fn forbid(
+    /// Revokes from `role` the permission on exactly `[key, range_end)`.
+    pub async fn revoke_read(
         &self,
         role: &str,
         key: impl AsRef<[u8]>,
         range_end: impl AsRef<[u8]>,
     ) -> Result<(), Status> {
-        let revoke = RoleRevoke {
+        let request = AuthRoleRevokePermissionRequest {
             role: role.to_owned(),
             key: key.as_ref().to_vec(),
             range_end: range_end.as_ref().to_vec(),
         };
-        self.auth("RoleRevokePermission", &revoke).await
+        self.auth("RoleRevokePermission", &request).await
     }
 
-    /// Switches authentication on; root must be there, with its role.
+    /// Enables authentication; the user root must exist and have its role.
     pub async fn auth_enable(&self) -> Result<(), Status> {
         self.auth("AuthEnable", &Empty {}).await
     }
+
+    /// Creates the user and the role root, enables authentication, and returns a client that is root.
+    pub async fn enable_auth(&self, password: &str) -> Result<Self, Status> {
+        self.add_user("root", password).await?;
+        self.add_role("root").await?;
+        self.grant_role("root", "root").await?;
+        self.auth_enable().await?;
+        self.authenticate("root", password).await
+    }
+
+    /// Disables authentication.
+    pub async fn disable_auth(&self) -> Result<(), Status> {
+        self.auth("AuthDisable", &Empty {}).await
+    }
+
+    /// The same connection with a new token of that user on every call.
+    pub async fn authenticate(&self, name: &str, password: &str) -> Result<Self, Status> {
+        let token = self.new_token(name, password).await?;
+        Ok(self.with_metadata("token", &token))
+    }
+
+    async fn new_token(&self, name: &str, password: &str) -> Result<String, Status> {
+        let (name, password) = (name.to_owned(), password.to_owned());
+        let request = AuthenticateRequest { name, password };
+        let response: AuthenticateResponse = self.unary("/etcdserverpb.Auth/Authenticate", &request).await?;
+        Ok(response.token)
+    }
 }
 
-/// A token for one of [`people`].
+/// A token of one of the users of [`create_users`].
 pub async fn token(direct: &Client, name: &str) -> String {
-    let answer: AuthenticateResponse = direct
-        .unary(
-            "/etcdserverpb.Auth/Authenticate",
-            &NameAndPassword {
-                name: name.into(),
-                password: password(name),
-            },
-        )
-        .await
-        .unwrap();
-    answer.token
+    direct.new_token(name, &password(name)).await.unwrap()
 }
 
-/// Everybody's password.
+/// Password of a user of [`create_users`].
 pub fn password(name: &str) -> String {
     format!("open-sesame-{name}")
 }
 
-/// Users, roles and rights; switches auth on and returns root.
-pub async fn people(etcd: &Etcd) -> Client {
-    let nobody = etcd.client().await;
+/// Creates users and roles, enables authentication, and returns a client that is root: [`MIRROR`] may read all keys,
+/// alice `/a/`, bob `/b/` and one key under `/a/`, carol nothing.
+pub async fn create_users(etcd: &Etcd) -> Client {
+    let client = etcd.client().await;
     for (name, role) in [(MIRROR, "all"), ("alice", "a"), ("bob", "b"), ("carol", "")] {
-        nobody.add_user(name, &password(name)).await.unwrap();
+        client.add_user(name, &password(name)).await.unwrap();
         if !role.is_empty() {
-            nobody.add_role(role).await.unwrap();
-            nobody.give(name, role).await.unwrap();
+            client.add_role(role).await.unwrap();
+            client.grant_role(name, role).await.unwrap();
         }
     }
-    nobody.allow("all", "\0", "\0").await.unwrap();
-    nobody.allow("a", "/a/", prefix_end(b"/a/")).await.unwrap();
-    nobody.allow("b", "/b/", prefix_end(b"/b/")).await.unwrap();
-    nobody.allow("b", "/a/007", "").await.unwrap();
-    nobody.enable_auth(&password("root")).await.unwrap()
+    client.grant_read("all", "\0", "\0").await.unwrap();
+    client.grant_read("a", "/a/", prefix_end(b"/a/")).await.unwrap();
+    client.grant_read("b", "/b/", prefix_end(b"/b/")).await.unwrap();
+    client.grant_read("b", "/a/007", "").await.unwrap();
+    client.enable_auth(&password("root")).await.unwrap()
 }

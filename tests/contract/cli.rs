@@ -7,7 +7,7 @@ use std::process::Output;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::Client;
 use testkit::kv::PUT;
-use testkit::pb::{Done, PutRequest, RangeRequest, WatchCreate};
+use testkit::pb::{PutRequest, PutResponse, RangeRequest, WatchCreateRequest};
 use testkit::proxy::{Rangecache, rangecache_command};
 use testkit::wait::{SOON, until};
 use tokio::time::timeout;
@@ -179,9 +179,9 @@ async fn a_terminated_rangecache_finishes_the_calls_under_way() {
     let (client, url) = (rangecache.client().await, rangecache.url().to_owned());
     // A watch ends never by itself, and must not hold the end up for long.
     let watch = client
-        .watch(WatchCreate {
+        .watch(WatchCreateRequest {
             key: b"a".to_vec(),
-            ..WatchCreate::default()
+            ..WatchCreateRequest::default()
         })
         .await;
 
@@ -191,7 +191,7 @@ async fn a_terminated_rangecache_finishes_the_calls_under_way() {
         value: b"under way".to_vec(),
         lease: 0,
     };
-    let mut call = pin!(client.unary::<Done>(PUT, &put));
+    let mut call = pin!(client.unary::<PutResponse>(PUT, &put));
     // Frames keep their order: when a later call of the connection is answered, the put has arrived.
     let later = RangeRequest {
         serializable: true,

@@ -7,7 +7,7 @@ use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Reply, Status};
 use testkit::pb::{BY_MOD, DESCEND, RangeRequest, prefix_end};
 use testkit::proxy::Rangecache;
-use testkit::roles::{MIRROR, password, people, token};
+use testkit::roles::{MIRROR, create_users, password, token};
 use testkit::wait::{SOON, until};
 
 const CALLERS: [&str; 6] = ["alice", "bob", "carol", "root", "nobody", "garbage"];
@@ -106,7 +106,7 @@ struct Caller {
 impl Scene {
     async fn new(version: Version) -> Self {
         let etcd = Etcd::start_with(version, &["--auth-token-ttl", "60"]).await;
-        let root = people(&etcd).await;
+        let root = create_users(&etcd).await;
         let old = store(&root, "before").await;
         let rangecache = Rangecache::before(&etcd)
             .with("--user", MIRROR)
@@ -307,18 +307,18 @@ async fn rights_change_while_all_ask(version: Version, rounds: usize) {
             scene.is_quiet(&scene.callers().await, $what).await;
         };
     }
-    while_all_ask!("carol gets a role", root.give("carol", "a"));
-    while_all_ask!("alice loses hers", root.take("alice", "a"));
+    while_all_ask!("carol gets a role", root.grant_role("carol", "a"));
+    while_all_ask!("alice loses hers", root.revoke_role("alice", "a"));
     while_all_ask!(
         "bob's role may read a neighbour",
-        root.allow("b", "/a/", prefix_end(b"/a/"))
+        root.grant_read("b", "/a/", prefix_end(b"/a/"))
     );
-    while_all_ask!("and may not", root.forbid("b", "/a/", prefix_end(b"/a/")));
-    while_all_ask!("bob's single key goes", root.forbid("b", "/a/007", ""));
+    while_all_ask!("and may not", root.revoke_read("b", "/a/", prefix_end(b"/a/")));
+    while_all_ask!("bob's single key goes", root.revoke_read("b", "/a/007", ""));
     while_all_ask!("alice may read from a key on", root.add_role("from"));
-    while_all_ask!("still only the role", root.allow("from", "/a/020", "\0"));
-    while_all_ask!("now she has it", root.give("alice", "from"));
-    while_all_ask!("carol loses everything", root.take("carol", "a"));
+    while_all_ask!("still only the role", root.grant_read("from", "/a/020", "\0"));
+    while_all_ask!("now she has it", root.grant_role("alice", "from"));
+    while_all_ask!("carol loses everything", root.revoke_role("carol", "a"));
     scene.mostly_from_memory().await;
     let log = scene.rangecache.log();
     assert!(!log.contains("open-sesame"), "a password in the log:\n{log}");
@@ -442,13 +442,13 @@ async fn what_is_written_once_the_right_is_gone_is_never_seen() {
         let end = prefix_end(b"/a/");
         for turn in 0..300 {
             scene.root.put("/a/book", format!("open {turn}")).await.unwrap();
-            scene.root.allow("a", "/a/", &end).await.unwrap();
+            scene.root.grant_read("a", "/a/", &end).await.unwrap();
             let before = seen.load(Ordering::Relaxed);
             until(SOON, "alice reads", async || {
                 (seen.load(Ordering::Relaxed) > before).then_some(())
             })
             .await;
-            scene.root.forbid("a", "/a/", &end).await.unwrap();
+            scene.root.revoke_read("a", "/a/", &end).await.unwrap();
             scene.root.put("/a/book", format!("secret {turn}")).await.unwrap();
         }
         done.store(true, Ordering::SeqCst);

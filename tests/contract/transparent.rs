@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::Client;
-use testkit::kv::{PUT, WATCH, watched};
+use testkit::kv::{PUT, WATCH, collect_watch};
 use testkit::pb::{
-    Done, Empty, Event, RangeRequest, RequestOp, SnapshotResponse, WatchCancel, WatchCreate, WatchRequest,
-    WatchResponse, prefix_end,
+    Empty, Event, PutResponse, RangeRequest, RequestOp, SnapshotResponse, WatchCancelRequest,
+    WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, prefix_end,
 };
 use testkit::process::tool;
 use testkit::proxy::Rangecache;
@@ -164,9 +164,9 @@ fn events(responses: &[WatchResponse]) -> Vec<Event> {
         .collect()
 }
 
-fn watch_of(prefix: &str, start_revision: i64) -> WatchCreate {
+fn watch_of(prefix: &str, start_revision: i64) -> WatchCreateRequest {
     let key = prefix.as_bytes().to_vec();
-    WatchCreate {
+    WatchCreateRequest {
         range_end: prefix_end(&key),
         key,
         start_revision,
@@ -194,10 +194,11 @@ async fn watches_bring_every_event_once_and_in_order() {
             .and_then(|event| event.kv.as_ref())
             .is_some_and(|kv| kv.mod_revision == last)
     };
-    let live = events(&watched(&mut live, SOON, is_last).await);
+    let live = events(&collect_watch(&mut live, SOON, is_last).await);
     // Asked afterwards, through and directly, the same events come from the past.
-    let past = events(&watched(&mut through.watch(watch_of("w/", start)).await, SOON, is_last).await);
-    let expected = events(&watched(&mut direct.watch(watch_of("w/", start)).await, SOON, is_last).await);
+    let past = events(&collect_watch(&mut through.watch(watch_of("w/", start)).await, SOON, is_last).await);
+    let expected =
+        events(&collect_watch(&mut direct.watch(watch_of("w/", start)).await, SOON, is_last).await);
     assert!(expected.len() > 4_000, "{}", expected.len());
     assert!(live == expected, "the live watch differs");
     assert!(past == expected, "the watch of the past differs");
@@ -213,7 +214,7 @@ async fn watches_are_cancelled_refused_and_asked_for_progress() {
     for client in [&direct, &through] {
         let mut watch = client.watch(watch_of("w/", 0)).await;
         watch.send(&WatchRequest {
-            progress: Some(Empty {}),
+            progress_request: Some(WatchProgressRequest {}),
             ..WatchRequest::default()
         });
         let progress = watch.next_as::<WatchResponse>(SOON).await.expect("progress");
@@ -223,7 +224,7 @@ async fn watches_are_cancelled_refused_and_asked_for_progress() {
         );
 
         let twin = WatchRequest {
-            create: Some(WatchCreate {
+            create_request: Some(WatchCreateRequest {
                 watch_id: 7,
                 ..watch_of("w/", 0)
             }),
@@ -239,7 +240,7 @@ async fn watches_are_cancelled_refused_and_asked_for_progress() {
             );
         }
         watch.send(&WatchRequest {
-            cancel: Some(WatchCancel { watch_id: 7 }),
+            cancel_request: Some(WatchCancelRequest { watch_id: 7 }),
             ..WatchRequest::default()
         });
         let cancelled = watch.next_as::<WatchResponse>(SOON).await.expect("an answer");
@@ -295,10 +296,7 @@ async fn half_close_and_cancellation_reach_etcd() {
     .await;
 
     // The end of the requests is the end of a keepalive, and of an empty watch it is not.
-    let lease = pb::LeaseGrantRequest {
-        ttl_seconds: 60,
-        id: 5,
-    };
+    let lease = pb::LeaseGrantRequest { ttl: 60, id: 5 };
     through
         .unary::<Empty>("/etcdserverpb.Lease/LeaseGrant", &lease)
         .await
@@ -306,18 +304,15 @@ async fn half_close_and_cancellation_reach_etcd() {
     let mut keepalive = through.open("/etcdserverpb.Lease/LeaseKeepAlive");
     for _ in 0..3 {
         // The id is the first field here.
-        keepalive.send(&pb::LeaseGrantRequest {
-            ttl_seconds: 5,
-            id: 0,
-        });
+        keepalive.send(&pb::LeaseGrantRequest { ttl: 5, id: 0 });
         assert!(
-            keepalive.next_as::<Done>(SOON).await.is_some(),
+            keepalive.next_as::<PutResponse>(SOON).await.is_some(),
             "{:?}",
             keepalive.end()
         );
     }
     keepalive.close_send();
-    assert!(keepalive.next_as::<Done>(SOON).await.is_none());
+    assert!(keepalive.next_as::<PutResponse>(SOON).await.is_none());
     assert_eq!(keepalive.end().map(|end| end.code), Some(0));
 }
 
@@ -387,7 +382,7 @@ async fn calls_end_as_unavailable_when_etcd_stays_away() {
     assert_eq!(watch.end().map(|end| end.code), Some(14), "{:?}", watch.end());
     let (list, mut again) = (RangeRequest::prefix("w/"), through.open(WATCH));
     again.send(&WatchRequest {
-        create: Some(watch_of("w/", 0)),
+        create_request: Some(watch_of("w/", 0)),
         ..WatchRequest::default()
     });
     let range = through.range(&list);

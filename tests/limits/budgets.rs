@@ -9,7 +9,7 @@ use prost::Message;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Stream, UNAVAILABLE, frame};
 use testkit::kv::{PUT, RANGE};
-use testkit::pb::{Empty, PutRequest, RangeRequest, WatchCreate};
+use testkit::pb::{Empty, PutRequest, RangeRequest, WatchCreateRequest};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 use tokio::net::TcpStream;
@@ -32,9 +32,9 @@ async fn etcd_with(keys: usize, value_bytes: usize) -> Etcd {
 }
 
 async fn watch(client: &Client) -> Stream {
-    let create = WatchCreate {
+    let create = WatchCreateRequest {
         key: PREFIX.into(),
-        ..WatchCreate::default()
+        ..WatchCreateRequest::default()
     };
     client.watch(create).await
 }

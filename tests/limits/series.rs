@@ -8,7 +8,7 @@ use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Status};
 use testkit::pb::{KeyValue, RangeRequest, RangeResponse, RequestOp, prefix_end};
 use testkit::proxy::Rangecache;
-use testkit::roles::{MIRROR, password, people, token};
+use testkit::roles::{MIRROR, create_users, password, token};
 use testkit::wait::{SOON, until};
 
 const PREFIX: &str = "/series/";
@@ -455,7 +455,7 @@ async fn from_series(rangecache: &Rangecache) -> f64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_auth_on_a_series_is_its_callers_own() {
     let etcd = Etcd::start(Version::V3_7).await;
-    let root = people(&etcd).await;
+    let root = create_users(&etcd).await;
     for start in (0..3_000).step_by(100) {
         let batch = (start..start + 100).map(|n| RequestOp::put(format!("/a/{n:06}"), "value"));
         root.transact(batch.collect()).await.expect("etcd writes");
@@ -518,7 +518,7 @@ async fn with_auth_on_a_series_is_its_callers_own() {
 
     // A right that is gone is gone in mid-list.
     root_direct
-        .forbid("a", "/a/", testkit::pb::prefix_end(b"/a/"))
+        .revoke_read("a", "/a/", testkit::pb::prefix_end(b"/a/"))
         .await
         .expect("root forbids");
     let refused = alice.range(&request).await;

@@ -15,7 +15,7 @@ use crate::history::{self, History};
 use testkit::grpc::{Client, Status};
 use testkit::kv::{PUT, RANGE, TXN};
 use testkit::pb::{
-    Compare, DeleteRangeRequest, DeleteRangeResponse, Done, PutRequest, RangeRequest, RangeResponse,
+    Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest, RangeResponse,
     RequestOp, TxnRequest, TxnResponse,
 };
 
@@ -174,7 +174,7 @@ impl Caller {
         let write =
             json!({"then": [history::change(key.as_bytes(), Some(value.as_bytes()))], "applied": true});
         let call = self.begin("put", "write", write);
-        let answer: Option<Done> = self.call(PUT, &request).await.and_then(Result::ok);
+        let answer: Option<PutResponse> = self.call(PUT, &request).await.and_then(Result::ok);
         self.end(
             call,
             answer.map(|done| json!({"rev": self.told(done.revision())})),
@@ -196,7 +196,7 @@ impl Caller {
         self.end(
             call,
             answer.map(|done| {
-                let revision = done.header.expect("an answer has a header").revision;
+                let revision = done.revision();
                 json!({"rev": self.told(revision), "write": {"then": then, "applied": done.deleted > 0}})
             }),
         );
@@ -254,8 +254,8 @@ impl Caller {
         let call = self.begin(kind, "write", write(false));
         let answer: Option<TxnResponse> = self.call(TXN, &request).await.and_then(Result::ok);
         let told = answer.map(|done| {
-            let revision = self.told(done.header.expect("an answer has a header").revision);
-            let read = done.responses.into_iter().next().and_then(|first| first.range);
+            let revision = self.told(done.revision());
+            let read = done.responses.into_iter().next().and_then(|first| first.response_range);
             if let Some(read) = &read {
                 self.see(&RangeRequest::one(&key), read);
             }

@@ -202,7 +202,7 @@ async fn move_leader(world: &World, to: usize) {
     let _ = leader
         .unary::<Empty>(
             "/etcdserverpb.Maintenance/MoveLeader",
-            &MoveLeaderRequest { target },
+            &MoveLeaderRequest { target_id: target },
         )
         .await;
 }

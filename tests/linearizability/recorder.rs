@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use crate::history::History;
 use testkit::grpc::Client;
 use testkit::kv::WATCH;
-use testkit::pb::{Event, WatchCreate, WatchRequest, WatchResponse};
+use testkit::pb::{Event, WatchCreateRequest, WatchRequest, WatchResponse};
 use testkit::wait::{SOON, until};
 
 /// Event type DELETE.
@@ -81,11 +81,11 @@ async fn watch(member: String, log: Arc<Log>) {
             let mut stream = client.open(WATCH);
             // Every key: whatever makes a revision is seen.
             stream.send(&WatchRequest {
-                create: Some(WatchCreate {
+                create_request: Some(WatchCreateRequest {
                     key: vec![0],
                     range_end: vec![0],
                     start_revision: log.seen.lock().whole + 1,
-                    ..WatchCreate::default()
+                    ..WatchCreateRequest::default()
                 }),
                 ..WatchRequest::default()
             });
@@ -115,7 +115,7 @@ impl Log {
                 .iter()
                 .map(|event| {
                     let kv = event.kv.clone().expect("an event has a key");
-                    (kv.key, (event.kind != DELETE).then_some(kv.value))
+                    (kv.key, (event.r#type != DELETE).then_some(kv.value))
                 })
                 .collect();
             self.history.event(self.segment, at, &changes);

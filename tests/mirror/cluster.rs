@@ -1,78 +1,33 @@
 //! Three members of etcd, some of which fail: reads stay right, and are not answered where etcd itself would not.
 
-use std::time::{Duration, Instant};
-
 use testkit::etcd::{Cluster, Version, free_port};
-use testkit::grpc::Client;
 use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::proxy::Rangecache;
-use testkit::wait::{SOON, until};
-use tokio::time::timeout;
+use testkit::recovery::{Reads, put_when_possible, recovers};
 
 use crate::EXCLUSIVE;
 
 const PREFIX: &str = "/cluster/";
 
-/// Past this a read through a failing member counts as stuck; etcd's own clients wait as long for a new leader.
-const FAILOVER: Duration = Duration::from_secs(20);
-
-/// Puts, trying until the cluster has a leader for it, and returns how long that took. A put that was given up may still
-/// come to pass, so that no two write the same key.
-async fn put(client: &Client, key: &str) -> Duration {
-    let what = "a write after the fault";
-    // etcd lets a write that its dead leader lost hang for 7 s; another one need not wait for it.
-    let put = async || {
-        timeout(Duration::from_millis(500), client.put(key, "v"))
-            .await
-            .ok()?
-            .ok()
-    };
-    until(SOON, what, put).await.1
-}
-
-/// Puts on a live member, and reads through rangecache until it has an answer, which must hold the put; then waits until
-/// answers come from memory.
-async fn recovers(from: &str, live: &Client, rangecache: &Rangecache, through: &Client) {
-    let started = Instant::now();
-    let list = RangeRequest::prefix(PREFIX);
-    for turn in 0.. {
-        let before = rangecache.outcomes().await;
-        let key = format!("{PREFIX}{from}/{turn}");
-        let written = put(live, &key).await;
-        let (answer, read) = until(FAILOVER, from, async || through.range(&list).await.ok()).await;
-        if turn == 0 {
-            println!("after {from}: etcd wrote after {written:?}, and then rangecache read after {read:?}");
-        }
-        let shown = answer.kvs.iter().any(|kv| kv.key == key.as_bytes());
-        assert!(
-            shown,
-            "{:?} after {from} {key} is missing in {:?}",
-            started.elapsed(),
-            answer.kvs
-        );
-        if rangecache.outcomes_since(&before, 1).await.memory_answers() > 0 {
-            break;
-        }
-        assert!(
-            started.elapsed() < FAILOVER * 2,
-            "still not from memory after {from}"
-        );
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    println!("from memory {:?} after {from}", started.elapsed());
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_are_killed_in_turn() {
     let _exclusive = EXCLUSIVE.lock().await;
     let mut cluster = Cluster::start(Version::V3_7).await;
-    put(&cluster.members[0].client().await, "first").await;
+    put_when_possible(&cluster.members[0].client().await, "first", "v").await;
     let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
     let through = rangecache.client().await;
     for n in 0..3 {
         cluster.members[n].stop();
         let live = cluster.members[(n + 1) % 3].client().await;
-        recovers(&format!("the end of member {n}"), &live, &rangecache, &through).await;
+        recovers(
+            &format!("the end of member {n}"),
+            PREFIX,
+            &live,
+            &rangecache,
+            &through,
+            Reads::MayFail,
+        )
+        .await;
         cluster.members[n].run();
         cluster.members[n].ready().await;
     }
@@ -83,7 +38,7 @@ async fn the_leader_stands_still() {
     let _exclusive = EXCLUSIVE.lock().await;
     let cluster = Cluster::start(Version::V3_6).await;
     let n = cluster.leader().await.expect("a member leads");
-    put(&cluster.members[n].client().await, "first").await;
+    put_when_possible(&cluster.members[n].client().await, "first", "v").await;
     let mut endpoints: Vec<_> = cluster.members.iter().map(|member| member.url()).collect();
     // Its sockets stay open, and it is the first that is asked.
     endpoints.swap(0, n);
@@ -91,9 +46,25 @@ async fn the_leader_stands_still() {
     let through = rangecache.client().await;
     cluster.members[n].pause();
     let live = cluster.members[(n + 1) % 3].client().await;
-    recovers("the leader's standing still", &live, &rangecache, &through).await;
+    recovers(
+        "the leader's standing still",
+        PREFIX,
+        &live,
+        &rangecache,
+        &through,
+        Reads::MayFail,
+    )
+    .await;
     cluster.members[n].resume();
-    recovers("its going on", &live, &rangecache, &through).await;
+    recovers(
+        "its going on",
+        PREFIX,
+        &live,
+        &rangecache,
+        &through,
+        Reads::MayFail,
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -101,11 +72,19 @@ async fn the_first_endpoint_refuses() {
     let _exclusive = EXCLUSIVE.lock().await;
     let cluster = Cluster::start(Version::V3_7).await;
     let live = cluster.members[1].client().await;
-    put(&live, "first").await;
+    put_when_possible(&live, "first", "v").await;
     let endpoints = format!("http://127.0.0.1:{},{}", free_port(), cluster.endpoints());
     let rangecache = Rangecache::at(&endpoints).start().await;
     let through = rangecache.client().await;
-    recovers("a start with a refusing endpoint", &live, &rangecache, &through).await;
+    recovers(
+        "a start with a refusing endpoint",
+        PREFIX,
+        &live,
+        &rangecache,
+        &through,
+        Reads::MayFail,
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,10 +95,18 @@ async fn a_member_without_quorum_proves_nothing() {
         panic!("three members")
     };
     let direct = alone.client().await;
-    put(&direct, "first").await;
+    put_when_possible(&direct, "first", "v").await;
     let rangecache = Rangecache::before(alone).start().await;
     let through = rangecache.client().await;
-    recovers("the start", &direct, &rangecache, &through).await;
+    recovers(
+        "the start",
+        PREFIX,
+        &direct,
+        &rangecache,
+        &through,
+        Reads::MayFail,
+    )
+    .await;
 
     others.iter().for_each(|member| member.pause());
     let before = rangecache.outcomes().await;
@@ -142,7 +129,15 @@ async fn a_member_without_quorum_proves_nothing() {
     assert_eq!(got.kvs, expected.kvs);
 
     others.iter().for_each(|member| member.resume());
-    recovers("the quorum's return", &direct, &rangecache, &through).await;
+    recovers(
+        "the quorum's return",
+        PREFIX,
+        &direct,
+        &rangecache,
+        &through,
+        Reads::MayFail,
+    )
+    .await;
 }
 
 /// Members answer alike but for who they are; a page from one and the next from another make one list.

@@ -8,8 +8,9 @@ use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::{Client, UNAVAILABLE};
 use testkit::kv::{PUT, RANGE};
-use testkit::pb::{Empty, MemberPromoteRequest, PutRequest, RangeRequest, WatchCreate, WatchResponse};
+use testkit::pb::{Empty, MemberPromoteRequest, PutRequest, RangeRequest, WatchCreateRequest, WatchResponse};
 use testkit::proxy::Rangecache;
+use testkit::recovery::{self, Reads, put_when_possible};
 use testkit::wait::{SOON, until};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -24,33 +25,10 @@ fn list() -> RangeRequest {
     RangeRequest::prefix(PREFIX)
 }
 
-/// Puts, trying until the cluster has a leader for it.
-async fn put(client: &Client, key: &str) {
-    let put = async || {
-        let put = timeout(Duration::from_millis(500), client.put(key, "v"));
-        put.await.ok()?.ok()
-    };
-    until(SOON, "etcd writes", put).await;
-}
-
-/// What is written shows at once, and comes from memory soon.
-async fn recovers(direct: &Client, rangecache: &Rangecache, what: &str) {
+/// Responses are etcd's, and come from memory again.
+async fn recovers(direct: &Client, rangecache: &Rangecache, after: &str) {
     let through = rangecache.client().await;
-    let key = format!("{PREFIX}recovers");
-    until(SOON, &format!("answers come from memory: {what}"), async || {
-        put(direct, &key).await;
-        let before = rangecache.outcomes().await;
-        let expected = direct.range(&list()).await.ok()?;
-        let got = through.range(&list()).await.ok()?;
-        assert_eq!(
-            (got.revision(), &got.kvs),
-            (expected.revision(), &expected.kvs),
-            "{what}"
-        );
-        let outcomes = rangecache.outcomes_since(&before, 1).await;
-        (outcomes.memory_answers() == 1).then_some(())
-    })
-    .await;
+    recovery::recovers(after, PREFIX, direct, rangecache, &through, Reads::MayFail).await;
 }
 
 /// What rangecache says of an endpoint at `/status`.
@@ -86,7 +64,7 @@ async fn a_learner_proves_nothing_until_it_votes() {
     let _exclusive = EXCLUSIVE.lock().await;
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
-    put(&direct, &format!("{PREFIX}first")).await;
+    put_when_possible(&direct, &format!("{PREFIX}first"), "v").await;
     let (learner, id) = etcd.add_learner().await;
 
     // The learner is asked first.
@@ -99,7 +77,7 @@ async fn a_learner_proves_nothing_until_it_votes() {
     let refused = ranges(&learner).await;
     let before = rangecache.outcomes().await;
     for n in 0..100 {
-        put(&direct, &format!("{PREFIX}direct/{n}")).await;
+        put_when_possible(&direct, &format!("{PREFIX}direct/{n}"), "v").await;
         let got = through.range(&list()).await.expect("it answers");
         assert_eq!(got.kvs, direct.range(&list()).await.expect("etcd answers").kvs);
         through
@@ -166,7 +144,7 @@ async fn a_member_that_is_cut_off_proves_nothing_while_clients_go_on() {
         url
     })
     .await;
-    put(&cluster.members[0].client().await, &format!("{PREFIX}first")).await;
+    put_when_possible(&cluster.members[0].client().await, &format!("{PREFIX}first"), "v").await;
     let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
     let through = rangecache.client().await;
     // The leader, and then a follower.
@@ -346,7 +324,7 @@ async fn names_are_looked_up_again_and_each_address_is_tried() {
     }
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
-    put(&direct, &format!("{PREFIX}first")).await;
+    put_when_possible(&direct, &format!("{PREFIX}first"), "v").await;
     let port = testkit::etcd::free_port();
     let folder = tempfile::tempdir().unwrap();
     let hosts = folder.path().join("hosts");
@@ -417,9 +395,9 @@ async fn etcd_never_has_too_many_pings_from_rangecache() {
     let rangecache = Rangecache::before(&etcd).start().await;
     let (direct, through) = (etcd.client().await, rangecache.client().await);
     let mut watch = through
-        .watch(WatchCreate {
+        .watch(WatchCreateRequest {
             key: PREFIX.into(),
-            ..WatchCreate::default()
+            ..WatchCreateRequest::default()
         })
         .await;
     // Longer than three pings take that come too often.

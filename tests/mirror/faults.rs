@@ -6,6 +6,7 @@ use testkit::etcd::{Etcd, Version};
 use testkit::grpc::Client;
 use testkit::pb::RangeRequest;
 use testkit::proxy::Rangecache;
+use testkit::recovery::{Reads, recovers};
 use testkit::wait::{SOON, until};
 use tokio::task::JoinSet;
 
@@ -39,35 +40,19 @@ impl Scene {
         scene
     }
 
-    /// Every answer is etcd's from now on, a write shows at once, and answers come from memory soon.
-    async fn recovers(&self, from: &str) {
-        recovers(from, &self.etcd.client().await, &self.rangecache, &self.through).await;
+    /// From now on every response is etcd's, a write shows at once, and responses come from memory soon.
+    async fn recovers(&self, after: &str) {
+        let direct = self.etcd.client().await;
+        recovers(
+            after,
+            PREFIX,
+            &direct,
+            &self.rangecache,
+            &self.through,
+            Reads::MustSucceed,
+        )
+        .await;
     }
-}
-
-/// See [`Scene::recovers`].
-async fn recovers(from: &str, direct: &Client, rangecache: &Rangecache, through: &Client) {
-    let started = Instant::now();
-    let list = RangeRequest::prefix(PREFIX);
-    for turn in 0.. {
-        let key = format!("{PREFIX}recovers");
-        direct
-            .put(&key, format!("{from} {turn}"))
-            .await
-            .expect("etcd writes");
-        let before = rangecache.outcomes().await;
-        let expected = direct.range(&list).await.expect("etcd answers");
-        let got = through.range(&list).await;
-        let got = got.unwrap_or_else(|status| panic!("{:?} after {from}: {status:?}", started.elapsed()));
-        assert_eq!(got.kvs, expected.kvs, "{:?} after {from}", started.elapsed());
-        assert_eq!((got.count, got.revision()), (expected.count, expected.revision()));
-        if rangecache.outcomes_since(&before, 1).await.memory_answers() == 1 {
-            break;
-        }
-        assert!(started.elapsed() < SOON, "still not from memory after {from}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    println!("from memory {:?} after {from}", started.elapsed());
 }
 
 /// Puts that many keys, whose values tell `what`.
@@ -447,9 +432,11 @@ async fn rangecache_is_restarted() {
     let through = rangecache.client().await;
     recovers(
         "a restart of rangecache",
+        PREFIX,
         &etcd.client().await,
         &rangecache,
         &through,
+        Reads::MustSucceed,
     )
     .await;
 }

@@ -1,12 +1,11 @@
 //! F2: rangecache, or the member that feeds it, stands still or dies exactly between a quorum check and the answer that it
 //! proves. A planted fault keeps etcd's answer to the check from everybody until the test lets it go.
 
-use std::time::Duration;
-
 use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::grpc::{Client, Status, UNAVAILABLE};
 use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::proxy::Rangecache;
+use testkit::recovery::{self, Reads, put_when_possible};
 use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -18,8 +17,8 @@ fn list() -> RangeRequest {
 }
 
 /// A rangecache whose checks are those of the reads in the test alone: the probe makes none.
-async fn fragile(endpoints: &str) -> Rangecache {
-    let builder = Rangecache::at(endpoints).fragile();
+async fn with_fault_injection(endpoints: &str) -> Rangecache {
+    let builder = Rangecache::at(endpoints).with_fault_injection();
     // Nothing but a feed that is left ends the wait for one that stands still.
     let builder = builder.with("--freshness-timeout", "20s");
     builder.with("--probe-interval", "1h").start().await
@@ -35,7 +34,7 @@ impl Held {
         let through = rangecache.client().await;
         // Its own call may go to a member that stands still: what it plants is planted before.
         let planting = through.clone();
-        let planted = tokio::spawn(async move { planting.plant("hold").await });
+        let planted = tokio::spawn(async move { planting.inject_fault("hold").await });
         until(SOON, "the fault is planted", async || {
             (planted.is_finished() || rangecache.log().contains("does not serve")).then_some(())
         })
@@ -53,7 +52,7 @@ impl Held {
     async fn end(self, rangecache: &Rangecache) -> Result<RangeResponse, Status> {
         assert!(!self.0.is_finished(), "it is answered before its check is");
         let through = rangecache.client().await;
-        let releasing = tokio::spawn(async move { through.plant("release").await });
+        let releasing = tokio::spawn(async move { through.inject_fault("release").await });
         let read = timeout(SOON, self.0).await.expect("it ends").expect("no panic");
         releasing.abort();
         read
@@ -62,15 +61,6 @@ impl Held {
 
 fn held_so_far(rangecache: &Rangecache) -> usize {
     rangecache.log().matches("held by a planted fault").count()
-}
-
-/// Puts, trying until the cluster has a leader for it.
-async fn put(client: &Client, key: &str) {
-    let put = async || {
-        let put = timeout(Duration::from_millis(500), client.put(key, "v"));
-        put.await.ok()?.ok()
-    };
-    until(SOON, "etcd writes", put).await;
 }
 
 /// An answer is what etcd had at the revision in its header, which is not before `not_before`.
@@ -85,27 +75,10 @@ async fn is_of_its_moment(answer: &RangeResponse, not_before: i64, etcd: &Client
     assert_eq!(answer.kvs, then.kvs, "{what}: at {revision}");
 }
 
-/// Answers are etcd's, and come from memory again.
-async fn recovers(direct: &Client, rangecache: &Rangecache, what: &str) {
+/// Responses are etcd's, and come from memory again.
+async fn recovers(direct: &Client, rangecache: &Rangecache, after: &str) {
     let through = rangecache.client().await;
-    until(
-        SOON,
-        &format!("answers come from memory after {what}"),
-        async || {
-            put(direct, &format!("{PREFIX}recovers")).await;
-            let before = rangecache.outcomes().await;
-            let expected = direct.range(&list()).await.ok()?;
-            let got = through.range(&list()).await.ok()?;
-            assert_eq!(
-                (got.revision(), &got.kvs),
-                (expected.revision(), &expected.kvs),
-                "{what}"
-            );
-            let outcomes = rangecache.outcomes_since(&before, 1).await;
-            (outcomes.memory_answers() == 1).then_some(())
-        },
-    )
-    .await;
+    recovery::recovers(after, PREFIX, direct, rangecache, &through, Reads::MayFail).await;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -119,9 +92,9 @@ enum Meanwhile {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rangecache_stands_still_between_check_and_answer() {
     let mut etcd = Etcd::start(Version::V3_7).await;
-    put(&etcd.client().await, &format!("{PREFIX}first")).await;
+    put_when_possible(&etcd.client().await, &format!("{PREFIX}first"), "v").await;
     let snapshot = etcd.save_snapshot().await;
-    let rangecache = fragile(&etcd.url()).await;
+    let rangecache = with_fault_injection(&etcd.url()).await;
     for (n, meanwhile) in [
         Meanwhile::Writes,
         Meanwhile::Compaction,
@@ -139,7 +112,7 @@ async fn rangecache_stands_still_between_check_and_answer() {
         let held = Held::begin(&rangecache).await;
         rangecache.pause();
         for key in 0..20 {
-            put(&etcd.client().await, &format!("{PREFIX}{n}/{key}")).await;
+            put_when_possible(&etcd.client().await, &format!("{PREFIX}{n}/{key}"), "v").await;
         }
         match meanwhile {
             Meanwhile::Writes => {}
@@ -177,8 +150,8 @@ async fn rangecache_stands_still_between_check_and_answer() {
 async fn rangecache_dies_between_check_and_answer() {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
-    put(&direct, &format!("{PREFIX}first")).await;
-    let rangecache = fragile(&etcd.url()).await;
+    put_when_possible(&direct, &format!("{PREFIX}first"), "v").await;
+    let rangecache = with_fault_injection(&etcd.url()).await;
     let held = Held::begin(&rangecache).await;
     let url = rangecache.url().to_owned();
     drop(rangecache);
@@ -188,7 +161,7 @@ async fn rangecache_dies_between_check_and_answer() {
         .expect("no panic")
         .expect_err("nobody is left to answer");
     assert_eq!(lost.code, UNAVAILABLE, "{lost:?}");
-    put(&direct, &format!("{PREFIX}second")).await;
+    put_when_possible(&direct, &format!("{PREFIX}second"), "v").await;
     let next = Rangecache::before(&etcd).listening_on(&url).start_cold().await;
     let answer = next.client().await.range(&list()).await.expect("it answers");
     assert_eq!(answer.kvs.len(), 2);
@@ -210,8 +183,8 @@ async fn feeding(cluster: &Cluster) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_feeds_member_stands_still_between_check_and_answer() {
     let cluster = Cluster::start(Version::V3_7).await;
-    put(&cluster.members[0].client().await, &format!("{PREFIX}first")).await;
-    let rangecache = fragile(&cluster.endpoints()).await;
+    put_when_possible(&cluster.members[0].client().await, &format!("{PREFIX}first"), "v").await;
+    let rangecache = with_fault_injection(&cluster.endpoints()).await;
     for turn in 0..4 {
         let n = feeding(&cluster).await;
         let (feed, live) = (&cluster.members[n], &cluster.members[(n + 1) % 3]);
@@ -224,12 +197,12 @@ async fn the_feeds_member_stands_still_between_check_and_answer() {
             // What the check proves has been fed.
             let held = Held::begin(&rangecache).await;
             feed.pause();
-            put(&direct, &key).await;
+            put_when_possible(&direct, &key, "v").await;
             held
         } else {
             // What the check proves will not be fed.
             feed.pause();
-            put(&direct, &key).await;
+            put_when_possible(&direct, &key, "v").await;
             Held::begin(&rangecache).await
         };
         let through = rangecache.client().await;

@@ -3,14 +3,14 @@
 use testkit::etcd::{Etcd, Version};
 use testkit::pb::RangeRequest;
 use testkit::proxy::Rangecache;
-use testkit::roles::{MIRROR, password, people, token};
+use testkit::roles::{MIRROR, create_users, password, token};
 use testkit::wait::{SOON, until};
 
 /// Tokens go: those of callers when they expire, all of them when etcd is restarted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_that_are_gone_get_etcds_own_answer_and_rangecache_gets_a_new_one() {
     let mut etcd = Etcd::start_with(Version::V3_7, &["--auth-token-ttl", "2"]).await;
-    let root = people(&etcd).await;
+    let root = create_users(&etcd).await;
     root.put("/a/007", "here").await.unwrap();
     let rangecache = Rangecache::before(&etcd)
         .with("--user", &format!("{MIRROR}:{}", password(MIRROR)))
@@ -60,7 +60,7 @@ async fn tokens_that_are_gone_get_etcds_own_answer_and_rangecache_gets_a_new_one
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_rights_and_wrong_passwords_are_said_and_can_be_mended() {
     let etcd = Etcd::start(Version::V3_7).await;
-    let root = people(&etcd).await;
+    let root = create_users(&etcd).await;
     root.put("/a/007", "here").await.unwrap();
     let wrong = Rangecache::before(&etcd)
         .with("--user", "mirror:wrong")
@@ -98,14 +98,14 @@ async fn missing_rights_and_wrong_passwords_are_said_and_can_be_mended() {
             .with_metadata("token", &token(&etcd.client().await, "alice").await);
         assert_eq!(alice.get("/a/007").await.unwrap().unwrap(), b"here");
     }
-    root.give("carol", "all").await.unwrap();
+    root.grant_role("carol", "all").await.unwrap();
     poor.warm().await;
     until(SOON, "the complaint is withdrawn", async || {
         (!poor.admin("/readyz").await.body.contains("may not")).then_some(())
     })
     .await;
     // Taken away while it runs: the mirror stands, but what etcd compacts would not be known.
-    root.take("carol", "all").await.unwrap();
+    root.revoke_role("carol", "all").await.unwrap();
     until(SOON, "the complaint is there again", async || {
         poor.admin("/readyz").await.body.contains("may not").then_some(())
     })
@@ -127,7 +127,7 @@ async fn signed_tokens_are_replaced_when_rights_change() {
     std::fs::write(&key, "a key that only etcd has to know, and long enough").unwrap();
     let flag = format!("jwt,sign-method=HS256,ttl=10m,priv-key={}", key.display());
     let etcd = Etcd::start_with(Version::V3_7, &["--auth-token", &flag]).await;
-    let root = people(&etcd).await;
+    let root = create_users(&etcd).await;
     root.put("/a/007", "here").await.unwrap();
     let rangecache = Rangecache::before(&etcd)
         .with("--user", MIRROR)
@@ -157,6 +157,6 @@ async fn signed_tokens_are_replaced_when_rights_change() {
             root.add_role(role).await.unwrap();
         }
         let root = direct.with_metadata("token", &token(&direct, "root").await);
-        root.give("carol", role).await.unwrap();
+        root.grant_role("carol", role).await.unwrap();
     }
 }

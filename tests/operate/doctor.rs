@@ -7,7 +7,7 @@ use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::grpc::Client;
 use testkit::pb::RequestOp;
 use testkit::proxy::{Rangecache, rangecache_command};
-use testkit::roles::{MIRROR, password, people};
+use testkit::roles::{MIRROR, create_users, password};
 use testkit::tls::{Ca, Leaf, SecureEtcd, Trust, text};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -208,7 +208,7 @@ async fn what_does_not_fit_is_said_with_what_to_leave_out() {
 async fn where_auth_is_on_the_users_rights_are_looked_at() {
     for version in [Version::V3_5, Version::V3_7] {
         let etcd = Etcd::start(version).await;
-        let root = people(&etcd).await;
+        let root = create_users(&etcd).await;
         fill(&root, "/a/", 300, 300).await;
         fill(&root, "/b/", 300, 300).await;
         let url = etcd.url();

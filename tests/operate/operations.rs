@@ -8,9 +8,10 @@ use tempfile::TempDir;
 use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::grpc::{Client, UNAVAILABLE};
 use testkit::kv::RANGE;
-use testkit::pb::{LeaseGrantRequest, RangeRequest, WatchCreate, WatchResponse};
+use testkit::pb::{LeaseGrantRequest, RangeRequest, WatchCreateRequest, WatchResponse};
 use testkit::process::tool;
 use testkit::proxy::Rangecache;
+use testkit::recovery::{self, Reads};
 use testkit::wait::{SOON, until};
 use tokio::process::Command;
 
@@ -33,26 +34,18 @@ async fn etcd_with(keys: usize) -> Etcd {
 }
 
 /// A rangecache in which faults can be planted.
-async fn fragile(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache {
-    let mut builder = Rangecache::before(etcd).fragile();
+async fn with_fault_injection(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache {
+    let mut builder = Rangecache::before(etcd).with_fault_injection();
     for (flag, value) in flags {
         builder = builder.with(flag, value);
     }
     builder.start().await
 }
 
-/// Waits until the list through rangecache is from memory, and etcd's.
-async fn from_memory_again(etcd: &Etcd, rangecache: &Rangecache, through: &Client) {
-    let list = RangeRequest::prefix(PREFIX);
+/// Waits until responses come from memory again, each of them etcd's.
+async fn recovers(after: &str, etcd: &Etcd, rangecache: &Rangecache, through: &Client) {
     let direct = etcd.client().await;
-    until(SOON, "answers come from memory", async || {
-        let before = rangecache.outcomes().await;
-        let got = through.range(&list).await.expect("rangecache answers");
-        assert_eq!(got.kvs, direct.range(&list).await.expect("etcd answers").kvs);
-        let outcomes = rangecache.outcomes_since(&before, 1).await;
-        (outcomes.memory_answers() > 0).then_some(())
-    })
-    .await;
+    recovery::recovers(after, PREFIX, &direct, rangecache, through, Reads::MustSucceed).await;
 }
 
 async fn panics(rangecache: &Rangecache) -> f64 {
@@ -62,7 +55,7 @@ async fn panics(rangecache: &Rangecache) -> f64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_costs_one_request() {
     let etcd = etcd_with(100).await;
-    let rangecache = fragile(&etcd, &[]).await;
+    let rangecache = with_fault_injection(&etcd, &[]).await;
     let through = rangecache.client().await;
     let mut watch = through.watch(watch_all()).await;
 
@@ -82,7 +75,7 @@ async fn a_panic_costs_one_request() {
     assert_eq!(panics(&rangecache).await, 3.0);
 
     // All others on that connection live on.
-    from_memory_again(&etcd, &rangecache, &through).await;
+    recovers("a fault", &etcd, &rangecache, &through).await;
     etcd.client()
         .await
         .put(format!("{PREFIX}new"), "v")
@@ -96,7 +89,7 @@ async fn a_panic_costs_one_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_in_the_background_is_got_over() {
     let etcd = etcd_with(10).await;
-    let rangecache = fragile(&etcd, &[("--probe-interval", "50ms")]).await;
+    let rangecache = with_fault_injection(&etcd, &[("--probe-interval", "50ms")]).await;
     let through = rangecache.client().await;
     for (n, fault) in [
         "feed", "check", "probe", "feed", "check", "check", "check", "check",
@@ -104,7 +97,7 @@ async fn a_panic_in_the_background_is_got_over() {
     .into_iter()
     .enumerate()
     {
-        through.plant(fault).await;
+        through.inject_fault(fault).await;
         let key = format!("{PREFIX}after/{n}");
         etcd.client().await.put(&key, "v").await.expect("etcd writes");
         until(SOON, "it has panicked", async || {
@@ -113,7 +106,7 @@ async fn a_panic_in_the_background_is_got_over() {
             (panics(&rangecache).await == n as f64 + 1.0).then_some(())
         })
         .await;
-        from_memory_again(&etcd, &rangecache, &through).await;
+        recovers("a fault", &etcd, &rangecache, &through).await;
     }
     let metrics = rangecache.metrics().await;
     let reloads: f64 = metrics
@@ -125,12 +118,12 @@ async fn a_panic_in_the_background_is_got_over() {
     assert_eq!(reloads, 2.0, "each panic of the feed loads the mirror anew");
 }
 
-fn watch_all() -> WatchCreate {
+fn watch_all() -> WatchCreateRequest {
     let all = RangeRequest::prefix(PREFIX);
-    WatchCreate {
+    WatchCreateRequest {
         key: all.key,
         range_end: all.range_end,
-        ..WatchCreate::default()
+        ..WatchCreateRequest::default()
     }
 }
 
@@ -141,15 +134,15 @@ async fn a_corrupt_mirror_is_found_and_loaded_anew() {
     let expected = etcd.client().await.range(&list).await.expect("etcd answers");
 
     // Without verification the corruption shows: it is real.
-    let blind = fragile(&etcd, &[("--verify-interval", "0s")]).await;
+    let blind = with_fault_injection(&etcd, &[("--verify-interval", "0s")]).await;
     let through = blind.client().await;
-    through.plant("corrupt").await;
+    through.inject_fault("corrupt").await;
     let got = through.range(&list).await.expect("rangecache answers");
     assert_eq!(got.kvs.len(), 99, "the planted fault loses a key");
 
-    let rangecache = fragile(&etcd, &[("--verify-interval", "200ms")]).await;
+    let rangecache = with_fault_injection(&etcd, &[("--verify-interval", "200ms")]).await;
     let through = rangecache.client().await;
-    through.plant("corrupt").await;
+    through.inject_fault("corrupt").await;
     until(SOON, "verification finds it", async || {
         let metrics = rangecache.metrics().await;
         (metrics.sum("rangecache_verify_mismatch_total") == 1.0).then_some(())
@@ -157,7 +150,7 @@ async fn a_corrupt_mirror_is_found_and_loaded_anew() {
     .await;
     let got = through.range(&list).await.expect("rangecache answers");
     assert_eq!(got.kvs, expected.kvs, "out of service at once");
-    from_memory_again(&etcd, &rangecache, &through).await;
+    recovers("a fault", &etcd, &rangecache, &through).await;
     let log = rangecache.log();
     assert!(log.contains("the mirror differs from etcd"), "{log}");
     assert!(!log.contains(PREFIX), "no key comes to the log: {log}");
@@ -174,7 +167,7 @@ async fn a_corrupt_mirror_is_found_and_loaded_anew() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn verification_finds_nothing_where_nothing_is_wrong() {
     let etcd = etcd_with(300).await;
-    let rangecache = fragile(&etcd, &[("--verify-interval", "20ms")]).await;
+    let rangecache = with_fault_injection(&etcd, &[("--verify-interval", "20ms")]).await;
     let direct = etcd.client().await;
     let rounds = async || {
         let metrics = rangecache.metrics().await;
@@ -229,10 +222,7 @@ async fn a_stop_ends_what_never_ends() {
     through.grant_lease(7, 600).await.expect("etcd grants");
     let mut keepalive = through.open("/etcdserverpb.Lease/LeaseKeepAlive");
     // Its request is the lease's id, which is the first field.
-    let request = LeaseGrantRequest {
-        ttl_seconds: 7,
-        id: 0,
-    };
+    let request = LeaseGrantRequest { ttl: 7, id: 0 };
     keepalive.send(&request);
     assert!(keepalive.next().await.is_some(), "the lease is kept alive");
     let through_http = tokio::spawn(gateway_watch(rangecache.url().to_owned()));

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::Method;
 use tempfile::TempDir;
 use testkit::grpc::{Client, UNAVAILABLE};
-use testkit::pb::{RangeRequest, WatchCreate, WatchResponse};
+use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse};
 use testkit::process::tool;
 use testkit::proxy::{Builder, Rangecache, rangecache_command};
 use testkit::tls::{
@@ -42,9 +42,9 @@ fn strs(flags: &[String]) -> Vec<&str> {
 async fn works(what: &str, rangecache: &Rangecache, trust: &Trust, direct: &Client) {
     let client = connect(rangecache.url(), trust).await;
     let mut watch = client
-        .watch(WatchCreate {
+        .watch(WatchCreateRequest {
             key: what.as_bytes().to_vec(),
-            ..WatchCreate::default()
+            ..WatchCreateRequest::default()
         })
         .await;
     client.put(what, "a value").await.unwrap();

@@ -3,7 +3,7 @@
 use testkit::collector::{Collector, Span};
 use testkit::etcd::{Etcd, Version};
 use testkit::http;
-use testkit::pb::{RangeRequest, WatchCreate};
+use testkit::pb::{RangeRequest, WatchCreateRequest};
 use testkit::proxy::{Builder, Rangecache, rangecache_command};
 use testkit::tls::{Ca, Leaf, text};
 use testkit::wait::{SOON, until};
@@ -181,10 +181,10 @@ async fn one_trace_from_the_client_through_rangecache_into_etcd() {
     assert_eq!(server.error, None);
 
     // A call whose caller goes away.
-    let all = WatchCreate {
+    let all = WatchCreateRequest {
         key: list.key.clone(),
         range_end: list.range_end.clone(),
-        ..WatchCreate::default()
+        ..WatchCreateRequest::default()
     };
     drop(in_trace(6).watch(all).await);
     let server = ours(&collector, 6, "etcdserverpb.Watch/Watch").await;

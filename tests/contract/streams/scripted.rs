@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use super::{key, list};
 use testkit::grpc::frame;
 use testkit::kv::{RANGE, RANGE_STREAM};
-use testkit::pb::{Header, KeyValue, RangeResponse};
+use testkit::pb::{KeyValue, RangeResponse, ResponseHeader};
 use testkit::proxy::Rangecache;
 
 /// What an etcd by script answers: a message or none, a status, and whether headers go before that.
@@ -128,7 +128,7 @@ async fn the_call_that_finds_no_range_stream_is_answered_all_the_same() {
 
 fn found() -> RangeResponse {
     RangeResponse {
-        header: Some(Header {
+        header: Some(ResponseHeader {
             cluster_id: 1,
             member_id: 2,
             revision: 3,

@@ -296,7 +296,7 @@ async fn what_is_wrong_is_told_with_what_to_do() {
     let direct = etcd.client().await;
     direct.add_user("root", "root").await.expect("a user");
     direct.add_role("root").await.expect("a role");
-    direct.give("root", "root").await.expect("a right");
+    direct.grant_role("root", "root").await.expect("a right");
     direct.auth_enable().await.expect("auth is on");
     let auth = status_when(&rangecache, "auth is found to be on", |status| {
         finding(status, "rangecache has no user of its own")
