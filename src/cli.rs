@@ -1,31 +1,36 @@
-//! The command line: what to do, and the flags of doing it.
+//! The command line: which command, and its flags.
 //!
-//! `serve` is what is done without a command, and takes the same flags. Only `main` uses this room; it uses `config` and
-//! `doctor`.
+//! Without a command rangecache serves, with the same flags as `serve`. Uses `config` alone.
 
 use std::io::{self, Write};
 
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
 use clap_complete::{Generator as _, Shell};
 
-use crate::config::Config;
-use crate::doctor::Options;
+use crate::config::{Config, DoctorConfig, effective, with_environment};
 
 /// What the command line asks for.
 #[derive(Debug)]
 pub enum Task {
-    /// Serve.
+    /// Run the proxy.
     Serve(Box<Config>),
-    /// Look at etcd, and say what serving would make of it.
-    Doctor(Box<Options>),
-    /// Print what teaches a shell to complete rangecache's flags.
+    /// Examine etcd and report what serving would do.
+    Doctor(Box<DoctorConfig>),
+    /// Print the effective settings.
+    Settings {
+        /// The settings, to be checked first.
+        config: Box<Config>,
+        /// The settings as environment variables.
+        text: String,
+    },
+    /// Print shell completions.
     Completions(Shell),
     /// Print the manual page.
     Man,
 }
 
 impl Task {
-    /// Reads this process's arguments and environment.
+    /// Reads the arguments and the environment of this process.
     ///
     /// # Errors
     /// What is wrong with them, or the help that they ask for, ready to be printed.
@@ -40,25 +45,40 @@ impl Task {
                 None => Err(command().error(clap::error::ErrorKind::MissingRequiredArgument, "which shell?")),
             },
             Some(("man", _)) => Ok(Task::Man),
-            Some(("doctor", matches)) => Ok(Task::Doctor(Box::new(Options::from_arg_matches(matches)?))),
+            Some(("doctor", matches)) => Ok(Task::Doctor(Box::new(DoctorConfig::from_arg_matches(matches)?))),
+            Some(("config", matches)) => {
+                let config = Box::new(Config::from_arg_matches(matches)?);
+                let text = effective(&config, matches);
+                Ok(Task::Settings { config, text })
+            }
             Some((_, matches)) => Ok(Task::Serve(Box::new(Config::from_arg_matches(matches)?))),
             None => Ok(Task::Serve(Box::new(Config::from_arg_matches(matches)?))),
         }
     }
 }
 
-/// What `doctor --help` says first.
-const DOCTOR: &str = "Look at etcd, and say what would be cached, in how much memory, and what stands in the way.\n\n\
-    It takes the flags and the environment of serving: put doctor in front of them. It reads a few values of each prefix to guess \
-    their size, and counts keys at a fifth of one of etcd's cores at most; nothing is written, and no rangecache need run.\n\n\
-    The exit code is 0 if rangecache would serve, warnings included, 1 if something is bad, and 64 for misuse.";
+/// One line on `doctor`.
+const DOCTOR_SUMMARY: &str =
+    "Examine etcd and report what would be cached, in how much memory, and what prevents it";
 
-/// Below its flags.
+/// Text above the flags of `doctor`.
+const DOCTOR: &str = "Examine etcd and report what would be cached, in how much memory, and what prevents it.\n\n\
+    Takes the flags and the environment of serving: put doctor in front of them. It reads a few values of each prefix to \
+    estimate their size, and counts keys with at most a fifth of one of etcd's cores; it writes nothing and needs no running \
+    rangecache.\n\n\
+    The exit code is 0 if rangecache would serve, warnings included, 1 if there is a problem, and 64 for misuse.";
+
+/// Text below the flags of `doctor`.
 const DOCTOR_EXAMPLES: &str = "Examples:\n  \
     rangecache doctor --endpoints http://127.0.0.1:2379\n      \
     what would be mirrored, and whether it fits\n  \
     rangecache doctor --endpoints https://etcd:2379 --cacert ca.crt --cert client.crt --key client.key --output json\n      \
-    for a script, which looks at the exit code, or at .result: ok, warning or bad";
+    for scripts: the exit code, or .result, which is ok, warning or bad";
+
+/// Text above the flags of `config`.
+const SETTINGS: &str = "Print the effective settings as environment variables, grouped by where they come from.\n\n\
+    Takes the flags and the environment of serving, checks them, and exits with 64 if they are invalid. The output can be used \
+    as an environment file; secrets are masked.";
 
 /// The whole command line.
 #[must_use]
@@ -67,18 +87,23 @@ pub fn command() -> Command {
         .required(true)
         .value_name("SHELL")
         .value_parser(clap::value_parser!(Shell));
-    Config::command()
+    // The description of a command is set last: its flags bring a description of their own.
+    let serving = |name: &'static str| with_environment(Config::augment_args(Command::new(name)));
+    with_environment(Config::command())
         .args_conflicts_with_subcommands(true)
         .disable_help_subcommand(true)
-        // What a command is about comes last: its flags bring a description of their own.
+        .subcommand(serving("serve").about("Run the proxy (default)"))
         .subcommand(
-            Config::augment_args(Command::new("serve")).about("Serve; what is done without a command"),
-        )
-        .subcommand(
-            Options::augment_args(Command::new("doctor"))
-                .about("Look at etcd, and say what would be cached, in how much memory, and what stands in the way")
+            with_environment(DoctorConfig::augment_args(Command::new("doctor")))
+                .about(DOCTOR_SUMMARY)
                 .long_about(DOCTOR)
                 .after_help(DOCTOR_EXAMPLES),
+        )
+        .subcommand(
+            serving("config")
+                .about("Print the effective settings, secrets masked")
+                .long_about(SETTINGS)
+                .after_help("Example:\n  rangecache config --cache-prefix /registry/ > rangecache.env"),
         )
         .subcommand(
             Command::new("completions")
@@ -93,7 +118,7 @@ pub fn command() -> Command {
 /// Writes completions for `shell`.
 ///
 /// # Errors
-/// Those of writing.
+/// If writing fails.
 pub fn completions(shell: Shell, out: &mut dyn Write) -> io::Result<()> {
     let mut command = command();
     command.set_bin_name("rangecache");
@@ -101,7 +126,7 @@ pub fn completions(shell: Shell, out: &mut dyn Write) -> io::Result<()> {
     shell.try_generate(&command, out)
 }
 
-/// The flags of `command` that serving does not have.
+/// Flags of `command` that serving does not have.
 fn own_flags(command: &Command) -> impl Iterator<Item = &clap::Arg> {
     let serving = Config::command();
     command.get_opts().filter(move |flag| {
@@ -111,13 +136,13 @@ fn own_flags(command: &Command) -> impl Iterator<Item = &clap::Arg> {
     })
 }
 
-/// Writes the manual page, in roff.
+/// Writes the manual page in roff.
 ///
 /// # Errors
-/// Those of writing.
+/// If writing fails.
 pub fn man(out: &mut dyn Write) -> io::Result<()> {
     // The commands have no pages of their own to refer to.
-    clap_mangen::Man::new(Config::command()).render(out)?;
+    clap_mangen::Man::new(with_environment(Config::command())).render(out)?;
     writeln!(out, ".SH COMMANDS")?;
     for command in command().get_subcommands() {
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
@@ -140,16 +165,16 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_sound() {
+    fn command_line_is_consistent() {
         command().debug_assert();
     }
 
     #[test]
-    fn serving_takes_its_flags_with_and_without_the_word() {
+    fn serve_may_be_left_out() {
         let Ok(Task::Doctor(options)) = task(&["doctor", "--endpoints", "http://etcd:1", "--deep"]) else {
-            panic!("no doctor");
+            panic!("not doctor");
         };
-        assert_eq!(options.config.endpoints[0].to_string(), "http://etcd:1");
+        assert_eq!(options.config.etcd.endpoints[0].to_string(), "http://etcd:1");
         assert!(options.deep);
         for words in [
             vec!["--endpoints", "http://etcd:1"],
@@ -158,11 +183,11 @@ mod tests {
             let Ok(Task::Serve(config)) = task(&words) else {
                 panic!("{words:?} does not serve");
             };
-            assert_eq!(config.endpoints[0].to_string(), "http://etcd:1");
+            assert_eq!(config.etcd.endpoints[0].to_string(), "http://etcd:1");
         }
         assert!(
             task(&["--endpoints", "http://etcd:1", "serve"]).is_err(),
-            "flags of what?"
+            "flags before the command"
         );
         assert!(task(&["completions"]).is_err());
         assert!(task(&["completions", "tcsh"]).is_err());
@@ -170,7 +195,7 @@ mod tests {
 
     /// Every flag is completed and explained.
     #[test]
-    fn completions_and_manual_know_every_flag() {
+    fn completions_and_manual_name_every_flag() {
         let mut page = Vec::new();
         man(&mut page).unwrap();
         // Roff writes a hyphen that must stay one as \-.
@@ -195,7 +220,7 @@ mod tests {
             );
         }
         assert!(flags.iter().any(|flag| flag == "deep"));
-        assert!(texts[0].contains("what stands in the way"));
+        assert!(texts[0].contains("what prevents it"));
         for flag in &flags {
             for text in &texts {
                 // Fish writes a flag without its dashes.

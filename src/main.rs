@@ -1,4 +1,4 @@
-//! The boot sequence: parse, validate, bind, serve, drain.
+//! The boot sequence: parse, validate, read files, bind, serve, drain.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
@@ -9,8 +9,8 @@ use anyhow::Context;
 use clap::error::ErrorKind;
 use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
-use rangecache::config::{Config, RangeStream};
-use rangecache::doctor::{self, Options, Output, Style};
+use rangecache::config::{Config, DoctorConfig, RangeStream, ReportFormat};
+use rangecache::doctor::{self, Style};
 use rangecache::mirror;
 use rangecache::net::Url;
 use rangecache::otlp::{self, Exporter};
@@ -19,9 +19,9 @@ use rangecache::proxy::{self, Proxy};
 use rangecache::server::{Listener, ServeConfig};
 use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
-use rangecache::tls::{Acceptor, Connector, FileError};
+use rangecache::tls::{Acceptor, Connector};
 use rangecache::upstream::{Credentials, Upstream};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -32,48 +32,50 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// sysexits' EX_USAGE.
 const MISUSE: u8 = 64;
-/// What background tasks get at a stop even when calls have taken all of --shutdown-timeout.
-const LAST_WAIT: Duration = Duration::from_millis(500);
+/// Time for background tasks to stop, even if calls have used up all of --shutdown-timeout.
+const BACKGROUND_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
-    let config = match Task::from_args() {
-        Ok(Task::Serve(config)) => config,
-        Ok(Task::Completions(shell)) => return print(|out| cli::completions(shell, out)),
-        Ok(Task::Man) => return print(cli::man),
-        Ok(Task::Doctor(options)) => return doctor(&options),
+    match Task::from_args() {
+        Ok(Task::Serve(config)) => run(&config),
+        Ok(Task::Doctor(config)) => doctor(&config),
+        Ok(Task::Settings { config, text }) => match config.validate() {
+            Ok(()) => print(|out| out.write_all(text.as_bytes())),
+            Err(error) => misuse(error),
+        },
+        Ok(Task::Completions(shell)) => print(|out| cli::completions(shell, out)),
+        Ok(Task::Man) => print(cli::man),
         Err(error) => {
-            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            // Nothing is left to do if even this cannot be printed.
+            let is_help = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            // If even this cannot be printed, there is no other place to report it.
             let _ = error.print();
-            return if asked {
+            if is_help {
                 ExitCode::SUCCESS
             } else {
                 ExitCode::from(MISUSE)
-            };
+            }
         }
-    };
-    if let Err(error) = config.validate() {
-        let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
-        return ExitCode::from(MISUSE);
     }
-    telemetry::log::init(&config);
-    let metrics = Arc::new(Metrics::new());
-    let (exporter, tracer) = match open_exporter(&metrics) {
-        Ok(opened) => opened,
-        Err(error) => {
-            let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
-            return ExitCode::from(MISUSE);
-        }
-    };
-    let tls = match Tls::open(&config, &metrics) {
-        Ok(tls) => tls,
-        Err(error) => {
-            let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
-            return ExitCode::from(MISUSE);
-        }
+}
+
+/// Prints what is wrong with the flags, the environment or a file that they name.
+fn misuse(error: impl std::fmt::Display) -> ExitCode {
+    let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
+    ExitCode::from(MISUSE)
+}
+
+/// Runs the proxy until a signal.
+fn run(config: &Config) -> ExitCode {
+    if let Err(error) = config.validate() {
+        return misuse(error);
+    }
+    telemetry::log::init(&config.log.level, config.log.is_json());
+    let files = match Files::open(config) {
+        Ok(files) => files,
+        Err(error) => return misuse(error),
     };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.worker_threads())
+        .worker_threads(config.limits.worker_threads())
         .enable_all()
         .build()
     {
@@ -83,7 +85,12 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match runtime.block_on(serve(&config, Telemetry::new(metrics, tracer), tls, exporter)) {
+    let ended = runtime.block_on(async {
+        let sockets = Sockets::bind(config, &files).await?;
+        let server = Server::start(config, files, sockets)?;
+        server.run(config.limits.shutdown_timeout).await
+    });
+    match ended {
         Ok(code) => code,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "stopping");
@@ -92,19 +99,18 @@ fn main() -> ExitCode {
     }
 }
 
-/// Looks, prints what was found, and ends with its exit code. Nothing is logged: what goes wrong is in the report.
-fn doctor(options: &Options) -> ExitCode {
+/// Examines etcd, prints the report, and exits with the report's code. Nothing is logged: failures are in the report.
+fn doctor(options: &DoctorConfig) -> ExitCode {
     if let Err(error) = options.config.validate() {
-        let _ = cli::command().error(ErrorKind::ValueValidation, error).print();
-        return ExitCode::from(MISUSE);
+        return misuse(error);
     }
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::FAILURE;
     };
     let report = runtime.block_on(doctor::examine(options));
     let printed = print(|out| match options.output {
-        Output::Text => write!(out, "{}", report.to_text(Style::of(io::stdout().is_terminal()))),
-        Output::Json => writeln!(out, "{:#}", report.to_json()),
+        ReportFormat::Text => write!(out, "{}", report.to_text(Style::of(io::stdout().is_terminal()))),
+        ReportFormat::Json => writeln!(out, "{:#}", report.to_json()),
     });
     if printed == ExitCode::SUCCESS {
         ExitCode::from(report.exit_code())
@@ -113,222 +119,205 @@ fn doctor(options: &Options) -> ExitCode {
     }
 }
 
-/// Prints to standard output; whoever reads it may stop early.
-fn print(what: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
+/// Prints to standard output. A reader that closes the pipe early is not an error.
+fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
     let mut text = Vec::new();
-    match what(&mut text).and_then(|()| io::stdout().write_all(&text)) {
+    match write(&mut text).and_then(|()| io::stdout().write_all(&text)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-/// TLS of both sides, its files read.
-struct Tls {
+/// What is read from files and the environment before a port is bound.
+struct Files {
     connector: Arc<Connector>,
     acceptor: Option<Arc<Acceptor>>,
+    metrics: Arc<Metrics>,
+    tracer: Tracer,
+    exporter: Option<Exporter>,
 }
 
-impl Tls {
-    fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Tls, FileError> {
-        Ok(Tls {
-            connector: Connector::open(config, metrics)?,
-            acceptor: Acceptor::open(config, metrics)?,
+impl Files {
+    fn open(config: &Config) -> anyhow::Result<Files> {
+        let metrics = Arc::new(Metrics::new());
+        let (exporter, tracer) = match otlp::Settings::from_env()? {
+            Some(settings) => {
+                let (exporter, tracer) = Exporter::open(settings, metrics.traces.counters())?;
+                (Some(exporter), tracer)
+            }
+            None => (None, Tracer::default()),
+        };
+        Ok(Files {
+            connector: Connector::open(config, &metrics)?,
+            acceptor: Acceptor::open(config, &metrics)?,
+            metrics,
+            tracer,
+            exporter,
         })
     }
 }
 
-/// What takes traces to a collector, if OpenTelemetry's variables ask for it.
-fn open_exporter(metrics: &Metrics) -> anyhow::Result<(Option<Exporter>, Tracer)> {
-    let Some(settings) = otlp::Settings::from_env()? else {
-        return Ok((None, Tracer::default()));
-    };
-    let (exporter, tracer) = Exporter::open(settings, metrics.traces.counters())?;
-    Ok((Some(exporter), tracer))
+/// Bound sockets and handlers of signals.
+struct Sockets {
+    clients: Vec<Listener>,
+    operators: Vec<Listener>,
+    terminate: Signal,
+    interrupt: Signal,
 }
 
-async fn serve(
-    config: &Config,
-    telemetry: Telemetry,
-    tls: Tls,
-    exporter: Option<Exporter>,
-) -> anyhow::Result<ExitCode> {
-    let bind = |urls| bind(urls, &tls, config);
-    let clients = bind(&config.listen_client_urls)
-        .await
-        .context("--listen-client-urls")?;
-    let operators = bind(&config.listen_metrics_urls)
-        .await
-        .context("--listen-metrics-urls")?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-
-    // Three stops: first no new connections are taken, then no new calls, then what keeps the mirrors ends.
-    let (closing, drain, stop) = (
-        CancellationToken::new(),
-        CancellationToken::new(),
-        CancellationToken::new(),
-    );
-    let (listeners, calls, background) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
-    let telemetry = Arc::new(telemetry);
-    panics::install(telemetry.metrics.process.panics.clone());
-    export_limits(config, &telemetry.metrics);
-    if let Some(exporter) = exporter {
-        background.spawn(exporter.run(background.clone(), stop.clone()));
+impl Sockets {
+    async fn bind(config: &Config, files: &Files) -> anyhow::Result<Sockets> {
+        let listen = &config.listen;
+        Ok(Sockets {
+            clients: bind(&listen.client_urls, config, files)
+                .await
+                .context("--listen-client-urls")?,
+            operators: bind(&listen.metrics_urls, config, files)
+                .await
+                .context("--listen-metrics-urls")?,
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
     }
-    tls.connector.keep_fresh(&background, &stop);
-    if let Some(acceptor) = &tls.acceptor {
-        acceptor.keep_fresh(&background, &stop);
-    }
-    let credentials = Credentials::new(config.account()?);
-    let upstream = Upstream::start(
-        &config.endpoints,
-        &tls.connector,
-        config.range_stream == RangeStream::Auto,
-        credentials,
-        &background,
-        &stop,
-    );
-    let mirrors = mirror::start(config, &upstream, &telemetry, &background, &stop);
-    let open_connections = telemetry.metrics.connections.open.clone();
-    let proxy = Proxy::new(config, &upstream, &mirrors, &telemetry, &calls, &drain);
-    background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
-    let admin = Admin::new(mirrors, upstream, telemetry, calls.clone(), closing.clone());
-    background.spawn(Arc::clone(&admin).remember(stop.clone()));
-    let serving = ServeConfig {
-        connections: Arc::new(Semaphore::new(config.max_connections as usize)),
-        open: open_connections,
-        max_concurrent_streams: config.max_concurrent_streams,
-        tasks: calls.clone(),
-        closing: closing.clone(),
-        drain: drain.clone(),
-    };
-    for listener in clients {
-        tracing::info!(url = %listener.url(), "serving clients");
-        let proxy = Arc::clone(&proxy);
-        let handler = move |request, over_tls| proxy::handle(Arc::clone(&proxy), request, over_tls);
-        listeners.spawn(listener.serve(handler, serving.clone()));
-    }
-    for listener in operators {
-        tracing::info!(url = %listener.url(), "serving metrics");
-        background.spawn(Arc::clone(&admin).serve(listener, background.clone(), stop.clone()));
-    }
-
-    let refused = tokio::select! {
-        _ = terminate.recv() => false,
-        _ = interrupt.recv() => false,
-        // Something found that it must not serve, and has said why.
-        () = stop.cancelled() => true,
-    };
-    tracing::info!(timeout = ?config.shutdown_timeout, "stopping: no new calls; those under way may finish");
-    let deadline = Instant::now() + config.shutdown_timeout;
-    // The port is closed before clients are told to leave: who connects again finds whoever listens next.
-    closing.cancel();
-    listeners.close();
-    listeners.wait().await;
-    drain.cancel();
-    calls.close();
-    if tokio::time::timeout_at(deadline, calls.wait()).await.is_err() {
-        tracing::warn!(
-            tasks = calls.len(),
-            "calls were still under way at the end of --shutdown-timeout and are cut"
-        );
-    }
-    stop.cancel();
-    background.close();
-    // They only have to be told.
-    let _ = tokio::time::timeout_at(deadline.max(Instant::now() + LAST_WAIT), background.wait()).await;
-    tracing::info!("stopped");
-    Ok(if refused {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
 }
 
-async fn bind(urls: &[Url], tls: &Tls, config: &Config) -> anyhow::Result<Vec<Listener>> {
+async fn bind(urls: &[Url], config: &Config, files: &Files) -> anyhow::Result<Vec<Listener>> {
     let mut listeners = Vec::new();
     for url in urls {
-        let listener = Listener::bind(
-            url,
-            tls.acceptor.as_ref(),
-            config.tls.unix_socket_mode,
-            config.socket_reuse_port,
-        )
-        .await
-        .with_context(|| {
-            format!("cannot listen on {url}; is another process there? Port 0 takes a free one")
-        })?;
+        let (mode, reuse_port) = (config.listen.unix_socket_mode, config.listen.reuse_port);
+        let listener = Listener::bind(url, files.acceptor.as_ref(), mode, reuse_port)
+            .await
+            .with_context(|| {
+                format!("cannot listen on {url}; is another process there? Port 0 takes a free one")
+            })?;
         listeners.push(listener);
     }
     Ok(listeners)
 }
 
-/// Every bound that a flag sets, beside what is used of it.
-fn export_limits(config: &Config, metrics: &Metrics) {
-    #[allow(clippy::cast_precision_loss, reason = "a gauge shows magnitudes")]
-    let bytes = |value: u64| value as f64;
-    metrics
-        .process
-        .set_limit("cache_max_bytes", bytes(config.cache_max_bytes()));
-    metrics
-        .process
-        .set_limit("history_max_bytes", bytes(config.history_max_bytes));
-    metrics
-        .process
-        .set_limit("history_max_age_seconds", config.history_max_age.as_secs_f64());
-    metrics.process.set_limit(
-        "freshness_timeout_seconds",
-        config.freshness_timeout.as_secs_f64(),
-    );
-    metrics
-        .process
-        .set_limit("connect_timeout_seconds", config.connect_timeout.as_secs_f64());
-    metrics
-        .process
-        .set_limit("probe_interval_seconds", config.probe_interval.as_secs_f64());
-    metrics
-        .process
-        .set_limit("forward_max_large", f64::from(config.forward_max_large));
-    metrics
-        .process
-        .set_limit("forward_max_waiting", f64::from(config.forward_max_waiting));
-    metrics
-        .process
-        .set_limit("forward_shared_max_bytes", bytes(config.forward_shared_max_bytes));
-    metrics
-        .process
-        .set_limit("max_concurrent_streams", f64::from(config.max_concurrent_streams));
-    metrics
-        .process
-        .set_limit("max_calls", f64::from(config.max_calls));
-    metrics
-        .process
-        .set_limit("verify_interval_seconds", config.verify_interval.as_secs_f64());
-    metrics
-        .process
-        .set_limit("stream_max_bytes", bytes(config.stream_max_bytes));
-    metrics
-        .process
-        .set_limit("stream_max_wait_seconds", config.stream_max_wait.as_secs_f64());
-    metrics
-        .process
-        .set_limit("series_ttl_seconds", config.series_ttl.as_secs_f64());
-    metrics.process.set_limit(
-        "tls_handshake_timeout_seconds",
-        config.tls.tls_handshake_timeout.as_secs_f64(),
-    );
-    metrics
-        .process
-        .set_limit("tls_max_handshakes", f64::from(config.tls.tls_max_handshakes));
-    metrics
-        .process
-        .set_limit("max_connections", f64::from(config.max_connections));
-    metrics.process.set_limit(
-        "worker_threads",
-        f64::from(u32::try_from(config.worker_threads()).unwrap_or(u32::MAX)),
-    );
-    metrics
-        .process
-        .set_limit("shutdown_timeout_seconds", config.shutdown_timeout.as_secs_f64());
+/// The running proxy: its tasks, and the three stages of its stop.
+struct Server {
+    terminate: Signal,
+    interrupt: Signal,
+    /// Accept no more connections.
+    closing: CancellationToken,
+    listeners: TaskTracker,
+    /// Accept no more calls, and end those that never end by themselves.
+    drain: CancellationToken,
+    calls: TaskTracker,
+    /// Stop the mirrors and every other background task.
+    stop: CancellationToken,
+    background: TaskTracker,
+}
+
+impl Server {
+    /// Starts every task.
+    fn start(config: &Config, files: Files, sockets: Sockets) -> anyhow::Result<Server> {
+        let server = Server {
+            terminate: sockets.terminate,
+            interrupt: sockets.interrupt,
+            closing: CancellationToken::new(),
+            listeners: TaskTracker::new(),
+            drain: CancellationToken::new(),
+            calls: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            background: TaskTracker::new(),
+        };
+        let Server {
+            calls,
+            background,
+            stop,
+            ..
+        } = &server;
+        let telemetry = Arc::new(Telemetry::new(files.metrics, files.tracer));
+        panics::install(telemetry.metrics.process.panics.clone());
+        for (name, bound) in config.bounds() {
+            telemetry.metrics.process.set_limit(name, bound);
+        }
+        if let Some(exporter) = files.exporter {
+            background.spawn(exporter.run(background.clone(), stop.clone()));
+        }
+        files.connector.keep_fresh(background, stop);
+        if let Some(acceptor) = &files.acceptor {
+            acceptor.keep_fresh(background, stop);
+        }
+        let upstream = Upstream::start(
+            &config.etcd.endpoints,
+            &files.connector,
+            config.etcd.range_stream == RangeStream::Auto,
+            Credentials::new(config.etcd.account()?),
+            background,
+            stop,
+        );
+        let mirrors = mirror::start(config, &upstream, &telemetry, background, stop);
+        let proxy = Proxy::new(config, &upstream, &mirrors, &telemetry, calls, &server.drain);
+        background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
+        let serving = ServeConfig {
+            connections: Arc::new(Semaphore::new(config.limits.max_connections as usize)),
+            open: telemetry.metrics.connections.open.clone(),
+            max_concurrent_streams: config.limits.max_concurrent_streams,
+            tasks: calls.clone(),
+            closing: server.closing.clone(),
+            drain: server.drain.clone(),
+        };
+        for listener in sockets.clients {
+            tracing::info!(url = %listener.url(), "serving clients");
+            let proxy = Arc::clone(&proxy);
+            let handler = move |request, over_tls| proxy::handle(Arc::clone(&proxy), request, over_tls);
+            server.listeners.spawn(listener.serve(handler, serving.clone()));
+        }
+        let admin = Admin::new(
+            mirrors,
+            upstream,
+            telemetry,
+            calls.clone(),
+            server.closing.clone(),
+        );
+        background.spawn(Arc::clone(&admin).remember(stop.clone()));
+        for listener in sockets.operators {
+            tracing::info!(url = %listener.url(), "serving metrics");
+            background.spawn(Arc::clone(&admin).serve(listener, background.clone(), stop.clone()));
+        }
+        Ok(server)
+    }
+
+    /// Serves until a signal, or until a task refuses to go on, and drains.
+    async fn run(mut self, shutdown_timeout: Duration) -> anyhow::Result<ExitCode> {
+        let code = tokio::select! {
+            _ = self.terminate.recv() => ExitCode::SUCCESS,
+            _ = self.interrupt.recv() => ExitCode::SUCCESS,
+            // A task found an etcd that it must not serve, and has logged the reason.
+            () = self.stop.cancelled() => ExitCode::FAILURE,
+        };
+        self.drain(shutdown_timeout).await;
+        Ok(code)
+    }
+
+    /// Stops in three stages: connections, calls, background tasks.
+    async fn drain(self, timeout: Duration) {
+        tracing::info!(?timeout, "stopping: no new calls; calls in flight may complete");
+        let deadline = Instant::now() + timeout;
+        // The port is closed before clients are told to leave, so that a client that connects again reaches the next
+        // process on that port.
+        self.closing.cancel();
+        self.listeners.close();
+        self.listeners.wait().await;
+        self.drain.cancel();
+        self.calls.close();
+        if tokio::time::timeout_at(deadline, self.calls.wait())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                tasks = self.calls.len(),
+                "calls were still in flight at the end of --shutdown-timeout and are aborted"
+            );
+        }
+        self.stop.cancel();
+        self.background.close();
+        let deadline = deadline.max(Instant::now() + BACKGROUND_TIMEOUT);
+        let _ = tokio::time::timeout_at(deadline, self.background.wait()).await;
+        tracing::info!("stopped");
+    }
 }

@@ -1,4 +1,4 @@
-//! The flags of TLS and of the listeners' access, under etcd's names where etcd has them.
+//! Flags of TLS on both sides, under etcd's names where etcd has them.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -8,96 +8,109 @@ use clap::{Args, ValueEnum};
 use rustls::crypto::aws_lc_rs::ALL_CIPHER_SUITES;
 use rustls::{CipherSuite, SupportedCipherSuite};
 
-use super::parse_duration;
+use super::listen::ListenConfig;
+use super::units::parse_duration;
 use crate::net::{Address, Url};
 
-/// Heading of the flags in `--help`.
-const HEADING: &str = "TLS and access";
-
-/// What `--help` shows under "TLS and access".
+/// TLS on both sides: towards etcd and towards clients.
 #[derive(Args, Debug, Clone)]
-#[command(next_help_heading = HEADING)]
-pub struct TlsFlags {
-    /// CAs that etcd's certificate must come from, PEM [default: the system's]
-    #[arg(long, env = "RANGECACHE_CACERT", value_name = "FILE")]
+#[command(next_help_heading = "TLS")]
+pub struct TlsConfig {
+    /// CAs that must have issued etcd's certificate, PEM [default: the system's]
+    #[arg(long, value_name = "FILE")]
     pub cacert: Option<PathBuf>,
 
-    /// Certificate to show to etcd, PEM, with any intermediates; best without a CN, which etcd's auth would take for a user
-    #[arg(long, env = "RANGECACHE_CERT", value_name = "FILE")]
+    /// Client certificate for etcd, PEM, with any intermediates; preferably without a CN, which etcd's auth takes for a
+    /// user name
+    #[arg(long, value_name = "FILE")]
     pub cert: Option<PathBuf>,
 
     /// Key of --cert, PEM, not encrypted
-    #[arg(long, env = "RANGECACHE_KEY", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
 
-    /// Take any certificate for etcd's: for tests only, for anybody on the way can then read and answer
-    #[arg(long, env = "RANGECACHE_INSECURE_SKIP_TLS_VERIFY", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    /// Do not verify etcd's certificate. Insecure: for tests only
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value_t = false
+    )]
     pub insecure_skip_tls_verify: bool,
 
     /// Certificate of the https:// and unixs:// listeners, PEM, with any intermediates
-    #[arg(long, env = "RANGECACHE_CERT_FILE", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub cert_file: Option<PathBuf>,
 
     /// Key of --cert-file, PEM, not encrypted
-    #[arg(long, env = "RANGECACHE_KEY_FILE", value_name = "FILE")]
+    #[arg(long, value_name = "FILE")]
     pub key_file: Option<PathBuf>,
 
-    /// CAs that clients' certificates must come from, PEM; as in etcd, giving it makes every client show one
-    #[arg(long, env = "RANGECACHE_TRUSTED_CA_FILE", value_name = "FILE")]
+    /// CAs that must have issued clients' certificates, PEM; as in etcd, clients then need a certificate
+    #[arg(long, value_name = "FILE")]
     pub trusted_ca_file: Option<PathBuf>,
 
     /// Refuse clients without a certificate from --trusted-ca-file
-    #[arg(long, env = "RANGECACHE_CLIENT_CERT_AUTH", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
-    pub client_cert_auth: bool,
-
-    /// Clients' certificates that are revoked: a CRL, PEM or DER, signed by the CA whose certificates it lists
-    #[arg(long, env = "RANGECACHE_CLIENT_CRL_FILE", value_name = "FILE")]
-    pub client_crl_file: Option<PathBuf>,
-
-    /// Refuse clients whose certificate is for none of these host names, comma-separated
     #[arg(
         long,
-        env = "RANGECACHE_CLIENT_CERT_ALLOWED_HOSTNAME",
-        value_name = "NAME,…",
-        value_delimiter = ','
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value_t = false
     )]
+    pub client_cert_auth: bool,
+
+    /// Revocation list of clients' certificates (CRL), PEM or DER, signed by the CA that issued the certificates
+    #[arg(long, value_name = "FILE")]
+    pub client_crl_file: Option<PathBuf>,
+
+    /// Host names, comma-separated; clients whose certificate is for none of them are refused
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     pub client_cert_allowed_hostname: Vec<String>,
 
-    /// Make a certificate for the listeners at each start: encrypts, but tells clients nothing of who answers
-    #[arg(long, env = "RANGECACHE_AUTO_TLS", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
+    /// Generate a self-signed certificate for the listeners at each start; clients cannot verify it
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value_t = false
+    )]
     pub auto_tls: bool,
 
-    /// Oldest TLS version spoken, on both sides
-    #[arg(long, env = "RANGECACHE_TLS_MIN_VERSION", value_name = "VERSION", value_enum, default_value_t = TlsVersion::V1_2)]
+    /// Oldest TLS version, on both sides
+    #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::V1_2)]
     pub tls_min_version: TlsVersion,
 
-    /// Newest TLS version spoken, on both sides
-    #[arg(long, env = "RANGECACHE_TLS_MAX_VERSION", value_name = "VERSION", value_enum, default_value_t = TlsVersion::V1_3)]
+    /// Newest TLS version, on both sides
+    #[arg(long, value_name = "VERSION", value_enum, default_value_t = TlsVersion::V1_3)]
     pub tls_max_version: TlsVersion,
 
-    /// Cipher suites of TLS 1.2, on both sides, comma-separated, as etcd names them; those of TLS 1.3 stay unless some are named [default: all safe ones]
-    #[arg(long, env = "RANGECACHE_CIPHER_SUITES", value_name = "SUITE,…", value_delimiter = ',', value_parser = parse_suite)]
+    /// Cipher suites of TLS 1.2, on both sides, comma-separated, under etcd's names; all suites of TLS 1.3 stay enabled
+    /// unless some are named [default: all safe ones]
+    #[arg(long, value_name = "SUITE,…", value_delimiter = ',', value_parser = parse_suite)]
     pub cipher_suites: Vec<CipherSuite>,
 
-    /// How often certificates, keys, CAs and the CRL are looked at for having been replaced
-    #[arg(long, env = "RANGECACHE_TLS_RELOAD_INTERVAL", value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
+    /// Interval at which certificates, keys, CAs and the CRL are checked for changes
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub tls_reload_interval: Duration,
 
-    /// How long a client may take for its handshake, the wait for its turn included
-    #[arg(long, env = "RANGECACHE_TLS_HANDSHAKE_TIMEOUT", value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
+    /// Time limit for a client's handshake, the wait for its turn included
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub tls_handshake_timeout: Duration,
 
-    /// Clients' handshakes that may be under way at once; further ones wait their turn
-    #[arg(long, env = "RANGECACHE_TLS_MAX_HANDSHAKES", value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Clients' handshakes in progress at once; more wait for their turn
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub tls_max_handshakes: u32,
-
-    /// Mode of the listeners' unix sockets, octal
-    #[arg(long, env = "RANGECACHE_UNIX_SOCKET_MODE", value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
-    pub unix_socket_mode: u32,
-
-    /// Let clients connect without TLS from beyond this machine: whoever reaches the port reads and writes all of etcd
-    #[arg(long, env = "RANGECACHE_ALLOW_PLAINTEXT_LISTENER", value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value_t = false)]
-    pub allow_plaintext_listener: bool,
 }
 
 /// A TLS version, as etcd's flags write it.
@@ -111,10 +124,10 @@ pub enum TlsVersion {
     V1_3,
 }
 
-/// A contradiction among the flags of TLS and access.
+/// A contradiction among the flags of TLS and the listeners, with what to write instead.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TlsFlagError {
-    /// A certificate without its key, or the other way round.
+    /// A certificate without its key, or a key without its certificate.
     #[error(
         "--{given} is given without --{missing}: a certificate and its key belong together; give both or neither"
     )]
@@ -124,22 +137,23 @@ pub enum TlsFlagError {
         /// The flag that is not.
         missing: &'static str,
     },
-    /// Clients' certificates cannot be judged.
+    /// A flag about clients' certificates, without the CAs that issue them.
     #[error(
-        "--{0} needs --trusted-ca-file: say by which CAs clients' certificates are issued, or leave --{0} out"
+        "--{0} needs --trusted-ca-file: name the CAs that issue clients' certificates, or leave --{0} out"
     )]
     NoTrustedCa(&'static str),
-    /// An https listener without anything to show.
+    /// An https:// listener without a certificate.
     #[error(
-        "{0} needs a certificate: give --cert-file and --key-file, or --auto-tls for one that encrypts but proves nothing"
+        "{0} needs a certificate: give --cert-file and --key-file, or --auto-tls for one that clients cannot verify"
     )]
     NoCertificate(Url),
-    /// Two certificates.
+    /// Both kinds of certificate.
     #[error("--auto-tls and --cert-file contradict each other: leave one of them out")]
     TwoCertificates,
     /// TLS is set up, but no URL asks for it.
     #[error(
-        "--{flag} is given, but no URL of {urls} is https:// or unixs://: nothing would be encrypted; write https:// there, or leave --{flag} out"
+        "--{flag} is given, but no URL of {urls} is https:// or unixs://: nothing would be encrypted; write https:// \
+         there, or leave --{flag} out"
     )]
     Unused {
         /// The flag.
@@ -147,37 +161,38 @@ pub enum TlsFlagError {
         /// The flag or flags that hold the URLs.
         urls: &'static str,
     },
-    /// Anybody could come in.
+    /// A plaintext listener that other machines can reach.
     #[error(
-        "--listen-client-urls {0} takes clients from other machines without TLS: write https:// with --cert-file and --key-file, \
-         listen on 127.0.0.1 or unix://, or, where the network itself is trusted, add --allow-plaintext-listener"
+        "--listen-client-urls {0} accepts clients of other machines without TLS: write https:// with --cert-file and \
+         --key-file, listen on 127.0.0.1 or unix://, or, where the network itself is trusted, add \
+         --allow-plaintext-listener"
     )]
     PlaintextListener(Url),
-    /// No version is left.
+    /// Minimum and maximum exclude every version.
     #[error("--tls-min-version is above --tls-max-version: no version is left")]
     NoVersion,
-    /// No suite is left.
+    /// No cipher suite fits the versions.
     #[error("--cipher-suites leaves none for {0}: name one of {1}")]
     NoSuite(&'static str, String),
-    /// A host that no certificate can be for.
-    #[error("--{flag} {name:?} is no name that a certificate can be for: write a DNS name or an IP address")]
+    /// A host name that cannot be in a certificate.
+    #[error("--{flag} {name:?} cannot be in a certificate: write a DNS name or an IP address")]
     BadName {
         /// The flag.
         flag: &'static str,
-        /// What it holds.
+        /// The host name.
         name: String,
     },
-    /// A wait of no length.
+    /// A duration of zero.
     #[error("--{0} must be longer than zero: write for example 10s")]
     ZeroDuration(&'static str),
 }
 
-impl TlsFlags {
-    /// Checks the flags against each other and against the URLs; files are not looked at.
+impl TlsConfig {
+    /// Checks the flags against each other and against the URLs. Files are not read.
     ///
     /// # Errors
-    /// The first contradiction, worded as what to write instead.
-    pub fn validate(&self, endpoints: &[Url], clients: &[Url], metrics: &[Url]) -> Result<(), TlsFlagError> {
+    /// The first contradiction.
+    pub fn validate(&self, endpoints: &[Url], listen: &ListenConfig) -> Result<(), TlsFlagError> {
         for (given, value, missing, other) in [
             ("cert", &self.cert, "key", &self.key),
             ("key", &self.key, "cert", &self.cert),
@@ -201,7 +216,7 @@ impl TlsFlags {
                 return Err(TlsFlagError::NoTrustedCa(flag));
             }
         }
-        self.validate_urls(endpoints, clients, metrics)?;
+        self.validate_urls(endpoints, listen)?;
         self.validate_versions()?;
         for name in &self.client_cert_allowed_hostname {
             if rustls::pki_types::ServerName::try_from(name.as_str()).is_err() {
@@ -220,7 +235,7 @@ impl TlsFlags {
         Ok(())
     }
 
-    fn validate_urls(&self, endpoints: &[Url], clients: &[Url], metrics: &[Url]) -> Result<(), TlsFlagError> {
+    fn validate_urls(&self, endpoints: &[Url], listen: &ListenConfig) -> Result<(), TlsFlagError> {
         let upstream = [
             ("cacert", self.cacert.is_some()),
             ("cert", self.cert.is_some()),
@@ -232,7 +247,7 @@ impl TlsFlags {
             ("trusted-ca-file", self.trusted_ca_file.is_some()),
         ];
         let any_upstream = endpoints.iter().any(|url| url.tls);
-        let first_listener = clients.iter().chain(metrics).find(|url| url.tls);
+        let first_listener = listen.urls().find(|url| url.tls);
         for (flags, used, urls) in [
             (upstream, any_upstream, "--endpoints"),
             (
@@ -257,8 +272,12 @@ impl TlsFlags {
                 return Err(TlsFlagError::BadName { flag, name });
             }
         }
-        match clients.iter().find(|url| is_plaintext_beyond_loopback(url)) {
-            Some(url) if !self.allow_plaintext_listener => Err(TlsFlagError::PlaintextListener(url.clone())),
+        match listen
+            .client_urls
+            .iter()
+            .find(|url| is_plaintext_beyond_loopback(url))
+        {
+            Some(url) if !listen.allow_plaintext => Err(TlsFlagError::PlaintextListener(url.clone())),
             _ => Ok(()),
         }
     }
@@ -277,7 +296,7 @@ impl TlsFlags {
         Ok(())
     }
 
-    /// The cipher suites that may be used, by preference, of the versions that may.
+    /// Enabled cipher suites of the enabled versions, by preference.
     #[must_use]
     pub fn suites(&self) -> Vec<SupportedCipherSuite> {
         let named = |suite: &SupportedCipherSuite| self.cipher_suites.contains(&suite.suite());
@@ -287,7 +306,7 @@ impl TlsFlags {
         ALL_CIPHER_SUITES
             .iter()
             .filter(|suite| match suite.tls13() {
-                // As in etcd: the list is about TLS 1.2. But who names suites of 1.3 means these.
+                // As in etcd, the list is about TLS 1.2. But if it names suites of 1.3, only these are enabled.
                 Some(_) => self.tls_max_version >= TlsVersion::V1_3 && (!names_1_3 || named(suite)),
                 None => {
                     self.tls_min_version <= TlsVersion::V1_2
@@ -299,7 +318,7 @@ impl TlsFlags {
     }
 }
 
-/// A name that is no address is taken for another machine's: what it stands for may change.
+/// Host names count as other machines, since their addresses may change; localhost does not.
 fn is_plaintext_beyond_loopback(url: &Url) -> bool {
     match &url.address {
         Address::Tcp { host, .. } if !url.tls => {
@@ -327,22 +346,14 @@ fn parse_suite(text: &str) -> Result<CipherSuite, String> {
         .iter()
         .map(SupportedCipherSuite::suite)
         .find(|suite| suite_name(*suite) == text.trim())
-        .ok_or_else(|| format!("it is not spoken here; write some of {}", suite_names()))
-}
-
-/// Reads `0600` or `600`.
-fn parse_mode(text: &str) -> Result<u32, String> {
-    u32::from_str_radix(text.trim_start_matches("0o"), 8)
-        .ok()
-        .filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| "write an octal mode, for example 0600 or 0660".to_owned())
+        .ok_or_else(|| format!("unsupported cipher suite; supported: {}", suite_names()))
 }
 
 #[cfg(test)]
 mod tests {
     use clap::Parser;
 
-    use super::super::Config;
+    use super::super::flags::Config;
     use super::*;
 
     fn parse(flags: &str) -> Result<Config, clap::Error> {
@@ -401,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_together_is_taken() {
+    fn consistent_flags_are_valid() {
         for flags in [
             "--listen-client-urls http://localhost:1,http://127.0.0.9:1,http://[::1]:1,unix:///a",
             "--listen-client-urls http://0.0.0.0:1 --allow-plaintext-listener",
@@ -417,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn suites_are_named_as_in_etcd_and_modes_are_octal() {
+    fn suites_have_etcds_names() {
         let suites = |flags: &str| -> Vec<_> {
             let config = parse(flags).unwrap();
             config
@@ -441,12 +452,5 @@ mod tests {
         let both = format!("--cipher-suites {one},TLS_AES_128_GCM_SHA256");
         assert_eq!(suites(&both).len(), 2);
         assert!(parse("--cipher-suites TLS_RSA_WITH_RC4_128_SHA").is_err());
-
-        assert_eq!(
-            parse("--unix-socket-mode 0660").unwrap().tls.unix_socket_mode,
-            0o660
-        );
-        assert!(parse("--unix-socket-mode 0999").is_err());
-        assert!(parse("--unix-socket-mode 7777").is_err());
     }
 }

@@ -196,7 +196,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
             format!("progress notifications can be trusted (lowest version {lowest})"),
         );
     } else {
-        let consequence = match config.old_etcd {
+        let consequence = match config.etcd.old_etcd {
             OldEtcd::Forward => "linearizable reads would all be forwarded",
             OldEtcd::Refuse => "rangecache would stop at once (--old-etcd=refuse)",
         };
@@ -210,7 +210,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
         .iter()
         .filter_map(Member::version)
         .filter(|version| gates::RANGE_STREAM.is_open(*version));
-    match (config.range_stream, have.count()) {
+    match (config.etcd.range_stream, have.count()) {
         (RangeStream::Off, _) => report.good(Area::Gates, "etcd's RangeStream is not used (--range-stream=off)"),
         (RangeStream::Auto, 0) => report.good(
             Area::Gates,

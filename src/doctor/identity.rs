@@ -43,7 +43,7 @@ pub(super) async fn look(
     quorum: &Quorum,
     report: &mut Report,
 ) -> Auth {
-    let scopes = scopes(&config.cache_prefix, &config.no_cache_prefix);
+    let scopes = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
     let mut auth = Auth {
         is_known: quorum.auth != Some(true),
         readable: vec![quorum.auth != Some(true); scopes.len()],

@@ -162,7 +162,7 @@ async fn look_with(
     deep: bool,
     readable: &[bool],
 ) -> Result<Keyspace, String> {
-    let mirrors = scopes(&config.cache_prefix, &config.no_cache_prefix);
+    let mirrors = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
     let first_key = first_readable(&mirrors, readable).key();
     let (began, revision) = (Instant::now(), current(asker, &first_key).await?);
     let mut groups = Vec::new();
@@ -375,7 +375,7 @@ async fn history(
     revision: i64,
     report: &mut Report,
 ) {
-    let mirrors = scopes(&config.cache_prefix, &config.no_cache_prefix);
+    let mirrors = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
     let key = first_readable(&mirrors, readable).key();
     if !is_compacted(connection, &key, 1).await {
         if revision > LONG_HISTORY {

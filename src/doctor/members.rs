@@ -92,7 +92,7 @@ pub(super) async fn connect(
     credentials: &Arc<Credentials>,
     tasks: &TaskTracker,
 ) -> Vec<Member> {
-    let each = config.endpoints.iter().map(async |url| {
+    let each = config.etcd.endpoints.iter().map(async |url| {
         let deadline = Instant::now() + CALL_TIMEOUT;
         let mut link = upstream::open_once(connector, url, credentials, tasks, deadline)
             .await

@@ -29,13 +29,12 @@ mod weigh;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
 use tokio_util::task::TaskTracker;
 
 pub use report::{Area, Finding, Level, Report};
 pub use text::Style;
 
-use crate::config::Config;
+use crate::config::DoctorConfig;
 use crate::telemetry::Metrics;
 use crate::tls::{Acceptor, Connector};
 use crate::upstream::Credentials;
@@ -45,39 +44,8 @@ const NO_START: &str = "rangecache does not start with it";
 /// Bound on each call, and on each attempt to connect.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What `rangecache doctor` takes: all flags of serving, and its own.
-#[derive(Args, Debug, Clone)]
-pub struct Options {
-    /// The flags of `serve`.
-    #[command(flatten)]
-    pub config: Config,
-
-    /// Form of the report
-    #[arg(
-        long,
-        value_name = "FORMAT",
-        value_enum,
-        default_value = "text",
-        help_heading = "Report"
-    )]
-    pub output: Output,
-
-    /// Weigh every key instead of a sample: reads the whole keyspace once, at 32 MiB/s
-    #[arg(long, help_heading = "Report")]
-    pub deep: bool,
-}
-
-/// Form of the report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
-    /// For people
-    Text,
-    /// For scripts
-    Json,
-}
-
 /// Looks at everything. Where something is missing that later looks need, these are left out.
-pub async fn examine(options: &Options) -> Report {
+pub async fn examine(options: &DoctorConfig) -> Report {
     let config = &options.config;
     let mut report = Report::default();
     certificates::ours(config, &mut report);
@@ -93,7 +61,7 @@ pub async fn examine(options: &Options) -> Report {
             return report;
         }
     };
-    let account = match config.account() {
+    let account = match config.etcd.account() {
         Ok(account) => account,
         Err(error) => {
             report.bad(Area::Auth, error.to_string(), NO_START);

@@ -87,7 +87,7 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
 }
 
 fn needs(config: &Config, keyspace: &Keyspace) -> Vec<Need> {
-    let mirrors = scopes(&config.cache_prefix, &config.no_cache_prefix);
+    let mirrors = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
     let all: u64 = keyspace.keys.max(1);
     let of = |(index, scope): (usize, &crate::keyspace::scope::Scope)| {
         let mine = || keyspace.groups.iter().filter(|group| group.mirror == Some(index));
@@ -99,16 +99,17 @@ fn needs(config: &Config, keyspace: &Keyspace) -> Vec<Need> {
             clippy::cast_sign_loss,
             reason = "an estimate"
         )]
-        let changes =
-            (keyspace.revisions_per_second.max(0.0) * config.history_max_age.as_secs_f64() * keys as f64
-                / all as f64) as u64;
+        let changes = (keyspace.revisions_per_second.max(0.0)
+            * config.mirror.history_max_age.as_secs_f64()
+            * keys as f64
+            / all as f64) as u64;
         let history = changes.saturating_mul(memory_bytes / keys.max(1) + CHANGE_BYTES);
         Need {
             name: scope.name(),
             keys,
             encoded_bytes: mine().map(Group::encoded_bytes).sum(),
             memory_bytes,
-            history_bytes: history.min(config.history_max_bytes),
+            history_bytes: history.min(config.mirror.history_max_bytes),
         }
     };
     mirrors.iter().enumerate().map(of).collect()
@@ -118,8 +119,8 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     let (keys, history) = report.needs.iter().fold((0, 0), |(keys, history), need| {
         (keys + need.memory_bytes, history + need.history_bytes)
     });
-    let max = config.cache_max_bytes();
-    let whose = match config.cache_max_bytes {
+    let max = config.mirror.max_bytes();
+    let whose = match config.mirror.cache_max_bytes {
         Some(_) => "--cache-max-bytes",
         None => "three quarters of the memory limit here; --cache-max-bytes sets it",
     };
@@ -127,7 +128,7 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
         "keys and values need {}, past revisions {} at this rate (at most {} a mirror), of {} ({whose})",
         bytes(keys),
         bytes(history),
-        bytes(config.history_max_bytes),
+        bytes(config.mirror.history_max_bytes),
         bytes(max),
     );
     if keys > max {

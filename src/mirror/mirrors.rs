@@ -48,7 +48,7 @@ impl Mirrors {
         stop: &CancellationToken,
     ) -> Mirrors {
         let cluster_state = Arc::new(ClusterState::default());
-        let all: Arc<[Mirror]> = scopes(&config.cache_prefix, &config.no_cache_prefix)
+        let all: Arc<[Mirror]> = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix)
             .into_iter()
             .map(|scope| {
                 let mirror_metrics = telemetry.metrics.mirrors.mirror(&scope.name());
@@ -60,7 +60,7 @@ impl Mirrors {
             Arc::clone(upstream),
             Arc::clone(&cluster_state),
             Arc::clone(telemetry),
-            config.freshness_timeout,
+            config.mirror.freshness_timeout,
             tasks.clone(),
             stop.clone(),
             Box::new(move |_| drop_all(&replaced, "a quorum check shows another history")),
@@ -73,12 +73,12 @@ impl Mirrors {
             upstream: Arc::clone(upstream),
             telemetry: Arc::clone(telemetry),
             history_limits: HistoryLimits {
-                max_age: config.history_max_age,
-                max_bytes: config.history_max_bytes,
+                max_age: config.mirror.history_max_age,
+                max_bytes: config.mirror.history_max_bytes,
                 ..HistoryLimits::default()
             },
-            max_bytes: config.cache_max_bytes(),
-            probe_interval: config.probe_interval,
+            max_bytes: config.mirror.max_bytes(),
+            probe_interval: config.etcd.probe_interval,
             tasks: tasks.clone(),
             stop: stop.clone(),
         }

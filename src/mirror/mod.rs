@@ -58,17 +58,17 @@ pub fn start(
 ) -> Arc<Mirrors> {
     let mirrors = Arc::new(Mirrors::new(config, upstream, telemetry, tasks, stop));
     lifecycle::start(&mirrors);
-    let (probed, interval) = (Arc::clone(&mirrors), config.probe_interval);
+    let (probed, interval) = (Arc::clone(&mirrors), config.etcd.probe_interval);
     spawn(&mirrors, async move {
         restarting("probe", || probe::run(&probed, interval)).await;
     });
-    if !config.verify_interval.is_zero() {
-        let (verified, interval) = (Arc::clone(&mirrors), config.verify_interval);
+    if !config.mirror.verify_interval.is_zero() {
+        let (verified, interval) = (Arc::clone(&mirrors), config.mirror.verify_interval);
         spawn(&mirrors, async move {
             restarting("verification", || verify::run(&verified, interval)).await;
         });
     }
-    let (gated, old_etcd) = (Arc::clone(&mirrors), config.old_etcd);
+    let (gated, old_etcd) = (Arc::clone(&mirrors), config.etcd.old_etcd);
     spawn(&mirrors, async move {
         restarting("version gate", || version_gate::run(&gated, old_etcd)).await;
     });

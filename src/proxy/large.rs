@@ -199,11 +199,11 @@ impl Large {
         tasks: &TaskTracker,
     ) -> Arc<Large> {
         Arc::new(Large {
-            turns: Arc::new(Semaphore::new(config.forward_max_large as usize)),
+            turns: Arc::new(Semaphore::new(config.forward.max_large as usize)),
             waiting: AtomicU32::new(0),
-            max_waiting: config.forward_max_waiting,
+            max_waiting: config.forward.max_waiting,
             shared_bytes: AtomicU64::new(0),
-            max_shared_bytes: config.forward_shared_max_bytes,
+            max_shared_bytes: config.forward.shared_max_bytes,
             flights: Mutex::default(),
             converter,
             series: Arc::clone(series),

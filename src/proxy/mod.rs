@@ -87,31 +87,31 @@ impl Proxy {
         drain: &CancellationToken,
     ) -> Arc<Proxy> {
         let metrics = &telemetry.metrics;
-        let budget = Budget::new(config.stream_max_bytes, metrics);
+        let budget = Budget::new(config.forward.stream_max_bytes, metrics);
         let series = AllSeries::new(
-            config.series_ttl,
-            config.stream_max_bytes,
+            config.forward.series_ttl,
+            config.forward.stream_max_bytes,
             &budget,
             upstream,
             mirrors,
             metrics,
         );
-        let converter = Converter::new(&budget, config.stream_max_wait, metrics);
+        let converter = Converter::new(&budget, config.forward.stream_max_wait, metrics);
         Arc::new(Proxy {
             mirrors: Arc::clone(mirrors),
             telemetry: Arc::clone(telemetry),
             forward: Arc::new(Forward {
                 upstream: Arc::clone(upstream),
                 cluster_state: Arc::clone(&mirrors.cluster_state),
-                connect_timeout: config.connect_timeout,
+                connect_timeout: config.etcd.connect_timeout,
                 drain: drain.clone(),
             }),
             large: Large::new(config, converter, &series, metrics, tasks),
             series,
-            freshness_timeout: config.freshness_timeout,
+            freshness_timeout: config.mirror.freshness_timeout,
             tasks: tasks.clone(),
             answers: Answers::default(),
-            max_calls: config.max_calls as usize,
+            max_calls: config.limits.max_calls as usize,
             drain: drain.clone(),
         })
     }

@@ -57,10 +57,7 @@ impl Acceptor {
     /// # Errors
     /// What is wrong with which file.
     pub fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Arc<Acceptor>>, FileError> {
-        let mut urls = config
-            .listen_client_urls
-            .iter()
-            .chain(&config.listen_metrics_urls);
+        let mut urls = config.listen.urls();
         if !urls.any(|url| url.tls) {
             return Ok(None);
         }
@@ -186,11 +183,7 @@ impl Acceptor {
 fn self_signed(config: &Config, provider: &CryptoProvider) -> Result<CertifiedKey, FileError> {
     let other = |error: rcgen::Error| FileError::Other(error.to_string());
     let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).into();
-    for url in config
-        .listen_client_urls
-        .iter()
-        .chain(&config.listen_metrics_urls)
-    {
+    for url in config.listen.urls() {
         if let Some(name) = url.server_name() {
             names.push(name.to_str().into_owned());
         }

@@ -84,7 +84,7 @@ impl Connector {
     /// # Errors
     /// What is wrong with which file.
     pub fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Arc<Connector>, FileError> {
-        if !config.endpoints.iter().any(|url| url.tls) {
+        if !config.etcd.endpoints.iter().any(|url| url.tls) {
             return Ok(Connector::plaintext());
         }
         let flags = config.tls.clone();

@@ -33,7 +33,7 @@ pub use connector::{Connector, Protocol};
 pub use facts::Facts;
 pub use files::{FileError, look_at_file};
 
-use crate::config::{TlsFlags, TlsVersion};
+use crate::config::{TlsConfig, TlsVersion};
 
 /// HTTP/2 in ALPN.
 const H2: &[u8] = b"h2";
@@ -41,7 +41,7 @@ const H2: &[u8] = b"h2";
 const HTTP_1_1: &[u8] = b"http/1.1";
 
 /// Cryptography with the suites that the flags allow.
-fn provider(flags: &TlsFlags) -> Arc<CryptoProvider> {
+fn provider(flags: &TlsConfig) -> Arc<CryptoProvider> {
     Arc::new(CryptoProvider {
         cipher_suites: flags.suites(),
         ..aws_lc_rs::default_provider()
@@ -49,7 +49,7 @@ fn provider(flags: &TlsFlags) -> Arc<CryptoProvider> {
 }
 
 /// The versions that the flags allow, less those for which they leave no suite.
-fn versions(flags: &TlsFlags) -> Vec<&'static SupportedProtocolVersion> {
+fn versions(flags: &TlsConfig) -> Vec<&'static SupportedProtocolVersion> {
     let suites = flags.suites();
     [
         (TlsVersion::V1_3, &rustls::version::TLS13),

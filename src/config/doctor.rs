@@ -1,0 +1,36 @@
+//! Flags of `rangecache doctor`: those of serving, and its own.
+
+use clap::{Args, ValueEnum};
+
+use super::flags::Config;
+
+/// What `rangecache doctor` examines, and how it reports.
+#[derive(Args, Debug, Clone)]
+pub struct DoctorConfig {
+    /// The flags of `serve`.
+    #[command(flatten)]
+    pub config: Config,
+
+    /// Form of the report
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        value_enum,
+        default_value = "text",
+        help_heading = "Report"
+    )]
+    pub output: ReportFormat,
+
+    /// Measure every key instead of a sample: reads the whole keyspace once, at 32 MiB/s
+    #[arg(long, help_heading = "Report")]
+    pub deep: bool,
+}
+
+/// Form of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ReportFormat {
+    /// For people
+    Text,
+    /// For scripts
+    Json,
+}

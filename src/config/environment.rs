@@ -1,0 +1,157 @@
+//! Environment variables of the flags, and the effective settings as text.
+
+use std::fmt::Write as _;
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Command, CommandFactory as _};
+
+use super::flags::Config;
+
+/// Gives every flag of serving that `command` has its environment variable: `RANGECACHE_` and the long name.
+#[must_use]
+pub fn with_environment(command: Command) -> Command {
+    let serving = Config::command();
+    command.mut_args(|arg| {
+        let is_ours = serving.get_opts().any(|flag| flag.get_id() == arg.get_id());
+        match variable(&arg) {
+            Some(name) if is_ours => arg.env(name),
+            _ => arg,
+        }
+    })
+}
+
+/// The environment variable of a flag.
+fn variable(arg: &Arg) -> Option<String> {
+    let name = arg.get_long()?.to_ascii_uppercase().replace('-', "_");
+    Some(format!("RANGECACHE_{name}"))
+}
+
+/// Every setting as `VARIABLE=value`, grouped by where it comes from; for a shell, an environment file or a container.
+/// Settings without a value and secrets are comments.
+#[must_use]
+pub fn effective(config: &Config, matches: &ArgMatches) -> String {
+    let serving = Config::command();
+    let mut text = String::new();
+    for (source, heading) in [
+        (ValueSource::CommandLine, "From the command line"),
+        (ValueSource::EnvVariable, "From the environment"),
+        (ValueSource::DefaultValue, "Defaults"),
+    ] {
+        // Writing into a String cannot fail.
+        let _ = writeln!(text, "# {heading}");
+        for flag in serving.get_opts() {
+            let id = flag.get_id().as_str();
+            let given = matches.value_source(id).unwrap_or(ValueSource::DefaultValue);
+            if let Some(name) = variable(flag)
+                && given == source
+            {
+                let _ = match value(flag, config, matches) {
+                    Some(_) if flag.is_hide_env_values_set() => writeln!(text, "# {name}=(secret)"),
+                    Some(value) => writeln!(text, "{name}={}", quoted(&value)),
+                    None => writeln!(text, "# {name}="),
+                };
+            }
+        }
+    }
+    text
+}
+
+/// The value of a flag as it would be written; `None` if it has none.
+fn value(flag: &Arg, config: &Config, matches: &ArgMatches) -> Option<String> {
+    if let Some(values) = matches.get_raw(flag.get_id().as_str()) {
+        let values: Vec<_> = values.map(|value| value.to_string_lossy()).collect();
+        return Some(values.join(","));
+    }
+    // Defaults that depend on the machine.
+    match flag.get_long() {
+        Some("cache-max-bytes") => Some(config.mirror.max_bytes().to_string()),
+        Some("worker-threads") => Some(config.limits.worker_threads().to_string()),
+        Some("log-format") => Some(if config.log.is_json() { "json" } else { "text" }.to_owned()),
+        _ => None,
+    }
+}
+
+/// `value`, in single quotes if a shell would not take it literally.
+fn quoted(value: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=@+%".contains(c);
+    if !value.is_empty() && value.chars().all(is_plain) {
+        value.to_owned()
+    } else {
+        format!("'{}'", value.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::FromArgMatches as _;
+
+    use super::*;
+
+    fn printed(flags: &[&str]) -> String {
+        let matches = Config::command()
+            .try_get_matches_from(std::iter::once(&"rangecache").chain(flags))
+            .unwrap();
+        effective(&Config::from_arg_matches(&matches).unwrap(), &matches)
+    }
+
+    #[test]
+    fn every_flag_has_the_variable_of_its_name() {
+        let command = with_environment(Config::command());
+        for flag in command.get_opts() {
+            let expected = variable(flag).unwrap();
+            assert_eq!(flag.get_env().unwrap().to_str(), Some(expected.as_str()));
+        }
+        let endpoints = command
+            .get_opts()
+            .find(|flag| flag.get_long() == Some("endpoints"));
+        assert_eq!(endpoints.unwrap().get_env().unwrap(), "RANGECACHE_ENDPOINTS");
+    }
+
+    #[test]
+    fn settings_are_grouped_by_source() {
+        let text = printed(&[
+            "--cache-prefix",
+            "/a/",
+            "--cache-prefix",
+            "/b c/",
+            "--max-calls",
+            "7",
+        ]);
+        let (given, defaults) = text.split_once("# Defaults\n").unwrap();
+        assert!(
+            given.contains("\nRANGECACHE_CACHE_PREFIX='/a/,/b c/'\n"),
+            "{text}"
+        );
+        assert!(given.contains("\nRANGECACHE_MAX_CALLS=7\n"), "{text}");
+        assert!(defaults.contains("RANGECACHE_ENDPOINTS=http://127.0.0.1:2379\n"));
+        assert!(defaults.contains("\n# RANGECACHE_CACERT=\n"), "{text}");
+        let flags = Config::command().get_opts().count();
+        assert_eq!(text.matches("RANGECACHE_").count(), flags);
+    }
+
+    #[test]
+    fn secrets_are_masked() {
+        let text = printed(&["--user", "mirror:hidden"]);
+        assert!(text.contains("\n# RANGECACHE_USER=(secret)\n"), "{text}");
+        assert!(!text.contains("hidden") && !text.contains("mirror:"));
+    }
+
+    #[test]
+    fn printed_settings_can_be_parsed_again() {
+        let text = printed(&["--history-max-age", "1m 30s", "--auto-tls", "--socket-reuse-port"]);
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let (name, value) = line.split_once('=').unwrap();
+            let flag = name
+                .trim_start_matches("RANGECACHE_")
+                .to_lowercase()
+                .replace('_', "-");
+            let flag = format!("--{flag}={}", value.trim_matches('\''));
+            if flag.starts_with("--socket-reuse-port") {
+                assert_eq!(value, "true");
+                continue;
+            }
+            let parsed = Config::command().try_get_matches_from(["rangecache", &flag]);
+            assert!(parsed.is_ok(), "{flag}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! [`Config`]: all flags of serving, and the checks across them.
+
+use clap::Parser;
+
+use super::etcd::{AccountError, EtcdConfig};
+use super::forward::ForwardConfig;
+use super::limits::LimitsConfig;
+use super::listen::ListenConfig;
+use super::log::LogConfig;
+use super::mirror::MirrorConfig;
+use super::tls::{TlsConfig, TlsFlagError};
+use crate::net::Url;
+
+/// All flags of serving. Each can also be given as the environment variable `RANGECACHE_<FLAG>`.
+#[derive(Parser, Debug, Clone)]
+#[command(
+    name = "rangecache",
+    version,
+    about = "A transparent caching gRPC proxy in front of etcd: linearizable reads from memory, never stale",
+    long_about = "rangecache listens as an etcd endpoint. Point any etcd v3 client at it and change nothing else.\n\n\
+        Reads that it can prove fresh are answered from memory; everything else reaches etcd unchanged. It stores \
+        nothing: stop it, and all that is lost is warmth.",
+    after_help = "Examples:\n  \
+        rangecache --endpoints http://127.0.0.1:2379\n      \
+        mirror the whole keyspace, serve clients on http://127.0.0.1:23790\n  \
+        rangecache --endpoints http://a:2379,http://b:2379 --cache-prefix /registry/ --no-cache-prefix /registry/events/\n      \
+        mirror /registry/ but not the events, from a cluster of two known members\n  \
+        etcdctl --endpoints 127.0.0.1:23790 get --prefix /registry/\n      \
+        use it\n  \
+        rangecache --endpoints https://etcd:2379 --cacert ca.crt --cert client.crt --key client.key \\\n    \
+            --listen-client-urls https://0.0.0.0:23790 --cert-file server.crt --key-file server.key --trusted-ca-file ca.crt\n      \
+        mutual TLS on both sides\n\nEvery flag can be set in the environment: --cache-prefix as RANGECACHE_CACHE_PREFIX (lists comma-separated)."
+)]
+pub struct Config {
+    /// etcd.
+    #[command(flatten)]
+    pub etcd: EtcdConfig,
+    /// Listening sockets.
+    #[command(flatten)]
+    pub listen: ListenConfig,
+    /// Mirrors.
+    #[command(flatten)]
+    pub mirror: MirrorConfig,
+    /// Reads that are forwarded.
+    #[command(flatten)]
+    pub forward: ForwardConfig,
+    /// Connections, calls and threads.
+    #[command(flatten)]
+    pub limits: LimitsConfig,
+    /// TLS on both sides.
+    #[command(flatten)]
+    pub tls: TlsConfig,
+    /// The log.
+    #[command(flatten)]
+    pub log: LogConfig,
+}
+
+/// A flag that contradicts another, or that cannot work, with what to write instead.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ConfigError {
+    /// An empty prefix.
+    #[error(
+        "--{flag} is given an empty prefix: leave --{flag} out to mean the whole keyspace, or write a prefix such as \
+         /registry/"
+    )]
+    EmptyPrefix {
+        /// The flag.
+        flag: &'static str,
+    },
+    /// Every mirrored prefix is also left out.
+    #[error(
+        "--no-cache-prefix leaves out all that --cache-prefix asks for ({0:?}): nothing would be cached; remove one of \
+         them"
+    )]
+    NothingToCache(String),
+    /// rangecache in front of itself.
+    #[error(
+        "{0} is both in --endpoints and in --listen-client-urls: rangecache would call itself; point --endpoints at etcd"
+    )]
+    Loop(Url),
+    /// A duration of zero where none is possible.
+    #[error("--{flag} must be longer than zero: write for example {example}")]
+    ZeroDuration {
+        /// The flag.
+        flag: &'static str,
+        /// A value that works.
+        example: &'static str,
+    },
+    /// See [`AccountError`].
+    #[error(transparent)]
+    Account(#[from] AccountError),
+    /// A log level that `tracing` does not know.
+    #[error(
+        "--log-level {0:?} is not a level: write error, warn, info, debug or trace, or for example \
+         info,rangecache::mirror=debug"
+    )]
+    LogLevel(String),
+    /// See [`TlsFlagError`].
+    #[error(transparent)]
+    Tls(#[from] TlsFlagError),
+}
+
+impl Config {
+    /// Checks what the parser of a single flag cannot.
+    ///
+    /// # Errors
+    /// The first contradiction.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let mirror = &self.mirror;
+        for (flag, prefixes) in [
+            ("cache-prefix", &mirror.cache_prefix),
+            ("no-cache-prefix", &mirror.no_cache_prefix),
+        ] {
+            if prefixes.iter().any(String::is_empty) {
+                return Err(ConfigError::EmptyPrefix { flag });
+            }
+        }
+        let is_left_out = |prefix: &String| {
+            mirror
+                .no_cache_prefix
+                .iter()
+                .any(|out| prefix.starts_with(out.as_str()))
+        };
+        if let Some(first) = mirror.cache_prefix.first()
+            && mirror.cache_prefix.iter().all(is_left_out)
+        {
+            return Err(ConfigError::NothingToCache(first.clone()));
+        }
+        self.etcd.account()?;
+        for url in &self.etcd.endpoints {
+            let is_listener = |listener: &Url| listener.address == url.address;
+            if self.listen.client_urls.iter().any(is_listener) {
+                return Err(ConfigError::Loop(url.clone()));
+            }
+        }
+        for (flag, value, example) in [
+            ("freshness-timeout", mirror.freshness_timeout, "3s"),
+            ("connect-timeout", self.etcd.connect_timeout, "5s"),
+            ("probe-interval", self.etcd.probe_interval, "1s"),
+            ("series-ttl", self.forward.series_ttl, "75s"),
+        ] {
+            if value.is_zero() {
+                return Err(ConfigError::ZeroDuration { flag, example });
+            }
+        }
+        if !self.log.is_valid() {
+            return Err(ConfigError::LogLevel(self.log.level.clone()));
+        }
+        self.tls.validate(&self.etcd.endpoints, &self.listen)?;
+        Ok(())
+    }
+
+    /// Every bound that a flag sets, under the name that `rangecache_limit` has for it; the name ends with the unit.
+    #[must_use]
+    pub fn bounds(&self) -> [(&'static str, f64); 20] {
+        #[allow(clippy::cast_precision_loss, reason = "a gauge shows magnitudes")]
+        let bytes = |value: u64| value as f64;
+        let (etcd, mirror, forward) = (&self.etcd, &self.mirror, &self.forward);
+        let (limits, tls) = (&self.limits, &self.tls);
+        let threads = u32::try_from(limits.worker_threads()).unwrap_or(u32::MAX);
+        [
+            ("cache_max_bytes", bytes(mirror.max_bytes())),
+            ("history_max_bytes", bytes(mirror.history_max_bytes)),
+            ("history_max_age_seconds", mirror.history_max_age.as_secs_f64()),
+            (
+                "freshness_timeout_seconds",
+                mirror.freshness_timeout.as_secs_f64(),
+            ),
+            ("verify_interval_seconds", mirror.verify_interval.as_secs_f64()),
+            ("connect_timeout_seconds", etcd.connect_timeout.as_secs_f64()),
+            ("probe_interval_seconds", etcd.probe_interval.as_secs_f64()),
+            ("forward_max_large", f64::from(forward.max_large)),
+            ("forward_max_waiting", f64::from(forward.max_waiting)),
+            ("forward_shared_max_bytes", bytes(forward.shared_max_bytes)),
+            ("stream_max_bytes", bytes(forward.stream_max_bytes)),
+            ("stream_max_wait_seconds", forward.stream_max_wait.as_secs_f64()),
+            ("series_ttl_seconds", forward.series_ttl.as_secs_f64()),
+            ("max_connections", f64::from(limits.max_connections)),
+            ("max_concurrent_streams", f64::from(limits.max_concurrent_streams)),
+            ("max_calls", f64::from(limits.max_calls)),
+            ("worker_threads", f64::from(threads)),
+            ("shutdown_timeout_seconds", limits.shutdown_timeout.as_secs_f64()),
+            (
+                "tls_handshake_timeout_seconds",
+                tls.tls_handshake_timeout.as_secs_f64(),
+            ),
+            ("tls_max_handshakes", f64::from(tls.tls_max_handshakes)),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(flags: &[&str]) -> Config {
+        Config::try_parse_from(std::iter::once(&"rangecache").chain(flags)).unwrap()
+    }
+
+    #[test]
+    fn defaults_are_valid() {
+        let config = parse(&[]);
+        assert_eq!(config.validate(), Ok(()));
+        assert!(config.mirror.max_bytes() > 0);
+    }
+
+    #[test]
+    fn contradictions_are_refused_with_a_remedy() {
+        for (flags, says) in [
+            (vec!["--cache-prefix", ""], "leave --cache-prefix out"),
+            (
+                vec!["--cache-prefix", "/a/", "--no-cache-prefix", "/a"],
+                "nothing would be cached",
+            ),
+            (
+                vec![
+                    "--endpoints",
+                    "http://127.0.0.1:1",
+                    "--listen-client-urls",
+                    "http://127.0.0.1:1",
+                ],
+                "call itself",
+            ),
+            (vec!["--freshness-timeout", "0s"], "longer than zero"),
+            (vec!["--user", "mirror"], "has no password"),
+            (vec!["--user", ":x"], "neither of them empty"),
+            (vec!["--password", "x"], "add --user"),
+            (
+                vec!["--user", "mirror", "--password-file", "/does/not/exist"],
+                "--password-file /does",
+            ),
+            (vec!["--log-level", "rangecache=loud"], "error, warn, info"),
+            (vec!["--log-level", "loud"], "error, warn, info"),
+        ] {
+            let error = parse(&flags).validate().unwrap_err().to_string();
+            assert!(error.contains(says), "{flags:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn user_is_written_as_for_etcdctl_and_never_printed() {
+        for (flags, name, password) in [
+            (&["--user", "mirror:a:b"][..], "mirror", "a:b"),
+            (&["--user", "mirror:a", "--password", "b"], "mirror:a", "b"),
+        ] {
+            let config = parse(flags);
+            let account = config.etcd.account().unwrap().unwrap();
+            assert_eq!(
+                (account.name.as_str(), account.password.expose()),
+                (name, password)
+            );
+            assert!(!format!("{config:?}").contains("mirror"));
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "from a file\n").unwrap();
+        let path = file.path().to_str().unwrap();
+        let account = parse(&["--user", "mirror", "--password-file", path])
+            .etcd
+            .account();
+        assert_eq!(account.unwrap().unwrap().password.expose(), "from a file");
+        assert_eq!(parse(&[]).etcd.account(), Ok(None));
+    }
+}

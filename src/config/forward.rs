@@ -1,0 +1,47 @@
+//! Flags of reads that are forwarded to etcd.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::units::{parse_bytes, parse_duration};
+
+/// Bounds on reads that are forwarded to etcd.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Forwarded reads")]
+pub struct ForwardConfig {
+    /// Large Ranges in flight to etcd at once; more wait for their turn
+    #[arg(
+        long = "forward-max-large",
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub max_large: u32,
+
+    /// Large Ranges that may wait for their turn; more are refused with a retryable Unavailable
+    #[arg(long = "forward-max-waiting", value_name = "N", default_value_t = 4096)]
+    pub max_waiting: u32,
+
+    /// Memory for responses from etcd that several identical reads share; reads over it are refused with
+    /// ResourceExhausted
+    #[arg(
+        long = "forward-shared-max-bytes",
+        value_name = "BYTES",
+        value_parser = parse_bytes,
+        default_value = "512MiB"
+    )]
+    pub shared_max_bytes: u64,
+
+    /// Memory for RangeStreams from etcd that become unary responses and pages; reads over it are forwarded unchanged
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
+    pub stream_max_bytes: u64,
+
+    /// Time limit for a RangeStream from etcd that waits for memory; its call is forwarded unchanged after it
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
+    pub stream_max_wait: Duration,
+
+    /// Time that a RangeStream from etcd is kept open for the next page of a list
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "75s")]
+    pub series_ttl: Duration,
+}

@@ -1,0 +1,57 @@
+//! Flags of the listening sockets.
+
+use clap::Args;
+
+use super::units::parse_mode;
+use crate::net::Url;
+
+/// Where clients and operators connect.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Listeners")]
+pub struct ListenConfig {
+    /// URLs that clients connect to, comma-separated, with the same schemes; port 0 takes a free port, which is logged
+    #[arg(
+        long = "listen-client-urls",
+        value_name = "URL,…",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:23790"
+    )]
+    pub client_urls: Vec<Url>,
+
+    /// URLs of /livez, /readyz, /metrics and the status page, comma-separated; https:// uses --cert-file, too
+    #[arg(
+        long = "listen-metrics-urls",
+        value_name = "URL,…",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:23791"
+    )]
+    pub metrics_urls: Vec<Url>,
+
+    /// Mode of the listeners' unix sockets, octal
+    #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]
+    pub unix_socket_mode: u32,
+
+    /// Share the ports with other processes (SO_REUSEPORT) and replace unix sockets, so that the next rangecache can
+    /// take over before this one stops
+    #[arg(long = "socket-reuse-port", visible_alias = "reuse-port")]
+    pub reuse_port: bool,
+
+    /// Allow clients on other machines to connect without TLS. Insecure: every client that reaches the port can read
+    /// and write all of etcd
+    #[arg(
+        long = "allow-plaintext-listener",
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value_t = false
+    )]
+    pub allow_plaintext: bool,
+}
+
+impl ListenConfig {
+    /// All URLs that are listened on.
+    pub fn urls(&self) -> impl Iterator<Item = &Url> {
+        self.client_urls.iter().chain(&self.metrics_urls)
+    }
+}

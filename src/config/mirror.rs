@@ -1,0 +1,51 @@
+//! Flags of the mirrors: which keys are kept in memory, and for how long.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use super::units::{parse_bytes, parse_duration};
+use crate::memory;
+
+/// What is mirrored, and how it is kept fresh.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Mirrors")]
+pub struct MirrorConfig {
+    /// Prefix of the keys to mirror; repeat for more than one [default: the whole keyspace]
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
+    pub cache_prefix: Vec<String>,
+
+    /// Prefix of keys to leave out of the mirrors; repeat for more than one
+    #[arg(long, value_name = "PREFIX", value_delimiter = ',')]
+    pub no_cache_prefix: Vec<String>,
+
+    /// Memory for all mirrors and their history; a mirror over it is disabled and its reads are forwarded [default:
+    /// three quarters of the memory limit]
+    #[arg(long = "cache-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
+    pub cache_max_bytes: Option<u64>,
+
+    /// Age up to which past revisions are answered from memory
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
+    pub history_max_age: Duration,
+
+    /// Memory for past revisions, per mirror; the oldest are dropped first
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
+    pub history_max_bytes: u64,
+
+    /// Time limit for proving that memory is fresh; the read is forwarded after it (the caller's own timeout also applies)
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "3s")]
+    pub freshness_timeout: Duration,
+
+    /// Interval at which every mirror is compared with etcd in the background; 0s disables it
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
+    pub verify_interval: Duration,
+}
+
+impl MirrorConfig {
+    /// Bound on all mirrors in bytes: the flag, otherwise three quarters of the memory limit.
+    #[must_use]
+    pub fn max_bytes(&self) -> u64 {
+        self.cache_max_bytes
+            .unwrap_or_else(|| memory::limit_bytes() / 4 * 3)
+    }
+}

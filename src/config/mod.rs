@@ -1,0 +1,35 @@
+//! Flags and environment variables, checked before a port is bound.
+//!
+//! Each consumer's flags are a struct in a file of its own; [`Config`] composes them. The environment variable of a flag is
+//! `RANGECACHE_` and its long name ([`with_environment`]). Uses `net` and `memory` alone.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `flags` | [`Config`]: all flags of serving, and the checks across them |
+//! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `log`, `tls` | the flags of one consumer |
+//! | `doctor` | the flags of `rangecache doctor` |
+//! | `environment` | names of environment variables; the effective settings as text |
+//! | `units` | durations and sizes |
+
+mod doctor;
+mod environment;
+mod etcd;
+mod flags;
+mod forward;
+mod limits;
+mod listen;
+mod log;
+mod mirror;
+mod tls;
+mod units;
+
+pub use doctor::{DoctorConfig, ReportFormat};
+pub use environment::{effective, with_environment};
+pub use etcd::{Account, AccountError, EtcdConfig, OldEtcd, RangeStream, Secret};
+pub use flags::{Config, ConfigError};
+pub use forward::ForwardConfig;
+pub use limits::LimitsConfig;
+pub use listen::ListenConfig;
+pub use log::{LogConfig, LogFormat};
+pub use mirror::MirrorConfig;
+pub use tls::{TlsConfig, TlsFlagError, TlsVersion};
