@@ -70,6 +70,29 @@ async fn completions_and_the_manual_go_to_stdout() {
 }
 
 #[tokio::test]
+async fn config_prints_effective_settings_with_secrets_masked() {
+    let environment = [
+        ("RANGECACHE_MAX_CALLS", "7"),
+        ("RANGECACHE_USER", "mirror:hidden"),
+    ];
+    let output = run(&["config", "--cache-prefix", "/a/,/b/"], &environment).await;
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let (given, rest) = text.split_once("# From the environment\n").expect("two sources");
+    let (environment, defaults) = rest.split_once("# Defaults\n").expect("defaults");
+    assert!(given.contains("RANGECACHE_CACHE_PREFIX=/a/,/b/\n"), "{text}");
+    assert!(environment.contains("RANGECACHE_MAX_CALLS=7\n"), "{text}");
+    assert!(environment.contains("# RANGECACHE_USER=(secret)\n"), "{text}");
+    assert!(
+        defaults.contains("RANGECACHE_ENDPOINTS=http://127.0.0.1:2379\n"),
+        "{text}"
+    );
+    assert!(!text.contains("hidden"), "{text}");
+    let output = run(&["config", "--cache-prefix", ""], &[]).await;
+    assert_eq!(output.status.code(), Some(64), "{output:?}");
+}
+
+#[tokio::test]
 async fn misuse_exits_64_and_says_what_to_write() {
     // The port is taken: whoever binds before all flags are checked ends otherwise.
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");

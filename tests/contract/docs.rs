@@ -138,25 +138,30 @@ fn no_page_speaks_of_flags_that_are_gone() {
 /// Names of metrics in our source, without `_total`, which only a running rangecache knows.
 fn metrics_in_source() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for path in files("src/telemetry", ".rs") {
+    for path in files("src/telemetry/metrics", ".rs") {
         let text = std::fs::read_to_string(path).unwrap();
-        for (at, _) in text.match_indices("metric!(") {
-            let arguments = text[at + "metric!(".len()..].trim_start();
-            let Some((kind, rest)) = arguments.split_once('"') else {
+        for (at, _) in text.match_indices("register") {
+            // `register(registry, "name", …)`, `register_unit(registry, "name", Unit::Bytes, …)`, `register_latency(…)`.
+            let Some((function, arguments)) = text[at..].split_once('(') else {
                 continue;
             };
-            let Some((name, rest)) = rest.split_once('"') else {
+            let mut parts = arguments.splitn(3, '"');
+            let (Some(registry), Some(name), Some(rest)) = (parts.next(), parts.next(), parts.next()) else {
                 continue;
             };
-            if !name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') || name.is_empty() {
+            let is_call = registry.trim_end().ends_with(',') && registry.matches(',').count() == 1;
+            let is_name =
+                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+            if !is_call || !is_name {
                 continue;
             }
             let unit = rest.trim_start_matches(',').trim_start();
-            let unit = match unit {
-                _ if kind.trim() == "histogram" => "_seconds",
-                unit if unit.starts_with("Seconds") => "_seconds",
-                unit if unit.starts_with("Bytes") => "_bytes",
-                _ => "",
+            let unit = match function {
+                "register" => "",
+                "register_latency" => "_seconds",
+                "register_unit" if unit.starts_with("Unit::Seconds") => "_seconds",
+                "register_unit" if unit.starts_with("Unit::Bytes") => "_bytes",
+                other => panic!("{other} of {name}: which unit?"),
             };
             names.insert(format!("rangecache_{name}{unit}"));
         }
