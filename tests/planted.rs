@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
-fn the_patches_apply() {
+fn planted_patches_apply() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     if Command::new("git").arg("--version").output().is_err() {
         return;

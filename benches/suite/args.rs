@@ -1,141 +1,122 @@
-//! What the suite is asked to do, from its arguments and environment.
+//! Command line of the suite.
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
 
-/// What `--help` prints.
-pub(crate) const HELP: &str = "\
-The benchmark suite: etcd, etcd's grpc-proxy, rangecache and a canned server (the floor), driven in turns.
-
-  cargo bench --bench suite -- [CASES=P1,P5] [--rounds N] [--json FILE] [--svg DIR] [--no-fsync]
-  cargo bench --bench suite -- soak  [--seconds N]
-  cargo bench --bench suite -- fleet [--rounds N]
-  cargo bench --bench suite -- tracing [--rounds N]
-
-  CASES=…        only these cases (P1 to P9, P11 to P20, STREAMS), also from the environment; all by default
-  --rounds N     rounds of every target in turn (default 5, also ROUNDS in the environment)
-  --json FILE    also writes every number of every round to FILE
-  --svg DIR      also draws the ratios and the growth into DIR
-  --no-fsync     etcd runs with --unsafe-no-fsync, to tell the disk's share of a PUT
-  --seconds N    how long the soak lasts (default 600)
-
-etcd is target/tools/etcd-3.7, built by `make tools`; ETCD_3_7 names another one, RANGECACHE another rangecache.
-";
-
-/// Which part of the suite runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// The cases of the table.
-    Cases,
-    /// A long mixed load, watching memory and descriptors.
-    Soak,
-    /// Many rangecaches before one etcd.
-    Fleet,
-    /// What tracing costs a read from memory.
-    Tracing,
-    /// The canned server, started by the suite itself in a process of its own.
-    Canned,
-    /// Only say how to use it.
-    Help,
-}
-
-/// The parsed arguments.
-#[derive(Clone, Debug)]
-pub(crate) struct Args {
-    /// Which part runs.
-    pub(crate) mode: Mode,
-    /// The chosen cases in upper case; empty means all.
-    pub(crate) cases: Vec<String>,
-    /// How often every target is driven in turn.
-    pub(crate) rounds: usize,
-    /// How long the soak lasts.
-    pub(crate) seconds: u64,
-    /// Where the raw numbers go.
-    pub(crate) json: Option<PathBuf>,
-    /// Where the drawings go.
-    pub(crate) svg: Option<PathBuf>,
-    /// Whether etcd skips fsync.
-    pub(crate) no_fsync: bool,
-    /// The server that the canned server records from (its mode only).
-    pub(crate) upstream: Option<String>,
-}
-
-/// The cases that there are.
-const KNOWN: [&str; 20] = [
+/// The cases of the table.
+const CASES: [&str; 20] = [
     "P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P12", "P13", "P14", "P15", "P16", "P17",
     "P18", "P19", "P20", "STREAMS",
 ];
 
+const EXAMPLES: &str = "\
+Examples:
+  cargo bench --bench suite                                  every case, about a quarter of an hour
+  cargo bench --bench suite -- CASES=P1,P5 --rounds 7        two cases, seven rounds each
+  cargo bench --bench suite -- --json out.json --svg docs    raw figures and drawings
+  cargo bench --bench suite -- soak --seconds 600            does memory grow under a long mixed load?
+  cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
+  cargo bench --bench suite -- tracing --rounds 15           what tracing costs a read from memory
+
+etcd is target/tools/etcd-3.7, built by `make tools`. The environment variable ETCD_3_7 names another etcd, and
+RANGECACHE another rangecache.";
+
+/// Benchmarks of rangecache against etcd, etcd's grpc-proxy and a replay server, which is the floor: no server can be faster.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "suite", after_help = EXAMPLES, max_term_width = 110)]
+pub(crate) struct Args {
+    /// Measure something other than the cases.
+    #[command(subcommand)]
+    pub(crate) mode: Option<Mode>,
+    /// Run only these cases, P1 to P9, P11 to P20 and STREAMS [default: all]
+    #[arg(value_name = "CASES=P1,P5", value_parser = parse_cases_argument)]
+    cases_argument: Option<CaseList>,
+    /// The same, from the environment
+    #[arg(long = "cases", value_name = "LIST", env = "CASES", hide_short_help = true, value_parser = parse_cases)]
+    cases: Option<CaseList>,
+    /// Measure every target this many times, in turns
+    #[arg(long, env = "ROUNDS", default_value = "5", value_parser = parse_rounds, global = true)]
+    pub(crate) rounds: usize,
+    /// Write every number of every round to this file, too
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) json: Option<PathBuf>,
+    /// Draw the ratios and the growth into this folder, too
+    #[arg(long, value_name = "DIR", global = true)]
+    pub(crate) svg: Option<PathBuf>,
+    /// Start etcd with --unsafe-no-fsync, to separate the disk's share of a PUT
+    #[arg(long, global = true)]
+    pub(crate) no_fsync: bool,
+    /// Added by cargo to every benchmark
+    #[arg(long, hide = true, global = true)]
+    bench: bool,
+}
+
+/// Measurements other than the table of cases.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Mode {
+    /// Send a long mixed load, and watch memory and file descriptors
+    Soak {
+        /// Duration of the load
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+    },
+    /// Start 1, 4 and 16 rangecaches before one etcd
+    Fleet,
+    /// Measure what tracing costs a read from memory
+    Tracing,
+    /// Run the replay server; the suite starts it itself, in a process of its own
+    #[command(hide = true)]
+    ReplayServer {
+        /// Address of the server whose responses are recorded
+        #[arg(long)]
+        upstream: std::net::SocketAddr,
+    },
+}
+
+/// Names of cases in upper case; empty means all.
+#[derive(Clone, Debug, Default)]
+struct CaseList(Vec<String>);
+
+fn parse_cases_argument(text: &str) -> Result<CaseList, String> {
+    let list = text
+        .strip_prefix("CASES=")
+        .ok_or("expected CASES= and a list, such as CASES=P1,P5; --help lists the commands")?;
+    parse_cases(list)
+}
+
+fn parse_cases(list: &str) -> Result<CaseList, String> {
+    let cases: Vec<String> = list
+        .split([',', ' '])
+        .filter(|case| !case.is_empty())
+        .map(str::to_uppercase)
+        .collect();
+    match cases.iter().find(|case| !CASES.contains(&case.as_str())) {
+        Some(unknown) => Err(format!("unknown case {unknown}; there are {}", CASES.join(", "))),
+        None => Ok(CaseList(cases)),
+    }
+}
+
+/// An empty text counts as the default: `make bench` exports its variables even if they are not set.
+fn parse_rounds(text: &str) -> Result<usize, String> {
+    match text {
+        "" => Ok(5),
+        text => match text.parse() {
+            Ok(0) | Err(_) => Err("expected a number of at least 1".to_owned()),
+            Ok(rounds) => Ok(rounds),
+        },
+    }
+}
+
 impl Args {
-    /// Reads the process's arguments and the variables `CASES` and `ROUNDS`.
-    pub(crate) fn from_process() -> Result<Self> {
-        let mut args = Args {
-            mode: Mode::Cases,
-            cases: Vec::new(),
-            rounds: 5,
-            seconds: 600,
-            json: None,
-            svg: None,
-            no_fsync: false,
-            upstream: None,
-        };
-        if let Ok(cases) = std::env::var("CASES") {
-            args.set_cases(&cases)?;
-        }
-        if let Ok(rounds) = std::env::var("ROUNDS")
-            && !rounds.is_empty()
-        {
-            args.rounds = rounds.parse().context("ROUNDS is not a number")?;
-        }
-        let mut words = std::env::args().skip(1);
-        while let Some(word) = words.next() {
-            let mut value = || words.next().with_context(|| format!("{word} needs a value"));
-            match word.as_str() {
-                // Cargo adds this one to every benchmark.
-                "--bench" => {}
-                "soak" => args.mode = Mode::Soak,
-                "fleet" => args.mode = Mode::Fleet,
-                "tracing" => args.mode = Mode::Tracing,
-                "canned" => args.mode = Mode::Canned,
-                "--help" | "-h" => args.mode = Mode::Help,
-                "--rounds" => args.rounds = value()?.parse().context("--rounds needs a number")?,
-                "--seconds" => args.seconds = value()?.parse().context("--seconds needs a number")?,
-                "--json" => args.json = Some(value()?.into()),
-                "--svg" => args.svg = Some(value()?.into()),
-                "--no-fsync" => args.no_fsync = true,
-                "--upstream" => args.upstream = Some(value()?),
-                other => match other.strip_prefix("CASES=") {
-                    Some(cases) => args.set_cases(cases)?,
-                    None => bail!("unknown argument {other}\n\n{HELP}"),
-                },
-            }
-        }
-        if args.rounds == 0 {
-            bail!("--rounds must be at least 1");
-        }
-        Ok(args)
-    }
-
-    fn set_cases(&mut self, list: &str) -> Result<()> {
-        self.cases = list
-            .split([',', ' '])
-            .filter(|case| !case.is_empty())
-            .map(str::to_uppercase)
-            .collect();
-        for case in &self.cases {
-            if !KNOWN.contains(&case.as_str()) {
-                bail!("unknown case {case}; there are {}", KNOWN.join(", "));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether any of these cases was asked for.
+    /// Whether any of these cases is to run.
     pub(crate) fn wants(&self, cases: &[&str]) -> bool {
-        self.cases.is_empty()
-            || cases
-                .iter()
-                .any(|case| self.cases.iter().any(|wanted| wanted == case))
+        let list = self.cases_argument.as_ref().or(self.cases.as_ref());
+        list.is_none_or(|list| {
+            list.0.is_empty()
+                || cases
+                    .iter()
+                    .any(|case| list.0.iter().any(|wanted| wanted == case))
+        })
     }
 }

@@ -14,9 +14,9 @@ use crate::load::{self, Op, Outcome};
 use crate::measure::{Block, Series};
 use crate::open_loop::open_loop;
 use crate::processes::Process;
-use crate::procfs::CpuSample;
 use crate::report::{Report, Row, Unit};
-use crate::stage::{Kind, Stage};
+use crate::targets::{Kind, Setup};
+use crate::usage::CpuSample;
 
 const SIDECARS: [usize; 3] = [1, 4, 16];
 const PUTS_PER_SECOND: u32 = 200;
@@ -30,8 +30,8 @@ pub(crate) async fn run(suite: &Suite) -> Result<Report> {
         keys: 20_000,
         value_bytes: 1 << 10,
     };
-    let stage = Stage::start(&suite.binaries, suite.options).await?;
-    let etcd = stage.connect().await?;
+    let setup = Setup::start(&suite.binaries, suite.options).await?;
+    let etcd = setup.connect().await?;
     data.fill(&etcd, 0).await?;
     let mut gets = data.gets();
     load::learn(&etcd, &mut gets).await?;
@@ -43,21 +43,21 @@ pub(crate) async fn run(suite: &Suite) -> Result<Report> {
             progress(&format!("{count} sidecars, round {}", round + 1));
             let mut direct = Vec::new();
             for _ in 0..count {
-                direct.push(stage.connect().await?);
+                direct.push(setup.connect().await?);
             }
-            let block = drive(&stage, &[], &etcd, &direct, &gets, 0).await?;
+            let block = drive(&setup, &[], &etcd, &direct, &gets, 0).await?;
             idle.entry(Kind::Direct).or_default().push(block);
-            let block = drive(&stage, &[], &etcd, &direct, &gets, GETS_PER_SECOND_EACH).await?;
+            let block = drive(&setup, &[], &etcd, &direct, &gets, GETS_PER_SECOND_EACH).await?;
             reading.entry(Kind::Direct).or_default().push(block);
             let (mut sidecars, mut through) = (Vec::new(), Vec::new());
             for _ in 0..count {
-                let sidecar = stage.start_rangecache(&[]).await?;
+                let sidecar = setup.start_rangecache(&[]).await?;
                 through.push(Arc::new(Connection::open(sidecar.address, Windows::LARGE).await?));
                 sidecars.push(sidecar);
             }
-            let block = drive(&stage, &sidecars, &etcd, &through, &gets, 0).await?;
+            let block = drive(&setup, &sidecars, &etcd, &through, &gets, 0).await?;
             idle.entry(Kind::Rangecache).or_default().push(block);
-            let block = drive(&stage, &sidecars, &etcd, &through, &gets, GETS_PER_SECOND_EACH).await?;
+            let block = drive(&setup, &sidecars, &etcd, &through, &gets, GETS_PER_SECOND_EACH).await?;
             reading.entry(Kind::Rangecache).or_default().push(block);
         }
         report.rows.extend(rows(count, idle, reading));
@@ -100,7 +100,7 @@ fn rows(count: usize, idle: Series, reading: Series) -> Vec<Row> {
 
 /// Puts to etcd and, if asked for, reads dealt among the connections; the CPU of etcd and of all sidecars together.
 async fn drive(
-    stage: &Stage,
+    setup: &Setup,
     sidecars: &[Process],
     etcd: &Arc<Connection>,
     readers: &[Arc<Connection>],
@@ -139,7 +139,7 @@ async fn drive(
         }
     };
     let sample = || -> Result<Vec<CpuSample>> {
-        let pids = [std::process::id(), stage.etcd.pid()]
+        let pids = [std::process::id(), setup.etcd.pid()]
             .into_iter()
             .chain(sidecars.iter().map(Process::pid));
         pids.map(CpuSample::of).collect()

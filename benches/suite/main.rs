@@ -1,9 +1,8 @@
-//! The benchmark suite: drives etcd, its grpc-proxy, rangecache and a canned server in turns and prints one table.
+//! The benchmark suite: drives etcd, its grpc-proxy, rangecache and a replay server in turns and prints one table.
 //! It is no test: it exits with 0 whatever it finds, and with another status only when it could not run.
 #![allow(clippy::print_stdout, reason = "the table is the product")]
 
 mod args;
-mod canned;
 mod cases;
 mod client;
 mod dataset;
@@ -14,20 +13,24 @@ mod load;
 mod measure;
 mod open_loop;
 mod processes;
-mod procfs;
+mod replay_server;
+
 mod report;
 mod soak;
-mod stage;
+
 mod svg;
 mod table;
+mod targets;
 mod tls;
 mod tracing;
+mod usage;
 mod wire;
 
 use std::io::Write;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
+use clap::Parser;
 
 use args::{Args, Mode};
 use processes::{Binaries, EtcdOptions};
@@ -36,17 +39,21 @@ use processes::{Binaries, EtcdOptions};
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    // Misuse exits 64, as it does with rangecache itself.
-    let (outcome, status) = match Args::from_process() {
-        Ok(args) => (start(args), 1),
-        Err(error) => (Err(error), 64),
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(message) => {
+            // A closed pipe needs no report.
+            let _ = message.print();
+            // Misuse exits 64, like rangecache itself.
+            return ExitCode::from(if message.use_stderr() { 64 } else { 0 });
+        }
     };
-    match outcome {
+    match start(args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Nobody may be reading. A backtrace would only hide what to do.
+            // The causes in one line: a backtrace would hide what to do. A closed pipe needs no report.
             let _ = writeln!(std::io::stderr(), "{error:#}");
-            ExitCode::from(status)
+            ExitCode::FAILURE
         }
     }
 }
@@ -77,12 +84,8 @@ async fn interrupted() -> Result<()> {
 
 async fn run(args: Args) -> Result<()> {
     match args.mode {
-        Mode::Help => {
-            println!("{}", args::HELP);
-            Ok(())
-        }
-        Mode::Canned => canned::run(args.upstream.as_deref().context("canned needs --upstream")?).await,
-        Mode::Cases | Mode::Soak | Mode::Fleet | Mode::Tracing => suite(args).await,
+        Some(Mode::ReplayServer { upstream }) => replay_server::run(upstream).await,
+        _ => suite(args).await,
     }
 }
 
@@ -93,10 +96,10 @@ async fn suite(args: Args) -> Result<()> {
         tls: None,
     };
     let heading = table::Heading {
-        machine: procfs::machine(),
+        machine: usage::machine(),
         versions: versions(&binaries, options),
         rounds: args.rounds,
-        load_before: procfs::load_average(),
+        load_before: usage::load_average(),
     };
     let suite = cases::Suite {
         args,
@@ -104,15 +107,15 @@ async fn suite(args: Args) -> Result<()> {
         options,
     };
     let report = match suite.args.mode {
-        Mode::Soak => {
+        Some(Mode::Soak { seconds }) => {
             println!("{}\n{}", heading.machine, heading.versions);
-            return soak::run(&suite).await;
+            return soak::run(&suite, seconds).await;
         }
-        Mode::Tracing => {
+        Some(Mode::Tracing) => {
             println!("{}\n{}", heading.machine, heading.versions);
             return tracing::run(&suite).await;
         }
-        Mode::Fleet => fleet::run(&suite).await?,
+        Some(Mode::Fleet) => fleet::run(&suite).await?,
         _ => cases::run(&suite).await,
     };
     println!("{}", table::write(&heading, &report));

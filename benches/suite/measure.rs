@@ -8,8 +8,8 @@ use anyhow::Result;
 
 use crate::client::Connection;
 use crate::load::{self, Op, Outcome, Shape};
-use crate::procfs::CpuSample;
-use crate::stage::{Kind, Stage, Target, connections};
+use crate::targets::{Kind, Setup, Target, connections};
+use crate::usage::CpuSample;
 
 /// How long a target is driven per round.
 pub(crate) const BLOCK: Duration = Duration::from_millis(1000);
@@ -136,12 +136,12 @@ impl CpuWatch {
 /// Learns the right answers from etcd, warms every target up with each call, then drives them in turn. A target that is
 /// gone counts an error and leaves the others to be measured.
 pub(crate) async fn interleave(
-    stage: &Stage,
+    setup: &Setup,
     shape: Shape,
     mut ops: Vec<Op>,
     rounds: usize,
 ) -> Result<Series> {
-    let etcd = stage.connect().await?;
+    let etcd = setup.connect().await?;
     // A write answers with a revision that grows, so only reads have a size to learn.
     if ops.iter().all(|op| op.method == crate::client::Method::Range) {
         load::learn(&etcd, &mut ops).await?;
@@ -149,7 +149,7 @@ pub(crate) async fn interleave(
     let ops = Arc::new(ops);
     let mut series = Series::new();
     let mut driven = Vec::new();
-    for target in stage.targets() {
+    for target in setup.targets() {
         match warm_up(&target, shape, &ops).await {
             Ok(connections) => driven.push((target, connections)),
             Err(error) => series.entry(target.kind).or_default().push(Block::failed(&error)),

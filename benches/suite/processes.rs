@@ -1,5 +1,5 @@
-//! Starts and stops what is measured: etcd, its grpc-proxy, rangecache and the canned server. Every process listens on a
-//! free port, logs into the stage's folder and is killed when its guard is dropped.
+//! Starts and stops what is measured: etcd, its grpc-proxy, rangecache and the replay server. Every process listens on a
+//! free port, logs into the setup's folder and is killed when its guard is dropped.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -29,7 +29,7 @@ pub(crate) struct Binaries {
     pub(crate) etcd: PathBuf,
     /// rangecache as cargo built it for the benchmark.
     pub(crate) rangecache: PathBuf,
-    /// This program, for the canned server.
+    /// This program, for the replay server.
     pub(crate) suite: PathBuf,
 }
 
@@ -372,22 +372,22 @@ fn logged_address(log: &str, message: &str) -> Option<SocketAddr> {
     })
 }
 
-/// Starts the canned server, which records the answers of `upstream` and replays them.
-pub(crate) async fn start_canned(
+/// Starts the replay server, which records the answers of `upstream` and replays them.
+pub(crate) async fn start_replay_server(
     binaries: &Binaries,
     folder: &Path,
     upstream: SocketAddr,
 ) -> Result<Process> {
     let mut command = Command::new(&binaries.suite);
-    // The canned server ends when its standard input does, that is with us, however we end.
+    // The replay server ends when its standard input does, that is with us, however we end.
     command
-        .args(["canned", "--upstream", &upstream.to_string()])
+        .args(["replay-server", "--upstream", &upstream.to_string()])
         .stdin(Stdio::piped())
         .stdout(Stdio::null());
-    let (child, log) = spawn("canned", command, folder)?;
+    let (child, log) = spawn("replay-server", command, folder)?;
     let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
     let mut process = Process {
-        name: "canned server",
+        name: "replay server",
         child,
         log,
         address: unknown,
@@ -404,7 +404,7 @@ pub(crate) async fn start_canned(
         }
         process.check_alive()?;
         if Instant::now() > until {
-            bail!("the canned server does not serve after {START_DEADLINE:?}");
+            bail!("the replay server does not serve after {START_DEADLINE:?}");
         }
         tokio::time::sleep(POLL).await;
     }

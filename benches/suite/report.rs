@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::measure::{Block, Series};
-use crate::stage::Kind;
+use crate::targets::Kind;
 
 /// What a figure is, and so how it is written and which way is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use crate::client::{Connection, Windows};
 use crate::dataset::Dataset;
 use crate::http1;
 use crate::load::{Op, nanoseconds, percentile};
-use crate::procfs;
-use crate::stage::{Kind, Stage, Target};
+use crate::targets::{Kind, Setup, Target};
+use crate::usage;
 
 /// Between two lines of the output.
 const SAMPLE: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ impl Work {
 const NAMES: [&str; 5] = ["GET", "LIST", "page", "PUT", "slow reader"];
 
 /// Runs the load for the asked number of seconds and prints a line every ten.
-pub(crate) async fn run(suite: &Suite) -> Result<()> {
+pub(crate) async fn run(suite: &Suite, seconds: u64) -> Result<()> {
     let small = Dataset {
         prefix: "/registry/pods/",
         keys: 50_000,
@@ -74,16 +74,16 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
         keys: 4_000,
         value_bytes: 10 << 10,
     };
-    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
-    let etcd = stage.connect().await?;
+    let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    let etcd = setup.connect().await?;
     small.fill(&etcd, 0).await?;
     large.fill(&etcd, 0).await?;
     // History grows until it is as old as it may be; growth beyond that is what is looked for.
-    stage
+    setup
         .start_only(Kind::Rangecache, &["--history-max-age", "1m"])
         .await?;
-    let target = *stage.targets().last().context("rangecache was just started")?;
-    let metrics_address = stage
+    let target = *setup.targets().last().context("rangecache was just started")?;
+    let metrics_address = setup
         .rangecache()
         .context("rangecache was just started")?
         .metrics_address;
@@ -99,13 +99,13 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
     );
     let start = Instant::now();
     let mut samples_mb = Vec::new();
-    while start.elapsed() < Duration::from_secs(suite.args.seconds) {
+    while start.elapsed() < Duration::from_secs(seconds) {
         tokio::time::sleep(SAMPLE).await;
         if let Some(ended) = tasks.try_join_next() {
             ended?;
         }
-        let memory = procfs::memory(pid)?;
-        let (descriptors, threads) = procfs::descriptors_and_threads(pid)?;
+        let memory = usage::memory(pid)?;
+        let (descriptors, threads) = usage::descriptors_and_threads(pid)?;
         let (_, metrics) = http1::get(metrics_address, "/metrics").await?;
         let tasks =
             http1::metric(&metrics, "rangecache_tasks").map_or("–".into(), |tasks| tasks.to_string());

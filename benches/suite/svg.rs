@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::report::{Check, Report, Row};
-use crate::stage::Kind;
+use crate::targets::Kind;
 
 const STYLE: &str = "<style>\
 text{font:12px system-ui,sans-serif;fill:#24292f}\

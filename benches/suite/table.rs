@@ -2,7 +2,7 @@
 
 use crate::measure::{Block, FROM_MEMORY};
 use crate::report::{Report, Row, Stat};
-use crate::stage::Kind;
+use crate::targets::Kind;
 
 /// Facts that stand above the table.
 pub(crate) struct Heading {

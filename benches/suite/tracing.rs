@@ -18,9 +18,9 @@ use crate::client::{Connection, Windows};
 use crate::dataset::Dataset;
 use crate::load::{self, Shape};
 use crate::processes::Process;
-use crate::procfs::CpuSample;
 use crate::report::Stat;
-use crate::stage::Stage;
+use crate::targets::Setup;
+use crate::usage::CpuSample;
 
 const BLOCK: Duration = Duration::from_millis(1500);
 /// The variants: their names, and the shares of the calls that are traced.
@@ -47,8 +47,8 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
         keys: 20_000,
         value_bytes: 1 << 10,
     };
-    let stage = Stage::start(&suite.binaries, suite.options).await?;
-    let etcd = stage.connect().await?;
+    let setup = Setup::start(&suite.binaries, suite.options).await?;
+    let etcd = setup.connect().await?;
     data.fill(&etcd, 0).await?;
     let mut gets = data.gets();
     load::learn(&etcd, &mut gets).await?;
@@ -64,7 +64,7 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
             ]
         });
         let environment = environment.as_ref().map_or(&[][..], |environment| environment);
-        let process = stage.start_rangecache_with(&[], environment).await?;
+        let process = setup.start_rangecache_with(&[], environment).await?;
         let connection = Connection::open(process.address, Windows::LARGE).await?;
         variants.push(Variant {
             name,

@@ -249,7 +249,7 @@ fn odd_streams() -> Vec<Case> {
     cases.into_iter().map(to_the_method).collect()
 }
 
-async fn bad_input_is_etcds_to_answer(version: Version) {
+async fn bad_input_gets_etcds_response(version: Version) {
     let etcd = Etcd::start(version).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     let (mut direct, mut through) = (etcd.client().await, rangecache.client().await);
@@ -308,16 +308,16 @@ async fn bad_input_is_etcds_to_answer(version: Version) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_input_is_etcds_to_answer_3_7() {
-    bad_input_is_etcds_to_answer(Version::V3_7).await;
+async fn bad_input_gets_etcds_response_3_7() {
+    bad_input_gets_etcds_response(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_input_is_etcds_to_answer_3_6() {
-    bad_input_is_etcds_to_answer(Version::V3_6).await;
+async fn bad_input_gets_etcds_response_3_6() {
+    bad_input_gets_etcds_response(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bad_input_is_etcds_to_answer_3_5() {
-    bad_input_is_etcds_to_answer(Version::V3_5).await;
+async fn bad_input_gets_etcds_response_3_5() {
+    bad_input_gets_etcds_response(Version::V3_5).await;
 }

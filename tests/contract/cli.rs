@@ -93,7 +93,7 @@ async fn config_prints_effective_settings_with_secrets_masked() {
 }
 
 #[tokio::test]
-async fn misuse_exits_64_and_says_what_to_write() {
+async fn misuse_exits_64_with_a_remedy() {
     // The port is taken: whoever binds before all flags are checked ends otherwise.
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = format!("http://{}", taken.local_addr().expect("an address"));
@@ -149,7 +149,7 @@ async fn misuse_exits_64_and_says_what_to_write() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_named() {
+async fn port_in_use_is_named_in_the_error() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = format!("http://{}", taken.local_addr().expect("an address"));
     for flag in ["--listen-client-urls", "--listen-metrics-urls"] {
@@ -172,7 +172,7 @@ async fn a_port_that_is_taken_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcd_may_come_later() {
+async fn start_before_etcd_serves_once_etcd_is_up() {
     let mut etcd = Etcd::start(Version::V3_7).await;
     etcd.client().await.put("a", "1").await.expect("etcd puts");
     etcd.stop();
@@ -196,7 +196,7 @@ async fn etcd_may_come_later() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_terminated_rangecache_finishes_the_calls_under_way() {
+async fn termination_completes_calls_in_flight() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     let (client, url) = (rangecache.client().await, rangecache.url().to_owned());

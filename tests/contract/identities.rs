@@ -288,7 +288,7 @@ async fn store(root: &Client, when: &str) -> i64 {
     root.put("/a", when).await.unwrap()
 }
 
-async fn rights_change_while_all_ask(version: Version, rounds: usize) {
+async fn responses_respect_permissions_while_they_change(version: Version, rounds: usize) {
     let scene = Scene::new(version).await;
     let root = &scene.root;
     let exact = |_: &Caller, _: &RangeRequest| false;
@@ -325,21 +325,21 @@ async fn rights_change_while_all_ask(version: Version, rounds: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_change_while_all_ask_3_7() {
-    rights_change_while_all_ask(Version::V3_7, 20).await;
+async fn responses_respect_permissions_while_they_change_3_7() {
+    responses_respect_permissions_while_they_change(Version::V3_7, 20).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_change_while_all_ask_3_6() {
-    rights_change_while_all_ask(Version::V3_6, 3).await;
+async fn responses_respect_permissions_while_they_change_3_6() {
+    responses_respect_permissions_while_they_change(Version::V3_6, 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rights_change_while_all_ask_3_5() {
-    rights_change_while_all_ask(Version::V3_5, 3).await;
+async fn responses_respect_permissions_while_they_change_3_5() {
+    responses_respect_permissions_while_they_change(Version::V3_5, 3).await;
 }
 
-async fn auth_is_switched_while_all_ask(version: Version) {
+async fn responses_respect_auth_while_it_is_switched(version: Version) {
     let scene = Scene::new(version).await;
     let nobody = scene.etcd.client().await;
     // Who has no token and asks for no quorum gets what was known a moment ago, as from a member that lags.
@@ -402,24 +402,24 @@ async fn learned(scene: &Scene, tokenless: &[Caller]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn auth_is_switched_while_all_ask_3_7() {
-    auth_is_switched_while_all_ask(Version::V3_7).await;
+async fn responses_respect_auth_while_it_is_switched_3_7() {
+    responses_respect_auth_while_it_is_switched(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn auth_is_switched_while_all_ask_3_6() {
-    auth_is_switched_while_all_ask(Version::V3_6).await;
+async fn responses_respect_auth_while_it_is_switched_3_6() {
+    responses_respect_auth_while_it_is_switched(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn auth_is_switched_while_all_ask_3_5() {
-    auth_is_switched_while_all_ask(Version::V3_5).await;
+async fn responses_respect_auth_while_it_is_switched_3_5() {
+    responses_respect_auth_while_it_is_switched(Version::V3_5).await;
 }
 
 /// A right is taken away before a secret is written, and given back after it has gone: whoever had the right at the
 /// moment of its read must not see what was written later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_written_once_the_right_is_gone_is_never_seen() {
+async fn writes_after_a_revocation_are_never_seen() {
     let scene = Scene::new(Version::V3_7).await;
     let done = AtomicBool::new(false);
     let direct = scene.etcd.client().await;
@@ -462,7 +462,7 @@ async fn what_is_written_once_the_right_is_gone_is_never_seen() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_etcd_authorises_costs_it_neither_keys_nor_bytes() {
+async fn authorizations_cost_etcd_neither_keys_nor_bytes() {
     let scene = Scene::new(Version::V3_7).await;
     for number in 0..64 {
         scene

@@ -131,7 +131,7 @@ async fn current(etcd: &Client) -> i64 {
         .revision()
 }
 
-async fn range_answers_are_etcds(version: Version) {
+async fn range_responses_equal_etcds(version: Version) {
     let mut random = StdRng::seed_from_u64(seed());
     let etcd = Etcd::start(version).await;
     let direct = etcd.client().await;
@@ -166,23 +166,23 @@ async fn range_answers_are_etcds(version: Version) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn range_answers_are_etcds_3_7() {
-    range_answers_are_etcds(Version::V3_7).await;
+async fn range_responses_equal_etcds_3_7() {
+    range_responses_equal_etcds(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn range_answers_are_etcds_3_6() {
-    range_answers_are_etcds(Version::V3_6).await;
+async fn range_responses_equal_etcds_3_6() {
+    range_responses_equal_etcds(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn range_answers_are_etcds_3_5() {
-    range_answers_are_etcds(Version::V3_5).await;
+async fn range_responses_equal_etcds_3_5() {
+    range_responses_equal_etcds(Version::V3_5).await;
 }
 
 /// etcd 3.5 crashes over a sort target that it does not know, so that it must never see one: the answer is 3.6's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_sort_target_does_not_reach_etcd_3_5() {
+async fn unknown_sort_target_does_not_reach_etcd_3_5() {
     let (crashes, refuses) = (Etcd::start(Version::V3_5).await, Etcd::start(Version::V3_6).await);
     let rangecache = Rangecache::before(&crashes).start().await;
     let (through, judge) = (rangecache.client().await, refuses.client().await);
@@ -211,7 +211,7 @@ async fn an_unknown_sort_target_does_not_reach_etcd_3_5() {
 
 /// The same, in encodings that a careful decoder may decline: etcd's own reads a sort target in all of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_oddly_encoded_sort_target_does_not_reach_etcd_3_5() {
+async fn oddly_encoded_sort_target_does_not_reach_etcd_3_5() {
     let (crashes, refuses) = (Etcd::start(Version::V3_5).await, Etcd::start(Version::V3_6).await);
     let rangecache = Rangecache::before(&crashes).start().await;
     let (through, judge) = (rangecache.client().await, refuses.client().await);

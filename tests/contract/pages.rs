@@ -36,7 +36,7 @@ async fn rewrite(etcd: Client, stop: Arc<AtomicBool>, written: Arc<AtomicU64>) {
     }
 }
 
-async fn pages_are_one_moment(version: Version) {
+async fn pages_are_of_one_revision(version: Version) {
     let etcd = Etcd::start(version).await;
     let direct = etcd.client().await;
     for start in (0..KEYS).step_by(100) {
@@ -151,11 +151,11 @@ async fn pages_are_one_moment(version: Version) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_are_one_moment_3_7() {
-    pages_are_one_moment(Version::V3_7).await;
+async fn pages_are_of_one_revision_3_7() {
+    pages_are_of_one_revision(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_are_one_moment_3_5() {
-    pages_are_one_moment(Version::V3_5).await;
+async fn pages_are_of_one_revision_3_5() {
+    pages_are_of_one_revision(Version::V3_5).await;
 }

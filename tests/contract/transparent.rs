@@ -35,7 +35,7 @@ async fn transcript(dir: &TempDir, name: &str, url: &str, more: &[&str]) -> Stri
     std::fs::read_to_string(path).expect("a transcript")
 }
 
-async fn the_go_client_sees_no_difference(version: Version) {
+async fn go_client_transcript_equals_etcds(version: Version) {
     let dir = TempDir::new().expect("a directory");
     let mut differences = Vec::new();
     // Older ones have no RangeStream; what rangecache makes of that is the newest one's.
@@ -69,18 +69,18 @@ async fn the_go_client_sees_no_difference(version: Version) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_go_client_sees_no_difference_3_7() {
-    the_go_client_sees_no_difference(Version::V3_7).await;
+async fn go_client_transcript_equals_etcds_3_7() {
+    go_client_transcript_equals_etcds(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_go_client_sees_no_difference_3_6() {
-    the_go_client_sees_no_difference(Version::V3_6).await;
+async fn go_client_transcript_equals_etcds_3_6() {
+    go_client_transcript_equals_etcds(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_go_client_sees_no_difference_3_5() {
-    the_go_client_sees_no_difference(Version::V3_5).await;
+async fn go_client_transcript_equals_etcds_3_5() {
+    go_client_transcript_equals_etcds(Version::V3_5).await;
 }
 
 /// etcd and rangecache before it, with a client of each.
@@ -92,7 +92,7 @@ async fn both(version: Version) -> (Etcd, Rangecache, Client, Client) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn large_values_pass_both_ways() {
+async fn large_values_are_forwarded_in_both_directions() {
     let (_etcd, _rangecache, direct, through) = both(Version::V3_7).await;
     let value: Vec<u8> = (0..1_400 << 10).map(|n| (n * 31 % 251) as u8).collect();
     let revision = through.put("large", &value).await.expect("within etcd's limit");
@@ -112,7 +112,7 @@ async fn large_values_pass_both_ways() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn http1_passes() {
+async fn http1_gateway_calls_are_forwarded() {
     for version in [Version::V3_5, Version::V3_7] {
         let (etcd, rangecache, _direct, _through) = both(version).await;
         for path in [
@@ -176,7 +176,7 @@ fn watch_of(prefix: &str, start_revision: i64) -> WatchCreateRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_bring_every_event_once_and_in_order() {
+async fn watches_deliver_every_event_once_and_in_order() {
     let (_etcd, _rangecache, direct, through) = both(Version::V3_7).await;
     let start = direct.put("w/first", "1").await.expect("etcd puts");
     let mut live = through.watch(watch_of("w/", start)).await;
@@ -205,7 +205,7 @@ async fn watches_bring_every_event_once_and_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn watches_are_cancelled_refused_and_asked_for_progress() {
+async fn watch_cancel_refusal_and_progress_match_etcd() {
     let (_etcd, _rangecache, direct, through) = both(Version::V3_7).await;
     for n in 0..20 {
         direct.put("w/a", n.to_string()).await.expect("etcd puts");
@@ -317,7 +317,7 @@ async fn half_close_and_cancellation_reach_etcd() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_snapshot_passes_whole() {
+async fn snapshot_is_forwarded_unchanged() {
     let (mut etcd, _rangecache, direct, through) = both(Version::V3_7).await;
     for n in 0..40 {
         direct
@@ -353,7 +353,7 @@ async fn a_snapshot_passes_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_during_a_restart_of_etcd_wait_for_it() {
+async fn calls_during_an_etcd_restart_wait_for_it() {
     let (mut etcd, _rangecache, _direct, through) = both(Version::V3_7).await;
     let mirrored = RangeRequest::prefix("a");
     through.put("a", "1").await.expect("etcd puts");
@@ -373,7 +373,7 @@ async fn calls_during_a_restart_of_etcd_wait_for_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_end_as_unavailable_when_etcd_stays_away() {
+async fn calls_end_with_unavailable_while_etcd_is_down() {
     let (mut etcd, _rangecache, _direct, through) = both(Version::V3_7).await;
     let mut watch = through.watch(watch_of("w/", 0)).await;
     etcd.stop();

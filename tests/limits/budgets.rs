@@ -57,7 +57,7 @@ async fn tasks(rangecache: &Rangecache) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_call_too_many_is_refused() {
+async fn calls_beyond_the_limit_are_refused() {
     let etcd = etcd_with(1, 1).await;
     let rangecache = Rangecache::before(&etcd).with("--max-calls", "4").start().await;
     let through = rangecache.client().await;
@@ -88,7 +88,7 @@ async fn one_call_too_many_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_with_all_its_streams_waits() {
+async fn connection_with_all_its_streams_in_use_waits() {
     let etcd = etcd_with(1, 1).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--max-concurrent-streams", "2")
@@ -117,7 +117,7 @@ async fn a_connection_with_all_its_streams_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_says_nothing_does_not_keep_others_out() {
+async fn silent_connections_do_not_keep_others_out() {
     let etcd = etcd_with(1, 1).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--max-connections", "2")
@@ -186,7 +186,7 @@ async fn readers_that_never_read_cost_little() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn floods_leave_others_alone() {
+async fn floods_do_not_disturb_other_connections() {
     let etcd = etcd_with(10, 100).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     let polite = rangecache.client().await;
@@ -318,7 +318,7 @@ async fn thousands_of_connections_leave_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keyspace_too_large_is_forwarded_until_it_fits() {
+async fn keyspace_over_budget_is_forwarded_until_it_fits() {
     // 64 MB of keys, and memory for 8.
     let etcd = etcd_with(256, 250_000).await;
     let rangecache = Rangecache::before(&etcd)
@@ -376,7 +376,7 @@ async fn a_keyspace_too_large_is_forwarded_until_it_fits() {
 
 /// F5: while etcd stands still, 64 clients that list what is mirrored make at most one call each range.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn listing_clients_do_not_stampede() {
+async fn listing_clients_share_calls_to_etcd() {
     const RANGES: usize = 4;
     let etcd = etcd_with(1, 1).await;
     let direct = etcd.client().await;
@@ -419,7 +419,7 @@ async fn listing_clients_do_not_stampede() {
 
 /// F5 with a real defragmentation: etcd answers no read until it is done.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_defragmentation_does_not_become_a_stampede() {
+async fn reads_after_a_defragmentation_share_calls_to_etcd() {
     const RANGES: usize = 4;
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;

@@ -123,7 +123,7 @@ async fn identical_large_reads_share_a_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn too_many_that_wait_are_refused() {
+async fn reads_beyond_the_wait_limit_are_refused() {
     let mut scene = Scene::new(12, &[("--forward-max-waiting", "4")]).await;
     until(SOON, "the others are refused", async || {
         let finished = scene.reads.iter().filter(|read| read.is_finished()).count();
@@ -141,7 +141,7 @@ async fn too_many_that_wait_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shared_answers_that_take_too_much_memory_are_refused() {
+async fn shared_responses_over_the_budget_are_refused() {
     let flags = [("--forward-shared-max-bytes", "1KiB"), ("--range-stream", "off")];
     let mut scene = Scene::new(6, &flags).await;
     scene.waiting(5.0).await;
@@ -156,7 +156,7 @@ async fn shared_answers_that_take_too_much_memory_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mirror_that_does_not_fit_steps_aside() {
+async fn mirror_over_budget_is_disabled() {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
     for n in 0..50 {
@@ -311,7 +311,7 @@ fn others() -> Vec<RangeRequest> {
     ]
 }
 
-async fn converted_answers_are_etcds_own(version: Version) {
+async fn converted_responses_equal_etcds(version: Version) {
     let etcd = Etcd::start(version).await;
     let direct = etcd.client().await;
     fill(&direct, PREFIX, 1500, 300).await;
@@ -362,22 +362,22 @@ async fn converted_answers_are_etcds_own(version: Version) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn converted_answers_are_etcds_own_3_7() {
-    converted_answers_are_etcds_own(Version::V3_7).await;
+async fn converted_responses_equal_etcds_3_7() {
+    converted_responses_equal_etcds(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn converted_answers_are_etcds_own_3_6() {
-    converted_answers_are_etcds_own(Version::V3_6).await;
+async fn converted_responses_equal_etcds_3_6() {
+    converted_responses_equal_etcds(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn converted_answers_are_etcds_own_3_5() {
-    converted_answers_are_etcds_own(Version::V3_5).await;
+async fn converted_responses_equal_etcds_3_5() {
+    converted_responses_equal_etcds(Version::V3_5).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_auth_on_the_callers_own_identity_streams() {
+async fn auth_on_streams_with_the_callers_identity() {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
     fill(&direct, PREFIX, 200, 100).await;
@@ -403,7 +403,7 @@ async fn with_auth_on_the_callers_own_identity_streams() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_breaks_is_forwarded_as_it_came() {
+async fn broken_stream_falls_back_to_the_unary_call() {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
     fill(&direct, PREFIX, 4000, 1000).await;
@@ -447,7 +447,7 @@ fn resident_bytes(pid: u32) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_large_answers_at_once_stay_within_the_budget() {
+async fn concurrent_large_responses_stay_within_the_budget() {
     const CLIENTS: usize = 16;
     const BUDGET_BYTES: f64 = (16 << 20) as f64;
     let etcd = Etcd::start(Version::V3_7).await;
@@ -504,7 +504,7 @@ async fn many_large_answers_at_once_stay_within_the_budget() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_alone_exceeds_the_budget_is_forwarded_as_it_came() {
+async fn response_larger_than_the_budget_is_forwarded_unchanged() {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
     fill(&direct, PREFIX, 500, 10_000).await;

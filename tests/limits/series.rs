@@ -74,12 +74,12 @@ impl By {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_in_pages_costs_etcd_one_stream() {
+async fn paged_list_costs_etcd_one_stream() {
     costs_etcd_one_stream(By::Range, 60_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_list_in_streamed_pages_costs_etcd_one_stream_beside_the_first() {
+async fn list_in_streamed_pages_costs_etcd_two_streams() {
     costs_etcd_one_stream(By::RangeStream, 20_000).await;
 }
 
@@ -267,7 +267,7 @@ impl Fuzz {
     }
 }
 
-async fn fuzzed(version: Version, seed: u64, turns: usize) {
+async fn random_page_series_equal_etcds(version: Version, seed: u64, turns: usize) {
     let etcd = Etcd::start(version).await;
     let direct = etcd.client().await;
     write_all(&direct, 600).await;
@@ -314,20 +314,20 @@ async fn fuzzed(version: Version, seed: u64, turns: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fuzzed_3_7() {
+async fn random_page_series_equal_etcds_3_7() {
     for seed in 0..3 {
-        fuzzed(Version::V3_7, seed, 1500).await;
+        random_page_series_equal_etcds(Version::V3_7, seed, 1500).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fuzzed_3_6() {
-    fuzzed(Version::V3_6, 7, 800).await;
+async fn random_page_series_equal_etcds_3_6() {
+    random_page_series_equal_etcds(Version::V3_6, 7, 800).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fuzzed_3_5() {
-    fuzzed(Version::V3_5, 8, 800).await;
+async fn random_page_series_equal_etcds_3_5() {
+    random_page_series_equal_etcds(Version::V3_5, 8, 800).await;
 }
 
 /// etcd with 5,000 keys, and the first two pages of them read: a stream is open for the third.
@@ -357,7 +357,7 @@ async fn in_mid_series(flags: &[(&str, &str)]) -> (Etcd, Rangecache, Client, Ran
 
 /// Begun by Range and gone on with by RangeStream: byte for byte etcd's own, its chunks, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streamed_pages_of_a_series_are_etcds() {
+async fn streamed_pages_of_a_series_equal_etcds() {
     let (etcd, rangecache, through, mut request) = in_mid_series(&[]).await;
     let direct = etcd.client().await;
     for pages in 2..5 {
@@ -373,7 +373,7 @@ async fn streamed_pages_of_a_series_are_etcds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_comes_late_is_answered_too() {
+async fn page_requested_after_the_series_expired_is_answered() {
     let (etcd, rangecache, through, request) = in_mid_series(&[("--series-ttl", "1s")]).await;
     until(SOON, "the series ends, at etcd too", async || {
         let held = rangecache.metrics().await.sum("rangecache_stream_held_bytes");
@@ -391,7 +391,7 @@ async fn who_comes_late_is_answered_too() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compaction_by_others_ends_a_series() {
+async fn compaction_by_others_ends_a_series() {
     let (etcd, _rangecache, through, request) = in_mid_series(&[]).await;
     let direct = etcd.client().await;
     let revision = direct.put("/other", "").await.expect("etcd writes");
@@ -412,7 +412,7 @@ async fn a_compaction_by_others_ends_a_series() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_of_etcd_ends_a_series() {
+async fn etcd_restart_ends_a_series() {
     let (mut etcd, _rangecache, through, mut request) = in_mid_series(&[]).await;
     etcd.restart().await;
     let direct = etcd.client().await;
@@ -431,7 +431,7 @@ async fn a_restart_of_etcd_ends_a_series() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_auth_on_and_no_user_of_its_own_there_are_no_series() {
+async fn auth_on_without_own_user_keeps_no_series() {
     let (etcd, rangecache, through, request) = in_mid_series(&[]).await;
     let root = through.enable_auth("secret").await.expect("auth is on");
     let refused = through.range(&request).await;
@@ -453,7 +453,7 @@ async fn from_series(rangecache: &Rangecache) -> f64 {
 
 /// I8: a series is its caller's, and etcd judges each page of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_auth_on_a_series_is_its_callers_own() {
+async fn auth_on_keeps_a_series_to_its_caller() {
     let etcd = Etcd::start(Version::V3_7).await;
     let root = create_users(&etcd).await;
     for start in (0..3_000).step_by(100) {

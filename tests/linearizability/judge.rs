@@ -28,7 +28,7 @@ pub fn judge(history: &Path) -> Verdict {
 
 /// The judge judged: each of these histories has one thing wrong with it, or nothing.
 #[test]
-fn the_linearizer_finds_what_is_wrong() {
+fn linearizer_finds_each_violation() {
     // Two writes and what the recorder saw of them.
     let base = [
         r#"{"t":"start","rev":1,"kvs":[]}"#,

@@ -129,7 +129,7 @@ fn mix() -> Vec<(&'static str, Fault)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mix_of_faults_leaves_every_answer_right() {
+async fn random_faults_keep_every_response_linearizable() {
     let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
     print(&run("mix", &mix(), Duration::from_secs(60), seed).await);
 }

@@ -10,7 +10,7 @@ use crate::EXCLUSIVE;
 const PREFIX: &str = "/cluster/";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_are_killed_in_turn() {
+async fn reads_stay_right_while_members_are_killed_in_turn() {
     let _exclusive = EXCLUSIVE.lock().await;
     let mut cluster = Cluster::start(Version::V3_7).await;
     put_when_possible(&cluster.members[0].client().await, "first", "v").await;
@@ -34,7 +34,7 @@ async fn members_are_killed_in_turn() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_leader_stands_still() {
+async fn reads_stay_right_while_the_leader_is_paused() {
     let _exclusive = EXCLUSIVE.lock().await;
     let cluster = Cluster::start(Version::V3_6).await;
     let n = cluster.leader().await.expect("a member leads");
@@ -68,7 +68,7 @@ async fn the_leader_stands_still() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_endpoint_refuses() {
+async fn first_endpoint_down_at_start_does_not_matter() {
     let _exclusive = EXCLUSIVE.lock().await;
     let cluster = Cluster::start(Version::V3_7).await;
     let live = cluster.members[1].client().await;
@@ -88,7 +88,7 @@ async fn the_first_endpoint_refuses() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_without_quorum_proves_nothing() {
+async fn member_without_quorum_proves_nothing() {
     let _exclusive = EXCLUSIVE.lock().await;
     let cluster = Cluster::start(Version::V3_7).await;
     let [alone, others @ ..] = &cluster.members[..] else {
@@ -142,7 +142,7 @@ async fn a_member_without_quorum_proves_nothing() {
 
 /// Members answer alike but for who they are; a page from one and the next from another make one list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sidecars_of_different_members_agree() {
+async fn rangecaches_before_different_members_agree() {
     let _exclusive = EXCLUSIVE.lock().await;
     let cluster = Cluster::start(Version::V3_5).await;
     let mut answers: Vec<RangeResponse> = Vec::new();

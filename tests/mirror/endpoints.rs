@@ -60,7 +60,7 @@ async fn ranges(etcd: &Etcd) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_learner_proves_nothing_until_it_votes() {
+async fn learner_proves_nothing_until_it_votes() {
     let _exclusive = EXCLUSIVE.lock().await;
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
@@ -134,7 +134,7 @@ async fn a_learner_proves_nothing_until_it_votes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_member_that_is_cut_off_proves_nothing_while_clients_go_on() {
+async fn partitioned_member_proves_nothing_while_clients_are_served() {
     let _exclusive = EXCLUSIVE.lock().await;
     let mut links = Vec::new();
     let cluster = Cluster::start_linked([Version::V3_7; 3], async |url| {
@@ -189,7 +189,7 @@ async fn a_member_that_is_cut_off_proves_nothing_while_clients_go_on() {
 }
 
 /// Members are upgraded one by one under clients: the lowest version decides until there is none of it left.
-async fn a_rolling_upgrade_is_noticed(from: Version, to: Version) {
+async fn rolling_upgrade_is_noticed(from: Version, to: Version) {
     let _exclusive = EXCLUSIVE.lock().await;
     let mut cluster = Cluster::start(from).await;
     let leased = format!("{PREFIX}leased");
@@ -258,13 +258,13 @@ async fn a_rolling_upgrade_is_noticed(from: Version, to: Version) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_upgrade_from_3_6_to_3_7_is_noticed() {
-    a_rolling_upgrade_is_noticed(Version::V3_6, Version::V3_7).await;
+async fn rolling_upgrade_from_3_6_to_3_7_is_noticed() {
+    rolling_upgrade_is_noticed(Version::V3_6, Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_upgrade_from_3_5_to_3_6_is_noticed() {
-    a_rolling_upgrade_is_noticed(Version::V3_5, Version::V3_6).await;
+async fn rolling_upgrade_from_3_5_to_3_6_is_noticed() {
+    rolling_upgrade_is_noticed(Version::V3_5, Version::V3_6).await;
 }
 
 /// A port at which one address of a name leads to etcd. It stops when dropped.
@@ -314,7 +314,7 @@ async fn silent(address: &str, port: u16) -> (socket2::Socket, Vec<TcpStream>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn names_are_looked_up_again_and_each_address_is_tried() {
+async fn host_names_are_resolved_again_and_each_address_is_tried() {
     let may = std::process::Command::new("unshare")
         .args(["--map-root-user", "--mount", "true"])
         .status();
@@ -367,7 +367,7 @@ async fn names_are_looked_up_again_and_each_address_is_tried() {
 
 /// A write that has reached a member which hangs: it is not repeated, it ends, and nobody else waits for it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_write_at_a_member_that_hangs_ends_and_is_not_repeated() {
+async fn write_to_a_hanging_member_fails_and_is_not_repeated() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     let through = rangecache.client().await;
@@ -390,7 +390,7 @@ async fn a_write_at_a_member_that_hangs_ends_and_is_not_repeated() {
 
 /// etcd closes connections that ping more often than every five seconds, at the third time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcd_never_has_too_many_pings_from_rangecache() {
+async fn pings_to_etcd_stay_within_its_limit() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     let (direct, through) = (etcd.client().await, rangecache.client().await);
@@ -437,7 +437,7 @@ async fn survives_pings(url: &str, pings: usize) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_may_ping_rangecache_as_often_as_they_like() {
+async fn client_pings_are_not_limited() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     assert!(

@@ -75,7 +75,7 @@ async fn current(client: &Client) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcd_is_restarted() {
+async fn responses_stay_right_after_an_etcd_restart() {
     let mut scene = Scene::new().await;
     for _ in 0..3 {
         scene.etcd.restart().await;
@@ -84,7 +84,7 @@ async fn etcd_is_restarted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcd_is_down_for_a_while() {
+async fn reads_wait_while_etcd_is_down() {
     let mut scene = Scene::new().await;
     scene.etcd.stop();
     let down = Instant::now();
@@ -98,7 +98,7 @@ async fn etcd_is_down_for_a_while() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcd_stands_still_for_a_while() {
+async fn reads_wait_while_etcd_is_paused() {
     let scene = Scene::new().await;
     scene.etcd.pause();
     let list = RangeRequest::prefix(PREFIX);
@@ -119,7 +119,7 @@ async fn etcd_stands_still_for_a_while() {
 /// Other readers keep quorum checks under way when etcd stops: what it has answered to those proves nothing to a read that
 /// came later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_check_under_way_proves_nothing_to_later_reads() {
+async fn check_in_flight_proves_nothing_to_later_reads() {
     let scene = Scene::new().await;
     let list = RangeRequest::prefix(PREFIX);
     let mut readers = JoinSet::new();
@@ -152,7 +152,7 @@ async fn a_check_under_way_proves_nothing_to_later_reads() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rangecache_stands_still_while_etcd_compacts() {
+async fn responses_stay_right_after_a_compaction_during_a_pause() {
     let scene = Scene::new().await;
     scene.rangecache.pause();
     write(&scene.etcd, "while it stood still", 200).await;
@@ -166,7 +166,7 @@ async fn rangecache_stands_still_while_etcd_compacts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_feed_is_lost_and_etcd_compacts_past_it() {
+async fn lost_feed_reloads_after_a_compaction_past_it() {
     let mut scene = Scene::new().await;
     scene.rangecache.pause();
     scene.etcd.restart().await;
@@ -183,7 +183,7 @@ async fn the_feed_is_lost_and_etcd_compacts_past_it() {
 
 /// A feed that resumes far behind gets its events in pieces, under headers that are ahead of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_feed_is_lost_and_catches_up_on_thousands_of_revisions() {
+async fn lost_feed_catches_up_on_thousands_of_revisions() {
     let mut scene = Scene::new().await;
     scene.rangecache.pause();
     scene.etcd.restart().await;
@@ -205,7 +205,7 @@ async fn the_feed_is_lost_and_catches_up_on_thousands_of_revisions() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compaction_by_others_is_learned() {
+async fn compaction_by_others_is_noticed() {
     let scene = Scene::new().await;
     let direct = scene.etcd.client().await;
     let old = RangeRequest {
@@ -411,7 +411,7 @@ async fn etcd_is_restored_with_its_revision_bumped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn etcd_is_restored_before_the_eyes_of_rangecache() {
+async fn etcd_is_restored_while_rangecache_is_connected() {
     let mut scene = Scene::new().await;
     let snapshot = scene.etcd.save_snapshot().await;
     write(&scene.etcd, "what the restore forgets", 60).await;
@@ -423,7 +423,7 @@ async fn etcd_is_restored_before_the_eyes_of_rangecache() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rangecache_is_restarted() {
+async fn responses_stay_right_after_a_rangecache_restart() {
     let Scene { etcd, rangecache, .. } = Scene::new().await;
     let status = rangecache.terminate().await;
     assert!(status.success(), "{status}");
@@ -442,21 +442,21 @@ async fn rangecache_is_restarted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn authentication_is_switched_on_and_off_3_7() {
-    authentication_is_switched_on_and_off(Version::V3_7).await;
+async fn responses_respect_auth_switched_on_and_off_3_7() {
+    responses_respect_auth_switched_on_and_off(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn authentication_is_switched_on_and_off_3_6() {
-    authentication_is_switched_on_and_off(Version::V3_6).await;
+async fn responses_respect_auth_switched_on_and_off_3_6() {
+    responses_respect_auth_switched_on_and_off(Version::V3_6).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn authentication_is_switched_on_and_off_3_5() {
-    authentication_is_switched_on_and_off(Version::V3_5).await;
+async fn responses_respect_auth_switched_on_and_off_3_5() {
+    responses_respect_auth_switched_on_and_off(Version::V3_5).await;
 }
 
-async fn authentication_is_switched_on_and_off(version: Version) {
+async fn responses_respect_auth_switched_on_and_off(version: Version) {
     let scene = Scene::of(version).await;
     let (list, nobody) = (RangeRequest::prefix(PREFIX), scene.etcd.client().await);
     let root = nobody

@@ -188,7 +188,7 @@ async fn write_elsewhere(etcd: &Client, stop: &AtomicBool) -> Result<(), String>
 
 /// Runs writers and readers. With a `pause` the registers' writers rest that long between writes, while others write
 /// beside them at full speed, so that a mirror of this prefix hears nothing of the newest revision unless it asks.
-async fn nobody_sees_the_past(etcd: &Etcd, rangecache: &Rangecache, pause: Option<Duration>) {
+async fn reads_are_never_stale(etcd: &Etcd, rangecache: &Rangecache, pause: Option<Duration>) {
     let scene = Arc::new(Scene::new());
     scene.bank.open(&etcd.client().await).await;
     let mut tasks = JoinSet::new();
@@ -241,27 +241,27 @@ async fn nobody_sees_the_past(etcd: &Etcd, rangecache: &Rangecache, pause: Optio
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_sees_the_past_of_the_whole_keyspace() {
+async fn reads_of_the_whole_keyspace_are_never_stale() {
     let _exclusive = EXCLUSIVE.lock().await;
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
-    nobody_sees_the_past(&etcd, &rangecache, None).await;
+    reads_are_never_stale(&etcd, &rangecache, None).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_sees_the_past_of_a_quiet_prefix_beside_busy_ones() {
+async fn reads_of_a_quiet_prefix_are_never_stale() {
     let _exclusive = EXCLUSIVE.lock().await;
     let etcd = Etcd::start(Version::V3_5).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-prefix", PREFIX)
         .start()
         .await;
-    nobody_sees_the_past(&etcd, &rangecache, Some(Duration::from_millis(50))).await;
+    reads_are_never_stale(&etcd, &rangecache, Some(Duration::from_millis(50))).await;
 }
 
 /// One deletion whose events do not fit into one response of etcd's watch: nobody sees a part of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_revision_of_many_events_is_seen_whole() {
+async fn revision_of_many_events_is_seen_whole() {
     const KEYS: usize = 3_000;
     let _exclusive = EXCLUSIVE.lock().await;
     let etcd = Etcd::start(Version::V3_7).await;
@@ -316,7 +316,7 @@ async fn a_revision_of_many_events_is_seen_whole() {
 
 /// Whoever writes through this sidecar, in whatever way, is not shown an older moment by its serializable reads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn serializable_reads_see_what_went_through() {
+async fn serializable_reads_see_forwarded_writes() {
     let _exclusive = EXCLUSIVE.lock().await;
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;

@@ -90,7 +90,7 @@ enum Meanwhile {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rangecache_stands_still_between_check_and_answer() {
+async fn rangecache_paused_between_check_and_response_is_not_stale() {
     let mut etcd = Etcd::start(Version::V3_7).await;
     put_when_possible(&etcd.client().await, &format!("{PREFIX}first"), "v").await;
     let snapshot = etcd.save_snapshot().await;
@@ -147,7 +147,7 @@ async fn rangecache_stands_still_between_check_and_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rangecache_dies_between_check_and_answer() {
+async fn rangecache_killed_between_check_and_response_is_not_stale() {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
     put_when_possible(&direct, &format!("{PREFIX}first"), "v").await;
@@ -181,7 +181,7 @@ async fn feeding(cluster: &Cluster) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_feeds_member_stands_still_between_check_and_answer() {
+async fn feed_member_paused_between_check_and_response_is_not_stale() {
     let cluster = Cluster::start(Version::V3_7).await;
     put_when_possible(&cluster.members[0].client().await, &format!("{PREFIX}first"), "v").await;
     let rangecache = with_fault_injection(&cluster.endpoints()).await;

@@ -76,17 +76,17 @@ async fn goes_on(version: Version) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_goes_on() {
+async fn interrupted_stream_load_resumes() {
     goes_on(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_go_on() {
+async fn interrupted_page_load_resumes() {
     goes_on(Version::V3_5).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_compaction_the_load_starts_anew() {
+async fn interrupted_load_restarts_after_a_compaction() {
     let (_etcd, rangecache) = cut_loads(Version::V3_7, async |direct, _| {
         let revision = direct.put(key(5), "compacted").await.expect("etcd writes");
         direct.compact(revision).await.expect("etcd compacts");

@@ -8,7 +8,7 @@ use testkit::wait::{SOON, until};
 
 /// Tokens go: those of callers when they expire, all of them when etcd is restarted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_that_are_gone_get_etcds_own_answer_and_rangecache_gets_a_new_one() {
+async fn expired_tokens_get_etcds_error_and_rangecaches_own_is_renewed() {
     let mut etcd = Etcd::start_with(Version::V3_7, &["--auth-token-ttl", "2"]).await;
     let root = create_users(&etcd).await;
     root.put("/a/007", "here").await.unwrap();
@@ -58,7 +58,7 @@ async fn tokens_that_are_gone_get_etcds_own_answer_and_rangecache_gets_a_new_one
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn missing_rights_and_wrong_passwords_are_said_and_can_be_mended() {
+async fn missing_permissions_and_wrong_passwords_are_reported_until_fixed() {
     let etcd = Etcd::start(Version::V3_7).await;
     let root = create_users(&etcd).await;
     root.put("/a/007", "here").await.unwrap();
@@ -121,7 +121,7 @@ async fn missing_rights_and_wrong_passwords_are_said_and_can_be_mended() {
 
 /// A signed token names the revision of etcd's users and roles, and is refused once these have changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn signed_tokens_are_replaced_when_rights_change() {
+async fn signed_tokens_are_renewed_when_permissions_change() {
     let dir = tempfile::TempDir::new().unwrap();
     let key = dir.path().join("key");
     std::fs::write(&key, "a key that only etcd has to know, and long enough").unwrap();

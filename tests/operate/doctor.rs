@@ -108,7 +108,7 @@ async fn fill(client: &Client, prefix: &str, n: usize, value_bytes: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_keyspace_is_measured_on_every_version_without_being_changed() {
+async fn keyspace_is_measured_unchanged_on_every_version() {
     for (version, number, stream) in [
         (Version::V3_5, "3.5.", "etcd has no RangeStream"),
         (Version::V3_6, "3.6.", "etcd has no RangeStream"),
@@ -177,7 +177,7 @@ async fn a_keyspace_is_measured_on_every_version_without_being_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_does_not_fit_is_said_with_what_to_leave_out() {
+async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
     let etcd = Etcd::start(Version::V3_7).await;
     let client = etcd.client().await;
     fill(&client, "/registry/large/", 500, 20_000).await;
@@ -205,7 +205,7 @@ async fn what_does_not_fit_is_said_with_what_to_leave_out() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_auth_is_on_the_users_rights_are_looked_at() {
+async fn auth_on_checks_the_users_permissions() {
     for version in [Version::V3_5, Version::V3_7] {
         let etcd = Etcd::start(version).await;
         let root = create_users(&etcd).await;
@@ -252,7 +252,7 @@ async fn where_auth_is_on_the_users_rights_are_looked_at() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_of_both_sides_are_judged() {
+async fn certificates_of_both_sides_are_checked() {
     let (ca, other) = (Ca::new(), Ca::new());
     let server = ca.issue("server", &Leaf::default());
     let etcd = SecureEtcd::start(
@@ -349,7 +349,7 @@ async fn certificates_of_both_sides_are_judged() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_that_are_dead_unnamed_or_of_other_versions_are_told() {
+async fn dead_unlisted_and_mixed_version_members_are_reported() {
     let mut cluster = Cluster::start_mixed([Version::V3_6, Version::V3_6, Version::V3_7]).await;
     let leader = cluster.leader().await.expect("they agree");
     let dead = (leader + 1) % 3;
@@ -394,7 +394,7 @@ async fn members_that_are_dead_unnamed_or_of_other_versions_are_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_no_etcd_or_does_not_answer_is_told_in_time() {
+async fn endpoints_other_than_etcd_are_reported_in_time() {
     // One that accepts and says nothing, and one that speaks HTTP/1.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let web = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -53,7 +53,7 @@ async fn panics(rangecache: &Rangecache) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_costs_one_request() {
+async fn panic_fails_one_request_only() {
     let etcd = etcd_with(100).await;
     let rangecache = with_fault_injection(&etcd, &[]).await;
     let through = rangecache.client().await;
@@ -87,7 +87,7 @@ async fn a_panic_costs_one_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_in_the_background_is_got_over() {
+async fn background_panic_restarts_the_task() {
     let etcd = etcd_with(10).await;
     let rangecache = with_fault_injection(&etcd, &[("--probe-interval", "50ms")]).await;
     let through = rangecache.client().await;
@@ -128,7 +128,7 @@ fn watch_all() -> WatchCreateRequest {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_corrupt_mirror_is_found_and_loaded_anew() {
+async fn corrupt_mirror_is_found_and_reloaded() {
     let etcd = etcd_with(100).await;
     let list = RangeRequest::prefix(PREFIX);
     let expected = etcd.client().await.range(&list).await.expect("etcd answers");
@@ -165,7 +165,7 @@ async fn a_corrupt_mirror_is_found_and_loaded_anew() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn verification_finds_nothing_where_nothing_is_wrong() {
+async fn verification_of_a_correct_mirror_finds_nothing() {
     let etcd = etcd_with(300).await;
     let rangecache = with_fault_injection(&etcd, &[("--verify-interval", "20ms")]).await;
     let direct = etcd.client().await;
@@ -199,7 +199,7 @@ async fn verification_finds_nothing_where_nothing_is_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_ends_what_never_ends() {
+async fn shutdown_ends_endless_calls_with_unavailable() {
     let etcd = etcd_with(1).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--shutdown-timeout", FOR_EVER)
@@ -253,7 +253,7 @@ async fn gateway_watch(url: String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stop_does_not_wait_for_an_etcd_that_stands_still() {
+async fn shutdown_does_not_wait_for_a_paused_etcd() {
     let etcd = etcd_with(1).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--shutdown-timeout", FOR_EVER)
@@ -273,12 +273,12 @@ async fn a_stop_does_not_wait_for_an_etcd_that_stands_still() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hand_over_of_a_port_fails_no_call() {
+async fn port_handover_fails_no_call() {
     hand_over("http://127.0.0.1:0").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hand_over_of_a_unix_socket_fails_no_call() {
+async fn unix_socket_handover_fails_no_call() {
     let dir = TempDir::new().unwrap();
     hand_over(&format!("unix://{}", dir.path().join("socket").display())).await;
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
@@ -342,7 +342,7 @@ async fn hand_over(listen: &str) {
 
 /// A member that stands still is left by new calls at once, those that cannot be sent twice included.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_leave_a_member_that_stands_still() {
+async fn calls_move_away_from_a_paused_member() {
     let cluster = Cluster::start(Version::V3_7).await;
     let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
     let through = rangecache.client().await;

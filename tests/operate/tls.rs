@@ -176,7 +176,7 @@ async fn answer_to(url: &str, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_speak_otherwise_get_what_etcd_gives_them() {
+async fn clients_of_the_wrong_protocol_get_etcds_response() {
     let ca = Ca::new();
     let flags = server_flags(&ca.issue("server", &Leaf::default()));
     let trust = Trust::new(&ca);
@@ -233,7 +233,7 @@ async fn clients_that_speak_otherwise_get_what_etcd_gives_them() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn versions_and_cipher_suites_are_kept_to() {
+async fn tls_versions_and_cipher_suites_are_enforced() {
     let ca = Ca::new();
     let flags = server_flags(&ca.issue("server", &Leaf::default()));
     let trust = Trust::new(&ca);
@@ -387,7 +387,7 @@ async fn certificates_are_rotated_under_load_without_a_failed_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_certificate_that_is_replaced_is_used_without_a_restart() {
+async fn replaced_client_certificate_is_used_without_a_restart() {
     let (ca, other) = (Ca::new(), Ca::new());
     let mut flags = server_flags(&ca.issue("server", &Leaf::default()));
     flags.extend(["--trusted-ca-file".to_owned(), text(&ca.cert()).to_owned()]);
@@ -409,7 +409,7 @@ async fn a_client_certificate_that_is_replaced_is_used_without_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn revoked_clients_and_clients_of_another_name_stay_out() {
+async fn revoked_and_wrongly_named_clients_are_refused() {
     let ca = Ca::new();
     let flags = server_flags(&ca.issue("server", &Leaf::default()));
     let numbered = |name: &str, serial, names| {
@@ -575,7 +575,7 @@ fn bad_files_are_explained_before_a_port_is_bound() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_etcd_and_rangecache_refuse_of_each_other_is_said_with_what_to_do() {
+async fn tls_refusals_are_logged_with_a_remedy() {
     let (ca, other) = (Ca::new(), Ca::new());
     let leaf = |name: &str, leaf: Leaf<'_>| ca.issue(name, &leaf);
     let server = leaf("server", Leaf::default());
@@ -725,7 +725,7 @@ async fn what_etcd_and_rangecache_refuse_of_each_other_is_said_with_what_to_do()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_names_a_user_lets_nobody_read_from_memory() {
+async fn certificate_with_a_user_name_reads_nothing_from_memory() {
     let ca = Ca::new();
     let mut flags = server_flags(&ca.issue("server", &Leaf::default()));
     flags.extend(["--trusted-ca-file".to_owned(), text(&ca.cert()).to_owned()]);
@@ -771,7 +771,7 @@ async fn a_certificate_that_names_a_user_lets_nobody_read_from_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_handshakes_hold_nobody_up_and_end() {
+async fn slow_handshakes_time_out_and_block_no_other() {
     let ca = Ca::new();
     let flags = server_flags(&ca.issue("server", &Leaf::default()));
     let trust = Trust::new(&ca);
@@ -845,7 +845,7 @@ async fn etcdctl_works_through_mutual_tls() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unix_sockets_have_their_mode_and_take_nobodys_place() {
+async fn unix_sockets_have_their_mode_and_replace_no_live_socket() {
     let ca = Ca::new();
     let trust = Trust::new(&ca);
     let etcd = SecureEtcd::start("http", &[], &trust).await;

@@ -72,7 +72,7 @@ fn within(inner: &Span, outer: &Span) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_trace_from_the_client_through_rangecache_into_etcd() {
+async fn one_trace_spans_client_rangecache_and_etcd() {
     let collector = Collector::start().await;
     let etcd = traced_etcd(&collector).await;
     let rangecache = traced(&etcd, &collector, "grpc").start().await;
@@ -210,7 +210,7 @@ async fn one_trace_from_the_client_through_rangecache_into_etcd() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_traced_passes_untouched() {
+async fn untraced_calls_are_forwarded_unchanged() {
     let collector = Collector::start().await;
     let etcd = traced_etcd(&collector).await;
     let off = Rangecache::before(&etcd).start().await;
@@ -251,7 +251,7 @@ async fn what_is_not_traced_passes_untouched() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_done_in_the_background_is_traced() {
+async fn background_work_is_traced() {
     let collector = Collector::start().await;
     let mut etcd = Etcd::start(Version::V3_7).await;
     let rangecache = traced(&etcd, &collector, "http/protobuf")
@@ -295,7 +295,7 @@ async fn what_is_done_in_the_background_is_traced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_with_tls_is_known_by_its_ca_and_knows_us_by_ours() {
+async fn collector_and_rangecache_authenticate_by_tls() {
     let (ca, stranger) = (Ca::new(), Ca::new());
     let server = ca.issue("collector", &Leaf::default());
     let collector = Collector::with_tls(&ca, &server).await;
@@ -329,7 +329,7 @@ async fn a_collector_with_tls_is_known_by_its_ca_and_knows_us_by_ours() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn traces_are_compressed_where_that_is_asked_for() {
+async fn traces_are_compressed_if_configured() {
     let etcd = Etcd::start(Version::V3_7).await;
     for (n, protocol) in [(61, "grpc"), (62, "http/protobuf")] {
         let collector = Collector::start().await;
@@ -346,7 +346,7 @@ async fn traces_are_compressed_where_that_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_is_busy_is_asked_again() {
+async fn busy_collector_is_retried() {
     let etcd = Etcd::start(Version::V3_7).await;
     for (n, protocol) in [(71, "grpc"), (72, "http/protobuf")] {
         let collector = Collector::busy_at_first().await;
@@ -387,7 +387,7 @@ async fn many_calls(rangecache: &Rangecache) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_collector_that_is_down_or_hangs_costs_spans_and_nothing_else() {
+async fn failing_collector_costs_only_spans() {
     let etcd = Etcd::start(Version::V3_7).await;
     let hanging = Collector::hanging().await;
     let gone = Collector::start().await;
@@ -427,7 +427,7 @@ async fn a_collector_that_is_down_or_hangs_costs_spans_and_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_bucket_names_a_trace_and_a_scraper_gets_its_format() {
+async fn buckets_have_exemplars_in_the_scrapers_format() {
     let collector = Collector::start().await;
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = traced(&etcd, &collector, "grpc").start().await;
@@ -470,7 +470,7 @@ async fn a_bucket_names_a_trace_and_a_scraper_gets_its_format() {
 }
 
 #[tokio::test]
-async fn settings_that_cannot_be_meant_are_refused_before_a_port_is_bound() {
+async fn invalid_trace_settings_are_refused_before_a_port_is_bound() {
     for (name, value, says) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318", "write a URL"),
         (

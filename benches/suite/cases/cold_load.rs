@@ -10,7 +10,7 @@ use crate::load::{self, Outcome};
 use crate::measure::{CpuWatch, Series};
 use crate::open_loop::open_loop;
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage, connections};
+use crate::targets::{Kind, Setup, connections};
 
 /// Other clients' reads.
 const GETS_PER_SECOND: u32 = 1000;
@@ -18,8 +18,8 @@ const GETS_PER_SECOND: u32 = 1000;
 const WINDOW: Duration = Duration::from_millis(2500);
 
 /// P11. Each round starts a fresh rangecache.
-pub(crate) async fn p11(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    let targets = stage.targets();
+pub(crate) async fn p11(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let targets = setup.targets();
     let direct = targets[0];
     let connection = connections(&direct, 1).await?.remove(0);
     let mut gets = data.gets();
@@ -39,7 +39,7 @@ pub(crate) async fn p11(stage: &Stage, data: &Dataset, rounds: usize) -> Result<
         let cpu = CpuWatch::start(&direct)?;
         let start = Instant::now();
         let load = async {
-            let mut process = stage.launch_rangecache(&[]).await?;
+            let mut process = setup.launch_rangecache(&[]).await?;
             process.wait_ready().await?;
             Ok::<_, anyhow::Error>((start.elapsed(), process))
         };

@@ -13,7 +13,7 @@ use crate::load::{self, Op, Outcome};
 use crate::measure::{Block, CpuWatch, Series};
 use crate::open_loop::open_loop;
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage, Target, connections};
+use crate::targets::{Kind, Setup, Target, connections};
 use crate::wire::{self, PutResponse};
 
 /// Keys that are written and read.
@@ -35,8 +35,8 @@ struct Acknowledged {
 }
 
 /// P14: the puts go to etcd itself, so that a proxy cannot learn of them but by asking; the reads go to the target.
-pub(crate) async fn p14(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
-    let writer = stage.connect().await?;
+pub(crate) async fn p14(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
+    let writer = setup.connect().await?;
     for op in (0..KEYS).map(|number| puts::put(&key(number), VALUE_BYTES)) {
         load::checked_call(&writer, &op)
             .await
@@ -44,7 +44,7 @@ pub(crate) async fn p14(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
     }
     let mut series = Series::new();
     for _ in 0..rounds {
-        for target in stage.targets() {
+        for target in setup.targets() {
             series
                 .entry(target.kind)
                 .or_default()
@@ -77,7 +77,7 @@ pub(crate) async fn p14(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
     let floor = series.get(&Kind::Floor).map_or(&[][..], Vec::as_slice);
     anyhow::ensure!(
         !floor.is_empty() && floor.iter().all(caught),
-        "the check for stale answers did not catch those of the canned server"
+        "the check for stale answers did not catch those of the replay server"
     );
     Ok(vec![
         row("p50", 0, 1.0).with_series(series.clone()),

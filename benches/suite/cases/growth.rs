@@ -6,7 +6,7 @@ use super::pages::{PAGE_KEYS, SHAPE};
 use crate::dataset::Dataset;
 use crate::measure::{Block, Series, interleave};
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage};
+use crate::targets::{Kind, Setup};
 
 /// The reads whose growth is measured.
 const READS: [&str; 3] = ["GET", "page of 500", "count"];
@@ -19,14 +19,14 @@ pub(crate) struct Growth {
 
 impl Growth {
     /// Measures the three reads at the size that the store has now.
-    pub(crate) async fn measure(&mut self, stage: &Stage, data: &Dataset, rounds: usize) -> Result<()> {
+    pub(crate) async fn measure(&mut self, setup: &Setup, data: &Dataset, rounds: usize) -> Result<()> {
         for (read, name) in READS.iter().enumerate() {
             let ops = match read {
                 0 => data.gets(),
                 1 => data.first_page(PAGE_KEYS),
                 _ => data.count(),
             };
-            let series: Series = interleave(stage, SHAPE, ops, rounds).await?;
+            let series: Series = interleave(setup, SHAPE, ops, rounds).await?;
             let what = format!("{name} among {} keys, p50", thousands(data.keys));
             let row = Row::of_series("P15", what, Unit::Nanoseconds, &series, Block::p50_ns, &[]);
             self.rows.push((read, data.keys, row.with_series(series)));

@@ -6,7 +6,7 @@ use crate::dataset::Dataset;
 use crate::load::Shape;
 use crate::measure::{BLOCK, Block, interleave};
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage};
+use crate::targets::{Kind, Setup};
 
 const ONE_AT_A_TIME: Shape = Shape {
     connections: 1,
@@ -22,8 +22,8 @@ const FOUR_CLIENTS: Shape = Shape {
 };
 
 /// P1, and P7's share of it: LIST of small objects.
-pub(crate) async fn p1(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    let series = interleave(stage, ONE_AT_A_TIME, data.list(), rounds).await?;
+pub(crate) async fn p1(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let series = interleave(setup, ONE_AT_A_TIME, data.list(), rounds).await?;
     let checks = [Check::TimesDirect(10.0), Check::TimesProxy(15.0)];
     let p50 = Row::of_series(
         "P1",
@@ -46,8 +46,8 @@ pub(crate) async fn p1(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
 }
 
 /// P2: LIST of middling objects.
-pub(crate) async fn p2(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    let series = interleave(stage, ONE_AT_A_TIME, data.list(), rounds).await?;
+pub(crate) async fn p2(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let series = interleave(setup, ONE_AT_A_TIME, data.list(), rounds).await?;
     let checks = [Check::TimesDirect(3.0), Check::TimesProxy(6.0)];
     let row = Row::of_series(
         "P2",
@@ -61,8 +61,8 @@ pub(crate) async fn p2(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
 }
 
 /// P3: LIST of large objects, by time and by the servers' CPU.
-pub(crate) async fn p3(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    let series = interleave(stage, ONE_AT_A_TIME, data.list(), rounds).await?;
+pub(crate) async fn p3(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let series = interleave(setup, ONE_AT_A_TIME, data.list(), rounds).await?;
     let checks = [Check::TimesDirect(1.45), Check::TimesProxy(3.0)];
     let p50 = Row::of_series(
         "P3",
@@ -86,13 +86,13 @@ pub(crate) async fn p3(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
 
 /// P4: four clients at once, each with a connection of its own.
 pub(crate) async fn p4(
-    stage: &Stage,
+    setup: &Setup,
     data: &Dataset,
     rounds: usize,
     what: &str,
     times_direct: f64,
 ) -> Result<Vec<Row>> {
-    let series = interleave(stage, FOUR_CLIENTS, data.list(), rounds).await?;
+    let series = interleave(setup, FOUR_CLIENTS, data.list(), rounds).await?;
     let row = Row::of_series(
         "P4",
         format!("4 clients LIST {what}"),

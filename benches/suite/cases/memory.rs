@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 use crate::dataset::Dataset;
 use crate::load::{self, Op, Shape};
 use crate::measure::{Block, CpuWatch, Series};
-use crate::procfs;
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage, Target, connections};
+use crate::targets::{Kind, Setup, Target, connections};
+use crate::usage;
 
 /// Lists at once.
 const CONCURRENT_LISTS: usize = 8;
@@ -27,25 +27,25 @@ const HEAP_IN_USE: &str = "go_memstats_heap_inuse_bytes";
 
 /// P9: eight lists at once, each on a connection of its own. Go gives memory back late, so etcd and the target start
 /// afresh for each measurement; and etcd collects its garbage before it.
-pub(crate) async fn p9(stage: &mut Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+pub(crate) async fn p9(setup: &mut Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     // Asked once and before, for a LIST would make the heaps grow that are to be fresh.
     let mut lists = data.list();
-    load::learn(&*stage.connect().await?, &mut lists).await?;
+    load::learn(&*setup.connect().await?, &mut lists).await?;
     let lists = Arc::new(lists);
     let mut series = Series::new();
     for _ in 0..rounds {
         for kind in [Kind::Direct, Kind::GrpcProxy, Kind::Rangecache] {
-            if kind == Kind::Rangecache && stage.without_rangecache.is_some() {
+            if kind == Kind::Rangecache && setup.without_rangecache.is_some() {
                 continue;
             }
-            stage.restart_etcd().await?;
-            stage.start_only(kind, &[]).await?;
-            let target = stage.targets().into_iter().find(|target| target.kind == kind);
+            setup.restart_etcd().await?;
+            setup.start_only(kind, &[]).await?;
+            let target = setup.targets().into_iter().find(|target| target.kind == kind);
             let target = target.context("the target that was just started")?;
             series
                 .entry(kind)
                 .or_default()
-                .push(lists_at_once(stage, &target, &lists, CONCURRENT_LISTS).await?);
+                .push(lists_at_once(setup, &target, &lists, CONCURRENT_LISTS).await?);
         }
     }
     let growth = |name: &'static str, what: String, bound: f64| {
@@ -71,7 +71,7 @@ pub(crate) async fn p9(stage: &mut Stage, data: &Dataset, rounds: usize) -> Resu
 
 /// So many lists at once, each on a connection of its own, while the memory of the target and etcd's heap are watched.
 pub(crate) async fn lists_at_once(
-    stage: &Stage,
+    setup: &Setup,
     target: &Target,
     lists: &Arc<Vec<Op>>,
     count: usize,
@@ -79,10 +79,10 @@ pub(crate) async fn lists_at_once(
     let pid = target.proxy_pid.unwrap_or(target.etcd_pid);
     let connections = connections(target, count).await?;
     settled_rss(pid).await?;
-    stage.collect_etcd_garbage().await?;
-    let heap_before = stage.etcd_metric(HEAP_IN_USE).await?;
-    let before = procfs::memory(pid)?;
-    procfs::reset_peak(pid)?;
+    setup.collect_etcd_garbage().await?;
+    let heap_before = setup.etcd_metric(HEAP_IN_USE).await?;
+    let before = usage::memory(pid)?;
+    usage::reset_peak(pid)?;
     let shape = Shape {
         connections: count,
         in_flight: count,
@@ -97,13 +97,13 @@ pub(crate) async fn lists_at_once(
         tokio::select! {
             outcome = &mut load => break outcome?,
             () = tokio::time::sleep(HEAP_SAMPLE) => {
-                heap_peak = heap_peak.max(stage.etcd_metric(HEAP_IN_USE).await?);
+                heap_peak = heap_peak.max(setup.etcd_metric(HEAP_IN_USE).await?);
             }
         }
     };
-    heap_peak = heap_peak.max(stage.etcd_metric(HEAP_IN_USE).await?);
+    heap_peak = heap_peak.max(setup.etcd_metric(HEAP_IN_USE).await?);
     let mut block = cpu.finish(&outcome)?;
-    let peak = procfs::memory(pid)?;
+    let peak = usage::memory(pid)?;
     block.extra = BTreeMap::from([
         ("rss_before_bytes", before.rss_bytes as f64),
         ("rss_after_bytes", peak.rss_bytes as f64),
@@ -120,10 +120,10 @@ pub(crate) async fn lists_at_once(
 async fn settled_rss(pid: u32) -> Result<u64> {
     let start = Instant::now();
     let mut still_since = Instant::now();
-    let mut last = procfs::memory(pid)?.rss_bytes;
+    let mut last = usage::memory(pid)?.rss_bytes;
     loop {
         tokio::time::sleep(Duration::from_millis(100)).await;
-        let now = procfs::memory(pid)?.rss_bytes;
+        let now = usage::memory(pid)?.rss_bytes;
         if now.abs_diff(last) > SETTLED_BYTES {
             (last, still_since) = (now, Instant::now());
         }
@@ -135,25 +135,25 @@ async fn settled_rss(pid: u32) -> Result<u64> {
 
 /// P12: what a mirror takes beyond a rangecache that mirrors nothing, per byte of the encoded answer to a LIST of it all.
 pub(crate) async fn p12(
-    stage: &Stage,
+    setup: &Setup,
     data: &Dataset,
     rounds: usize,
     what: &str,
     at_most: f64,
 ) -> Result<Vec<Row>> {
-    let etcd = stage.connect().await?;
+    let etcd = setup.connect().await?;
     let mut encoded_bytes = 0;
     for op in data.list() {
         encoded_bytes += load::checked_call(&etcd, &op).await.map_err(anyhow::Error::msg)?;
     }
-    let empty = stage
+    let empty = setup
         .start_rangecache(&["--cache-prefix", "/nothing-here/"])
         .await?;
     let empty_bytes = settled_rss(empty.pid()).await?;
     drop(empty);
     let mut factors = Vec::new();
     for _ in 0..rounds {
-        let full = stage.start_rangecache(&["--cache-prefix", data.prefix]).await?;
+        let full = setup.start_rangecache(&["--cache-prefix", data.prefix]).await?;
         let full_bytes = settled_rss(full.pid()).await?;
         factors.push(full_bytes.saturating_sub(empty_bytes) as f64 / encoded_bytes as f64);
     }

@@ -16,7 +16,7 @@ use crate::args::Args;
 use crate::dataset::Dataset;
 use crate::processes::{Binaries, EtcdOptions};
 use crate::report::Report;
-use crate::stage::Stage;
+use crate::targets::Setup;
 
 /// What every case needs to know.
 pub(crate) struct Suite {
@@ -55,9 +55,9 @@ pub(crate) async fn run(suite: &Suite) -> Report {
 }
 
 /// Starts the targets and notes which one is missing.
-async fn start_targets(stage: &mut Stage, report: &mut Report) -> anyhow::Result<()> {
-    stage.start_targets().await?;
-    if let Some(why) = &stage.without_rangecache {
+async fn start_targets(setup: &mut Setup, report: &mut Report) -> anyhow::Result<()> {
+    setup.start_targets().await?;
+    if let Some(why) = &setup.without_rangecache {
         report.note(format!("rangecache was not measured: {why}"));
     }
     Ok(())
@@ -75,32 +75,32 @@ async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         value_bytes: 100,
     };
     progress("filling 100k × 100 B");
-    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
-    data.fill(&stage.connect().await?, 0).await?;
-    start_targets(&mut stage, report).await?;
+    let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    data.fill(&setup.connect().await?, 0).await?;
+    start_targets(&mut setup, report).await?;
     if args.wants(&["P1", "P7"]) {
         progress("P1 LIST");
-        report.add("P1", lists::p1(&stage, &data, rounds).await);
+        report.add("P1", lists::p1(&setup, &data, rounds).await);
     }
     if args.wants(&["P4"]) {
         progress("P4 four clients, small objects");
-        report.add("P4", lists::p4(&stage, &data, rounds, "100k × 100 B", 9.0).await);
+        report.add("P4", lists::p4(&setup, &data, rounds, "100k × 100 B", 9.0).await);
     }
     if args.wants(&["P5", "P7"]) {
         progress("P5 GET, 64 in flight");
-        report.add("P5", points::p5(&stage, &data, rounds).await);
+        report.add("P5", points::p5(&setup, &data, rounds).await);
     }
     if args.wants(&["P6"]) {
         progress("P6 GET, one at a time");
-        report.add("P6", points::p6(&stage, &data, rounds).await);
+        report.add("P6", points::p6(&setup, &data, rounds).await);
     }
     if args.wants(&["P13"]) {
         progress("P13 PUT");
-        report.add("P13", puts::p13(&stage, rounds).await);
+        report.add("P13", puts::p13(&setup, rounds).await);
     }
     if args.wants(&["P14"]) {
         progress("P14 reads under writes");
-        report.add("P14", freshness::p14(&stage, rounds).await);
+        report.add("P14", freshness::p14(&setup, rounds).await);
     }
     Ok(())
 }
@@ -117,16 +117,16 @@ async fn over_tls(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
         value_bytes: 1_000,
     };
     progress("filling 20k × 1 KB");
-    let mut stage = Stage::start_with_tls(&suite.binaries, suite.options).await?;
-    data.fill(&stage.connect().await?, 0).await?;
-    start_targets(&mut stage, report).await?;
+    let mut setup = Setup::start_with_tls(&suite.binaries, suite.options).await?;
+    data.fill(&setup.connect().await?, 0).await?;
+    start_targets(&mut setup, report).await?;
     if args.wants(&["P19"]) {
         progress("P19 TLS handshakes");
-        report.add("P19", tls::p19(&stage, &data, rounds).await);
+        report.add("P19", tls::p19(&setup, &data, rounds).await);
     }
     if args.wants(&["P20"]) {
         progress("P20 over TLS");
-        report.add("P20", tls::p20(&stage, &data, rounds).await);
+        report.add("P20", tls::p20(&setup, &data, rounds).await);
     }
     Ok(())
 }
@@ -143,12 +143,12 @@ async fn middling_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<
         value_bytes: 1 << 10,
     };
     progress("filling 20k × 1 KB");
-    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
-    data.fill(&stage.connect().await?, 0).await?;
+    let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    data.fill(&setup.connect().await?, 0).await?;
     if args.wants(&["P2"]) {
-        start_targets(&mut stage, report).await?;
+        start_targets(&mut setup, report).await?;
         progress("P2 LIST");
-        report.add("P2", lists::p2(&stage, &data, rounds).await);
+        report.add("P2", lists::p2(&setup, &data, rounds).await);
     }
     if args.wants(&["P12"]) {
         let data = Dataset {
@@ -157,12 +157,12 @@ async fn middling_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<
             ..data
         };
         progress("filling 150k × 1 KB");
-        data.fill(&stage.connect().await?, 0).await?;
-        stage.restart_etcd().await?;
+        data.fill(&setup.connect().await?, 0).await?;
+        setup.restart_etcd().await?;
         progress("P12 memory, 1 KB");
         report.add(
             "P12",
-            memory::p12(&stage, &data, rounds, "1 KB objects", 1.4).await,
+            memory::p12(&setup, &data, rounds, "1 KB objects", 1.4).await,
         );
     }
     Ok(())
@@ -180,44 +180,44 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         value_bytes: 10 << 10,
     };
     progress("filling 15k × 10 KB");
-    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
-    data.fill(&stage.connect().await?, 0).await?;
+    let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    data.fill(&setup.connect().await?, 0).await?;
     if args.wants(&["P3", "P4", "STREAMS"]) {
-        start_targets(&mut stage, report).await?;
+        start_targets(&mut setup, report).await?;
     }
     if args.wants(&["P3"]) {
         progress("P3 LIST");
-        report.add("P3", lists::p3(&stage, &data, rounds).await);
+        report.add("P3", lists::p3(&setup, &data, rounds).await);
     }
     if args.wants(&["P4"]) {
         progress("P4 four clients, large objects");
-        report.add("P4", lists::p4(&stage, &data, rounds, "15k × 10 KB", 1.4).await);
+        report.add("P4", lists::p4(&setup, &data, rounds, "15k × 10 KB", 1.4).await);
     }
     if args.wants(&["STREAMS"]) {
         progress("STREAMS RangeStream");
         report.add(
             "STREAMS",
-            streams::run(&stage, &data, rounds, "15k × 10 KB").await,
+            streams::run(&setup, &data, rounds, "15k × 10 KB").await,
         );
     }
     if args.wants(&["P9"]) {
         progress("P9 eight LISTs at once");
-        report.add("P9", memory::p9(&mut stage, &data, rounds).await);
+        report.add("P9", memory::p9(&mut setup, &data, rounds).await);
     }
     if args.wants(&["P16"]) {
         progress("P16 a gigabyte of LISTs that are not mirrored");
-        report.add("P16", not_mirrored::p16(&mut stage, &data, rounds).await);
+        report.add("P16", not_mirrored::p16(&mut setup, &data, rounds).await);
     }
     if args.wants(&["P18"]) {
         progress("P18 a LIST that is not mirrored");
-        report.add("P18", not_mirrored::p18(&mut stage, &data, rounds).await);
+        report.add("P18", not_mirrored::p18(&mut setup, &data, rounds).await);
     }
     if args.wants(&["P12"]) {
-        stage.restart_etcd().await?;
+        setup.restart_etcd().await?;
         progress("P12 memory, 10 KB");
         report.add(
             "P12",
-            memory::p12(&stage, &data, rounds, "10 KB objects", 1.15).await,
+            memory::p12(&setup, &data, rounds, "10 KB objects", 1.15).await,
         );
     }
     if args.wants(&["P11"]) {
@@ -226,10 +226,10 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
             keys: 150_000,
             ..data
         };
-        data.fill(&stage.connect().await?, 15_000).await?;
-        stage.restart_etcd().await?;
+        data.fill(&setup.connect().await?, 15_000).await?;
+        setup.restart_etcd().await?;
         progress("P11 cold load");
-        report.add("P11", cold_load::p11(&stage, &data, rounds).await);
+        report.add("P11", cold_load::p11(&setup, &data, rounds).await);
     }
     Ok(())
 }
@@ -240,7 +240,7 @@ async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     if !args.wants(&["P8", "P12", "P15", "P17"]) {
         return Ok(());
     }
-    let mut stage = Stage::start(&suite.binaries, suite.options).await?;
+    let mut setup = Setup::start(&suite.binaries, suite.options).await?;
     let mut growth = growth::Growth::default();
     let mut filled = 0;
     for keys in [10_000, 100_000, 300_000, 1_000_000] {
@@ -258,31 +258,31 @@ async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
             keys,
             value_bytes: 100,
         };
-        data.fill(&stage.connect().await?, filled).await?;
+        data.fill(&setup.connect().await?, filled).await?;
         filled = keys;
         if keys == 300_000 {
             if args.wants(&["P8"]) {
-                start_targets(&mut stage, report).await?;
+                start_targets(&mut setup, report).await?;
                 progress("P8 pages and counts");
-                report.add("P8", pages::p8(&stage, &data, rounds).await);
+                report.add("P8", pages::p8(&setup, &data, rounds).await);
             }
             if args.wants(&["P17"]) {
                 progress("P17 a list in pages that is not mirrored");
-                report.add("P17", not_mirrored::p17(&mut stage, &data, rounds).await);
+                report.add("P17", not_mirrored::p17(&mut setup, &data, rounds).await);
             }
         } else if args.wants(&["P15"]) {
-            start_targets(&mut stage, report).await?;
+            start_targets(&mut setup, report).await?;
             progress("P15 growth");
-            if let Err(error) = growth.measure(&stage, &data, rounds).await {
+            if let Err(error) = growth.measure(&setup, &data, rounds).await {
                 report.note(format!("P15 was not measured with {keys} keys: {error:#}"));
             }
         }
         if keys == 1_000_000 && args.wants(&["P12"]) {
-            stage.restart_etcd().await?;
+            setup.restart_etcd().await?;
             progress("P12 memory, 100 B");
             report.add(
                 "P12",
-                memory::p12(&stage, &data, rounds, "100 B objects", 2.0).await,
+                memory::p12(&setup, &data, rounds, "100 B objects", 2.0).await,
             );
         }
     }

@@ -13,7 +13,7 @@ use crate::dataset::{Dataset, fetch_message};
 use crate::load::{self, Op, Outcome, Shape};
 use crate::measure::{Block, CpuWatch, Series};
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage, Target, connections};
+use crate::targets::{Kind, Setup, Target, connections};
 use crate::wire;
 
 /// Mirrors nothing that is listed.
@@ -26,19 +26,19 @@ const WANTED_BYTES: usize = 1 << 30;
 /// What rangecache may hold of them: the default of its `--stream-max-bytes`.
 const HELD_BYTES: u32 = 256 << 20;
 
-async fn start(stage: &mut Stage, kind: Kind) -> Result<Target> {
-    stage.restart_etcd().await?;
-    stage.start_only(kind, &NOT_MIRRORED).await?;
-    let target = stage.targets().into_iter().find(|target| target.kind == kind);
+async fn start(setup: &mut Setup, kind: Kind) -> Result<Target> {
+    setup.restart_etcd().await?;
+    setup.start_only(kind, &NOT_MIRRORED).await?;
+    let target = setup.targets().into_iter().find(|target| target.kind == kind);
     target.context("the target that was just started")
 }
 
 /// P17: a whole list in pages, as kube-apiserver reads it.
-pub(crate) async fn p17(stage: &mut Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+pub(crate) async fn p17(setup: &mut Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let mut series = Series::new();
     for _ in 0..rounds {
         for kind in KINDS {
-            let target = start(stage, kind).await?;
+            let target = start(setup, kind).await?;
             let block = list_in_pages(&target, data).await?;
             series.entry(kind).or_default().push(block);
         }
@@ -102,7 +102,7 @@ async fn list_in_pages(target: &Target, data: &Dataset) -> Result<Block> {
 
 /// etcd keeps the raft log since before its last snapshot in memory, so the writes that filled it would count as live, and
 /// Go's heap grows by garbage in proportion to what lives. Small writes push them out, as in any etcd that has run for a while.
-async fn turn_raft_log_over(stage: &Stage) -> Result<()> {
+async fn turn_raft_log_over(setup: &Setup) -> Result<()> {
     let puts: Vec<_> = (0..64)
         .map(|number| put(&format!("/elsewhere/{number}"), 16))
         .collect();
@@ -113,12 +113,12 @@ async fn turn_raft_log_over(stage: &Stage) -> Result<()> {
         // A snapshot is made every 10,000 writes.
         min_calls: 200,
     };
-    load::closed_loop(&[stage.connect().await?], shape, &Arc::new(puts)).await?;
+    load::closed_loop(&[setup.connect().await?], shape, &Arc::new(puts)).await?;
     Ok(())
 }
 
 /// P16: a gigabyte of LISTs at once, no two of them the same.
-pub(crate) async fn p16(stage: &mut Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+pub(crate) async fn p16(setup: &mut Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let keys = (WANTED_BYTES / CLIENTS / data.value_bytes).min(data.keys - CLIENTS);
     let mut lists: Vec<_> = (0..CLIENTS)
         .map(|client| {
@@ -129,13 +129,13 @@ pub(crate) async fn p16(stage: &mut Stage, data: &Dataset, rounds: usize) -> Res
             })
         })
         .collect();
-    load::learn(&*stage.connect().await?, &mut lists).await?;
+    load::learn(&*setup.connect().await?, &mut lists).await?;
     let lists = Arc::new(lists);
     let mut series = Series::new();
     for _ in 0..rounds {
         for kind in KINDS {
-            let target = start(stage, kind).await?;
-            let block = lists_at_once(stage, &target, &lists, CLIENTS).await?;
+            let target = start(setup, kind).await?;
+            let block = lists_at_once(setup, &target, &lists, CLIENTS).await?;
             series.entry(kind).or_default().push(block);
         }
     }
@@ -172,16 +172,16 @@ pub(crate) async fn p16(stage: &mut Stage, data: &Dataset, rounds: usize) -> Res
 }
 
 /// P18: one unary LIST, and what etcd's heap and rangecache's memory grow by.
-pub(crate) async fn p18(stage: &mut Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    turn_raft_log_over(stage).await?;
+pub(crate) async fn p18(setup: &mut Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    turn_raft_log_over(setup).await?;
     let mut lists = data.list();
-    load::learn(&*stage.connect().await?, &mut lists).await?;
+    load::learn(&*setup.connect().await?, &mut lists).await?;
     let lists = Arc::new(lists);
     let mut series = Series::new();
     for _ in 0..rounds {
         for kind in KINDS {
-            let target = start(stage, kind).await?;
-            let block = lists_at_once(stage, &target, &lists, 1).await?;
+            let target = start(setup, kind).await?;
+            let block = lists_at_once(setup, &target, &lists, 1).await?;
             series.entry(kind).or_default().push(block);
         }
     }

@@ -6,7 +6,7 @@ use crate::dataset::{Dataset, current_revision};
 use crate::load::Shape;
 use crate::measure::{BLOCK, Block, interleave};
 use crate::report::{Check, Row, Unit};
-use crate::stage::Stage;
+use crate::targets::Setup;
 
 /// What kube-apiserver asks for at a time.
 pub(crate) const PAGE_KEYS: i64 = 500;
@@ -19,8 +19,8 @@ pub(crate) const SHAPE: Shape = Shape {
 };
 
 /// P8: the first page, pages that start anywhere, pages that go on with a list, and the count.
-pub(crate) async fn p8(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    let revision = current_revision(&*stage.connect().await?).await?;
+pub(crate) async fn p8(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+    let revision = current_revision(&*setup.connect().await?).await?;
     let page = [Check::AtMost(1.5e6)];
     let count = [Check::AtMost(0.5e6)];
     let cases: [(&str, Vec<_>, &[Check]); 4] = [
@@ -43,7 +43,7 @@ pub(crate) async fn p8(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
     ];
     let mut rows = Vec::new();
     for (what, ops, checks) in cases {
-        let series = interleave(stage, SHAPE, ops, rounds).await?;
+        let series = interleave(setup, SHAPE, ops, rounds).await?;
         let row = Row::of_series("P8", what, Unit::Nanoseconds, &series, Block::p50_ns, checks);
         rows.push(row.with_series(series));
     }

@@ -8,13 +8,13 @@ use crate::dataset::Dataset;
 use crate::load::Shape;
 use crate::measure::{BLOCK, Block, interleave};
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Kind, Stage};
+use crate::targets::{Kind, Setup};
 
 /// Short calls vary more, so they are driven for longer.
 const LONG_BLOCK: Duration = Duration::from_millis(1500);
 
 /// P5, and P7's share of it: 64 in flight on one connection and on eight.
-pub(crate) async fn p5(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+pub(crate) async fn p5(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for connections in [1, 8] {
         let shape = Shape {
@@ -23,7 +23,7 @@ pub(crate) async fn p5(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
             duration: LONG_BLOCK,
             min_calls: 1,
         };
-        let series = interleave(stage, shape, data.gets(), rounds).await?;
+        let series = interleave(setup, shape, data.gets(), rounds).await?;
         let plural = if connections == 1 { "" } else { "s" };
         let rate = Row::of_series(
             "P5",
@@ -49,14 +49,14 @@ pub(crate) async fn p5(stage: &Stage, data: &Dataset, rounds: usize) -> Result<V
 }
 
 /// P6: one at a time.
-pub(crate) async fn p6(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+pub(crate) async fn p6(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let shape = Shape {
         connections: 1,
         in_flight: 1,
         duration: BLOCK,
         min_calls: 1,
     };
-    let series = interleave(stage, shape, data.gets(), rounds).await?;
+    let series = interleave(setup, shape, data.gets(), rounds).await?;
     let row = Row::of_series(
         "P6",
         "GET, one at a time, p50",

@@ -7,14 +7,14 @@ use crate::client::Method;
 use crate::load::{Op, Shape};
 use crate::measure::{BLOCK, Block, interleave};
 use crate::report::{Check, Row, Unit};
-use crate::stage::Stage;
+use crate::targets::Setup;
 use crate::wire::{self, PutRequest};
 
 /// Keys that are written again and again.
 const KEYS: usize = 1000;
 
 /// P13: PUT one at a time and 64 in flight. The floor replays an answer and writes nothing.
-pub(crate) async fn p13(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
+pub(crate) async fn p13(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     let puts = || {
         (0..KEYS)
             .map(|number| put(&format!("/registry/leases/object-{number:07}"), 100))
@@ -26,7 +26,7 @@ pub(crate) async fn p13(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
         duration: BLOCK,
         min_calls: 1,
     };
-    let series = interleave(stage, one, puts(), rounds).await?;
+    let series = interleave(setup, one, puts(), rounds).await?;
     let p50 = Row::of_series(
         "P13",
         "PUT, one at a time, p50",
@@ -37,7 +37,7 @@ pub(crate) async fn p13(stage: &Stage, rounds: usize) -> Result<Vec<Row>> {
     )
     .with_series(series);
     let many = Shape { in_flight: 64, ..one };
-    let series = interleave(stage, many, puts(), rounds).await?;
+    let series = interleave(setup, many, puts(), rounds).await?;
     let rate = Row::of_series(
         "P13",
         "PUT, 64 in flight",

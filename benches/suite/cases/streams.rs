@@ -12,7 +12,7 @@ use crate::dataset::Dataset;
 use crate::load::{Outcome, nanoseconds};
 use crate::measure::{Block, CpuWatch, FROM_MEMORY, Series};
 use crate::report::{Row, Unit};
-use crate::stage::{Kind, Stage, Target};
+use crate::targets::{Kind, Setup, Target};
 use crate::wire::{frame, prefix_request};
 
 /// Streams per block: the first byte of one alone says little.
@@ -20,16 +20,16 @@ const STREAMS: u64 = 3;
 const FIRST_BYTE: &str = "first_byte_ns";
 
 /// Time to the first byte, and bytes per second.
-pub(crate) async fn run(stage: &Stage, data: &Dataset, rounds: usize, what: &str) -> Result<Vec<Row>> {
+pub(crate) async fn run(setup: &Setup, data: &Dataset, rounds: usize, what: &str) -> Result<Vec<Row>> {
     let request = frame(&prefix_request(data.prefix));
     let mut driven: Vec<(Target, Arc<Connection>)> = Vec::new();
-    for target in stage.targets() {
+    for target in setup.targets() {
         if matches!(target.kind, Kind::Direct | Kind::Rangecache) {
             let connection = Connection::open(target.address, Windows::LARGE).await?;
             driven.push((target, Arc::new(connection)));
         }
     }
-    let expected_bytes = stage
+    let expected_bytes = setup
         .connect()
         .await?
         .call(Method::RangeStream, request.clone())

@@ -10,20 +10,20 @@ use crate::dataset::Dataset;
 use crate::load::{self, Op, Outcome, Shape};
 use crate::measure::{BLOCK, Block, CpuWatch, Series, interleave};
 use crate::report::{Check, Row, Unit};
-use crate::stage::{Stage, Target};
+use crate::targets::{Setup, Target};
 
 /// Clients that connect at once.
 const CONNECTING: usize = 8;
 
 /// P19: connections that are made, with a full handshake, for one GET each.
-pub(crate) async fn p19(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+pub(crate) async fn p19(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let mut ops = data.gets();
-    load::learn(&*stage.connect().await?, &mut ops).await?;
+    load::learn(&*setup.connect().await?, &mut ops).await?;
     let ops = Arc::new(ops);
     let mut series = Series::new();
     // The first round warms up.
     for round in 0..=rounds {
-        for target in stage.targets() {
+        for target in setup.targets() {
             let cpu = CpuWatch::start(&target)?;
             let block = cpu.finish(&connect_over_and_over(target, &ops).await?)?;
             if round > 0 {
@@ -83,14 +83,14 @@ async fn one_connection(target: &Target, op: &Op) -> Result<u64, String> {
 }
 
 /// P20: what encryption leaves of a LIST and of many GETs.
-pub(crate) async fn p20(stage: &Stage, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
+pub(crate) async fn p20(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let list = Shape {
         connections: 1,
         in_flight: 1,
         duration: BLOCK,
         min_calls: 3,
     };
-    let series = interleave(stage, list, data.list(), rounds).await?;
+    let series = interleave(setup, list, data.list(), rounds).await?;
     let lists = Row::of_series(
         "P20",
         "LIST 20k × 1 KB over TLS, p50",
@@ -106,7 +106,7 @@ pub(crate) async fn p20(stage: &Stage, data: &Dataset, rounds: usize) -> Result<
         min_calls: 1,
         ..list
     };
-    let series = interleave(stage, gets, data.gets(), rounds).await?;
+    let series = interleave(setup, gets, data.gets(), rounds).await?;
     let gets = Row::of_series(
         "P20",
         "GET over TLS, 64 in flight",

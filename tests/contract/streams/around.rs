@@ -13,7 +13,7 @@ use testkit::wait::{SOON, until};
 const BYPASS: &str = "rangecache-bypass";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_for_it_reads_around_the_cache() {
+async fn bypass_header_forwards_the_read() {
     for version in [Version::V3_7, Version::V3_6] {
         let etcd = Etcd::start(version).await;
         let direct = etcd.client().await;
@@ -69,7 +69,7 @@ async fn who_asks_for_it_reads_around_the_cache() {
 
 /// The key is rangecache's: etcd does not see it, with whatever call it comes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_key_that_reads_around_is_not_passed_on() {
+async fn bypass_header_is_not_forwarded() {
     let (url, mut calls, _server) = scripted(|_| Scripted::refusal("2", "not now")).await;
     let rangecache = Rangecache::at(&url).start_cold().await;
     let client = rangecache

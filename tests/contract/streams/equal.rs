@@ -121,36 +121,36 @@ async fn streams_are_etcds(version: Version, flags: &[(&str, &str)], from: From)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_from_memory_are_etcds_3_7() {
+async fn streams_from_memory_equal_etcds_3_7() {
     streams_are_etcds(Version::V3_7, &[], From::Memory).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_from_memory_are_the_unary_answers_3_6() {
+async fn streams_from_memory_equal_unary_responses_3_6() {
     streams_are_etcds(Version::V3_6, &[], From::Memory).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_from_memory_are_the_unary_answers_3_5() {
+async fn streams_from_memory_equal_unary_responses_3_5() {
     streams_are_etcds(Version::V3_5, &[], From::Memory).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_that_pass_are_etcds_3_7() {
+async fn forwarded_streams_equal_etcds_3_7() {
     streams_are_etcds(Version::V3_7, NOT_MIRRORED, From::EtcdsStream).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_put_together_from_pages_are_the_unary_answers_3_6() {
+async fn streams_from_pages_equal_unary_responses_3_6() {
     streams_are_etcds(Version::V3_6, NOT_MIRRORED, From::Pages).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_put_together_from_pages_are_the_unary_answers_3_5() {
+async fn streams_from_pages_equal_unary_responses_3_5() {
     streams_are_etcds(Version::V3_5, NOT_MIRRORED, From::Pages).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_put_together_from_pages_are_the_unary_answers_3_7() {
+async fn streams_from_pages_equal_unary_responses_3_7() {
     streams_are_etcds(Version::V3_7, NEVER_STREAMED, From::Pages).await;
 }

@@ -12,7 +12,7 @@ use testkit::wait::{SOON, until};
 
 /// More than one page, limits around pages and chunks, pinned revisions, and writes in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_streams_are_one_moment_wherever_they_come_from() {
+async fn long_streams_are_of_one_revision_on_every_path() {
     for (version, flags) in [
         (Version::V3_7, &[][..]),
         (Version::V3_7, NOT_MIRRORED),
@@ -82,7 +82,7 @@ async fn long_streams_are_one_moment_wherever_they_come_from() {
 
 /// Values of 1 MB among small ones: a page is bounded by its bytes, not only by its keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pages_are_bounded_though_values_are_large() {
+async fn pages_of_large_values_stay_bounded() {
     let etcd = Etcd::start(Version::V3_6).await;
     let direct = etcd.client().await;
     for n in 0..300 {
@@ -115,7 +115,7 @@ async fn stalled(client: &Client) -> (Stream, RangeResponse) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_compaction_in_mid_stream_is_etcds_error() {
+async fn compaction_during_a_stream_gives_etcds_error() {
     let compacted = Status {
         code: 11,
         message: "etcdserver: mvcc: required revision has been compacted".to_owned(),
@@ -163,7 +163,7 @@ async fn a_compaction_in_mid_stream_is_etcds_error() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restart_in_mid_stream() {
+async fn etcd_restart_during_a_stream_ends_it_with_an_error() {
     for (version, flags, survives) in [
         (Version::V3_7, NOT_MIRRORED, false),
         (Version::V3_6, NOT_MIRRORED, true),
@@ -195,7 +195,7 @@ async fn a_restart_in_mid_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_goes_away_ends_the_work() {
+async fn cancelled_stream_stops_the_calls_to_etcd() {
     let under_way = async |etcd: &Etcd| {
         let metrics = etcd.metrics().await;
         let of = |what: &str| -> f64 {
@@ -250,7 +250,7 @@ async fn a_reader_that_goes_away_ends_the_work() {
 
 /// The readers' windows alone are held, not the answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_that_do_not_read_hold_little() {
+async fn readers_that_stop_reading_hold_little_memory() {
     const READERS: usize = 30;
     // Memory: a piece each. Pages: one or two of up to 8 MB each.
     for (version, flags, most) in [

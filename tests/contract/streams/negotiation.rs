@@ -14,7 +14,7 @@ use testkit::streams::UNIMPLEMENTED;
 use testkit::wait::{SOON, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_operator_can_keep_etcds_range_stream_out() {
+async fn range_stream_off_never_opens_etcds_range_stream() {
     for (setting, used) in [("off", false), ("auto", true)] {
         let etcd = Etcd::start(Version::V3_7).await;
         let direct = etcd.client().await;
@@ -74,7 +74,7 @@ impl KubeStyle {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_kube_style_client_never_stops_to_stream() {
+async fn kube_style_client_never_falls_back_from_streams() {
     for version in [Version::V3_5, Version::V3_6, Version::V3_7] {
         for flags in [&[][..], NOT_MIRRORED] {
             let etcd = Etcd::start(version).await;
@@ -93,7 +93,7 @@ async fn a_kube_style_client_never_stops_to_stream() {
 
 /// Before the first load, and over a real upgrade and the way back, behind one port.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_upgrade_and_a_downgrade_behind_one_port_are_noticed() {
+async fn upgrade_and_downgrade_behind_one_port_are_noticed() {
     let mut etcd = Etcd::start(Version::V3_6).await;
     fill(&etcd.client().await, 1200, 20).await;
     let backup = etcd.save_snapshot().await;
@@ -138,7 +138,7 @@ async fn an_upgrade_and_a_downgrade_behind_one_port_are_noticed() {
 
 /// Both versions among the endpoints: those that have RangeStream are found, and memory answers as the lowest would.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_of_mixed_versions() {
+async fn streams_work_in_a_cluster_of_mixed_versions() {
     let cluster = Cluster::start_mixed([Version::V3_6, Version::V3_7, Version::V3_6]).await;
     let direct = cluster.members[0].client().await;
     fill(&direct, 1200, 20).await;
@@ -164,7 +164,7 @@ async fn a_cluster_of_mixed_versions() {
 
 /// A proxy that tells the version of the etcd behind it, and has no RangeStream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_endpoint_that_lies_about_its_version() {
+async fn endpoint_with_a_wrong_version_is_handled() {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
     fill(&direct, 1200, 20).await;

@@ -91,7 +91,7 @@ fn response(answer: Scripted) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
 
 /// `Unimplemented` can be the answer of the very call that finds out: trailers only, or a head and then trailers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_call_that_finds_no_range_stream_is_answered_all_the_same() {
+async fn call_that_meets_unimplemented_is_answered_by_pages() {
     fn answer(path: &str, head_first: bool) -> Scripted {
         match path {
             RANGE => Scripted {

@@ -102,7 +102,7 @@ async fn write(etcd: &Etcd) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_page_tells_without_a_script_what_its_data_tell() {
+async fn page_without_scripts_shows_the_status_data() {
     let etcd = Etcd::start(Version::V3_7).await;
     write(&etcd).await;
     let rangecache = Rangecache::before(&etcd)
@@ -254,7 +254,7 @@ async fn the_page_tells_without_a_script_what_its_data_tell() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_is_told_with_what_to_do() {
+async fn problems_are_shown_with_a_remedy() {
     let mut etcd = Etcd::start(Version::V3_7).await;
     write(&etcd).await;
 
@@ -322,7 +322,7 @@ async fn what_is_wrong_is_told_with_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_and_their_roles_are_told() {
+async fn members_and_their_roles_are_shown() {
     let mut cluster = Cluster::start(Version::V3_7).await;
     let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
     let roles = |status: &Value| {
@@ -356,11 +356,9 @@ fn pictures() -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn in_a_browser_the_figures_are_live() {
+async fn browser_updates_the_figures_live() {
     let Some(path) = browser::installed() else {
-        println!(
-            "SKIPPED in_a_browser_the_figures_are_live: there is no Chromium; PAGE_BROWSER may name one"
-        );
+        println!("SKIPPED browser_updates_the_figures_live: there is no Chromium; PAGE_BROWSER may name one");
         return;
     };
     let etcd = Etcd::start(Version::V3_7).await;

@@ -33,7 +33,7 @@ var chapters = []chapter{
 
 // Everything that clients of two apiservers do ends alike, whether those read etcd itself or through rangecache: with
 // the apiservers' own caches, without them, and while servers fail.
-func TestAlike(t *testing.T) {
+func TestResponsesEqual(t *testing.T) {
 	expected := play(t, direct, "etcd-3.7")
 	if t.Failed() {
 		return

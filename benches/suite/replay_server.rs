@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::sync::{Arc, RwLock};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use bytes::{Bytes, BytesMut};
 use h2::server::SendResponse;
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -18,15 +18,14 @@ use crate::client::{CallError, Connection, Method, Windows};
 /// Request body → the whole answer, its gRPC frame included.
 type Recordings = RwLock<HashMap<Bytes, Bytes>>;
 
-struct Canned {
+struct ReplayServer {
     recordings: Recordings,
     upstream: Connection,
 }
 
 /// Serves until standard input ends.
-pub(crate) async fn run(upstream: &str) -> Result<()> {
-    let upstream: SocketAddr = upstream.parse().context("--upstream needs an address")?;
-    let canned = Arc::new(Canned {
+pub(crate) async fn run(upstream: SocketAddr) -> Result<()> {
+    let replay_server = Arc::new(ReplayServer {
         recordings: Recordings::default(),
         upstream: Connection::open(upstream, Windows::LARGE).await?,
     });
@@ -39,7 +38,7 @@ pub(crate) async fn run(upstream: &str) -> Result<()> {
     let serve = async {
         loop {
             let (stream, _) = listener.accept().await?;
-            tokio::spawn(connection(canned.clone(), stream));
+            tokio::spawn(connection(replay_server.clone(), stream));
         }
     };
     tokio::select! {
@@ -48,7 +47,7 @@ pub(crate) async fn run(upstream: &str) -> Result<()> {
     }
 }
 
-async fn connection(canned: Arc<Canned>, stream: TcpStream) {
+async fn connection(replay_server: Arc<ReplayServer>, stream: TcpStream) {
     // What goes wrong here shows at the client, which counts it.
     let _ = stream.set_nodelay(true);
     let handshake = h2::server::Builder::new()
@@ -60,15 +59,15 @@ async fn connection(canned: Arc<Canned>, stream: TcpStream) {
         return;
     };
     while let Some(Ok((request, respond))) = connection.accept().await {
-        let canned = canned.clone();
+        let replay_server = replay_server.clone();
         tokio::spawn(async move {
-            let _ = answer(&canned, request, respond).await;
+            let _ = answer(&replay_server, request, respond).await;
         });
     }
 }
 
 async fn answer(
-    canned: &Canned,
+    replay_server: &ReplayServer,
     request: Request<h2::RecvStream>,
     mut respond: SendResponse<Bytes>,
 ) -> Result<()> {
@@ -81,14 +80,14 @@ async fn answer(
         received.extend_from_slice(&chunk);
     }
     let received = received.freeze();
-    let recorded = canned
+    let recorded = replay_server
         .recordings
         .read()
         .ok()
         .and_then(|recordings| recordings.get(&received).cloned());
     let recorded = match recorded {
         Some(recorded) => Ok(recorded),
-        None => record(canned, &path, received).await,
+        None => record(replay_server, &path, received).await,
     };
     let mut head = Response::new(());
     head.headers_mut()
@@ -109,14 +108,14 @@ async fn answer(
     Ok(())
 }
 
-async fn record(canned: &Canned, path: &str, request: Bytes) -> Result<Bytes, CallError> {
+async fn record(replay_server: &ReplayServer, path: &str, request: Bytes) -> Result<Bytes, CallError> {
     let method = if path == Method::Put.path() {
         Method::Put
     } else {
         Method::Range
     };
-    let answer = canned.upstream.fetch(method, request.clone()).await?;
-    if let Ok(mut recordings) = canned.recordings.write() {
+    let answer = replay_server.upstream.fetch(method, request.clone()).await?;
+    if let Ok(mut recordings) = replay_server.recordings.write() {
         recordings.insert(request, answer.clone());
     }
     Ok(answer)

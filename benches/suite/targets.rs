@@ -20,7 +20,7 @@ pub(crate) enum Kind {
     GrpcProxy,
     /// rangecache.
     Rangecache,
-    /// The canned server.
+    /// The replay server.
     Floor,
 }
 
@@ -85,9 +85,9 @@ pub(crate) struct Target {
 }
 
 /// A running etcd and the proxies before it. Everything stops when it is dropped.
-pub(crate) struct Stage {
+pub(crate) struct Setup {
     // The processes are declared, and so dropped, before the folder that they write to.
-    canned: Option<Process>,
+    replay_server: Option<Process>,
     rangecache: Option<Process>,
     grpc_proxy: Option<Process>,
     /// etcd.
@@ -99,7 +99,7 @@ pub(crate) struct Stage {
     pub(crate) without_rangecache: Option<String>,
 }
 
-impl Stage {
+impl Setup {
     /// Starts an empty etcd.
     pub(crate) async fn start(binaries: &Binaries, options: EtcdOptions) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
@@ -121,8 +121,8 @@ impl Stage {
     async fn start_in(folder: TempDir, binaries: &Binaries, options: EtcdOptions) -> Result<Self> {
         let etcd =
             processes::start_etcd(binaries, folder.path(), &folder.path().join("data"), options).await?;
-        Ok(Stage {
-            canned: None,
+        Ok(Setup {
+            replay_server: None,
             rangecache: None,
             grpc_proxy: None,
             etcd,
@@ -135,13 +135,14 @@ impl Stage {
 
     /// Starts the three others, waits until the mirror is warm, and replaces those that ran before.
     pub(crate) async fn start_targets(&mut self) -> Result<()> {
-        (self.canned, self.rangecache, self.grpc_proxy) = (None, None, None);
+        (self.replay_server, self.rangecache, self.grpc_proxy) = (None, None, None);
         let etcd = self.endpoint();
         self.grpc_proxy = Some(processes::start_grpc_proxy(&self.binaries, self.folder.path(), etcd).await?);
         // It speaks no TLS.
         if etcd.tls.is_none() {
-            let canned = processes::start_canned(&self.binaries, self.folder.path(), etcd.address);
-            self.canned = Some(canned.await?);
+            let replay_server =
+                processes::start_replay_server(&self.binaries, self.folder.path(), etcd.address);
+            self.replay_server = Some(replay_server.await?);
         }
         match self.start_rangecache(&[]).await {
             Ok(process) => self.rangecache = Some(process),
@@ -181,7 +182,7 @@ impl Stage {
 
     /// Stops everything and starts etcd alone again on the same data, with a fresh heap.
     pub(crate) async fn restart_etcd(&mut self) -> Result<()> {
-        (self.canned, self.rangecache, self.grpc_proxy) = (None, None, None);
+        (self.replay_server, self.rangecache, self.grpc_proxy) = (None, None, None);
         // The old one must have let go of its data before the new one opens it.
         self.etcd.stop();
         let (folder, data) = (self.folder.path(), self.folder.path().join("data"));
@@ -201,8 +202,8 @@ impl Stage {
             Kind::Rangecache => self.rangecache = Some(self.start_rangecache(flags).await?),
             Kind::Floor => {
                 let process =
-                    processes::start_canned(&self.binaries, self.folder.path(), etcd.address).await?;
-                self.canned = Some(process);
+                    processes::start_replay_server(&self.binaries, self.folder.path(), etcd.address).await?;
+                self.replay_server = Some(process);
             }
         }
         Ok(())
@@ -222,7 +223,7 @@ impl Stage {
             Kind::Direct => None,
             Kind::GrpcProxy => self.grpc_proxy.as_ref(),
             Kind::Rangecache => self.rangecache.as_ref(),
-            Kind::Floor => self.canned.as_ref(),
+            Kind::Floor => self.replay_server.as_ref(),
         };
         let etcd_pid = self.etcd.pid();
         let direct = Target {
