@@ -1,86 +1,42 @@
-//! The current tree and what came before it: the state at any revision of a bounded window.
+//! The current tree and its history: the state at any revision of a bounded window.
 //!
-//! History is a row of segments. A segment is a checkpoint (a snapshot of the tree at some revision) and the changes from
-//! there to the next segment's checkpoint. The state at a revision is the last checkpoint at or below it, with the changes
-//! up to it applied. What a checkpoint costs is what changed since, not what exists: it shares all other nodes with the
-//! current tree.
+//! History is a row of segments. A segment is a checkpoint (a snapshot of the tree at some revision) with the events from
+//! there to the next segment's checkpoint. The state at a revision is the last checkpoint at or below it, with the events
+//! up to it applied ([`Rebuild`]). A checkpoint costs the nodes that changed since, not the keys that exist: it shares all
+//! other nodes with the current tree.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{collections::VecDeque, time::Duration};
 
 use super::{
-    entry::Entry,
-    memory::{ARC_HEADER_BYTES, class_bytes},
+    event_log::{Batch, Change, EventLog},
     tree::Tree,
 };
 
-/// Reconstructed snapshots kept for the next page of the same series.
-const REVISITED_MAX: usize = 16;
+/// One segment may take this fraction of the window's bytes or age before the next one begins: trimming drops whole
+/// segments, and should not drop much more than it must. Rebuilt past revisions together may take as many bytes.
+const SEGMENT_FRACTION: u32 = 8;
 
-/// The open segment gets a successor when it has this share of the window's bytes or age, so that trimming, which drops
-/// whole segments, never has to drop much more than it must. Reconstructed snapshots together may take as much.
-const SEGMENT_SHARE: u32 = 8;
-
-/// One event of etcd's watch.
-#[derive(Clone, Debug)]
-pub enum Change {
-    /// A key got this entry.
-    Put(Entry),
-    /// A key was deleted.
-    Delete {
-        /// Which one.
-        key: Arc<[u8]>,
-        /// The revision that deleted it.
-        mod_revision: i64,
-    },
-}
-
-impl Change {
-    /// The revision that made the change.
-    pub fn revision(&self) -> i64 {
-        match self {
-            Change::Put(entry) => entry.mod_revision(),
-            Change::Delete { mod_revision, .. } => *mod_revision,
-        }
-    }
-
-    /// The key that was changed.
-    pub fn key(&self) -> &[u8] {
-        match self {
-            Change::Put(entry) => entry.key(),
-            Change::Delete { key, .. } => key,
-        }
-    }
-
-    /// What the log keeps of it; the entry of a put is in the tree, too, until something takes its place.
-    fn log_bytes(&self) -> u64 {
-        let key = match self {
-            Change::Put(_) => 0,
-            Change::Delete { key, .. } => class_bytes(ARC_HEADER_BYTES + key.len()),
-        };
-        (size_of::<Change>() + key) as u64
-    }
-
-    fn apply_to(&self, tree: &mut Tree) -> Option<Entry> {
-        match self {
-            Change::Put(entry) => tree.insert(entry.clone()),
-            Change::Delete { key, .. } => tree.remove(key),
-        }
-    }
-}
-
-/// How much history is kept: both bounds hold at once.
+/// Bounds on history; all of them hold at once.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryLimits {
-    /// Revisions that were current within this time can be read; older ones go when they can.
+    /// Revisions that were current within this time can be read; older ones are dropped segment by segment.
     pub max_age: Duration,
-    /// What history may take in memory beside the current tree.
+    /// Memory of history in addition to the current tree, in bytes.
     pub max_bytes: u64,
-    /// Changes between two checkpoints: more of them is less memory and slower reads of old revisions. At least 1.
+    /// Events between two checkpoints, at least 1. More events take less memory and make reads of past revisions slower.
     pub checkpoint_every_events: usize,
 }
 
+impl HistoryLimits {
+    /// Bytes that one segment, and all rebuilt past revisions together, may take. Rebuilt revisions have a bound of their own:
+    /// a read must not shorten the window, and a full window must not make each page rebuild its revision again.
+    pub fn fraction_bytes(&self) -> u64 {
+        self.max_bytes / u64::from(SEGMENT_FRACTION)
+    }
+}
+
 impl Default for HistoryLimits {
-    /// Five minutes, as kube-apiserver compacts etcd, and 256 MiB.
+    /// Five minutes, which is kube-apiserver's interval between compactions of etcd, and 256 MiB.
     fn default() -> Self {
         HistoryLimits {
             max_age: Duration::from_secs(300),
@@ -90,91 +46,145 @@ impl Default for HistoryLimits {
     }
 }
 
-/// What became of a batch of changes.
+/// Result of [`Store::apply`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Changes that took effect.
     pub applied: usize,
-    /// Changes at or below the revision the store already had: dropped.
+    /// Changes that were dropped because they were at or below the store's revision.
     pub fenced: usize,
 }
 
-/// Why there is no snapshot at a revision.
+/// Reason why the store has no state for a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AtError {
-    /// Below a compaction that the mirror has learned of: etcd would refuse it, too.
+    /// The revision is below a known compaction: etcd would refuse it, too.
     #[error("revision {revision} is below the compaction at {compacted}")]
     Compacted {
-        /// The revision asked for.
+        /// The requested revision.
         revision: i64,
         /// The lowest revision that etcd may still have.
         compacted: i64,
     },
-    /// Beyond what the store has seen.
-    #[error("revision {revision} is beyond {current}")]
+    /// The revision is above the store's.
+    #[error("revision {revision} is above {current}")]
     Future {
-        /// The revision asked for.
+        /// The requested revision.
         revision: i64,
         /// The store's revision.
         current: i64,
     },
-    /// Older than the window: etcd may well have it.
+    /// The revision is older than the window; etcd may still have it.
     #[error("revision {revision} is older than the window, which starts at {oldest}")]
     Gone {
-        /// The revision asked for.
+        /// The requested revision.
         revision: i64,
         /// The oldest revision of the window.
         oldest: i64,
     },
 }
 
+/// The state at a revision, or the parts from which to rebuild it.
+#[derive(Clone, Debug)]
+pub enum Snapshot {
+    /// The state itself: that of a checkpoint, or the current one.
+    Ready(Tree),
+    /// A state between two checkpoints.
+    Rebuild(Rebuild),
+}
+
+impl Snapshot {
+    /// The state, rebuilt if necessary.
+    pub fn into_tree(self) -> Tree {
+        match self {
+            Snapshot::Ready(tree) => tree,
+            Snapshot::Rebuild(rebuild) => rebuild.run().tree,
+        }
+    }
+}
+
+/// A checkpoint and the events to apply to it. Immutable and independent of the store: rebuilding needs no lock on it.
+#[derive(Clone, Debug)]
+pub struct Rebuild {
+    checkpoint: Tree,
+    batches: Vec<Batch>,
+    revision: i64,
+}
+
+/// A past state and its memory.
+#[derive(Clone, Debug)]
+pub struct Rebuilt {
+    /// Keys at the revision.
+    pub tree: Tree,
+    /// Memory of the nodes that the state does not share with its checkpoint, in bytes.
+    pub bytes: u64,
+}
+
+impl Rebuild {
+    /// Revision of the last event at or below the requested revision. Requests with the same value have the same state.
+    pub fn revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// Applies the events; O(events log keys).
+    pub fn run(&self) -> Rebuilt {
+        let mut tree = self.checkpoint.clone();
+        // A checkpoint of its own, so that the nodes copied from here on are counted as the cost of this state.
+        drop(tree.checkpoint());
+        let copied_before = tree.node_bytes_copied();
+        for change in self.batches.iter().flat_map(|batch| batch.up_to(self.revision)) {
+            change.apply_to(&mut tree);
+        }
+        let bytes = tree.node_bytes_copied() - copied_before;
+        Rebuilt { tree, bytes }
+    }
+}
+
 struct Segment {
     /// The state at `revision`.
     checkpoint: Tree,
     revision: i64,
-    /// When the checkpoint was made: from then on, what this segment tells was no longer the whole truth.
+    /// When the checkpoint was made, which is when the state at `revision` was the current one.
     since: Duration,
-    /// Changes after `revision` and at or below the next segment's.
-    log: Vec<Change>,
-    /// What goes when this segment goes: its log records, the entries that its changes replaced, and the nodes that were
-    /// copied because the checkpoint holds the old ones.
+    /// Number of events after `revision`, up to the next segment's.
+    events: usize,
+    /// Memory that is freed with this segment: its part of the log, the entries that its events replaced, and the nodes that
+    /// were copied because the checkpoint holds the old ones.
     bytes: u64,
 }
 
-struct Revisited {
-    revision: i64,
-    tree: Tree,
-    bytes: u64,
+impl Segment {
+    fn new(tree: &mut Tree, revision: i64, now: Duration) -> Segment {
+        Segment {
+            checkpoint: tree.checkpoint(),
+            revision,
+            since: now,
+            events: 0,
+            bytes: 0,
+        }
+    }
 }
 
-/// The current tree with its history.
+/// The current tree with its history. Rebuilt past states are not kept here.
 pub struct Store {
     tree: Tree,
     revision: i64,
-    /// Everything below it is gone, says etcd.
+    /// Highest known compaction: lower revisions cannot be read.
     compacted: i64,
     limits: HistoryLimits,
     /// Oldest first.
     closed: VecDeque<Segment>,
     open: Segment,
-    /// Reconstructed by `snapshot_at`, least recently used first.
-    revisited: VecDeque<Revisited>,
-    /// The sum over all segments.
+    /// Events of all segments.
+    log: EventLog,
+    /// Sum over all segments.
     segment_bytes: u64,
-    /// The sum over all of `revisited`.
-    revisited_bytes: u64,
 }
 
 impl Store {
-    /// A store that starts with the state at `revision`, and knows nothing older.
+    /// A store that starts with the state at `revision` and has no older one.
     pub fn new(mut tree: Tree, revision: i64, limits: HistoryLimits, now: Duration) -> Store {
-        let open = Segment {
-            checkpoint: tree.checkpoint(),
-            revision,
-            since: now,
-            log: Vec::new(),
-            bytes: 0,
-        };
+        let open = Segment::new(&mut tree, revision, now);
         Store {
             tree,
             revision,
@@ -182,13 +192,12 @@ impl Store {
             limits,
             closed: VecDeque::new(),
             open,
-            revisited: VecDeque::new(),
+            log: EventLog::default(),
             segment_bytes: 0,
-            revisited_bytes: 0,
         }
     }
 
-    /// The revision of the current tree: every change at or below it has been applied.
+    /// Revision of the current tree: every change at or below it has been applied.
     pub fn revision(&self) -> i64 {
         self.revision
     }
@@ -198,46 +207,44 @@ impl Store {
         &self.tree
     }
 
-    /// Applies the changes of whole revisions, in the order of revisions; `revision` is the store's revision after them, at
-    /// least that of the last one. Changes at or below the current revision are fenced.
-    pub fn apply(&mut self, changes: Vec<Change>, revision: i64, now: Duration) -> Applied {
-        let mut outcome = Applied::default();
+    /// Applies the changes of whole revisions, in order of revision. `revision` is the store's revision afterwards, at least
+    /// that of the last change. Changes at or below the current revision are fenced.
+    pub fn apply(&mut self, mut changes: Vec<Change>, revision: i64, now: Duration) -> Applied {
+        let all = changes.len();
+        changes.retain(|change| change.revision() > self.revision);
+        let outcome = Applied {
+            applied: changes.len(),
+            fenced: all - changes.len(),
+        };
+        let last = changes.last().map_or(revision, Change::revision).max(revision);
         let copied_before = self.tree.node_bytes_copied();
         let mut bytes = 0;
-        let mut last = revision;
-        for change in changes {
-            let of_change = change.revision();
-            if of_change <= self.revision {
-                outcome.fenced += 1;
-                continue;
-            }
-            last = last.max(of_change);
+        for change in &changes {
             let replaced = change.apply_to(&mut self.tree);
-            bytes += change.log_bytes() + replaced.map_or(0, |entry| entry.memory_bytes());
-            self.open.log.push(change);
-            outcome.applied += 1;
+            bytes += replaced.map_or(0, |entry| entry.memory_bytes());
         }
         bytes += self.tree.node_bytes_copied() - copied_before;
+        bytes += self.log.push(changes);
+        self.open.events += outcome.applied;
         self.open.bytes += bytes;
         self.segment_bytes += bytes;
         self.advance(last, now);
         outcome
     }
 
-    /// Notes that nothing changed up to `revision`; a lower one is ignored.
+    /// Records that nothing changed up to `revision`, and drops history that exceeds the limits. A lower revision is ignored.
     pub fn advance(&mut self, revision: i64, now: Duration) {
         self.revision = self.revision.max(revision);
-        let log = self.open.log.len();
-        let ripe = log >= self.limits.checkpoint_every_events.max(1)
-            || self.open.bytes > self.share_bytes()
-            || now.saturating_sub(self.open.since) > self.limits.max_age / SEGMENT_SHARE;
-        if log > 0 && ripe {
+        let is_full = self.open.events >= self.limits.checkpoint_every_events.max(1)
+            || self.open.bytes > self.limits.fraction_bytes()
+            || now.saturating_sub(self.open.since) > self.limits.max_age / SEGMENT_FRACTION;
+        if self.open.events > 0 && is_full {
             self.close_segment(now);
         }
         self.trim(now);
     }
 
-    /// Learns that etcd has compacted `revision`: whatever is below it can no longer be read, here neither.
+    /// Records that etcd has compacted `revision`: lower revisions can no longer be read here either.
     pub fn compact(&mut self, revision: i64) {
         self.compacted = self.compacted.max(revision);
         while self
@@ -248,22 +255,22 @@ impl Store {
         }
     }
 
-    /// The oldest revision that [`Store::snapshot_at`] can still give.
+    /// Oldest revision that [`Store::snapshot_at`] can return.
     pub fn oldest_revision(&self) -> i64 {
-        self.closed
-            .front()
-            .unwrap_or(&self.open)
-            .revision
-            .max(self.compacted)
+        self.oldest_checkpoint().max(self.compacted)
     }
 
-    /// The state at a revision.
-    ///
-    /// What has to be reconstructed is kept, because the next page of the same series asks for it again.
+    /// Revision of the oldest checkpoint. No state that is rebuilt from now on has a lower [`Rebuild::revision`].
+    pub fn oldest_checkpoint(&self) -> i64 {
+        self.closed.front().unwrap_or(&self.open).revision
+    }
+
+    /// The state at a revision. Costs O(log n) and at most one reference per batch of a segment; the events are applied only
+    /// by [`Rebuild::run`].
     ///
     /// # Errors
-    /// If the revision is compacted, in the future, or older than the window.
-    pub fn snapshot_at(&mut self, revision: i64) -> Result<Tree, AtError> {
+    /// The revision is compacted, in the future, or older than the window.
+    pub fn snapshot_at(&self, revision: i64) -> Result<Snapshot, AtError> {
         if revision < self.compacted {
             return Err(AtError::Compacted {
                 revision,
@@ -276,132 +283,88 @@ impl Store {
                 current: self.revision,
             });
         }
-        let later = self
-            .closed
-            .partition_point(|segment| segment.revision <= revision);
+        // Every state since the last event is the current one.
+        if revision >= self.log.last_revision().unwrap_or(self.open.revision) {
+            return Ok(Snapshot::Ready(self.tree.clone()));
+        }
         let segment = if self.open.revision <= revision {
             &self.open
         } else {
+            let later = self
+                .closed
+                .partition_point(|segment| segment.revision <= revision);
             let before = later.checked_sub(1).and_then(|index| self.closed.get(index));
             before.ok_or_else(|| AtError::Gone {
                 revision,
                 oldest: self.oldest_revision(),
             })?
         };
-        let changes = segment
-            .log
-            .partition_point(|change| change.revision() <= revision);
-        if changes == segment.log.len() && segment.revision == self.open.revision {
-            return Ok(self.tree.clone());
+        let mut batches = Vec::new();
+        let mut last = None;
+        for batch in self.log.batches_after(segment.revision) {
+            let Some(change) = batch.up_to(revision).last() else {
+                break;
+            };
+            last = Some(change.revision());
+            batches.push(batch.clone());
         }
-        let Some(last) = changes.checked_sub(1).and_then(|index| segment.log.get(index)) else {
-            return Ok(segment.checkpoint.clone());
-        };
-        let effective = last.revision();
-        if let Some(index) = self
-            .revisited
-            .iter()
-            .position(|known| known.revision == effective)
-            && let Some(known) = self.revisited.remove(index)
-        {
-            let tree = known.tree.clone();
-            self.revisited.push_back(known);
-            return Ok(tree);
-        }
-        let mut tree = segment.checkpoint.clone();
-        drop(tree.checkpoint()); // so that the copies it makes from here on are counted as its cost
-        let copied_before = tree.node_bytes_copied();
-        for change in segment.log.iter().take(changes) {
-            change.apply_to(&mut tree);
-        }
-        let bytes = tree.node_bytes_copied() - copied_before;
-        self.revisited.push_back(Revisited {
-            revision: effective,
-            tree: tree.clone(),
-            bytes,
-        });
-        self.revisited_bytes += bytes;
-        while self.revisited.len() > REVISITED_MAX || self.revisited_bytes > self.share_bytes() {
-            self.forget_revisited();
-        }
-        Ok(tree)
+        Ok(match last {
+            None => Snapshot::Ready(segment.checkpoint.clone()),
+            Some(last) => Snapshot::Rebuild(Rebuild {
+                checkpoint: segment.checkpoint.clone(),
+                batches,
+                revision: last,
+            }),
+        })
     }
 
-    /// What history takes in memory beside the current tree: entries that only it keeps, nodes copied for its checkpoints,
-    /// and the log.
+    /// Memory of history in addition to the current tree, in bytes: entries that only history holds, nodes copied for its
+    /// checkpoints, and the log. Rebuilt states are not included.
     pub fn history_bytes(&self) -> u64 {
-        self.segment_bytes + self.revisited_bytes
+        self.segment_bytes
     }
 
-    /// What all of it takes in memory. O(1).
+    /// Memory of tree and history, in bytes. O(1).
     pub fn memory_bytes(&self) -> u64 {
         self.tree.memory_bytes() + self.history_bytes()
     }
 
-    /// The changes of the window, oldest first.
-    pub fn events(&self) -> impl Iterator<Item = &Change> {
-        self.closed
-            .iter()
-            .chain([&self.open])
-            .flat_map(|segment| &segment.log)
+    /// The events of the window.
+    pub fn log(&self) -> &EventLog {
+        &self.log
     }
 
-    /// The checkpoint of the segment after the oldest one.
+    /// Revision of the second oldest checkpoint.
     fn second_revision(&self) -> Option<i64> {
         self.closed.front()?;
         Some(self.closed.get(1).unwrap_or(&self.open).revision)
     }
 
     fn close_segment(&mut self, now: Duration) {
-        // Not the store's revision: revisions since the last change have this very state, too.
-        let revision = self.open.log.last().map_or(self.open.revision, Change::revision);
-        let next = Segment {
-            checkpoint: self.tree.checkpoint(),
-            revision,
-            since: now,
-            log: Vec::new(),
-            bytes: 0,
-        };
-        let mut closed = std::mem::replace(&mut self.open, next);
-        closed.log.shrink_to_fit();
-        self.closed.push_back(closed);
+        // Not the store's revision: the revisions since the last event have the same state.
+        let revision = self.log.last_revision().unwrap_or(self.open.revision);
+        let next = Segment::new(&mut self.tree, revision, now);
+        self.closed.push_back(std::mem::replace(&mut self.open, next));
     }
 
     fn trim(&mut self, now: Duration) {
-        // A segment is too old when the state that followed it already is.
+        // A segment is too old when the state that followed it is.
         while self.closed.front().is_some()
             && now.saturating_sub(self.closed.get(1).unwrap_or(&self.open).since) > self.limits.max_age
         {
             self.drop_oldest();
         }
-        while self.segment_bytes > self.limits.max_bytes - self.share_bytes() && self.closed.front().is_some()
-        {
+        let max_bytes = self.limits.max_bytes - self.limits.fraction_bytes();
+        while self.segment_bytes > max_bytes && self.closed.front().is_some() {
             self.drop_oldest();
         }
-    }
-
-    /// What one segment, and all that was reconstructed, may take. The latter has a bound of its own: a read must not shorten
-    /// the window, and a window that is always full must not make each page reconstruct its revision again.
-    fn share_bytes(&self) -> u64 {
-        self.limits.max_bytes / u64::from(SEGMENT_SHARE)
     }
 
     fn drop_oldest(&mut self) {
         if let Some(segment) = self.closed.pop_front() {
             self.segment_bytes -= segment.bytes;
         }
-        let oldest = self.closed.front().unwrap_or(&self.open).revision;
-        while let Some(index) = self.revisited.iter().position(|known| known.revision < oldest) {
-            if let Some(known) = self.revisited.remove(index) {
-                self.revisited_bytes -= known.bytes;
-            }
-        }
-    }
-
-    fn forget_revisited(&mut self) {
-        if let Some(known) = self.revisited.pop_front() {
-            self.revisited_bytes -= known.bytes;
-        }
+        self.log.trim_through(self.oldest_checkpoint());
     }
 }
 

@@ -28,6 +28,7 @@ mod answer;
 mod bulk;
 mod chunks;
 mod entry;
+mod event_log;
 mod history;
 mod leaf;
 mod memory;
@@ -44,7 +45,8 @@ mod wire;
 pub use answer::{Answer, ResponseHeader};
 pub use chunks::{CHUNK_TARGET_BYTES, Chunks, chunk_head};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
-pub use history::{Applied, AtError, Change, HistoryLimits, Store};
+pub use event_log::{Batch, Change, EventLog};
+pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};
 pub use node::Summary;
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,

@@ -170,9 +170,9 @@ impl Mirror {
         if view.revision == revision {
             return Ok(Ok(view.tree));
         }
-        let mut contents = self.contents.lock();
-        let store = contents.store.as_mut().ok_or(Reason::Loading)?;
-        Ok(store.snapshot_at(revision))
+        let contents = self.contents.lock();
+        let store = contents.store.as_ref().ok_or(Reason::Loading)?;
+        Ok(store.snapshot_at(revision).map(crate::cache::Snapshot::into_tree))
     }
 
     /// etcd has compacted below `revision`: older revisions are etcd's error from now on.

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache::{
+    Entry,
     node::{Body, Node},
     testing::{KeyValue, key},
 };
@@ -190,7 +191,7 @@ impl Run {
                 let first = self.store.oldest_revision();
                 let revision = first + index.index((current - first + 1) as usize) as i64;
                 assert_eq!(
-                    state_of(&self.store.snapshot_at(revision).unwrap()),
+                    state_of(&self.store.snapshot_at(revision).unwrap().into_tree()),
                     *self.model.at(revision).unwrap()
                 );
             }
@@ -200,15 +201,12 @@ impl Run {
 
     fn check_bounds(&self) {
         let bytes = self.store.history_bytes();
-        let segments = self
-            .store
-            .closed
-            .iter()
-            .chain([&self.store.open])
-            .map(|segment| segment.bytes);
-        let revisited = self.store.revisited.iter().map(|known| known.bytes);
-        assert_eq!(bytes, segments.chain(revisited).sum::<u64>());
-        assert!(self.store.revisited.len() <= REVISITED_MAX);
+        let segments = || self.store.closed.iter().chain([&self.store.open]);
+        assert_eq!(bytes, segments().map(|segment| segment.bytes).sum::<u64>());
+        assert_eq!(
+            self.store.log().events().count(),
+            segments().map(|segment| segment.events).sum::<usize>()
+        );
         assert_eq!(
             self.store.memory_bytes(),
             self.store.tree().memory_bytes() + bytes
@@ -230,7 +228,9 @@ impl Run {
                 Ok(self.model.at(revision).unwrap().clone())
             };
             assert_eq!(
-                self.store.snapshot_at(revision).map(|tree| state_of(&tree)),
+                self.store
+                    .snapshot_at(revision)
+                    .map(|snapshot| state_of(&snapshot.into_tree())),
                 expected,
                 "at {revision}"
             );
@@ -242,6 +242,7 @@ impl Run {
         }
         let mut kept = self
             .store
+            .log()
             .events()
             .map(|change| (change.revision(), change.key().to_vec()));
         let known = self
@@ -263,11 +264,7 @@ impl Run {
         let current: HashSet<_> = seen.0.keys().copied().collect();
         let segments = || self.store.closed.iter().chain([&self.store.open]);
         segments().for_each(|segment| seen.tree(&segment.checkpoint));
-        self.store
-            .revisited
-            .iter()
-            .for_each(|known| seen.tree(&known.tree));
-        for change in self.store.events() {
+        for change in self.store.log().events() {
             if let Change::Put(entry) = change {
                 seen.entry(entry);
             }
@@ -278,7 +275,13 @@ impl Run {
             .filter(|(at, _)| !current.contains(*at))
             .map(|(_, bytes)| bytes)
             .sum();
-        only_here + self.store.events().map(Change::log_bytes).sum::<u64>()
+        only_here
+            + self
+                .store
+                .log()
+                .batches_after(0)
+                .map(Batch::log_bytes)
+                .sum::<u64>()
     }
 }
 
@@ -290,6 +293,17 @@ impl Reached {
         if let Some(root) = tree.root() {
             self.node(root);
         }
+    }
+
+    /// The nodes of `tree` without its entries.
+    fn nodes_of(&mut self, tree: &Tree) {
+        self.tree(tree);
+        let mut entries = Reached::default();
+        tree.for_each_from(0, |entry| {
+            entries.entry(entry);
+            std::ops::ControlFlow::Continue(())
+        });
+        self.0.retain(|at, _| !entries.0.contains_key(at));
     }
 
     fn node(&mut self, node: &Node) {
@@ -389,7 +403,7 @@ fn history_ends_when_time_goes_on() {
         (run.store.oldest_revision(), run.store.history_bytes()),
         (current, 0)
     );
-    assert_eq!(run.store.events().count(), 0);
+    assert_eq!(run.store.log().events().count(), 0);
 }
 
 #[test]
@@ -409,28 +423,56 @@ fn bytes_bound_history_even_within_one_segment() {
 }
 
 #[test]
-fn the_next_page_finds_what_the_first_one_reconstructed() {
-    let mut run = Run::start(3000, UNBOUNDED);
+fn a_rebuild_is_independent_of_the_store_and_counts_its_own_nodes() {
+    let limits = HistoryLimits {
+        checkpoint_every_events: 50,
+        ..UNBOUNDED
+    };
+    let mut run = Run::start(3000, limits);
     let changes = (0..100).map(|round| put(round, 11 + round as i64, 5)).collect();
     run.commit(changes, 110);
-    let before = run.store.history_bytes();
-    let first = run.store.snapshot_at(60).unwrap();
-    let kept = run.store.history_bytes();
-    assert!(kept > before, "it is kept, and counted");
-    let second = run.store.snapshot_at(60).unwrap();
-    assert_eq!(run.store.history_bytes(), kept);
-    assert!(
-        std::ptr::eq(first.root().unwrap(), second.root().unwrap()),
-        "the same nodes"
+    let Snapshot::Rebuild(rebuild) = run.store.snapshot_at(60).unwrap() else {
+        panic!("revision 60 is between two checkpoints");
+    };
+    assert_eq!(rebuild.revision(), 60);
+    let expected = run.model.at(60).unwrap().clone();
+    run.store.compact(110);
+    run.commit(vec![put(1, 111, 5)], 111);
+    assert_eq!(
+        run.store.log().events().count(),
+        1,
+        "the store has dropped the events"
     );
-    for revision in 20..100 {
-        run.store.snapshot_at(revision).unwrap();
-    }
+    let rebuilt = rebuild.run();
+    assert_eq!(state_of(&rebuilt.tree), expected);
+    let mut checkpoint = Reached::default();
+    checkpoint.tree(&rebuild.checkpoint);
+    let mut all = Reached::default();
+    all.nodes_of(&rebuilt.tree);
+    let own: u64 = all
+        .0
+        .iter()
+        .filter(|(at, _)| !checkpoint.0.contains_key(at))
+        .map(|(_, bytes)| bytes)
+        .sum();
     assert!(
-        run.store.revisited.len() == REVISITED_MAX,
-        "a bounded number of them"
+        own > 0 && rebuilt.bytes.abs_diff(own) * 4 <= own,
+        "{} for {own}",
+        rebuilt.bytes
     );
-    run.check_bounds();
+}
+
+#[test]
+fn revisions_without_an_event_of_their_own_share_a_rebuild() {
+    let mut run = Run::start(100, UNBOUNDED);
+    run.commit(vec![put(1, 20, 5)], 25);
+    run.commit(vec![put(1, 30, 5)], 35);
+    let rebuilt_at = |revision| match run.store.snapshot_at(revision).unwrap() {
+        Snapshot::Rebuild(rebuild) => Some(rebuild.revision()),
+        Snapshot::Ready(_) => None,
+    };
+    assert_eq!([19, 20, 29].map(rebuilt_at), [None, Some(20), Some(20)]);
+    assert_eq!(rebuilt_at(30), None, "the current state");
 }
 
 #[test]
@@ -462,29 +504,4 @@ fn compaction_is_told_from_the_end_of_the_window() {
         15,
         "a compaction is never taken back"
     );
-}
-
-#[test]
-fn a_window_that_is_full_keeps_what_pages_read() {
-    let limits = HistoryLimits {
-        max_bytes: 128 << 10,
-        ..UNBOUNDED
-    };
-    let mut run = Run::start(3000, limits);
-    let started = run.store.oldest_revision();
-    for revision in 11..2000 {
-        run.commit(vec![put(revision as usize, revision, 300)], revision);
-    }
-    assert!(run.store.oldest_revision() > started, "the window is full");
-    for part in 1..40 {
-        let (oldest, newest) = (run.store.oldest_revision(), run.store.revision());
-        let revision = oldest + (newest - oldest) * part / 40;
-        let first = run.store.snapshot_at(revision).unwrap();
-        let second = run.store.snapshot_at(revision).unwrap();
-        assert!(
-            std::ptr::eq(first.root().unwrap(), second.root().unwrap()),
-            "the same nodes"
-        );
-        assert!(run.store.history_bytes() <= limits.max_bytes);
-    }
 }

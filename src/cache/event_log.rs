@@ -1,0 +1,198 @@
+//! The log of events: immutable batches of whole revisions, found by revision.
+//!
+//! Batches are shared by reference. A reader clones those it needs and works on them while the log grows and is trimmed.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::{
+    entry::Entry,
+    memory::{ARC_HEADER_BYTES, class_bytes},
+    tree::Tree,
+};
+
+/// One event of etcd's watch.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A put, with the key's new entry.
+    Put(Entry),
+    /// A delete.
+    Delete {
+        /// The deleted key.
+        key: Arc<[u8]>,
+        /// The revision that deleted it.
+        mod_revision: i64,
+    },
+}
+
+impl Change {
+    /// Revision that made the change.
+    pub fn revision(&self) -> i64 {
+        match self {
+            Change::Put(entry) => entry.mod_revision(),
+            Change::Delete { mod_revision, .. } => *mod_revision,
+        }
+    }
+
+    /// Key that was put or deleted.
+    pub fn key(&self) -> &[u8] {
+        match self {
+            Change::Put(entry) => entry.key(),
+            Change::Delete { key, .. } => key,
+        }
+    }
+
+    /// Makes the change in `tree`; returns the entry that it replaced or deleted.
+    pub(super) fn apply_to(&self, tree: &mut Tree) -> Option<Entry> {
+        match self {
+            Change::Put(entry) => tree.insert(entry.clone()),
+            Change::Delete { key, .. } => tree.remove(key),
+        }
+    }
+}
+
+/// The events of one or more whole revisions, in order of revision; never empty. Cloning counts a reference.
+#[derive(Clone, Debug)]
+pub struct Batch(Arc<[Change]>);
+
+impl Batch {
+    /// Events of the batch, in order of revision.
+    pub fn changes(&self) -> &[Change] {
+        &self.0
+    }
+
+    /// Revision of the last event.
+    pub fn last_revision(&self) -> i64 {
+        self.0.last().map_or(0, Change::revision)
+    }
+
+    /// Events at or below `revision`.
+    pub(super) fn up_to(&self, revision: i64) -> &[Change] {
+        let end = self.0.partition_point(|change| change.revision() <= revision);
+        &self.0[..end]
+    }
+
+    /// Memory that the log takes for the batch, in bytes. Entries are not included: they belong to the tree until they are
+    /// replaced there.
+    pub(super) fn log_bytes(&self) -> u64 {
+        let keys = self.0.iter().map(|change| match change {
+            Change::Put(_) => 0,
+            Change::Delete { key, .. } => class_bytes(ARC_HEADER_BYTES + key.len()),
+        });
+        let list = class_bytes(ARC_HEADER_BYTES + size_of_val(&*self.0));
+        (size_of::<Batch>() + list + keys.sum::<usize>()) as u64
+    }
+}
+
+/// The events of the window, oldest first.
+#[derive(Debug, Default)]
+pub struct EventLog {
+    batches: VecDeque<Batch>,
+}
+
+impl EventLog {
+    /// Appends the events of whole revisions, all of them above [`EventLog::last_revision`], in order of revision. Returns the
+    /// bytes that the log takes for them; no events, no batch.
+    pub(super) fn push(&mut self, changes: Vec<Change>) -> u64 {
+        if changes.is_empty() {
+            return 0;
+        }
+        let batch = Batch(changes.into());
+        debug_assert!(batch.0.is_sorted_by_key(Change::revision));
+        let bytes = batch.log_bytes();
+        self.batches.push_back(batch);
+        bytes
+    }
+
+    /// Revision of the newest event; `None` for an empty log.
+    pub fn last_revision(&self) -> Option<i64> {
+        self.batches.back().map(Batch::last_revision)
+    }
+
+    /// Batches with events above `revision`, oldest first. The first one may also hold events at or below it. O(log n).
+    pub fn batches_after(&self, revision: i64) -> impl Iterator<Item = &Batch> {
+        let first = self
+            .batches
+            .partition_point(|batch| batch.last_revision() <= revision);
+        self.batches.range(first..)
+    }
+
+    /// Every event, oldest first.
+    pub fn events(&self) -> impl Iterator<Item = &Change> {
+        self.batches.iter().flat_map(|batch| batch.changes())
+    }
+
+    /// Drops the batches whose events are all at or below `revision`.
+    pub(super) fn trim_through(&mut self, revision: i64) {
+        let kept_from = self
+            .batches
+            .partition_point(|batch| batch.last_revision() <= revision);
+        self.batches.drain(..kept_from);
+        // A burst of events must not leave its list behind.
+        if self.batches.len() < self.batches.capacity() / 4 {
+            self.batches.shrink_to(self.batches.len() * 2);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delete(mod_revision: i64) -> Change {
+        Change::Delete {
+            key: Arc::from(b"k".as_slice()),
+            mod_revision,
+        }
+    }
+
+    /// A log with batches of revisions 2, 3 to 5, and 9.
+    fn log() -> EventLog {
+        let mut log = EventLog::default();
+        for revisions in [&[2][..], &[3, 3, 5], &[], &[9]] {
+            log.push(revisions.iter().map(|revision| delete(*revision)).collect());
+        }
+        log
+    }
+
+    #[test]
+    fn batches_after_a_revision_start_with_the_first_event_above_it() {
+        let log = log();
+        let last = |revision| {
+            log.batches_after(revision)
+                .map(Batch::last_revision)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(last(0), [2, 5, 9]);
+        assert_eq!(last(2), [5, 9]);
+        assert_eq!(last(3), [5, 9], "a batch that the revision divides");
+        assert_eq!(last(5), [9]);
+        assert_eq!(last(8), [9]);
+        assert_eq!(last(9), [0; 0]);
+        assert_eq!(log.last_revision(), Some(9));
+        assert_eq!(EventLog::default().last_revision(), None);
+    }
+
+    #[test]
+    fn up_to_a_revision_are_the_events_at_or_below_it() {
+        let log = log();
+        let batch = log.batches_after(2).next().unwrap();
+        assert_eq!(
+            [2, 3, 4, 5].map(|revision| batch.up_to(revision).len()),
+            [0, 2, 2, 3]
+        );
+    }
+
+    #[test]
+    fn trimming_keeps_what_a_reader_has_cloned() {
+        let mut log = log();
+        let read: Vec<_> = log.batches_after(0).cloned().collect();
+        log.trim_through(4);
+        assert_eq!(
+            log.events().map(Change::revision).collect::<Vec<_>>(),
+            [3, 3, 5, 9]
+        );
+        log.trim_through(9);
+        assert_eq!((log.events().count(), log.last_revision()), (0, None));
+        assert_eq!(read.iter().map(|batch| batch.changes().len()).sum::<usize>(), 5);
+    }
+}
