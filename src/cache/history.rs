@@ -329,6 +329,11 @@ impl Store {
         self.tree.memory_bytes() + self.history_bytes()
     }
 
+    /// Bounds on history, as given to [`Store::new`].
+    pub fn limits(&self) -> &HistoryLimits {
+        &self.limits
+    }
+
     /// The events of the window.
     pub fn log(&self) -> &EventLog {
         &self.log

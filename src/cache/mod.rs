@@ -38,7 +38,7 @@ mod rope;
 mod select;
 mod separator;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod tree;
 mod wire;
 

@@ -7,23 +7,23 @@ use super::Entry;
 
 /// etcd's KeyValue.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
-pub(super) struct KeyValue {
+pub(crate) struct KeyValue {
     #[prost(bytes = "vec", tag = "1")]
-    pub(super) key: Vec<u8>,
+    pub(crate) key: Vec<u8>,
     #[prost(int64, tag = "2")]
-    pub(super) create_revision: i64,
+    pub(crate) create_revision: i64,
     #[prost(int64, tag = "3")]
-    pub(super) mod_revision: i64,
+    pub(crate) mod_revision: i64,
     #[prost(int64, tag = "4")]
-    pub(super) version: i64,
+    pub(crate) version: i64,
     #[prost(bytes = "vec", tag = "5")]
-    pub(super) value: Vec<u8>,
+    pub(crate) value: Vec<u8>,
     #[prost(int64, tag = "6")]
-    pub(super) lease: i64,
+    pub(crate) lease: i64,
 }
 
 impl KeyValue {
-    pub(super) fn new(key: impl Into<Vec<u8>>, revision: i64, value: impl Into<Vec<u8>>) -> KeyValue {
+    pub(crate) fn new(key: impl Into<Vec<u8>>, revision: i64, value: impl Into<Vec<u8>>) -> KeyValue {
         let (key, value) = (key.into(), value.into());
         KeyValue {
             key,
@@ -35,12 +35,12 @@ impl KeyValue {
         }
     }
 
-    pub(super) fn entry(&self) -> Entry {
+    pub(crate) fn entry(&self) -> Entry {
         Entry::from_key_value(&self.encode_to_vec()).unwrap()
     }
 
     /// The field `kvs`, as a RangeResponse has it.
-    pub(super) fn field(&self) -> Vec<u8> {
+    pub(crate) fn field(&self) -> Vec<u8> {
         let mut field = vec![0x12];
         prost::encode_length_delimiter(self.encoded_len(), &mut field).unwrap();
         self.encode(&mut field).unwrap();

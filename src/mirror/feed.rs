@@ -194,7 +194,7 @@ impl<'a> Feed<'a> {
                         return Err(FeedEnd::OverBudget);
                     }
                 }
-                () = self.mirror.until_void(self.epoch) => return Err(FeedEnd::StaleEpoch),
+                () = self.mirror.epoch_ended(self.epoch) => return Err(FeedEnd::StaleEpoch),
                 changed = wanted.changed() => {
                     changed.map_err(|_| FeedEnd::StaleEpoch)?;
                 }
@@ -206,7 +206,7 @@ impl<'a> Feed<'a> {
                     if silent > STALLED_UNWELL && mirrors.upstream.has_better_than(connection.url()) {
                         return Err(FeedEnd::Lost("the watch is silent and its member is unwell".into()));
                     }
-                    self.mirror.asks_for_progress();
+                    self.mirror.record_progress_request();
                     send(&self.requests, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
                     next_request = Some(Instant::now() + pause);
                     pause = (pause * 2).min(PROGRESS_PAUSE_LAST);

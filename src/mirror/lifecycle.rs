@@ -44,7 +44,7 @@ pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut reason: &'static
         let span = mirrors.background(if reason == "start" { "load" } else { "reload" }, mirror);
         let loaded = tokio::select! {
             loaded = load(mirrors, mirror, epoch, meanwhile) => loaded,
-            () = mirror.until_void(epoch) => Ok(false),
+            () = mirror.epoch_ended(epoch) => Ok(false),
         };
         if let Some(span) = span {
             load_ended(mirrors, mirror, *span, reason, &loaded);
@@ -206,7 +206,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
         );
         tokio::select! {
             () = tokio::time::sleep(backoff.pause()) => {}
-            () = mirror.until_void(epoch) => return FeedEnd::StaleEpoch,
+            () = mirror.epoch_ended(epoch) => return FeedEnd::StaleEpoch,
         }
     }
 }
@@ -216,7 +216,7 @@ async fn live(mirrors: &Mirrors, mirror: &Mirror) {
     let mut reason = "start";
     while caught(run(mirrors, mirror, reason)).await.is_err() {
         reason = Reason::Panicked.as_str();
-        let _ = mirror.void(mirror.epoch(), Reason::Panicked);
+        let _ = mirror.end_epoch(mirror.epoch(), Reason::Panicked);
         tracing::warn!(
             mirror = mirror.name,
             "the mirror's task panicked: the mirror is loaded anew"

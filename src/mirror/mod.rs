@@ -8,6 +8,7 @@
 //! | `feed` | the watch that keeps a mirror up to date (I9) |
 //! | `assemble` | whole revisions from watch responses (I3) |
 //! | `state` | the view that readers see, and the epoch that guards it |
+//! | `past_revisions` | rebuilt states at past revisions |
 //! | `freshness` | the quorum check (I2) |
 //! | `cluster_state` | replaced history (I4), revisions served (I11), auth (I8) |
 //! | `pinned` | past revisions that are read from etcd, not from mirrors |
@@ -28,6 +29,7 @@ mod lifecycle;
 mod load;
 mod mirrors;
 mod over_budget;
+mod past_revisions;
 pub mod pinned;
 mod probe;
 pub mod state;

@@ -32,7 +32,7 @@ pub(super) async fn until_it_may_fit(mirrors: &Mirrors, mirror: &Mirror, epoch: 
     };
     tokio::select! {
         () = waiting => {}
-        () = mirror.until_void(epoch) => {}
+        () = mirror.epoch_ended(epoch) => {}
     }
 }
 

@@ -1,7 +1,7 @@
-//! One mirror as readers see it: in service with a view, or out of service with a reason.
+//! One mirror as readers see it: in service with a view, or out of service for a reason.
 //!
-//! Readers load the [`State`] without a lock. Whoever changes it holds `store`'s lock and the epoch that the change
-//! belongs to: when history is replaced the epoch moves on, and what a late feed still brings is void.
+//! Readers load the [`State`] without a lock. A task that changes it holds the lock on `contents` and the [`Epoch`] in which
+//! it started: when history is replaced the epoch advances, and later changes of an old feed or load are rejected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,12 +14,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cluster_state::ClusterState;
-use crate::cache::{Applied, AtError, Change, Store, Tree};
+use super::past_revisions::PastRevisions;
+use crate::cache::{Applied, AtError, Change, Rebuild, Rebuilt, Snapshot, Store, Tree};
 use crate::keyspace::scope::Scope;
 use crate::telemetry::Reason;
 use crate::telemetry::metrics::MirrorMetrics;
 
-/// The keys at one revision; immutable.
+/// Keys at one revision; immutable.
 #[derive(Clone, Debug)]
 pub struct View {
     /// The keys.
@@ -31,51 +32,95 @@ pub struct View {
 /// Whether reads may be answered from the mirror.
 #[derive(Debug)]
 pub enum State {
-    /// They may not.
+    /// Out of service: reads are forwarded, with this reason.
     Out(Reason),
-    /// They may.
+    /// In service.
     In(View),
 }
 
-/// A loan of the right to change a mirror: void once history was replaced.
+/// Token required to modify a mirror; invalid once history is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Epoch(u64);
 
-/// The epoch has passed: what the caller holds belongs to a history that is gone.
+/// The caller's epoch has ended: its data belong to a replaced history or to contents that were dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StaleEpoch;
 
-struct Contents {
-    epoch: u64,
-    store: Option<Store>,
-    /// The key changed last, by which a resumed feed is held against what is here.
-    newest_key: Option<Bytes>,
+/// Reason why a mirror cannot give a past revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ViewAtError {
+    /// The mirror is out of service.
+    OutOfService(Reason),
+    /// The mirror is in service but does not have the revision.
+    Unavailable(AtError),
 }
 
-/// One mirror.
+impl From<Reason> for ViewAtError {
+    fn from(reason: Reason) -> Self {
+        ViewAtError::OutOfService(reason)
+    }
+}
+
+impl From<AtError> for ViewAtError {
+    fn from(error: AtError) -> Self {
+        ViewAtError::Unavailable(error)
+    }
+}
+
+#[derive(Default)]
+struct Contents {
+    epoch: u64,
+    /// `None` before the first load, and after the contents were dropped.
+    loaded: Option<Loaded>,
+}
+
+/// The result of one load, as the feed has changed it since.
+struct Loaded {
+    store: Store,
+    /// A key changed at the newest revision, by which a resumed feed is compared with the mirror.
+    newest_key: Option<Bytes>,
+    /// Rebuilt states of `store`. Outside the store, so that readers fill it without the lock on [`Contents`].
+    past: Arc<PastRevisions>,
+}
+
+impl Loaded {
+    fn new(store: Store, newest_key: Option<Bytes>) -> Loaded {
+        let past = Arc::new(PastRevisions::new(store.limits().fraction_bytes()));
+        Loaded {
+            store,
+            newest_key,
+            past,
+        }
+    }
+}
+
+/// The cache of one scope, with its state of service.
 pub struct Mirror {
-    /// Its keys.
+    /// Keys of the mirror.
     pub scope: Scope,
-    /// Its name in metrics and logs.
+    /// Name in metrics and logs, made of the operator's prefixes.
     pub name: String,
-    /// Its metrics.
+    /// Metrics of this mirror.
     pub metrics: MirrorMetrics,
     cluster_state: Arc<ClusterState>,
     state: ArcSwap<State>,
+    /// Locked by the feed for each batch of events, and by readers of past revisions. Held only briefly and never while
+    /// another lock is taken, but for those of `watch` channels, which no task holds while it takes this one.
     contents: Mutex<Contents>,
-    /// Changes with every new view and every change of service; carries nothing, so that nobody trusts it.
+    /// Signals a change of `state`; carries no data, so receivers re-read the state.
     changed: watch::Sender<()>,
-    /// The highest revision that a reader waits for: the feed asks for progress while it is behind.
+    /// Highest revision that a reader waits for. While the mirror is behind it, the feed requests progress notifications.
     wanted: watch::Sender<i64>,
-    /// Moves on when history was replaced: ends the feed and the load of the old one.
+    /// The current epoch; its advance ends the feed and the load of the old one.
     replaced: watch::Sender<u64>,
+    /// Origin of `now`.
     born: Instant,
-    /// When the feed last asked for progress, in nanoseconds since `born`; 0 before it ever has.
-    asked_nanos: AtomicU64,
+    /// Time of the feed's last progress request, in nanoseconds since `born`; 0 before the first.
+    progress_requested_nanos: AtomicU64,
 }
 
 impl std::fmt::Debug for Mirror {
-    // Not the contents: keys and values do not belong in a log (I10).
+    // Omits the contents: keys and values must not be logged (I10).
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Mirror")
             .field("name", &self.name)
@@ -91,23 +136,19 @@ impl Mirror {
             metrics,
             cluster_state,
             state: ArcSwap::from_pointee(State::Out(Reason::Loading)),
-            contents: Mutex::new(Contents {
-                epoch: 0,
-                store: None,
-                newest_key: None,
-            }),
+            contents: Mutex::default(),
             changed: watch::Sender::new(()),
             wanted: watch::Sender::new(0),
             replaced: watch::Sender::new(0),
             born: Instant::now(),
-            asked_nanos: AtomicU64::new(0),
+            progress_requested_nanos: AtomicU64::new(0),
         }
     }
 
-    /// What readers may have now.
+    /// The current view.
     ///
     /// # Errors
-    /// Why they may have nothing.
+    /// The reason why the mirror is out of service.
     pub fn view(&self) -> Result<View, Reason> {
         match &**self.state.load() {
             State::In(view) => Ok(view.clone()),
@@ -115,10 +156,10 @@ impl Mirror {
         }
     }
 
-    /// Up to which revision readers may have it now.
+    /// Revision of the current view.
     ///
     /// # Errors
-    /// Why they may have nothing.
+    /// The reason why the mirror is out of service.
     pub fn revision(&self) -> Result<i64, Reason> {
         match &**self.state.load() {
             State::In(view) => Ok(view.revision),
@@ -126,16 +167,16 @@ impl Mirror {
         }
     }
 
-    /// The view once it is at `revision` or later, and whether that took waiting.
+    /// Waits until the view is at `revision` or later; also returns whether it had to wait.
     ///
     /// # Errors
-    /// Why the mirror is out of service, or [`Reason::NotFresh`] at `deadline`.
+    /// The reason why the mirror is out of service, or [`Reason::NotFresh`] at `deadline`.
     pub async fn reach(&self, revision: i64, deadline: Instant) -> Result<(View, bool), Reason> {
         let view = self.view()?;
         if view.revision >= revision {
             return Ok((view, false));
         }
-        // Subscribed before the look, so that no change in between is missed.
+        // Subscribed before the state is read again, so that no change in between is missed.
         let mut changed = self.changed.subscribe();
         self.want(revision);
         loop {
@@ -152,7 +193,7 @@ impl Mirror {
         }
     }
 
-    /// Makes the feed ask for progress until the mirror is at `revision`.
+    /// Makes the feed request progress notifications until the mirror is at `revision`.
     pub fn want(&self, revision: i64) {
         self.wanted.send_if_modified(|wanted| {
             let higher = *wanted < revision;
@@ -161,40 +202,80 @@ impl Mirror {
         });
     }
 
-    /// The keys at a past `revision`.
+    /// Keys at a past `revision`. Rebuilds them if necessary, without delaying the feed.
     ///
     /// # Errors
-    /// `Ok(Err(_))`: the mirror is in service but cannot give that revision. `Err(_)`: it is out of service.
+    /// `Ok(Err(_))`: the mirror is in service but does not have the revision. `Err(_)`: it is out of service.
     pub fn view_at(&self, revision: i64) -> Result<Result<Tree, AtError>, Reason> {
+        match self.view_at_built_by(revision, Rebuild::run) {
+            Ok(tree) => Ok(Ok(tree)),
+            Err(ViewAtError::Unavailable(error)) => Ok(Err(error)),
+            Err(ViewAtError::OutOfService(reason)) => Err(reason),
+        }
+    }
+
+    fn view_at_built_by(
+        &self,
+        revision: i64,
+        build: impl FnOnce(&Rebuild) -> Rebuilt,
+    ) -> Result<Tree, ViewAtError> {
         let view = self.view()?;
         if view.revision == revision {
-            return Ok(Ok(view.tree));
+            return Ok(view.tree);
         }
+        let (past, rebuild) = {
+            let contents = self.contents.lock();
+            let loaded = contents.loaded.as_ref().ok_or(Reason::Loading)?;
+            match loaded.store.snapshot_at(revision)? {
+                Snapshot::Ready(tree) => return Ok(tree),
+                Snapshot::Rebuild(rebuild) => (Arc::clone(&loaded.past), rebuild),
+            }
+        };
+        // The lock is free while the state is rebuilt: the feed needs it for every batch of events.
+        let tree = past.get_or_build(&rebuild, build);
+        // Contents that were dropped meanwhile may be of a replaced history: their state is not served any more.
         let contents = self.contents.lock();
-        let store = contents.store.as_ref().ok_or(Reason::Loading)?;
-        Ok(store.snapshot_at(revision).map(crate::cache::Snapshot::into_tree))
-    }
-
-    /// etcd has compacted below `revision`: older revisions are etcd's error from now on.
-    pub fn compacted(&self, revision: i64) {
-        let mut contents = self.contents.lock();
-        if let Some(store) = &mut contents.store {
-            store.compact(revision);
+        match &contents.loaded {
+            Some(loaded) if Arc::ptr_eq(&loaded.past, &past) => Ok(tree),
+            _ => Err(self.view().err().unwrap_or(Reason::Loading).into()),
         }
     }
 
-    /// Lets go of history that has grown too old while nothing changed.
+    /// Records that etcd has compacted below `revision`: reads below it get etcd's error from now on.
+    pub fn compacted(&self, revision: i64) {
+        let kept = {
+            let mut contents = self.contents.lock();
+            contents.loaded.as_mut().map(|loaded| {
+                loaded.store.compact(revision);
+                (Arc::clone(&loaded.past), loaded.store.oldest_checkpoint())
+            })
+        };
+        if let Some((past, oldest)) = kept {
+            past.drop_below(oldest);
+        }
+    }
+
+    /// Drops history that has become too old while nothing changed, and rebuilt states that can no longer be requested.
     pub(super) fn age(&self) {
         let now = self.now();
-        if let Some(store) = &mut self.contents.lock().store {
-            store.advance(store.revision(), now);
+        let kept = {
+            let mut contents = self.contents.lock();
+            contents.loaded.as_mut().map(|loaded| {
+                loaded.store.advance(loaded.store.revision(), now);
+                (Arc::clone(&loaded.past), loaded.store.oldest_checkpoint())
+            })
+        };
+        if let Some((past, oldest)) = kept {
+            past.drop_below(oldest);
         }
     }
 
-    /// The oldest revision that can be given; `None` while there is nothing.
+    /// Oldest revision that can be read; `None` while nothing is loaded.
     #[must_use]
     pub fn oldest_revision(&self) -> Option<i64> {
-        self.contents.lock().store.as_ref().map(Store::oldest_revision)
+        let contents = self.contents.lock();
+        let loaded = contents.loaded.as_ref()?;
+        Some(loaded.store.oldest_revision())
     }
 
     /// Memory of keys and history, in bytes.
@@ -207,24 +288,25 @@ impl Mirror {
         Epoch(self.contents.lock().epoch)
     }
 
-    /// Resolves once `epoch` is void.
-    pub(super) async fn until_void(&self, epoch: Epoch) {
+    /// Resolves once `epoch` has ended.
+    pub(super) async fn epoch_ended(&self, epoch: Epoch) {
         let mut replaced = self.replaced.subscribe();
-        // The sender lives as long as self: an error cannot come.
+        // The sender lives as long as self, so there is no error.
         let _ = replaced.wait_for(|now| *now != epoch.0).await;
     }
 
-    /// The feed asks etcd for its progress now.
-    pub(super) fn asks_for_progress(&self) {
+    /// Records that the feed requests a progress notification now.
+    pub(super) fn record_progress_request(&self) {
         let nanos = u64::try_from(self.now().as_nanos()).unwrap_or(u64::MAX);
-        self.asked_nanos.store(nanos.max(1), Ordering::Relaxed);
+        self.progress_requested_nanos
+            .store(nanos.max(1), Ordering::Relaxed);
         self.metrics.progress_requests.inc();
     }
 
-    /// When the feed last did.
+    /// Time of the feed's last progress request.
     #[must_use]
     pub fn asked_for_progress(&self) -> Option<Instant> {
-        match self.asked_nanos.load(Ordering::Relaxed) {
+        match self.progress_requested_nanos.load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(self.born + Duration::from_nanos(nanos)),
         }
@@ -234,40 +316,42 @@ impl Mirror {
         self.wanted.subscribe()
     }
 
+    /// Time since this mirror was made: the clock of its history.
     pub(super) fn now(&self) -> Duration {
         self.born.elapsed()
     }
 
-    /// History was replaced: drops everything, and voids what feeds and loads of the old history hold.
+    /// Drops everything because history was replaced, and ends the epoch.
     pub(super) fn replace_history(&self) {
         self.drop_epoch(self.contents.lock(), Reason::HistoryReplaced);
     }
 
-    /// The contents are not to be trusted: drops them if they are still those of `epoch`, and voids what feeds and loads hold.
-    pub(super) fn void(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
+    /// Ends `epoch` and drops its contents, because they cannot be trusted.
+    pub(super) fn end_epoch(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
         self.drop_epoch(self.contents_of(epoch)?, reason);
         Ok(())
     }
 
     fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason) {
         contents.epoch += 1;
-        contents.store = None;
-        contents.newest_key = None;
+        contents.loaded = None;
         self.wanted.send_replace(0);
         self.replaced.send_replace(contents.epoch);
         self.set_out(reason);
     }
 
-    /// Loses a key, for tests.
+    /// Removes one key, for tests of verification.
     #[cfg(debug_assertions)]
     pub(super) fn corrupt(&self) {
         let mut contents = self.contents.lock();
-        if let Some(store) = &contents.store {
-            let (mut tree, revision) = (store.tree().clone(), store.revision());
+        if let Some(loaded) = &contents.loaded {
+            let (mut tree, revision) = (loaded.store.tree().clone(), loaded.store.revision());
             if let Some(key) = tree.at(tree.len() / 2).map(|entry| entry.key().to_vec()) {
                 tree.remove(&key);
-                let limits = crate::cache::HistoryLimits::default();
-                contents.store = Some(Store::new(tree, revision, limits, self.now()));
+                let limits = *loaded.store.limits();
+                let newest_key = loaded.newest_key.clone();
+                let store = Store::new(tree, revision, limits, self.now());
+                contents.loaded = Some(Loaded::new(store, newest_key));
                 let _ = self.publish(&contents);
             }
         }
@@ -283,8 +367,7 @@ impl Mirror {
     /// Takes the mirror out of service and drops its contents.
     pub(super) fn drop_contents(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
-        contents.store = None;
-        contents.newest_key = None;
+        contents.loaded = None;
         self.set_out(reason);
         self.metrics.keys.set(0);
         self.metrics.memory_bytes.set(0);
@@ -292,7 +375,7 @@ impl Mirror {
         Ok(())
     }
 
-    /// The contents come from a load; the mirror stays out of service until its feed stands.
+    /// Takes in the result of a load. The mirror stays out of service until its feed is established.
     pub(super) fn fill(
         &self,
         epoch: Epoch,
@@ -301,28 +384,27 @@ impl Mirror {
     ) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         self.cluster_state.note_known(store.revision());
-        contents.newest_key = newest_key;
-        contents.store = Some(store);
+        contents.loaded = Some(Loaded::new(store, newest_key));
         Ok(())
     }
 
-    /// What a resumed feed is held against: the revision, the key changed last and what it holds.
+    /// State of the mirror that a resumed feed is compared with; `None` while nothing is loaded.
     pub(super) fn anchor(&self, epoch: Epoch) -> Result<Option<Anchor>, StaleEpoch> {
         let contents = self.contents_of(epoch)?;
-        Ok(contents.store.as_ref().map(|store| Anchor {
-            revision: store.revision(),
-            key: contents.newest_key.clone(),
-            tree: store.tree().clone(),
+        Ok(contents.loaded.as_ref().map(|loaded| Anchor {
+            revision: loaded.store.revision(),
+            key: loaded.newest_key.clone(),
+            tree: loaded.store.tree().clone(),
         }))
     }
 
-    /// Puts the mirror in service with what it has.
+    /// Puts the mirror in service with its contents.
     pub(super) fn put_in_service(&self, epoch: Epoch) -> Result<(), StaleEpoch> {
         let contents = self.contents_of(epoch)?;
         self.publish(&contents)
     }
 
-    /// Applies the events of whole revisions up to `revision`, and shows them to readers (I3).
+    /// Applies the events of whole revisions up to `revision`, and shows the result to readers (I3).
     pub(super) fn apply(
         &self,
         epoch: Epoch,
@@ -335,10 +417,10 @@ impl Mirror {
         };
         let newest_key = Bytes::copy_from_slice(last.key());
         let now = self.now();
-        let store = contents.store.as_mut().ok_or(StaleEpoch)?;
-        let applied = store.apply(changes, revision, now);
+        let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;
+        let applied = loaded.store.apply(changes, revision, now);
         if applied.applied > 0 {
-            contents.newest_key = Some(newest_key);
+            loaded.newest_key = Some(newest_key);
         }
         self.metrics.events.inc_by(applied.applied as u64);
         self.metrics.events_fenced.inc_by(applied.fenced as u64);
@@ -346,19 +428,19 @@ impl Mirror {
         Ok(applied)
     }
 
-    /// Progress: there are no events up to `revision` that have not been applied.
+    /// Records that there are no more events up to `revision`, as a progress notification reports.
     pub(super) fn advance(&self, epoch: Epoch, revision: i64) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         let now = self.now();
-        let store = contents.store.as_mut().ok_or(StaleEpoch)?;
-        if revision <= store.revision() {
+        let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;
+        if revision <= loaded.store.revision() {
             return Ok(());
         }
-        store.advance(revision, now);
+        loaded.store.advance(revision, now);
         self.publish(&contents)
     }
 
-    /// The contents, locked, for whoever holds an epoch; void if that has passed.
+    /// Locks the contents, if `epoch` is the current one.
     fn contents_of(&self, epoch: Epoch) -> Result<MutexGuard<'_, Contents>, StaleEpoch> {
         let contents = self.contents.lock();
         if contents.epoch == epoch.0 {
@@ -369,16 +451,22 @@ impl Mirror {
     }
 
     fn publish(&self, contents: &Contents) -> Result<(), StaleEpoch> {
-        let store = contents.store.as_ref().ok_or(StaleEpoch)?;
+        let loaded = contents.loaded.as_ref().ok_or(StaleEpoch)?;
+        let store = &loaded.store;
         let view = View {
             tree: store.tree().clone(),
             revision: store.revision(),
         };
+        let rebuilt_bytes = loaded.past.bytes();
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.metrics.revision.set(view.revision);
         self.metrics.keys.set(gauge(view.tree.len()));
-        self.metrics.memory_bytes.set(gauge(store.memory_bytes()));
-        self.metrics.history_bytes.set(gauge(store.history_bytes()));
+        self.metrics
+            .memory_bytes
+            .set(gauge(store.memory_bytes() + rebuilt_bytes));
+        self.metrics
+            .history_bytes
+            .set(gauge(store.history_bytes() + rebuilt_bytes));
         self.metrics.oldest_revision.set(store.oldest_revision());
         self.metrics.in_service.set(1);
         self.cluster_state.note_known(view.revision);
@@ -394,10 +482,16 @@ impl Mirror {
     }
 }
 
-/// See [`Mirror::anchor`].
+/// State of a mirror that a resumed feed is compared with.
 #[derive(Debug)]
 pub(super) struct Anchor {
+    /// Revision of the mirror.
     pub(super) revision: i64,
+    /// A key changed at the newest revision; `None` if the mirror has never held a key.
     pub(super) key: Option<Bytes>,
+    /// Keys at `revision`.
     pub(super) tree: Tree,
 }
+
+#[cfg(test)]
+mod tests;

@@ -131,7 +131,7 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
             .inc_by(answer.bytes);
         if let Err(difference) = piece.compare(&view, &answer.response) {
             // Void where the contents have been replaced meanwhile: then nobody is served from them.
-            return Ok(match mirror.void(epoch, Reason::Mismatch) {
+            return Ok(match mirror.end_epoch(epoch, Reason::Mismatch) {
                 Ok(()) => Verified::Different(difference),
                 Err(_) => Verified::Out,
             });
