@@ -56,11 +56,6 @@ const CIRCLE_EXCEPTIONS: &[&str] = &[
     "proxy/route.rs",
     "proxy/series.rs",
     "proxy/trace.rs",
-    "tls/acceptor.rs",
-    "tls/collector.rs",
-    "tls/connector.rs",
-    "tls/explain.rs",
-    "tls/mod.rs",
 ];
 
 // --- tokens -----------------------------------------------------------------------------------------------------------

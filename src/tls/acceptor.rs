@@ -1,4 +1,4 @@
-//! Clients' handshakes: bounded in time and in number, each in its connection's own task.
+//! Handshakes with clients: bounded in time and number, each in the task of its connection.
 
 use std::fmt;
 use std::io;
@@ -6,14 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
-};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
@@ -21,23 +19,24 @@ use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::crypto::{H2, HTTP_1_1, provider, versions};
 use super::files::{FileError, Files};
-use super::watched::{Made, Watched};
-use super::{H2, HTTP_1_1, provider, versions};
-use crate::config::Config;
+use super::verifiers::AllowedNames;
+use super::watched::{Loaded, Watched};
+use crate::config::{Config, TlsConfig};
 use crate::net::{Plain, Stream};
 use crate::telemetry::Metrics;
 
-/// Refused handshakes are told in the log at most this often: anybody can cause one.
+/// Shortest interval between warnings of failed handshakes, which any client can cause.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
-/// With what every TLS connection begins: a handshake record.
+/// First byte of every TLS connection: the type of a handshake record.
 const HANDSHAKE_RECORD: u8 = 22;
-/// Encrypted bytes that one connection holds: a piece of an answer (128 KiB) is passed on in one go.
+/// Encrypted bytes buffered for one connection: room for one piece of a response (128 KiB).
 const BUFFER_BYTES: usize = 160 << 10;
 
-/// Wraps accepted connections.
+/// Completes handshakes on accepted connections.
 pub struct Acceptor {
-    current: Arc<Watched<ServerConfig>>,
+    pub(super) current: Arc<Watched<ServerConfig>>,
     turns: Semaphore,
     timeout: Duration,
     reload_interval: Duration,
@@ -52,10 +51,10 @@ impl fmt::Debug for Acceptor {
 }
 
 impl Acceptor {
-    /// Reads the files of the flags; `None` if no listener wants TLS.
+    /// Reads the files that the flags name; `None` if no listener uses TLS.
     ///
     /// # Errors
-    /// What is wrong with which file.
+    /// The file that is invalid, and why.
     pub fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Arc<Acceptor>>, FileError> {
         let mut urls = config.listen.urls();
         if !urls.any(|url| url.tls) {
@@ -71,41 +70,14 @@ impl Acceptor {
         ] {
             paths.extend(path.clone().map(|path| (flag, path)));
         }
-        let (provider, versions) = (provider(&flags), versions(&flags));
-        // Made once: a replaced CA must not change the certificate that stands beside it.
+        // Made once: a replaced CA must not change the self-signed certificate.
         let own = flags
             .auto_tls
-            .then(|| self_signed(config, &provider))
+            .then(|| self_signed(config, &provider(&flags)))
             .transpose()?;
-        let allowed_names = flags.client_cert_allowed_hostname.clone();
-        let make = move |files: &Files| {
-            let mut ends = Vec::new();
-            let certified = match (files.get("cert-file"), files.get("key-file"), &own) {
-                (Some(cert), Some(key), _) => {
-                    let (certified, facts) = cert.with_key(key, &provider)?;
-                    ends.push(("cert", facts.not_after_seconds));
-                    certified
-                }
-                (_, _, Some(own)) => own.clone(),
-                _ => return Err(FileError::Other("there is no certificate".to_owned())),
-            };
-            let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
-                .with_protocol_versions(&versions)
-                .map_err(|error| FileError::Other(error.to_string()))?;
-            let builder = match client_verifier(files, &provider, &allowed_names, &mut ends)? {
-                Some(verifier) => builder.with_client_cert_verifier(verifier),
-                None => builder.with_no_client_auth(),
-            };
-            let mut value = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
-            value.alpn_protocols = vec![H2.to_vec(), HTTP_1_1.to_vec()];
-            // A resumed session would skip the look at the client's certificate and at the revocation list; connections
-            // live long, so that little is lost.
-            value.session_storage = Arc::new(NoServerSessionStorage {});
-            value.send_tls13_tickets = 0;
-            Ok(Made { value, ends })
-        };
+        let load = Box::new(move |files: &Files| load(&flags, own.as_ref(), files));
         Ok(Some(Arc::new(Acceptor {
-            current: Arc::new(Watched::open("clients", paths, metrics, Box::new(make))?),
+            current: Arc::new(Watched::open("clients", paths, metrics, load)?),
             turns: Semaphore::new(config.tls.tls_max_handshakes as usize),
             timeout: config.tls.tls_handshake_timeout,
             reload_interval: config.tls.tls_reload_interval,
@@ -114,20 +86,20 @@ impl Acceptor {
         })))
     }
 
-    /// Looks for replaced files until `stop`; the task is `tasks`' to join.
+    /// Spawns a task on `tasks` that reloads replaced files until `stop` is cancelled.
     pub fn keep_fresh(&self, tasks: &TaskTracker, stop: &CancellationToken) {
         let (current, interval, stop) = (Arc::clone(&self.current), self.reload_interval, stop.clone());
         tasks.spawn(async move { stop.run_until_cancelled(current.keep_fresh(interval)).await });
     }
 
-    /// Shakes hands. `None` means that it did not come to that, which is counted and told in the log.
+    /// Completes a handshake. `None` if it failed, which is counted and logged.
     pub async fn accept(&self, stream: Plain) -> Option<Stream> {
         let peer = match &stream {
             Either::Left(tcp) => tcp.peer_addr().map(|peer| peer.to_string()).ok(),
             Either::Right(_) => None,
         };
         self.metrics.tls.handshaking.inc();
-        let ended = tokio::time::timeout(self.timeout, self.shake_hands(stream)).await;
+        let ended = tokio::time::timeout(self.timeout, self.handshake(stream)).await;
         self.metrics.tls.handshaking.dec();
         let (result, error) = match ended {
             Ok(Ok(stream)) => {
@@ -143,21 +115,21 @@ impl Acceptor {
         self.metrics.tls.record_handshake(result);
         let peer = peer.unwrap_or_else(|| "unix socket".to_owned());
         if self.may_warn() {
-            tracing::warn!(%peer, error, "a client's TLS handshake failed; see rangecache_tls_handshakes_total for how many");
+            tracing::warn!(%peer, error, "a client's TLS handshake failed; rangecache_tls_handshakes_total counts them");
         } else {
             tracing::debug!(%peer, error, "a client's TLS handshake failed");
         }
         None
     }
 
-    async fn shake_hands(&self, stream: Plain) -> io::Result<Stream> {
+    async fn handshake(&self, stream: Plain) -> io::Result<Stream> {
         let _turn = self.turns.acquire().await.map_err(io::Error::other)?;
         if let Either::Left(tcp) = &stream {
-            // As etcd does: who does not begin with TLS gets no answer, not even an alert.
+            // As in etcd, a client that does not use TLS gets no response, not even an alert.
             let mut first = [0];
             if tcp.peek(&mut first).await? == 1 && first[0] != HANDSHAKE_RECORD {
                 return Err(io::Error::other(
-                    "it did not begin with TLS; is the client's URL https://?",
+                    "the client does not use TLS; is its URL https://?",
                 ));
             }
         }
@@ -179,7 +151,41 @@ impl Acceptor {
     }
 }
 
-/// A certificate for this run, for the hosts that are listened on.
+/// Builds the settings of handshakes with clients. `own` is the self-signed certificate of `--auto-tls`.
+fn load(
+    flags: &TlsConfig,
+    own: Option<&CertifiedKey>,
+    files: &Files,
+) -> Result<Loaded<ServerConfig>, FileError> {
+    let provider = provider(flags);
+    let mut expiries = Vec::new();
+    let certified = match (files.get("cert-file"), files.get("key-file"), own) {
+        (Some(cert), Some(key), _) => {
+            let (certified, facts) = cert.with_key(key, &provider)?;
+            expiries.push(("cert", facts.not_after_seconds));
+            certified
+        }
+        (_, _, Some(own)) => own.clone(),
+        _ => return Err(FileError::Other("there is no certificate".to_owned())),
+    };
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&versions(flags))
+        .map_err(|error| FileError::Other(error.to_string()))?;
+    let allowed_names = &flags.client_cert_allowed_hostname;
+    let builder = match client_verifier(files, &provider, allowed_names, &mut expiries)? {
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
+        None => builder.with_no_client_auth(),
+    };
+    let mut value = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+    value.alpn_protocols = vec![H2.to_vec(), HTTP_1_1.to_vec()];
+    // A resumed session would skip the verification of the client's certificate and of the revocation list. Connections
+    // live long, so that little is lost.
+    value.session_storage = Arc::new(NoServerSessionStorage {});
+    value.send_tls13_tickets = 0;
+    Ok(Loaded { value, expiries })
+}
+
+/// A self-signed certificate for the hosts of the listeners, valid for this run.
 fn self_signed(config: &Config, provider: &CryptoProvider) -> Result<CertifiedKey, FileError> {
     let other = |error: rcgen::Error| FileError::Other(error.to_string());
     let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).into();
@@ -203,30 +209,30 @@ fn self_signed(config: &Config, provider: &CryptoProvider) -> Result<CertifiedKe
         .map_err(|error| FileError::Other(error.to_string()))
 }
 
-/// What judges clients' certificates; `None` if no CA is given.
+/// The verifier of clients' certificates; `None` if no CA is given.
 fn client_verifier(
     files: &Files,
     provider: &Arc<CryptoProvider>,
     allowed_names: &[String],
-    ends: &mut Vec<(&'static str, i64)>,
+    expiries: &mut Vec<(&'static str, i64)>,
 ) -> Result<Option<Arc<dyn ClientCertVerifier>>, FileError> {
     let Some(file) = files.get("trusted-ca-file") else {
         return Ok(None);
     };
-    let (authorities, end) = file.authorities()?;
-    ends.push(("ca", end));
+    let (authorities, expiry) = file.authorities()?;
+    expiries.push(("ca", expiry));
     let mut builder =
         WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), Arc::clone(provider));
     if let Some(file) = files.get("client-crl-file") {
         let (lists, next_update) = file.revocation_lists()?;
-        ends.extend(next_update.map(|end| ("crl", end)));
-        // A list speaks of one CA's certificates; those of the others are judged without.
+        expiries.extend(next_update.map(|expiry| ("crl", expiry)));
+        // A list covers the certificates of one CA; those of other CAs are accepted without a list.
         builder = builder.with_crls(lists).allow_unknown_revocation_status();
     }
     let verifier = builder.build().map_err(|error| {
         let file = files.get("client-crl-file").unwrap_or(file);
-        file.wrong(format!(
-            "clients' certificates cannot be judged by it: {error}; make it anew"
+        file.invalid(format!(
+            "clients' certificates cannot be verified with it: {error}; replace it"
         ))
     })?;
     if allowed_names.is_empty() {
@@ -236,56 +242,5 @@ fn client_verifier(
         .iter()
         .filter_map(|name| ServerName::try_from(name.clone()).ok())
         .collect();
-    Ok(Some(Arc::new(Named { verifier, names })))
-}
-
-/// Lets only clients in whose certificate is for one of these names, too.
-#[derive(Debug)]
-struct Named {
-    verifier: Arc<dyn ClientCertVerifier>,
-    names: Vec<ServerName<'static>>,
-}
-
-impl ClientCertVerifier for Named {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        self.verifier.root_hint_subjects()
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        let verified = self.verifier.verify_client_cert(end_entity, intermediates, now)?;
-        let parsed = ParsedCertificate::try_from(end_entity)?;
-        let is_for = |name| rustls::client::verify_server_name(&parsed, name).is_ok();
-        if self.names.iter().any(is_for) {
-            Ok(verified)
-        } else {
-            Err(CertificateError::NotValidForName.into())
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, Error> {
-        self.verifier.verify_tls12_signature(message, certificate, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, Error> {
-        self.verifier.verify_tls13_signature(message, certificate, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
-    }
+    Ok(Some(Arc::new(AllowedNames { verifier, names })))
 }

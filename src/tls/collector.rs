@@ -1,4 +1,4 @@
-//! Connecting to a collector of traces. Its files are few and its connections are rare: they are read for each of them.
+//! Connections to a collector of traces. They are rare, so that the files are read for each of them.
 
 use std::io;
 use std::path::PathBuf;
@@ -10,9 +10,8 @@ use rustls::sign::SingleCertAndKey;
 use tokio_rustls::TlsConnector;
 use tokio_util::either::Either;
 
-use super::connector::system_authorities;
-use super::files::{FileError, Files};
-use super::{H2, HTTP_1_1};
+use super::crypto::{H2, HTTP_1_1};
+use super::files::{FileError, Files, system_authorities};
 use crate::net::{self, Stream, Url};
 
 const CERTIFICATE: &str = "OTEL_EXPORTER_OTLP_CERTIFICATE";
@@ -26,10 +25,10 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// With this CA, else the system's, and as the owner of `client`, a certificate and its key.
+    /// Trusts the CA in `certificate`, otherwise the system's, and presents `client`, a certificate and its key.
     ///
     /// # Errors
-    /// What is wrong with which file.
+    /// The file that is invalid, and why.
     pub fn open(
         certificate: Option<PathBuf>,
         client: Option<(PathBuf, PathBuf)>,
@@ -67,16 +66,16 @@ impl Collector {
         })
     }
 
-    /// Connects and shakes hands, for HTTP/2 or for HTTP/1.
+    /// Connects to `url` with ALPN for HTTP/2 or HTTP/1.1.
     ///
     /// # Errors
-    /// What the system, a file or the handshake said.
+    /// The error of the socket, of a file or of the handshake.
     pub async fn connect(&self, url: &Url, http2: bool) -> io::Result<Stream> {
         let mut config = self.config().map_err(io::Error::other)?;
         config.alpn_protocols = vec![if http2 { H2 } else { HTTP_1_1 }.to_vec()];
         let name = url
             .server_name()
-            .ok_or_else(|| io::Error::other("no certificate can be for this name"))?;
+            .ok_or_else(|| io::Error::other("this host name cannot be in a certificate"))?;
         let stream = net::connect(url).await?;
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
         let stream = Box::pin(connecting).await?;

@@ -1,16 +1,12 @@
-//! Connecting to etcd, with TLS where the URL says so.
+//! Connections to etcd, with TLS for `https://` and `unixs://`.
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::ClientConfig;
 use rustls::sign::SingleCertAndKey;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use tokio::io::AsyncBufReadExt;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -18,44 +14,38 @@ use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::explain;
+use super::crypto::{H2, HTTP_1_1, provider, versions};
+use super::explain::{self, TlsFilePaths};
 use super::facts::{self, Facts};
-use super::files::{FileError, Files};
-use super::watched::{Made, Watched};
-use super::{H2, HTTP_1_1, provider, versions};
-use crate::config::Config;
+use super::files::{FileError, Files, system_authorities};
+use super::verifiers::NoVerification;
+use super::watched::{Loaded, Watched};
+use crate::config::{Config, TlsConfig};
 use crate::net::{self, Plain, Stream, Url};
 use crate::telemetry::Metrics;
 
-/// How long a server is waited for that speaks only after us.
-const FIRST_WORD_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long to wait for the first bytes of a server that may send only after the client does.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What will be spoken on a connection.
+/// Application protocol of a connection to etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// gRPC.
     Http2,
-    /// Health, metrics and the JSON gateway.
+    /// HTTP/1.1: health, metrics and the JSON gateway.
     Http1,
 }
 
 /// Makes connections to etcd.
 pub struct Connector {
-    /// `None` when no endpoint wants TLS.
+    /// `None` if no endpoint uses TLS.
     tls: Option<Tls>,
 }
 
 struct Tls {
     current: Arc<Watched<Client>>,
-    files: Shown,
+    files: TlsFilePaths,
     reload_interval: Duration,
-}
-
-/// The files, as words for errors.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Shown {
-    pub(super) cacert: Option<PathBuf>,
-    pub(super) cert: Option<PathBuf>,
 }
 
 struct Client {
@@ -73,21 +63,26 @@ impl fmt::Debug for Connector {
 }
 
 impl Connector {
-    /// One that speaks no TLS.
+    /// A connector without TLS.
     #[must_use]
     pub fn plaintext() -> Arc<Connector> {
         Arc::new(Connector { tls: None })
     }
 
-    /// Reads the files of the flags.
+    /// Reads the files that the flags name.
     ///
     /// # Errors
-    /// What is wrong with which file.
+    /// The file that is invalid, and why.
     pub fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Arc<Connector>, FileError> {
         if !config.etcd.endpoints.iter().any(|url| url.tls) {
             return Ok(Connector::plaintext());
         }
         let flags = config.tls.clone();
+        if flags.insecure_skip_tls_verify {
+            tracing::warn!(
+                "--insecure-skip-tls-verify: etcd's certificate is not verified; do not use this in production"
+            );
+        }
         let mut paths = Vec::new();
         for (flag, path) in [
             ("cacert", &flags.cacert),
@@ -96,65 +91,21 @@ impl Connector {
         ] {
             paths.extend(path.clone().map(|path| (flag, path)));
         }
-        let files = Shown {
+        let files = TlsFilePaths {
             cacert: flags.cacert.clone(),
             cert: flags.cert.clone(),
         };
         let reload_interval = flags.tls_reload_interval;
-        let (provider, versions) = (provider(&flags), versions(&flags));
-        let make = move |files: &Files| {
-            let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-                .with_protocol_versions(&versions)
-                .map_err(|error| FileError::Other(error.to_string()))?;
-            let mut ends = Vec::new();
-            let builder = if flags.insecure_skip_tls_verify {
-                let anybody = Arc::new(Anybody(Arc::clone(&provider)));
-                builder.dangerous().with_custom_certificate_verifier(anybody)
-            } else {
-                let authorities = match files.get("cacert") {
-                    Some(file) => {
-                        let (store, end) = file.authorities()?;
-                        ends.push(("ca", end));
-                        store
-                    }
-                    None => system_authorities()?,
-                };
-                builder.with_root_certificates(authorities)
-            };
-            let mut common_name = None;
-            let mut http2 = match (files.get("cert"), files.get("key")) {
-                (Some(cert), Some(key)) => {
-                    let (certified, facts) = cert.with_key(key, &provider)?;
-                    ends.push(("cert", facts.not_after_seconds));
-                    common_name = facts.common_name;
-                    builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified)))
-                }
-                _ => builder.with_no_client_auth(),
-            };
-            let mut http1 = http2.clone();
-            http2.alpn_protocols = vec![H2.to_vec()];
-            http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
-            let value = Client {
-                http2: Arc::new(http2),
-                http1: Arc::new(http1),
-                common_name,
-            };
-            Ok(Made { value, ends })
-        };
-        if config.tls.insecure_skip_tls_verify {
-            tracing::warn!(
-                "--insecure-skip-tls-verify: any certificate is taken for etcd's; do not use this in production"
-            );
-        }
+        let load = Box::new(move |files: &Files| load(&flags, files));
         let tls = Tls {
-            current: Arc::new(Watched::open("etcd", paths, metrics, Box::new(make))?),
+            current: Arc::new(Watched::open("etcd", paths, metrics, load)?),
             files,
             reload_interval,
         };
         Ok(Arc::new(Connector { tls: Some(tls) }))
     }
 
-    /// Looks for replaced files until `stop`; the task is `tasks`' to join.
+    /// Spawns a task on `tasks` that reloads replaced files until `stop` is cancelled.
     pub fn keep_fresh(&self, tasks: &TaskTracker, stop: &CancellationToken) {
         if let Some(tls) = &self.tls {
             let (current, interval, stop) = (Arc::clone(&tls.current), tls.reload_interval, stop.clone());
@@ -162,31 +113,36 @@ impl Connector {
         }
     }
 
-    /// The common name in the certificate that is shown to etcd: with its auth on, whom every caller without
-    /// credentials of its own acts as.
+    /// Common name of the client certificate. If etcd's auth is on, callers without credentials of their own act as the
+    /// user of this name.
     #[must_use]
     pub fn common_name(&self) -> Option<String> {
         self.tls.as_ref()?.current.current().common_name.clone()
     }
 
-    /// Whether there is such a name.
+    /// Whether the client certificate has a common name.
     #[must_use]
     pub fn names_a_user(&self) -> bool {
         let names = |tls: &Tls| tls.current.current().common_name.is_some();
         self.tls.as_ref().is_some_and(names)
     }
 
-    /// Connects to `url`, and shakes hands where it is one with TLS.
+    /// Connects to `url`, with TLS if the URL asks for it.
     ///
     /// # Errors
-    /// What the system or the handshake said; of the latter also which flag it is about and what to do.
+    /// The error of the socket or of the handshake; the latter names the flag and the remedy.
     pub async fn connect(&self, url: &Url, protocol: Protocol) -> io::Result<Stream> {
         let stream = net::connect(url).await?;
+        self.handshake(url, protocol, stream).await
+    }
+
+    /// Completes the handshake with `url` on a connected socket.
+    pub(super) async fn handshake(&self, url: &Url, protocol: Protocol, stream: Plain) -> io::Result<Stream> {
         if !url.tls {
             return Ok(Either::Left(stream));
         }
         let (Some(tls), Some(name)) = (&self.tls, url.server_name()) else {
-            return Err(io::Error::other("TLS is not set up"));
+            return Err(io::Error::other("TLS is not configured"));
         };
         let client = tls.current.current();
         let config = match protocol {
@@ -200,9 +156,9 @@ impl Connector {
             }
             Ok(mut stream) => {
                 if protocol == Protocol::Http2 {
-                    first_word(&mut stream)
+                    first_bytes(&mut stream)
                         .await
-                        .map_err(|error| explain::instead_of_a_first_word(error, url, &tls.files))?;
+                        .map_err(|error| explain::no_first_bytes(error, url, &tls.files))?;
                 }
                 Ok(Either::Right(Box::new(stream.into())))
             }
@@ -210,7 +166,7 @@ impl Connector {
         }
     }
 
-    /// What the certificate says of itself that is shown at `url`; `None` where no TLS is spoken, or nothing can be read.
+    /// The facts of the certificate that the server at `url` presents; `None` without TLS, or if it cannot be parsed.
     ///
     /// # Errors
     /// As [`Connector::connect`].
@@ -224,88 +180,62 @@ impl Connector {
             .and_then(|certificate| facts::of_certificate(certificate).ok()))
     }
 
-    /// Words for what ended a connection to `url` before anything was answered on it.
+    /// Explains why a connection to `url` was closed before the first response.
     pub(crate) fn explain(&self, url: &Url, text: &str) -> String {
         let files = self.tls.as_ref().map(|tls| tls.files.clone());
         explain::after_handshake(text, url, &files.unwrap_or_default())
     }
 }
 
-/// Waits for what the server says first, and leaves it to be read. etcd begins HTTP/2 without waiting for us, or says why
-/// it refuses our certificate; had we written by then, the failing write would hide that.
-async fn first_word(stream: &mut TlsStream<Plain>) -> io::Result<()> {
-    match tokio::time::timeout(FIRST_WORD_TIMEOUT, stream.fill_buf()).await {
+/// Builds the settings of connections to etcd.
+fn load(flags: &TlsConfig, files: &Files) -> Result<Loaded<Client>, FileError> {
+    let provider = provider(flags);
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&versions(flags))
+        .map_err(|error| FileError::Other(error.to_string()))?;
+    let mut expiries = Vec::new();
+    let builder = if flags.insecure_skip_tls_verify {
+        let verifier = Arc::new(NoVerification(Arc::clone(&provider)));
+        builder.dangerous().with_custom_certificate_verifier(verifier)
+    } else {
+        let authorities = match files.get("cacert") {
+            Some(file) => {
+                let (store, expiry) = file.authorities()?;
+                expiries.push(("ca", expiry));
+                store
+            }
+            None => system_authorities()?,
+        };
+        builder.with_root_certificates(authorities)
+    };
+    let mut common_name = None;
+    let mut http2 = match (files.get("cert"), files.get("key")) {
+        (Some(cert), Some(key)) => {
+            let (certified, facts) = cert.with_key(key, &provider)?;
+            expiries.push(("cert", facts.not_after_seconds));
+            common_name = facts.common_name;
+            builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(certified)))
+        }
+        _ => builder.with_no_client_auth(),
+    };
+    let mut http1 = http2.clone();
+    http2.alpn_protocols = vec![H2.to_vec()];
+    http1.alpn_protocols = vec![HTTP_1_1.to_vec()];
+    let value = Client {
+        http2: Arc::new(http2),
+        http1: Arc::new(http1),
+        common_name,
+    };
+    Ok(Loaded { value, expiries })
+}
+
+/// Waits for the first bytes of the server, and leaves them in the buffer. etcd starts HTTP/2 without waiting for the
+/// client, or sends an alert that refuses the client's certificate; a write before that would fail and hide the alert.
+async fn first_bytes(stream: &mut TlsStream<Plain>) -> io::Result<()> {
+    match tokio::time::timeout(FIRST_BYTES_TIMEOUT, stream.fill_buf()).await {
         Ok(Ok([])) => Err(io::ErrorKind::UnexpectedEof.into()),
         Ok(Err(error)) => Err(error),
-        // A server may also let us begin.
+        // A server may also wait for the client.
         Ok(Ok(_)) | Err(_) => Ok(()),
-    }
-}
-
-pub(super) fn system_authorities() -> Result<RootCertStore, FileError> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut store = RootCertStore::empty();
-    // A system's bundle may hold one that is odd; the others count.
-    store.add_parsable_certificates(found.certs);
-    if store.is_empty() {
-        return Err(FileError::NoSystemCas);
-    }
-    Ok(store)
-}
-
-/// A path in words, or what stands for it.
-pub(super) fn named(flag: &str, path: Option<&Path>, otherwise: &str) -> String {
-    path.map_or_else(
-        || otherwise.to_owned(),
-        |path| format!("--{flag} {}", path.display()),
-    )
-}
-
-/// Takes any certificate for etcd's, but not a handshake that its key has not signed.
-#[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(
-            message,
-            certificate,
-            signed,
-            &self.0.signature_verification_algorithms,
-        )
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(
-            message,
-            certificate,
-            signed,
-            &self.0.signature_verification_algorithms,
-        )
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

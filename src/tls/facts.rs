@@ -1,23 +1,23 @@
-//! What a certificate or a revocation list says of itself.
+//! Facts of a certificate or a revocation list.
 
 use rustls::pki_types::CertificateDer;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 
-/// What operators ask of a certificate.
+/// Names and validity of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// The subject's common name, empty ones left out. etcd's auth takes it for a user's name.
+    /// Common name of the subject, unless empty. etcd's auth takes it for a user name.
     pub common_name: Option<String>,
-    /// DNS names and addresses that it is for.
+    /// DNS names and IP addresses in the certificate.
     pub names: Vec<String>,
-    /// In seconds since 1970.
+    /// Start of validity in seconds since 1970.
     pub not_before_seconds: i64,
-    /// In seconds since 1970.
+    /// Expiry in seconds since 1970.
     pub not_after_seconds: i64,
 }
 
-/// Reads a certificate; the error is a parser's, in words.
+/// Parses a certificate; the error is the parser's, as text.
 pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Result<Facts, String> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|error| error.to_string())?;
     let common_name = certificate
@@ -56,7 +56,7 @@ fn name_of(name: &GeneralName<'_>) -> Option<String> {
     }
 }
 
-/// When a revocation list will be replaced by the next, in seconds since 1970, if it says so.
+/// When a revocation list expires in seconds since 1970, if it contains that.
 pub(super) fn next_update_seconds(der: &[u8]) -> Option<i64> {
     let (_, list) = CertificateRevocationList::from_der(der).ok()?;
     list.next_update().map(|time| time.timestamp())

@@ -1,4 +1,4 @@
-//! What is in the files that the flags name, and what is wrong with it.
+//! Files that the flags name: certificates, keys, CAs and revocation lists, with errors that name the flag.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
@@ -12,76 +12,77 @@ use rustls::{Error, InconsistentKeys, RootCertStore};
 
 use super::facts::{self, Facts};
 
-/// The largest file that is read: revocation lists of a million certificates are smaller.
+/// Largest file that is read, in bytes: revocation lists of a million certificates are smaller.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// What is wrong with a file, with the flag that names it and what to do.
+/// An invalid file, with the flag that names it and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error(
         "{} {path}: cannot be read: {source}; check the path and the permissions",
-        shown(flag)
+        as_written(flag)
     )]
     Unreadable {
         /// The flag that names it.
         flag: &'static str,
-        /// Where it is.
+        /// Path of the file.
         path: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// It is no such file.
-    #[error("{} {path}: {what}", shown(flag))]
+    /// The contents are invalid.
+    #[error("{} {path}: {what}", as_written(flag))]
     Content {
         /// The flag that names it.
         flag: &'static str,
-        /// Where it is.
+        /// Path of the file.
         path: String,
-        /// What is wrong, and what to do.
+        /// The error, and what to do.
         what: String,
     },
-    /// Two files that do not belong together.
+    /// A certificate and the key of another one.
     #[error(
-        "{} {key} is not the key of the certificate in {} {cert}: give the key that the certificate was made with; \
-         the server's own certificate must come first in the file",
-        shown(key_flag),
-        shown(cert_flag)
+        "{} {key} is not the key of the certificate in {} {cert}: give the certificate's own key; the server's \
+         certificate must come first in the file",
+        as_written(key_flag),
+        as_written(cert_flag)
     )]
     Mismatch {
         /// The flag that names the certificate.
         cert_flag: &'static str,
-        /// Where it is.
+        /// Path of the file.
         cert: String,
         /// The flag that names the key.
         key_flag: &'static str,
-        /// Where it is.
+        /// Path of the file.
         key: String,
     },
     /// The system has no CAs.
     #[error(
-        "--cacert is not given and this system has no CA certificates: give --cacert, the CA that issued etcd's certificate"
+        "--cacert is not given and this system has no CA certificates: give --cacert, the CA that issued etcd's \
+         certificate"
     )]
     NoSystemCas,
-    /// What rustls does not take.
-    #[error("TLS cannot be set up: {0}")]
+    /// An error of the TLS library.
+    #[error("TLS cannot be configured: {0}")]
     Other(String),
 }
 
-/// A flag, or a variable of OpenTelemetry's, as it is written.
-fn shown(name: &str) -> String {
+/// A flag as it is written on the command line, or a variable of OpenTelemetry.
+fn as_written(name: &str) -> String {
     let is_variable = name.starts_with(|first: char| first.is_ascii_uppercase());
     format!("{}{name}", if is_variable { "" } else { "--" })
 }
 
-/// A file that was read.
+/// Contents of a file.
 pub(super) struct File {
     flag: &'static str,
     path: String,
     bytes: Vec<u8>,
 }
 
-/// Files as they were at one moment, each under the flag that names it.
+/// Contents of several files, each under the flag that names it.
 pub(super) struct Files {
     files: Vec<File>,
 }
@@ -99,7 +100,7 @@ impl Files {
         self.files.iter().find(|file| file.flag == flag)
     }
 
-    /// Differs when any content does. Only this is kept of the files, so that no key lies about in memory.
+    /// Hash of all contents. Only the hash is kept between reloads, so that no key stays in memory.
     pub(super) fn stamp(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for file in &self.files {
@@ -109,10 +110,10 @@ impl Files {
     }
 }
 
-/// What the first certificate of the file at `path` says of itself.
+/// The facts of the first certificate in the file at `path`, which `flag` names.
 ///
 /// # Errors
-/// What is wrong with the file, which `flag` names.
+/// Why the file is invalid.
 pub fn look_at_file(flag: &'static str, path: &Path) -> Result<Facts, FileError> {
     Ok(File::read(flag, path)?.certificates()?.1)
 }
@@ -134,12 +135,12 @@ impl File {
             bytes,
         };
         if file.bytes.len() as u64 > MAX_BYTES {
-            return Err(file.wrong(format!("it is larger than {} MiB", MAX_BYTES >> 20)));
+            return Err(file.invalid(format!("the file is larger than {} MiB", MAX_BYTES >> 20)));
         }
         Ok(file)
     }
 
-    pub(super) fn wrong(&self, what: impl Into<String>) -> FileError {
+    pub(super) fn invalid(&self, what: impl Into<String>) -> FileError {
         FileError::Content {
             flag: self.flag,
             path: self.path.clone(),
@@ -147,26 +148,26 @@ impl File {
         }
     }
 
-    /// Every certificate, at least one, with what the first says of itself.
+    /// All certificates, at least one, with the facts of the first.
     pub(super) fn certificates(&self) -> Result<(Vec<CertificateDer<'static>>, Facts), FileError> {
         let none = || {
-            self.wrong(
-                "it holds no certificate; give a PEM file with -----BEGIN CERTIFICATE-----, the server's own one first",
+            self.invalid(
+                "the file holds no certificate; give a PEM file with -----BEGIN CERTIFICATE-----, the server's own one first",
             )
         };
         let chain = CertificateDer::pem_slice_iter(&self.bytes)
             .collect::<Result<Vec<_>, _>>()
-            .map_err(|error| self.wrong(format!("it is not PEM as it should be: {error}")))?;
+            .map_err(|error| self.invalid(format!("the file is not valid PEM: {error}")))?;
         let first = chain.first().ok_or_else(none)?;
         let facts = facts::of_certificate(first).map_err(|error| {
-            self.wrong(format!(
-                "its first certificate cannot be understood ({error}); is it X.509?"
+            self.invalid(format!(
+                "its first certificate cannot be parsed ({error}); is it X.509?"
             ))
         })?;
         Ok((chain, facts))
     }
 
-    /// The CAs, and when the first of them expires, in seconds since 1970.
+    /// The CAs, and when the first of them expires in seconds since 1970.
     pub(super) fn authorities(&self) -> Result<(RootCertStore, i64), FileError> {
         let (certificates, first) = self.certificates()?;
         let mut store = RootCertStore::empty();
@@ -174,8 +175,8 @@ impl File {
         for (index, certificate) in certificates.into_iter().enumerate() {
             let refused = |error: String| {
                 let nth = index + 1;
-                self.wrong(format!(
-                    "certificate {nth} in it cannot be a CA ({error}); take it out, or make it anew"
+                self.invalid(format!(
+                    "certificate {nth} in it cannot be a CA ({error}); remove or replace it"
                 ))
             };
             let facts = facts::of_certificate(&certificate).map_err(refused)?;
@@ -194,17 +195,19 @@ impl File {
             .windows(encrypted.len())
             .any(|window| window == encrypted)
         {
-            return Err(self.wrong(
-                "the key is encrypted, and there is nobody to ask for its password; \
-                 decrypt it (openssl pkey -in … -out …) and protect the file by its mode",
+            return Err(self.invalid(
+                "the key is encrypted, and its password cannot be asked for; decrypt it (openssl pkey -in … -out …) and \
+                 protect the file by its mode",
             ));
         }
         PrivateKeyDer::from_pem_slice(&self.bytes).map_err(|_| {
-            self.wrong("it holds no private key; give a PEM file with -----BEGIN PRIVATE KEY----- (or RSA or EC PRIVATE KEY)")
+            self.invalid(
+                "the file holds no private key; give a PEM file with -----BEGIN PRIVATE KEY----- (or RSA or EC PRIVATE KEY)",
+            )
         })
     }
 
-    /// This file's certificates with the key of another.
+    /// The certificates of this file with the key of `key_file`.
     pub(super) fn with_key(
         &self,
         key_file: &File,
@@ -219,22 +222,25 @@ impl File {
                 key_flag: key_file.flag,
                 key: key_file.path.clone(),
             },
-            error @ Error::InvalidCertificate(_) => self.wrong(format!(
+            error @ Error::InvalidCertificate(_) => self.invalid(format!(
                 "its first certificate cannot be used ({error}); it must be X.509 version 3"
             )),
-            error => key_file.wrong(format!(
+            error => key_file.invalid(format!(
                 "the key cannot be used ({error}); use RSA of 2048 bits or more, ECDSA or Ed25519"
             )),
         })?;
         Ok((certified, facts))
     }
 
-    /// Revocation lists, at least one, and when the first of them will be replaced, in seconds since 1970.
+    /// Revocation lists, at least one, and when the first of them expires in seconds since 1970.
     pub(super) fn revocation_lists(
         &self,
     ) -> Result<(Vec<CertificateRevocationListDer<'static>>, Option<i64>), FileError> {
-        let none =
-            || self.wrong("it holds no revocation list; give a CRL as PEM (-----BEGIN X509 CRL-----) or DER");
+        let none = || {
+            self.invalid(
+                "the file holds no revocation list; give a CRL as PEM (-----BEGIN X509 CRL-----) or DER",
+            )
+        };
         let lists = if self.bytes.first() == Some(&DER_SEQUENCE) {
             vec![CertificateRevocationListDer::from(self.bytes.clone())]
         } else {
@@ -253,5 +259,17 @@ impl File {
     }
 }
 
-/// With which every CRL in DER begins, and none in PEM.
+/// First byte of every CRL in DER, and of none in PEM.
 const DER_SEQUENCE: u8 = 0x30;
+
+/// The CAs that this system trusts.
+pub(super) fn system_authorities() -> Result<RootCertStore, FileError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut store = RootCertStore::empty();
+    // A bundle may contain a certificate that rustls refuses; the others are used.
+    store.add_parsable_certificates(found.certs);
+    if store.is_empty() {
+        return Err(FileError::NoSystemCas);
+    }
+    Ok(store)
+}

@@ -1,4 +1,4 @@
-//! Files that are replaced while rangecache runs: certificates are short-lived, and nobody restarts a proxy for them.
+//! Files that are replaced while rangecache runs: certificates are short-lived, and must not need a restart.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,23 +11,23 @@ use tokio::time::MissedTickBehavior;
 use super::files::{FileError, Files};
 use crate::telemetry::Metrics;
 
-/// Something made of files, with the times at which they end.
-pub(super) struct Made<T> {
+/// A value built from files, with the times at which they expire.
+pub(super) struct Loaded<T> {
     pub(super) value: T,
-    /// Which file (`cert`, `ca`, `crl`), and its end in seconds since 1970.
-    pub(super) ends: Vec<(&'static str, i64)>,
+    /// Kind of the file (`cert`, `ca`, `crl`), and its expiry in seconds since 1970.
+    pub(super) expiries: Vec<(&'static str, i64)>,
 }
 
-type Make<T> = Box<dyn Fn(&Files) -> Result<Made<T>, FileError> + Send + Sync>;
+type Load<T> = Box<dyn Fn(&Files) -> Result<Loaded<T>, FileError> + Send + Sync>;
 
-/// The newest thing that could be made of some files.
+/// The value built from the last valid state of some files.
 pub(super) struct Watched<T> {
-    /// `etcd` or `clients`: whom these files are shown to, or judge.
+    /// `etcd` or `clients`: the other side of the connections that use these files.
     side: &'static str,
     paths: Vec<(&'static str, PathBuf)>,
-    make: Make<T>,
+    load: Load<T>,
     current: ArcSwap<T>,
-    /// What was seen last, usable or not, so that what is broken is said once.
+    /// Last state of the files, valid or not, so that each broken state is logged once.
     seen: Mutex<Seen>,
     metrics: Arc<Metrics>,
 }
@@ -39,86 +39,88 @@ enum Seen {
 }
 
 impl<T: Send + Sync + 'static> Watched<T> {
-    /// Reads the files; what is wrong with them is the error.
+    /// Reads the files and builds the first value.
     pub(super) fn open(
         side: &'static str,
         paths: Vec<(&'static str, PathBuf)>,
         metrics: &Arc<Metrics>,
-        make: Make<T>,
+        load: Load<T>,
     ) -> Result<Watched<T>, FileError> {
         let files = Files::read(&paths)?;
-        let made = make(&files)?;
+        let loaded = load(&files)?;
         let watched = Watched {
             side,
             paths,
-            make,
-            current: ArcSwap::from_pointee(made.value),
+            load,
+            current: ArcSwap::from_pointee(loaded.value),
             seen: Mutex::new(Seen::Files(files.stamp())),
             metrics: Arc::clone(metrics),
         };
-        watched.report(&made.ends);
+        watched.export_expiries(&loaded.expiries);
         Ok(watched)
     }
 
-    /// What was made last.
+    /// The value built last.
     pub(super) fn current(&self) -> Arc<T> {
         self.current.load_full()
     }
 
-    /// Looks at the files every `interval`; never returns.
+    /// Checks the files for changes every `interval`; never returns.
     pub(super) async fn keep_fresh(self: &Arc<Self>, interval: Duration) {
-        let mut beat = tokio::time::interval(interval);
-        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            beat.tick().await;
+            ticks.tick().await;
             let watched = Arc::clone(self);
-            // A volume that hangs must not hold a serving thread. An error would be a panic in there: the next look tells.
-            let _ = tokio::task::spawn_blocking(move || watched.look()).await;
+            // On a thread of its own, since reading from a volume may block. A panic is logged by the hook; the next tick
+            // tries again.
+            let _ = tokio::task::spawn_blocking(move || watched.reload()).await;
         }
     }
 
-    fn look(&self) {
+    /// Reads the files, and replaces the value if they have changed and are valid.
+    pub(super) fn reload(&self) {
         let files = match Files::read(&self.paths) {
             Ok(files) => files,
             Err(error) => {
-                if self.is_news(Seen::Unreadable(error.to_string())) {
+                if self.is_new_state(Seen::Unreadable(error.to_string())) {
                     self.keep_old(&error);
                 }
                 return;
             }
         };
-        if !self.is_news(Seen::Files(files.stamp())) {
+        if !self.is_new_state(Seen::Files(files.stamp())) {
             return;
         }
-        match (self.make)(&files) {
-            Ok(made) => {
-                self.current.store(Arc::new(made.value));
+        match (self.load)(&files) {
+            Ok(loaded) => {
+                self.current.store(Arc::new(loaded.value));
                 self.metrics.tls.record_reload(self.side, "ok");
                 tracing::info!(
                     side = self.side,
-                    "certificates were replaced: new connections use the new ones"
+                    "certificates were replaced; new connections use the new ones"
                 );
-                self.report(&made.ends);
+                self.export_expiries(&loaded.expiries);
             }
             Err(error) => self.keep_old(&error),
         }
     }
 
-    fn is_news(&self, now: Seen) -> bool {
+    fn is_new_state(&self, now: Seen) -> bool {
         let mut seen = self.seen.lock();
-        let news = *seen != now;
+        let is_new = *seen != now;
         *seen = now;
-        news
+        is_new
     }
 
     fn keep_old(&self, error: &FileError) {
         self.metrics.tls.record_reload(self.side, "failed");
         tracing::warn!(side = self.side, %error,
-            "certificates were replaced by something that cannot be used; the old ones stay in use");
+            "replaced certificates are invalid; the old ones stay in use");
     }
 
-    fn report(&self, ends: &[(&'static str, i64)]) {
-        for (file, not_after_seconds) in ends {
+    fn export_expiries(&self, expiries: &[(&'static str, i64)]) {
+        for (file, not_after_seconds) in expiries {
             self.metrics
                 .tls
                 .set_not_after(self.side, file, *not_after_seconds);
@@ -127,7 +129,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
                     side = self.side,
                     file,
                     not_after_seconds,
-                    "a certificate or a revocation list is past its end: replace the file, it is picked up by itself"
+                    "certificate or CRL has expired; replace the file, it is reloaded automatically"
                 );
             }
         }

@@ -339,7 +339,7 @@ async fn certificates_of_both_sides_are_checked() {
     doctor(etcd.url(), &["--cacert", text(&broken)])
         .await
         .ends(1, "bad")
-        .says("certificates", "bad", "it holds no certificate");
+        .says("certificates", "bad", "the file holds no certificate");
     // http:// to an etcd with TLS.
     let plain = etcd.url().replace("https://", "http://");
     doctor(&plain, &[])

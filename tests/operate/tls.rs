@@ -508,7 +508,7 @@ fn bad_files_are_explained_before_a_port_is_bound() {
         ),
         (
             &["--cert-file", text(&broken), "--key-file", key],
-            &["--cert-file", "cannot be understood"],
+            &["--cert-file", "cannot be parsed"],
         ),
         (
             &["--cert-file", cert, "--key-file", text(&nonsense)],
