@@ -1,21 +1,21 @@
-# rangecache: everything that is typed to try, test and measure it. `make help` lists it.
+# rangecache: commands to try, test and measure it. `make help` lists them.
 # Needs Rust, Go, make and a C compiler; nothing else.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# One build at a time: each of them uses every core by itself.
+# One build at a time: each uses every core.
 .NOTPARALLEL:
 
 GO ?= go
 CARGO ?= cargo
 TOOLS_DIR := target/tools
-# The platform that `make sbom` describes.
+# Platform that `make sbom` describes.
 SBOM_TARGET ?= x86_64-unknown-linux-gnu
 
-# Each folder of tests/tools is a Go module that builds one tool of that name: its own main.go, or the main package
-# that its go.mod names as a tool.
+# Each folder of tests/tools is a Go module that builds the tool of that name: from its own main.go, or from the main
+# package that its go.mod names as a tool.
 ALL_TOOLS := $(sort $(patsubst tests/tools/%/go.mod,%,$(wildcard tests/tools/*/go.mod)))
 ETCD_TOOLS := $(filter etcd%,$(ALL_TOOLS))
 
@@ -25,33 +25,33 @@ help: ## Show this text
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo 'ETCD_3_7, ETCD_3_6, ETCD_3_5 and ETCDCTL may each name a binary to use instead of building one.'
+	@echo 'ETCD_3_7, ETCD_3_6, ETCD_3_5 and ETCDCTL can each name a binary to use instead of building one.'
 
 # --- try, test, measure ---------------------------------------------------------------------------------------------
 
-# With the user's own etcd nothing of ours is needed but the proxy.
+# With the user's own etcd only the proxy has to be built.
 .PHONY: run
-run: $(if $(ENDPOINTS),,$(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl) rust-present ## See rangecache in front of a real etcd; ENDPOINTS=http://... fronts your own
+run: $(if $(ENDPOINTS),,$(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl) rust-present ## Show rangecache in front of a real etcd; ENDPOINTS=http://... uses your own
 	$(CARGO) build --release --locked --bin rangecache --example tour
 	@exec target/release/examples/tour $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)')
 
 .PHONY: test
 test: tools goclient linearizer rust-present ## Run all tests, on real etcd 3.7, 3.6 and 3.5
-	$(CARGO) test --locked
+	$(CARGO) test --locked --workspace
 
 .PHONY: linearize
-linearize: tools linearizer rust-present ## Judge histories under faults; SCENARIO=no-quorum,mix SECONDS=300 SEED=7 choose
+linearize: tools linearizer rust-present ## Check linearizability under faults; options: SCENARIO=no-quorum,mix SECONDS=300 SEED=7
 	LINEAR_SCENARIO='$(SCENARIO)' LINEAR_SECONDS='$(SECONDS)' LINEAR_SEED='$(SEED)' \
 	  $(CARGO) test --locked --test linearizability -- --ignored --nocapture scenarios
 
 .PHONY: planted
-planted: tools linearizer rust-present ## Plant each bug of tests/planted, and see a test catch it; PLANTED=03 chooses
+planted: tools linearizer rust-present ## Apply each bug of tests/planted and check that a test catches it; PLANTED=03 selects
 	CARGO='$(CARGO)' tests/planted/run $(PLANTED)
 
 .PHONY: check
-check: rust-present ## Check formatting, lints, and the dependencies' licences and sources
-	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+check: rust-present ## Check formatting, lints, and licences and sources of dependencies
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	@if command -v cargo-deny >/dev/null; then \
 	  echo '$(CARGO) deny check bans licenses sources'; \
 	  $(CARGO) fetch --locked --quiet; \
@@ -61,45 +61,45 @@ check: rust-present ## Check formatting, lints, and the dependencies' licences a
 	fi
 
 .PHONY: bench
-bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; CASES=P1,P5 and ROUNDS=7 choose
+bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; options: CASES=P1,P5 ROUNDS=7
 	$(CARGO) bench --locked --bench suite -- $(if $(CASES),CASES=$(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH_ARGS)
 
-# Not part of `make test`: Helm and promtool take some minutes to build the first time.
+# Not part of `make test`: Helm and promtool take minutes to build the first time.
 .PHONY: chart-test
 chart-test: $(addprefix $(TOOLS_DIR)/,helm-4 helm-3 promtool etcd-3.7 etcdctl) rust-present ## Test the Helm chart, its alerts and its dashboard
 	$(CARGO) build --locked --bin rangecache
 	cd tests/chart && $(GO) test -count=1 ./...
 
-# Not part of `make test`: kube-apiserver takes some minutes to build the first time.
+# Not part of `make test`: kube-apiserver takes minutes to build the first time.
 .PHONY: test-kube
-test-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver helm-4 etcd-3.7 etcd-3.6) rust-present ## Test two real kube-apiservers before rangecache against the same before etcd, and the chart on one
+test-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver helm-4 etcd-3.7 etcd-3.6) rust-present ## Compare two real kube-apiservers on rangecache with the same on etcd, and test the chart on one
 	$(CARGO) build --locked --bin rangecache
 	cd tests/kube && $(GO) test -count=1 -timeout 20m ./...
 
 .PHONY: bench-kube
-bench-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure what two real kube-apiservers cost etcd: direct, through grpc-proxy, through rangecache
+bench-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure what two real kube-apiservers cost etcd: directly, through grpc-proxy, through rangecache
 	$(CARGO) build --release --locked --bin rangecache
 	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_OBJECTS=20000 KUBE_SECONDS=15 KUBE_GRPC_PROXY=1 \
 	  $(GO) test -count=1 -timeout 20m -run TestTable -v ./...
 
-# The crates that the binary is built from. What comes with them in C (jemalloc, aws-lc) stands under its crate; glibc and
-# Rust's own library are the toolchain's.
+# Lists the crates that the binary is built from. C code (jemalloc, aws-lc) is listed under its crate; glibc and Rust's
+# standard library belong to the toolchain and are not listed.
 .PHONY: sbom
-sbom: rust-present ## Say what the binary is made of, for a scanner: target/rangecache.cdx.json (CycloneDX)
+sbom: rust-present ## Write the bill of materials, for scanners: target/rangecache.cdx.json (CycloneDX)
 	@command -v $(TOOLS_DIR)/cargo/bin/cargo-cyclonedx >/dev/null || \
 	  $(CARGO) install cargo-cyclonedx --version '^0.5.9' --locked --root $(TOOLS_DIR)/cargo
 	@export SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct 2>/dev/null || date +%s)}"; \
 	PATH="$(CURDIR)/$(TOOLS_DIR)/cargo/bin:$$PATH" $(CARGO) cyclonedx --quiet --format json --spec-version 1.5 \
 	  --describe binaries --no-build-deps --target $(SBOM_TARGET)
 	@mkdir -p target
-	@# Where it was built is nobody's business.
+	@# Strip the build path.
 	@sed 's|path+file://$(CURDIR)#|pkg:cargo/|g' rangecache_bin.cdx.json > target/rangecache.cdx.json
-	@rm rangecache_bin.cdx.json
+	@rm -f rangecache_bin.cdx.json testkit/*.cdx.json
 	@echo 'target/rangecache.cdx.json'
 
-# `make test` runs these too, and skips what needs a browser where there is none.
+# `make test` runs these tests too, and skips those that need a browser if none is installed.
 .PHONY: page-test
-page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ## Test the page in headless Chromium; pictures in target/page
+page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ## Test the status page in headless Chromium; screenshots in target/page
 	@test -n "$(PAGE_BROWSER)" || for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 	  command -v "$$name" >/dev/null && exit 0; \
 	done || { echo 'Chromium is needed: install it, or name it by PAGE_BROWSER=' >&2; exit 1; }
@@ -109,10 +109,10 @@ page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ##
 rust-present:
 	@command -v $(CARGO) >/dev/null || { echo 'Rust is needed: https://rustup.rs' >&2; exit 1; }
 
-# --- tools: real etcd, its command-line clients and our Go client -----------------------------------------------------
+# --- tools: real etcd, its command-line clients and the Go test client ------------------------------------------------
 
 # $(1): name of the tool; $(2): path of a binary to use instead, or empty.
-# A link left by an earlier run with a path must give way once the path is no longer given.
+# A link to a path that an earlier run was given is replaced when the path is no longer given.
 define tool
 ifneq ($(2),)
 $(TOOLS_DIR)/$(1): FORCE
@@ -139,14 +139,14 @@ FORCE:
 go-present:
 	@command -v $(GO) >/dev/null || { \
 	  echo 'Go is needed to build the real etcd that rangecache is tested with.' >&2; \
-	  echo 'Install Go 1.26 or newer from https://go.dev/dl, or name binaries that you have:' >&2; \
+	  echo 'Install Go 1.26 or newer from https://go.dev/dl, or use binaries that you have:' >&2; \
 	  echo '  make ... ETCD_3_7=/path/to/etcd ETCD_3_6=... ETCD_3_5=... ETCDCTL=/path/to/etcdctl' >&2; \
-	  echo 'or try rangecache on an etcd that runs: make run ENDPOINTS=http://127.0.0.1:2379' >&2; \
+	  echo 'or try rangecache on a running etcd: make run ENDPOINTS=http://127.0.0.1:2379' >&2; \
 	  exit 1; }
 
-# Finding targets in clouds is no part of checking rules; without it promtool is half the size.
+# Checking rules needs no service discovery; without it promtool is half the size.
 tags_promtool := -tags=remove_all_sd
-# A Kubernetes that is not told its version says v0.0.0 in /version.
+# Without a version at build time kube-apiserver reports v0.0.0 in /version.
 ldflags_kube-apiserver := -X k8s.io/component-base/version.gitVersion=v1.37.1
 override_etcd-3.7 := $(ETCD_3_7)
 override_etcd-3.6 := $(ETCD_3_6)
@@ -158,10 +158,10 @@ $(foreach name,$(ALL_TOOLS),$(eval $(call tool,$(name),$(override_$(name)))))
 tools: $(addprefix $(TOOLS_DIR)/,$(ETCD_TOOLS)) ## Build etcd 3.7, 3.6, 3.5 and etcdctl into target/tools
 
 .PHONY: goclient
-goclient: $(TOOLS_DIR)/goclient ## Build the Go client that runs the conformance tour
+goclient: $(TOOLS_DIR)/goclient ## Build the Go client whose transcript the tests compare
 
 .PHONY: linearizer
-linearizer: $(TOOLS_DIR)/linearizer ## Build the judge of histories, on porcupine
+linearizer: $(TOOLS_DIR)/linearizer ## Build the linearizability checker, on porcupine
 
 .PHONY: clean-tools
 clean-tools: ## Remove target/tools

@@ -1,12 +1,12 @@
-//! A small keyspace laid out as Kubernetes lays out its own.
+//! A small keyspace with the layout of Kubernetes.
 
 use anyhow::Result;
 use bytes::Bytes;
 
-use crate::reads::Ground;
-use crate::rpc::Etcdclient;
+use crate::reads::ReadTarget;
+use crate::rpc::EtcdClient;
 
-/// One resource: its prefix, how many objects it has, and the size of each.
+/// Objects of one kind.
 struct Resource {
     prefix: &'static str,
     kind: &'static str,
@@ -47,7 +47,7 @@ fn key(resource: &Resource, index: usize) -> String {
     format!("{}ns-{:02}/web-{index:05}", resource.prefix, index % NAMESPACES)
 }
 
-/// A value of about the resource's size; `generation` tells one version of it from the next.
+/// A value of about the resource's size, which differs by `generation`.
 fn value(resource: &Resource, index: usize, generation: usize) -> Bytes {
     let mut text = format!(
         r#"{{"kind":"{}","metadata":{{"name":"web-{index:05}","namespace":"ns-{:02}","generation":{generation}}},"spec":""#,
@@ -68,8 +68,8 @@ pub(crate) fn new_pod() -> Bytes {
     value(&RESOURCES[0], 7, 2)
 }
 
-/// Fills an empty etcd and says with what.
-pub(crate) async fn fill(client: &mut Etcdclient) -> Result<String> {
+/// Fills an empty etcd, and returns a description of the objects.
+pub(crate) async fn fill(client: &mut EtcdClient) -> Result<String> {
     let mut parts = Vec::new();
     for resource in &RESOURCES {
         let indices: Vec<usize> = (0..resource.objects).collect();
@@ -88,10 +88,10 @@ pub(crate) async fn fill(client: &mut Etcdclient) -> Result<String> {
     Ok(parts.join(", "))
 }
 
-/// What the reads of the tour are about, in the keyspace that [`fill`] writes.
-pub(crate) fn ground() -> Option<Ground> {
+/// The range that the tour reads, in the keyspace that [`fill`] writes.
+pub(crate) fn read_target() -> Option<ReadTarget> {
     let pods = &RESOURCES[0];
-    Some(Ground {
+    Some(ReadTarget {
         key: Bytes::from_static(ONE_POD.as_bytes()),
         start: Bytes::from_static(pods.prefix.as_bytes()),
         end: Bytes::from_static(b"/registry/pods0"),

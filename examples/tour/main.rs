@@ -1,12 +1,13 @@
-//! What `make run` shows: the same reads from etcd and through rangecache, side by side, with what each cost etcd.
+//! `make run`: the same reads from etcd and through rangecache, side by side, with their cost to etcd.
 //!
-//! Without `--endpoints` it starts an etcd of its own (`target/tools/etcd-3.7`, data in a temporary folder) and fills it
-//! like a small Kubernetes cluster; with them it fronts that etcd, and only reads. It stays up until Ctrl-C.
+//! Without `--endpoints` the tour starts an etcd (`target/tools/etcd-3.7`, data in a temporary folder) and fills it like a
+//! small Kubernetes cluster; with `--endpoints` it starts rangecache in front of that etcd, and only reads. It runs until
+//! Ctrl-C.
 
 #![allow(
     clippy::print_stdout,
     clippy::print_stderr,
-    reason = "a demonstration talks to the terminal"
+    reason = "a demonstration prints to the terminal"
 )]
 
 mod keyspace;
@@ -22,10 +23,10 @@ use anyhow::{Context, Result, bail};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::process::{Etcd, Rangecache, Workspace};
-use crate::rpc::Etcdclient;
+use crate::rpc::EtcdClient;
 
 const USAGE: &str = "usage: tour [--endpoints http://HOST:PORT[,...]]\n\
-    Without --endpoints a real etcd is started for the tour and removed after it.";
+    Without --endpoints the tour starts a real etcd, and removes it afterwards.";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -48,21 +49,21 @@ async fn main() -> ExitCode {
     }
 }
 
-/// The endpoints to front, or none for an etcd of our own.
+/// Parses the endpoints of the user's etcd; none if the tour is to start one.
 fn arguments(mut args: impl Iterator<Item = String>) -> Result<Vec<String>> {
     let mut endpoints = Vec::new();
     while let Some(arg) = args.next() {
         let value = match arg.split_once('=') {
             Some(("--endpoints", value)) => value.to_owned(),
             None if arg == "--endpoints" => args.next().context("--endpoints needs a URL after it")?,
-            _ => bail!("{arg} is not known here"),
+            _ => bail!("unknown argument {arg}"),
         };
         for url in value.split(',').filter(|url| !url.is_empty()) {
             endpoints.push(match url.split_once("://") {
                 None => format!("http://{url}"),
                 Some(("http", _)) => url.to_owned(),
                 Some(_) => bail!(
-                    "the tour speaks http:// only, not {url}; for TLS start target/release/rangecache yourself \
+                    "the tour supports http:// only, not {url}; for TLS start target/release/rangecache yourself \
                      (see its --help) and point your client at it"
                 ),
             });
@@ -71,7 +72,7 @@ fn arguments(mut args: impl Iterator<Item = String>) -> Result<Vec<String>> {
     Ok(endpoints)
 }
 
-/// Starts what is needed, shows the reads and waits for Ctrl-C; both processes are stopped whatever happens.
+/// Runs the tour until Ctrl-C, SIGTERM or an error, and stops both processes in each case.
 async fn run(endpoints: Vec<String>) -> Result<()> {
     let workspace = Workspace::create()?;
     let mut interrupts = signal(SignalKind::interrupt())?;
@@ -91,7 +92,7 @@ async fn run(endpoints: Vec<String>) -> Result<()> {
         () = &mut interrupted => Ok(()),
     };
     println!("\nStopping.");
-    // The proxy first: it would only complain about an etcd that is gone.
+    // The proxy first: otherwise it would warn about the stopped etcd.
     if let Some(rangecache) = rangecache {
         rangecache.stop().await;
     }
@@ -101,7 +102,7 @@ async fn run(endpoints: Vec<String>) -> Result<()> {
     outcome
 }
 
-/// The tour itself; returns only when something has failed.
+/// Starts the servers and shows the reads; returns only on failure.
 async fn show(
     workspace: &Workspace,
     endpoints: &[String],
@@ -116,13 +117,15 @@ async fn show(
         endpoints.to_vec()
     };
     let first = endpoints.first().context("no endpoint given")?.clone();
-    let mut direct = Etcdclient::connect(&first).await.with_context(|| {
-        format!("No etcd answers at {first}. Is it running? ENDPOINTS=http://HOST:PORT names another.")
+    let mut direct = EtcdClient::connect(&first).await.with_context(|| {
+        format!(
+            "No response from etcd at {first}. Is it running? ENDPOINTS=http://HOST:PORT names another one."
+        )
     })?;
     let version = direct
         .version()
         .await
-        .with_context(|| format!("{first} does not answer as an etcd does"))?;
+        .with_context(|| format!("{first} does not respond like an etcd"))?;
     println!(
         "etcd {version:<12} {}{}",
         endpoints.join(","),
@@ -137,33 +140,35 @@ async fn show(
 
     let proxy = rangecache.insert(Rangecache::start(workspace, &endpoints).await?);
     println!(
-        "rangecache        {}   its page {}/",
+        "rangecache        {}   status page {}/",
         proxy.client_url, proxy.metrics_url
     );
     let warm_after = proxy.wait_ready().await?;
     println!(
-        "                  warm {:.2} s after its start\n",
+        "                  warm (mirror loaded) {:.2} s after its start\n",
         warm_after.as_secs_f64()
     );
 
-    let mut through = Etcdclient::connect(&proxy.client_url)
+    let mut through = EtcdClient::connect(&proxy.client_url)
         .await
-        .context("rangecache does not answer")?;
+        .context("no response from rangecache")?;
     let scrapes = metrics::Scrapes {
         etcd_url: first.clone(),
         proxy_url: proxy.metrics_url.clone(),
     };
-    let ground = if own {
-        keyspace::ground()
+    let target = if own {
+        keyspace::read_target()
     } else {
         reads::survey(&mut direct).await?
     };
-    match ground {
+    match target {
         None => {
-            println!("This etcd holds no keys yet, so there is nothing to read. Put some, and try again.")
+            println!(
+                "This etcd holds no keys, so there is nothing to read. Put some keys and run the tour again."
+            )
         }
-        Some(ground) => {
-            reads::compare(&ground, &mut direct, &mut through, &scrapes).await?;
+        Some(target) => {
+            reads::compare(&target, &mut direct, &mut through, &scrapes).await?;
             if own {
                 reads::write_then_read(&mut direct, &mut through, &scrapes).await?;
             }
@@ -190,18 +195,24 @@ fn next_steps(proxy: &Rangecache, own: bool) {
         "or point any etcd client at it, such as kube-apiserver --etcd-servers={}",
         proxy.client_url
     );
-    println!("What it does with each read: {}/ in a browser", proxy.metrics_url);
-    println!("The same as metrics:         {}/metrics", proxy.metrics_url);
-    println!("Is it warm?                  {}/readyz", proxy.metrics_url);
+    println!("Status page, with the outcome of reads: {}/", proxy.metrics_url);
+    println!(
+        "Metrics:                                {}/metrics",
+        proxy.metrics_url
+    );
+    println!(
+        "Readiness:                              {}/readyz",
+        proxy.metrics_url
+    );
     println!("\nRunning until Ctrl-C.");
 }
 
-/// Waits for `condition` to give a value, asking every 20 ms, no longer than `deadline_seconds`.
+/// Polls `condition` every 20 ms until it returns a value; `None` after `deadline_seconds`.
 async fn eventually<T, F>(deadline_seconds: u64, mut condition: impl FnMut() -> F) -> Option<T>
 where
     F: Future<Output = Option<T>>,
 {
-    let asking = async {
+    let polling = async {
         loop {
             if let Some(value) = condition().await {
                 return value;
@@ -209,7 +220,7 @@ where
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(deadline_seconds), asking)
+    tokio::time::timeout(std::time::Duration::from_secs(deadline_seconds), polling)
         .await
         .ok()
 }

@@ -1,29 +1,26 @@
-//! What etcd and rangecache count, read from their metrics over plain HTTP/1.
+//! Counters of etcd and rangecache, read from their metrics over HTTP/1.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use anyhow::{Result, anyhow, bail};
 
-/// Where the counters are.
+/// URLs of the metrics.
 pub(crate) struct Scrapes {
     pub(crate) etcd_url: String,
     pub(crate) proxy_url: String,
 }
 
-/// Counters at one moment; two of them make a difference.
+/// Counters at one moment.
 #[derive(Default)]
 pub(crate) struct Counters {
-    /// Range calls that etcd has handled, and bytes that it has sent to clients; absent when etcd's metrics cannot be
-    /// had at its client URL.
+    /// Range calls that etcd has handled, and bytes that it has sent to clients; `None` if etcd serves no metrics at its
+    /// client URL.
     etcd: Option<(f64, f64)>,
     /// Ranges by `outcome` or `outcome:reason`.
     ranges: BTreeMap<String, f64>,
 }
 
-/// What happened between two moments.
+/// Difference of the counters at two moments.
 pub(crate) struct Difference {
     pub(crate) etcd: Option<(f64, f64)>,
     pub(crate) ranges: BTreeMap<String, f64>,
@@ -31,7 +28,7 @@ pub(crate) struct Difference {
 
 impl Scrapes {
     pub(crate) async fn take(&self) -> Result<Counters> {
-        // Another's etcd may serve its metrics elsewhere, or not at all: the tour then leaves these columns empty.
+        // The user's etcd may serve its metrics elsewhere, or not at all: then these columns stay empty.
         let etcd = match get(&self.etcd_url, "/metrics").await {
             Ok((200, text)) => Some((
                 sum(&text, "grpc_server_handled_total", r#"grpc_method="Range""#),
@@ -41,7 +38,7 @@ impl Scrapes {
         };
         let (status, text) = get(&self.proxy_url, "/metrics").await?;
         if status != 200 {
-            bail!("{}/metrics answered with HTTP status {status}", self.proxy_url);
+            bail!("{}/metrics returned HTTP status {status}", self.proxy_url);
         }
         let mut ranges = BTreeMap::new();
         for (labels, value) in samples(&text, "rangecache_range_total") {
@@ -98,32 +95,10 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
         .find_map(|pair| pair.strip_prefix(name)?.strip_prefix("=\"")?.strip_suffix('"'))
 }
 
-/// One HTTP/1.0 GET: status and body. The server closes the connection, so the body needs no framing.
+/// `GET` over HTTP/1: status and body.
 pub(crate) async fn get(url: &str, path: &str) -> Result<(u16, String)> {
-    let address = url
-        .strip_prefix("http://")
-        .with_context(|| format!("{url} is not an http:// URL"))?;
-    let address = address.trim_end_matches('/');
-    let exchange = async {
-        let mut stream = TcpStream::connect(address).await?;
-        let request = format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).await?;
-        std::io::Result::Ok(answer)
-    };
-    let answer = tokio::time::timeout(Duration::from_secs(10), exchange)
-        .await
-        .with_context(|| format!("{url}{path} did not answer within 10 s"))?
-        .with_context(|| format!("{url}{path} cannot be read"))?;
-    let text = String::from_utf8_lossy(&answer);
-    let (head, body) = text
-        .split_once("\r\n\r\n")
-        .context("an answer that is not HTTP")?;
-    let status = head
-        .split_whitespace()
-        .nth(1)
-        .and_then(|code| code.parse().ok())
-        .context("no HTTP status")?;
-    Ok((status, body.to_owned()))
+    let url = format!("{}{path}", url.trim_end_matches('/'));
+    let response = testkit::http::get(&url).await;
+    let response = response.map_err(|error| anyhow!("{url} cannot be read: {error}"))?;
+    Ok((response.status, response.body))
 }

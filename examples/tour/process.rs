@@ -13,19 +13,19 @@ use tokio::sync::mpsc;
 
 use crate::{eventually, metrics};
 
-/// The ports that rangecache takes by default; others are taken where these are in use.
+/// rangecache's default ports; free ones are chosen if they are in use.
 const DEFAULT_PORTS: (u16, u16) = (23_790, 23_791);
 
-/// etcd starts within a second or two; a slow disk may take longer.
+/// etcd starts within two seconds; a slow disk may take longer.
 const ETCD_START_SECONDS: u64 = 60;
 
-/// From the start of rangecache to the log lines that name its URLs.
+/// Deadline for the log lines of rangecache that name its URLs.
 const RANGECACHE_START_SECONDS: u64 = 20;
 
-/// Loading a large etcd takes a while; the tour says so and waits this long at most.
+/// Deadline for loading the mirror: a large etcd takes minutes.
 const WARM_SECONDS: u64 = 600;
 
-/// How long a process may take to end when asked to, before it is killed.
+/// Time between SIGTERM and SIGKILL.
 const STOP_SECONDS: u64 = 10;
 
 /// The temporary folder of one tour, removed with everything in it when the tour ends.
@@ -38,7 +38,7 @@ impl Workspace {
         let folder = tempfile::Builder::new()
             .prefix("rangecache-tour-")
             .tempdir()
-            .context("No temporary folder can be made: is there room in the folder that TMPDIR names?")?;
+            .context("Cannot create a temporary folder: is there space in the folder that TMPDIR names?")?;
         Ok(Self { folder })
     }
 
@@ -47,7 +47,7 @@ impl Workspace {
     }
 }
 
-/// A tool that `make tools` has built.
+/// Path of a tool built by `make tools`.
 pub(crate) fn tool(name: &str) -> Result<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("target/tools")
@@ -58,7 +58,7 @@ pub(crate) fn tool(name: &str) -> Result<PathBuf> {
     bail!("{} is missing. Build it with: make tools", path.display())
 }
 
-/// Starts a program that gets no Ctrl-C of the terminal: the tour decides who stops first.
+/// Starts a program in a process group of its own, so that Ctrl-C reaches the tour only, which stops the servers in order.
 fn spawn(command: &mut Command) -> Result<Child> {
     let program = command.as_std().get_program().to_owned();
     command
@@ -69,20 +69,20 @@ fn spawn(command: &mut Command) -> Result<Child> {
         .with_context(|| format!("{} cannot be started", program.display()))
 }
 
-/// Asks a process to end and waits for it; one that does not end is killed.
+/// Sends SIGTERM, waits for the end, and kills a process that does not end in time.
 async fn stop(mut child: Child) {
     if let Some(pid) = child.id() {
-        // The standard library can only kill; the shell's built-in kill can ask.
-        let asked = Command::new("sh")
+        // The standard library sends SIGKILL only; the shell's built-in kill can send SIGTERM.
+        let sent = Command::new("sh")
             .args(["-c", &format!("kill -TERM {pid}")])
             .status()
             .await;
         let ends = tokio::time::timeout(Duration::from_secs(STOP_SECONDS), child.wait());
-        if asked.is_ok() && ends.await.is_ok() {
+        if sent.is_ok() && ends.await.is_ok() {
             return;
         }
     }
-    // An error here means that it has ended meanwhile, which is what is wanted.
+    // An error means that it has ended in the meantime.
     let _ = child.kill().await;
 }
 
@@ -97,7 +97,7 @@ fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
-/// An etcd of the tour's own.
+/// etcd, started by the tour.
 pub(crate) struct Etcd {
     child: Child,
     pub(crate) client_url: String,
@@ -107,7 +107,7 @@ impl Etcd {
     /// Starts it and waits until it serves.
     ///
     /// # Errors
-    /// When it is not built, ends early or does not serve in time; the end of its log is in the error.
+    /// If it is not built, ends early or does not serve in time; the error holds the end of its log.
     pub(crate) async fn start(workspace: &Workspace) -> Result<Self> {
         let program = tool("etcd-3.7")?;
         let client_url = format!("http://127.0.0.1:{}", free_port()?);
@@ -168,23 +168,23 @@ fn tail(log: &Path) -> String {
     lines[lines.len().saturating_sub(10)..].join("\n")
 }
 
-/// The proxy.
+/// rangecache, started by the tour.
 pub(crate) struct Rangecache {
     child: Child,
     pub(crate) client_url: String,
     pub(crate) metrics_url: String,
     started: Instant,
-    /// Lines that the operator should see, from now on; closed when the process ends.
-    complaints: mpsc::UnboundedReceiver<String>,
+    /// Warnings and errors from the log; closed when the process ends.
+    warnings: mpsc::UnboundedReceiver<String>,
 }
 
 impl Rangecache {
-    /// Starts the release binary that lies beside this example and reads its URLs from its log.
+    /// Starts the rangecache binary that was built with this example, and reads its URLs from its log.
     ///
     /// # Errors
-    /// When it is not built, or ends before it serves; what it said last is in the error.
+    /// If it is not built, or ends before it serves; the error holds the end of its log.
     pub(crate) async fn start(workspace: &Workspace, endpoints: &[String]) -> Result<Self> {
-        let program = beside_this_example()?;
+        let program = rangecache_binary()?;
         let (client_port, metrics_port) = match DEFAULT_PORTS {
             (client, metrics) if is_free(client) && is_free(metrics) => DEFAULT_PORTS,
             (client, metrics) => {
@@ -208,7 +208,7 @@ impl Rangecache {
         let started = Instant::now();
         let mut child = spawn(&mut command)?;
         let stderr = child.stderr.take().context("rangecache's log cannot be read")?;
-        let (mut urls, complaints) = follow(stderr);
+        let (mut urls, warnings) = follow(stderr);
         let both = async {
             let (mut client, mut metrics) = (None, None);
             while let Some(line) = urls.recv().await {
@@ -228,19 +228,19 @@ impl Rangecache {
             client_url: String::new(),
             metrics_url: String::new(),
             started,
-            complaints,
+            warnings,
         };
         match announced {
             Ok(Some((client_url, metrics_url))) => {
                 (this.client_url, this.metrics_url) = (client_url, metrics_url);
                 Ok(this)
             }
-            Ok(None) => bail!("rangecache ended before it served:\n{}", this.last_words().await),
+            Ok(None) => bail!("rangecache ended before it served:\n{}", this.end_of_log().await),
             Err(_) => bail!("rangecache did not serve within {RANGECACHE_START_SECONDS} s"),
         }
     }
 
-    /// Waits until every mirror is warm, and says how long after the start that was.
+    /// Waits until every mirror is warm, and returns the time since the start.
     pub(crate) async fn wait_ready(&mut self) -> Result<Duration> {
         let Self {
             child,
@@ -253,7 +253,7 @@ impl Rangecache {
             let ended = child.try_wait().ok().flatten();
             if !told && started.elapsed() > Duration::from_secs(3) {
                 told = true;
-                println!("                  loading what etcd holds ...");
+                println!("                  loading the keys of etcd ...");
             }
             let metrics_url = &*metrics_url;
             async move {
@@ -266,7 +266,7 @@ impl Rangecache {
         .await;
         match ready {
             Some(true) => Ok(self.started.elapsed()),
-            Some(false) => bail!("rangecache ended while it loaded:\n{}", self.last_words().await),
+            Some(false) => bail!("rangecache ended while it loaded:\n{}", self.end_of_log().await),
             None => {
                 let state = metrics::get(&self.metrics_url, "/readyz")
                     .await
@@ -280,7 +280,7 @@ impl Rangecache {
         }
     }
 
-    /// Prints what rangecache complains of, until it or etcd ends; neither should.
+    /// Prints rangecache's warnings and errors until it or etcd ends, which is an error.
     pub(crate) async fn watch_over(&mut self, etcd: Option<&mut Etcd>) -> Result<()> {
         let etcd_ends = async {
             match etcd {
@@ -291,18 +291,18 @@ impl Rangecache {
         tokio::pin!(etcd_ends);
         loop {
             tokio::select! {
-                complaint = self.complaints.recv() => match complaint {
+                warning = self.warnings.recv() => match warning {
                     Some(line) => println!("rangecache: {line}"),
-                    None => bail!("rangecache ended by itself ({})", self.child.wait().await?),
+                    None => bail!("rangecache ended unexpectedly ({})", self.child.wait().await?),
                 },
-                status = &mut etcd_ends => bail!("etcd ended by itself ({})", status?),
+                status = &mut etcd_ends => bail!("etcd ended unexpectedly ({})", status?),
             }
         }
     }
 
-    async fn last_words(&mut self) -> String {
+    async fn end_of_log(&mut self) -> String {
         let mut lines = Vec::new();
-        while let Some(line) = self.complaints.recv().await {
+        while let Some(line) = self.warnings.recv().await {
             lines.push(line);
         }
         lines.join("\n")
@@ -314,13 +314,13 @@ impl Rangecache {
 }
 
 /// `target/release/examples/tour` → `target/release/rangecache`.
-fn beside_this_example() -> Result<PathBuf> {
-    let this = std::env::current_exe().context("this program does not know where it lies")?;
+fn rangecache_binary() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("the path of this program is unknown")?;
     let program = this.ancestors().nth(2).map(|folder| folder.join("rangecache"));
     match program {
         Some(program) if program.exists() => Ok(program),
         _ => bail!(
-            "The rangecache binary is missing beside {}. Build and run both with: make run",
+            "There is no rangecache binary next to {}. Build and run both with: make run",
             this.display()
         ),
     }
@@ -332,7 +332,7 @@ enum Announcement {
     Metrics(String),
 }
 
-/// Reads the log to its end: the URLs go one way, warnings and whatever is no JSON go the other.
+/// Reads the log to its end: URLs go to the first channel, warnings and lines other than JSON to the second.
 fn follow(
     stderr: ChildStderr,
 ) -> (
@@ -340,12 +340,12 @@ fn follow(
     mpsc::UnboundedReceiver<String>,
 ) {
     let (announce, urls) = mpsc::unbounded_channel();
-    let (complain, complaints) = mpsc::unbounded_channel();
+    let (warn, warnings) = mpsc::unbounded_channel();
     tokio::spawn(async move {
         let mut lines = BufReader::new(stderr).lines();
         while let Ok(Some(line)) = lines.next_line().await {
             let Ok(entry) = serde_json::from_str::<serde_json::Value>(&line) else {
-                let _ = complain.send(line);
+                let _ = warn.send(line);
                 continue;
             };
             let text = |field: &str| {
@@ -355,14 +355,14 @@ fn follow(
                     .unwrap_or_default()
                     .to_owned()
             };
-            // A receiver that is gone no longer wants to know; the log must still be read, or its writer would stall.
+            // A closed receiver is ignored: the log must still be read, or its writer would block.
             let _ = match text("message").as_str() {
                 "serving clients" => announce.send(Announcement::Clients(text("url"))).is_ok(),
                 "serving metrics" => announce.send(Announcement::Metrics(text("url"))).is_ok(),
-                _ if matches!(text("level").as_str(), "WARN" | "ERROR") => complain.send(line).is_ok(),
+                _ if matches!(text("level").as_str(), "WARN" | "ERROR") => warn.send(line).is_ok(),
                 _ => true,
             };
         }
     });
-    (urls, complaints)
+    (urls, warnings)
 }

@@ -1,4 +1,4 @@
-//! The reads that the tour compares, and the table of what they took.
+//! The reads that the tour compares, and the table of their times and costs.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,29 +7,30 @@ use anyhow::{Result, ensure};
 use bytes::Bytes;
 use prost::Message;
 use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
+use testkit::pb::KeyValue;
 
 use crate::keyspace;
 use crate::metrics::{Difference, Scrapes};
-use crate::rpc::{Etcdclient, KeyValue, revision};
+use crate::rpc::{EtcdClient, revision};
 
-/// How often each read is made on each side; the table shows the median.
+/// Times that each read is sent to each side; the table shows the median.
 const ROUNDS: usize = 15;
 
-/// A read of another's etcd lists no more keys than this: the tour must be no burden to it.
-const MOST_KEYS: i64 = 10_000;
+/// Bound on the keys that a read of the user's etcd lists, to keep the load low.
+const MAX_KEYS: i64 = 10_000;
 
-/// One page, as kube-apiserver's clients ask for it.
+/// Page size of kube-apiserver's clients.
 const PAGE_KEYS: i64 = 500;
 
-/// The part of a keyspace that the reads are about.
-pub(crate) struct Ground {
+/// The range that the tour reads.
+pub(crate) struct ReadTarget {
     /// A key that exists.
     pub(crate) key: Bytes,
-    /// The range that is listed: its start, its end, and how it is called.
+    /// Start and end of the listed range, and its name in the output.
     pub(crate) start: Bytes,
     pub(crate) end: Bytes,
     pub(crate) name: String,
-    /// Keys in that range.
+    /// Number of keys in the range.
     pub(crate) keys: i64,
 }
 
@@ -39,14 +40,14 @@ struct Read {
     request: RangeRequest,
 }
 
-/// What one side took.
+/// Time and cost of a read on one side.
 struct Cost {
     median: Duration,
     difference: Difference,
 }
 
-/// Finds out what another's etcd holds: the whole keyspace is the ground, or none if it is empty.
-pub(crate) async fn survey(client: &mut Etcdclient) -> Result<Option<Ground>> {
+/// Returns the whole keyspace of the user's etcd as the target; `None` if it is empty.
+pub(crate) async fn survey(client: &mut EtcdClient) -> Result<Option<ReadTarget>> {
     let everything = Bytes::from_static(&[0]);
     let request = RangeRequest {
         key: everything.clone(),
@@ -55,25 +56,25 @@ pub(crate) async fn survey(client: &mut Etcdclient) -> Result<Option<Ground>> {
         keys_only: true,
         ..Default::default()
     };
-    let answer = client.range(request).await?;
-    let Some(first) = answer.kvs.first() else {
+    let response = client.range(request).await?;
+    let Some(first) = response.kvs.first() else {
         return Ok(None);
     };
-    Ok(Some(Ground {
-        key: KeyValue::decode(first.clone())?.key,
+    Ok(Some(ReadTarget {
+        key: KeyValue::decode(first.clone())?.key.into(),
         start: everything.clone(),
         end: everything,
         name: "everything".to_owned(),
-        keys: answer.count,
+        keys: response.count,
     }))
 }
 
-fn reads(ground: &Ground, pinned_revision: i64) -> Vec<Read> {
-    let listed = ground.keys.min(MOST_KEYS);
-    let limit = if ground.keys > MOST_KEYS { MOST_KEYS } else { 0 };
+fn reads(target: &ReadTarget, pinned_revision: i64) -> Vec<Read> {
+    let listed = target.keys.min(MAX_KEYS);
+    let limit = if target.keys > MAX_KEYS { MAX_KEYS } else { 0 };
     let range = || RangeRequest {
-        key: ground.start.clone(),
-        range_end: ground.end.clone(),
+        key: target.start.clone(),
+        range_end: target.end.clone(),
         ..Default::default()
     };
     let page = PAGE_KEYS.min(listed);
@@ -82,7 +83,7 @@ fn reads(ground: &Ground, pinned_revision: i64) -> Vec<Read> {
         read(
             "GET one key".into(),
             RangeRequest {
-                key: ground.key.clone(),
+                key: target.key.clone(),
                 ..Default::default()
             },
         ),
@@ -120,40 +121,40 @@ fn reads(ground: &Ground, pinned_revision: i64) -> Vec<Read> {
     ]
 }
 
-/// Makes every read on both sides, compares the answers and prints the table.
+/// Sends every read to both sides, compares the responses and prints the table.
 pub(crate) async fn compare(
-    ground: &Ground,
-    direct: &mut Etcdclient,
-    through: &mut Etcdclient,
+    target: &ReadTarget,
+    direct: &mut EtcdClient,
+    through: &mut EtcdClient,
     scrapes: &Scrapes,
 ) -> Result<()> {
     let probe = RangeRequest {
-        key: ground.key.clone(),
+        key: target.key.clone(),
         keys_only: true,
         ..Default::default()
     };
     let pinned_revision = revision(direct.range(probe).await?.header.as_ref())?;
     println!(
-        "Each read {ROUNDS} times on each side, linearizable, of {} ({} keys):\n",
-        ground.name, ground.keys
+        "Each linearizable read is sent {ROUNDS} times to each side, on {} ({} keys):\n",
+        target.name, target.keys
     );
     println!(
         "{:30}{:>9}  {:^20}  {:^43}",
-        "", "", "median time", "of etcd, per read"
+        "", "", "median time", "cost to etcd per read"
     );
     println!(
-        "{:30}{:>9}  {:>9} {:>10}  {:>21} {:>21}   rangecache answered",
-        "read", "answer", "etcd", "rangecache", "direct", "through rangecache"
+        "{:30}{:>9}  {:>9} {:>10}  {:>21} {:>21}   outcomes",
+        "read", "response", "etcd", "rangecache", "direct", "through rangecache"
     );
     let mut unequal = Vec::new();
-    for read in reads(ground, pinned_revision) {
-        // Once each before the clock runs, so that neither side pays for a first time. A busy etcd may move on between
-        // the two, so the same revision is asked for three times before the answers are called different.
-        let mut answer = RangeResponse::default();
+    for read in reads(target, pinned_revision) {
+        // Once each before the measurement, so that it excludes the cost of a first call. Other clients may write
+        // between the two reads: up to three attempts before the responses count as different.
+        let mut response = RangeResponse::default();
         let mut same = false;
         for _ in 0..3 {
-            answer = direct.range(read.request.clone()).await?;
-            same = through.range(read.request.clone()).await? == answer;
+            response = direct.range(read.request.clone()).await?;
+            same = through.range(read.request.clone()).await? == response;
             if same {
                 break;
             }
@@ -166,7 +167,7 @@ pub(crate) async fn compare(
         println!(
             "{:30}{:>9}  {:>9} {:>10}  {:>21} {:>21}   {}",
             read.name,
-            bytes(answer.encoded_len()),
+            bytes(response.encoded_len()),
             time(on_etcd.median),
             time(on_rangecache.median),
             effort(&on_etcd.difference),
@@ -177,21 +178,21 @@ pub(crate) async fn compare(
     println!();
     if unequal.is_empty() {
         println!(
-            "Every answer was equal, field by field, to etcd's own. The one call that etcd is left with is the quorum check"
+            "Every response was equal to etcd's, field by field. The one call per read that etcd still serves is the quorum"
         );
         println!(
-            "that proves the answer fresh: one key, without its value. Reads at the same time share it.\n"
+            "check, which proves the response fresh: one key, without its value. Concurrent reads share it.\n"
         );
     } else {
         println!(
-            "Answers differed for: {} (unless somebody is writing, that is a fault)\n",
+            "Responses differed for: {} (a fault, unless other clients are writing)\n",
             unequal.join(", ")
         );
     }
     Ok(())
 }
 
-async fn measure(client: &mut Etcdclient, request: &RangeRequest, scrapes: &Scrapes) -> Result<Cost> {
+async fn measure(client: &mut EtcdClient, request: &RangeRequest, scrapes: &Scrapes) -> Result<Cost> {
     let before = scrapes.take().await?;
     let mut took = Vec::with_capacity(ROUNDS);
     for _ in 0..ROUNDS {
@@ -207,10 +208,10 @@ async fn measure(client: &mut Etcdclient, request: &RangeRequest, scrapes: &Scra
     })
 }
 
-/// Writes through rangecache and reads the write back through it: no stale answer.
+/// Writes through rangecache and reads the value back through it, which must show the write.
 pub(crate) async fn write_then_read(
-    direct: &mut Etcdclient,
-    through: &mut Etcdclient,
+    direct: &mut EtcdClient,
+    through: &mut EtcdClient,
     scrapes: &Scrapes,
 ) -> Result<()> {
     let key = keyspace::ONE_POD;
@@ -225,31 +226,31 @@ pub(crate) async fn write_then_read(
     };
     let before = scrapes.take().await?;
     let start = Instant::now();
-    let answer = through.range(request.clone()).await?;
+    let response = through.range(request.clone()).await?;
     let read_took = start.elapsed();
     let how = outcomes(&scrapes.take().await?.since(&before).ranges);
 
-    let read_back = answer
+    let read_back = response
         .kvs
         .first()
         .map(|kv| KeyValue::decode(kv.clone()))
         .transpose()?;
     ensure!(
         read_back.is_some_and(|kv| kv.value == value),
-        "the read after the write did not show it: please report this"
+        "the read did not show the write before it: please report this"
     );
     ensure!(
-        direct.range(request).await? == answer,
-        "etcd shows another answer than rangecache: please report this"
+        direct.range(request).await? == response,
+        "etcd and rangecache responded differently: please report this"
     );
     println!(
         "PUT {key} through rangecache: {}, revision {written}.",
         time(put_took)
     );
     println!(
-        "GET of it right after, through rangecache: {}, revision {}, the new value ({how}).\n",
+        "GET of the same key, through rangecache: {}, revision {}, the new value ({how}).\n",
         time(read_took),
-        revision(answer.header.as_ref())?,
+        revision(response.header.as_ref())?,
     );
     Ok(())
 }
@@ -278,7 +279,7 @@ fn scaled(count: f64) -> String {
     }
 }
 
-/// What etcd did for one read: Range calls, and bytes sent.
+/// Cost of one read to etcd: Range calls, and bytes sent.
 #[allow(clippy::cast_precision_loss, reason = "a handful of rounds")]
 fn effort(difference: &Difference) -> String {
     let Some((calls, sent)) = difference.etcd else {
@@ -288,7 +289,7 @@ fn effort(difference: &Difference) -> String {
     format!("{:.1} calls, {:>8}", calls / rounds, scaled(sent / rounds))
 }
 
-/// How rangecache answered, such as `14 hit, 1 waited`.
+/// Outcomes of the reads through rangecache, such as `14 hit, 1 waited`.
 fn outcomes(ranges: &BTreeMap<String, f64>) -> String {
     if ranges.is_empty() {
         return "-".to_owned();

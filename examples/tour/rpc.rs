@@ -1,4 +1,4 @@
-//! A client for the few calls of the tour.
+//! gRPC client for the calls of the tour.
 
 use std::time::Duration;
 
@@ -9,64 +9,24 @@ use prost::Message;
 use rangecache::etcdserverpb::kv_client::KvClient;
 use rangecache::etcdserverpb::maintenance_client::MaintenanceClient;
 use rangecache::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader, StatusRequest};
+use testkit::pb::{PutRequest, PutResponse, RequestOp, TxnRequest, TxnResponse};
 use tonic::transport::{Channel, Endpoint};
 
-/// How long one call may take; a healthy server needs a thousandth of it.
+/// Timeout of one call; a healthy server needs a thousandth of it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Large enough that no read of the tour waits for a window update: the servers are compared, not flow control.
+const NO_HEADER: &str = "a response without a header";
+
+/// Flow-control window, large enough that no read of the tour waits for an update.
 const WINDOW_BYTES: u32 = 32 << 20;
 
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct PutRequest {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub(crate) key: Bytes,
-    #[prost(bytes = "bytes", tag = "2")]
-    pub(crate) value: Bytes,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct PutResponse {
-    #[prost(message, optional, tag = "1")]
-    pub(crate) header: Option<ResponseHeader>,
-}
-
-/// A request within a transaction; the tour only puts.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct RequestOp {
-    #[prost(message, optional, tag = "2")]
-    pub(crate) request_put: Option<PutRequest>,
-}
-
-/// A transaction without conditions: all of `success` happens at one revision.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct TxnRequest {
-    #[prost(message, repeated, tag = "2")]
-    pub(crate) success: Vec<RequestOp>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct TxnResponse {
-    #[prost(message, optional, tag = "1")]
-    pub(crate) header: Option<ResponseHeader>,
-}
-
-/// The parts of a key-value that the tour looks at.
-#[derive(Clone, PartialEq, Message)]
-pub(crate) struct KeyValue {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub(crate) key: Bytes,
-    #[prost(bytes = "bytes", tag = "5")]
-    pub(crate) value: Bytes,
-}
-
-/// One connection to etcd, or to rangecache: the calls are the same.
-pub(crate) struct Etcdclient {
+/// A connection to etcd or to rangecache.
+pub(crate) struct EtcdClient {
     channel: Channel,
     kv: KvClient<Channel>,
 }
 
-impl Etcdclient {
+impl EtcdClient {
     /// Connects to an `http://` client URL.
     pub(crate) async fn connect(url: &str) -> Result<Self> {
         let channel = Endpoint::from_shared(url.to_owned())?
@@ -96,25 +56,25 @@ impl Etcdclient {
     /// Puts one key and returns the revision of the write.
     pub(crate) async fn put(&mut self, key: &str, value: Bytes) -> Result<i64> {
         let request = PutRequest {
-            key: Bytes::from(key.to_owned()),
-            value,
+            key: key.into(),
+            value: value.into(),
+            ..PutRequest::default()
         };
         let response: PutResponse = self.unary("/etcdserverpb.KV/Put", request).await?;
-        revision(response.header.as_ref())
+        Ok(response.header.context(NO_HEADER)?.revision)
     }
 
     /// Puts all pairs in one transaction: at most 128, etcd's default limit.
     pub(crate) async fn put_all(&mut self, pairs: Vec<(String, Bytes)>) -> Result<()> {
         let success = pairs
             .into_iter()
-            .map(|(key, value)| RequestOp {
-                request_put: Some(PutRequest {
-                    key: Bytes::from(key),
-                    value,
-                }),
-            })
+            .map(|(key, value)| RequestOp::put(key, value))
             .collect();
-        let _: TxnResponse = self.unary("/etcdserverpb.KV/Txn", TxnRequest { success }).await?;
+        let request = TxnRequest {
+            success,
+            ..TxnRequest::default()
+        };
+        let _: TxnResponse = self.unary("/etcdserverpb.KV/Txn", request).await?;
         Ok(())
     }
 
@@ -137,7 +97,7 @@ impl Etcdclient {
     }
 }
 
-/// The store's revision that an answer carries.
+/// Revision of the store in a response's header.
 pub(crate) fn revision(header: Option<&ResponseHeader>) -> Result<i64> {
-    Ok(header.context("an answer without a header")?.revision)
+    Ok(header.context(NO_HEADER)?.revision)
 }
