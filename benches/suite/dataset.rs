@@ -10,7 +10,8 @@ use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
 
 use crate::client::{Connection, Method};
 use crate::load::Op;
-use crate::wire::{self, PutRequest, RequestOp, TxnRequest};
+use crate::wire;
+use testkit::pb::{RequestOp, TxnRequest};
 
 /// Transactions in flight while filling.
 const FILL_IN_FLIGHT: usize = 16;
@@ -115,16 +116,14 @@ impl Dataset {
                         .map(|number| {
                             let offset = number % NOISE_OFFSETS;
                             let value = noise.slice(offset..offset + this.value_bytes);
-                            RequestOp {
-                                request_put: Some(PutRequest {
-                                    key: this.key(number).into(),
-                                    value,
-                                }),
-                            }
+                            RequestOp::put(this.key(number), value)
                         })
                         .collect();
-                    etcd.call(Method::Txn, wire::frame(&TxnRequest { success }))
-                        .await?;
+                    let request = TxnRequest {
+                        success,
+                        ..TxnRequest::default()
+                    };
+                    etcd.call(Method::Txn, wire::frame(&request)).await?;
                 }
             });
         }

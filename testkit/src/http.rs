@@ -11,7 +11,9 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// A whole HTTP/1 response.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A complete HTTP/1 response.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
@@ -95,7 +97,7 @@ where
             body,
         })
     };
-    timeout(Duration::from_secs(20), exchange)
+    timeout(TIMEOUT, exchange)
         .await
         .unwrap_or_else(|_| Err(format!("{authority}: no answer")))
 }

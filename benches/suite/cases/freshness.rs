@@ -14,7 +14,8 @@ use crate::measure::{Block, CpuWatch, Series};
 use crate::open_loop::open_loop;
 use crate::report::{Check, Row, Unit};
 use crate::targets::{Kind, Setup, Target, connections};
-use crate::wire::{self, PutResponse};
+use crate::wire;
+use testkit::pb::PutResponse;
 
 /// Keys that are written and read.
 const KEYS: usize = 1000;

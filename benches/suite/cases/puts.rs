@@ -1,14 +1,14 @@
 //! P13: writes, which pass through.
 
 use anyhow::Result;
-use bytes::Bytes;
 
 use crate::client::Method;
 use crate::load::{Op, Shape};
 use crate::measure::{BLOCK, Block, interleave};
 use crate::report::{Check, Row, Unit};
 use crate::targets::Setup;
-use crate::wire::{self, PutRequest};
+use crate::wire;
+use testkit::pb::PutRequest;
 
 /// Keys that are written again and again.
 const KEYS: usize = 1000;
@@ -53,8 +53,9 @@ pub(crate) async fn p13(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
 /// A put of this key with a value of so many bytes.
 pub(crate) fn put(key: &str, value_bytes: usize) -> Op {
     let request = PutRequest {
-        key: Bytes::copy_from_slice(key.as_bytes()),
-        value: vec![b'v'; value_bytes].into(),
+        key: key.into(),
+        value: vec![b'v'; value_bytes],
+        ..PutRequest::default()
     };
     Op {
         method: Method::Put,
