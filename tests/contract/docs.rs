@@ -1,8 +1,9 @@
-//! The documentation and the program say the same: nothing is left out, nothing is there no more.
+//! Compares the documents with the program: everything is documented, and nothing is documented that no longer exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use rangecache::telemetry::outcome::{Outcome, Read};
 use testkit::etcd::{Etcd, Version};
 use testkit::proxy::Rangecache;
 
@@ -33,7 +34,7 @@ fn files(dir: &str, suffix: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Every page that people read.
+/// Every page of documentation.
 fn pages() -> Vec<PathBuf> {
     let mut pages = files("docs", ".md");
     pages.extend(files("charts", ".md"));
@@ -65,7 +66,7 @@ fn rows(text: &str) -> Vec<Vec<String>> {
     rows
 }
 
-/// What stands between backticks.
+/// Texts between backticks.
 fn quoted(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
@@ -79,7 +80,7 @@ fn flags() -> BTreeMap<String, Option<String>> {
             if let Some(name) = flag.get_long() {
                 let default = flag.get_default_values().first();
                 let default = default.map(|value| value.to_string_lossy().into_owned());
-                // A switch that is either there or not.
+                // Switches have no default in the documents.
                 let takes = flag.get_action().takes_values();
                 flags.insert(format!("--{name}"), default.filter(|_| takes));
             }
@@ -96,8 +97,11 @@ fn every_flag_is_documented_with_its_default() {
         let flag = quoted(&row[0])[0];
         let default = left
             .remove(flag)
-            .unwrap_or_else(|| panic!("{flag} is explained twice, or is none any more"));
-        assert!(row.len() == 3 && !row[2].is_empty(), "{flag}: when to change it?");
+            .unwrap_or_else(|| panic!("{flag} is documented twice, or does not exist"));
+        assert!(
+            row.len() == 3 && !row[2].is_empty(),
+            "{flag}: the column \"when to change it\" is empty"
+        );
         let said = quoted(&row[1]).first().map(|text| (*text).to_owned());
         if let Some(default) = default {
             assert_eq!(said, Some(default), "the default of {flag}");
@@ -110,11 +114,11 @@ fn every_flag_is_documented_with_its_default() {
     );
 }
 
-/// What our pages call a flag is one: of rangecache, or of the tools that they speak of.
+/// Every flag that a page names is a flag of rangecache or of a listed tool.
 #[test]
-fn no_page_speaks_of_flags_that_are_gone() {
+fn pages_name_only_existing_flags() {
     let ours = flags();
-    // etcd's and etcdctl's, and kube-apiserver's, kubectl's, helm's, cargo's and our own tools'.
+    // Flags of etcd, etcdctl, kube-apiserver, kubectl, helm, cargo and the project's own tools.
     let theirs: BTreeSet<&str> =
         "--auto-compaction-retention --max-request-bytes --quota-backend-bytes --etcd-servers --etcd-servers-overrides --etcd- --watch-cache --enable-distributed-tracing --tracing-config-file --version \
         --help --list --only --skip --auth --reuse-port"
@@ -128,14 +132,14 @@ fn no_page_speaks_of_flags_that_are_gone() {
             let name = &flag[..end.unwrap_or(flag.len())];
             assert!(
                 ours.contains_key(name) || theirs.contains(name),
-                "{}: what is {name}? Ours is gone, or a tool's is not in this test's list",
+                "{}: {name} is no flag of rangecache; add it to this test if it is a tool's",
                 page.display()
             );
         }
     }
 }
 
-/// Names of metrics in our source, without `_total`, which only a running rangecache knows.
+/// Names of metrics in the source, without `_total`, which the registry appends.
 fn metrics_in_source() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for path in files("src/telemetry/metrics", ".rs") {
@@ -183,7 +187,7 @@ async fn every_metric_is_documented_under_its_name() {
     let rangecache = Rangecache::before(&etcd).start().await;
     rangecache.client().await.get("a").await.unwrap();
     let served = rangecache.metrics().await;
-    // A histogram is one metric to a reader.
+    // The series of a histogram are documented as one metric.
     let served: BTreeSet<&str> = served
         .0
         .keys()
@@ -219,7 +223,7 @@ async fn every_metric_is_documented_under_its_name() {
 }
 
 #[test]
-fn no_page_speaks_of_metrics_that_are_gone() {
+fn pages_name_only_existing_metrics() {
     let source = metrics_in_source();
     let tests = sources();
     for page in pages() {
@@ -242,7 +246,7 @@ fn no_page_speaks_of_metrics_that_are_gone() {
     }
 }
 
-/// The message of every `warn!` and `error!` in our source: the last text among its arguments, in one line.
+/// The message of every `warn!` and `error!` in the source: the last string among its arguments, on one line, with its file.
 fn messages() -> Vec<(String, String)> {
     let mut messages = Vec::new();
     for path in files("src", ".rs") {
@@ -282,7 +286,7 @@ fn last_text(arguments: &str) -> String {
             break;
         }
     }
-    // A line that goes on behind a backslash is one line.
+    // A backslash at the end of a line continues it.
     let words = last.replace("\\\n", " ");
     words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -300,11 +304,60 @@ fn every_warning_and_error_is_documented() {
         );
     }
     for line in lines {
-        assert!(line.len() > 5, "{line:?} could be anything");
+        assert!(line.len() > 5, "{line:?} is too short to identify a message");
         assert!(
             messages.iter().any(|(_, message)| message.contains(line)),
-            "nothing logs {line:?} any more"
+            "no code logs {line:?}"
         );
+    }
+}
+
+/// Every value of the labels `outcome` and `reason` that a read can have is explained, and no other value is.
+#[test]
+fn every_outcome_and_reason_is_explained() {
+    let page = read("docs/consistency.md");
+    let section = section(&page, "Outcomes and reasons");
+    let (tables, _) = section.split_once("\n### ").unwrap();
+    let explained: BTreeSet<String> = rows(tables)
+        .iter()
+        .map(|row| quoted(&row[0])[0].to_owned())
+        .collect();
+    let outcomes = Outcome::all().map(|outcome| outcome.labels());
+    let (outcomes, reasons): (BTreeSet<&str>, BTreeSet<&str>) = outcomes.unzip();
+    let of_memory: BTreeSet<&str> = Read::ALL.iter().map(|read| read.as_str()).collect();
+    for reason in &of_memory {
+        assert!(
+            section.contains(&format!("`{reason}`")),
+            "{reason} is not explained"
+        );
+    }
+    let expected: BTreeSet<String> = outcomes
+        .iter()
+        .chain(reasons.difference(&of_memory))
+        .map(|label| (*label).to_owned())
+        .collect();
+    assert_eq!(
+        explained, expected,
+        "docs/consistency.md, and telemetry/outcome.rs"
+    );
+}
+
+/// Log lines that the table of faults quotes are logged by the program.
+#[test]
+fn faults_quote_existing_log_lines() {
+    let page = read("docs/operations.md");
+    let source: String = files("src", ".rs")
+        .iter()
+        .map(|path| std::fs::read_to_string(path).unwrap())
+        .collect();
+    let source = source.replace("\\\n", " ");
+    let source = source.split_whitespace().collect::<Vec<_>>().join(" ");
+    let rows = rows(section(&page, "Faults and their symptoms"));
+    assert!(rows.len() > 15, "only {} faults were found", rows.len());
+    for row in rows.iter().filter(|row| row.len() == 5) {
+        for line in quoted(&row[2]).iter().filter(|text| text.contains(' ')) {
+            assert!(source.contains(line), "{}: no code logs {line:?}", row[0]);
+        }
     }
 }
 
@@ -325,7 +378,7 @@ fn every_alert_has_a_runbook() {
     assert_eq!(explained, alerts);
 }
 
-/// A heading as a link to it is written.
+/// The fragment of a link to `heading`.
 fn anchor(heading: &str) -> String {
     heading
         .trim_start_matches('#')
@@ -338,7 +391,7 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn relative_links_lead_somewhere() {
+fn relative_links_resolve() {
     for page in pages() {
         let text = std::fs::read_to_string(&page).unwrap();
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
@@ -350,7 +403,11 @@ fn relative_links_lead_somewhere() {
                 "" => page.clone(),
                 path => page.parent().unwrap().join(path),
             };
-            assert!(target.exists(), "{}: {link} leads nowhere", page.display());
+            assert!(
+                target.exists(),
+                "{}: the target of {link} does not exist",
+                page.display()
+            );
             if !fragment.is_empty() {
                 let text = std::fs::read_to_string(&target).unwrap();
                 let mut headings = text.lines().filter(|line| line.starts_with('#'));
@@ -364,7 +421,7 @@ fn relative_links_lead_somewhere() {
     }
 }
 
-/// Everything that a test may be named by, in one text.
+/// Source and tests in one text.
 fn sources() -> String {
     let paths = files("src", ".rs").into_iter().chain(files("tests", ".rs"));
     paths.map(|path| std::fs::read_to_string(path).unwrap()).collect()
@@ -398,7 +455,7 @@ fn every_threat_has_a_defence_and_tests_that_exist() {
     let sources = sources();
     let mut threats = 0;
     for table in page.split("| threat | defence | test").skip(1) {
-        // The rest of the heading, then the rows up to the first line that is none.
+        // Skips the rest of the heading, then takes the rows.
         let table: Vec<&str> = table
             .lines()
             .skip(2)
@@ -428,7 +485,7 @@ fn every_invariant_names_tests_that_exist() {
         let (held, tests) = (&row[row.len() - 2], &row[row.len() - 1]);
         for path in quoted(held).iter().filter(|name| name.ends_with(".rs")) {
             let path = Path::new("src").join(path);
-            assert!(root().join(&path).exists(), "{} is gone", path.display());
+            assert!(root().join(&path).exists(), "{} does not exist", path.display());
         }
         for name in quoted(tests)
             .iter()
@@ -439,14 +496,14 @@ fn every_invariant_names_tests_that_exist() {
     }
 }
 
-/// Every room that the map shows is there, and every room that is there is on the map.
+/// The map shows every room of `src/`, and every file that the page names exists.
 #[test]
 fn the_map_shows_the_rooms() {
     let page = read("docs/architecture.md");
     let map = section(&page, "Rooms");
     for entry in std::fs::read_dir(root().join("src")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
-        // The crate's root says the same in its own words; what serves tests alone stands with another.
+        // lib.rs has a table of its own.
         assert!(
             name == "lib.rs" || map.contains(&name),
             "src/{name} is not on the map"
@@ -459,12 +516,12 @@ fn the_map_shows_the_rooms() {
         let found = ["src", "", "tests", "src/mirror"]
             .iter()
             .any(|dir| root().join(dir).join(path).exists());
-        assert!(found, "docs/architecture.md speaks of {path}, which is gone");
+        assert!(found, "docs/architecture.md names {path}, which does not exist");
     }
 }
 
 #[test]
-fn every_target_of_make_that_a_page_names_is_there() {
+fn pages_name_only_existing_make_targets() {
     let makefile = read("Makefile");
     let targets: BTreeSet<&str> = makefile
         .lines()
@@ -482,7 +539,11 @@ fn every_target_of_make_that_a_page_names_is_there() {
                 targets.contains(target) || target.chars().any(|c| !(c.is_ascii_lowercase() || c == '-'));
             let is_prose =
                 !text.contains(&format!("`make {target}")) && !text.contains(&format!("\nmake {target}\n"));
-            assert!(is_target || is_prose, "{}: make {target}?", page.display());
+            assert!(
+                is_target || is_prose,
+                "{}: there is no target {target}",
+                page.display()
+            );
         }
     }
 }
