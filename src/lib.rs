@@ -3,6 +3,7 @@
 //! | room | what it is for |
 //! |---|---|
 //! | [`cli`] | what the command line asks for: serve, doctor, completions, manual page |
+//! | [`diagnosis`] | findings for operators, and the words for them |
 //! | [`doctor`] | what an etcd holds, and what would become of it |
 //! | [`config`] | flags and environment, checked before a port is bound |
 //! | [`proxy`] | the way of a request: accept, route, plan, prove, answer or forward |
@@ -22,6 +23,7 @@ pub mod admin;
 pub mod cache;
 pub mod cli;
 pub mod config;
+pub mod diagnosis;
 pub mod doctor;
 pub mod faults;
 pub mod grpc;

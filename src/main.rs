@@ -109,7 +109,11 @@ fn doctor(options: &DoctorConfig) -> ExitCode {
     };
     let report = runtime.block_on(doctor::examine(options));
     let printed = print(|out| match options.output {
-        ReportFormat::Text => write!(out, "{}", report.to_text(Style::of(io::stdout().is_terminal()))),
+        ReportFormat::Text => write!(
+            out,
+            "{}",
+            report.to_text(Style::detect(io::stdout().is_terminal()))
+        ),
         ReportFormat::Json => writeln!(out, "{:#}", report.to_json()),
     });
     if printed == ExitCode::SUCCESS {

@@ -1,21 +1,22 @@
-//! What the endpoints are together: who is missing, which versions, what etcd itself complains of.
+//! Findings on the cluster: each endpoint, members that are not named, versions, etcd's alarms.
 
 use std::collections::BTreeSet;
 
 use tokio::time::timeout;
 
-use super::CALL_TIMEOUT;
-use super::identity::Auth;
-use super::members::{Member, best, name};
-use super::report::{Area, Report};
-use super::text::bytes;
+use super::client::CALL_TIMEOUT;
+use super::members::{Member, best, role_name};
+use super::model::{Area, AuthFacts, Report};
 use crate::config::{Config, OldEtcd, RangeStream};
+use crate::diagnosis::format::bytes;
+use crate::diagnosis::{self, Severity};
 use crate::etcdserverpb::cluster_client::ClusterClient;
 use crate::etcdserverpb::{Member as Known, MemberListRequest, StatusResponse};
-use crate::upstream::{Role, Version, gates};
+use crate::upstream::gates::{self, EndpointReport};
+use crate::upstream::{Role, Version};
 
-/// Findings on the endpoints, the members that are no endpoints, and the version gates.
-pub(super) async fn judge(config: &Config, members: &[Member], auth: &Auth, report: &mut Report) {
+/// Adds findings on the endpoints, the members that are not endpoints, and the version gates.
+pub(super) async fn examine(config: &Config, members: &[Member], auth: &AuthFacts, report: &mut Report) {
     for member in members {
         endpoint(member, members, auth, report);
     }
@@ -26,35 +27,35 @@ pub(super) async fn judge(config: &Config, members: &[Member], auth: &Auth, repo
     gates(config, members, report);
 }
 
-fn endpoint(member: &Member, members: &[Member], auth: &Auth, report: &mut Report) {
+fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut Report) {
     let url = &member.url;
     if let Err(error) = &member.link {
         let text = format!("{url}: {error}");
         let others = members.iter().any(|other| other.connection().is_some());
         if others {
-            let remedy = "rangecache goes on with the others and tries this one again and again; start it, or take it out of --endpoints";
+            let remedy = "rangecache uses the other endpoints and keeps retrying this one; start it, or remove it from --endpoints";
             report.warn(Area::Endpoints, text, remedy);
         } else {
-            let remedy = "rangecache would answer nothing: check the address, etcd, the network and TLS";
+            let remedy = "rangecache could not answer any call: check the address, etcd, the network and TLS";
             report.bad(Area::Endpoints, text, remedy);
         }
         return;
     }
     let status = match &member.status {
         Ok(status) => status,
-        // Said once, under auth.
-        Err(_) if !auth.may_ask() => {
+        // Reported once, under auth.
+        Err(_) if !auth.may_read_status() => {
             report.good(
                 Area::Endpoints,
-                format!("{url}: answers, but tells its status to users only"),
+                format!("{url}: connected; etcd reports its status to users only"),
             );
             return;
         }
         Err(error) => {
             report.bad(
                 Area::Endpoints,
-                format!("{url}: does not tell its status: {error}"),
-                "is this etcd's client URL? Without a version nothing is answered from memory",
+                format!("{url}: the status call failed: {error}"),
+                "check that this is etcd's client URL: without a version nothing is answered from memory",
             );
             return;
         }
@@ -63,15 +64,15 @@ fn endpoint(member: &Member, members: &[Member], auth: &Auth, report: &mut Repor
     let text = format!(
         "{url}: etcd {}, {}, database {} ({} in use)",
         status.version,
-        name(role),
-        bytes(status.db_size),
-        bytes(status.db_size_in_use),
+        role_name(role),
+        db_bytes(status.db_size),
+        db_bytes(status.db_size_in_use),
     );
     match role {
         Role::Learner => report.warn(
             Area::Endpoints,
             text,
-            "a learner does not vote: calls go to it only while there is no other",
+            "a learner does not vote: it is used only while there is no other endpoint",
         ),
         Role::Leaderless => report.bad(
             Area::Endpoints,
@@ -80,41 +81,46 @@ fn endpoint(member: &Member, members: &[Member], auth: &Auth, report: &mut Repor
         ),
         _ if member.serves != Some(true) => report.warn(
             Area::Endpoints,
-            format!("{text}; its health service says that it does not serve"),
-            "calls go to others while there are any; look at that member",
+            format!("{text}; its health service reports that it does not serve"),
+            "check that member; other endpoints are preferred",
         ),
         _ => report.good(Area::Endpoints, text),
     }
-    complaints(member, status, report);
+    errors(member, status, report);
 }
 
-fn complaints(member: &Member, status: &StatusResponse, report: &mut Report) {
+fn errors(member: &Member, status: &StatusResponse, report: &mut Report) {
     let url = &member.url;
-    for complaint in &status.errors {
-        let remedy = if complaint.contains("NOSPACE") {
+    for error in &status.errors {
+        let remedy = if error.contains("NOSPACE") {
             "etcd refuses writes: compact, defragment, raise --quota-backend-bytes, then etcdctl alarm disarm"
-        } else if complaint.contains("CORRUPT") {
-            "this member's data is damaged: replace it; whatever it answers cannot be trusted, with or without rangecache"
+        } else if error.contains("CORRUPT") {
+            "this member's data is corrupt: replace the member; its responses cannot be trusted, with or without rangecache"
         } else {
             "see etcd's log"
         };
-        report.warn(Area::Endpoints, format!("{url}: etcd says: {complaint}"), remedy);
+        report.warn(Area::Endpoints, format!("{url}: etcd reports: {error}"), remedy);
     }
     let quota = status.db_size_quota;
     if quota > 0 && status.db_size > quota / 10 * 8 {
         report.warn(
             Area::Endpoints,
             format!(
-                "{url}: the database has {} of the {} that its quota allows",
-                bytes(status.db_size),
-                bytes(quota)
+                "{url}: the database uses {} of its quota of {}",
+                db_bytes(status.db_size),
+                db_bytes(quota)
             ),
-            "compact and defragment, or raise etcd's --quota-backend-bytes: at the quota etcd refuses writes",
+            "compact and defragment, or raise etcd's --quota-backend-bytes: at its quota etcd refuses writes",
         );
     }
 }
 
-/// Endpoints of two clusters would be mixed up; rangecache keeps finding "replaced" histories then.
+/// Database sizes of etcd are signed.
+fn db_bytes(size: i64) -> String {
+    bytes(u64::try_from(size).unwrap_or(0))
+}
+
+/// Adds a finding if the endpoints belong to several clusters: rangecache would keep detecting replaced histories.
 fn one_cluster(members: &[Member], report: &mut Report) {
     let ids: BTreeSet<u64> = members
         .iter()
@@ -124,22 +130,23 @@ fn one_cluster(members: &[Member], report: &mut Report) {
         report.bad(
             Area::Endpoints,
             format!("--endpoints names members of {} different clusters", ids.len()),
-            "name the members of one",
+            "name the members of one cluster",
         );
     }
 }
 
-/// Members that `--endpoints` does not name: without them, a member cut off from the others takes the proofs with it.
-async fn missing_members(asked: &Member, members: &[Member], report: &mut Report) {
-    let Some(connection) = asked.connection() else {
+/// Adds a finding on members that `--endpoints` does not name: without them, a member that is cut off from the others leaves
+/// rangecache without proofs.
+async fn missing_members(through: &Member, members: &[Member], report: &mut Report) {
+    let Some(connection) = through.connection() else {
         return;
     };
     let (channel, origin) = connection.own_channel();
     let mut client = ClusterClient::with_origin(channel, origin);
-    let Ok(Ok(answer)) = timeout(CALL_TIMEOUT, client.member_list(MemberListRequest {})).await else {
+    let Ok(Ok(response)) = timeout(CALL_TIMEOUT, client.member_list(MemberListRequest {})).await else {
         return;
     };
-    let known = answer.into_inner().members;
+    let known = response.into_inner().members;
     let reached: BTreeSet<u64> = members
         .iter()
         .filter_map(|member| Some(member.status.as_ref().ok()?.header?.member_id))
@@ -173,53 +180,41 @@ async fn missing_members(asked: &Member, members: &[Member], report: &mut Report
             known.len(),
             names.join(", ")
         ),
-        "name all of them, unless one name stands for all: with the named ones cut off or down, memory proves nothing",
+        "name every member, unless one name resolves to all: while the named ones are cut off or down, nothing can be proven and reads are forwarded",
     );
 }
 
 fn gates(config: &Config, members: &[Member], report: &mut Report) {
     let versions: BTreeSet<Version> = members.iter().filter_map(Member::version).collect();
-    let Some(lowest) = versions.first() else {
+    if versions.is_empty() {
         return;
-    };
+    }
     if versions.len() > 1 {
         let list: Vec<_> = versions.iter().map(ToString::to_string).collect();
         report.warn(
             Area::Gates,
             format!("the members have different versions: {}", list.join(", ")),
-            "fine during an upgrade; the lowest one decides what is trusted",
+            "fine during an upgrade: the lowest version decides what is trusted",
         );
     }
-    if gates::PROGRESS_NOTIFICATIONS.is_open(*lowest) {
-        report.good(
-            Area::Gates,
-            format!("progress notifications can be trusted (lowest version {lowest})"),
-        );
-    } else {
-        let consequence = match config.etcd.old_etcd {
-            OldEtcd::Forward => "linearizable reads would all be forwarded",
-            OldEtcd::Refuse => "rangecache would stop at once (--old-etcd=refuse)",
-        };
-        report.bad(
-            Area::Gates,
-            format!("etcd {lowest} sends progress notifications that cannot be trusted: {consequence}"),
-            "upgrade etcd to 3.4.31, 3.5.13, 3.6.0 or later",
-        );
-    }
-    let have = members
+    let endpoints: Vec<_> = members
         .iter()
-        .filter_map(Member::version)
-        .filter(|version| gates::RANGE_STREAM.is_open(*version));
-    match (config.etcd.range_stream, have.count()) {
-        (RangeStream::Off, _) => report.good(Area::Gates, "etcd's RangeStream is not used (--range-stream=off)"),
-        (RangeStream::Auto, 0) => report.good(
-            Area::Gates,
-            "etcd has no RangeStream (3.7 has): mirrors load by pages, and large reads that memory cannot answer cost etcd what they always did; \
-             clients may use it all the same",
-        ),
-        (RangeStream::Auto, n) => report.good(
-            Area::Gates,
-            format!("RangeStream: {n} of {} endpoints have it", members.len()),
-        ),
+        .map(|member| EndpointReport {
+            version: member.version(),
+            is_unimplemented: false,
+        })
+        .collect();
+    for gate in gates::ALL {
+        let is_off = *gate == gates::RANGE_STREAM && config.etcd.range_stream == RangeStream::Off;
+        let mut finding = diagnosis::gates::finding(gate, gate.assess(is_off, &endpoints));
+        if finding.severity == Severity::Warning {
+            finding.severity = Severity::Bad;
+            if config.etcd.old_etcd == OldEtcd::Refuse {
+                finding.meaning = "rangecache would stop at once (--old-etcd=refuse)".to_owned();
+            }
+        } else {
+            finding.meaning.clear();
+        }
+        report.add(Area::Gates, finding);
     }
 }

@@ -4,59 +4,44 @@ use std::sync::Arc;
 
 use tokio::time::timeout;
 
-use super::CALL_TIMEOUT;
-use super::members::{Member, Quorum};
-use super::report::{Area, Report};
+use super::client::{CALL_TIMEOUT, timed_out};
+use super::members::Member;
+use super::model::{Area, AuthFacts, QuorumFacts, Report};
 use crate::config::Config;
+use crate::diagnosis::{Severity, no_own_user, user_problem};
 use crate::etcdserverpb::RangeRequest;
 use crate::keyspace::scope::{Scope, scopes};
 use crate::tls::Connector;
-use crate::upstream::{Connection, Credentials, authenticate_once, check_read_permission};
+use crate::upstream::{
+    Connection, Credentials, UserProblem, authenticate_once, check_read_permission, is_refusal,
+};
 
-/// What auth lets us do.
-#[derive(Debug)]
-pub(super) struct Auth {
-    /// etcd accepts the user of `--user`, or needs none.
-    is_known: bool,
-    /// Scopes that may be read, of those to be mirrored.
-    pub(super) readable: Vec<bool>,
-}
-
-impl Auth {
-    /// Whether a member tells us its status.
-    pub(super) fn may_ask(&self) -> bool {
-        self.is_known
-    }
-
-    /// Whether anything may be read.
-    pub(super) fn may_read(&self) -> bool {
-        self.is_known && self.readable.contains(&true)
-    }
-}
-
-/// Finds out, and makes `credentials` known to etcd.
-pub(super) async fn look(
+/// Authenticates `credentials`, and finds out which scopes may be read.
+pub(super) async fn examine(
     config: &Config,
     connector: &Connector,
     credentials: &Arc<Credentials>,
     members: &[Member],
-    quorum: &Quorum,
+    quorum: &QuorumFacts,
     report: &mut Report,
-) -> Auth {
+) -> AuthFacts {
     let scopes = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
-    let mut auth = Auth {
-        is_known: quorum.auth != Some(true),
-        readable: vec![quorum.auth != Some(true); scopes.len()],
+    let is_off = quorum.auth_is_on != Some(true);
+    let mut auth = AuthFacts {
+        is_accepted: is_off,
+        readable: vec![is_off; scopes.len()],
     };
     let connection = members.iter().find_map(Member::connection);
-    let (Some(is_on), Some(connection)) = (quorum.auth, connection) else {
+    let (Some(is_on), Some(connection)) = (quorum.auth_is_on, connection) else {
         return auth;
     };
-    let introduced = timeout(CALL_TIMEOUT, authenticate_once(credentials, connection)).await;
     if let Some(name) = connector.common_name() {
-        let text = format!("the certificate in --cert has the common name {name:?}");
-        let remedy = "where etcd runs with --client-cert-auth and auth, every caller without a token acts as that user: give a certificate without a CN";
-        report.warn(Area::Auth, text, remedy);
+        report.warn(
+            Area::Auth,
+            format!("the certificate in --cert has the common name {name:?}"),
+            "use a certificate without a CN: an etcd with --client-cert-auth and auth treats every client without a token as \
+             that user",
+        );
     }
     if !is_on {
         let user = if credentials.is_configured() {
@@ -65,72 +50,86 @@ pub(super) async fn look(
             ""
         };
         report.good(Area::Auth, format!("etcd's auth is off{user}"));
-        return auth;
-    }
-    if !credentials.is_configured() {
-        report.bad(
-            Area::Auth,
-            "etcd's auth is on and there is no --user: every read would be forwarded",
-            "give --user and --password-file: a user that may read what is mirrored (docs/security.md has the four commands)",
-        );
-        return auth;
-    }
-    let user = credentials.name().to_owned();
-    match introduced {
-        Ok(Ok(())) => {}
-        Ok(Err(status)) => {
-            report.bad(
+    } else if !credentials.is_configured() {
+        report.add(Area::Auth, no_own_user().with_severity(Severity::Bad));
+    } else if authenticate(credentials, connection, report).await {
+        auth.is_accepted = true;
+        for (scope, readable) in scopes.iter().zip(&mut auth.readable) {
+            *readable = may_read(credentials, connection, scope, report).await;
+        }
+        if auth.readable.iter().all(|readable| *readable) {
+            let user = credentials.name();
+            report.good(
                 Area::Auth,
                 format!(
-                    "etcd does not accept the user {user:?} of --user: {}",
-                    status.message()
+                    "etcd's auth is on, and the user {user:?} may read all that is to be mirrored; each read is authorised by \
+                     etcd, with its client's credentials"
                 ),
-                "mend the user, or the password (--password, --password-file)",
             );
-            return auth;
         }
-        Err(_) => {
-            report.bad(Area::Auth, "etcd gave no token in time", "look at etcd first");
-            return auth;
-        }
-    }
-    auth.is_known = true;
-    for (scope, readable) in scopes.iter().zip(&mut auth.readable) {
-        *readable = match timeout(CALL_TIMEOUT, may_read(connection, scope)).await {
-            Ok(Ok(())) => true,
-            Ok(Err(status)) => {
-                report.bad(
-                    Area::Auth,
-                    format!("the user {user:?} may not read all of {}: {}", scope.name(), status.message()),
-                    "grant it a role with the right to read that prefix (read on everything without --cache-prefix)",
-                );
-                false
-            }
-            Err(_) => {
-                report.bad(
-                    Area::Auth,
-                    "etcd did not judge the user's rights in time",
-                    "look at etcd first",
-                );
-                false
-            }
-        };
-    }
-    if auth.readable.iter().all(|readable| *readable) {
-        report.good(
-            Area::Auth,
-            format!("etcd's auth is on, and the user {user:?} may read all that is to be mirrored; each read is authorised by etcd, with its caller's credentials"),
-        );
     }
     auth
 }
 
-/// Checks permission to read `scope` without reading a key.
-async fn may_read(connection: &Arc<Connection>, scope: &Scope) -> Result<(), tonic::Status> {
+/// Gets a token; returns whether etcd issued one.
+async fn authenticate(
+    credentials: &Arc<Credentials>,
+    connection: &Arc<Connection>,
+    report: &mut Report,
+) -> bool {
+    match timeout(CALL_TIMEOUT, authenticate_once(credentials, connection)).await {
+        Ok(Ok(())) => true,
+        Ok(Err(status)) => {
+            let problem = UserProblem::Rejected {
+                user: credentials.name().to_owned(),
+                message: status.message().to_owned(),
+            };
+            report.add(Area::Auth, user_problem(&problem).with_severity(Severity::Bad));
+            false
+        }
+        Err(_) => {
+            report.bad(
+                Area::Auth,
+                format!("etcd issued no token: {}", timed_out()),
+                "check etcd first",
+            );
+            false
+        }
+    }
+}
+
+/// Whether rangecache's own user may read all of `scope`.
+async fn may_read(
+    credentials: &Credentials,
+    connection: &Arc<Connection>,
+    scope: &Scope,
+    report: &mut Report,
+) -> bool {
     let range = RangeRequest {
         key: scope.key(),
         range_end: scope.range_end(),
         ..RangeRequest::default()
     };
-    check_read_permission(connection, range, None).await.map(drop)
+    let error = match timeout(CALL_TIMEOUT, check_read_permission(connection, range, None)).await {
+        Ok(Ok(_)) => return true,
+        Ok(Err(status)) if is_refusal(&status) => {
+            let problem = UserProblem::NoPermission {
+                user: credentials.name().to_owned(),
+                scope: scope.name(),
+            };
+            report.add(Area::Auth, user_problem(&problem).with_severity(Severity::Bad));
+            return false;
+        }
+        Ok(Err(status)) => status.message().to_owned(),
+        Err(_) => timed_out(),
+    };
+    report.bad(
+        Area::Auth,
+        format!(
+            "the permission to read {} could not be checked: {error}",
+            scope.name()
+        ),
+        "check etcd first",
+    );
+    false
 }

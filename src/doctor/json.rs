@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::keyspace::{Group, Keyspace};
-use super::report::{Finding, Report};
+use super::model::{Area, KeyGroup, Keyspace, Report, level};
+use crate::diagnosis::Finding;
 
 impl Report {
-    /// The report as one JSON object. `result` is the worst level: `ok`, `warning` or `bad`; sizes are in bytes.
+    /// Report as one JSON object. `result` is the worst level (`ok`, `warning` or `bad`); sizes are in bytes.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let findings: Vec<_> = self.findings.iter().map(finding).collect();
@@ -25,21 +25,21 @@ impl Report {
             })
             .collect();
         let mirrors: Vec<_> = self
-            .needs
+            .mirrors
             .iter()
-            .map(|need| {
+            .map(|mirror| {
                 json!({
-                    "mirror": need.name,
-                    "keys": need.keys,
-                    "bytes": need.encoded_bytes,
-                    "memory_bytes": need.memory_bytes,
-                    "history_bytes": need.history_bytes,
+                    "mirror": mirror.name,
+                    "keys": mirror.keys,
+                    "bytes": mirror.encoded_bytes,
+                    "memory_bytes": mirror.memory_bytes,
+                    "history_bytes": mirror.history_bytes,
                 })
             })
             .collect();
         json!({
             "rangecache": env!("CARGO_PKG_VERSION"),
-            "result": self.level().as_str(),
+            "result": level(self.severity()),
             "findings": findings,
             "endpoints": endpoints,
             "keyspace": self.keyspace.as_ref().map(keyspace),
@@ -48,12 +48,13 @@ impl Report {
     }
 }
 
-fn finding(finding: &Finding) -> Value {
+fn finding((area, finding): &(Area, Finding)) -> Value {
+    let remedy = Some(&finding.remedy).filter(|text| !text.is_empty());
     json!({
-        "area": finding.area.as_str(),
-        "level": finding.level.as_str(),
-        "text": finding.text,
-        "remedy": finding.remedy,
+        "area": area.as_str(),
+        "level": level(finding.severity),
+        "text": finding.text(),
+        "remedy": remedy,
     })
 }
 
@@ -62,8 +63,8 @@ fn keyspace(keyspace: &Keyspace) -> Value {
     json!({
         "revision": keyspace.revision,
         "keys": keyspace.keys,
-        "bytes": keyspace.groups.iter().map(Group::encoded_bytes).sum::<u64>(),
-        "exact": keyspace.exact,
+        "bytes": keyspace.groups.iter().map(KeyGroup::encoded_bytes).sum::<u64>(),
+        "exact": keyspace.is_exact,
         "revisions_per_second": keyspace.revisions_per_second,
         "prefixes": groups,
         "cost": {
@@ -74,13 +75,13 @@ fn keyspace(keyspace: &Keyspace) -> Value {
     })
 }
 
-fn group(group: &Group) -> Value {
+fn group(group: &KeyGroup) -> Value {
     json!({
         "prefix": group.name(),
-        "keys": group.keys,
+        "keys": group.range.keys,
         "bytes": group.encoded_bytes(),
         "memory_bytes": group.memory_bytes(),
-        "largest_bytes": group.weight.largest_bytes,
+        "largest_bytes": group.sample.largest_bytes,
         "mirrored": group.mirror.is_some(),
     })
 }

@@ -1,4 +1,4 @@
-//! The endpoints: connections, health, versions, quorum.
+//! Endpoints: connections, health, status, quorum.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,54 +9,35 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 use tonic::metadata::MetadataMap;
 
-use super::CALL_TIMEOUT;
-use super::report::{Area, Report};
+use super::client::{CALL_TIMEOUT, describe_status, timed_out};
+use super::model::{Area, EndpointFacts, QuorumFacts, Report};
 use crate::config::Config;
+use crate::diagnosis::format::duration;
 use crate::etcdserverpb::StatusResponse;
 use crate::net::Url;
 use crate::tls::Connector;
 use crate::upstream::{self, Connection, Credentials, Role, Version, anonymous_check, is_refusal};
 
-/// How often the quorum is asked, for a median.
+/// Number of quorum checks, of which the median is reported.
 const QUORUM_READS: usize = 5;
-/// Above this, reads from memory wait long for their proof.
+/// Round trip above which reads from memory wait long for their proof.
 const SLOW_QUORUM: Duration = Duration::from_millis(20);
 
-/// One endpoint.
+/// Endpoint of `--endpoints` and what is known of the member behind it.
 pub(super) struct Member {
     pub(super) url: Url,
-    /// The connection, or why there is none.
+    /// The connection, or why it could not be opened.
     pub(super) link: Result<Link, String>,
-    /// gRPC's health service; `None` if it did not answer.
+    /// Result of gRPC's health service; `None` if it timed out.
     pub(super) serves: Option<bool>,
-    /// What it tells of itself, or why it does not.
+    /// Result of the status call, or why it failed.
     pub(super) status: Result<StatusResponse, String>,
 }
 
-/// A connection, and the task that ends with it and says why.
+/// A connection, and the task that drives it and returns why it ended.
 pub(super) struct Link {
     pub(super) connection: Arc<Connection>,
     driver: JoinHandle<String>,
-}
-
-/// What the report says of an endpoint.
-#[derive(Debug)]
-pub(super) struct Described {
-    pub(super) url: String,
-    pub(super) error: Option<String>,
-    pub(super) version: Option<String>,
-    pub(super) role: Option<&'static str>,
-    pub(super) db_bytes: i64,
-    pub(super) db_in_use_bytes: i64,
-}
-
-/// The quorum, asked as nobody.
-#[derive(Debug)]
-pub(super) struct Quorum {
-    /// Whether etcd's auth is on; `None` where nobody told.
-    pub(super) auth: Option<bool>,
-    /// The median of the round trips.
-    pub(super) took: Option<Duration>,
 }
 
 impl Member {
@@ -68,14 +49,14 @@ impl Member {
         self.status.as_ref().ok()?.version.parse().ok()
     }
 
-    /// What it is in the cluster.
+    /// Role in the cluster, once the status is known.
     pub(super) fn role(&self) -> Option<Role> {
         self.status.as_ref().ok().map(Role::from_status)
     }
 }
 
-/// In the report.
-pub(super) fn name(role: Role) -> &'static str {
+/// Name of a role in the report.
+pub(super) fn role_name(role: Role) -> &'static str {
     match role {
         Role::Unknown => "",
         Role::Leader => "leader",
@@ -85,7 +66,7 @@ pub(super) fn name(role: Role) -> &'static str {
     }
 }
 
-/// Connects to all endpoints at once, and asks each whether it serves.
+/// Connects to all endpoints concurrently, and requests each one's health.
 pub(super) async fn connect(
     config: &Config,
     connector: &Connector,
@@ -103,7 +84,7 @@ pub(super) async fn connect(
             serves = timeout(CALL_TIMEOUT, upstream::is_serving(&open.connection))
                 .await
                 .ok();
-            // What ends the connection instead of an answer is no etcd, or wants TLS.
+            // A peer that closes the connection instead of responding is not etcd, or expects TLS.
             if let Ok(Ok(reason)) = timeout(Duration::from_millis(50), &mut open.driver).await {
                 link = Err(connector.explain(url, &reason));
             }
@@ -112,7 +93,7 @@ pub(super) async fn connect(
             url: url.clone(),
             link,
             serves,
-            status: Err("it was not asked".to_owned()),
+            status: Err("not requested".to_owned()),
         }
     });
     join_all(each).await
@@ -123,13 +104,10 @@ fn without_url(error: &str, url: &Url) -> String {
     error.strip_prefix(&url).unwrap_or(error).to_owned()
 }
 
-/// Asks the quorum, as nobody, for one key, by the first member that answers. Where etcd's auth is on it refuses, but only after it has
-/// asked the quorum.
-pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
-    let mut quorum = Quorum {
-        auth: None,
-        took: None,
-    };
+/// Makes quorum checks without credentials through the first member that responds. With auth on etcd refuses them, but only
+/// after asking the quorum.
+pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> QuorumFacts {
+    let mut quorum = QuorumFacts::default();
     let mut reason = None;
     for member in members {
         let Some(connection) = member.connection() else {
@@ -139,92 +117,87 @@ pub(super) async fn quorum(members: &[Member], report: &mut Report) -> Quorum {
         for _ in 0..QUORUM_READS {
             let began = Instant::now();
             match timeout(CALL_TIMEOUT, anonymous_check(connection, MetadataMap::new())).await {
-                Ok(Ok(_)) => quorum.auth = Some(false),
+                Ok(Ok(_)) => quorum.auth_is_on = Some(false),
                 Ok(Err(status)) if is_refusal(&status) => {
-                    quorum.auth = Some(true);
+                    quorum.auth_is_on = Some(true);
                     took.push(began.elapsed());
-                    // etcd notes each such attempt in its log.
+                    // One is enough: etcd logs each such attempt.
                     break;
                 }
                 Ok(Err(status)) => {
-                    reason = Some(format!(
-                        "{}: {} ({:?})",
-                        member.url,
-                        status.message(),
-                        status.code()
-                    ));
+                    reason = Some(format!("{}: {}", member.url, describe_status(&status)));
                     break;
                 }
                 Err(_) => {
-                    reason = Some(format!("{}: no answer within {CALL_TIMEOUT:?}", member.url));
+                    reason = Some(format!("{}: {}", member.url, timed_out()));
                     break;
                 }
             }
             took.push(began.elapsed());
         }
-        if quorum.auth.is_some() {
+        if quorum.auth_is_on.is_some() {
             took.sort_unstable();
-            quorum.took = took.get(took.len() / 2).copied();
+            quorum.round_trip = took.get(took.len() / 2).copied();
             break;
         }
     }
-    match (&quorum.took, reason) {
+    match (&quorum.round_trip, reason) {
         (Some(took), _) if *took > SLOW_QUORUM => report.warn(
             Area::Endpoints,
-            format!("the quorum answers a linearizable read in {took:.1?}"),
-            "each read from memory waits that long for its proof: look at etcd's disks and network",
+            format!("the quorum answers a linearizable read in {}", duration(*took)),
+            "each linearizable read from memory waits that long for its proof: check etcd's disks and network",
         ),
         (Some(took), _) => report.good(
             Area::Endpoints,
-            format!("the quorum answers a linearizable read in {took:.1?}"),
+            format!("the quorum answers a linearizable read in {}", duration(*took)),
         ),
         (None, Some(reason)) => report.bad(
             Area::Endpoints,
             format!("no member answers a linearizable read: {reason}"),
-            "etcd has no leader or no quorum, or is no etcd: look at etcd first (etcdctl endpoint status --cluster)",
+            "there is no leader or no quorum, or the endpoints are not etcd: check etcd first (etcdctl endpoint status --cluster)",
         ),
         (None, None) => {}
     }
     quorum
 }
 
-/// Asks each for its status, as rangecache's own user if there is one.
-pub(super) async fn ask_status(members: &mut [Member]) {
+/// Requests every member's status, as rangecache's own user if there is one.
+pub(super) async fn read_status(members: &mut [Member]) {
     let each = members.iter_mut().map(async |member| {
         let Ok(link) = &member.link else {
             return;
         };
         member.status = match timeout(CALL_TIMEOUT, link.connection.member_status()).await {
             Ok(Ok(status)) => Ok(status),
-            Ok(Err(status)) => Err(format!("{} ({:?})", status.message(), status.code())),
-            Err(_) => Err(format!("no answer within {CALL_TIMEOUT:?}")),
+            Ok(Err(status)) => Err(describe_status(&status)),
+            Err(_) => Err(timed_out()),
         };
     });
     join_all(each).await;
 }
 
-/// The member that is best asked for much: one that serves and votes, a follower rather than the leader.
+/// The member to read from: one that serves and votes, a follower rather than the leader.
 pub(super) fn best(members: &[Member]) -> Option<&Member> {
     let usable = members.iter().filter(|member| member.connection().is_some());
     usable.min_by_key(|member| {
         let role = member.role();
-        let sound = matches!(role, Some(Role::Leader | Role::Follower)) && member.serves == Some(true);
-        (!sound, role == Some(Role::Leader))
+        let is_healthy = matches!(role, Some(Role::Leader | Role::Follower)) && member.serves == Some(true);
+        (!is_healthy, role == Some(Role::Leader))
     })
 }
 
-/// For the report.
-pub(super) fn described(members: &[Member]) -> Vec<Described> {
+/// Endpoints for the report.
+pub(super) fn facts(members: &[Member]) -> Vec<EndpointFacts> {
     let describe = |member: &Member| {
         let status = member.status.as_ref().ok();
-        Described {
+        EndpointFacts {
             url: member.url.to_string(),
             error: match (&member.link, &member.status) {
                 (Err(error), _) | (Ok(_), Err(error)) => Some(error.clone()),
                 _ => None,
             },
             version: status.map(|status| status.version.clone()),
-            role: member.role().map(name),
+            role: member.role().map(role_name),
             db_bytes: status.map_or(0, |status| status.db_size),
             db_in_use_bytes: status.map_or(0, |status| status.db_size_in_use),
         }

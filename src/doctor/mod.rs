@@ -1,37 +1,39 @@
-//! `rangecache doctor`: looks at an etcd, and says what rangecache would make of it with the same flags.
+//! `rangecache doctor`: examines an etcd, and reports what rangecache with the same flags would do with it.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `report` | what was found: findings, figures, the exit code |
+//! | `model` | results: findings, figures, the exit code |
 //! | `text`, `json` | the report for people and for scripts |
-//! | `members` | the endpoints: connections, health, versions, quorum |
-//! | `cluster` | what they are together: gates, members, alarms |
-//! | `identity` | auth, and the rights of rangecache's own user |
-//! | `certificates` | what both sides show, and until when |
-//! | `keyspace` | how many keys there are under which prefix, found with few and cheap calls |
-//! | `weigh` | what they weigh: samples, or all of them |
-//! | `prospects` | what would be cached, in how much memory, and who gains |
+//! | `client` | paced calls, with their cost |
+//! | `members` | endpoints: connections, health, status, quorum |
+//! | `cluster` | gates, members that are not named, alarms |
+//! | `identity` | auth, and the permissions of rangecache's own user |
+//! | `certificates` | certificates of both sides and their validity |
+//! | `keyspace` | number of keys under each prefix, found with few and cheap calls |
+//! | `size_estimate` | sizes of keys, from samples or from all of them |
+//! | `verdict` | what would be mirrored, in how much memory, and which requests benefit |
 //!
-//! It keeps no connection and starts no mirror. Each call has a deadline, and what reads many keys is paced. It uses
-//! `config`, `upstream`, `tls`, `cache` (to weigh entries) and the `mirror` room's scopes and questions to etcd; only `main` uses it.
+//! No connection is kept and no mirror is started. Each call has a timeout, and reads of many keys are paced. This room imports
+//! `config`, `upstream`, `tls`, `keyspace`, `cache` (for the size of entries), `diagnosis` and `telemetry`; only `main`
+//! imports it.
 
 mod certificates;
+mod client;
 mod cluster;
 mod identity;
 mod json;
 mod keyspace;
 mod members;
-mod prospects;
-mod report;
+mod model;
+mod size_estimate;
 mod text;
-mod weigh;
+mod verdict;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio_util::task::TaskTracker;
 
-pub use report::{Area, Finding, Level, Report};
+pub use model::{Area, Report};
 pub use text::Style;
 
 use crate::config::DoctorConfig;
@@ -39,17 +41,15 @@ use crate::telemetry::Metrics;
 use crate::tls::{Acceptor, Connector};
 use crate::upstream::Credentials;
 
-/// What comes of files and users that cannot be used.
-const NO_START: &str = "rangecache does not start with it";
-/// Bound on each call, and on each attempt to connect.
-const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Consequence of files and users that cannot be used.
+const NO_START: &str = "fix it first: rangecache does not start with it";
 
-/// Looks at everything. Where something is missing that later looks need, these are left out.
+/// Examines everything. A step whose prerequisites are missing is skipped.
 pub async fn examine(options: &DoctorConfig) -> Report {
     let config = &options.config;
     let mut report = Report::default();
-    certificates::ours(config, &mut report);
-    // A registry of our own: what the rooms count while we look is nobody's.
+    certificates::examine_files(config, &mut report);
+    // Throwaway registry; these metrics are discarded.
     let metrics = Arc::new(Metrics::new());
     if let Err(error) = Acceptor::open(config, &metrics) {
         report.bad(Area::Certificates, error.to_string(), NO_START);
@@ -71,19 +71,19 @@ pub async fn examine(options: &DoctorConfig) -> Report {
     let credentials = Credentials::new(account);
     let tasks = TaskTracker::new();
     let mut members = members::connect(config, &connector, &credentials, &tasks).await;
-    certificates::theirs(&members, &connector, &mut report).await;
-    let quorum = members::quorum(&members, &mut report).await;
-    let auth = identity::look(config, &connector, &credentials, &members, &quorum, &mut report).await;
-    members::ask_status(&mut members).await;
-    cluster::judge(config, &members, &auth, &mut report).await;
-    let found = match (auth.may_read(), members::best(&members)) {
-        (true, Some(member)) if quorum.auth.is_some() => {
-            keyspace::look(config, options.deep, member, &auth.readable, &mut report).await
+    certificates::examine_members(&members, &connector, &mut report).await;
+    let quorum = members::check_quorum(&members, &mut report).await;
+    let auth = identity::examine(config, &connector, &credentials, &members, &quorum, &mut report).await;
+    members::read_status(&mut members).await;
+    cluster::examine(config, &members, &auth, &mut report).await;
+    let keyspace = match (auth.may_read_keys(), members::best(&members)) {
+        (true, Some(member)) if quorum.auth_is_on.is_some() => {
+            keyspace::examine(config, options.deep, member, &auth.readable, &mut report).await
         }
         _ => None,
     };
-    prospects::judge(config, &quorum, found.as_ref(), &mut report);
-    report.keyspace = found;
-    report.endpoints = members::described(&members);
+    verdict::conclude(config, &quorum, keyspace.as_ref(), &mut report);
+    report.keyspace = keyspace;
+    report.endpoints = members::facts(&members);
     report
 }

@@ -2,36 +2,37 @@
 
 use std::fmt::Write as _;
 
-use super::keyspace::{Group, Keyspace};
-use super::report::{Area, Finding, Level, Report};
+use super::model::{Area, KeyGroup, Keyspace, Report};
+use crate::diagnosis::format::bytes;
+use crate::diagnosis::{Finding, Severity};
 
-/// Lines of the table of prefixes.
+/// Most lines of the table of prefixes.
 const MAX_ROWS: usize = 40;
 
-/// How it is written.
+/// Character set of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
-    /// With ✓ and ✗, where a terminal speaks UTF-8.
+    /// Marks such as ✓ and ✗, for a terminal with a UTF-8 locale.
     Symbols,
-    /// With words, for everything else.
+    /// ASCII only.
     Ascii,
 }
 
 impl Style {
-    fn mark(self, level: Level) -> &'static str {
-        match (self, level) {
-            (Style::Symbols, Level::Good) => "✓",
-            (Style::Symbols, Level::Warning) => "!",
-            (Style::Symbols, Level::Bad) => "✗",
-            (Style::Ascii, Level::Good) => "ok  ",
-            (Style::Ascii, Level::Warning) => "warn",
-            (Style::Ascii, Level::Bad) => "BAD ",
+    fn mark(self, severity: Severity) -> &'static str {
+        match (self, severity) {
+            (Style::Symbols, Severity::Good | Severity::Note) => "✓",
+            (Style::Symbols, Severity::Warning) => "!",
+            (Style::Symbols, Severity::Bad) => "✗",
+            (Style::Ascii, Severity::Good | Severity::Note) => "ok  ",
+            (Style::Ascii, Severity::Warning) => "warn",
+            (Style::Ascii, Severity::Bad) => "BAD ",
         }
     }
 
-    /// By what the environment says of the locale, and whether a terminal reads.
+    /// Style for the locale of the environment, and whether standard output is a terminal.
     #[must_use]
-    pub fn of(is_terminal: bool) -> Style {
+    pub fn detect(is_terminal: bool) -> Style {
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG"));
         let locale = locale.unwrap_or_default().to_ascii_lowercase();
@@ -44,7 +45,7 @@ impl Style {
 }
 
 impl Report {
-    /// The report in words, areas in order, with what to do about each thing that is not good.
+    /// Report for people: the areas in order, each finding with its remedy.
     #[must_use]
     pub fn to_text(&self, style: Style) -> String {
         let mut text = format!("rangecache {} doctor\n", env!("CARGO_PKG_VERSION"));
@@ -52,13 +53,13 @@ impl Report {
             let mut of_area = self
                 .findings
                 .iter()
-                .filter(|finding| finding.area == area)
+                .filter(|(found_in, _)| *found_in == area)
                 .peekable();
             if of_area.peek().is_none() {
                 continue;
             }
             let _ = writeln!(text, "\n{}", area.as_str());
-            for finding in of_area {
+            for (_, finding) in of_area {
                 write_finding(&mut text, style, finding);
             }
             if area == Area::Keyspace
@@ -76,13 +77,13 @@ impl Report {
 
 fn write_finding(text: &mut String, style: Style, finding: &Finding) {
     // Writing into a String cannot fail.
-    let _ = writeln!(text, "  {} {}", style.mark(finding.level), finding.text);
-    if let Some(remedy) = &finding.remedy {
+    let _ = writeln!(text, "  {} {}", style.mark(finding.severity), finding.text());
+    if !finding.remedy.is_empty() {
         let arrow = match style {
             Style::Symbols => "  →",
             Style::Ascii => "     ->",
         };
-        let _ = writeln!(text, "  {arrow} {remedy}");
+        let _ = writeln!(text, "  {arrow} {}", finding.remedy);
     }
 }
 
@@ -90,8 +91,8 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
     if keyspace.groups.is_empty() {
         return;
     }
-    let mut groups: Vec<&Group> = keyspace.groups.iter().collect();
-    groups.sort_by_key(|group| std::cmp::Reverse((group.encoded_bytes(), group.keys)));
+    let mut groups: Vec<&KeyGroup> = keyspace.groups.iter().collect();
+    groups.sort_by_key(|group| std::cmp::Reverse((group.encoded_bytes(), group.range.keys)));
     let width = groups.iter().map(|group| group.name().chars().count()).max();
     let width = width.unwrap_or(0).clamp("prefix".len(), 50);
     let _ = writeln!(
@@ -104,9 +105,9 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
             text,
             "    {:width$}  {:>10}  {:>10}  {:>10}  {}",
             group.name(),
-            group.keys,
+            group.range.keys,
             bytes(group.encoded_bytes()),
-            bytes(group.weight.encoded_of(1)),
+            bytes(group.sample.encoded_bytes_of(1)),
             if group.mirror.is_some() { "yes" } else { "no" },
         );
     }
@@ -115,52 +116,12 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
     }
 }
 
-/// Bytes in the unit that fits: `1.2 GiB`.
-pub(super) fn bytes(bytes: impl TryInto<u64>) -> String {
-    let bytes = bytes.try_into().unwrap_or(0);
-    #[allow(clippy::cast_precision_loss, reason = "three digits are shown")]
-    let (mut value, mut unit) = (bytes as f64, 0);
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 || value >= 100.0 {
-        format!("{value:.0} {}", UNITS[unit])
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
-}
-
-/// `1 key`, `2 keys`.
-pub(super) fn counted(n: u64, what: &str) -> String {
-    if n == 1 {
-        format!("1 {what}")
-    } else {
-        format!("{n} {what}s")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_readable() {
-        for (n, text) in [
-            (0_u64, "0 B"),
-            (1023, "1023 B"),
-            (1536, "1.5 KiB"),
-            (200 << 20, "200 MiB"),
-            (3 << 40, "3.0 TiB"),
-        ] {
-            assert_eq!(bytes(n), text);
-        }
-        assert_eq!(bytes(-1_i64), "0 B");
-    }
-
-    #[test]
-    fn without_a_terminal_it_is_ascii() {
+    fn report_without_a_terminal_is_ascii() {
         let mut report = Report::default();
         report.good(Area::Gates, "took 5µs …");
         report.bad(Area::Endpoints, "down", "start it");
@@ -171,8 +132,8 @@ mod tests {
             "{text}"
         );
         let (endpoints, gates) = (text.find("endpoints"), text.find("gates"));
-        assert!(endpoints < gates, "areas in their order:\n{text}");
+        assert!(endpoints < gates, "areas are in order:\n{text}");
         assert!(report.to_text(Style::Symbols).contains("✗ down"));
-        assert_eq!((report.level(), report.exit_code()), (Level::Bad, 1));
+        assert_eq!((report.severity(), report.exit_code()), (Severity::Bad, 1));
     }
 }

@@ -1,57 +1,49 @@
-//! What comes of it: what would be cached, in how much memory, and whether clients would gain.
+//! Verdict: what would be mirrored, in how much memory, and whether clients would benefit.
 
-use super::keyspace::{Group, Keyspace};
-use super::members::Quorum;
-use super::report::{Area, Level, Report};
-use super::text::{bytes, counted};
+use super::model::{Area, KeyGroup, Keyspace, MirrorEstimate, QuorumFacts, Report};
 use crate::config::Config;
-use crate::keyspace::scope::scopes;
+use crate::diagnosis::Severity;
+use crate::diagnosis::format::{bytes, counted, duration};
+use crate::keyspace::scope::{Scope, scopes};
 
-/// What a change leaves behind in the history beside the entry that it replaced.
+/// Bytes that a modification keeps in the history in addition to the entry that it replaced.
 const CHANGE_BYTES: u64 = 150;
-/// Below this, lists are cheap for etcd too.
+/// Number of keys below which a list costs etcd little.
 const SMALL_KEYS: u64 = 2_000;
-/// See [`SMALL_KEYS`].
+/// Bytes below which a list costs etcd little.
 const SMALL_BYTES: u64 = 1 << 20;
-/// Kubernetes' events are written often, and nobody lists them often.
+/// End of the prefix of Kubernetes' events, which are written often and listed seldom.
 const EVENTS: &str = "/events/";
-/// How many prefixes are named.
+/// Number of prefixes that a finding names.
 const NAMED: usize = 4;
 
-/// What a mirror would need.
-#[derive(Debug)]
-pub(super) struct Need {
-    pub(super) name: String,
-    pub(super) keys: u64,
-    pub(super) encoded_bytes: u64,
-    /// Keys, values and nodes.
-    pub(super) memory_bytes: u64,
-    /// Past revisions, at the rate at which etcd changes now.
-    pub(super) history_bytes: u64,
-}
-
-/// Judges memory, and says what comes of everything.
-pub(super) fn judge(config: &Config, quorum: &Quorum, keyspace: Option<&Keyspace>, report: &mut Report) {
+/// Adds the findings on memory and the verdict.
+pub(super) fn conclude(
+    config: &Config,
+    quorum: &QuorumFacts,
+    keyspace: Option<&Keyspace>,
+    report: &mut Report,
+) {
     if let Some(keyspace) = keyspace {
         summary(keyspace, report);
-        report.needs = needs(config, keyspace);
+        report.mirrors = estimates(config, keyspace);
         memory(config, keyspace, report);
     }
     let Some(keyspace) = keyspace else {
         report.bad(
             Area::Verdict,
             "nothing would be answered from memory",
-            "mend what is bad above",
+            "fix the problems above",
         );
         return;
     };
     coverage(keyspace, report);
-    gain(quorum, keyspace, report);
-    if report.level() == Level::Bad {
+    benefit(quorum, keyspace, report);
+    if report.severity() == Severity::Bad {
         report.bad(
             Area::Verdict,
-            "not as it is: some or all reads that should come from memory would be forwarded (correct, but no faster than etcd)",
-            "mend what is bad above",
+            "not ready: some or all reads that should be answered from memory would be forwarded (correct, but no faster than etcd)",
+            "fix the problems above",
         );
     } else {
         report.good(Area::Verdict, "rangecache would serve this etcd with these flags");
@@ -59,11 +51,11 @@ pub(super) fn judge(config: &Config, quorum: &Quorum, keyspace: Option<&Keyspace
 }
 
 fn summary(keyspace: &Keyspace, report: &mut Report) {
-    let encoded: u64 = keyspace.groups.iter().map(Group::encoded_bytes).sum();
-    let (about, how) = if keyspace.exact {
-        ("", "every key weighed")
+    let encoded: u64 = keyspace.groups.iter().map(KeyGroup::encoded_bytes).sum();
+    let (about, how) = if keyspace.is_exact {
+        ("", "every key read")
     } else {
-        ("about ", "by samples; --deep weighs every key")
+        ("about ", "estimated from samples; --deep reads every key")
     };
     report.good(
         Area::Keyspace,
@@ -78,21 +70,21 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
     report.good(
         Area::Keyspace,
         format!(
-            "finding this out took {} to one member, {:.1?} in all, {} of values read",
+            "this examination made {} to one member, {} in all, and read {} of values",
             counted(cost.calls, "call"),
-            cost.took,
+            duration(cost.took),
             bytes(cost.read_bytes)
         ),
     );
 }
 
-fn needs(config: &Config, keyspace: &Keyspace) -> Vec<Need> {
+fn estimates(config: &Config, keyspace: &Keyspace) -> Vec<MirrorEstimate> {
     let mirrors = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
     let all: u64 = keyspace.keys.max(1);
-    let of = |(index, scope): (usize, &crate::keyspace::scope::Scope)| {
-        let mine = || keyspace.groups.iter().filter(|group| group.mirror == Some(index));
-        let keys: u64 = mine().map(|group| group.keys).sum();
-        let memory_bytes: u64 = mine().map(|group| group.weight.memory_of(group.keys)).sum();
+    let estimate = |(index, scope): (usize, &Scope)| {
+        let groups = || keyspace.groups.iter().filter(|group| group.mirror == Some(index));
+        let keys: u64 = groups().map(|group| group.range.keys).sum();
+        let memory_bytes: u64 = groups().map(KeyGroup::memory_bytes).sum();
         #[allow(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
@@ -104,44 +96,44 @@ fn needs(config: &Config, keyspace: &Keyspace) -> Vec<Need> {
             * keys as f64
             / all as f64) as u64;
         let history = changes.saturating_mul(memory_bytes / keys.max(1) + CHANGE_BYTES);
-        Need {
+        MirrorEstimate {
             name: scope.name(),
             keys,
-            encoded_bytes: mine().map(Group::encoded_bytes).sum(),
+            encoded_bytes: groups().map(KeyGroup::encoded_bytes).sum(),
             memory_bytes,
             history_bytes: history.min(config.mirror.history_max_bytes),
         }
     };
-    mirrors.iter().enumerate().map(of).collect()
+    mirrors.iter().enumerate().map(estimate).collect()
 }
 
 fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
-    let (keys, history) = report.needs.iter().fold((0, 0), |(keys, history), need| {
-        (keys + need.memory_bytes, history + need.history_bytes)
+    let (keys, history) = report.mirrors.iter().fold((0, 0), |(keys, history), mirror| {
+        (keys + mirror.memory_bytes, history + mirror.history_bytes)
     });
     let max = config.mirror.max_bytes();
-    let whose = match config.mirror.cache_max_bytes {
+    let source = match config.mirror.cache_max_bytes {
         Some(_) => "--cache-max-bytes",
-        None => "three quarters of the memory limit here; --cache-max-bytes sets it",
+        None => "three quarters of the memory limit of this machine or container; --cache-max-bytes sets it",
     };
     let text = format!(
-        "keys and values need {}, past revisions {} at this rate (at most {} a mirror), of {} ({whose})",
+        "keys and values need {}, past revisions {} at this rate (at most {} a mirror), of {} ({source})",
         bytes(keys),
         bytes(history),
         bytes(config.mirror.history_max_bytes),
         bytes(max),
     );
     if keys > max {
-        let mirrors = if report.needs.len() == 1 {
-            "the mirror steps aside"
+        let mirrors = if report.mirrors.len() == 1 {
+            "the mirror is disabled (over budget)"
         } else {
-            "not all mirrors fit, and what does not steps aside"
+            "mirrors that do not fit are disabled (over budget)"
         };
         report.bad(
             Area::Memory,
-            format!("{text}: too little, {mirrors} and its reads are forwarded"),
+            format!("{text}: too little; {mirrors}, and their reads are forwarded"),
             format!(
-                "give it {} or more, or {}",
+                "raise --cache-max-bytes to {} or more, or {}",
                 bytes(keys + keys / 4 + history),
                 what_to_leave_out(keyspace, keys, max)
             ),
@@ -149,7 +141,7 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     } else if keys + history > max / 10 * 9 {
         report.warn(
             Area::Memory,
-            format!("{text}: there is little to spare"),
+            format!("{text}: little to spare"),
             "raise --cache-max-bytes and the memory limit before it grows, keep less history (--history-max-bytes), or mirror less",
         );
     } else {
@@ -157,12 +149,12 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     }
 }
 
-/// The fewest prefixes without which the rest would fit.
+/// Suggests the fewest prefixes without which the rest would fit.
 fn what_to_leave_out(keyspace: &Keyspace, needed: u64, max: u64) -> String {
-    let mut mirrored: Vec<&Group> = keyspace
+    let mut mirrored: Vec<&KeyGroup> = keyspace
         .groups
         .iter()
-        .filter(|group| group.mirror.is_some() && !group.prefix.is_empty())
+        .filter(|group| group.mirror.is_some() && !group.range.prefix.is_empty())
         .collect();
     mirrored.sort_by_key(|group| std::cmp::Reverse(group.memory_bytes()));
     let mut left = needed;
@@ -171,10 +163,10 @@ fn what_to_leave_out(keyspace: &Keyspace, needed: u64, max: u64) -> String {
         names.push(group.name());
         left -= group.memory_bytes().min(left);
         if left <= max / 10 * 9 {
-            return format!("leave out what is large: --no-cache-prefix {}", names.join(","));
+            return format!("leave out large prefixes: --no-cache-prefix {}", names.join(","));
         }
     }
-    "mirror only what is listed and read most (--cache-prefix)".to_owned()
+    "mirror only the prefixes that are listed and read most (--cache-prefix)".to_owned()
 }
 
 fn coverage(keyspace: &Keyspace, report: &mut Report) {
@@ -182,14 +174,14 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
         .groups
         .iter()
         .filter(|group| group.mirror.is_some())
-        .map(|group| group.keys)
+        .map(|group| group.range.keys)
         .sum();
     let others: Vec<_> = keyspace
         .groups
         .iter()
         .filter(|group| group.mirror.is_none())
         .collect();
-    let left: u64 = others.iter().map(|group| group.keys).sum();
+    let left: u64 = others.iter().map(|group| group.range.keys).sum();
     if left == 0 {
         report.good(
             Area::Verdict,
@@ -211,43 +203,43 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
     }
 }
 
-/// Who gains, and who does not.
-fn gain(quorum: &Quorum, keyspace: &Keyspace, report: &mut Report) {
+/// Adds findings on the requests that benefit.
+fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
     let mirrored = keyspace.groups.iter().filter(|group| group.mirror.is_some());
     let Some(largest) = mirrored.clone().max_by_key(|group| group.encoded_bytes()) else {
         return;
     };
     let check = quorum
-        .took
-        .map_or_else(String::new, |took| format!(" of {took:.1?}"));
-    let keys: u64 = mirrored.clone().map(|group| group.keys).sum();
-    let total: u64 = mirrored.clone().map(Group::encoded_bytes).sum();
+        .round_trip
+        .map_or_else(String::new, |took| format!(" of {}", duration(took)));
+    let keys: u64 = mirrored.clone().map(|group| group.range.keys).sum();
+    let total: u64 = mirrored.clone().map(KeyGroup::encoded_bytes).sum();
     if keys < SMALL_KEYS && total < SMALL_BYTES {
         report.warn(
             Area::Verdict,
             format!(
-                "so little ({}, {}) costs etcd next to nothing to list: there is little to gain",
+                "listing so little ({}, {}) costs etcd next to nothing: there is little to gain",
                 counted(keys, "key"),
                 bytes(total)
             ),
-            "worth it only if very many clients read at once",
+            "use rangecache only if very many clients read at the same time",
         );
     } else {
         report.good(
             Area::Verdict,
             format!(
-                "who lists, pages and counts gains: {} under {} are {} that etcd gathers anew for each list, and for a count or a page of all keys it walks for {:.1?}; \
+                "LIST, paged and count requests benefit: for each list etcd collects {} under {} ({}), and a count or a page of all keys takes it {}; \
                  from memory each costs etcd one check{check}",
-                counted(largest.keys, "key"),
+                counted(largest.range.keys, "key"),
                 largest.name(),
                 bytes(largest.encoded_bytes()),
-                keyspace.count_took,
+                duration(keyspace.count_took),
             ),
         );
     }
     report.good(
         Area::Verdict,
-        format!("who reads many single keys at once gains, for reads share their check; one read at a time does not: it waits for a check{check} and one more hop"),
+        format!("many concurrent reads of single keys benefit, because reads share a check; one read at a time does not: it waits for a check{check} and one more hop"),
     );
     if let Some(events) = mirrored
         .clone()
@@ -256,22 +248,10 @@ fn gain(quorum: &Quorum, keyspace: &Keyspace, report: &mut Report) {
         report.good(
             Area::Memory,
             format!(
-                "{0} takes {1} of it: events are written often and listed seldom, so that --no-cache-prefix {0} may be worth it",
+                "{0} needs {1} of it: events are written often and listed seldom, so consider --no-cache-prefix {0}",
                 events.name(),
                 bytes(events.memory_bytes())
             ),
         );
-    }
-}
-
-impl Group {
-    /// What all of it weighs, encoded.
-    pub(super) fn encoded_bytes(&self) -> u64 {
-        self.weight.encoded_of(self.keys)
-    }
-
-    /// What all of it takes in the cache.
-    pub(super) fn memory_bytes(&self) -> u64 {
-        self.weight.memory_of(self.keys)
     }
 }

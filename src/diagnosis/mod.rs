@@ -1,0 +1,21 @@
+//! Findings about rangecache and etcd, and the words for them: one wording for the page, `/readyz` and `doctor`.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `finding` | severities, and findings with their meaning and remedy |
+//! | `shared` | findings that both the page and `doctor` report |
+//! | [`gates`] | states of the version gates in words |
+//! | [`reasons`] | outcomes and reasons of reads in words |
+//! | [`format`](mod@format) | numbers, bytes and durations for people |
+//!
+//! This room computes nothing itself and does no I/O. It imports `telemetry` (outcomes and reasons) and `upstream` (gates);
+//! `admin` and `doctor` import it.
+
+mod finding;
+pub mod format;
+pub mod gates;
+pub mod reasons;
+mod shared;
+
+pub use finding::{Finding, Severity};
+pub use shared::{no_own_user, user_problem, version_unknown};

@@ -1,0 +1,277 @@
+//! Outcomes and reasons of reads in words for operators, and what to do about them.
+
+use crate::telemetry::outcome::Read;
+use crate::telemetry::{Outcome, Reason};
+
+/// Reason of an outcome in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// A few words.
+    pub title: &'static str,
+    /// Whole sentences.
+    pub meaning: &'static str,
+    /// What to do; empty if nothing need or can be done.
+    pub remedy: &'static str,
+}
+
+/// Source of a response, as charts show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Memory, without waiting for the mirror.
+    Memory,
+    /// Memory, after waiting for the mirror to catch up.
+    Waited,
+    /// etcd.
+    Etcd,
+    /// There was no response: the read was refused or cancelled.
+    Unanswered,
+}
+
+impl Source {
+    /// Every source, in the order in which charts stack them from below.
+    pub const ALL: [Source; 4] = [Source::Memory, Source::Waited, Source::Etcd, Source::Unanswered];
+
+    /// Source of the response of a read with this outcome.
+    #[must_use]
+    pub fn from_outcome(outcome: Outcome) -> Source {
+        match outcome {
+            Outcome::Hit(_) => Source::Memory,
+            Outcome::Waited(_) => Source::Waited,
+            Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) => Source::Etcd,
+            Outcome::Shed(_) | Outcome::Cancelled(_) => Source::Unanswered,
+        }
+    }
+
+    /// Text in legends.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            Source::Memory => "from memory",
+            Source::Waited => "from memory, after a wait",
+            Source::Etcd => "by etcd",
+            Source::Unanswered => "refused or cancelled",
+        }
+    }
+
+    /// Name in class names and in the JSON of the status.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Source::Memory => "memory",
+            Source::Waited => "waited",
+            Source::Etcd => "etcd",
+            Source::Unanswered => "unanswered",
+        }
+    }
+}
+
+/// How a read ended, in words.
+#[must_use]
+pub fn describe_outcome(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Hit(_) => "answered from memory",
+        Outcome::Waited(_) => "answered from memory, after a wait",
+        Outcome::Streamed(_) => "answered by etcd, as a stream",
+        Outcome::Forwarded(_) => "answered by etcd",
+        Outcome::Paged(_) => "answered by etcd, in pages",
+        Outcome::Shed(_) => "refused; the client may retry",
+        Outcome::Cancelled(_) => "not answered",
+    }
+}
+
+/// Why a read ended with this outcome.
+#[must_use]
+pub fn explain(outcome: Outcome) -> Explanation {
+    match outcome {
+        Outcome::Hit(read) | Outcome::Waited(read) => explain_read(read),
+        Outcome::Streamed(reason)
+        | Outcome::Forwarded(reason)
+        | Outcome::Paged(reason)
+        | Outcome::Shed(reason)
+        | Outcome::Cancelled(reason) => explain_reason(reason),
+    }
+}
+
+fn explain_read(read: Read) -> Explanation {
+    let (title, meaning) = match read {
+        Read::Linearizable => (
+            "linearizable",
+            "A quorum check proved that memory was up to date.",
+        ),
+        Read::Serializable => (
+            "serializable",
+            "Not older than any earlier response; needs no quorum check.",
+        ),
+        Read::Pinned => ("at a past revision", "At a revision that the client chose."),
+        Read::Refused => ("refused like etcd", "An error with etcd's own message."),
+    };
+    Explanation {
+        title,
+        meaning,
+        remedy: "",
+    }
+}
+
+/// Why memory could not answer.
+#[must_use]
+pub fn explain_reason(reason: Reason) -> Explanation {
+    let (title, meaning, remedy) = match reason {
+        Reason::NotMirrored => (
+            "not mirrored",
+            "The range is not inside one mirror, or only in part.",
+            "If such keys are read often, mirror them: add their prefix to --cache-prefix, or remove it from \
+             --no-cache-prefix. A range over two prefixes needs one mirror that holds both.",
+        ),
+        Reason::Loading => (
+            "loading",
+            "The mirror is being loaded from etcd.",
+            "Wait. If loading starts again and again, the log says why loads fail.",
+        ),
+        Reason::FeedLost => (
+            "watch lost",
+            "The mirror's watch on etcd broke and is being re-established; it resumes where it broke.",
+            "Nothing if this happened once. If it repeats, check etcd's members and the network.",
+        ),
+        Reason::OverBudget => (
+            "too large for its memory",
+            "The mirror does not fit into --cache-max-bytes and is disabled (over budget). It is loaded again once it fits.",
+            "Raise --cache-max-bytes, and the memory limit with it; or mirror less with --cache-prefix or \
+             --no-cache-prefix.",
+        ),
+        Reason::VersionGate => (
+            "etcd is too old",
+            "This etcd's progress notifications cannot be trusted, so linearizable reads cannot be proven.",
+            "Upgrade every member to 3.4.31, 3.5.13, 3.6.0 or later.",
+        ),
+        Reason::VersionUnknown => (
+            "version not known",
+            "No member has reported its version yet.",
+            "If this lasts, check whether members respond: etcdctl endpoint status. A proxy in front of etcd must let \
+             Maintenance.Status through.",
+        ),
+        Reason::Auth => (
+            "auth",
+            "etcd's auth is on (or not known to be off), and rangecache has no user of its own, or etcd does not permit the \
+             client to read the range.",
+            "Give rangecache a user that may read what is mirrored (--user). If it has one, check the roles of the clients.",
+        ),
+        Reason::CheckFailed => (
+            "quorum check failed",
+            "etcd did not confirm its revision, so nothing could be proven.",
+            "Check etcd's quorum: etcdctl endpoint status --cluster.",
+        ),
+        Reason::NotFresh => (
+            "mirror too late",
+            "The mirror did not reach the proven revision within --freshness-timeout.",
+            "Check how far the mirrors are behind, and whether rangecache has enough CPU. A slow member of etcd has the same \
+             effect.",
+        ),
+        Reason::HistoryGone => (
+            "older than the history",
+            "The requested revision is older than the kept history; etcd may still have it.",
+            "If clients read that far back, raise --history-max-age or --history-max-bytes.",
+        ),
+        Reason::HistoryReplaced => (
+            "etcd was restored",
+            "etcd's history was replaced, and the mirror is being loaded again.",
+            "Nothing if etcd was restored from a backup on purpose. Otherwise check which cluster --endpoints names.",
+        ),
+        Reason::Mismatch => (
+            "differed from etcd",
+            "Verification found that the mirror differed from etcd; it is being loaded again.",
+            "Compare the members (etcdctl endpoint hashkv --cluster). If they agree with each other, please report a bug in \
+             rangecache.",
+        ),
+        Reason::Panicked => (
+            "a bug",
+            "The mirror's task panicked; the mirror is being loaded again.",
+            "Please report it with the source location in the log.",
+        ),
+        Reason::SortTies => (
+            "order of equal keys",
+            "The sort order has equal values, and their order among each other is defined by etcd alone.",
+            "",
+        ),
+        Reason::Undecodable => (
+            "not understood",
+            "The request has a field, a size or an encoding that rangecache does not know.",
+            "If a client compresses its requests, turn that off. A newer etcd may have new fields: check for a newer \
+             rangecache.",
+        ),
+        Reason::RequireLeader => (
+            "needs a member with a leader",
+            "A serializable read that requires a member with a leader: only etcd can decide that.",
+            "",
+        ),
+        Reason::BrokenRequest => (
+            "incomplete request",
+            "The request ended before its message was complete.",
+            "If this repeats, check the client and the network.",
+        ),
+        Reason::Deadline => (
+            "client's timeout",
+            "The client's own timeout passed.",
+            "Check the slowest calls, and etcd if they waited for it.",
+        ),
+        Reason::Gone => (
+            "cancelled by the client",
+            "The client cancelled, or its connection was closed, before there was a response.",
+            "",
+        ),
+        Reason::TooManyWaiting => (
+            "too many reads waiting for etcd",
+            "Memory could not answer, and --forward-max-waiting large reads were already waiting for etcd.",
+            "Find out why memory cannot answer. If etcd has capacity, raise --forward-max-large and \
+             --forward-max-waiting.",
+        ),
+        Reason::TooManyCalls => (
+            "too many calls",
+            "--max-calls calls were in flight.",
+            "Find the client that makes so many, or raise --max-calls.",
+        ),
+        Reason::SharedBytes => (
+            "no memory for shared responses",
+            "Responses that identical reads share would take more than --forward-shared-max-bytes.",
+            "Find out why memory cannot answer, or raise --forward-shared-max-bytes.",
+        ),
+        Reason::Bypass => (
+            "bypass requested",
+            "The client requested to read from etcd (rangecache-bypass).",
+            "",
+        ),
+    };
+    Explanation {
+        title,
+        meaning,
+        remedy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::gates::PROGRESS_NOTIFICATIONS;
+
+    #[test]
+    fn version_gate_names_the_versions_of_the_gate() {
+        let remedy = explain_reason(Reason::VersionGate).remedy;
+        assert!(
+            remedy.contains(&PROGRESS_NOTIFICATIONS.versions().to_string()),
+            "{remedy}"
+        );
+    }
+
+    #[test]
+    fn every_reason_has_a_title_and_a_meaning_of_its_own() {
+        let mut titles: Vec<_> = Reason::ALL
+            .iter()
+            .map(|reason| explain_reason(*reason).title)
+            .collect();
+        titles.sort_unstable();
+        titles.dedup();
+        assert_eq!(titles.len(), Reason::ALL.len());
+        for reason in Reason::ALL {
+            assert!(explain_reason(*reason).meaning.ends_with('.'), "{reason:?}");
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Results of the examination: findings, and figures about endpoints, keyspace and mirrors.
+
+use std::time::Duration;
+
+use crate::diagnosis::{Finding, Severity};
+use crate::keyspace::PrefixGroup;
+
+/// Subject of a finding, in the order of the report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Area {
+    /// `--endpoints`.
+    Endpoints,
+    /// Capabilities that depend on etcd's version.
+    Gates,
+    /// etcd's users and permissions.
+    Auth,
+    /// TLS towards clients and towards etcd.
+    Certificates,
+    /// Keys in etcd.
+    Keyspace,
+    /// Memory that the mirrors need.
+    Memory,
+    /// Conclusion.
+    Verdict,
+}
+
+impl Area {
+    /// Every area, in the order of the report.
+    pub const ALL: [Area; 7] = [
+        Area::Endpoints,
+        Area::Gates,
+        Area::Auth,
+        Area::Certificates,
+        Area::Keyspace,
+        Area::Memory,
+        Area::Verdict,
+    ];
+
+    /// Name in both forms of the report.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Area::Endpoints => "endpoints",
+            Area::Gates => "gates",
+            Area::Auth => "auth",
+            Area::Certificates => "certificates",
+            Area::Keyspace => "keyspace",
+            Area::Memory => "memory",
+            Area::Verdict => "verdict",
+        }
+    }
+}
+
+/// Name of a severity in the report for scripts. Notes count as good: they need no action.
+pub(super) fn level(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Good | Severity::Note => "ok",
+        Severity::Warning => "warning",
+        Severity::Bad => "bad",
+    }
+}
+
+/// Result of `rangecache doctor`.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Findings with their areas, in the order in which they were found.
+    pub findings: Vec<(Area, Finding)>,
+    pub(super) endpoints: Vec<EndpointFacts>,
+    pub(super) keyspace: Option<Keyspace>,
+    pub(super) mirrors: Vec<MirrorEstimate>,
+}
+
+impl Report {
+    pub(super) fn good(&mut self, area: Area, text: impl Into<String>) {
+        self.add(area, Finding::new(Severity::Good, text, "", ""));
+    }
+
+    pub(super) fn warn(&mut self, area: Area, text: impl Into<String>, remedy: impl Into<String>) {
+        self.add(area, Finding::new(Severity::Warning, text, "", remedy));
+    }
+
+    pub(super) fn bad(&mut self, area: Area, text: impl Into<String>, remedy: impl Into<String>) {
+        self.add(area, Finding::new(Severity::Bad, text, "", remedy));
+    }
+
+    pub(super) fn add(&mut self, area: Area, finding: Finding) {
+        self.findings.push((area, finding));
+    }
+
+    /// Severity of the worst finding.
+    #[must_use]
+    pub fn severity(&self) -> Severity {
+        let severities = self.findings.iter().map(|(_, finding)| finding.severity);
+        severities.max().unwrap_or(Severity::Good)
+    }
+
+    /// Exit code of the process: 0, or 1 if any finding is [`Severity::Bad`].
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        u8::from(self.severity() == Severity::Bad)
+    }
+}
+
+/// An endpoint in the report.
+#[derive(Debug)]
+pub(super) struct EndpointFacts {
+    pub(super) url: String,
+    /// Why there is no connection or no status.
+    pub(super) error: Option<String>,
+    pub(super) version: Option<String>,
+    pub(super) role: Option<&'static str>,
+    pub(super) db_bytes: i64,
+    pub(super) db_in_use_bytes: i64,
+}
+
+/// Result of quorum checks without credentials.
+#[derive(Debug, Default)]
+pub(super) struct QuorumFacts {
+    /// Whether etcd's auth is on; `None` if no member answered.
+    pub(super) auth_is_on: Option<bool>,
+    /// Median of the round trips.
+    pub(super) round_trip: Option<Duration>,
+}
+
+/// Permissions of rangecache's own user, or of anonymous callers while auth is off.
+#[derive(Debug)]
+pub(super) struct AuthFacts {
+    /// Whether etcd accepts the user, or needs none.
+    pub(super) is_accepted: bool,
+    /// Whether each scope to be mirrored may be read.
+    pub(super) readable: Vec<bool>,
+}
+
+impl AuthFacts {
+    /// Whether members answer status calls.
+    pub(super) fn may_read_status(&self) -> bool {
+        self.is_accepted
+    }
+
+    /// Whether any scope may be read.
+    pub(super) fn may_read_keys(&self) -> bool {
+        self.is_accepted && self.readable.contains(&true)
+    }
+}
+
+/// Keys in etcd.
+#[derive(Debug)]
+pub(super) struct Keyspace {
+    /// etcd's revision at the end of the examination.
+    pub(super) revision: i64,
+    /// Number of readable keys.
+    pub(super) keys: u64,
+    /// Groups by prefix, in key order.
+    pub(super) groups: Vec<KeyGroup>,
+    /// Rate at which etcd's revision grows.
+    pub(super) revisions_per_second: f64,
+    /// Time that etcd took to count all keys of the largest range.
+    pub(super) count_took: Duration,
+    /// Whether every key was read, not only samples.
+    pub(super) is_exact: bool,
+    /// What the examination cost etcd.
+    pub(super) cost: Cost,
+}
+
+/// Keys of one prefix, with their sizes.
+#[derive(Clone, Debug)]
+pub(super) struct KeyGroup {
+    pub(super) range: PrefixGroup,
+    /// Index of the scope that mirrors the keys.
+    pub(super) mirror: Option<usize>,
+    pub(super) sample: SizeSample,
+}
+
+impl KeyGroup {
+    /// Printable prefix.
+    pub(super) fn name(&self) -> String {
+        if self.range.prefix.is_empty() {
+            return "(all others)".to_owned();
+        }
+        String::from_utf8_lossy(&self.range.prefix)
+            .escape_debug()
+            .to_string()
+    }
+
+    /// Estimated size of all keys in etcd's encoding, in bytes.
+    pub(super) fn encoded_bytes(&self) -> u64 {
+        self.sample.encoded_bytes_of(self.range.keys)
+    }
+
+    /// Estimated size of all keys in the cache, in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        self.sample.memory_bytes_of(self.range.keys)
+    }
+}
+
+/// Sizes of the keys of a group that were read: a sample, or all.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SizeSample {
+    /// Number of keys read.
+    pub(super) keys: u64,
+    /// Size in etcd's encoding.
+    pub(super) encoded_bytes: u64,
+    /// Size in the cache.
+    pub(super) memory_bytes: u64,
+    /// Size of the largest key-value, encoded.
+    pub(super) largest_bytes: u64,
+}
+
+impl SizeSample {
+    /// Sum of two samples.
+    pub(super) fn join(self, other: SizeSample) -> SizeSample {
+        SizeSample {
+            keys: self.keys + other.keys,
+            encoded_bytes: self.encoded_bytes + other.encoded_bytes,
+            memory_bytes: self.memory_bytes + other.memory_bytes,
+            largest_bytes: self.largest_bytes.max(other.largest_bytes),
+        }
+    }
+
+    /// Estimated size of `keys` such keys in etcd's encoding.
+    pub(super) fn encoded_bytes_of(&self, keys: u64) -> u64 {
+        scaled(self.encoded_bytes, keys, self.keys)
+    }
+
+    /// Estimated size of `keys` such keys in the cache.
+    pub(super) fn memory_bytes_of(&self, keys: u64) -> u64 {
+        scaled(self.memory_bytes, keys, self.keys)
+    }
+}
+
+fn scaled(bytes: u64, keys: u64, of_keys: u64) -> u64 {
+    let scaled = u128::from(bytes) * u128::from(keys) / u128::from(of_keys.max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX)
+}
+
+/// Calls that the examination made, their duration and the bytes that they read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Cost {
+    pub(super) calls: u64,
+    pub(super) took: Duration,
+    pub(super) read_bytes: u64,
+}
+
+/// Memory that a mirror would need.
+#[derive(Debug)]
+pub(super) struct MirrorEstimate {
+    pub(super) name: String,
+    pub(super) keys: u64,
+    pub(super) encoded_bytes: u64,
+    /// Keys, values and nodes.
+    pub(super) memory_bytes: u64,
+    /// Past revisions, at the current rate of modifications.
+    pub(super) history_bytes: u64,
+}
