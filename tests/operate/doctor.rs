@@ -110,9 +110,9 @@ async fn fill(client: &Client, prefix: &str, n: usize, value_bytes: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keyspace_is_measured_unchanged_on_every_version() {
     for (version, number, stream) in [
-        (Version::V3_5, "3.5.", "etcd has no RangeStream"),
-        (Version::V3_6, "3.6.", "etcd has no RangeStream"),
-        (Version::V3_7, "3.7.", "RangeStream: 1 of 1"),
+        (Version::V3_5, "3.5.", "RangeStream: not available"),
+        (Version::V3_6, "3.6.", "RangeStream: not available"),
+        (Version::V3_7, "3.7.", "RangeStream: available"),
     ] {
         let etcd = Etcd::start(version).await;
         let client = etcd.client().await;
@@ -129,11 +129,11 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
             .ends(0, "ok")
             .says("endpoints", "ok", number)
             .says("endpoints", "ok", "leader")
-            .says("gates", "ok", "progress notifications can be trusted")
+            .says("gates", "ok", "Progress notifications: available")
             .says("gates", "ok", stream)
             .says("auth", "ok", "auth is off")
             .says("verdict", "ok", "left out: /registry/events/")
-            .says("verdict", "ok", "who lists, pages and counts gains");
+            .says("verdict", "ok", "LIST, paged and count requests benefit");
         let keyspace = &report.json["keyspace"];
         assert_eq!(keyspace["keys"], 1452, "{keyspace:#}");
         for (prefix, keys, value_bytes, mirrored) in [
@@ -186,9 +186,9 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
     doctor(&etcd.url(), &limit)
         .await
         .ends(1, "bad")
-        .says("memory", "bad", "the mirror steps aside")
+        .says("memory", "bad", "the mirror is disabled (over budget)")
         .says("memory", "bad", "--no-cache-prefix /registry/large/")
-        .says("verdict", "bad", "not as it is");
+        .says("verdict", "bad", "not ready");
     let advised = [&limit[..], &["--no-cache-prefix", "/registry/large/"]].concat();
     doctor(&etcd.url(), &advised).await.ends(0, "warning").says(
         "verdict",
@@ -215,7 +215,7 @@ async fn auth_on_checks_the_users_permissions() {
         doctor(&url, &[])
             .await
             .ends(1, "bad")
-            .says("auth", "bad", "there is no --user")
+            .says("auth", "bad", "no user of its own (--user)")
             .says("verdict", "bad", "nothing would be answered from memory");
         doctor(&url, &["--user", "mirror:wrong"])
             .await
@@ -357,7 +357,7 @@ async fn dead_unlisted_and_mixed_version_members_are_reported() {
     doctor(&cluster.endpoints(), &[])
         .await
         .says("gates", "warning", "different versions: 3.6.")
-        .says("gates", "ok", "RangeStream: 1 of 3")
+        .says("gates", "ok", "RangeStream: available on 1 of 3")
         .says("endpoints", "ok", "all 3 members of the cluster are named")
         .says("endpoints", "ok", "follower");
     doctor(&cluster.members[leader].url(), &[])
