@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::error::ErrorKind;
 use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
-use rangecache::config::{Config, DoctorConfig, RangeStream, ReportFormat};
+use rangecache::config::{Config, DoctorConfig, RangeStream, ReportFormat, bounds};
 use rangecache::doctor::{self, Style};
 use rangecache::mirror;
 use rangecache::net::Url;
@@ -236,8 +236,11 @@ impl Server {
         } = &server;
         let telemetry = Arc::new(Telemetry::new(files.metrics, files.tracer));
         panics::install(telemetry.metrics.process.panics.clone());
-        for (name, bound) in config.bounds() {
-            telemetry.metrics.process.set_limit(name, bound);
+        for bound in bounds::ALL {
+            telemetry
+                .metrics
+                .process
+                .set_limit(bound.name, bound.value(config));
         }
         if let Some(exporter) = files.exporter {
             background.spawn(exporter.run(background.clone(), stop.clone()));

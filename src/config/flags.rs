@@ -149,44 +149,6 @@ impl Config {
         self.tls.validate(&self.etcd.endpoints, &self.listen)?;
         Ok(())
     }
-
-    /// Every bound that a flag sets, under the name that `rangecache_limit` has for it; the name ends with the unit.
-    #[must_use]
-    pub fn bounds(&self) -> [(&'static str, f64); 20] {
-        #[allow(clippy::cast_precision_loss, reason = "a gauge shows magnitudes")]
-        let bytes = |value: u64| value as f64;
-        let (etcd, mirror, forward) = (&self.etcd, &self.mirror, &self.forward);
-        let (limits, tls) = (&self.limits, &self.tls);
-        let threads = u32::try_from(limits.worker_threads()).unwrap_or(u32::MAX);
-        [
-            ("cache_max_bytes", bytes(mirror.max_bytes())),
-            ("history_max_bytes", bytes(mirror.history_max_bytes)),
-            ("history_max_age_seconds", mirror.history_max_age.as_secs_f64()),
-            (
-                "freshness_timeout_seconds",
-                mirror.freshness_timeout.as_secs_f64(),
-            ),
-            ("verify_interval_seconds", mirror.verify_interval.as_secs_f64()),
-            ("connect_timeout_seconds", etcd.connect_timeout.as_secs_f64()),
-            ("probe_interval_seconds", etcd.probe_interval.as_secs_f64()),
-            ("forward_max_large", f64::from(forward.max_large)),
-            ("forward_max_waiting", f64::from(forward.max_waiting)),
-            ("forward_shared_max_bytes", bytes(forward.shared_max_bytes)),
-            ("stream_max_bytes", bytes(forward.stream_max_bytes)),
-            ("stream_max_wait_seconds", forward.stream_max_wait.as_secs_f64()),
-            ("series_ttl_seconds", forward.series_ttl.as_secs_f64()),
-            ("max_connections", f64::from(limits.max_connections)),
-            ("max_concurrent_streams", f64::from(limits.max_concurrent_streams)),
-            ("max_calls", f64::from(limits.max_calls)),
-            ("worker_threads", f64::from(threads)),
-            ("shutdown_timeout_seconds", limits.shutdown_timeout.as_secs_f64()),
-            (
-                "tls_handshake_timeout_seconds",
-                tls.tls_handshake_timeout.as_secs_f64(),
-            ),
-            ("tls_max_handshakes", f64::from(tls.tls_max_handshakes)),
-        ]
-    }
 }
 
 #[cfg(test)]

@@ -9,8 +9,10 @@
 //! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `log`, `tls` | the flags of one consumer |
 //! | `doctor` | the flags of `rangecache doctor` |
 //! | `environment` | names of environment variables; the effective settings as text |
+//! | [`bounds`] | the list of bounds that flags set |
 //! | `units` | durations and sizes |
 
+pub mod bounds;
 mod doctor;
 mod environment;
 mod etcd;

@@ -205,7 +205,7 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
         })
         .collect();
     for gate in gates::ALL {
-        let is_off = *gate == gates::RANGE_STREAM && config.etcd.range_stream == RangeStream::Off;
+        let is_off = **gate == gates::RANGE_STREAM && config.etcd.range_stream == RangeStream::Off;
         let mut finding = diagnosis::gates::finding(gate, gate.assess(is_off, &endpoints));
         if finding.severity == Severity::Warning {
             finding.severity = Severity::Bad;

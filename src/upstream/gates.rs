@@ -68,49 +68,57 @@ pub enum GateState {
     Unimplemented,
 }
 
-/// Watch progress notifications are correct. Before these versions a notification can be ahead of its events (etcd 15220),
-/// and a new watch without events gets no answer to a progress request (etcd 17507).
-pub static PROGRESS_NOTIFICATIONS: Gate = Gate {
-    name: "progress_notifications",
-    title: "Progress notifications",
-    since: &[
-        Version::new(3, 4, 31),
-        Version::new(3, 5, 13),
-        Version::new(3, 6, 0),
-    ],
-    need: Need::Every,
-    forwards_reads: true,
-    meaning: "Linearizable reads are answered from memory only if every member's watch progress notifications are correct.",
-    without: "linearizable reads are forwarded",
-    flag: None,
-};
+/// Defines one static per gate, and the list of all of them.
+macro_rules! gates {
+    ($($(#[$doc:meta])* $constant:ident = $gate:expr;)*) => {
+        $($(#[$doc])* pub static $constant: Gate = $gate;)*
+        /// Every gate, in the order in which they are shown.
+        pub static ALL: &[&Gate] = &[$(&$constant),*];
+    };
+}
 
-/// KV.RangeStream (KEP-5966).
-pub static RANGE_STREAM: Gate = Gate {
-    name: "range_stream",
-    title: "RangeStream",
-    since: &[Version::new(3, 7, 0)],
-    need: Need::Each,
-    forwards_reads: false,
-    meaning: "With RangeStream, loads and large forwarded reads need less memory in etcd. Clients may use it either way.",
-    without: "mirrors load by pages, and large reads are forwarded unchanged",
-    flag: Some("range-stream"),
-};
+gates! {
+    /// Watch progress notifications are correct. Before these versions a notification can be ahead of its events (etcd 15220),
+    /// and a new watch without events gets no answer to a progress request (etcd 17507).
+    PROGRESS_NOTIFICATIONS = Gate {
+        name: "progress_notifications",
+        title: "Progress notifications",
+        since: &[
+            Version::new(3, 4, 31),
+            Version::new(3, 5, 13),
+            Version::new(3, 6, 0),
+        ],
+        need: Need::Every,
+        forwards_reads: true,
+        meaning: "Linearizable reads are answered from memory only if every member's watch progress notifications are correct.",
+        without: "linearizable reads are forwarded",
+        flag: None,
+    };
 
-/// A Range with a sort target that etcd does not know gets an error. Before 3.6 it crashes etcd.
-pub static UNKNOWN_SORT_TARGETS: Gate = Gate {
-    name: "unknown_sort_targets",
-    title: "Unknown sort targets",
-    since: &[Version::new(3, 6, 0)],
-    need: Need::Every,
-    forwards_reads: false,
-    meaning: "A Range with an unknown sort target crashes etcd before 3.6; rangecache then refuses it itself.",
-    without: "reads with an unknown sort target are refused",
-    flag: None,
-};
+    /// KV.RangeStream (KEP-5966).
+    RANGE_STREAM = Gate {
+        name: "range_stream",
+        title: "RangeStream",
+        since: &[Version::new(3, 7, 0)],
+        need: Need::Each,
+        forwards_reads: false,
+        meaning: "With RangeStream, loads and large forwarded reads need less memory in etcd. Clients may use it either way.",
+        without: "mirrors load by pages, and large reads are forwarded unchanged",
+        flag: Some("range-stream"),
+    };
 
-/// Every gate, in the order in which they are shown.
-pub static ALL: [&Gate; 3] = [&PROGRESS_NOTIFICATIONS, &RANGE_STREAM, &UNKNOWN_SORT_TARGETS];
+    /// A Range with a sort target that etcd does not know gets an error. Before 3.6 it crashes etcd.
+    UNKNOWN_SORT_TARGETS = Gate {
+        name: "unknown_sort_targets",
+        title: "Unknown sort targets",
+        since: &[Version::new(3, 6, 0)],
+        need: Need::Every,
+        forwards_reads: false,
+        meaning: "A Range with an unknown sort target crashes etcd before 3.6; rangecache then refuses it itself.",
+        without: "reads with an unknown sort target are refused",
+        flag: None,
+    };
+}
 
 impl Gate {
     /// Whether etcd of `version` has the capability.

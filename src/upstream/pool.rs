@@ -277,7 +277,7 @@ impl Upstream {
             let reports: Vec<_> = servers.map(|server| server.report(gate)).collect();
             (gate, gate.assess(is_off, &reports))
         };
-        gates::ALL.into_iter().map(assess).collect()
+        gates::ALL.iter().copied().map(assess).collect()
     }
 
     /// State of every endpoint, in the order of `--endpoints`.
