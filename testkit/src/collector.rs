@@ -1,4 +1,4 @@
-//! A collector of traces: it takes OTLP over gRPC and HTTP on one port, and shows what it has got.
+//! An OpenTelemetry collector: it receives OTLP over gRPC and HTTP on one port, and keeps the spans and requests.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -31,14 +31,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::tls::{Ca, Pair};
 use crate::wait::{SOON, until};
 
-/// One span, as it was sent.
+/// A received span.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// `service.name` of whose it is.
+    /// `service.name` of the process that made the span.
     pub service: String,
     pub trace_id: String,
     pub span_id: String,
-    /// Empty for a root.
+    /// Empty for a root span.
     pub parent: String,
     pub name: String,
     /// 1 internal, 2 server, 3 client.
@@ -46,14 +46,14 @@ pub struct Span {
     pub started: u64,
     pub ended: u64,
     pub attributes: BTreeMap<String, String>,
-    /// Spans of other traces.
+    /// Trace and span ids of linked spans.
     pub links: Vec<(String, String)>,
     pub trace_state: String,
-    /// The description of an error.
+    /// Description, if the span's status is an error.
     pub error: Option<String>,
 }
 
-/// A collector, which ends on drop.
+/// A running collector; dropping it stops it.
 pub struct Collector {
     url: String,
     got: Arc<Mutex<Got>>,
@@ -65,34 +65,34 @@ struct Got {
     spans: Vec<Span>,
     requests: Vec<(String, HeaderMap, Bytes)>,
     uncompressed: usize,
-    /// How many requests are still to be told to come again.
+    /// Number of requests still to be answered with "unavailable, retry later".
     busy: usize,
 }
 
 impl Collector {
-    /// One that takes everything.
+    /// Starts a collector that accepts everything.
     pub async fn start() -> Collector {
         Self::start_as(false, None).await
     }
 
-    /// One that takes requests and never answers.
+    /// Starts a collector that reads requests and never responds.
     pub async fn hanging() -> Collector {
         Self::start_as(true, None).await
     }
 
-    /// One that is too busy for the first request.
+    /// Starts a collector that refuses the first request as temporarily unavailable.
     pub async fn busy_at_first() -> Collector {
         let collector = Self::start_as(false, None).await;
         collector.got.lock().unwrap().busy = 1;
         collector
     }
 
-    /// How many requests it still is too busy for.
+    /// Number of requests that are still to be refused as temporarily unavailable.
     pub fn busy(&self) -> usize {
         self.got.lock().unwrap().busy
     }
 
-    /// One with TLS, to which clients show a certificate of the same CA.
+    /// Starts a collector with TLS, which requires client certificates of the same CA.
     pub async fn with_tls(ca: &Ca, own: &Pair) -> Collector {
         let mut roots = RootCertStore::empty();
         roots
@@ -157,12 +157,12 @@ impl Collector {
         self.url.trim_start_matches("http://")
     }
 
-    /// Everything so far.
+    /// All spans received so far.
     pub fn spans(&self) -> Vec<Span> {
         self.got.lock().unwrap().spans.clone()
     }
 
-    /// How many requests so far were not compressed.
+    /// Number of uncompressed requests so far.
     pub fn uncompressed(&self) -> usize {
         self.got.lock().unwrap().uncompressed
     }
@@ -179,13 +179,13 @@ impl Collector {
         spans
     }
 
-    /// The first span that `is_it`, once it is there.
+    /// Waits for a span for which `is_it` is true, and returns the first.
     pub async fn span(&self, what: &str, is_it: impl Fn(&Span) -> bool) -> Span {
         let found = async || self.spans().into_iter().find(&is_it);
         until(SOON, what, found).await.0
     }
 
-    /// A trace as a tree of text, with times in microseconds since its first span began.
+    /// A trace as an indented text, with times in microseconds since the start of its first span.
     pub fn tree(&self, trace_id: &str) -> String {
         let spans = self.trace(trace_id);
         let first = spans.iter().map(|span| span.started).min().unwrap_or(0);

@@ -15,7 +15,7 @@ use crate::process::{Process, tool};
 use crate::proxy::Metrics;
 use crate::wait::{SOON, until};
 
-/// The versions of etcd that rangecache promises to serve, each by its newest patch.
+/// Versions of etcd that rangecache supports, each by its newest patch release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
     V3_5,
@@ -41,10 +41,10 @@ pub struct Etcd {
     data: PathBuf,
     client_port: u16,
     peer_port: u16,
-    /// Where the other members connect.
+    /// Peer URL that the other members connect to.
     advertised: String,
     initial_cluster: String,
-    /// It joins a cluster that is there already.
+    /// Whether it joins an existing cluster.
     joins: bool,
     token: String,
     more: Vec<String>,
@@ -52,12 +52,12 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// A cluster of one, ready to serve.
+    /// Starts a cluster of one member, and waits until it serves.
     pub async fn start(version: Version) -> Self {
         Self::start_with(version, &[]).await
     }
 
-    /// The same with more flags.
+    /// Like [`Etcd::start`], with additional flags.
     pub async fn start_with(version: Version, more: &[&str]) -> Self {
         let mut etcd = Self::new("alone", version, "rangecache");
         etcd.more = more.iter().map(|flag| (*flag).to_owned()).collect();
@@ -86,7 +86,7 @@ impl Etcd {
         }
     }
 
-    /// Adds a learner to this cluster of one, waits until it has caught up, and returns it with its id.
+    /// Adds a learner to this single-member cluster, waits until it has caught up, and returns it with its id.
     pub async fn add_learner(&self) -> (Self, u64) {
         let mut learner = Self::new("learner", self.version, &self.token);
         learner.joins = true;
@@ -119,7 +119,7 @@ impl Etcd {
         format!("{}={}", self.name, self.advertised)
     }
 
-    /// Where clients connect.
+    /// Client URL.
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.client_port)
     }
@@ -129,7 +129,7 @@ impl Etcd {
         Client::connect(&self.url()).await
     }
 
-    /// Starts the process on the ports and data that it had; it may not serve yet.
+    /// Starts the process on its ports and data, without waiting until it serves.
     pub fn run(&mut self) {
         assert!(self.process.is_none(), "already running");
         let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer_port));
@@ -163,27 +163,27 @@ impl Etcd {
                 "--initial-cluster-token",
                 &self.token,
             ])
-            // Nothing here survives a power cut, and the disk is not what is tested.
+            // No test cuts the power, and disk latency is not under test.
             .arg("--unsafe-no-fsync")
             .args(&self.more);
         let log = self.dir.path().join("log");
         self.process = Some(Process::spawn(&format!("etcd {}", self.name), &mut command, &log));
     }
 
-    /// Stops, and goes on with the same ports, and with the same data as far as that version can read it.
+    /// Stops; the next [`Etcd::run`] starts `version` with the same ports and data, if it can read them.
     pub fn switch(&mut self, version: Version) {
         self.stop();
         self.version = version;
     }
 
-    /// Waits until it answers a linearizable read, so that it has a leader too.
+    /// Waits until it responds to a linearizable read, and so has a leader.
     pub async fn ready(&self) {
         let what = format!("{} of etcd {:?} serves", self.name, self.version);
         until(SOON, &what, async || {
             let client = Client::try_connect(&self.url()).await.ok()?;
             let read = RangeRequest::one("ready?");
             let answer = timeout(Duration::from_secs(5), client.range(&read)).await.ok()?;
-            // Where its auth is on, who has no name is refused only after the quorum was asked.
+            // With auth on, a read without credentials is refused only after the quorum was reached.
             (answer.is_ok() || answer.is_err_and(|status| status.code == 3)).then_some(())
         })
         .await;
@@ -206,17 +206,17 @@ impl Etcd {
         self.ready().await;
     }
 
-    /// Stops the process in its tracks, sockets left open.
+    /// Suspends the process by SIGSTOP; sockets stay open.
     pub fn pause(&self) {
         self.process.as_ref().expect("runs").pause();
     }
 
-    /// Lets a paused process go on.
+    /// Resumes a suspended process.
     pub fn resume(&self) {
         self.process.as_ref().expect("runs").signal("CONT");
     }
 
-    /// Saves a snapshot of the store, as `etcdctl snapshot save` does.
+    /// Saves a snapshot of the store, like `etcdctl snapshot save`.
     pub async fn save_snapshot(&self) -> PathBuf {
         let mut stream = self
             .client()
@@ -232,8 +232,8 @@ impl Etcd {
         path
     }
 
-    /// Stops, replaces the data by the snapshot's, and leaves the rest to [`Etcd::run`]. The cluster keeps its id when
-    /// `token` is the one that it was made with (`rangecache`), and gets another with any other.
+    /// Stops and replaces the data by the snapshot's; [`Etcd::run`] starts it again. The cluster keeps its id if
+    /// `token` is the original one (`rangecache`), and gets a new id otherwise.
     pub fn restore(&mut self, snapshot: &Path, token: &str, more: &[&str]) {
         self.stop();
         std::fs::remove_dir_all(&self.data).unwrap();
@@ -256,30 +256,30 @@ impl Etcd {
         );
     }
 
-    /// Its metrics.
+    /// Scrapes its metrics.
     pub async fn metrics(&self) -> Metrics {
         Metrics::read(&format!("{}/metrics", self.url())).await
     }
 }
 
-/// Three members.
+/// A cluster of three members.
 pub struct Cluster {
     pub members: Vec<Etcd>,
 }
 
 impl Cluster {
-    /// Starts three members and waits until all serve.
+    /// Starts three members of one version, and waits until all serve.
     pub async fn start(version: Version) -> Self {
         Self::start_mixed([version; 3]).await
     }
 
-    /// Starts three members of these versions and waits until all serve.
+    /// Starts three members of these versions, and waits until all serve.
     pub async fn start_mixed(versions: [Version; 3]) -> Self {
         Self::start_linked(versions, async |url| url).await
     }
 
-    /// As [`Cluster::start_mixed`], with something between the members: `link` gets the URL that a member listens on for
-    /// the others, and returns where they connect.
+    /// Like [`Cluster::start_mixed`], with links between the members: `link` gets the peer URL that a member listens
+    /// on, and returns the URL that the others connect to.
     pub async fn start_linked(versions: [Version; 3], mut link: impl AsyncFnMut(String) -> String) -> Self {
         let mut members: Vec<_> = ["a", "b", "c"]
             .into_iter()
@@ -300,7 +300,7 @@ impl Cluster {
         Self { members }
     }
 
-    /// The index of the member that leads, if they agree on one.
+    /// Index of the leader, if the members agree on one.
     pub async fn leader(&self) -> Option<usize> {
         for (n, member) in self.members.iter().enumerate() {
             let client = Client::try_connect(&member.url()).await.ok()?;
@@ -312,17 +312,17 @@ impl Cluster {
         None
     }
 
-    /// The members' URLs, as `--endpoints` takes them.
+    /// Client URLs of the members, in the form of `--endpoints`.
     pub fn endpoints(&self) -> String {
         self.members.iter().map(Etcd::url).collect::<Vec<_>>().join(",")
     }
 }
 
-/// A port that is free now and will be after a restart: below the range from which the system serves port 0 and
-/// outgoing connections.
+/// A port that is free now and stays free over a restart: below the range from which the system assigns port 0 and
+/// the ports of outgoing connections.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // Suites that run side by side begin apart.
+    // Suites that run at the same time start at different offsets.
     let offset = (std::process::id() % 180) as u16 * 100;
     for _ in 0..20_000 {
         let port = 12_000 + offset.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;

@@ -1,4 +1,4 @@
-//! A gRPC client on bare HTTP/2: it can send what no generated client would, and it shows every byte, header and trailer.
+//! gRPC client on bare HTTP/2: it can send malformed calls, and returns every byte, header and trailer.
 
 use std::error::Error;
 use std::fmt;
@@ -24,21 +24,21 @@ use crate::wait::{SOON, until};
 
 type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
-/// Past this a call counts as hung.
+/// Bound on any call; after it the call counts as hung.
 const HUNG: Duration = Duration::from_secs(60);
-/// gRPC's code for a server that cannot be reached.
+/// gRPC's status code of an unreachable server.
 pub const UNAVAILABLE: i32 = 14;
 
-/// How a call ended when not well.
+/// Status of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// gRPC's number.
+    /// gRPC's status code.
     pub code: i32,
-    /// The text, percent-decoded.
+    /// Status message, percent-decoded.
     pub message: String,
 }
 
-/// One HTTP/2 connection, and metadata that goes with every call. Clones share the connection.
+/// One HTTP/2 connection, and metadata added to every call. Clones share the connection.
 #[derive(Clone)]
 pub struct Client {
     url: String,
@@ -46,23 +46,23 @@ pub struct Client {
     metadata: HeaderMap,
 }
 
-/// All that a server sent back, whole; two replies are equal only if a client could not tell them apart.
+/// A complete response; two replies are equal only if no client could distinguish them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// The HTTP status; 0 if the stream was reset before one came.
+    /// HTTP status; 0 if the stream was reset before the headers.
     pub http_status: u16,
-    /// Headers other than `date`.
+    /// All headers except `date`.
     pub headers: HeaderMap,
-    /// The body with its length prefixes.
+    /// Body, with the length prefixes of its messages.
     pub body: Bytes,
-    /// Trailers, empty when the headers were the last frame.
+    /// Trailers; empty if the headers were the last frame.
     pub trailers: HeaderMap,
-    /// HTTP/2's reason when the stream was reset.
+    /// HTTP/2 error code, if the stream was reset.
     pub reset: Option<u32>,
 }
 
 impl Client {
-    /// Connects to a URL such as `http://127.0.0.1:2379`, trying until something listens there.
+    /// Connects to a URL such as `http://127.0.0.1:2379`, retrying until a server listens.
     pub async fn connect(url: &str) -> Self {
         until(SOON, &format!("a connection to {url}"), async || {
             Self::try_connect(url).await.ok()
@@ -71,18 +71,18 @@ impl Client {
         .0
     }
 
-    /// Connects, or says why not.
+    /// Connects once.
     pub async fn try_connect(url: &str) -> Result<Self, Box<dyn Error + Send + Sync>> {
         let authority = url
             .strip_prefix("http://")
-            .ok_or("only http:// is spoken here")?
+            .ok_or("only http:// is supported")?
             .trim_end_matches('/');
         let tcp = timeout(SOON, TcpStream::connect(authority)).await??;
         tcp.set_nodelay(true)?;
         Self::over(tcp, &format!("http://{authority}")).await
     }
 
-    /// Speaks over a connected stream; `url` is scheme and authority of every request.
+    /// Starts HTTP/2 on a connected stream; `url` is scheme and authority of every request.
     pub async fn over<S>(stream: S, url: &str) -> Result<Self, Box<dyn Error + Send + Sync>>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -110,12 +110,12 @@ impl Client {
         client
     }
 
-    /// Whether the connection still stands.
+    /// Whether the connection is still usable.
     pub fn is_open(&self) -> bool {
         !self.sender.is_closed()
     }
 
-    /// The headers of a gRPC request to `path`, with this client's metadata.
+    /// Headers of a gRPC request to `path`, with this client's metadata.
     pub fn request(&self, path: &str) -> http::request::Builder {
         let mut request = Request::post(format!("{}{path}", self.url))
             .header("content-type", "application/grpc")
@@ -124,7 +124,8 @@ impl Client {
         request
     }
 
-    /// Sends `body` as it is, under `request`'s headers. `Err` means that the connection was lost, or no answer came.
+    /// Sends `body` unchanged under `request`'s headers. `Err` means that the connection was lost, or that no
+    /// response came.
     pub async fn send(&self, request: http::request::Builder, body: Bytes) -> Result<Reply, String> {
         let request = request.body(Full::new(body).boxed_unsync()).unwrap();
         let mut sender = self.sender.clone();
@@ -134,15 +135,15 @@ impl Client {
         };
         timeout(HUNG, call)
             .await
-            .unwrap_or_else(|_| Err(format!("no answer within {HUNG:?}")))
+            .unwrap_or_else(|_| Err(format!("no response within {HUNG:?}")))
     }
 
-    /// Calls `path` with one message as it is.
+    /// Calls `path` with one encoded message.
     pub async fn raw(&self, path: &str, message: &[u8]) -> Result<Reply, String> {
         self.send(self.request(path), frame(message)).await
     }
 
-    /// Calls a unary method. A lost connection shows as [`UNAVAILABLE`], as it does in etcd's own clients.
+    /// Calls a unary method. A lost connection is reported as [`UNAVAILABLE`], like in etcd's own clients.
     pub async fn unary<A: Message + Default>(
         &self,
         path: &str,
@@ -156,7 +157,7 @@ impl Client {
         reply.answer()
     }
 
-    /// Opens a call that streams both ways.
+    /// Opens a bidirectional streaming call.
     pub fn open(&self, path: &str) -> Stream {
         let (requests, receiver) = mpsc::unbounded_channel::<Bytes>();
         let frames = stream::unfold(receiver, async |mut receiver| {
@@ -181,7 +182,7 @@ impl Client {
         }
     }
 
-    /// Calls a method that streams its answers.
+    /// Calls a server-streaming method.
     pub fn server_stream(&self, path: &str, question: &impl Message) -> Stream {
         let mut stream = self.open(path);
         stream.send(question);
@@ -192,7 +193,7 @@ impl Client {
 
 type Head = Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>;
 
-/// A call under way. Dropping it cancels it.
+/// A call in flight. Dropping it cancels it.
 pub struct Stream {
     requests: Option<mpsc::UnboundedSender<Bytes>>,
     head: Option<Head>,
@@ -204,7 +205,7 @@ pub struct Stream {
 impl Stream {
     /// Sends one message.
     pub fn send(&self, message: &impl Message) {
-        // A server that has hung up shows in `next`, with its reason.
+        // A connection closed by the server is reported by `next`, with its reason.
         let _ = self
             .requests
             .as_ref()
@@ -212,12 +213,12 @@ impl Stream {
             .send(frame(&message.encode_to_vec()));
     }
 
-    /// Says that no more requests follow.
+    /// Closes the sending side.
     pub fn close_send(&mut self) {
         self.requests = None;
     }
 
-    /// The next message; `None` at the end, when [`Stream::end`] says how it ended. Safe to cancel.
+    /// Returns the next message; `None` at the end, whose status is [`Stream::end`]. Cancel safe.
     pub async fn next(&mut self) -> Option<Bytes> {
         while self.end.is_none() {
             if let Some(message) = take_message(&mut self.buffer) {
@@ -263,21 +264,21 @@ impl Stream {
         }
     }
 
-    /// The next message, typed. Panics when none comes within `deadline`.
+    /// Returns the next message, decoded. Panics if none arrives within `deadline`.
     pub async fn next_as<A: Message + Default>(&mut self, deadline: Duration) -> Option<A> {
         let next = timeout(deadline, self.next()).await;
-        let next = next.unwrap_or_else(|_| panic!("nothing came on the stream within {deadline:?}"))?;
+        let next = next.unwrap_or_else(|_| panic!("no message on the stream within {deadline:?}"))?;
         Some(A::decode(next).expect("decodes"))
     }
 
-    /// How the stream ended, once it has: gRPC's OK is a status too.
+    /// Status of the ended stream, gRPC's OK included; `None` while it is open.
     pub fn end(&self) -> Option<&Status> {
         self.end.as_ref()
     }
 }
 
 impl Reply {
-    /// gRPC's status of a reply; one without any is told by its HTTP status.
+    /// gRPC status of the reply; code 2 (unknown) if it carries none.
     pub fn status(&self) -> Status {
         let none = || Status {
             code: 2,
@@ -288,7 +289,7 @@ impl Reply {
             .unwrap_or_else(none)
     }
 
-    /// The only message of a reply that went well.
+    /// The only message of a successful reply.
     pub fn message(&self) -> Result<Bytes, Status> {
         let status = self.status();
         if status.code != 0 {
@@ -300,7 +301,7 @@ impl Reply {
         Ok(message)
     }
 
-    /// The only message, typed.
+    /// The only message of a successful reply, decoded.
     pub fn answer<A: Message + Default>(&self) -> Result<A, Status> {
         Ok(A::decode(self.message()?).expect("decodes"))
     }
@@ -339,7 +340,7 @@ fn take_message(buffer: &mut BytesMut) -> Option<Bytes> {
     let prefix = buffer.get(..5)?;
     assert_eq!(
         prefix[0], 0,
-        "a compressed message, which this client never asked for"
+        "a compressed message, though this client accepts none"
     );
     let length = u32::from_be_bytes(prefix[1..].try_into().unwrap()) as usize;
     if buffer.len() < 5 + length {
@@ -389,7 +390,7 @@ async fn collect(response: hyper::Result<Response<Incoming>>) -> Result<Reply, S
     Ok(reply)
 }
 
-/// The reason of a reset stream; any other failure is the connection's, and is described.
+/// HTTP/2 error code of a reset stream; `Err` describes a failure of the connection.
 fn reset_reason(error: hyper::Error) -> Result<u32, String> {
     let h2 = error
         .source()
@@ -405,7 +406,7 @@ fn describe(error: hyper::Error) -> String {
         .source()
         .map(|source| format!(": {source}"))
         .unwrap_or_default();
-    format!("no answer: {error}{cause}")
+    format!("no response: {error}{cause}")
 }
 
 fn status_of(headers: &HeaderMap) -> Option<Status> {

@@ -1,4 +1,4 @@
-//! HTTP/1 as a scraper or curl speaks it.
+//! HTTP/1 client.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, PartialEq, Eq)]
 pub struct Response {
     pub status: u16,
-    /// Headers other than `date`.
+    /// All headers except `date`.
     pub headers: HeaderMap,
     pub body: String,
 }
@@ -27,7 +27,7 @@ pub async fn get(url: &str) -> Result<Response, String> {
     call(Method::GET, url, None, String::new()).await
 }
 
-/// `GET url` of a client that accepts these media types.
+/// `GET url` with an `accept` header.
 pub async fn get_accepting(url: &str, accept: &str) -> Result<Response, String> {
     call(Method::GET, url, Some(accept), String::new()).await
 }
@@ -38,7 +38,7 @@ pub async fn post(url: &str, body: &str) -> Result<Response, String> {
 }
 
 async fn call(method: Method, url: &str, accept: Option<&str>, body: String) -> Result<Response, String> {
-    let rest = url.strip_prefix("http://").ok_or("only http:// is spoken here")?;
+    let rest = url.strip_prefix("http://").ok_or("only http:// is supported")?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let tcp = TcpStream::connect(authority)
         .await
@@ -46,7 +46,7 @@ async fn call(method: Method, url: &str, accept: Option<&str>, body: String) -> 
     accepting(tcp, method, authority, path, accept, body).await
 }
 
-/// One request over a connected stream.
+/// Sends one request over a connected stream.
 pub async fn over<S>(
     stream: S,
     method: Method,

@@ -1,23 +1,23 @@
-//! What the suites share: real etcd, rangecache itself, and a client that shows every byte and every trailer.
+//! Support shared by rangecache's tests, benchmarks and tour; a development dependency only.
 //!
-//! | module | what it is for |
+//! | module | contents |
 //! |---|---|
-//! | [`process`] | a child process with its log, signals, and an end on drop |
-//! | [`collector`] | a collector of traces, and what it has got |
-//! | [`etcd`] | real etcd: one member or three, stopped, restarted, paused, restored |
-//! | [`proxy`] | rangecache, its metrics and its log |
-//! | [`grpc`] | a gRPC client on bare HTTP/2 |
-//! | [`kv`] | etcd's calls in typed form, on top of it |
+//! | [`process`] | child processes with logs and signals, killed on drop; paths of tools |
+//! | [`collector`] | an OpenTelemetry collector that keeps what it receives |
+//! | [`etcd`] | real etcd: one member or three, stopped, restarted, suspended, restored |
+//! | [`proxy`] | rangecache as a process, its metrics and its log |
+//! | [`grpc`] | a gRPC client on bare HTTP/2, which returns every byte, header and trailer |
+//! | [`kv`] | etcd's calls with typed requests and responses |
 //! | [`fault_link`] | a TCP link that fails on command |
-//! | [`roles`] | users, roles and rights |
-//! | [`recovery`] | the way back to responses from memory after a fault |
-//! | [`register`] | keys that change together, and a judge of what a reader saw of them |
-//! | [`shapes`] | Range requests of every shape, and a store to ask them of |
-//! | [`streams`] | RangeStreams: whole, and merged to the unary answer |
-//! | [`pb`] | etcd's messages |
-//! | [`http`] | HTTP/1 as a scraper or curl speaks it |
-//! | [`tls`] | CAs and certificates of every kind, etcd with TLS, and connections over it |
-//! | [`wait`] | waiting for a condition, never for a time |
+//! | [`roles`] | users, roles, permissions and tokens |
+//! | [`recovery`] | the check that responses come from memory again after a fault |
+//! | [`register`] | keys that change together, and checks of what readers see of them |
+//! | [`shapes`] | Range requests of every shape, and a store to send them to |
+//! | [`streams`] | RangeStream calls, and their chunks merged to the unary response |
+//! | [`pb`] | etcd's messages, generated from `proto/etcd.proto` |
+//! | [`http`] | an HTTP/1 client |
+//! | [`tls`] | CAs and certificates of every kind, etcd with TLS, TLS connections |
+//! | [`wait`] | waiting for conditions with a deadline |
 
 pub mod collector;
 pub mod etcd;

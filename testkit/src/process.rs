@@ -1,11 +1,12 @@
-//! A child process that cannot outlive its test.
+//! Child processes that end with their test.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// A running child: its output goes to a file, it is killed on drop, and its log is shown when the test fails.
+/// A running child: its output goes to a file, it is killed on drop, and the end of its log is printed if the test
+/// fails.
 pub struct Process {
     name: String,
     log: PathBuf,
@@ -32,7 +33,7 @@ impl Process {
         self.child.id()
     }
 
-    /// The way it ended, if it has.
+    /// Exit status, if the process has ended.
     pub fn exited(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
@@ -47,13 +48,13 @@ impl Process {
         assert!(sent.success(), "cannot send {signal} to {}", self.name);
     }
 
-    /// Stops the process in its tracks, sockets left open, and returns when every thread stands still.
+    /// Suspends the process by SIGSTOP, sockets open, and returns once every thread is stopped.
     pub fn pause(&self) {
         self.signal("STOP");
         let tasks = format!("/proc/{}/task", self.id());
         let stopped = |task: std::io::Result<std::fs::DirEntry>| {
             let status = std::fs::read_to_string(task.unwrap().path().join("status"));
-            // A thread that has gone in the meantime stands still too.
+            // A thread that has ended in the meantime counts as stopped.
             status.is_err() || status.unwrap().lines().any(|line| line.starts_with("State:\tT"))
         };
         let started = Instant::now();
@@ -84,7 +85,7 @@ impl Process {
         }
     }
 
-    /// All that it has written so far.
+    /// All output so far.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
     }
@@ -103,13 +104,13 @@ impl Drop for Process {
     }
 }
 
-/// The path of a tool that `make tools` builds; `ETCD_3_7` and the like override it.
+/// Path of a tool built by `make tools`; an environment variable such as `ETCD_3_7` overrides it.
 pub fn tool(name: &str) -> PathBuf {
     let variable = name.to_uppercase().replace(['-', '.'], "_");
     if let Some(path) = std::env::var_os(&variable) {
         return path.into();
     }
-    // testkit/ is a folder of the repository's root.
+    // testkit/ lies in the root of the repository.
     let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools")).join(name);
     assert!(
         path.exists(),

@@ -1,4 +1,4 @@
-//! rangecache itself, started as an operator would.
+//! rangecache as a process, with its metrics and its log.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::http;
 use crate::process::Process;
 use crate::wait::{SOON, until};
 
-/// What to start; see [`Rangecache::before`].
+/// Settings of a rangecache to start; see [`Rangecache::before`].
 pub struct Builder {
     args: Vec<String>,
     listen: String,
@@ -29,7 +29,7 @@ impl Builder {
         self
     }
 
-    /// Serves clients at this URL, not on a port that is free: for one that takes the place of another.
+    /// Listens for clients at this URL in place of a free port, for example to replace another instance.
     pub fn listening_on(mut self, url: &str) -> Self {
         self.listen = url.to_owned();
         self
@@ -41,19 +41,19 @@ impl Builder {
         self
     }
 
-    /// Sets a variable of its environment.
+    /// Sets an environment variable.
     pub fn with_environment(mut self, name: &str, value: &str) -> Self {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Lets it find the names in this file, as if that were `/etc/hosts`: in a mount namespace of its own.
+    /// Makes it resolve host names by this file in place of `/etc/hosts`, in a mount namespace of its own.
     pub fn with_hosts(mut self, file: &Path) -> Self {
         self.hosts = Some(file.to_owned());
         self
     }
 
-    /// Lets calls plant faults in it.
+    /// Lets calls inject faults; see [`Client::inject_fault`].
     pub fn with_fault_injection(self) -> Self {
         self.with_environment("RANGECACHE_TEST_FAULTS", "1")
     }
@@ -112,12 +112,12 @@ pub struct Rangecache {
 }
 
 impl Rangecache {
-    /// One that mirrors the whole keyspace of `etcd`.
+    /// Settings for a rangecache that mirrors the whole keyspace of `etcd`.
     pub fn before(etcd: &Etcd) -> Builder {
         Self::at(&etcd.url())
     }
 
-    /// One with these `--endpoints`.
+    /// Settings with these `--endpoints`.
     pub fn at(endpoints: &str) -> Builder {
         Builder {
             args: vec!["--endpoints".to_owned(), endpoints.to_owned()],
@@ -127,17 +127,17 @@ impl Rangecache {
         }
     }
 
-    /// The process's id.
+    /// Process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// Where clients connect.
+    /// URL for clients.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Where operators look: the page, and the metrics.
+    /// URL of the status page and the metrics.
     pub fn metrics_url(&self) -> &str {
         &self.metrics_url
     }
@@ -147,7 +147,7 @@ impl Rangecache {
         Client::connect(&self.url).await
     }
 
-    /// Whether `/readyz` says that every mirror is warm.
+    /// Whether `/readyz` reports that every mirror is warm.
     pub async fn is_warm(&self) -> bool {
         http::get(&format!("{}/readyz", self.metrics_url))
             .await
@@ -168,22 +168,22 @@ impl Rangecache {
         http::get(&format!("{}{path}", self.metrics_url)).await.unwrap()
     }
 
-    /// Its metrics.
+    /// Scrapes its metrics.
     pub async fn metrics(&self) -> Metrics {
         Metrics::read(&format!("{}/metrics", self.metrics_url)).await
     }
 
-    /// How Ranges have ended so far.
+    /// Range calls so far, by outcome.
     pub async fn outcomes(&self) -> Outcomes {
         self.metrics().await.outcomes()
     }
 
-    /// How RangeStreams have ended so far.
+    /// RangeStream calls so far, by outcome.
     pub async fn stream_outcomes(&self) -> Outcomes {
         self.metrics().await.outcomes_of("rangecache_range_stream_total")
     }
 
-    /// How RangeStreams ended since `before`, once `streams` of them are counted.
+    /// RangeStream calls since `before`, by outcome, once at least `streams` of them are counted.
     pub async fn stream_outcomes_since(&self, before: &Outcomes, streams: u64) -> Outcomes {
         let counted = async || {
             let since = self.stream_outcomes().await.since(before);
@@ -198,14 +198,15 @@ impl Rangecache {
         .0
     }
 
-    /// Its resident memory, in bytes.
+    /// Resident memory, in bytes.
     pub fn resident_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
     }
 
-    /// How Ranges ended since `before`, once `ranges` of them are counted: the count follows the last byte of an answer.
+    /// Range calls since `before`, by outcome, once at least `ranges` of them are counted: a call is counted after
+    /// the last byte of its response.
     pub async fn outcomes_since(&self, before: &Outcomes, ranges: u64) -> Outcomes {
         let counted = async || {
             let since = self.outcomes().await.since(before);
@@ -216,12 +217,12 @@ impl Rangecache {
             .0
     }
 
-    /// All that it has logged so far.
+    /// All log lines so far.
     pub fn log(&self) -> String {
         self.process.log()
     }
 
-    /// Its process id.
+    /// Process id.
     pub fn id(&self) -> u32 {
         self.process.id()
     }
@@ -231,12 +232,12 @@ impl Rangecache {
         self.process.signal(signal);
     }
 
-    /// Stops the process in its tracks, sockets left open.
+    /// Suspends the process by SIGSTOP; sockets stay open.
     pub fn pause(&self) {
         self.process.pause();
     }
 
-    /// Lets a paused process go on.
+    /// Resumes a suspended process.
     pub fn resume(&self) {
         self.process.signal("CONT");
     }
@@ -258,7 +259,7 @@ pub fn rangecache_binary() -> PathBuf {
 /// The binary under test, without arguments.
 pub fn rangecache_command() -> Command {
     let mut command = Command::new(rangecache_binary());
-    // What the developer has set for their own rangecache must not reach the one under test.
+    // The developer's own settings must not reach the process under test.
     for (name, _) in std::env::vars_os() {
         let name_of = name.to_string_lossy();
         if name_of.starts_with("RANGECACHE_") || name_of.starts_with("OTEL_") {
@@ -268,7 +269,7 @@ pub fn rangecache_command() -> Command {
     command
 }
 
-/// The same, where the names are those in `hosts`.
+/// The same command, with host names resolved by the file `hosts`.
 fn rangecache_command_with_hosts(hosts: &Path) -> Command {
     let mut command = Command::new("unshare");
     command.args(["--map-root-user", "--mount", "sh", "-c"]);
@@ -287,7 +288,7 @@ fn logged_url(process: &Process, message: &str) -> Option<String> {
     })
 }
 
-/// Samples by name and labels as they stand in the text, such as `rangecache_range_total{outcome="hit",reason="x"}`.
+/// Samples by name and labels as in the text format, such as `rangecache_range_total{outcome="hit",reason="x"}`.
 #[derive(Clone, Debug)]
 pub struct Metrics(pub BTreeMap<String, f64>);
 
@@ -307,7 +308,7 @@ impl Metrics {
         Self(samples.collect())
     }
 
-    /// The sum of all samples of a metric, whatever their labels.
+    /// Sum of a metric over all its labels.
     pub fn sum(&self, name: &str) -> f64 {
         let of_name = |sample: &str| sample.split('{').next() == Some(name);
         self.0
@@ -321,7 +322,7 @@ impl Metrics {
         self.outcomes_of("rangecache_range_total")
     }
 
-    /// The outcomes that the counter `name` has.
+    /// Counts of the counter `name`, by outcome and reason.
     fn outcomes_of(&self, name: &str) -> Outcomes {
         let mut outcomes = Outcomes::default();
         for (sample, value) in &self.0 {
@@ -342,12 +343,12 @@ impl Metrics {
     }
 }
 
-/// How Ranges ended: their number by outcome and reason.
+/// Number of calls by outcome and reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes(pub BTreeMap<(String, String), u64>);
 
 impl Outcomes {
-    /// What has been added since `before`.
+    /// Calls added since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let added = self
             .0
@@ -356,12 +357,12 @@ impl Outcomes {
         Self(added.filter(|(_, n)| *n > 0).collect())
     }
 
-    /// All Ranges.
+    /// Number of all calls.
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// Those that ended with one outcome.
+    /// Number of calls with this outcome, whatever the reason.
     pub fn of(&self, outcome: &str) -> u64 {
         self.0
             .iter()
@@ -370,7 +371,7 @@ impl Outcomes {
             .sum()
     }
 
-    /// Those that were answered from memory.
+    /// Number of calls answered from memory.
     pub fn memory_answers(&self) -> u64 {
         self.of("hit") + self.of("waited")
     }

@@ -1,4 +1,4 @@
-//! The way back to responses from memory after a fault, during which every response must be right.
+//! The check that responses come from memory again after a fault, and that each response until then is right.
 
 use std::time::{Duration, Instant};
 

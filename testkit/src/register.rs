@@ -1,4 +1,4 @@
-//! Keys that change together, by a writer that notes what etcd has acknowledged, and a judge of what a reader saw of them.
+//! Keys that change together, written with a record of acknowledged states, and checks of what readers see of them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -8,17 +8,18 @@ use parking_lot::Mutex;
 use crate::grpc::Client;
 use crate::pb::{KeyValue, RangeResponse, RequestOp};
 
-/// A group of keys that every write puts, or deletes, at once: the n-th state is n in all of them, or none of them.
+/// A group of keys that every write puts or deletes in one transaction: in the n-th state each of them holds n, or
+/// none exists.
 pub struct Register {
     prefix: String,
     keys: usize,
     issued: AtomicU64,
     acknowledged: Mutex<Acknowledged>,
-    /// The newest state that any reader was shown.
+    /// The newest state returned to any reader.
     shown: AtomicU64,
 }
 
-/// The newest state that etcd has acknowledged, and its revision.
+/// The newest state acknowledged by etcd, and its revision.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Acknowledged {
     state: u64,
@@ -26,7 +27,7 @@ pub struct Acknowledged {
 }
 
 impl Acknowledged {
-    /// The store's revision that a later linearizable answer must have reached.
+    /// Revision that a later linearizable response must have reached.
     pub fn revision(self) -> i64 {
         self.revision
     }
@@ -44,7 +45,7 @@ impl Register {
         }
     }
 
-    /// What the keys start with, and nothing else does.
+    /// Prefix of the keys; no other key has it.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -59,12 +60,12 @@ impl Register {
         format!("{}{number:03}", self.prefix)
     }
 
-    /// Every seventh state is that there are no keys.
+    /// In every seventh state the keys do not exist.
     fn is_deleted(state: u64) -> bool {
         state.is_multiple_of(7)
     }
 
-    /// Writes one state after another, each once the one before is acknowledged, until `stop`.
+    /// Writes one state after another, each after the acknowledgement of the one before, until `stop`.
     pub async fn write(
         &self,
         etcd: &Client,
@@ -99,12 +100,13 @@ impl Register {
         Ok(())
     }
 
-    /// What a linearizable read that begins now must not fall behind.
+    /// The oldest state that a linearizable read which starts now may return.
     pub fn acknowledged(&self) -> Acknowledged {
         *self.acknowledged.lock()
     }
 
-    /// What a serializable read that begins now must not fall behind: what this sidecar has shown already.
+    /// The oldest state that a serializable read which starts now may return: the newest that this rangecache has
+    /// served.
     pub fn shown(&self) -> Acknowledged {
         Acknowledged {
             state: self.shown.load(Ordering::SeqCst),
@@ -112,7 +114,7 @@ impl Register {
         }
     }
 
-    /// Judges what a read of `among` keys of the register saw, given what was acknowledged before it began.
+    /// Checks the response to a read of `among` keys of the register, given the state acknowledged before the read.
     pub fn judge(
         &self,
         kvs: &[KeyValue],
@@ -158,14 +160,14 @@ impl Register {
         Ok(())
     }
 
-    /// As [`Register::judge`], of the number of keys alone.
+    /// Like [`Register::judge`], for a response that has only the number of keys.
     pub fn judge_count(&self, count: usize, among: usize, floor: Acknowledged) -> Result<(), String> {
         let issued = self.issued.load(Ordering::SeqCst);
         let mut possible = floor.state..=issued;
         if count == 0 && possible.any(Self::is_deleted) {
             return Ok(());
         }
-        // No more than two states in a row are needed to find one with keys.
+        // Of two consecutive states at least one has keys.
         if count == among
             && (floor.state..=issued)
                 .take(2)
@@ -180,7 +182,7 @@ impl Register {
     }
 }
 
-/// Accounts among which a writer moves money: whoever sees them sees the same sum.
+/// Accounts between which a writer transfers money: every consistent read sees the same sum.
 pub struct Bank {
     prefix: String,
 }
@@ -189,17 +191,17 @@ impl Bank {
     const ACCOUNTS: usize = 10;
     const EACH: i64 = 100;
 
-    /// The accounts are the keys that start with `prefix`.
+    /// Accounts with keys below `prefix`.
     pub fn new(prefix: String) -> Self {
         Self { prefix }
     }
 
-    /// What the accounts' keys start with.
+    /// Prefix of the accounts' keys.
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// Opens all accounts at once.
+    /// Opens all accounts in one transaction.
     pub async fn open(&self, etcd: &Client) {
         let opened = (0..Self::ACCOUNTS).map(|n| RequestOp::put(self.account(n), Self::EACH.to_string()));
         etcd.transact(opened.collect()).await.expect("etcd writes");
@@ -209,7 +211,7 @@ impl Bank {
         format!("{}{number}", self.prefix)
     }
 
-    /// Moves money from account to account until `stop`.
+    /// Transfers money between random accounts until `stop`.
     pub async fn write(&self, etcd: &Client, stop: &AtomicBool) -> Result<(), String> {
         let mut accounts = [Self::EACH; Self::ACCOUNTS];
         for turn in 0_usize.. {
@@ -231,7 +233,7 @@ impl Bank {
         Ok(())
     }
 
-    /// Judges a list of all accounts.
+    /// Checks a list of all accounts.
     pub fn judge(&self, kvs: &[KeyValue]) -> Result<(), String> {
         let sum: i64 = kvs
             .iter()
@@ -251,7 +253,7 @@ impl Bank {
     }
 }
 
-/// The keys of an answer that start with `prefix`.
+/// The keys of a response that start with `prefix`.
 pub fn part<'a>(answer: &'a RangeResponse, prefix: &str) -> &'a [KeyValue] {
     let start = answer
         .kvs

@@ -1,4 +1,4 @@
-//! A store with every kind of key, and Range requests of every shape over it.
+//! A store with every kind of key, and Range requests of every shape.
 
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -12,7 +12,7 @@ use crate::pb::{
 
 const PODS: &str = "/registry/pods/";
 
-/// Keys that contain or are bytes at the edges of the order.
+/// Keys at the edges of the key order, as contents or as ends.
 const EDGE_KEYS: [&[u8]; 12] = [
     b"\0",
     b"\0\0",
@@ -32,14 +32,14 @@ fn pod(namespace: usize, number: usize) -> String {
     format!("{PODS}ns-{namespace}/pod-{number:02}")
 }
 
-/// Writes the older part of the store's history: some 130 revisions.
+/// Writes the older part of the store's history: about 130 revisions.
 pub async fn write_first_part(etcd: &Client) {
     for lease in [7001, 7002] {
         etcd.grant_lease(lease, 3600).await.unwrap();
     }
     for namespace in 0..4 {
         for number in 0..12 {
-            // Every third has the same value, so that sorting by value meets equals.
+            // Every third value is the same, so that sorting by value has ties.
             let value = if number % 3 == 0 {
                 "same".to_owned()
             } else {
@@ -65,7 +65,7 @@ pub async fn write_first_part(etcd: &Client) {
     rewrite(etcd, 0).await;
 }
 
-/// Writes the newer part, which touches what the older part has written: some 70 revisions.
+/// Writes the newer part, which changes keys of the older part: about 70 revisions.
 pub async fn write_second_part(etcd: &Client) {
     rewrite(etcd, 1).await;
     let batch = (0..20).map(|n| RequestOp::put(format!("/registry/batch/{n:02}"), "made in one revision"));
@@ -90,7 +90,7 @@ pub async fn write_second_part(etcd: &Client) {
     etcd.put(b"bin\0\0", "again").await.unwrap();
 }
 
-/// Updates, deletes and makes anew, so that versions and create revisions differ from key to key.
+/// Updates, deletes and recreates keys, so that versions and create revisions differ between keys.
 async fn rewrite(etcd: &Client, salt: usize) {
     for namespace in 0..4 {
         for number in 0..12 {
@@ -111,19 +111,19 @@ async fn rewrite(etcd: &Client, salt: usize) {
     }
 }
 
-/// The revisions that matter to a store.
+/// Revisions at which the behaviour of a store changes.
 #[derive(Clone, Copy, Debug)]
 pub struct Revisions {
-    /// What has been compacted last; still readable itself.
+    /// Revision compacted last; it is still readable.
     pub compacted: i64,
-    /// The oldest that a mirror can have in its window.
+    /// The oldest revision that a mirror can have in its history.
     pub loaded: i64,
-    /// The store's.
+    /// Current revision of the store.
     pub current: i64,
 }
 
 impl Revisions {
-    /// Whether a mirror must be able to answer a read at `revision`, which as in etcd means "now" up to 0.
+    /// Whether a mirror must be able to answer a read at `revision`; 0 and below mean the current one, like in etcd.
     pub fn in_window(&self, revision: i64) -> bool {
         revision <= 0 || (revision >= self.loaded.max(self.compacted) && revision <= self.current)
     }
@@ -147,10 +147,10 @@ fn ranges() -> Vec<RangeRequest> {
         RangeRequest::prefix("/registry/sizes/"),
         RangeRequest::prefix("/registry/nothing/"),
         RangeRequest::range(pod(1, 3), pod(2, 5)),
-        // An end before the key, and an end that is the key: nothing lies between.
+        // An end before the key, and an end equal to the key: both ranges are empty.
         RangeRequest::range(pod(2, 5), pod(1, 3)),
         RangeRequest::range(pod(1, 5), pod(1, 5)),
-        // As a page continues: the last key of the page before, and a \0.
+        // The next page of a client: from the last key of the page before, plus a \0.
         RangeRequest::range(format!("{}\0", pod(1, 3)), prefix_end(PODS.as_bytes())),
         RangeRequest::one("/registry/no such key"),
         RangeRequest::one("/registry/sizes/large"),
@@ -314,7 +314,7 @@ fn options(at: Revisions) -> Vec<RangeRequest> {
     options
 }
 
-/// Every range with every option, and requests that etcd refuses.
+/// Every range with every combination of options, and requests that etcd refuses.
 pub fn by_hand(at: Revisions) -> Vec<RangeRequest> {
     let mut shapes = vec![
         RangeRequest::default(),
@@ -352,7 +352,7 @@ pub fn by_hand(at: Revisions) -> Vec<RangeRequest> {
     shapes
 }
 
-/// A request made up at random, mostly of parts that have an answer.
+/// A random request, mostly of parts that have a response.
 pub fn at_random(random: &mut StdRng, at: Revisions) -> RangeRequest {
     let mut request = ranges().choose(random).unwrap().clone();
     if random.random_bool(0.4) {
@@ -406,8 +406,8 @@ fn key_at_random(random: &mut StdRng) -> Vec<u8> {
     }
 }
 
-/// Whether etcd's answer is left to chance: its sort is not stable, so that more than 12 keys whose sort keys are not all
-/// different may come in any order. `all` is what lies in the range at that revision.
+/// Whether the order in etcd's response is undefined: its sort is unstable, so that more than 12 keys with equal sort
+/// keys among them may come in any order. `all` are the keys of the range at that revision.
 pub fn order_is_open(request: &RangeRequest, all: &[KeyValue]) -> bool {
     let filters = [
         request.min_mod_revision,

@@ -1,4 +1,4 @@
-//! RangeStreams: whole, and merged to the unary answer.
+//! RangeStream calls, and their chunks merged to the unary response.
 
 use bytes::{Buf, Bytes};
 use prost::Message;
@@ -7,10 +7,10 @@ use crate::grpc::{Client, Reply, Status};
 use crate::kv::RANGE_STREAM;
 use crate::pb::{ASCEND, BY_KEY, RangeRequest, RangeResponse, RangeStreamResponse};
 
-/// gRPC's code of a method, or a request, that a server does not have.
+/// gRPC's status code of a method or request that the server does not implement.
 pub const UNIMPLEMENTED: i32 = 12;
 
-/// Whether etcd refuses to stream this: it neither sorts nor filters.
+/// Whether etcd refuses to stream this request: RangeStream neither sorts nor filters.
 pub fn is_refused(request: &RangeRequest) -> bool {
     let filters = [
         request.min_mod_revision,
@@ -24,18 +24,18 @@ pub fn is_refused(request: &RangeRequest) -> bool {
 }
 
 impl Client {
-    /// Asks for a range by RangeStream, and returns the reply with every byte.
+    /// Sends a RangeStream, and returns the reply with every byte.
     pub async fn stream_raw(&self, request: &RangeRequest) -> Result<Reply, String> {
         self.raw(RANGE_STREAM, &request.encode_to_vec()).await
     }
 
-    /// Asks for a range by RangeStream, and returns what it comes to.
+    /// Sends a RangeStream, and returns the merged response.
     pub async fn streamed(&self, request: &RangeRequest) -> Result<RangeResponse, Status> {
         self.range_stream(request).await.map(merged)
     }
 }
 
-/// The chunks of a reply.
+/// Decodes the chunks of a reply.
 pub fn chunks_of(reply: &Reply) -> Vec<RangeResponse> {
     let mut body = reply.body.clone();
     let mut chunks = Vec::new();
@@ -49,8 +49,8 @@ pub fn chunks_of(reply: &Reply) -> Vec<RangeResponse> {
     chunks
 }
 
-/// The chunks put together as protobuf merges messages. Panics unless only the last carries more than entries, as etcd
-/// has it.
+/// Merges chunks by protobuf's rules. Panics unless only the last chunk carries fields other than entries, like
+/// etcd's.
 pub fn merged(chunks: Vec<RangeResponse>) -> RangeResponse {
     let last = chunks.len().checked_sub(1).expect("at least one chunk");
     let mut whole = RangeResponse::default();

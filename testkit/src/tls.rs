@@ -1,4 +1,4 @@
-//! CAs and certificates of every kind, etcd with TLS, and connections over it.
+//! CAs and certificates of every kind, etcd with TLS, and TLS connections.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ use crate::wait::{SOON, until};
 type AnyError = Box<dyn Error + Send + Sync>;
 type Socket = Either<TcpStream, UnixStream>;
 
-/// What a certificate is to be like.
+/// Properties of a certificate to issue.
 pub struct Leaf<'a> {
     pub names: &'a [&'a str],
     pub common_name: Option<&'a str>,
@@ -53,13 +53,13 @@ impl Default for Leaf<'_> {
     }
 }
 
-/// A CA, with a folder for what it issues.
+/// A CA, with a folder for the certificates that it issues.
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
     dir: TempDir,
 }
 
-/// Where a certificate and its key are.
+/// Paths of a certificate and its key.
 #[derive(Clone)]
 pub struct Pair {
     pub cert: PathBuf,
@@ -80,17 +80,17 @@ impl Ca {
         Self { issuer, dir }
     }
 
-    /// Its certificate.
+    /// Path of the CA's certificate.
     pub fn cert(&self) -> PathBuf {
         self.dir.path().join("ca.crt")
     }
 
-    /// A file of that name in its folder.
+    /// Path of a file of that name in the CA's folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Issues a certificate for servers and clients; an earlier one of that name is replaced.
+    /// Issues a certificate for servers and clients; replaces an earlier one of that name.
     pub fn issue(&self, name: &str, leaf: &Leaf<'_>) -> Pair {
         let key = KeyPair::generate().unwrap();
         let names: Vec<_> = leaf.names.iter().map(|name| (*name).to_owned()).collect();
@@ -117,7 +117,7 @@ impl Ca {
         pair
     }
 
-    /// Writes the list of revoked serials.
+    /// Writes the certificate revocation list with these serials, and returns its path.
     pub fn revoke(&self, serials: &[u64]) -> PathBuf {
         let revoked = serials.iter().map(|serial| RevokedCertParams {
             serial_number: SerialNumber::from(*serial),
@@ -136,13 +136,13 @@ impl Ca {
         let path = self.path("revoked.crl");
         let list = list.signed_by(&self.issuer).unwrap();
         replace(&path, &list.pem().unwrap());
-        // etcd wants this form.
+        // etcd reads the DER form.
         std::fs::write(self.path("revoked.der"), list.der()).unwrap();
         path
     }
 }
 
-/// As tools do it that rotate certificates: the new file takes the old one's place at once.
+/// Replaces a file atomically, like tools that rotate certificates.
 pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();
@@ -155,10 +155,10 @@ fn named(kind: DnType, value: &str) -> DistinguishedName {
     name
 }
 
-/// What a client of the tests trusts and shows.
+/// CA and client certificate of a test client.
 #[derive(Clone)]
 pub struct Trust {
-    /// `None` takes anybody.
+    /// `None` accepts any server certificate.
     pub ca: Option<PathBuf>,
     pub pair: Option<Pair>,
     pub versions: Vec<&'static SupportedProtocolVersion>,
@@ -173,19 +173,19 @@ impl Trust {
         }
     }
 
-    /// Takes anybody for the server.
+    /// Accepts any server certificate.
     pub fn anybody(mut self) -> Self {
         self.ca = None;
         self
     }
 
-    /// Speaks one version only.
+    /// Allows one TLS version only.
     pub fn only(mut self, version: &'static SupportedProtocolVersion) -> Self {
         self.versions = vec![version];
         self
     }
 
-    /// Shows a certificate.
+    /// Sends this client certificate.
     pub fn with(mut self, pair: &Pair) -> Self {
         self.pair = Some(pair.clone());
         self
@@ -223,7 +223,7 @@ impl Trust {
     }
 }
 
-/// A connected socket of any of the four schemes, before any handshake, with what stands for its host.
+/// Connects a socket of any of the four schemes, without a handshake; returns it with the host name to verify.
 async fn socket(url: &str) -> Result<(Socket, String), AnyError> {
     let (scheme, rest) = url.split_once("://").unwrap();
     if scheme.starts_with("unix") {
@@ -236,7 +236,7 @@ async fn socket(url: &str) -> Result<(Socket, String), AnyError> {
     Ok((Either::Left(tcp), host.to_owned()))
 }
 
-/// Shakes hands with `https://` or `unixs://`.
+/// Connects to `https://` or `unixs://`, and completes the TLS handshake.
 pub async fn handshake(url: &str, trust: &Trust, alpn: &[&str]) -> Result<TlsStream<Socket>, AnyError> {
     let (socket, host) = socket(url).await?;
     let connector = TlsConnector::from(Arc::new(trust.config(alpn)));
@@ -247,7 +247,7 @@ fn is_tls(url: &str) -> bool {
     url.starts_with("https://") || url.starts_with("unixs://")
 }
 
-/// A gRPC connection to a URL of any scheme.
+/// Opens a gRPC connection to a URL of any scheme.
 pub async fn try_connect(url: &str, trust: &Trust) -> Result<Client, AnyError> {
     if is_tls(url) {
         let stream = handshake(url, trust, &["h2"]).await?;
@@ -256,7 +256,7 @@ pub async fn try_connect(url: &str, trust: &Trust) -> Result<Client, AnyError> {
     Client::over(socket(url).await?.0, "http://localhost").await
 }
 
-/// As [`try_connect`], trying until it works and a call is answered.
+/// Like [`try_connect`], retrying until a call succeeds.
 pub async fn connect(url: &str, trust: &Trust) -> Client {
     until(SOON, &format!("a connection to {url}"), async || {
         let client = try_connect(url, trust).await.ok()?;
@@ -267,7 +267,7 @@ pub async fn connect(url: &str, trust: &Trust) -> Client {
     .0
 }
 
-/// One HTTP/1 request to a URL of any scheme.
+/// Sends one HTTP/1 request to a URL of any scheme.
 pub async fn call_http(
     url: &str,
     trust: &Trust,
@@ -286,7 +286,7 @@ pub async fn call_http(
     http::over(stream, method, "localhost", path, body).await
 }
 
-/// One etcd whose client URL and TLS flags are the caller's.
+/// One etcd with the caller's client URL scheme and TLS flags.
 pub struct SecureEtcd {
     process: Process,
     _dir: TempDir,
@@ -294,7 +294,7 @@ pub struct SecureEtcd {
 }
 
 impl SecureEtcd {
-    /// On a free port, with `scheme` and `flags`; ready when a client with `trust` is answered.
+    /// Starts it on a free port with `scheme` and `flags`; returns once a client with `trust` gets a response.
     pub async fn start(scheme: &str, flags: &[&str], trust: &Trust) -> Self {
         Self::start_version(Version::V3_7, scheme, flags, trust).await
     }
@@ -306,7 +306,7 @@ impl SecureEtcd {
         } else {
             format!("{scheme}://127.0.0.1:{}", free_port())
         };
-        // Members must announce a URL with a port; nobody uses it here.
+        // Members must announce a URL with a port, though no client uses it in this setup.
         let announced = if scheme.starts_with("unix") {
             "http://127.0.0.1:1"
         } else {
@@ -331,7 +331,7 @@ impl SecureEtcd {
             ])
             .args(["--initial-cluster", &format!("alone={peer}")])
             .args(flags)
-            // A unix socket's name is relative to where it runs.
+            // A unix socket's path is relative to the working directory.
             .current_dir(dir.path());
         let process = Process::spawn("etcd", &mut command, &dir.path().join("log"));
         let etcd = Self {
@@ -352,7 +352,7 @@ impl SecureEtcd {
     }
 }
 
-/// A path as an argument.
+/// A path as a command-line argument.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -1,11 +1,12 @@
-//! Waiting for a condition with a deadline: the only way in which a test lets time pass.
+//! Waiting for conditions with a deadline. Tests do not sleep for fixed times.
 
 use std::time::{Duration, Instant};
 
-/// How long a condition may take that has no reason to be slow. Generous: tests share the machine with builds.
+/// Deadline of conditions that should hold soon; generous, because tests share the machine with builds.
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// Calls `probe` until it returns `Some`, and returns that with the time that it took. Panics with `what` at the deadline.
+/// Polls `probe` until it returns `Some`, and returns the value with the time taken. Panics with `what` at the
+/// deadline.
 pub async fn until<T>(
     deadline: Duration,
     what: &str,
