@@ -1,4 +1,4 @@
-//! Input that no proper client sends: rangecache answers it as etcd does, or lets etcd answer, and stays up.
+//! Malformed input: rangecache responds like etcd, or lets etcd respond, and keeps serving.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use testkit::pb::{PutRequest, RangeRequest};
 use testkit::proxy::Rangecache;
 use tokio::time::timeout;
 
-/// A request that is sent as it is.
+/// A request that is sent unchanged.
 struct Case {
     what: &'static str,
     path: &'static str,
@@ -22,7 +22,7 @@ struct Case {
 }
 
 impl Case {
-    /// A well-formed call of Range with `body` as its HTTP/2 body.
+    /// A well-formed Range call with `body` as its HTTP/2 body.
     fn new(what: &'static str, body: impl Into<Bytes>) -> Self {
         Self {
             what,
@@ -33,12 +33,12 @@ impl Case {
         }
     }
 
-    /// One message with a proper length prefix.
+    /// One message with a correct length prefix.
     fn message(what: &'static str, message: &[u8]) -> Self {
         Self::new(what, frame(message))
     }
 
-    /// A proper request for the key `a`.
+    /// A well-formed request for the key `a`.
     fn proper(what: &'static str) -> Self {
         Self::message(what, b"\x0a\x01a")
     }
@@ -51,7 +51,7 @@ impl Case {
         Self { method, ..self }
     }
 
-    /// Sets a header, in place of the usual one of that name.
+    /// Sets a header, replacing the usual one of that name.
     fn with(mut self, name: &'static str, value: &'static str) -> Self {
         self.headers.push((name, value));
         self
@@ -63,18 +63,18 @@ impl Case {
         for (name, value) in &self.headers {
             headers.insert(*name, value.parse().expect("a header value"));
         }
-        // etcd leaves some of these without an answer, which is an answer too.
+        // etcd leaves some of these calls without a response; then rangecache must too.
         let reply = timeout(Duration::from_secs(3), client.send(request, self.body.clone())).await;
         reply.unwrap_or_else(|_| Err("no answer".to_owned()))
     }
 }
 
-/// The message with the first byte of its length prefix set to `flag`, and the length to `length`.
+/// The message with `flag` as the first byte of its prefix, and with this length.
 fn prefixed(flag: u8, length: u32, message: &[u8]) -> Bytes {
     [&[flag][..], &length.to_be_bytes(), message].concat().into()
 }
 
-/// Gzip of `data` without compressing it: one stored block.
+/// `data` in gzip format without compression: one stored block.
 fn gzip(data: &[u8]) -> Vec<u8> {
     let length = u16::try_from(data.len()).expect("one stored block");
     let mut crc = !0_u32;
@@ -99,21 +99,21 @@ fn zipped(message: &[u8]) -> Bytes {
     prefixed(1, u32::try_from(zipped.len()).expect("small"), &zipped)
 }
 
-/// Messages that a protobuf decoder stumbles over, or that it reads otherwise than a careless one would.
+/// Messages that are malformed, or that a lenient decoder reads differently from a strict one.
 fn odd_messages() -> Vec<Case> {
     let key = b"\x0a\x01a";
     let odd = |what, more: &[u8]| Case::message(what, &[&key[..], more].concat());
     vec![
         Case::message("an empty message", b""),
-        odd("a tag that ends in mid-number", b"\x98"),
+        odd("a truncated tag", b"\x98"),
         odd(
-            "a number that never ends",
+            "a varint without an end",
             b"\x18\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",
         ),
-        odd("a number without its bytes", b"\x18"),
+        odd("a tag without its value", b"\x18"),
         Case::message("a key longer than the message", b"\x0a\x7fabc"),
         Case::message(
-            "a key of a length past all memory",
+            "a key with a length beyond any memory",
             b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7fabc",
         ),
         odd("field number 0", b"\x02\x01a"),
@@ -125,22 +125,19 @@ fn odd_messages() -> Vec<Case> {
         odd("unknown bytes", b"\xfa\x3f\x03xyz"),
         odd("an unknown fixed32", b"\xfd\x3f\x01\x02\x03\x04"),
         odd("an unknown group", b"\xfb\x3f\x08\x01\xfc\x3f"),
-        odd("an unknown group that does not end", b"\xfb\x3f\x08\x01"),
-        odd("the end of a group that has not begun", b"\xfc\x3f"),
-        odd("a key given twice", b"\x0a\x01b"),
-        odd("a key given twice, the second time empty", b"\x0a\0"),
-        odd("a limit given twice", b"\x12\x01\0\x18\x01\x18\x02"),
-        odd("keys_only given and taken back", b"\x12\x01\0\x40\x01\x40\0"),
+        odd("an unknown group without its end", b"\xfb\x3f\x08\x01"),
+        odd("the end of a group without its start", b"\xfc\x3f"),
+        odd("a repeated key", b"\x0a\x01b"),
+        odd("a repeated key, empty the second time", b"\x0a\0"),
+        odd("a repeated limit", b"\x12\x01\0\x18\x01\x18\x02"),
+        odd("keys_only set and reset", b"\x12\x01\0\x40\x01\x40\0"),
         odd("an explicitly empty end", b"\x12\0"),
         odd(
             "explicit zeros",
             b"\x12\x01\0\x18\0\x20\0\x28\0\x30\0\x38\0\x40\0\x48\0\x50\0",
         ),
-        odd(
-            "a limit in more bytes than it needs",
-            b"\x12\x01\0\x18\x81\x80\x80\0",
-        ),
-        odd("a tag in more bytes than it needs", b"\x12\x01\0\x98\x80\0\x01"),
+        odd("a limit in an overlong encoding", b"\x12\x01\0\x18\x81\x80\x80\0"),
+        odd("a tag in an overlong encoding", b"\x12\x01\0\x98\x80\0\x01"),
         odd("keys_only that is 2", b"\x12\x01\0\x40\x02"),
         odd(
             "count_only that is 2 to the 32nd",
@@ -162,20 +159,20 @@ fn odd_framing() -> Vec<Case> {
         Case::new("an empty body", ""),
         Case::new("half a length prefix", &b"\0\0\0"[..]),
         Case::new("a length prefix alone", prefixed(0, 3, b"")),
-        Case::new("a frame that is cut short", prefixed(0, 100, key)),
-        Case::new("a frame with more behind it", prefixed(0, 2, key)),
+        Case::new("a truncated frame", prefixed(0, 100, key)),
+        Case::new("a frame followed by more bytes", prefixed(0, 2, key)),
         Case::new("a huge length prefix", prefixed(0, u32::MAX, key)),
-        Case::new("a length just past etcd's limit", prefixed(0, 3 << 20, key)),
+        Case::new("a length just over etcd's limit", prefixed(0, 3 << 20, key)),
         Case::new("two messages", twice),
         Case::new("a flag that does not exist", prefixed(2, 3, key)),
-        Case::new("compressed without saying how", zipped(key)),
+        Case::new("compressed without an encoding header", zipped(key)),
         Case::new("compressed by gzip", zipped(key)).with("grpc-encoding", "gzip"),
-        Case::new("gzip announced and not used", frame(key)).with("grpc-encoding", "gzip"),
+        Case::new("gzip in the header but not in the body", frame(key)).with("grpc-encoding", "gzip"),
         Case::new("gzip of nonsense", zipped(b"\x0a\x7f")).with("grpc-encoding", "gzip"),
         Case::new("not gzip", prefixed(1, 3, key)).with("grpc-encoding", "gzip"),
-        Case::new("compressed by what nobody knows", zipped(key)).with("grpc-encoding", "snail"),
+        Case::new("an unknown compression", zipped(key)).with("grpc-encoding", "snail"),
         Case::new("identity announced", frame(key)).with("grpc-encoding", "identity"),
-        Case::new("a message past etcd's limit", frame(&vec![0x0a; 3 << 20])),
+        Case::new("a message over etcd's limit", frame(&vec![0x0a; 3 << 20])),
     ]
 }
 
@@ -188,19 +185,19 @@ fn odd_calls() -> Vec<Case> {
     .encode_to_vec();
     vec![
         Case::proper("accepts gzip").with("grpc-accept-encoding", "gzip"),
-        Case::proper("a subtype that etcd knows").with("content-type", "application/grpc+proto"),
-        Case::proper("a subtype that nobody knows").with("content-type", "application/grpc+json"),
+        Case::proper("a subtype known to etcd").with("content-type", "application/grpc+proto"),
+        Case::proper("an unknown subtype").with("content-type", "application/grpc+json"),
         Case::proper("a content type with parameters").with("content-type", "application/grpc;charset=utf-8"),
         Case::proper("a content type in capitals").with("content-type", "Application/GRPC"),
         Case::proper("a content type that begins like gRPC's").with("content-type", "application/grpcx"),
         Case::proper("JSON").with("content-type", "application/json"),
         Case::proper("plain text").with("content-type", "text/plain"),
         Case::proper("gRPC-Web").with("content-type", "application/grpc-web+proto"),
-        Case::proper("no trailers wanted").with("te", "gzip"),
-        Case::proper("a deadline that is no time").with("grpc-timeout", "soon"),
+        Case::proper("te without trailers").with("te", "gzip"),
+        Case::proper("a malformed deadline").with("grpc-timeout", "soon"),
         Case::proper("a deadline of too many digits").with("grpc-timeout", "123456789S"),
         Case::proper("a deadline").with("grpc-timeout", "30S"),
-        Case::proper("metadata that etcd does not know").with("x-nothing", "to see"),
+        Case::proper("unknown metadata").with("x-nothing", "to see"),
         Case::proper("binary metadata").with("x-nothing-bin", "AAEC"),
         Case::proper("binary metadata that is not base64").with("x-nothing-bin", "%%%"),
         Case::proper("the leader required").with("hasleader", "true"),
@@ -210,21 +207,21 @@ fn odd_calls() -> Vec<Case> {
         Case::proper("no such method").at("/etcdserverpb.KV/Rank"),
         Case::proper("no such service").at("/etcdserverpb.VK/Range"),
         Case::proper("another package").at("/mvccpb.KV/Range"),
-        Case::proper("in small letters").at("/etcdserverpb.kv/range"),
-        Case::proper("a path with a slash behind").at("/etcdserverpb.KV/Range/"),
-        Case::proper("a path with two slashes before").at("//etcdserverpb.KV/Range"),
+        Case::proper("a path in lower case").at("/etcdserverpb.kv/range"),
+        Case::proper("a path with a trailing slash").at("/etcdserverpb.KV/Range/"),
+        Case::proper("a path with two leading slashes").at("//etcdserverpb.KV/Range"),
         Case::proper("a path with a query").at("/etcdserverpb.KV/Range?a=b"),
-        Case::proper("a path that is no method").at("/nowhere"),
+        Case::proper("a path other than a method").at("/nowhere"),
         Case::proper("the root").at("/"),
-        Case::message("a Put that is cut short", b"\x0a\x05a").at(PUT),
-        Case::message("a Put past etcd's limit", &put).at(PUT),
+        Case::message("a truncated Put", b"\x0a\x05a").at(PUT),
+        Case::message("a Put over etcd's limit", &put).at(PUT),
         Case::message("a Txn of nonsense", b"\x12\x03\x12\x01\x0a").at(TXN),
         Case::message("a Watch of nonsense", b"\x0a\x7f").at(WATCH),
-        Case::new("a Watch that ends before it begins", "").at(WATCH),
+        Case::new("a Watch with an empty body", "").at(WATCH),
     ]
 }
 
-/// The same over a RangeStream, and what that alone refuses.
+/// The same over RangeStream, and requests that only RangeStream refuses.
 fn odd_streams() -> Vec<Case> {
     let mut cases: Vec<_> = odd_messages().into_iter().chain(odd_framing()).collect();
     cases.extend([
@@ -233,8 +230,8 @@ fn odd_streams() -> Vec<Case> {
             b"\x0a\x01a\x12\x01\0\x28\x02",
         ),
         Case::message("a RangeStream by version", b"\x0a\x01a\x12\x01\0\x28\x01\x30\x01"),
-        Case::message("a RangeStream of what is new", b"\x0a\x01a\x12\x01\0\x50\x02"),
-        Case::proper("a deadline that is no time").with("grpc-timeout", "soon"),
+        Case::message("a RangeStream with a filter", b"\x0a\x01a\x12\x01\0\x50\x02"),
+        Case::proper("a malformed deadline").with("grpc-timeout", "soon"),
         Case::proper("binary metadata that is not base64").with("x-nothing-bin", "%%%"),
         Case::proper("a content type with parameters").with("content-type", "application/grpc;charset=utf-8"),
         Case::proper("a path with a query").at("/etcdserverpb.KV/RangeStream?a=b"),
@@ -263,11 +260,11 @@ async fn bad_input_gets_etcds_response(version: Version) {
         .chain(odd_calls())
         .collect::<Vec<_>>();
     if version == Version::V3_7 {
-        // Older ones know no such method.
+        // Older versions do not have the method.
         cases.extend(odd_streams());
     }
     for case in &cases {
-        // etcd closes the connection over some of these; what came before must not spoil what comes next.
+        // etcd closes the connection after some of these: use a new one for each.
         for (client, url) in [
             (&mut direct, etcd.url()),
             (&mut through, rangecache.url().to_owned()),

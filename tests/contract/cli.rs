@@ -1,4 +1,4 @@
-//! The command line, the start and the end, as an operator meets them.
+//! Command line, start and termination.
 
 use std::net::TcpListener;
 use std::pin::pin;
@@ -12,7 +12,7 @@ use testkit::proxy::{Rangecache, rangecache_command};
 use testkit::wait::{SOON, until};
 use tokio::time::timeout;
 
-/// Runs rangecache to its end.
+/// Runs rangecache until it exits.
 async fn run(args: &[&str], environment: &[(&str, &str)]) -> Output {
     let mut command = rangecache_command();
     command.args(args).envs(environment.iter().copied());
@@ -56,7 +56,7 @@ async fn completions_and_the_manual_go_to_stdout() {
         assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
         assert!(text.contains(says), "{says} is missing in\n{text}");
     }
-    // A flag of serving that is wrong is found behind the word, too.
+    // A wrong flag is reported after a command, too.
     let output = run(&["serve", "--cache-prefix", ""], &[]).await;
     assert_eq!(output.status.code(), Some(64), "{output:?}");
     for args in [
@@ -94,7 +94,7 @@ async fn config_prints_effective_settings_with_secrets_masked() {
 
 #[tokio::test]
 async fn misuse_exits_64_with_a_remedy() {
-    // The port is taken: whoever binds before all flags are checked ends otherwise.
+    // The port is taken: a program that binds before it has checked all flags would fail with another error.
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = format!("http://{}", taken.local_addr().expect("an address"));
     let listen = [
@@ -178,13 +178,17 @@ async fn start_before_etcd_serves_once_etcd_is_up() {
     etcd.stop();
     let rangecache = Rangecache::before(&etcd).start_cold().await;
     assert_eq!(rangecache.admin("/livez").await.status, 200);
-    until(SOON, "the log tells which etcd cannot be reached", async || {
-        rangecache
-            .log()
-            .lines()
-            .any(|line| line.contains(&etcd.url()) && line.contains("WARN"))
-            .then_some(())
-    })
+    until(
+        SOON,
+        "the log names the etcd that cannot be reached",
+        async || {
+            rangecache
+                .log()
+                .lines()
+                .any(|line| line.contains(&etcd.url()) && line.contains("WARN"))
+                .then_some(())
+        },
+    )
     .await;
     let ready = rangecache.admin("/readyz").await;
     assert_eq!(ready.status, 503, "{ready:?}");
@@ -200,7 +204,7 @@ async fn termination_completes_calls_in_flight() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     let (client, url) = (rangecache.client().await, rangecache.url().to_owned());
-    // A watch ends never by itself, and must not hold the end up for long.
+    // A watch does not end by itself, and must not delay termination for long.
     let watch = client
         .watch(WatchCreateRequest {
             key: b"a".to_vec(),
@@ -215,15 +219,15 @@ async fn termination_completes_calls_in_flight() {
         lease: 0,
     };
     let mut call = pin!(client.unary::<PutResponse>(PUT, &put));
-    // Frames keep their order: when a later call of the connection is answered, the put has arrived.
+    // Frames keep their order: once a later call of the connection has its response, the put has been received.
     let later = RangeRequest {
         serializable: true,
         ..RangeRequest::one("a")
     };
     tokio::select! {
         biased;
-        answer = &mut call => panic!("etcd stands still, and yet: {answer:?}"),
-        answer = client.range(&later) => drop(answer.expect("a serializable read asks nobody")),
+        answer = &mut call => panic!("a response though etcd is suspended: {answer:?}"),
+        answer = client.range(&later) => drop(answer.expect("a serializable read needs no etcd")),
     }
     let end = tokio::spawn(rangecache.terminate());
     until(SOON, "it takes no new connections", async || {

@@ -1,5 +1,5 @@
-//! I8 on real etcd whose auth is on: whoever asks, and whatever changes meanwhile, every answer through rangecache is the
-//! one that etcd has for that caller; and what etcd allows comes from memory.
+//! I8 on real etcd with auth on: for every caller and during every change, responses through rangecache are those
+//! that etcd has for that caller; permitted reads are answered from memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use testkit::wait::{SOON, until};
 const CALLERS: [&str; 6] = ["alice", "bob", "carol", "root", "nobody", "garbage"];
 const KEYS: usize = 40;
 
-/// A refusal that etcd gives to a call in the very moment in which rights change.
+/// Errors that etcd returns to calls concurrent with a change of permissions.
 fn is_of_the_moment(reply: &Reply) -> bool {
     let Status { code, message } = reply.status();
     (code == 3
@@ -21,7 +21,7 @@ fn is_of_the_moment(reply: &Reply) -> bool {
         || (code == 16 && message.contains("invalid auth token"))
 }
 
-/// Every shape of read, over what some may read and others not.
+/// Reads of every shape, over ranges that some users may read and others may not.
 fn shapes(old: i64, now: i64) -> Vec<RangeRequest> {
     let mut shapes = vec![
         RangeRequest::one("/a/007"),
@@ -86,7 +86,7 @@ fn shapes(old: i64, now: i64) -> Vec<RangeRequest> {
     shapes
 }
 
-/// A store with `/a/` and `/b/`, users with their roles, and rangecache with a user of its own.
+/// A store with `/a/` and `/b/`, users with their roles, and rangecache with its own user.
 struct Scene {
     etcd: Etcd,
     rangecache: Rangecache,
@@ -96,7 +96,7 @@ struct Scene {
     allowed: AtomicU64,
 }
 
-/// A caller, at etcd and through rangecache, with one and the same token.
+/// A caller, connected to etcd and to rangecache with the same token.
 struct Caller {
     name: &'static str,
     direct: Client,
@@ -113,7 +113,7 @@ impl Scene {
             .with("--password", &password(MIRROR))
             .start()
             .await;
-        // The mirror has the revision in between, and all that follow.
+        // The mirror's history holds the revision in between, and all later ones.
         store(&root, "since").await;
         root.compact(old - 40).await.unwrap();
         let now = root
@@ -133,7 +133,7 @@ impl Scene {
         }
     }
 
-    /// All callers, with tokens of now.
+    /// All callers, with new tokens.
     async fn callers(&self) -> Vec<Caller> {
         let (direct, through) = (self.etcd.client().await, self.rangecache.client().await);
         let mut callers = Vec::new();
@@ -144,7 +144,7 @@ impl Scene {
                 "garbage" => pair.map(|client| client.with_metadata("token", "garbage.77")),
                 _ => {
                     let token = token(&direct, name).await;
-                    // etcd takes a token from either name.
+                    // etcd accepts a token under either header name.
                     let field = if name == "bob" { "authorization" } else { "token" };
                     pair.map(|client| client.with_metadata(field, &token))
                 }
@@ -159,7 +159,7 @@ impl Scene {
         callers
     }
 
-    /// What etcd answers to every caller and shape, in that order.
+    /// etcd's responses to every caller and shape, in that order.
     async fn expected(&self, callers: &[Caller]) -> Vec<Vec<Reply>> {
         let mut expected = Vec::new();
         for caller in callers {
@@ -172,7 +172,7 @@ impl Scene {
         expected
     }
 
-    /// Nothing changes: every answer is etcd's.
+    /// Without changes every response equals etcd's.
     async fn is_quiet(&self, callers: &[Caller], what: &str) -> Vec<Vec<Reply>> {
         let expected = self.expected(callers).await;
         for (caller, expected) in callers.iter().zip(&expected) {
@@ -192,9 +192,9 @@ impl Scene {
         }
     }
 
-    /// All callers ask for everything `rounds` times through rangecache, while `change` happens among them. An answer that
-    /// was asked for after the change is etcd's of after it; any other is the one of before, of after, or of the moment.
-    /// `loose` are answers that rangecache may give from what it knew before, also afterwards.
+    /// All callers send every shape `rounds` times through rangecache while `change` is applied. A response to a read
+    /// sent after the change equals etcd's after it; any other equals etcd's before, after or during the change.
+    /// Responses to `loose` callers may equal those before the change even afterwards.
     async fn hammer(
         &self,
         callers: &[Caller],
@@ -227,7 +227,7 @@ impl Scene {
         let asking = (0..callers.len() * lanes).map(|lane| ask(lane % callers.len(), lane));
         let all = (rounds * shapes.len() * callers.len() * lanes) as u64;
         let changing = async {
-            until(SOON, "a third of the questions are asked", async || {
+            until(SOON, "a third of the reads is sent", async || {
                 (begun.load(Ordering::Relaxed) > all / 3).then_some(())
             })
             .await;
@@ -257,24 +257,24 @@ impl Scene {
         }
         assert!(
             late_answers > all / 10,
-            "{what}: {late_answers} of {all} asked after it"
+            "{what}: {late_answers} of {all} sent after it"
         );
     }
 
-    /// Of what etcd allows, nearly all comes from memory.
+    /// Nearly all permitted reads are answered from memory.
     async fn mostly_from_memory(&self) {
         let asked = self.asked.load(Ordering::Relaxed);
         let allowed = self.allowed.load(Ordering::Relaxed);
         let outcomes = self.rangecache.outcomes().await;
-        println!("{asked} asked, {allowed} allowed by etcd: {outcomes:?}");
+        println!("{asked} reads, {allowed} permitted by etcd: {outcomes:?}");
         assert!(
             outcomes.memory_answers() * 10 >= allowed * 9,
-            "of {allowed} answers too few came from memory: {outcomes:?}"
+            "of {allowed} permitted reads too few were answered from memory: {outcomes:?}"
         );
     }
 }
 
-/// Writes what is read; returns the revision.
+/// Writes the keys that are read; returns the revision.
 async fn store(root: &Client, when: &str) -> i64 {
     for number in 0..KEYS {
         for prefix in ["/a/", "/b/"] {
@@ -307,18 +307,27 @@ async fn responses_respect_permissions_while_they_change(version: Version, round
             scene.is_quiet(&scene.callers().await, $what).await;
         };
     }
-    while_all_ask!("carol gets a role", root.grant_role("carol", "a"));
-    while_all_ask!("alice loses hers", root.revoke_role("alice", "a"));
+    while_all_ask!("carol is granted a role", root.grant_role("carol", "a"));
+    while_all_ask!("alice's role is revoked", root.revoke_role("alice", "a"));
     while_all_ask!(
-        "bob's role may read a neighbour",
+        "bob's role is granted another prefix",
         root.grant_read("b", "/a/", prefix_end(b"/a/"))
     );
-    while_all_ask!("and may not", root.revoke_read("b", "/a/", prefix_end(b"/a/")));
-    while_all_ask!("bob's single key goes", root.revoke_read("b", "/a/007", ""));
-    while_all_ask!("alice may read from a key on", root.add_role("from"));
-    while_all_ask!("still only the role", root.grant_read("from", "/a/020", "\0"));
-    while_all_ask!("now she has it", root.grant_role("alice", "from"));
-    while_all_ask!("carol loses everything", root.revoke_role("carol", "a"));
+    while_all_ask!(
+        "bob's role loses that prefix",
+        root.revoke_read("b", "/a/", prefix_end(b"/a/"))
+    );
+    while_all_ask!(
+        "bob's role loses its single key",
+        root.revoke_read("b", "/a/007", "")
+    );
+    while_all_ask!("a role is added", root.add_role("from"));
+    while_all_ask!(
+        "the role is granted an open range",
+        root.grant_read("from", "/a/020", "\0")
+    );
+    while_all_ask!("alice is granted that role", root.grant_role("alice", "from"));
+    while_all_ask!("carol's role is revoked", root.revoke_role("carol", "a"));
     scene.mostly_from_memory().await;
     let log = scene.rangecache.log();
     assert!(!log.contains("open-sesame"), "a password in the log:\n{log}");
@@ -342,7 +351,7 @@ async fn responses_respect_permissions_while_they_change_3_5() {
 async fn responses_respect_auth_while_it_is_switched(version: Version) {
     let scene = Scene::new(version).await;
     let nobody = scene.etcd.client().await;
-    // Who has no token and asks for no quorum gets what was known a moment ago, as from a member that lags.
+    // A serializable read without a token may see the state of a moment ago, like on a member that lags.
     let lag = |caller: &Caller, question: &RangeRequest| {
         caller.name == "nobody" && (question.serializable || question.revision > 0)
     };
@@ -353,7 +362,7 @@ async fn responses_respect_auth_while_it_is_switched(version: Version) {
             .hammer(
                 &callers,
                 3,
-                "auth goes off",
+                "auth is switched off",
                 async { root.disable_auth().await.unwrap() },
                 lag,
             )
@@ -365,7 +374,7 @@ async fn responses_respect_auth_while_it_is_switched(version: Version) {
             .hammer(
                 &callers,
                 3,
-                "auth goes on",
+                "auth is switched on",
                 async { nobody.auth_enable().await.unwrap() },
                 lag,
             )
@@ -373,8 +382,8 @@ async fn responses_respect_auth_while_it_is_switched(version: Version) {
         learned(&scene, tokenless).await;
         scene.is_quiet(&callers, "old tokens").await;
         scene.is_quiet(&scene.callers().await, "new tokens").await;
-        // Its own token has gone with the others'.
-        until(SOON, "rangecache has a token again", async || {
+        // rangecache's own token was invalidated with the others.
+        until(SOON, "rangecache has a new token", async || {
             let caller = &scene.callers().await[0];
             let before = scene.rangecache.outcomes().await;
             let allowed = &RangeRequest::one("/a/007");
@@ -387,7 +396,7 @@ async fn responses_respect_auth_while_it_is_switched(version: Version) {
     }
 }
 
-/// Waits until those without a token get etcd's answers to every shape.
+/// Waits until callers without a token get etcd's responses to every shape.
 async fn learned(scene: &Scene, tokenless: &[Caller]) {
     let expected = scene.expected(tokenless).await;
     until(SOON, "rangecache learns whether auth is on", async || {
@@ -416,8 +425,8 @@ async fn responses_respect_auth_while_it_is_switched_3_5() {
     responses_respect_auth_while_it_is_switched(Version::V3_5).await;
 }
 
-/// A right is taken away before a secret is written, and given back after it has gone: whoever had the right at the
-/// moment of its read must not see what was written later.
+/// A permission is revoked before a secret is written, and granted again after the secret is deleted: a caller with
+/// permission at the time of its read must not see the later write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_after_a_revocation_are_never_seen() {
     let scene = Scene::new(Version::V3_7).await;
@@ -487,6 +496,6 @@ async fn authorizations_cost_etcd_neither_keys_nor_bytes() {
         let after = sent().await;
         spent.push((after.0 - before.0, after.1 - before.1));
     }
-    println!("bytes and CPU seconds of etcd's for 50 lists, direct and through rangecache: {spent:?}");
+    println!("etcd's bytes and CPU seconds for 50 lists, direct and through rangecache: {spent:?}");
     assert!(spent[1].0 * 100.0 < spent[0].0, "{spent:?}");
 }

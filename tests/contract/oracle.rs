@@ -1,7 +1,8 @@
-//! The differential suite: etcd is asked, and rangecache in front of the same etcd is asked the same, and what comes back
-//! may differ in nothing: bytes, status, message and trailers.
+//! The differential suite: the same requests go to etcd and to rangecache in front of the same etcd, and the
+//! responses must be equal in bytes, status, message and trailers.
 //!
-//! An all-forwarding proxy would pass that, so each answer that lies within a mirror's window must also come from memory.
+//! A proxy that forwards everything would pass, so each response within a mirror's history must also come from
+//! memory.
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -13,7 +14,7 @@ use testkit::proxy::{Outcomes, Rangecache};
 use testkit::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
 use testkit::wait::{SOON, until};
 
-/// Requests made up at random, per version of etcd.
+/// Random requests, per version of etcd.
 const AT_RANDOM: usize = 2_000;
 
 /// Both sides of the comparison.
@@ -41,7 +42,7 @@ impl Sides {
         }
     }
 
-    /// Asks both sides, and notes every difference.
+    /// Sends a request to both sides, and records every difference.
     async fn compare(&mut self, request: &RangeRequest, at: Revisions) {
         let direct = self.etcd.range_raw(request).await.expect("etcd answers");
         let through = self.through.range_raw(request).await.expect("rangecache answers");
@@ -58,7 +59,7 @@ impl Sides {
         self.outcomes = self.rangecache.outcomes().await;
         if outcome.total() != 1 {
             self.defects
-                .push(format!("{request:?}\n counted not once, but {outcome:?}"));
+                .push(format!("{request:?}\n not counted once, but {outcome:?}"));
         }
         if outcome.memory_answers() == 1 {
             self.from_memory += 1;
@@ -82,14 +83,14 @@ impl Sides {
         order_is_open(request, &self.etcd.range(&whole).await.expect("etcd answers").kvs)
     }
 
-    /// Waits until rangecache refuses what etcd has compacted.
+    /// Waits until rangecache refuses revisions that etcd has compacted.
     async fn compact(&mut self, revision: i64) {
         self.etcd.compact(revision).await.expect("etcd compacts");
         let gone = RangeRequest {
             revision: revision - 1,
             ..RangeRequest::everything()
         };
-        until(SOON, "rangecache learns of the compaction", async || {
+        until(SOON, "rangecache notices the compaction", async || {
             let reply = self.through.range_raw(&gone).await.expect("rangecache answers");
             (reply.status().code != 0).then_some(())
         })
@@ -109,7 +110,7 @@ impl Sides {
     }
 }
 
-/// A reply in words, as far as it is one.
+/// A reply as text.
 fn told(reply: &Reply) -> String {
     match reply.answer::<RangeResponse>() {
         Ok(answer) => format!("{answer:?}\n   {reply:?}"),
@@ -139,7 +140,7 @@ async fn range_responses_equal_etcds(version: Version) {
     let compacted = current(&direct).await - 20;
     direct.compact(compacted).await.expect("etcd compacts");
 
-    // Loaded here: what lies between the compaction and this may be forwarded, what follows may not.
+    // The mirror is loaded here: revisions between the compaction and this one may be forwarded, later ones may not.
     let mut sides = Sides::new(&etcd).await;
     let loaded = current(&direct).await;
     write_second_part(&direct).await;
@@ -148,7 +149,7 @@ async fn range_responses_equal_etcds(version: Version) {
         loaded,
         current: current(&direct).await,
     };
-    // Serializable reads answer from wherever the mirror is; a linearizable one first brings it to the present.
+    // Serializable reads are answered at the mirror's revision; a linearizable read first brings it up to date.
     sides.compare(&RangeRequest::everything(), at).await;
     for _ in 0..AT_RANDOM / 2 {
         sides.compare(&at_random(&mut random, at), at).await;
@@ -180,7 +181,7 @@ async fn range_responses_equal_etcds_3_5() {
     range_responses_equal_etcds(Version::V3_5).await;
 }
 
-/// etcd 3.5 crashes over a sort target that it does not know, so that it must never see one: the answer is 3.6's.
+/// etcd 3.5 panics on an unknown sort target, so that no such request may reach it: the expected response is 3.6's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_sort_target_does_not_reach_etcd_3_5() {
     let (crashes, refuses) = (Etcd::start(Version::V3_5).await, Etcd::start(Version::V3_6).await);
@@ -209,14 +210,14 @@ async fn unknown_sort_target_does_not_reach_etcd_3_5() {
     );
 }
 
-/// The same, in encodings that a careful decoder may decline: etcd's own reads a sort target in all of them.
+/// The same in encodings that a strict decoder may refuse: etcd's own decoder accepts each of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oddly_encoded_sort_target_does_not_reach_etcd_3_5() {
     let (crashes, refuses) = (Etcd::start(Version::V3_5).await, Etcd::start(Version::V3_6).await);
     let rangecache = Rangecache::before(&crashes).start().await;
     let (through, judge) = (rangecache.client().await, refuses.client().await);
     crashes.client().await.put("a", "1").await.expect("etcd puts");
-    // In more bytes than it needs, twice, and with an unknown field behind it.
+    // An overlong encoding, a repeated field, and one followed by an unknown field.
     let everything = b"\x0a\x01\0\x12\x01\0";
     for odd in [
         &b"\x30\x85\x80\x80\x00"[..],

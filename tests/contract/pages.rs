@@ -1,4 +1,4 @@
-//! A list read in pages is one moment of the store, however much is written meanwhile and whoever serves the pages.
+//! A list read in pages is of one revision, whatever is written meanwhile and whichever rangecache serves the pages.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ fn key(number: usize) -> String {
     format!("{PREFIX}{number:05}")
 }
 
-/// Rewrites and deletes keys all over the prefix, and makes new ones, until `stop`; counts its transactions.
+/// Rewrites and deletes keys all over the prefix and adds new ones, until `stop`; counts its transactions.
 async fn rewrite(etcd: Client, stop: Arc<AtomicBool>, written: Arc<AtomicU64>) {
     for turn in 0_usize.. {
         if stop.load(Ordering::Relaxed) {
@@ -67,7 +67,7 @@ async fn pages_are_of_one_revision(version: Version) {
         if !page.more {
             break;
         }
-        // The store must have moved on between any two pages.
+        // The store must have changed between any two pages.
         let so_far = written.load(Ordering::SeqCst);
         until(SOON, "the writer writes", async || {
             (written.load(Ordering::SeqCst) >= so_far + 5).then_some(())
@@ -88,11 +88,11 @@ async fn pages_are_of_one_revision(version: Version) {
             (expected.count, expected.more),
             "page {pages}"
         );
-        assert!(page.revision() >= revision, "the header is of the present");
+        assert!(page.revision() >= revision, "the header has the current revision");
         pages += 1;
     }
     stop.store(true, Ordering::Relaxed);
-    writer.await.expect("the writer ends well");
+    writer.await.expect("the writer succeeds");
     println!(
         "{pages} pages over {} transactions",
         written.load(Ordering::SeqCst)
@@ -118,11 +118,7 @@ async fn pages_are_of_one_revision(version: Version) {
     };
     for (sidecar, client) in sidecars.iter().zip(&clients) {
         assert_eq!(
-            client
-                .range(&whole)
-                .await
-                .expect("the whole at that revision")
-                .kvs,
+            client.range(&whole).await.expect("the list at that revision").kvs,
             read
         );
         assert_eq!(
@@ -145,7 +141,7 @@ async fn pages_are_of_one_revision(version: Version) {
         assert_eq!(
             outcomes.memory_answers(),
             outcomes.total(),
-            "all from memory: {outcomes:?}"
+            "all pages come from memory: {outcomes:?}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! What rangecache does not answer itself passes through it as if it were not there.
+//! Calls that rangecache does not answer itself are forwarded unchanged.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use testkit::wait::{SOON, until};
 use testkit::{http, pb};
 use tokio::time::timeout;
 
-/// Runs etcd's own Go client through all that it can do, and returns what it noted.
+/// Runs etcd's own Go client through all of its calls, and returns the transcript.
 async fn transcript(dir: &TempDir, name: &str, url: &str, more: &[&str]) -> String {
     let path = dir.path().join(name);
     let mut command = Command::new(tool("goclient"));
@@ -38,7 +38,7 @@ async fn transcript(dir: &TempDir, name: &str, url: &str, more: &[&str]) -> Stri
 async fn go_client_transcript_equals_etcds(version: Version) {
     let dir = TempDir::new().expect("a directory");
     let mut differences = Vec::new();
-    // Older ones have no RangeStream; what rangecache makes of that is the newest one's.
+    // Older versions have no RangeStream: its responses through rangecache are compared with the newest version's.
     let tours: &[(&[&str], Version)] = if version == Version::V3_7 {
         &[(&[], version), (&["--auth"], version)]
     } else {
@@ -83,7 +83,7 @@ async fn go_client_transcript_equals_etcds_3_5() {
     go_client_transcript_equals_etcds(Version::V3_5).await;
 }
 
-/// etcd and rangecache before it, with a client of each.
+/// etcd and rangecache in front of it, with a client of each.
 async fn both(version: Version) -> (Etcd, Rangecache, Client, Client) {
     let etcd = Etcd::start(version).await;
     let rangecache = Rangecache::before(&etcd).start().await;
@@ -102,7 +102,7 @@ async fn large_values_are_forwarded_in_both_directions() {
     let stored = direct.range_raw(&RangeRequest::one("large")).await;
     assert_eq!(through.range_raw(&RangeRequest::one("large")).await, stored);
 
-    // Past the limit: the same refusal, and nothing written.
+    // Over the limit: the same refusal, and nothing is written.
     let refused = direct
         .put("large", vec![1; 1_700 << 10])
         .await
@@ -195,7 +195,7 @@ async fn watches_deliver_every_event_once_and_in_order() {
             .is_some_and(|kv| kv.mod_revision == last)
     };
     let live = events(&collect_watch(&mut live, SOON, is_last).await);
-    // Asked afterwards, through and directly, the same events come from the past.
+    // Watches started afterwards, through rangecache and directly, deliver the same events from history.
     let past = events(&collect_watch(&mut through.watch(watch_of("w/", start)).await, SOON, is_last).await);
     let expected =
         events(&collect_watch(&mut direct.watch(watch_of("w/", start)).await, SOON, is_last).await);
@@ -260,11 +260,11 @@ async fn watch_cancel_refusal_and_progress_match_etcd() {
     }
 }
 
-/// A client that has sent all it wants keeps what it has asked for; one that goes away takes it along.
+/// Closing the sending side keeps a client's watches; closing the connection cancels them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn half_close_and_cancellation_reach_etcd() {
     let etcd = Etcd::start(Version::V3_7).await;
-    // Beside the mirror, so that these watches are etcd's for certain.
+    // Outside the mirrored prefix: these watches are served by etcd.
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-prefix", "/mirrored/")
         .start()
@@ -295,7 +295,7 @@ async fn half_close_and_cancellation_reach_etcd() {
     })
     .await;
 
-    // The end of the requests is the end of a keepalive, and of an empty watch it is not.
+    // Half-closing ends a keepalive, but not an empty watch.
     let lease = pb::LeaseGrantRequest { ttl: 60, id: 5 };
     through
         .unary::<Empty>("/etcdserverpb.Lease/LeaseGrant", &lease)
@@ -303,7 +303,7 @@ async fn half_close_and_cancellation_reach_etcd() {
         .expect("etcd grants");
     let mut keepalive = through.open("/etcdserverpb.Lease/LeaseKeepAlive");
     for _ in 0..3 {
-        // The id is the first field here.
+        // In this request the id is the first field.
         keepalive.send(&pb::LeaseGrantRequest { ttl: 5, id: 0 });
         assert!(
             keepalive.next_as::<PutResponse>(SOON).await.is_some(),
@@ -336,7 +336,7 @@ async fn snapshot_is_forwarded_unchanged() {
         got.len() as u64,
         direct_path.metadata().expect("a snapshot").len()
     );
-    // It ends with a hash of itself, which the restore checks.
+    // The snapshot ends with its own hash, which the restore checks.
     std::fs::write(&direct_path, got).expect("a file");
     etcd.restore(&direct_path, "another", &[]);
     etcd.run();
@@ -393,6 +393,6 @@ async fn calls_end_with_unavailable_while_etcd_is_down() {
     assert_eq!(range.map_err(|status| status.code), Err(14));
     assert_eq!(put.map_err(|status| status.code), Err(14));
     assert!(again.is_none(), "{again:?}");
-    let raw = raw.expect("the connection to rangecache stands");
+    let raw = raw.expect("the connection to rangecache is open");
     assert_eq!((raw.http_status, raw.status().code), (200, 14), "{raw:?}");
 }

@@ -1,4 +1,5 @@
-//! Three members of etcd, some of which fail: reads stay right, and are not answered where etcd itself would not.
+//! Three members of etcd, some of which fail: responses stay right, and reads that etcd would refuse are not
+//! answered.
 
 use testkit::etcd::{Cluster, Version, free_port};
 use testkit::pb::{RangeRequest, RangeResponse};
@@ -20,7 +21,7 @@ async fn reads_stay_right_while_members_are_killed_in_turn() {
         cluster.members[n].stop();
         let live = cluster.members[(n + 1) % 3].client().await;
         recovers(
-            &format!("the end of member {n}"),
+            &format!("the stop of member {n}"),
             PREFIX,
             &live,
             &rangecache,
@@ -40,14 +41,14 @@ async fn reads_stay_right_while_the_leader_is_paused() {
     let n = cluster.leader().await.expect("a member leads");
     put_when_possible(&cluster.members[n].client().await, "first", "v").await;
     let mut endpoints: Vec<_> = cluster.members.iter().map(|member| member.url()).collect();
-    // Its sockets stay open, and it is the first that is asked.
+    // Its sockets stay open, and it is the first endpoint.
     endpoints.swap(0, n);
     let rangecache = Rangecache::at(&endpoints.join(",")).start().await;
     let through = rangecache.client().await;
     cluster.members[n].pause();
     let live = cluster.members[(n + 1) % 3].client().await;
     recovers(
-        "the leader's standing still",
+        "the leader's suspension",
         PREFIX,
         &live,
         &rangecache,
@@ -57,7 +58,7 @@ async fn reads_stay_right_while_the_leader_is_paused() {
     .await;
     cluster.members[n].resume();
     recovers(
-        "its going on",
+        "the leader's resumption",
         PREFIX,
         &live,
         &rangecache,
@@ -77,7 +78,7 @@ async fn first_endpoint_down_at_start_does_not_matter() {
     let rangecache = Rangecache::at(&endpoints).start().await;
     let through = rangecache.client().await;
     recovers(
-        "a start with a refusing endpoint",
+        "a start with an endpoint that refuses connections",
         PREFIX,
         &live,
         &rangecache,
@@ -140,7 +141,7 @@ async fn member_without_quorum_proves_nothing() {
     .await;
 }
 
-/// Members answer alike but for who they are; a page from one and the next from another make one list.
+/// Members' responses differ only in their ids: pages from different members make one list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rangecaches_before_different_members_agree() {
     let _exclusive = EXCLUSIVE.lock().await;

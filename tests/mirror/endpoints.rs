@@ -1,5 +1,5 @@
-//! etcd's endpoints as they come in life: learners, members that are cut off, versions that change one by one, names whose
-//! addresses change, members that hang, and the pings that etcd allows.
+//! Changes of etcd's endpoints: learners, partitioned members, rolling upgrades, host names with new addresses,
+//! members that hang, and etcd's limit on pings.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use crate::EXCLUSIVE;
 
 const PREFIX: &str = "/endpoints/";
-/// Within this a call that goes to a member which serves is answered.
+/// Bound on a call to a member that serves.
 const PROMPT: Duration = Duration::from_secs(5);
 
 fn list() -> RangeRequest {
@@ -31,7 +31,7 @@ async fn recovers(direct: &Client, rangecache: &Rangecache, after: &str) {
     recovery::recovers(after, PREFIX, direct, rangecache, &through, Reads::MayFail).await;
 }
 
-/// What rangecache says of an endpoint at `/status`.
+/// An endpoint in `/status`.
 async fn described(rangecache: &Rangecache, url: &str) -> Value {
     let status: Value = serde_json::from_str(&rangecache.admin("/status").await.body).expect("is JSON");
     let endpoints = status["endpoints"].as_array().expect("are told");
@@ -41,7 +41,7 @@ async fn described(rangecache: &Rangecache, url: &str) -> Value {
         .clone()
 }
 
-/// Waits until it says that a member is connected, and unwell or not.
+/// Waits until `/status` shows the endpoint connected, and healthy or not.
 async fn unwell(rangecache: &Rangecache, url: &str, unwell: bool) {
     until(SOON, &format!("{url} unwell: {unwell}"), async || {
         let endpoint = described(rangecache, url).await;
@@ -50,7 +50,7 @@ async fn unwell(rangecache: &Rangecache, url: &str, unwell: bool) {
     .await;
 }
 
-/// Ranges that a member was asked for.
+/// Number of Range calls that a member has received.
 async fn ranges(etcd: &Etcd) -> f64 {
     let metrics = etcd.metrics().await;
     let started =
@@ -67,13 +67,13 @@ async fn learner_proves_nothing_until_it_votes() {
     put_when_possible(&direct, &format!("{PREFIX}first"), "v").await;
     let (learner, id) = etcd.add_learner().await;
 
-    // The learner is asked first.
+    // The learner is the first endpoint.
     let endpoints = format!("{},{}", learner.url(), etcd.url());
     let rangecache = Rangecache::at(&endpoints).start().await;
     let through = rangecache.client().await;
     unwell(&rangecache, &learner.url(), true).await;
     unwell(&rangecache, &etcd.url(), false).await;
-    recovers(&direct, &rangecache, "beside a learner").await;
+    recovers(&direct, &rangecache, "a start with a learner").await;
     let refused = ranges(&learner).await;
     let before = rangecache.outcomes().await;
     for n in 0..100 {
@@ -83,14 +83,14 @@ async fn learner_proves_nothing_until_it_votes() {
         through
             .put(format!("{PREFIX}through/{n}"), "v")
             .await
-            .expect("it is written");
+            .expect("etcd writes");
     }
     let outcomes = rangecache.outcomes_since(&before, 100).await;
     assert_eq!(outcomes.memory_answers(), 100, "{outcomes:?}");
     let asked = ranges(&learner).await - refused;
-    assert_eq!(asked, 0.0, "the learner was asked for proofs");
+    assert_eq!(asked, 0.0, "the learner got quorum checks");
 
-    // With nothing else, its refusals are what callers get, and memory answers nothing that takes a proof.
+    // Alone, its refusals are forwarded to callers, and memory answers no linearizable read.
     let alone = Rangecache::before(&learner).start_cold().await;
     let (through, at_learner) = (alone.client().await, learner.client().await);
     unwell(&alone, &learner.url(), true).await;
@@ -116,7 +116,7 @@ async fn learner_proves_nothing_until_it_votes() {
     let refusal = through.range(&list()).await.expect_err("a learner refuses");
     assert!(refusal.message.contains("learner"), "{refusal:?}");
 
-    // Once it votes, it proves.
+    // Once it votes, it serves quorum checks.
     let promote = MemberPromoteRequest { id };
     until(SOON, "etcd promotes the learner", async || {
         let promoted = direct.unary::<Empty>("/etcdserverpb.Cluster/MemberPromote", &promote);
@@ -125,12 +125,12 @@ async fn learner_proves_nothing_until_it_votes() {
     .await;
     unwell(&rangecache, &learner.url(), false).await;
     let checks = ranges(&learner).await;
-    until(SOON, "the new member is asked for proofs, too", async || {
-        recovers(&direct, &rangecache, "after the promotion").await;
+    until(SOON, "the new member gets quorum checks, too", async || {
+        recovers(&direct, &rangecache, "the promotion").await;
         (ranges(&learner).await > checks).then_some(())
     })
     .await;
-    recovers(&direct, &alone, "of the former learner alone").await;
+    recovers(&direct, &alone, "a restart with the former learner alone").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -147,13 +147,13 @@ async fn partitioned_member_proves_nothing_while_clients_are_served() {
     put_when_possible(&cluster.members[0].client().await, &format!("{PREFIX}first"), "v").await;
     let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
     let through = rangecache.client().await;
-    // The leader, and then a follower.
+    // First the leader, then a follower.
     for turn in 0..2 {
         let (leader, _) = until(SOON, "a member leads", async || cluster.leader().await).await;
         let n = (leader + turn) % 3;
         let (member, live) = (&cluster.members[n], cluster.members[(n + 1) % 3].client().await);
-        let what = format!("member {n} is cut off, {leader} led");
-        let status = member.client().await.status().await.expect("it tells its status");
+        let what = format!("member {n} is partitioned while {leader} leads");
+        let status = member.client().await.status().await.expect("a status");
         let id = status.header.expect("has a header").member_id;
         for (other, link) in links.iter().enumerate() {
             link.set(if other == n {
@@ -162,33 +162,33 @@ async fn partitioned_member_proves_nothing_while_clients_are_served() {
                 Condition::CutFrom(id)
             });
         }
-        // At once, whoever leads by now.
+        // At once, whichever member leads by now.
         recovers(&live, &rangecache, &what).await;
         unwell(&rangecache, &member.url(), true).await;
         let before = rangecache.outcomes().await;
         for key in 0..100 {
             let put = through.put(format!("{PREFIX}{turn}/{key}"), "v");
             let put = timeout(PROMPT, put).await;
-            let revision = put.expect("no put hangs").expect("it is written");
+            let revision = put.expect("no put hangs").expect("etcd writes");
             let got = timeout(PROMPT, through.range(&list())).await;
-            let got = got.expect("no read hangs").expect("it is answered");
+            let got = got.expect("no read hangs").expect("a response");
             assert!(
                 got.revision() >= revision,
                 "{what}: {} after {revision}",
                 got.revision()
             );
             let proof = got.header.expect("has a header").member_id;
-            assert_ne!(proof, id, "{what}: it proved an answer");
+            assert_ne!(proof, id, "{what}: it served a quorum check");
         }
         let outcomes = rangecache.outcomes_since(&before, 100).await;
         assert!(outcomes.memory_answers() > 90, "{what}: {outcomes:?}");
         links.iter().for_each(|link| link.set(Condition::Normal));
         unwell(&rangecache, &member.url(), false).await;
-        recovers(&live, &rangecache, "all hear each other again").await;
+        recovers(&live, &rangecache, "the end of the partition").await;
     }
 }
 
-/// Members are upgraded one by one under clients: the lowest version decides until there is none of it left.
+/// Members are upgraded one by one under load: the lowest version decides until its last member is upgraded.
 async fn rolling_upgrade_is_noticed(from: Version, to: Version) {
     let _exclusive = EXCLUSIVE.lock().await;
     let mut cluster = Cluster::start(from).await;
@@ -203,13 +203,13 @@ async fn rolling_upgrade_is_noticed(from: Version, to: Version) {
         keys_only: true,
         ..RangeRequest::one(&leased)
     };
-    // It crashes etcd 3.5.
+    // This request crashes etcd 3.5.
     let unknown_target = RangeRequest {
         sort_order: 1,
         sort_target: 99,
         ..list()
     };
-    // What memory says, and whether etcd's RangeStream is used.
+    // Memory answers by the lowest version; the metrics show whether etcd's RangeStream is used.
     let seen = async || {
         let before = rangecache.outcomes().await;
         let answer = through.range(&keys_only).await.ok()?;
@@ -246,9 +246,9 @@ async fn rolling_upgrade_is_noticed(from: Version, to: Version) {
             (endpoint["version"] == version).then_some(())
         })
         .await;
-        let refused = through.range(&unknown_target).await.expect_err("it is refused");
+        let refused = through.range(&unknown_target).await.expect_err("a refusal");
         assert_eq!(refused.code, 3, "{refused:?}");
-        // Only without the last of the old ones `keys_only` is as new.
+        // `keys_only` has the new meaning only after the last upgrade.
         let lease = if n == 2 && to == Version::V3_7 { 0 } else { 7 };
         expect(&format!("{} members upgraded", n + 1), (lease, streams(true))).await;
     }
@@ -267,7 +267,7 @@ async fn rolling_upgrade_from_3_5_to_3_6_is_noticed() {
     rolling_upgrade_is_noticed(Version::V3_5, Version::V3_6).await;
 }
 
-/// A port at which one address of a name leads to etcd. It stops when dropped.
+/// A port that leads to etcd, bound to one address of a host name. Dropping it closes it.
 struct Door(tokio::task::AbortHandle);
 
 impl Door {
@@ -283,7 +283,7 @@ impl Door {
                 let target = target.clone();
                 connections.spawn(async move {
                     if let Ok(mut server) = TcpStream::connect(target).await {
-                        // Either side may hang up.
+                        // Either side may close the connection.
                         let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
                     }
                 });
@@ -299,7 +299,7 @@ impl Drop for Door {
     }
 }
 
-/// An address that answers nothing, not even with a refusal: its queue of connections is full.
+/// An address that accepts no connection and refuses none: its queue is full.
 async fn silent(address: &str, port: u16) -> (socket2::Socket, Vec<TcpStream>) {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
     socket.set_reuse_address(true).unwrap();
@@ -308,7 +308,7 @@ async fn silent(address: &str, port: u16) -> (socket2::Socket, Vec<TcpStream>) {
     socket.listen(0).unwrap();
     let mut queued = Vec::new();
     while let Ok(connected) = timeout(Duration::from_millis(500), TcpStream::connect(address)).await {
-        queued.push(connected.expect("it is queued"));
+        queued.push(connected.expect("the connection is queued"));
     }
     (socket, queued)
 }
@@ -319,7 +319,9 @@ async fn host_names_are_resolved_again_and_each_address_is_tried() {
         .args(["--map-root-user", "--mount", "true"])
         .status();
     if !may.is_ok_and(|status| status.success()) {
-        println!("SKIPPED: this machine allows no mount namespaces, in which names have other addresses");
+        println!(
+            "SKIPPED: this machine allows no mount namespaces, which the test needs to change addresses"
+        );
         return;
     }
     let etcd = Etcd::start(Version::V3_7).await;
@@ -328,7 +330,7 @@ async fn host_names_are_resolved_again_and_each_address_is_tried() {
     let port = testkit::etcd::free_port();
     let folder = tempfile::tempdir().unwrap();
     let hosts = folder.path().join("hosts");
-    // In place, for it is mounted.
+    // Written in place: the file is bind-mounted.
     let resolve = |addresses: &[&str]| {
         let lines: Vec<_> = addresses
             .iter()
@@ -336,59 +338,62 @@ async fn host_names_are_resolved_again_and_each_address_is_tried() {
             .collect();
         std::fs::write(&hosts, lines.concat()).unwrap();
     };
-    // The resolver puts addresses first that have more bits in common with 127.0.0.1.
+    // The resolver prefers addresses that have more leading bits in common with 127.0.0.1.
     resolve(&["127.0.0.8"]);
     let first = Door::open("127.0.0.8", port, &etcd.url()).await;
     let rangecache = Rangecache::at(&format!("http://etcd.example:{port}"))
         .with_hosts(&hosts)
         .start()
         .await;
-    recovers(&direct, &rangecache, "at the first address").await;
+    recovers(&direct, &rangecache, "a start at the first address").await;
 
     resolve(&["127.0.0.9"]);
     let second = Door::open("127.0.0.9", port, &etcd.url()).await;
     drop(first);
-    recovers(&direct, &rangecache, "at the second address").await;
+    recovers(&direct, &rangecache, "a move to the second address").await;
 
-    // The first of two refuses.
+    // The first of two addresses refuses connections.
     resolve(&["127.0.0.2", "127.0.0.8"]);
     let third = Door::open("127.0.0.8", port, &etcd.url()).await;
     drop(second);
-    recovers(&direct, &rangecache, "at the second of two addresses").await;
+    recovers(&direct, &rangecache, "a refusal at the first of two addresses").await;
 
-    // The first of two is silent, as that of a machine which is gone.
+    // The first of two addresses is silent, like that of a machine that is down.
     let _silent = silent("127.0.0.3", port).await;
     let fourth = Door::open("127.0.0.9", port, &etcd.url()).await;
     resolve(&["127.0.0.3", "127.0.0.9"]);
     drop(third);
-    recovers(&direct, &rangecache, "beside a silent address").await;
+    recovers(&direct, &rangecache, "silence at the first of two addresses").await;
     drop(fourth);
 }
 
-/// A write that has reached a member which hangs: it is not repeated, it ends, and nobody else waits for it.
+/// A write that has reached a hanging member is not repeated, fails in time, and delays no other call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn write_to_a_hanging_member_fails_and_is_not_repeated() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     let through = rangecache.client().await;
-    through.put("warm", "v").await.expect("it is written");
+    through.put("warm", "v").await.expect("etcd writes");
     etcd.pause();
     let asked = Instant::now();
     let lost = timeout(SOON, through.put("hung", "v")).await.expect("it ends");
     println!("the write ended after {:?}: {lost:?}", asked.elapsed());
-    assert_eq!(lost.expect_err("nobody has answered").code, UNAVAILABLE);
+    assert_eq!(lost.expect_err("no member has responded").code, UNAVAILABLE);
     etcd.resume();
     let direct = etcd.client().await;
-    until(SOON, "calls go on", async || through.put("after", "v").await.ok()).await;
+    until(SOON, "calls succeed again", async || {
+        through.put("after", "v").await.ok()
+    })
+    .await;
     let written = direct
         .range(&RangeRequest::one("hung"))
         .await
         .expect("etcd answers");
-    // Whether it came to pass nobody can tell; but not twice.
+    // It may have been applied or not, but not twice.
     assert!(written.kvs.iter().all(|kv| kv.version == 1), "{written:?}");
 }
 
-/// etcd closes connections that ping more often than every five seconds, at the third time.
+/// etcd closes a connection at the third ping that comes less than five seconds after the one before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pings_to_etcd_stay_within_its_limit() {
     let etcd = Etcd::start(Version::V3_7).await;
@@ -400,17 +405,17 @@ async fn pings_to_etcd_stay_within_its_limit() {
             ..WatchCreateRequest::default()
         })
         .await;
-    // Longer than three pings take that come too often.
+    // Longer than three pings at too short intervals take.
     let silence = timeout(Duration::from_secs(18), watch.next_as::<WatchResponse>(SOON)).await;
     assert!(silence.is_err(), "the watch ended: {:?}", watch.end());
     direct.put(PREFIX, "v").await.expect("etcd writes");
     let event: Option<WatchResponse> = watch.next_as(SOON).await;
-    assert_eq!(event.expect("the same watch lives").events.len(), 1);
+    assert_eq!(event.expect("the same watch continues").events.len(), 1);
     let log = rangecache.log();
     assert!(!log.contains("lost"), "a connection was lost:\n{log}");
 }
 
-/// Whether a connection with a call under way survives that many pings, one after the other.
+/// Whether a connection with a call in flight survives that many pings in a row.
 async fn survives_pings(url: &str, pings: usize) -> bool {
     let address = url.strip_prefix("http://").unwrap();
     let tcp = TcpStream::connect(address).await.unwrap();
@@ -423,12 +428,12 @@ async fn survives_pings(url: &str, pings: usize) -> bool {
         .body(())
         .unwrap();
     sender = sender.ready().await.unwrap();
-    // Its message never comes.
+    // A call whose message never comes.
     let _call = sender.send_request(request, false).unwrap();
     for _ in 0..pings {
         let pong = timeout(SOON, ping.ping(h2::Ping::opaque()))
             .await
-            .expect("it is answered, or closed");
+            .expect("a pong or a closed connection");
         if pong.is_err() {
             return false;
         }
@@ -442,7 +447,7 @@ async fn client_pings_are_not_limited() {
     let rangecache = Rangecache::before(&etcd).start().await;
     assert!(
         !survives_pings(&etcd.url(), 10).await,
-        "etcd closes the connection"
+        "etcd must close the connection"
     );
     assert!(survives_pings(rangecache.url(), 1_000).await);
     rangecache
@@ -450,5 +455,5 @@ async fn client_pings_are_not_limited() {
         .await
         .put("k", "v")
         .await
-        .expect("others are served");
+        .expect("other clients are served");
 }

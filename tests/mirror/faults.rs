@@ -1,4 +1,4 @@
-//! What befalls etcd and rangecache: afterwards answers are right at once, and soon from memory again.
+//! Faults of etcd and rangecache: afterwards responses are right at once, and soon come from memory again.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use testkit::wait::{SOON, until};
 use tokio::task::JoinSet;
 
 const PREFIX: &str = "/faults/";
-/// gRPC's code for a call that took longer than its caller allows.
+/// gRPC's status code of an expired deadline.
 const DEADLINE_EXCEEDED: i32 = 4;
 
-/// etcd with some keys, and a warm rangecache with a client that lives through the fault.
+/// etcd with some keys, and a warm rangecache with a client that stays connected during the fault.
 struct Scene {
     etcd: Etcd,
     rangecache: Rangecache,
@@ -55,7 +55,7 @@ impl Scene {
     }
 }
 
-/// Puts that many keys, whose values tell `what`.
+/// Puts that many keys, with values that contain `what`.
 async fn write(etcd: &Etcd, what: &str, keys: usize) {
     let client = etcd.client().await;
     for n in 0..keys {
@@ -90,11 +90,11 @@ async fn reads_wait_while_etcd_is_down() {
     let down = Instant::now();
     while down.elapsed() < Duration::from_secs(10) {
         let answer = scene.through.range(&RangeRequest::prefix(PREFIX)).await;
-        assert_eq!(answer.expect_err("nothing proves it fresh").code, 14);
+        assert_eq!(answer.expect_err("no quorum check").code, 14);
     }
     scene.etcd.run();
     scene.etcd.ready().await;
-    scene.recovers("etcd's being down").await;
+    scene.recovers("a stop of etcd").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,22 +102,22 @@ async fn reads_wait_while_etcd_is_paused() {
     let scene = Scene::new().await;
     scene.etcd.pause();
     let list = RangeRequest::prefix(PREFIX);
-    // The caller's own deadline bounds the wait for a proof.
+    // The caller's deadline bounds the wait for a quorum check.
     let hurried = scene.through.with_metadata("grpc-timeout", "300m");
     let asked = Instant::now();
     let answer = hurried.range(&list).await;
     assert_eq!(
-        answer.expect_err("etcd says nothing, so nothing is fresh").code,
+        answer.expect_err("etcd responds to no quorum check").code,
         DEADLINE_EXCEEDED
     );
     println!("a deadline of 300 ms ended after {:?}", asked.elapsed());
     assert!(asked.elapsed() >= Duration::from_millis(250));
     scene.etcd.resume();
-    scene.recovers("etcd's standing still").await;
+    scene.recovers("a suspension of etcd").await;
 }
 
-/// Other readers keep quorum checks under way when etcd stops: what it has answered to those proves nothing to a read that
-/// came later.
+/// Other readers keep quorum checks in flight when etcd is suspended: their results prove nothing to reads that
+/// arrive later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_in_flight_proves_nothing_to_later_reads() {
     let scene = Scene::new().await;
@@ -127,7 +127,7 @@ async fn check_in_flight_proves_nothing_to_later_reads() {
         let (client, list) = (scene.rangecache.client().await, list.clone());
         readers.spawn(async move {
             loop {
-                // Ends in error while etcd stands still.
+                // Fails while etcd is suspended.
                 let _ = client.range(&list).await;
             }
         });
@@ -138,24 +138,24 @@ async fn check_in_flight_proves_nothing_to_later_reads() {
         let answer = hurried.range(&list).await;
         scene.etcd.resume();
         assert_eq!(
-            answer.expect_err("nothing proves it fresh").code,
+            answer.expect_err("no quorum check").code,
             DEADLINE_EXCEEDED,
             "turn {turn}"
         );
-        until(SOON, "reads go on", async || {
+        until(SOON, "reads succeed again", async || {
             scene.through.range(&list).await.ok()
         })
         .await;
     }
     drop(readers);
-    scene.recovers("etcd's standing still again and again").await;
+    scene.recovers("repeated suspensions of etcd").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn responses_stay_right_after_a_compaction_during_a_pause() {
     let scene = Scene::new().await;
     scene.rangecache.pause();
-    write(&scene.etcd, "while it stood still", 200).await;
+    write(&scene.etcd, "during the suspension", 200).await;
     let client = scene.etcd.client().await;
     client
         .compact(current(&client).await)
@@ -170,7 +170,7 @@ async fn lost_feed_reloads_after_a_compaction_past_it() {
     let mut scene = Scene::new().await;
     scene.rangecache.pause();
     scene.etcd.restart().await;
-    write(&scene.etcd, "while nobody watched", 200).await;
+    write(&scene.etcd, "while the feed is down", 200).await;
     let client = scene.etcd.client().await;
     client.delete(format!("{PREFIX}007")).await.expect("etcd deletes");
     client
@@ -178,10 +178,10 @@ async fn lost_feed_reloads_after_a_compaction_past_it() {
         .await
         .expect("etcd compacts");
     scene.rangecache.resume();
-    scene.recovers("a compaction past the feed").await;
+    scene.recovers("a compaction past the feed's revision").await;
 }
 
-/// A feed that resumes far behind gets its events in pieces, under headers that are ahead of them.
+/// A feed that resumes far behind receives its events in batches, whose headers are ahead of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_feed_catches_up_on_thousands_of_revisions() {
     let mut scene = Scene::new().await;
@@ -201,7 +201,7 @@ async fn lost_feed_catches_up_on_thousands_of_revisions() {
     }
     writers.join_all().await;
     scene.rangecache.resume();
-    scene.recovers("thousands of revisions").await;
+    scene.recovers("thousands of missed revisions").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -213,12 +213,12 @@ async fn compaction_by_others_is_noticed() {
         ..RangeRequest::prefix(PREFIX)
     };
     write(&scene.etcd, "second", 20).await;
-    // A pinned read proves nothing: its header shows the writes of others once some read has.
+    // A pinned read proves nothing: its header shows writes of others only after a linearizable read.
     scene
         .through
         .range(&RangeRequest::prefix(PREFIX))
         .await
-        .expect("a proven read");
+        .expect("a linearizable read");
     let before = scene.rangecache.outcomes().await;
     assert_eq!(scene.through.range_raw(&old).await, direct.range_raw(&old).await);
     assert_eq!(
@@ -228,29 +228,29 @@ async fn compaction_by_others_is_noticed() {
 
     direct.compact(old.revision + 1).await.expect("etcd compacts");
     let expected = direct.range_raw(&old).await;
-    let (_, took) = until(SOON, "rangecache learns of the compaction", async || {
+    let (_, took) = until(SOON, "rangecache notices the compaction", async || {
         (scene.through.range_raw(&old).await == expected).then_some(())
     })
     .await;
-    println!("learned of the compaction after {took:?}");
+    println!("noticed the compaction after {took:?}");
     scene.recovers("a compaction by others").await;
 }
 
-/// How a restore goes.
+/// Course of a restore.
 struct Restore {
     token: &'static str,
     flags: &'static [&'static str],
-    /// Revisions written after the restore, before rangecache hears of it.
+    /// Revisions written after the restore, before rangecache sees them.
     written: usize,
-    /// What the forgotten history ended with.
+    /// The last change of the lost history.
     last: Last,
 }
 
-/// The last change that the restore forgets: what a mirror may take for the end of its own history.
+/// The last change that the restore loses, which a mirror might confuse with the new history.
 #[derive(Clone, Copy, PartialEq)]
 enum Last {
     Put,
-    /// A key is made and deleted: neither the old history nor the new one has it.
+    /// A key is created and deleted: neither the old history nor the new one has it.
     Delete,
     /// The same key gets the same value as in the new history, at the same revision.
     Same,
@@ -263,7 +263,7 @@ fn same_key() -> String {
 async fn etcd_is_restored(how: Restore) {
     let mut scene = Scene::new().await;
     let snapshot = scene.etcd.save_snapshot().await;
-    write(&scene.etcd, "what the restore forgets", 60).await;
+    write(&scene.etcd, "lost by the restore", 60).await;
     scene
         .etcd
         .client()
@@ -275,7 +275,7 @@ async fn etcd_is_restored(how: Restore) {
     let client = scene.etcd.client().await;
     if how.last == Last::Delete {
         client
-            .put(format!("{PREFIX}brief"), "made and deleted")
+            .put(format!("{PREFIX}brief"), "created and deleted")
             .await
             .expect("etcd puts");
         client
@@ -287,7 +287,7 @@ async fn etcd_is_restored(how: Restore) {
         client.put(same_key(), "same").await.expect("etcd puts");
     }
     let forgotten = current(&client).await;
-    // The mirror must have seen it all: what it has not seen, it cannot hold on to.
+    // The mirror must have seen all of the lost history: otherwise it cannot serve it by mistake.
     let seen = scene
         .through
         .range(&RangeRequest::prefix(PREFIX))
@@ -300,7 +300,7 @@ async fn etcd_is_restored(how: Restore) {
     scene.etcd.run();
     scene.etcd.ready().await;
     if how.last == Last::Same {
-        // Up to the revision before the last one that was forgotten, and then the same as that was.
+        // Up to the revision before the last lost one, and then the same change as that one.
         let client = scene.etcd.client().await;
         while current(&client).await < forgotten - 1 {
             client
@@ -312,11 +312,11 @@ async fn etcd_is_restored(how: Restore) {
     }
     write(&scene.etcd, "after the restore", how.written).await;
     let now = current(&scene.etcd.client().await).await;
-    println!("revision {forgotten} before the restore, {now} when rangecache goes on");
+    println!("revision {forgotten} before the restore, {now} when rangecache resumes");
     scene.rangecache.resume();
     scene.recovers("a restore").await;
 
-    // Nor may a moment of the forgotten history be told.
+    // Nor may reads at a lost revision be answered.
     let direct = scene.etcd.client().await;
     for revision in [forgotten - 1, now] {
         let pinned = RangeRequest {
@@ -414,7 +414,7 @@ async fn etcd_is_restored_with_its_revision_bumped() {
 async fn etcd_is_restored_while_rangecache_is_connected() {
     let mut scene = Scene::new().await;
     let snapshot = scene.etcd.save_snapshot().await;
-    write(&scene.etcd, "what the restore forgets", 60).await;
+    write(&scene.etcd, "lost by the restore", 60).await;
     scene.recovers("the writes after the snapshot").await;
     scene.etcd.restore(&snapshot, "rangecache", &[]);
     scene.etcd.run();
@@ -427,7 +427,7 @@ async fn responses_stay_right_after_a_rangecache_restart() {
     let Scene { etcd, rangecache, .. } = Scene::new().await;
     let status = rangecache.terminate().await;
     assert!(status.success(), "{status}");
-    // Cold: right at once, though it has loaded nothing yet.
+    // Cold: responses are right at once, although no mirror is loaded yet.
     let rangecache = Rangecache::before(&etcd).start_cold().await;
     let through = rangecache.client().await;
     recovers(
@@ -470,7 +470,7 @@ async fn responses_respect_auth_switched_on_and_off(version: Version) {
         "the first linearizable read afterwards"
     );
 
-    // A serializable read asks nobody: it is refused once rangecache has learned.
+    // A serializable read needs no quorum check: it is refused once rangecache has noticed the change.
     let serializable = RangeRequest {
         serializable: true,
         ..list.clone()
@@ -479,17 +479,17 @@ async fn responses_respect_auth_switched_on_and_off(version: Version) {
         revision: current(&root).await,
         ..serializable.clone()
     };
-    let (_, took) = until(SOON, "rangecache learns that authentication is on", async || {
+    let (_, took) = until(SOON, "rangecache notices that authentication is on", async || {
         (scene.through.range_raw(&serializable).await == refused).then_some(())
     })
     .await;
-    println!("learned that authentication is on after {took:?}");
+    println!("noticed that authentication is on after {took:?}");
 
     let rooted = scene
         .through
         .authenticate("root", "secret")
         .await
-        .expect("rangecache lets it through");
+        .expect("rangecache forwards it");
     let before = scene.rangecache.outcomes().await;
     for request in [
         &list,
@@ -516,5 +516,5 @@ async fn responses_respect_auth_switched_on_and_off(version: Version) {
     );
 
     root.disable_auth().await.expect("etcd disables authentication");
-    scene.recovers("authentication's being off").await;
+    scene.recovers("switching authentication off").await;
 }

@@ -1,7 +1,7 @@
-//! Writers at full speed directly on etcd, readers through rangecache: nobody sees anything older than what was
-//! acknowledged before their read began, and nobody sees half a transaction.
+//! Writers at full speed directly on etcd, readers through rangecache: no read returns a state older than what was
+//! acknowledged before the read began, or half a transaction.
 //!
-//! `STALE_SECONDS` sets how long each test writes and reads.
+//! `STALE_SECONDS` sets the duration of each test.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -22,12 +22,12 @@ use crate::EXCLUSIVE;
 const PREFIX: &str = "/data/";
 const READERS: u64 = 6;
 
-/// What writers and readers share.
+/// State shared by writers and readers.
 struct Scene {
     registers: Vec<Register>,
     bank: Bank,
     stop: AtomicBool,
-    /// The newest revision in the header of any answer of this sidecar.
+    /// The newest revision in the header of any response of this rangecache.
     shown: AtomicI64,
 }
 
@@ -43,7 +43,7 @@ impl Scene {
         }
     }
 
-    /// Checks the revision in an answer's header, and remembers it.
+    /// Checks the revision in a response's header, and records it.
     fn judge_header(&self, answer: &RangeResponse, floor: i64) -> Result<(), String> {
         let revision = answer.revision();
         self.shown.fetch_max(revision, Ordering::SeqCst);
@@ -91,7 +91,7 @@ impl Scene {
         }
     }
 
-    /// One read of everything; a serializable one may be old, but not older than what was shown before.
+    /// One read of all keys; a serializable one may be stale, but not older than an earlier response.
     async fn read_all(&self, client: &Client, serializable: bool) -> Result<(), String> {
         let floor_of = |register: &Register| {
             if serializable {
@@ -118,7 +118,7 @@ impl Scene {
         self.bank.judge(part(&answer, self.bank.prefix()))
     }
 
-    /// One read at a revision that was shown before, which must be what etcd has at it.
+    /// One read at a revision seen before, which must equal etcd's state at it.
     async fn read_pinned(&self, client: &Client, etcd: &Client, random: &mut StdRng) -> Result<(), String> {
         let back = random.random_range(0..200);
         let revision = self.shown.load(Ordering::SeqCst) - back;
@@ -130,7 +130,7 @@ impl Scene {
             ..RangeRequest::prefix(PREFIX)
         };
         let answer = ask(client, &request).await?;
-        // Its header is the store's, and no older than this sidecar has shown.
+        // Its header has the store's revision, not older than in earlier responses.
         self.judge_header(&answer, revision + back)?;
         let expected = ask(etcd, &request).await?;
         if answer.kvs == expected.kvs && answer.count == expected.count {
@@ -174,7 +174,7 @@ fn seconds() -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Writes under a prefix that nobody reads, as fast as etcd takes it.
+/// Writes as fast as etcd accepts under a prefix that is not read.
 async fn write_elsewhere(etcd: &Client, stop: &AtomicBool) -> Result<(), String> {
     for n in 0.. {
         if stop.load(Ordering::Relaxed) {
@@ -186,8 +186,9 @@ async fn write_elsewhere(etcd: &Client, stop: &AtomicBool) -> Result<(), String>
     Ok(())
 }
 
-/// Runs writers and readers. With a `pause` the registers' writers rest that long between writes, while others write
-/// beside them at full speed, so that a mirror of this prefix hears nothing of the newest revision unless it asks.
+/// Runs writers and readers. With a `pause` the registers' writers wait that long between writes while others write
+/// outside the prefix at full speed, so that a mirror of the prefix sees the newest revision only by requesting
+/// progress.
 async fn reads_are_never_stale(etcd: &Etcd, rangecache: &Rangecache, pause: Option<Duration>) {
     let scene = Arc::new(Scene::new());
     scene.bank.open(&etcd.client().await).await;
@@ -235,7 +236,7 @@ async fn reads_are_never_stale(etcd: &Etcd, rangecache: &Rangecache, pause: Opti
         "{reads} reads up to revision {}: {outcomes:?}",
         scene.shown.load(Ordering::SeqCst)
     );
-    assert!(reads > 30 * seconds().as_secs(), "too few reads to mean anything");
+    assert!(reads > 30 * seconds().as_secs(), "too few reads for a result");
     let from_memory = outcomes.memory_answers() * 100 / outcomes.total();
     assert!(from_memory >= 80, "only {from_memory} % came from memory");
 }
@@ -259,7 +260,7 @@ async fn reads_of_a_quiet_prefix_are_never_stale() {
     reads_are_never_stale(&etcd, &rangecache, Some(Duration::from_millis(50))).await;
 }
 
-/// One deletion whose events do not fit into one response of etcd's watch: nobody sees a part of it.
+/// One deletion whose events exceed one response of etcd's watch: no read sees a part of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn revision_of_many_events_is_seen_whole() {
     const KEYS: usize = 3_000;
@@ -269,7 +270,7 @@ async fn revision_of_many_events_is_seen_whole() {
     let stop = Arc::new(AtomicBool::new(false));
     let mut readers = JoinSet::new();
     let direct = etcd.client().await;
-    // The event of a delete holds its key alone: these make some 3 MB.
+    // The event of a delete holds its key alone: these keys add up to about 3 MB.
     let key = |n: usize| format!("{PREFIX}{n:05}/{}", "k".repeat(1_000));
     for n in 0..KEYS {
         direct.put(key(n), "").await.expect("etcd writes");
@@ -289,7 +290,7 @@ async fn revision_of_many_events_is_seen_whole() {
                     "{} of {KEYS} keys",
                     answer.count
                 );
-                assert!(!deleted || answer.count == 0, "what is deleted stays deleted");
+                assert!(!deleted || answer.count == 0, "deleted keys stay deleted");
                 deleted = answer.count == 0;
             }
         });
@@ -314,7 +315,7 @@ async fn revision_of_many_events_is_seen_whole() {
     );
 }
 
-/// Whoever writes through this sidecar, in whatever way, is not shown an older moment by its serializable reads.
+/// Serializable reads return no state older than writes made through the same rangecache, by any kind of call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn serializable_reads_see_forwarded_writes() {
     let _exclusive = EXCLUSIVE.lock().await;
@@ -325,7 +326,7 @@ async fn serializable_reads_see_forwarded_writes() {
         serializable: true,
         ..RangeRequest::prefix(PREFIX)
     };
-    // The JSON gateway takes base64: of the prefix, and of "1".
+    // The JSON gateway takes base64: the prefix, and "1".
     let json = r#"{"key":"L2RhdGEv","value":"MQ=="}"#;
     for turn in 0..300 {
         let key = format!("{PREFIX}{}", turn % 7);
@@ -338,7 +339,7 @@ async fn serializable_reads_see_forwarded_writes() {
             }
             2 => client.delete_prefix(PREFIX).await,
             _ => {
-                // The JSON gateway tells the revision in words that rangecache does not read.
+                // The JSON gateway returns the revision in JSON, which rangecache does not parse.
                 let put = http::post(&format!("{}/v3/kv/put", rangecache.url()), json)
                     .await
                     .expect("answers");

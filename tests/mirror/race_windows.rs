@@ -1,5 +1,5 @@
-//! F2: rangecache, or the member that feeds it, stands still or dies exactly between a quorum check and the answer that it
-//! proves. A planted fault keeps etcd's answer to the check from everybody until the test lets it go.
+//! F2: rangecache, or the member of its feed, is suspended or killed exactly between a quorum check and the response
+//! that it proves. An injected fault holds etcd's response to the check until the test releases it.
 
 use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::grpc::{Client, Status, UNAVAILABLE};
@@ -16,41 +16,41 @@ fn list() -> RangeRequest {
     RangeRequest::prefix(PREFIX)
 }
 
-/// A rangecache whose checks are those of the reads in the test alone: the probe makes none.
+/// A rangecache whose only quorum checks are those of the test's reads: the probe makes none.
 async fn with_fault_injection(endpoints: &str) -> Rangecache {
     let builder = Rangecache::at(endpoints).with_fault_injection();
-    // Nothing but a feed that is left ends the wait for one that stands still.
+    // A read that waits for a suspended feed must end only by the move to another feed.
     let builder = builder.with("--freshness-timeout", "20s");
     builder.with("--probe-interval", "1h").start().await
 }
 
-/// A read whose check etcd has answered, and which does not know of it yet.
+/// A read whose quorum check etcd has answered, but the response is still held.
 struct Held(JoinHandle<Result<RangeResponse, Status>>);
 
 impl Held {
-    /// Reads, and returns once the check is answered.
+    /// Sends a read, and returns once etcd has answered its check.
     async fn begin(rangecache: &Rangecache) -> Self {
         let so_far = held_so_far(rangecache);
         let through = rangecache.client().await;
-        // Its own call may go to a member that stands still: what it plants is planted before.
+        // The call that injects the fault may go to a suspended member: the fault is injected before it is forwarded.
         let planting = through.clone();
         let planted = tokio::spawn(async move { planting.inject_fault("hold").await });
-        until(SOON, "the fault is planted", async || {
+        until(SOON, "the fault is injected", async || {
             (planted.is_finished() || rangecache.log().contains("does not serve")).then_some(())
         })
         .await;
         let read = tokio::spawn(async move { through.range(&list()).await });
-        until(SOON, "etcd's answer to the check is held", async || {
+        until(SOON, "etcd's response to the check is held", async || {
             (held_so_far(rangecache) > so_far).then_some(())
         })
         .await;
-        assert!(!read.is_finished(), "it is answered before its check is");
+        assert!(!read.is_finished(), "a response before its check");
         Self(read)
     }
 
-    /// Lets the check's answer go, and returns the read's.
+    /// Releases the response to the check, and returns that to the read.
     async fn end(self, rangecache: &Rangecache) -> Result<RangeResponse, Status> {
-        assert!(!self.0.is_finished(), "it is answered before its check is");
+        assert!(!self.0.is_finished(), "a response before its check");
         let through = rangecache.client().await;
         let releasing = tokio::spawn(async move { through.inject_fault("release").await });
         let read = timeout(SOON, self.0).await.expect("it ends").expect("no panic");
@@ -63,7 +63,7 @@ fn held_so_far(rangecache: &Rangecache) -> usize {
     rangecache.log().matches("held by a planted fault").count()
 }
 
-/// An answer is what etcd had at the revision in its header, which is not before `not_before`.
+/// Checks that a response equals etcd's state at the revision in its header, which is at least `not_before`.
 async fn is_of_its_moment(answer: &RangeResponse, not_before: i64, etcd: &Client, what: &str) {
     let revision = answer.revision();
     assert!(
@@ -71,7 +71,7 @@ async fn is_of_its_moment(answer: &RangeResponse, not_before: i64, etcd: &Client
         "{what}: {revision} is before {not_before}"
     );
     let then = RangeRequest { revision, ..list() };
-    let then = etcd.range(&then).await.expect("etcd has it still");
+    let then = etcd.range(&then).await.expect("etcd still has the revision");
     assert_eq!(answer.kvs, then.kvs, "{what}: at {revision}");
 }
 
@@ -130,12 +130,12 @@ async fn rangecache_paused_between_check_and_response_is_not_stale() {
         }
         rangecache.resume();
 
-        // Who asks now must not be told what the held check has to say.
+        // A read sent now must not use the held check.
         let direct = etcd.client().await;
         let now = direct.range(&list()).await.expect("etcd answers");
         let late = async || rangecache.client().await.range(&list()).await.ok();
-        // A restarted etcd may be missing for a moment yet.
-        let (late, _) = until(SOON, "a later read is answered", late).await;
+        // A restarted etcd may be down for another moment.
+        let (late, _) = until(SOON, "a later read succeeds", late).await;
         assert_eq!((late.revision(), late.kvs), (now.revision(), now.kvs), "{what}");
 
         let answer = held.end(&rangecache).await;
@@ -155,11 +155,7 @@ async fn rangecache_killed_between_check_and_response_is_not_stale() {
     let held = Held::begin(&rangecache).await;
     let url = rangecache.url().to_owned();
     drop(rangecache);
-    let lost = held
-        .0
-        .await
-        .expect("no panic")
-        .expect_err("nobody is left to answer");
+    let lost = held.0.await.expect("no panic").expect_err("rangecache is dead");
     assert_eq!(lost.code, UNAVAILABLE, "{lost:?}");
     put_when_possible(&direct, &format!("{PREFIX}second"), "v").await;
     let next = Rangecache::before(&etcd).listening_on(&url).start_cold().await;
@@ -167,7 +163,7 @@ async fn rangecache_killed_between_check_and_response_is_not_stale() {
     assert_eq!(answer.kvs.len(), 2);
 }
 
-/// The member that the mirror's feed comes from.
+/// Index of the member that serves the mirror's feed.
 async fn feeding(cluster: &Cluster) -> usize {
     let feeds = async || {
         for (n, member) in cluster.members.iter().enumerate() {
@@ -177,7 +173,7 @@ async fn feeding(cluster: &Cluster) -> usize {
         }
         None
     };
-    until(SOON, "a member feeds the mirror", feeds).await.0
+    until(SOON, "a member serves the feed", feeds).await.0
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -194,28 +190,31 @@ async fn feed_member_paused_between_check_and_response_is_not_stale() {
         let asked = newest(&direct).await;
         let key = format!("{PREFIX}{turn}");
         let held = if turn % 2 == 0 {
-            // What the check proves has been fed.
+            // The mirror has received the write that the check proves.
             let held = Held::begin(&rangecache).await;
             feed.pause();
             put_when_possible(&direct, &key, "v").await;
             held
         } else {
-            // What the check proves will not be fed.
+            // The mirror will not receive the write that the check proves.
             feed.pause();
             put_when_possible(&direct, &key, "v").await;
             Held::begin(&rangecache).await
         };
         let through = rangecache.client().await;
-        let (late, took) = until(SOON, "a later read is answered", async || {
+        let (late, took) = until(SOON, "a later read succeeds", async || {
             through.range(&list()).await.ok()
         })
         .await;
         println!("{what}: a later read was answered after {took:?}");
         let has = |answer: &RangeResponse| answer.kvs.iter().any(|kv| kv.key == key.as_bytes());
         assert!(has(&late), "{what}: a later read is stale");
-        let answer = held.end(&rangecache).await.expect("it is answered");
+        let answer = held.end(&rangecache).await.expect("a response");
         is_of_its_moment(&answer, asked, &direct, &what).await;
-        assert!(turn % 2 == 0 || has(&answer), "{what}: it asked after the write");
+        assert!(
+            turn % 2 == 0 || has(&answer),
+            "{what}: its check was sent after the write"
+        );
         feed.resume();
         recovers(&direct, &rangecache, &what).await;
     }
@@ -223,7 +222,7 @@ async fn feed_member_paused_between_check_and_response_is_not_stale() {
         .log()
         .matches("silent and its member is unwell")
         .count();
-    assert!(left > 0, "no feed was left because its member was unwell");
+    assert!(left > 0, "no feed was moved because its member was unhealthy");
 }
 
 async fn newest(client: &Client) -> i64 {

@@ -1,5 +1,4 @@
-//! A load whose connection breaks goes on behind the last key that came, at the same revision; after a compaction it
-//! starts anew.
+//! An interrupted load resumes after the last key received, at the same revision; after a compaction it starts again.
 
 use testkit::etcd::{Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
@@ -11,7 +10,7 @@ use testkit::wait::{SOON, until};
 const PREFIX: &str = "/resume/";
 const KEYS: usize = 12_000;
 const VALUE_BYTES: usize = 1000;
-/// A load is cut in the middle, each time.
+/// Each connection is cut in the middle of the load.
 const CUT_AFTER_BYTES: u64 = 3 << 20;
 const CUTS: u64 = 3;
 
@@ -27,7 +26,7 @@ async fn write_all(etcd: &Client) {
     }
 }
 
-/// Cuts loads, and lets `meanwhile` do something to etcd at each cut before the load can go on.
+/// Cuts loads, and applies `meanwhile` to etcd at each cut before the load can resume.
 async fn cut_loads(version: Version, meanwhile: impl AsyncFn(&Client, u64)) -> (Etcd, Rangecache) {
     let etcd = Etcd::start(version).await;
     let direct = etcd.client().await;
@@ -43,7 +42,7 @@ async fn cut_loads(version: Version, meanwhile: impl AsyncFn(&Client, u64)) -> (
         link.set(Condition::Normal);
     }
     rangecache.warm().await;
-    // The mirror is what etcd is, and follows it.
+    // The mirror equals etcd, and follows it.
     let through = rangecache.client().await;
     direct.put(key(1), "after the load").await.expect("etcd writes");
     let list = RangeRequest::prefix(PREFIX);
@@ -60,7 +59,7 @@ async fn loads(rangecache: &Rangecache) -> f64 {
 
 async fn goes_on(version: Version) {
     let (_etcd, rangecache) = cut_loads(version, async |direct, cut| {
-        // Before, at and behind where the load stands; none of it is of the load's revision.
+        // Writes before, at and after the position of the load; none of them is of the load's revision.
         let changes = [10, KEYS / 2, KEYS - 10].map(|n| RequestOp::put(key(n), format!("at cut {cut}")));
         direct.transact(changes.into()).await.expect("etcd writes");
         direct.delete(key(20 + cut as usize)).await.expect("etcd writes");

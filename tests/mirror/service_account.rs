@@ -1,4 +1,4 @@
-//! rangecache's own user, where etcd's auth is on: its token comes, goes and comes again; what it lacks is said.
+//! rangecache's own user with auth on: its token is renewed when invalidated; missing permissions are reported.
 
 use testkit::etcd::{Etcd, Version};
 use testkit::pb::RangeRequest;
@@ -6,7 +6,7 @@ use testkit::proxy::Rangecache;
 use testkit::roles::{MIRROR, create_users, password, token};
 use testkit::wait::{SOON, until};
 
-/// Tokens go: those of callers when they expire, all of them when etcd is restarted.
+/// Tokens are invalidated: callers' when they expire, all of them when etcd is restarted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_tokens_get_etcds_error_and_rangecaches_own_is_renewed() {
     let mut etcd = Etcd::start_with(Version::V3_7, &["--auth-token-ttl", "2"]).await;
@@ -22,7 +22,7 @@ async fn expired_tokens_get_etcds_error_and_rangecaches_own_is_renewed() {
     let alice = token(&direct, "alice").await;
     let through = through.with_metadata("token", &alice);
     assert_eq!(through.range(&read).await.unwrap().kvs.len(), 1);
-    // Each use makes a token live longer: it is looked at seldom.
+    // Each use extends a token's lifetime, so reads are rare.
     let refused = loop {
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
         if let Err(status) = through.range(&read).await {
@@ -37,7 +37,7 @@ async fn expired_tokens_get_etcds_error_and_rangecaches_own_is_renewed() {
     assert_eq!(refused, as_etcd);
     etcd.restart().await;
     let direct = etcd.client().await;
-    until(SOON, "memory answers again", async || {
+    until(SOON, "responses come from memory again", async || {
         let alice = token(&direct, "alice").await;
         let before = rangecache.outcomes().await;
         rangecache
@@ -91,7 +91,7 @@ async fn missing_permissions_and_wrong_passwords_are_reported_until_fixed() {
             .then_some(())
         })
         .await;
-        // It serves all the same.
+        // Callers are served nevertheless.
         let alice = rangecache
             .client()
             .await
@@ -100,13 +100,13 @@ async fn missing_permissions_and_wrong_passwords_are_reported_until_fixed() {
     }
     root.grant_role("carol", "all").await.unwrap();
     poor.warm().await;
-    until(SOON, "the complaint is withdrawn", async || {
+    until(SOON, "the message disappears from /readyz", async || {
         (!poor.admin("/readyz").await.body.contains("may not")).then_some(())
     })
     .await;
-    // Taken away while it runs: the mirror stands, but what etcd compacts would not be known.
+    // Permission revoked at run time: the mirror is up to date, but compactions by others would go unnoticed.
     root.revoke_role("carol", "all").await.unwrap();
-    until(SOON, "the complaint is there again", async || {
+    until(SOON, "the message is in /readyz again", async || {
         poor.admin("/readyz").await.body.contains("may not").then_some(())
     })
     .await;
@@ -119,7 +119,7 @@ async fn missing_permissions_and_wrong_passwords_are_reported_until_fixed() {
     assert_eq!(poor.outcomes_since(&before, 1).await.memory_answers(), 0);
 }
 
-/// A signed token names the revision of etcd's users and roles, and is refused once these have changed.
+/// A signed token names the revision of etcd's users and roles, and is invalid once these have changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn signed_tokens_are_renewed_when_permissions_change() {
     let dir = tempfile::TempDir::new().unwrap();

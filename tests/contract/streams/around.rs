@@ -1,4 +1,4 @@
-//! Reading around the cache.
+//! Reads that bypass the cache by a header.
 
 use prost::Message;
 
@@ -67,7 +67,7 @@ async fn bypass_header_forwards_the_read() {
     }
 }
 
-/// The key is rangecache's: etcd does not see it, with whatever call it comes.
+/// The bypass header is for rangecache: etcd does not receive it, on any call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bypass_header_is_not_forwarded() {
     let (url, mut calls, _server) = scripted(|_| Scripted::refusal("2", "not now")).await;
@@ -80,7 +80,7 @@ async fn bypass_header_is_not_forwarded() {
     for path in [RANGE, RANGE_STREAM, PUT] {
         let reply = client.raw(path, &list().encode_to_vec()).await.expect("answers");
         assert_eq!(reply.status().code, 2, "{path}");
-        let headers = until(SOON, "the call is seen", async || {
+        let headers = until(SOON, "the call arrives", async || {
             while let Ok((seen, headers)) = calls.try_recv() {
                 if seen == path && headers.contains_key("x-mine") {
                     return Some(headers);

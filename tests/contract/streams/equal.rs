@@ -1,4 +1,4 @@
-//! The answers themselves: chunk for chunk etcd's, or merged the unary answer.
+//! Responses of RangeStream: equal to etcd's chunk by chunk, or merged equal to the unary response.
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
@@ -9,10 +9,10 @@ use testkit::pb::{BY_KEY, RangeRequest};
 use testkit::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
 use testkit::streams::{chunks_of, is_refused, merged};
 
-/// Requests made up at random, per case.
+/// Random requests, per case.
 const AT_RANDOM: usize = 500;
 
-/// Where the answers have to come from.
+/// Expected source of the responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum From {
     Memory,
@@ -20,8 +20,8 @@ enum From {
     Pages,
 }
 
-/// Whether etcd 3.7's own stream is not the unary answer, or not one that can be told: what it sorts chunk by chunk, and
-/// what it reads in one piece because of a negative limit.
+/// Whether etcd 3.7's own stream differs from the unary response, or is undefined: it sorts chunk by chunk, and reads
+/// a negative limit in one piece.
 fn is_not_etcds(request: &RangeRequest) -> bool {
     request.sort_target != BY_KEY || request.limit < 0
 }
@@ -29,7 +29,7 @@ fn is_not_etcds(request: &RangeRequest) -> bool {
 async fn streams_are_etcds(version: Version, flags: &[(&str, &str)], from: From) {
     let etcd = Etcd::start(version).await;
     let direct = etcd.client().await;
-    // Whose refusals are expected, whatever the version.
+    // Requests whose refusals are expected, whatever the version.
     let newest = Etcd::start(Version::V3_7).await;
     let judge = newest.client().await;
     write_first_part(&direct).await;
@@ -44,7 +44,7 @@ async fn streams_are_etcds(version: Version, flags: &[(&str, &str)], from: From)
         loaded,
         current: current(&direct).await,
     };
-    // Serializable reads answer from wherever the mirror is; a linearizable one first brings it to the present.
+    // Serializable reads are answered at the mirror's revision; a linearizable one first brings it up to date.
     through
         .range(&RangeRequest::everything())
         .await
@@ -83,7 +83,7 @@ async fn streams_are_etcds(version: Version, flags: &[(&str, &str)], from: From)
                 if shape.sort_target != BY_KEY
                     && order_is_open(shape, &direct.range(&whole).await.expect("etcd answers").kvs)
                 {
-                    // Which of several equal ones come, and in which order, etcd itself does not say.
+                    // The order of equal sort keys is undefined in etcd itself.
                     (got.kvs, expected.kvs) = (Vec::new(), Vec::new());
                 }
                 assert_eq!(got, expected, "{shape:?}");
@@ -98,7 +98,7 @@ async fn streams_are_etcds(version: Version, flags: &[(&str, &str)], from: From)
         "{} shapes, {byte_for_byte} compared byte for byte: {outcomes:?}",
         shapes.len()
     );
-    assert_eq!(outcomes.total(), shapes.len() as u64, "each counts once");
+    assert_eq!(outcomes.total(), shapes.len() as u64, "each is counted once");
     let refused = outcomes.0[&("hit".to_owned(), "refused".to_owned())];
     let expected_refusals = shapes.iter().filter(|shape| is_refused(shape)).count() as u64;
     assert!(refused >= expected_refusals, "{refused} of {expected_refusals}");

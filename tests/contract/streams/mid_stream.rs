@@ -1,4 +1,4 @@
-//! What happens while a stream is under way.
+//! Events during a stream.
 
 use prost::Message;
 
@@ -10,7 +10,7 @@ use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::streams::merged;
 use testkit::wait::{SOON, until};
 
-/// More than one page, limits around pages and chunks, pinned revisions, and writes in between.
+/// More than one page, limits around page and chunk sizes, pinned revisions, and writes in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_streams_are_of_one_revision_on_every_path() {
     for (version, flags) in [
@@ -49,7 +49,7 @@ async fn long_streams_are_of_one_revision_on_every_path() {
         }
 
         if version == Version::V3_7 {
-            // The layout is no contract, and yet the same.
+            // The layout of chunks is no contract, but is equal nevertheless.
             assert_eq!(
                 through.stream_raw(&list()).await,
                 direct.stream_raw(&list()).await,
@@ -57,14 +57,18 @@ async fn long_streams_are_of_one_revision_on_every_path() {
             );
         }
 
-        // What is written while it is read is not in it, not even in its header; and the caller's own revision is not
-        // what the header names.
+        // Writes during the stream appear neither in its entries nor in its header; and the header names the store's
+        // revision, not the requested one.
         for revision in [0, pinned] {
             let request = RangeRequest { revision, ..list() };
             let expected = direct.range(&request).await.expect("etcd answers");
             let mut stream = through.server_stream(RANGE_STREAM, &request);
             let first = chunk(&mut stream).await.expect("a first chunk");
-            assert_eq!((&first.header, first.count), (&None, 0), "it is not the last");
+            assert_eq!(
+                (&first.header, first.count),
+                (&None, 0),
+                "only the last chunk has them"
+            );
             for n in (1..3000).step_by(300) {
                 direct.put(key(n), "written meanwhile").await.expect("etcd puts");
             }
@@ -75,12 +79,12 @@ async fn long_streams_are_of_one_revision_on_every_path() {
         assert_eq!(
             through.streamed(&list()).await,
             direct.range(&list()).await,
-            "and the next one has it"
+            "the next stream has the write"
         );
     }
 }
 
-/// Values of 1 MB among small ones: a page is bounded by its bytes, not only by its keys.
+/// Values of 1 MB among small ones: a page is bounded by bytes, not only by keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_of_large_values_stay_bounded() {
     let etcd = Etcd::start(Version::V3_6).await;
@@ -103,11 +107,11 @@ async fn pages_of_large_values_stay_bounded() {
     assert_eq!(Ok(merged(chunks)), direct.range(&list()).await);
 }
 
-/// 30 MB, of which a reader that does not read gets at most its window.
+/// 30 MB, of which a reader that does not read receives at most its window.
 const KEYS: usize = 3000;
 const VALUE_BYTES: usize = 10_000;
 
-/// Opens a stream and reads its first chunk alone.
+/// Opens a stream and reads its first chunk only.
 async fn stalled(client: &Client) -> (Stream, RangeResponse) {
     let mut stream = client.server_stream(RANGE_STREAM, &list());
     let first = chunk(&mut stream).await.expect("a first chunk");
@@ -141,7 +145,7 @@ async fn compaction_during_a_stream_gives_etcds_error() {
         direct.compact(revision).await.expect("etcd compacts");
         let (chunks, end) = rest(&mut stream, first).await;
         if from_memory {
-            // The snapshot is there for as long as somebody reads it.
+            // The snapshot is kept as long as a reader needs it.
             assert_eq!(end.code, 0, "{end:?}");
             assert_eq!(merged(chunks).kvs.len(), KEYS);
             continue;
@@ -157,7 +161,7 @@ async fn compaction_during_a_stream_gives_etcds_error() {
         assert_eq!(
             through.streamed(&pinned).await,
             Err(compacted.clone()),
-            "and from the start"
+            "the stream from the start fails, too"
         );
     }
 }
@@ -174,7 +178,7 @@ async fn etcd_restart_during_a_stream_ends_it_with_an_error() {
         let direct = etcd.client().await;
         fill(&direct, KEYS, VALUE_BYTES).await;
         let expected = direct.range(&list()).await.expect("etcd answers");
-        // However long the restart takes.
+        // For however long the restart takes.
         let flags = [flags, &[("--connect-timeout", "20s")]].concat();
         let rangecache = start(&etcd, &flags).await;
         let through = rangecache.client().await;
@@ -182,14 +186,14 @@ async fn etcd_restart_during_a_stream_ends_it_with_an_error() {
         etcd.restart().await;
         let (chunks, end) = rest(&mut stream, first).await;
         if survives {
-            // Memory needs no etcd, and a page can be asked for again; the member's term moves on.
+            // Memory needs no etcd, and a page can be requested again; only the member's term changes.
             assert_eq!(end.code, 0, "{version:?} {flags:?}: {end:?}");
             assert_eq!(merged(chunks).kvs, expected.kvs);
         } else {
-            // As etcd's own stream breaks.
+            // Breaks like etcd's own stream.
             assert_eq!(end.code, UNAVAILABLE, "{end:?}");
         }
-        let again = through.streamed(&list()).await.expect("the next one comes");
+        let again = through.streamed(&list()).await.expect("the next stream succeeds");
         assert_eq!(again.kvs, expected.kvs, "{version:?} {flags:?}");
     }
 }
@@ -211,20 +215,20 @@ async fn cancelled_stream_stops_the_calls_to_etcd() {
         };
         of("started") - of("handled")
     };
-    // Passed on: etcd's own call ends.
+    // Forwarded: etcd's own call ends.
     let etcd = Etcd::start(Version::V3_7).await;
     fill(&etcd.client().await, KEYS, VALUE_BYTES).await;
     let rangecache = start(&etcd, NOT_MIRRORED).await;
     let through = rangecache.client().await;
     let (stream, _) = stalled(&through).await;
-    assert_eq!(under_way(&etcd).await, 1.0, "it waits for its reader");
+    assert_eq!(under_way(&etcd).await, 1.0, "the call waits for its reader");
     drop(stream);
     until(SOON, "etcd's call ends", async || {
         (under_way(&etcd).await == 0.0).then_some(())
     })
     .await;
 
-    // Put together: the page under way is given up though etcd stands still.
+    // From pages: the page in flight is cancelled although etcd is suspended.
     let etcd = Etcd::start(Version::V3_6).await;
     fill(&etcd.client().await, 10, 10).await;
     let rangecache = start(&etcd, NOT_MIRRORED).await;
@@ -236,29 +240,29 @@ async fn cancelled_stream_stops_the_calls_to_etcd() {
         stream.next().await
     });
     let pages = async || rangecache.metrics().await.sum("rangecache_forward_large");
-    until(SOON, "a page is under way", async || {
+    until(SOON, "a page is in flight", async || {
         (pages().await == 1.0).then_some(())
     })
     .await;
     reader.abort();
-    until(SOON, "it is given up", async || {
+    until(SOON, "the page is cancelled", async || {
         (pages().await == 0.0).then_some(())
     })
     .await;
     etcd.resume();
 }
 
-/// The readers' windows alone are held, not the answers.
+/// Readers hold only their windows, not whole responses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_stop_reading_hold_little_memory() {
     const READERS: usize = 30;
-    // Memory: a piece each. Pages: one or two of up to 8 MB each.
+    // From memory: a chunk each. From pages: one or two pages of up to 8 MB each.
     for (version, flags, most) in [
         (Version::V3_7, &[][..], 200 << 20),
         (Version::V3_6, NOT_MIRRORED, 500 << 20),
     ] {
         let etcd = Etcd::start(version).await;
-        // Small values, which are copied on their way out.
+        // Small values, which are copied when sent.
         fill(&etcd.client().await, 60_000, 500).await;
         let rangecache = start(&etcd, flags).await;
         let through = rangecache.client().await;
@@ -272,7 +276,7 @@ async fn readers_that_stop_reading_hold_little_memory() {
             let reader = stalled(&client).await;
             readers.push((client, reader));
         }
-        // Every window is full when a small call on the same connection has come and gone.
+        // Once a small call on the same connection is complete, every window is full.
         for (client, _) in &readers {
             client.range(&RangeRequest::one(key(1))).await.expect("answers");
         }

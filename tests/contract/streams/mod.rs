@@ -1,5 +1,6 @@
-//! RangeStream through rangecache is etcd's: from memory whatever etcd's version, passed on where etcd has it, put together
-//! from pages where it has not. Merged it is the unary answer, and nobody who streams ever sees `Unimplemented`.
+//! RangeStream through rangecache equals etcd's: from memory for every version of etcd, forwarded if etcd has
+//! RangeStream, put together from pages if not. Merged it equals the unary response, and no client ever gets
+//! `Unimplemented`.
 
 mod around;
 mod equal;
@@ -17,7 +18,7 @@ const NEVER_STREAMED: &[(&str, &str)] = &[("--cache-prefix", "/elsewhere/"), ("-
 
 const PREFIX: &str = "/streams/";
 
-/// Writes `keys` keys of `bytes` each under [`PREFIX`].
+/// Writes `keys` keys of `bytes` bytes each under [`PREFIX`].
 async fn fill(etcd: &Client, keys: usize, bytes: usize) {
     let at_once = (1 << 20) / bytes.max(1);
     for start in (0..keys).step_by(at_once.clamp(1, 100)) {
@@ -35,7 +36,7 @@ fn list() -> RangeRequest {
     RangeRequest::prefix(PREFIX)
 }
 
-/// How many calls of a method etcd has begun.
+/// Number of calls of a method that etcd has started.
 async fn started(etcd: &Etcd, method: &str) -> f64 {
     let metrics = etcd.metrics().await;
     let of_method = |name: &str| {
@@ -55,7 +56,7 @@ async fn chunk(stream: &mut Stream) -> Option<RangeResponse> {
     chunk.range_response
 }
 
-/// Reads what is left behind `first`, and how it ends.
+/// Reads the chunks after `first`, and the status.
 async fn rest(stream: &mut Stream, first: RangeResponse) -> (Vec<RangeResponse>, Status) {
     let mut chunks = vec![first];
     while let Some(next) = chunk(stream).await {
@@ -64,7 +65,7 @@ async fn rest(stream: &mut Stream, first: RangeResponse) -> (Vec<RangeResponse>,
     (chunks, stream.end().expect("it has ended").clone())
 }
 
-/// One with these flags.
+/// Starts rangecache with these flags.
 async fn start(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache {
     let mut builder = Rangecache::before(etcd);
     for (flag, value) in flags {

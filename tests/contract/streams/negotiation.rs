@@ -1,4 +1,4 @@
-//! Who has RangeStream, and what clients see where nobody has.
+//! Endpoints with and without RangeStream, and what clients get from each.
 
 use std::process::Command;
 
@@ -26,20 +26,20 @@ async fn range_stream_off_never_opens_etcds_range_stream() {
         assert_eq!(started(&etcd, "RangeStream").await > 0.0, used, "{setting}");
         let fallbacks = rangecache.metrics().await.0;
         let off = fallbacks.get("rangecache_range_stream_fallback_total{reason=\"off\"}");
-        // The load, and the read.
+        // The load and the read.
         assert_eq!(off, if used { None } else { Some(&2.0) }, "{setting}");
     }
 }
 
-/// What kube-apiserver asks: whole lists, and pages of 500 at the first page's revision. Its client stops streaming for
-/// ten minutes at one `Unimplemented`; this one stops for good.
+/// Sends the reads of kube-apiserver: whole lists, and pages of 500 at the first page's revision. kube-apiserver
+/// stops streaming for ten minutes after one `Unimplemented`; this client stops for good.
 struct KubeStyle {
     client: Client,
     calls: usize,
 }
 
 impl KubeStyle {
-    /// Lists whole and in pages; `Err` is anything but an answer, and `Unimplemented` is none.
+    /// Lists as a whole and in pages. `Err` is a failed call; `Unimplemented` must not occur.
     async fn lists(&mut self) -> Result<usize, Status> {
         self.calls += 1;
         let whole = self.watched(list()).await?;
@@ -57,7 +57,7 @@ impl KubeStyle {
                 page.revision = answer.revision();
             }
         }
-        assert_eq!(read, whole.kvs.len(), "nothing is written meanwhile");
+        assert_eq!(read, whole.kvs.len(), "no writes in the meantime");
         Ok(read)
     }
 
@@ -66,7 +66,7 @@ impl KubeStyle {
         if let Err(status) = &answer {
             assert_ne!(
                 status.code, UNIMPLEMENTED,
-                "streaming is off for ten minutes: {status:?}"
+                "kube-apiserver would stop streaming: {status:?}"
             );
         }
         answer
@@ -91,7 +91,7 @@ async fn kube_style_client_never_falls_back_from_streams() {
     }
 }
 
-/// Before the first load, and over a real upgrade and the way back, behind one port.
+/// Before the first load, and over a real upgrade and downgrade behind one port.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn upgrade_and_downgrade_behind_one_port_are_noticed() {
     let mut etcd = Etcd::start(Version::V3_6).await;
@@ -105,13 +105,14 @@ async fn upgrade_and_downgrade_behind_one_port_are_noticed() {
         client: rangecache.client().await,
         calls: 0,
     };
-    // A read fails for as long as etcd is away, but never so that streaming stops; returns when it is answered as `way`.
+    // Reads fail while etcd is down, but never with a status that stops streaming; returns once a read is answered by
+    // `way`.
     let until_answered = async |kube: &mut KubeStyle, way: &str| {
         until(SOON * 3, &format!("streams are {way}"), async || {
             let before = rangecache.stream_outcomes().await;
             let answered = kube.lists().await;
             let since = rangecache.stream_outcomes().await.since(&before);
-            // Where etcd streams, the pages behind a second one come from a series.
+            // If etcd streams, pages after the second come from a series.
             let counted = since.of(way)
                 + if way == "forwarded" {
                     since.of("streamed")
@@ -136,7 +137,7 @@ async fn upgrade_and_downgrade_behind_one_port_are_noticed() {
     until_answered(&mut kube, "paged").await;
 }
 
-/// Both versions among the endpoints: those that have RangeStream are found, and memory answers as the lowest would.
+/// Endpoints of both versions: those with RangeStream are found, and memory answers like the lowest version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_work_in_a_cluster_of_mixed_versions() {
     let cluster = Cluster::start_mixed([Version::V3_6, Version::V3_7, Version::V3_6]).await;
@@ -158,11 +159,11 @@ async fn streams_work_in_a_cluster_of_mixed_versions() {
     }
     assert!(
         started(&cluster.members[1], "RangeStream").await > 100.0,
-        "the member that has it is asked"
+        "the member with RangeStream is called"
     );
 }
 
-/// A proxy that tells the version of the etcd behind it, and has no RangeStream.
+/// A proxy that reports the version of the etcd behind it, but has no RangeStream.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endpoint_with_a_wrong_version_is_handled() {
     let etcd = Etcd::start(Version::V3_7).await;
@@ -187,7 +188,7 @@ async fn endpoint_with_a_wrong_version_is_handled() {
 }
 
 struct GrpcProxy(
-    #[expect(dead_code, reason = "ends with it")] Process,
+    #[expect(dead_code, reason = "keeps the process running")] Process,
     #[expect(dead_code, reason = "its log")] TempDir,
 );
 
@@ -203,7 +204,10 @@ impl GrpcProxy {
         let process = Process::spawn("grpc-proxy", &mut command, &dir.path().join("log"));
         let url = format!("http://127.0.0.1:{port}");
         let client = Client::connect(&url).await;
-        let refused = client.range_stream(&list()).await.expect_err("it has none");
+        let refused = client
+            .range_stream(&list())
+            .await
+            .expect_err("the proxy has no RangeStream");
         assert_eq!(refused.code, UNIMPLEMENTED);
         (Self(process, dir), url)
     }

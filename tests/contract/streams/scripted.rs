@@ -1,4 +1,4 @@
-//! An etcd by script, for answers that none gives at will; and what only such a one can show.
+//! A scripted etcd, for responses that a real one does not give on demand.
 
 use std::convert::Infallible;
 
@@ -20,7 +20,7 @@ use testkit::kv::{RANGE, RANGE_STREAM};
 use testkit::pb::{KeyValue, RangeResponse, ResponseHeader};
 use testkit::proxy::Rangecache;
 
-/// What an etcd by script answers: a message or none, a status, and whether headers go before that.
+/// A scripted response: a message or none, a status, and whether headers precede the status.
 #[derive(Clone)]
 pub struct Scripted {
     message: Option<Vec<u8>>,
@@ -40,7 +40,7 @@ impl Scripted {
     }
 }
 
-/// Answers by `script`, and tells what was asked, with which headers.
+/// Starts a server that responds by `script`, and reports the calls and their headers.
 pub async fn scripted(
     script: fn(&str) -> Scripted,
 ) -> (String, mpsc::UnboundedReceiver<(String, HeaderMap)>, AbortOnDrop) {
@@ -89,7 +89,7 @@ fn response(answer: Scripted) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
     response.body(body.boxed_unsync()).expect("a response")
 }
 
-/// `Unimplemented` can be the answer of the very call that finds out: trailers only, or a head and then trailers.
+/// `Unimplemented` can be the response to the very call that discovers it, as trailers only or after a head.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn call_that_meets_unimplemented_is_answered_by_pages() {
     fn answer(path: &str, head_first: bool) -> Scripted {
@@ -102,7 +102,7 @@ async fn call_that_meets_unimplemented_is_answered_by_pages() {
                 head_first,
                 ..Scripted::refusal("12", "unknown method RangeStream for service etcdserverpb.KV")
             },
-            // Without a status there is no version, and no load that would find out first.
+            // Without a status there is no version, and no load that would discover it first.
             _ => Scripted::refusal("2", "not now"),
         }
     }
@@ -118,7 +118,7 @@ async fn call_that_meets_unimplemented_is_answered_by_pages() {
         while let Ok((path, _)) = calls.try_recv() {
             tried += usize::from(path == RANGE_STREAM);
         }
-        // It is remembered, until one of the endpoint's five connections comes up.
+        // The result is remembered until one of the endpoint's five connections is re-established.
         assert!((1..=6).contains(&tried), "{tried}");
         let metrics = rangecache.metrics().await.0;
         let fallbacks = metrics.get("rangecache_range_stream_fallback_total{reason=\"unimplemented\"}");
