@@ -1,15 +1,15 @@
-# rangecache's image: one static binary on nothing. For one or more platforms:
+# rangecache's image: one static binary and nothing else. For one or more platforms:
 #   docker buildx build --platform linux/amd64,linux/arm64 --build-arg REVISION="$(git rev-parse HEAD)" .
-# It cross-compiles, so that no platform is emulated.
+# Cross-compiles, so that no platform is emulated.
 ARG RUST_IMAGE=docker.io/library/rust:1.95-bookworm
 
 FROM --platform=$BUILDPLATFORM ${RUST_IMAGE} AS build
-# Set by the builder; a plain build is for the builder's own platform.
+# Set by the builder; a plain build uses the builder's own platform.
 ARG TARGETARCH
 WORKDIR /src
 COPY . .
-# glibc and not musl, linked statically: it copies small values three times as fast, and answers are made of copies.
-# jemalloc must know the largest page that it may meet, and arm64 kernels go up to 64 KiB.
+# glibc and not musl, linked statically: it copies small values three times as fast, and responses are made of copies.
+# jemalloc must be built for the largest page size of any kernel: 64 KiB on arm64.
 RUN set -eu; \
     arch="${TARGETARCH:-$(dpkg --print-architecture)}"; \
     case "$arch" in \
@@ -46,7 +46,7 @@ LABEL org.opencontainers.image.title="rangecache" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 COPY --from=build /out/ /
-# A number, so that Kubernetes can tell that it is not root.
+# A number, so that Kubernetes can verify that it is not root.
 USER 65532:65532
 EXPOSE 23790 23791
 ENTRYPOINT ["/rangecache"]

@@ -258,10 +258,10 @@ func TestMistakesAreRefused(t *testing.T) {
 			{"etcd.tls.secretName=", "set etcd.tls.secretName"},
 			{"etcd.tls.hostPath=/x", "both set"},
 			{"listener.tls.secretName=", "listener.allowUnauthenticated=true"},
-			{"etcd.user=rangecache", "etcd.user and etcd.passwordFile go together"},
+			{"etcd.user=rangecache", "etcd.user and etcd.passwordFile must be set together"},
 			{"listener.allowUnauthenticated=true,listener.clientCertAuth=false,listener.crlFile=x", "listener.crlFile revokes"},
 			{"listener.clientCertAuth=false", "listener.allowUnauthenticated=true"},
-			{"mode=static-pod", "the kubelet knows no Secrets"},
+			{"mode=static-pod", "the kubelet reads no Secrets"},
 			{"extraArgs={-x}", "at '/extraArgs/0'"},
 			{"extraEnv[0].name=X,extraEnv[0].valueFrom.secretKeyRef.name=y", "valueFrom"},
 		} {

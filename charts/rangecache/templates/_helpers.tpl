@@ -17,7 +17,7 @@ app.kubernetes.io/name: {{ include "rangecache.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- /* The component tells rangecache's pods from the installer's. */ -}}
+{{- /* The component distinguishes rangecache's pods from the installer's. */ -}}
 {{- define "rangecache.podSelectorLabels" -}}
 {{ include "rangecache.selectorLabels" . }}
 app.kubernetes.io/component: proxy
@@ -43,7 +43,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
 {{- end -}}
 
-{{- /* A size such as 1Gi in bytes. The schema has seen to its form. */ -}}
+{{- /* A size such as 1Gi in bytes. The schema validates its form. */ -}}
 {{- define "rangecache.bytes" -}}
 {{- $text := kindIs "string" . | ternary . (. | int64 | toString) -}}
 {{- $shift := dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
@@ -83,7 +83,7 @@ rangecache itself takes three quarters of a limit by default, but at least the s
 {{- default (ternary "0.0.0.0" "127.0.0.1" (eq .Values.mode "deployment")) .Values.listener.host -}}
 {{- end -}}
 
-{{- /* An address as it stands in a URL: IPv6 in brackets. */ -}}
+{{- /* Address in URL notation: IPv6 in brackets. */ -}}
 {{- define "rangecache.urlHost" -}}
 {{- if contains ":" . -}}[{{ . }}]{{- else -}}{{ . }}{{- end -}}
 {{- end -}}
@@ -114,7 +114,7 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
 {{- fail (printf "%s.tls.secretName and %s.tls.hostPath are both set: choose one" .side .side) -}}
 {{- else if $tls.secretName -}}
 {{- if eq .root.Values.mode "static-pod" -}}
-{{- fail (printf "%s.tls.secretName cannot be used in mode static-pod: the kubelet knows no Secrets; put the files on the hosts and set %s.tls.hostPath" .side .side) -}}
+{{- fail (printf "%s.tls.secretName cannot be used in mode static-pod: the kubelet reads no Secrets; put the files on the hosts and set %s.tls.hostPath" .side .side) -}}
 {{- end -}}
 {{- $kind = "secret" -}}{{- $name = $tls.secretName -}}
 {{- else if $tls.hostPath -}}
@@ -137,12 +137,12 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
 {{- $tls -}}
 {{- end -}}
 
-{{- /* Whoever reaches an open listener acts with rangecache's own certificate, so that must have been asked for. */ -}}
+{{- /* Clients of an open listener act with rangecache's own certificate, so it must be requested explicitly. */ -}}
 {{- define "rangecache.listenerTls" -}}
 {{- $open := .Values.listener.allowUnauthenticated -}}
 {{- $tls := include "rangecache.tls" (dict "root" . "side" "listener" "kubeadm" "server" "useKubeadm" (not $open)) -}}
 {{- if and (not $open) (or (eq (fromJson $tls).kind "none") (not .Values.listener.clientCertAuth)) -}}
-{{- fail "whoever reaches the listener reads and writes etcd with rangecache's own certificate: set listener.tls.secretName or listener.tls.hostPath and keep listener.clientCertAuth, or say listener.allowUnauthenticated=true" -}}
+{{- fail "every client that reaches the listener reads and writes etcd with rangecache's own certificate: set listener.tls.secretName or listener.tls.hostPath and keep listener.clientCertAuth, or set listener.allowUnauthenticated=true" -}}
 {{- end -}}
 {{- $tls -}}
 {{- end -}}

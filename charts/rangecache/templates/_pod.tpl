@@ -21,7 +21,7 @@ automountServiceAccountToken: false
 enableServiceLinks: false
 {{- if $host }}
 hostNetwork: true
-# etcd's names are looked up as the node does, without the cluster's DNS, which needs the apiserver.
+# etcd's names are resolved like the node's, without the cluster's DNS, which needs the apiserver.
 dnsPolicy: Default
 {{- end }}
 {{- with default (ternary "" "system-node-critical" $deployment) .Values.priorityClassName }}
@@ -64,8 +64,8 @@ containers:
       {{- include "rangecache.probe" (dict "root" . "path" (ternary "/readyz" "/livez" (and $deployment .Values.deployment.waitForWarmth))) | nindent 6 }}
       periodSeconds: 2
       failureThreshold: 300
-    # A cold rangecache still forwards, so coldness must not take it out of a Service. Nothing routes by the readiness
-    # of pods in the host's network, which therefore shows warmth.
+    # A cold rangecache still forwards, so a cold pod must stay in its Service. The readiness of pods in the host's
+    # network routes no traffic and therefore shows whether the mirrors are warm.
     readinessProbe:
       {{- include "rangecache.probe" (dict "root" . "path" (ternary "/livez" "/readyz" $deployment)) | nindent 6 }}
       periodSeconds: 5
@@ -127,11 +127,11 @@ volumes:
 - {{ printf "--user=%s" . | quote }}
 {{- end }}
 {{- if ne (not .Values.etcd.user) (not .Values.etcd.passwordFile) }}
-{{- fail "etcd.user and etcd.passwordFile go together" }}
+{{- fail "etcd.user and etcd.passwordFile must be set together" }}
 {{- end }}
 {{- with .Values.etcd.passwordFile }}
 {{- if eq $etcd.kind "none" }}
-{{- fail "etcd.passwordFile lies beside the certificate: set etcd.tls.secretName or etcd.tls.hostPath" }}
+{{- fail "etcd.passwordFile is in the same place as the certificate: set etcd.tls.secretName or etcd.tls.hostPath" }}
 {{- end }}
 - --password-file=/etc/rangecache/etcd/{{ . }}
 {{- end }}
