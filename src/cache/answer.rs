@@ -106,7 +106,8 @@ impl Answer {
         out
     }
 
-    /// The next piece of the message, of `target_bytes` or one entry more; the last one may be shorter. `None` at the end.
+    /// The next piece of the message, of `target_bytes` or one entry more; the last one may be shorter. `None` at the
+    /// end.
     pub fn next_piece(&mut self, target_bytes: usize) -> Option<Rope> {
         if self.state == State::Done {
             return None;
@@ -180,7 +181,8 @@ impl Answer {
         }
     }
 
-    /// How much of the next piece will be copied, roughly: all of it, unless entries are so large that they are referred to.
+    /// How much of the next piece will be copied, roughly: all of it, unless entries are so large that they are
+    /// referred to.
     fn slab_bytes(&self, target_bytes: usize) -> usize {
         let entries = self.selection.len() - self.produced;
         let bytes = self.kvs_bytes - self.produced_bytes;

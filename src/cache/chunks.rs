@@ -1,8 +1,8 @@
 //! A RangeStream's chunks: one answer, cut as etcd cuts it.
 //!
-//! The first chunk holds up to 10 entries; then the number doubles or halves towards 1.5 MB, etcd's default for the largest
-//! request. The layout is no contract, but a client that has learned etcd's finds the same here. Every chunk is cut from
-//! the same immutable [`Selection`] when its turn comes: nothing is produced ahead (I5).
+//! The first chunk holds up to 10 entries; then the number doubles or halves towards 1.5 MB, etcd's default for the
+//! largest request. The layout is no contract, but a client that has learned etcd's finds the same here. Every chunk
+//! is cut from the same immutable [`Selection`] when its turn comes: nothing is produced ahead (I5).
 
 use super::{
     answer::{Answer, ResponseHeader},
@@ -40,8 +40,8 @@ impl Chunks {
 impl Iterator for Chunks {
     type Item = Answer;
 
-    /// The next chunk's RangeResponse, to be sent behind its [`chunk_head`]. All but the last carry entries alone; the last
-    /// carries header, count and `more` too.
+    /// The next chunk's RangeResponse, to be sent behind its [`chunk_head`]. All but the last carry entries alone;
+    /// the last carries header, count and `more` too.
     fn next(&mut self) -> Option<Answer> {
         let mut rest = self.rest.take()?;
         if rest.len() <= self.entries {
@@ -58,8 +58,8 @@ impl Iterator for Chunks {
     }
 }
 
-/// What goes before a chunk's RangeResponse of `response_bytes`: `prefix_bytes` zeroes for the caller to fill, and the tag
-/// and length that make it a RangeStreamResponse.
+/// What goes before a chunk's RangeResponse of `response_bytes`: `prefix_bytes` zeroes for the caller to fill, and
+/// the tag and length that make it a RangeStreamResponse.
 pub fn chunk_head(prefix_bytes: usize, response_bytes: u64) -> Vec<u8> {
     let mut head = Vec::with_capacity(prefix_bytes + 1 + varint_len(response_bytes));
     head.resize(prefix_bytes, 0);

@@ -20,13 +20,13 @@ const LEASE_TAG: u8 = 0x30;
 /// Entries below this size are never cut: the round-up costs less than a second allocation would.
 const SPLIT_FROM_BYTES: usize = 4 << 10;
 
-/// A key-value of one revision, encoded as the field `kvs` of a RangeResponse: tag, length, and the KeyValue message exactly
-/// as etcd sent it. Cloning it counts a reference; the bytes are never copied or changed.
+/// A key-value of one revision, encoded as the field `kvs` of a RangeResponse: tag, length, and the KeyValue message
+/// exactly as etcd sent it. Cloning it counts a reference; the bytes are never copied or changed.
 #[derive(Clone)]
 pub struct Entry(Stored);
 
-/// An entry of, say, 10,300 bytes would take an allocation of 12,288: a fifth too much. One that would waste more than a
-/// sixteenth is cut, within its value, into a head that fills its size class exactly and a tail.
+/// An entry of, say, 10,300 bytes would take an allocation of 12,288: a fifth too much. One that would waste more
+/// than a sixteenth is cut, within its value, into a head that fills its size class exactly and a tail.
 #[derive(Clone)]
 enum Stored {
     Whole(Arc<[u8]>),
@@ -82,8 +82,8 @@ struct Layout<'a> {
 }
 
 impl Entry {
-    /// Takes the body of a KeyValue message, in one allocation of exactly its size (or, if it is large, in two that fit the
-    /// allocator's size classes).
+    /// Takes the body of a KeyValue message, in one allocation of exactly its size (or, if it is large, in two that
+    /// fit the allocator's size classes).
     ///
     /// # Errors
     /// If it is anything but a KeyValue in etcd's canonical form.
@@ -186,8 +186,8 @@ impl Entry {
         out.extend_from_slice(lease);
     }
 
-    /// The lengths that a [`Summary`](super::Summary) adds up: whole, without value and lease, and what the lease adds to
-    /// that.
+    /// The lengths that a [`Summary`](super::Summary) adds up: whole, without value and lease, and what the lease
+    /// adds to that.
     pub(super) fn lengths(&self) -> (u64, u64, u64) {
         let layout = self.layout();
         let keys_only = field_len(layout.prelude.len());
@@ -367,8 +367,8 @@ impl fmt::Debug for Pieces<'_> {
     }
 }
 
-/// Reads a byte of each entry, and of each cache line of those shorter than `whole_below_bytes`, and does nothing with it.
-/// They come into the cache all at once, where what follows would wait for one after the other.
+/// Reads a byte of each entry, and of each cache line of those shorter than `whole_below_bytes`, and does nothing
+/// with it. They come into the cache all at once, where what follows would wait for one after the other.
 pub(super) fn touch(entries: &[Entry], whole_below_bytes: usize) {
     let mut touched = 0;
     for entry in entries {

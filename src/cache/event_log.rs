@@ -1,6 +1,7 @@
 //! The log of events: immutable batches of whole revisions, found by revision.
 //!
-//! Batches are shared by reference. A reader clones those it needs and works on them while the log grows and is trimmed.
+//! Batches are shared by reference. A reader clones those it needs and works on them while the log grows and is
+//! trimmed.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -71,8 +72,8 @@ impl Batch {
         &self.0[..end]
     }
 
-    /// Memory that the log takes for the batch, in bytes. Entries are not included: they belong to the tree until they are
-    /// replaced there.
+    /// Memory that the log takes for the batch, in bytes. Entries are not included: they belong to the tree until
+    /// they are replaced there.
     pub(super) fn log_bytes(&self) -> u64 {
         let keys = self.0.iter().map(|change| match change {
             Change::Put(_) => 0,
@@ -90,8 +91,8 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// Appends the events of whole revisions, all of them above [`EventLog::last_revision`], in order of revision. Returns the
-    /// bytes that the log takes for them; no events, no batch.
+    /// Appends the events of whole revisions, all of them above [`EventLog::last_revision`], in order of revision.
+    /// Returns the bytes that the log takes for them; no events, no batch.
     pub(super) fn push(&mut self, changes: Vec<Change>) -> u64 {
         if changes.is_empty() {
             return 0;

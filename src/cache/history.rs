@@ -1,9 +1,9 @@
 //! The current tree and its history: the state at any revision of a bounded window.
 //!
-//! History is a row of segments. A segment is a checkpoint (a snapshot of the tree at some revision) with the events from
-//! there to the next segment's checkpoint. The state at a revision is the last checkpoint at or below it, with the events
-//! up to it applied ([`Rebuild`]). A checkpoint costs the nodes that changed since, not the keys that exist: it shares all
-//! other nodes with the current tree.
+//! History is a row of segments. A segment is a checkpoint (a snapshot of the tree at some revision) with the events
+//! from there to the next segment's checkpoint. The state at a revision is the last checkpoint at or below it, with
+//! the events up to it applied ([`Rebuild`]). A checkpoint costs the nodes that changed since, not the keys that
+//! exist: it shares all other nodes with the current tree.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -23,13 +23,15 @@ pub struct HistoryLimits {
     pub max_age: Duration,
     /// Memory of history in addition to the current tree, in bytes.
     pub max_bytes: u64,
-    /// Events between two checkpoints, at least 1. More events take less memory and make reads of past revisions slower.
+    /// Events between two checkpoints, at least 1. More events take less memory and make reads of past revisions
+    /// slower.
     pub checkpoint_every_events: usize,
 }
 
 impl HistoryLimits {
-    /// Bytes that one segment, and all rebuilt past revisions together, may take. Rebuilt revisions have a bound of their own:
-    /// a read must not shorten the window, and a full window must not make each page rebuild its revision again.
+    /// Bytes that one segment, and all rebuilt past revisions together, may take. Rebuilt revisions have a bound of
+    /// their own: a read must not shorten the window, and a full window must not make each page rebuild its revision
+    /// again.
     pub fn fraction_bytes(&self) -> u64 {
         self.max_bytes / u64::from(SEGMENT_FRACTION)
     }
@@ -148,8 +150,8 @@ struct Segment {
     since: Duration,
     /// Number of events after `revision`, up to the next segment's.
     events: usize,
-    /// Memory that is freed with this segment: its part of the log, the entries that its events replaced, and the nodes that
-    /// were copied because the checkpoint holds the old ones.
+    /// Memory that is freed with this segment: its part of the log, the entries that its events replaced, and the
+    /// nodes that were copied because the checkpoint holds the old ones.
     bytes: u64,
 }
 
@@ -207,8 +209,8 @@ impl Store {
         &self.tree
     }
 
-    /// Applies the changes of whole revisions, in order of revision. `revision` is the store's revision afterwards, at least
-    /// that of the last change. Changes at or below the current revision are fenced.
+    /// Applies the changes of whole revisions, in order of revision. `revision` is the store's revision afterwards,
+    /// at least that of the last change. Changes at or below the current revision are fenced.
     pub fn apply(&mut self, mut changes: Vec<Change>, revision: i64, now: Duration) -> Applied {
         let all = changes.len();
         changes.retain(|change| change.revision() > self.revision);
@@ -232,7 +234,8 @@ impl Store {
         outcome
     }
 
-    /// Records that nothing changed up to `revision`, and drops history that exceeds the limits. A lower revision is ignored.
+    /// Records that nothing changed up to `revision`, and drops history that exceeds the limits. A lower revision is
+    /// ignored.
     pub fn advance(&mut self, revision: i64, now: Duration) {
         self.revision = self.revision.max(revision);
         let is_full = self.open.events >= self.limits.checkpoint_every_events.max(1)
@@ -265,8 +268,8 @@ impl Store {
         self.closed.front().unwrap_or(&self.open).revision
     }
 
-    /// The state at a revision. Costs O(log n) and at most one reference per batch of a segment; the events are applied only
-    /// by [`Rebuild::run`].
+    /// The state at a revision. Costs O(log n) and at most one reference per batch of a segment; the events are
+    /// applied only by [`Rebuild::run`].
     ///
     /// # Errors
     /// The revision is compacted, in the future, or older than the window.
@@ -318,8 +321,8 @@ impl Store {
         })
     }
 
-    /// Memory of history in addition to the current tree, in bytes: entries that only history holds, nodes copied for its
-    /// checkpoints, and the log. Rebuilt states are not included.
+    /// Memory of history in addition to the current tree, in bytes: entries that only history holds, nodes copied for
+    /// its checkpoints, and the log. Rebuilt states are not included.
     pub fn history_bytes(&self) -> u64 {
         self.segment_bytes
     }

@@ -9,8 +9,8 @@ use super::{entry::Entry, memory::class_bytes, separator::separator_between};
 
 /// Entries in a leaf at most. Chosen by measurement (`benches/micro.rs`).
 pub(super) const LEAF_MAX: usize = 32;
-/// Below this a leaf takes from its neighbour or merges with it. A quarter, so that puts and deletes around one size do not
-/// split and merge by turns.
+/// Below this a leaf takes from its neighbour or merges with it. A quarter, so that puts and deletes around one size
+/// do not split and merge by turns.
 pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
 
 /// At most [`LEAF_MAX`] entries in key order.
@@ -161,8 +161,8 @@ fn make_room(entries: &mut Vec<Entry>) {
     }
 }
 
-/// A byte of a hash of the key: one in 256 other keys has the same. Keys that differ only in a few letters anywhere must
-/// differ here, and who chooses keys gains nothing by making them alike but a slower search of 32 entries.
+/// A byte of a hash of the key: one in 256 other keys has the same. Keys that differ only in a few letters anywhere
+/// must differ here, and who chooses keys gains nothing by making them alike but a slower search of 32 entries.
 fn mark_of(key: &[u8]) -> u8 {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     let mix = |hash: u64, word: u64| (hash.rotate_left(29) ^ word).wrapping_mul(MULTIPLIER);

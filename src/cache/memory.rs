@@ -1,8 +1,8 @@
 //! What an allocation really takes.
 //!
-//! The binary's allocator, jemalloc, rounds every request up to a size class: multiples of 16 up to 128 bytes, and then four
-//! classes to each doubling (…, 8 KiB, 10 KiB, 12 KiB, 14 KiB, 16 KiB, 20 KiB, …). The cache counts its memory in these
-//! classes, and cuts large entries along them.
+//! The binary's allocator, jemalloc, rounds every request up to a size class: multiples of 16 up to 128 bytes, and
+//! then four classes to each doubling (…, 8 KiB, 10 KiB, 12 KiB, 14 KiB, 16 KiB, 20 KiB, …). The cache counts its
+//! memory in these classes, and cuts large entries along them.
 
 /// What an `Arc` keeps beside its content: two counts of a word each.
 pub(super) const ARC_HEADER_BYTES: usize = 16;

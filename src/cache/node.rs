@@ -1,8 +1,9 @@
 //! The nodes of the tree, and what changes inside one of them.
 //!
 //! A node is shared by every tree (snapshot) that has not changed below it since, and is never changed while shared:
-//! [`writable`] copies it first. What a copy costs decides the sizes below: it touches the reference count of every entry (or
-//! child) in the node, each in a cache line of its own, so that small nodes are cheap to update and large ones cheap to walk.
+//! [`writable`] copies it first. What a copy costs decides the sizes below: it touches the reference count of every
+//! entry (or child) in the node, each in a cache line of its own, so that small nodes are cheap to update and large
+//! ones cheap to walk.
 
 use std::{
     ops::{AddAssign, SubAssign},
@@ -82,8 +83,8 @@ impl SubAssign for Summary {
 
 #[derive(Clone)]
 pub(super) struct Node {
-    /// The epoch of the tree in which this node was made or last copied: older than the tree's current epoch means that the
-    /// last checkpoint holds it.
+    /// The epoch of the tree in which this node was made or last copied: older than the tree's current epoch means
+    /// that the last checkpoint holds it.
     pub(super) born: u64,
     pub(super) body: Body,
 }

@@ -120,9 +120,9 @@ impl SortTarget {
     }
 }
 
-/// Whether the last sort target in `message` is one that etcd does not know, read as carelessly as etcd itself reads: in
-/// whatever order, repeated, padded, among unknown fields. Such a request crashes etcd 3.5, so it must be known even where
-/// [`RangeQuery::decode`] gives up. A message that etcd refuses anyway, or one without a key, is none.
+/// Whether the last sort target in `message` is one that etcd does not know, read as carelessly as etcd itself reads:
+/// in whatever order, repeated, padded, among unknown fields. Such a request crashes etcd 3.5, so it must be known
+/// even where [`RangeQuery::decode`] gives up. A message that etcd refuses anyway, or one without a key, is none.
 pub fn names_unknown_sort_target(message: &[u8]) -> bool {
     let (mut target, mut has_key, mut at) = (0_u64, false, 0);
     while at < message.len() {
@@ -174,9 +174,9 @@ impl RangeQuery {
     /// Decodes a RangeRequest; key and range_end share the message's bytes.
     ///
     /// # Errors
-    /// On whatever some etcd might read in another way than this does: a field that is unknown, of another wire type or
-    /// there twice, a varint that is longer than need be, and an *explicitly empty* range_end, which etcd up to 3.6 takes for
-    /// "every key from there on" and 3.7 for "this one key".
+    /// On whatever some etcd might read in another way than this does: a field that is unknown, of another wire type
+    /// or there twice, a varint that is longer than need be, and an *explicitly empty* range_end, which etcd up to
+    /// 3.6 takes for "every key from there on" and 3.7 for "this one key".
     pub fn decode(message: Bytes) -> Result<RangeQuery, Undecodable> {
         let mut query = RangeQuery::default();
         let mut seen = 0_u32;

@@ -1,7 +1,7 @@
 //! Bytes to be sent, in pieces: what is small is copied together, what is large is only referred to.
 //!
-//! One HTTP/2 frame per small entry is the slowest way out, one copy of large entries the second slowest. A rope copies what
-//! is below [`COPY_BELOW_BYTES`] into one slab and keeps a reference to the rest.
+//! One HTTP/2 frame per small entry is the slowest way out, one copy of large entries the second slowest. A rope
+//! copies what is below [`COPY_BELOW_BYTES`] into one slab and keeps a reference to the rest.
 
 use std::{io::IoSlice, ops::Range};
 
@@ -82,8 +82,8 @@ impl Rope {
         self.slab.capacity()
     }
 
-    /// The unread bytes of the segment at `index`, of which `read` are read: one piece or two, the first not empty unless
-    /// both are.
+    /// The unread bytes of the segment at `index`, of which `read` are read: one piece or two, the first not empty
+    /// unless both are.
     fn unread(&self, index: usize, read: usize) -> [&[u8]; 2] {
         let [head, tail]: [&[u8]; 2] = match self.segments.get(index) {
             None => return [&[]; 2],

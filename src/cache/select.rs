@@ -18,8 +18,8 @@ const GO_INSERTION_SORT_MAX: u64 = 12;
 pub enum Selected {
     /// The answer, as etcd would give it.
     Answer(Selection),
-    /// Entries with equal sort keys would have to be put in order, or one of them chosen, and what etcd does with them hangs
-    /// on Go's unstable sort.
+    /// Entries with equal sort keys would have to be put in order, or one of them chosen, and what etcd does with
+    /// them hangs on Go's unstable sort.
     TiesAreEtcds,
 }
 
@@ -352,8 +352,8 @@ impl<'a> Top<'a> {
         }
     }
 
-    /// Whether the first limit + 1 entries hold equal sort keys whose order, or choice, is up to Go's sort. It is stable for
-    /// a few elements, and leaves alone what is in order.
+    /// Whether the first limit + 1 entries hold equal sort keys whose order, or choice, is up to Go's sort. It is
+    /// stable for a few elements, and leaves alone what is in order.
     fn ambiguous(&self) -> bool {
         self.total > GO_INSERTION_SORT_MAX
             && !self.in_order

@@ -1,8 +1,8 @@
 //! The tree: a persistent B+tree of entries in key order.
 //!
-//! A clone is a snapshot and costs one reference. A change copies only the nodes on its way that a snapshot holds, and
-//! changes the others in place. Each slot of an inner node knows the [`Summary`] of what is below it, so that ranks, counts
-//! and sizes of any range cost O(log n).
+//! A clone is a snapshot and costs one reference. A change copies only the nodes on its way that a snapshot holds,
+//! and changes the others in place. Each slot of an inner node knows the [`Summary`] of what is below it, so that
+//! ranks, counts and sizes of any range cost O(log n).
 
 use std::{ops::ControlFlow, sync::Arc};
 
@@ -30,8 +30,8 @@ impl Tree {
         Tree::default()
     }
 
-    /// Loads entries that come in key order, into full leaves; what follows the first entry out of order is inserted one by
-    /// one. Of equal keys the last one stays.
+    /// Loads entries that come in key order, into full leaves; what follows the first entry out of order is inserted
+    /// one by one. Of equal keys the last one stays.
     pub fn from_sorted(entries: impl IntoIterator<Item = Entry>) -> Tree {
         let mut entries = entries.into_iter();
         let mut loader = bulk::Loader::default();
@@ -239,20 +239,22 @@ impl Tree {
         }
     }
 
-    /// A clone, from which on [`Tree::node_bytes_copied`] counts what changes of this tree copy because the clone holds it.
+    /// A clone, from which on [`Tree::node_bytes_copied`] counts what changes of this tree copy because the clone
+    /// holds it.
     pub fn checkpoint(&mut self) -> Tree {
         let checkpoint = self.clone();
         self.ledger.epoch += 1;
         checkpoint
     }
 
-    /// Running total of the bytes of nodes that were copied because the last checkpoint holds them: what checkpoints cost.
-    /// Copies on account of other clones, which readers hold for a moment, do not count.
+    /// Running total of the bytes of nodes that were copied because the last checkpoint holds them: what checkpoints
+    /// cost. Copies on account of other clones, which readers hold for a moment, do not count.
     pub fn node_bytes_copied(&self) -> u64 {
         self.ledger.copied_bytes
     }
 
-    /// What this tree takes in memory: entries and nodes, the allocator's rounding included, whether shared or not. O(1).
+    /// What this tree takes in memory: entries and nodes, the allocator's rounding included, whether shared or not.
+    /// O(1).
     pub fn memory_bytes(&self) -> u64 {
         self.entry_bytes + self.ledger.node_bytes
     }

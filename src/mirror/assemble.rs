@@ -1,44 +1,44 @@
-//! From watch responses to whole revisions. Pure, so that every order of responses can be tested.
+//! Whole revisions from watch responses. Pure, so that every order of responses can be tested.
 //!
-//! **I3, revisions are whole**: the mirror moves to R when every event of R is here — a response whose last event is R,
-//! with no fragment open — or when a progress notification for R has come on this feed. The header's revision of an
-//! event response proves nothing: it may be ahead of the events.
+//! **I3, revisions are whole**: the mirror advances to revision R when every event of R has arrived: with a response
+//! whose last event is of R and that leaves no fragment open, or with a progress notification for R on this feed. The
+//! header's revision of an event response is not used: it may be ahead of the events.
 
 use crate::cache::{Change, Entry, MalformedKeyValue};
 use crate::etcdserverpb::WatchResponse;
 
-/// Event type DELETE.
+/// Number of the event type DELETE.
 const DELETE: i32 = 1;
 
-/// What a response amounts to.
+/// Effect of one response on the mirror.
 #[derive(Debug)]
 pub(super) enum Step {
-    /// Nothing yet.
+    /// None: more fragments follow, or the revision is known.
     Wait,
-    /// These changes make whole revisions up to `revision`.
+    /// Changes of whole revisions up to `revision`.
     Apply {
-        /// In revision order.
+        /// In order of revision.
         changes: Vec<Change>,
-        /// That of the last change.
+        /// Revision of the last change.
         revision: i64,
     },
-    /// There is no event up to this revision that has not been seen.
+    /// Every event up to this revision has been applied.
     Advance(i64),
-    /// So many events were at or below what is here: this member may be behind (etcd 20221).
+    /// Number of dropped events, which were at or below the mirror's revision: the member may lag (etcd 20221).
     Fenced(u64),
 }
 
-/// Collects events until they are whole.
+/// Collects events until their revisions are whole.
 #[derive(Debug)]
 pub(super) struct Assembler {
-    /// Events of a response that comes in fragments, until the last one has come.
+    /// Events of a fragmented response, until its last fragment arrives.
     open: Vec<Change>,
     fragment_is_open: bool,
     revision: i64,
 }
 
 impl Assembler {
-    /// Everything up to `revision` is here.
+    /// An assembler for a mirror at `revision`.
     pub(super) fn new(revision: i64) -> Assembler {
         Assembler {
             open: Vec::new(),
@@ -47,13 +47,13 @@ impl Assembler {
         }
     }
 
-    /// Up to which revision everything is here.
+    /// Revision up to which every event has arrived.
     pub(super) fn revision(&self) -> i64 {
         self.revision
     }
 
-    /// Takes a response that neither creates nor cancels the watch.
-    pub(super) fn take(&mut self, response: &WatchResponse) -> Result<Step, MalformedKeyValue> {
+    /// Adds a response that neither creates nor cancels the watch.
+    pub(super) fn add(&mut self, response: &WatchResponse) -> Result<Step, MalformedKeyValue> {
         if response.events.is_empty() && !response.fragment && !self.fragment_is_open {
             let revision = response.header.as_ref().map_or(0, |header| header.revision);
             if revision <= self.revision {
@@ -63,7 +63,7 @@ impl Assembler {
             return Ok(Step::Advance(revision));
         }
         if response.events.is_empty() && !response.fragment {
-            // Progress in the middle of a revision: it may not speak of the fragments that are still to come.
+            // Progress between fragments of a revision: it may not cover the fragments that follow.
             return Ok(Step::Wait);
         }
         self.open.reserve(response.events.len());
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
     use crate::etcdserverpb::{Event, ResponseHeader};
 
-    /// A KeyValue of key `k` with this mod_revision.
+    /// An event with a KeyValue of key `k` and this mod_revision.
     fn event(mod_revision: u8) -> Event {
         Event {
             kv: vec![0x0a, 1, b'k', 0x10, mod_revision, 0x18, mod_revision, 0x20, 1].into(),
@@ -123,7 +123,7 @@ mod tests {
         let mut assembler = Assembler::new(10);
         responses
             .iter()
-            .map(|response| match assembler.take(response).unwrap() {
+            .map(|response| match assembler.add(response).unwrap() {
                 Step::Wait => "wait".to_owned(),
                 Step::Apply { changes, revision } => format!("apply {} up to {revision}", changes.len()),
                 Step::Advance(revision) => format!("advance to {revision}"),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_event_moves_the_revision_and_the_header_does_not() {
+    fn last_event_advances_the_revision_and_the_header_does_not() {
         let got = steps(&[
             response(99, vec![event(11), event(11), event(12)], false),
             response(13, vec![], false),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_are_one_response_and_progress_does_not_slip_in_between() {
+    fn progress_between_fragments_does_not_advance_the_revision() {
         let got = steps(&[
             response(12, vec![event(11)], true),
             response(12, vec![], false),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_here_already_is_fenced() {
+    fn events_at_or_below_the_revision_are_fenced() {
         let got = steps(&[
             response(9, vec![], false),
             response(9, vec![event(9), event(10)], false),
@@ -163,11 +163,11 @@ mod tests {
     }
 
     #[test]
-    fn a_key_value_that_is_none_is_an_error() {
+    fn malformed_key_value_is_an_error() {
         let broken = Event {
             kv: vec![0x0a, 9].into(),
             ..Event::default()
         };
-        assert!(Assembler::new(0).take(&response(1, vec![broken], false)).is_err());
+        assert!(Assembler::new(0).add(&response(1, vec![broken], false)).is_err());
     }
 }

@@ -1,8 +1,8 @@
-//! What this sidecar knows of etcd's history, and what it has shown of it.
+//! State of the etcd cluster as far as it is known here, and the revisions that clients of this process have seen.
 //!
-//! Two rules live here. **I4**: revisions never go back; what says otherwise means that history was replaced (a
-//! restore). **I11**: time never runs backwards for clients; no answer from memory is older than what any client of
-//! this sidecar has already been shown.
+//! Two invariants are enforced here. **I4**: revisions never decrease; a decrease means that history was replaced (a
+//! restore). **I11**: time never runs backwards for clients; no answer from memory is older than any response that a
+//! client of this process has received.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
@@ -11,20 +11,21 @@ use arc_swap::ArcSwapOption;
 
 use crate::cache::ResponseHeader;
 
+/// Value of `raft_gap` before the first status.
 const UNKNOWN_GAP: i64 = i64::MIN;
 
 /// Whether etcd's auth is on (I8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auth {
-    /// Nobody has asked yet.
+    /// There was no check without credentials yet, or a call may have changed auth since.
     Unknown,
-    /// The last check without credentials was answered.
+    /// The last check without credentials succeeded.
     Off,
     /// The last check without credentials was refused.
     On,
 }
 
-/// What was known when a quorum check began.
+/// State when a quorum check began.
 #[derive(Clone, Copy, Debug)]
 pub struct Before {
     revision: i64,
@@ -34,38 +35,39 @@ pub struct Before {
     raft_gap: i64,
 }
 
-/// What a quorum check says of the past.
+/// Result of comparing a response with the known history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The same history, further on.
+    /// The same history, at the same or a later revision.
     Continues,
-    /// Another cluster, an older revision or an older raft term: the history that was known is gone.
+    /// Another cluster, an older revision or an older raft term: the known history was replaced.
     Replaced,
 }
 
-/// See the module.
+/// Known state of the cluster, updated by checks, loads, feeds and forwarded responses. All fields are atomic; there
+/// is no lock.
 #[derive(Debug)]
 pub struct ClusterState {
-    /// The highest revision that anything from etcd has mentioned.
+    /// Highest revision in any message from etcd.
     known_revision: AtomicI64,
-    /// The highest revision in the header of an answer to a client.
+    /// Highest revision in the header of a response to a client.
     shown_revision: AtomicI64,
-    /// The highest revision up to which etcd is known to have compacted.
+    /// Highest known compaction revision.
     compacted_revision: AtomicI64,
-    /// Counts how often history was replaced.
+    /// Number of replacements of history.
     history: AtomicU64,
-    /// Counts answers that passed through whose header could not be read (compressed, or of the JSON gateway).
+    /// Number of forwarded responses whose header could not be read (compressed, or of the JSON gateway).
     unreadable: AtomicU64,
-    /// The count of `unreadable` that a later quorum check has covered.
+    /// Value of `unreadable` before the last quorum check that has ended.
     unreadable_covered: AtomicU64,
-    /// What is known at least of raft index less revision ([`UNKNOWN_GAP`] before anything is). A revision takes a raft
-    /// entry of its own, so in one history this never shrinks; a restore starts the raft log anew but keeps the
-    /// revisions, and however much is written then, the gap of the old history is not reached by writing.
+    /// Lower bound of the difference between raft index and revision ([`UNKNOWN_GAP`] at first). Each revision takes
+    /// a raft entry of its own, so the difference never shrinks in one history. A restore keeps the revisions but
+    /// starts a new raft log, and no number of writes brings the old difference back.
     raft_gap: AtomicI64,
     /// cluster_id, member_id and raft_term of the last quorum check.
     identity: ArcSwapOption<ResponseHeader>,
     auth: AtomicU8,
-    /// Counts calls through this sidecar that may have switched auth.
+    /// Number of calls through this process that may have changed auth.
     auth_changes: AtomicU64,
 }
 
@@ -87,45 +89,45 @@ impl Default for ClusterState {
 }
 
 impl ClusterState {
-    /// A feed, a load or a check mentioned `revision`.
+    /// Records `revision` of a feed, a load or a check.
     pub fn note_known(&self, revision: i64) {
         self.known_revision.fetch_max(revision, Ordering::AcqRel);
     }
 
-    /// The highest revision that anything from etcd has mentioned.
+    /// Highest revision in any message from etcd.
     #[must_use]
     pub fn known(&self) -> i64 {
         self.known_revision.load(Ordering::Acquire)
     }
 
-    /// etcd has compacted: it refuses revisions below `revision`.
+    /// Records that etcd has compacted: it refuses revisions below `revision`.
     pub fn note_compacted(&self, revision: i64) {
         self.compacted_revision.fetch_max(revision, Ordering::AcqRel);
     }
 
-    /// The revision below which etcd is known to refuse.
+    /// Highest known compaction revision; etcd refuses lower revisions.
     #[must_use]
     pub fn compacted(&self) -> i64 {
         self.compacted_revision.load(Ordering::Acquire)
     }
 
-    /// Another number for every history.
+    /// Number of the current history, increased by each replacement.
     #[must_use]
     pub fn history(&self) -> u64 {
         self.history.load(Ordering::Acquire)
     }
 
-    /// A client is shown `revision` in an answer from memory.
+    /// Records `revision` of an answer from memory, before it is sent.
     pub fn record_served(&self, revision: i64) {
-        // The common case is no news: a read does not take the cache line away from other cores.
+        // Nearly always nothing changes: a load does not take the cache line away from other cores.
         if self.shown_revision.load(Ordering::Acquire) < revision {
             self.shown_revision.fetch_max(revision, Ordering::AcqRel);
         }
     }
 
-    /// A client is shown `revision` in an answer of the cluster `cluster_id` that passes through.
+    /// Records `revision` of a forwarded response of the cluster `cluster_id`.
     pub fn record_forwarded(&self, cluster_id: u64, revision: i64) {
-        // An answer that was under way while history was replaced must not raise the floor of the new one.
+        // A response that was in flight while history was replaced must not raise the new history's minimum.
         if self
             .identity
             .load()
@@ -140,13 +142,13 @@ impl ClusterState {
         }
     }
 
-    /// A client is shown an answer whose revision cannot be read: until a later quorum check has proven where etcd is,
-    /// serializable reads are proven too.
+    /// Records a response whose revision cannot be read. Until a later quorum check has ended, serializable reads
+    /// need a proof, too.
     pub fn note_unreadable(&self) {
         self.unreadable.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The revision below which nothing may be answered (I11); `None` while an unreadable answer makes it unknown.
+    /// Lowest revision that an answer may have (I11); `None` while an unreadable response makes it unknown.
     #[must_use]
     pub fn min_served_revision(&self) -> Option<i64> {
         let covered = self.unreadable_covered.load(Ordering::Acquire);
@@ -154,7 +156,7 @@ impl ClusterState {
             .then(|| self.shown_revision.load(Ordering::Acquire))
     }
 
-    /// The last quorum check's header: what answers without a check of their own carry.
+    /// Header of the last quorum check, for answers without a check of their own.
     #[must_use]
     pub fn identity(&self) -> Option<Arc<ResponseHeader>> {
         self.identity.load_full()
@@ -170,30 +172,30 @@ impl ClusterState {
         }
     }
 
-    /// A check without credentials was answered; returns what was believed before. A call that may have switched auth
-    /// since the check began leaves it open.
+    /// Records that a check without credentials succeeded, unless a call may have changed auth since the check began.
+    /// Returns the previous state.
     pub fn auth_seems_off(&self, before: Before) -> Auth {
-        let believed = self.auth();
+        let previous = self.auth();
         if self.auth_changes.load(Ordering::Acquire) == before.auth_changes {
             self.auth.store(Auth::Off as u8, Ordering::Release);
         }
-        believed
+        previous
     }
 
-    /// A check without credentials was refused; returns what was believed before.
+    /// Records that a check without credentials was refused; returns the previous state.
     pub fn auth_is_on(&self) -> Auth {
-        let believed = self.auth();
+        let previous = self.auth();
         self.auth.store(Auth::On as u8, Ordering::Release);
-        believed
+        previous
     }
 
-    /// A call through this sidecar may have switched auth: until the next check, nobody knows.
+    /// Records that a call through this process may have changed auth: it is unknown until the next check.
     pub fn auth_may_have_changed(&self) {
         self.auth_changes.fetch_add(1, Ordering::AcqRel);
         self.auth.store(Auth::Unknown as u8, Ordering::Release);
     }
 
-    /// To be called before a quorum check is sent.
+    /// State to compare a quorum check with; to be read before the check is sent.
     #[must_use]
     pub fn before_check(&self) -> Before {
         Before {
@@ -209,8 +211,8 @@ impl ClusterState {
         }
     }
 
-    /// Holds a quorum check's header against what was known when the check began. On [`Verdict::Replaced`] all that
-    /// was known is forgotten; the caller drops the mirrors.
+    /// Compares a quorum check's header with the state when the check began. On [`Verdict::Replaced`] the known state
+    /// is reset; the caller drops the mirrors.
     pub fn after_check(&self, before: Before, header: ResponseHeader) -> Verdict {
         let replaced = header.revision < before.revision
             || before.identity.is_some_and(|(cluster_id, raft_term)| {
@@ -225,7 +227,7 @@ impl ClusterState {
             return Verdict::Replaced;
         }
         self.note_known(header.revision);
-        // Compared first: the header is the same but for the revision nearly always, and a store costs readers.
+        // Compared first: nearly always only the revision changes, and a store would slow down readers.
         let same = self.identity.load().as_ref().is_some_and(|identity| {
             (identity.cluster_id, identity.member_id, identity.raft_term)
                 == (header.cluster_id, header.member_id, header.raft_term)
@@ -238,16 +240,17 @@ impl ClusterState {
 }
 
 impl ClusterState {
-    /// A member told `raft_index`, and a linearizable read that began after that found `revision`.
+    /// Records a member's `raft_index`, and the `revision` of a linearizable read that began after that status.
     pub fn note_raft_index(&self, raft_index: u64, revision: i64) {
         self.raft_gap
             .fetch_max(gap(raft_index, revision), Ordering::AcqRel);
     }
 
-    /// Holds a member's history against what was known before: it answered a linearizable read at `revision`, and then
-    /// told `raft_index`. On [`Verdict::Replaced`] all that was known is forgotten; the caller drops the mirrors.
+    /// Compares a member's history with the state `before`, given the `revision` of a linearizable read and the
+    /// `raft_index` of a later status. On [`Verdict::Replaced`] the known state is reset; the caller drops the
+    /// mirrors.
     pub fn after_status(&self, before: Before, revision: i64, raft_index: u64) -> Verdict {
-        // What is no etcd, but speaks as one, may have no raft log at all.
+        // A server that implements etcd's API without raft reports 0.
         if raft_index == 0 || gap(raft_index, revision) >= before.raft_gap {
             return Verdict::Continues;
         }
@@ -255,13 +258,24 @@ impl ClusterState {
         Verdict::Replaced
     }
 
-    /// History was replaced: what is known of the old one says nothing of the new one.
+    /// Resets the known state because history was replaced.
     pub fn forget(&self) {
         self.history.fetch_add(1, Ordering::AcqRel);
         self.known_revision.store(0, Ordering::Release);
         self.compacted_revision.store(0, Ordering::Release);
         self.shown_revision.store(0, Ordering::Release);
         self.raft_gap.store(UNKNOWN_GAP, Ordering::Release);
+    }
+}
+
+impl From<crate::etcdserverpb::ResponseHeader> for ResponseHeader {
+    fn from(header: crate::etcdserverpb::ResponseHeader) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: header.cluster_id,
+            member_id: header.member_id,
+            revision: header.revision,
+            raft_term: header.raft_term,
+        }
     }
 }
 
@@ -285,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn history_continues_or_was_replaced() {
+    fn older_revision_or_term_or_another_cluster_is_a_replaced_history() {
         let cluster_state = ClusterState::default();
         assert_eq!(
             cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2)),
@@ -303,7 +317,7 @@ mod tests {
             assert_eq!(
                 cluster_state.min_served_revision(),
                 Some(0),
-                "the old history's floor must not bind the new one"
+                "the old history's minimum must not apply to the new one"
             );
             assert_eq!(
                 cluster_state.after_check(cluster_state.before_check(), replaced),
@@ -313,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn a_raft_log_that_was_begun_anew_is_another_history_however_much_is_written() {
+    fn restored_raft_log_is_a_replaced_history_despite_later_writes() {
         let cluster_state = ClusterState::default();
         assert_eq!(
             cluster_state.after_status(cluster_state.before_check(), 100, 5),
@@ -349,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revision_learned_while_the_check_ran_is_no_regression() {
+    fn revision_recorded_during_a_check_is_no_regression() {
         let cluster_state = ClusterState::default();
         let before = cluster_state.before_check();
         cluster_state.note_known(11);
@@ -360,13 +374,13 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_is_the_highest_revision_shown() {
+    fn min_served_revision_is_the_highest_revision_in_a_response() {
         let cluster_state = ClusterState::default();
         cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2));
         assert_eq!(
             cluster_state.min_served_revision(),
             Some(0),
-            "a check shows nobody anything"
+            "a check is no response to a client"
         );
         cluster_state.record_forwarded(1, 12);
         cluster_state.record_served(11);
@@ -375,12 +389,12 @@ mod tests {
         assert_eq!(
             cluster_state.min_served_revision(),
             Some(12),
-            "an answer of another cluster"
+            "a response of another cluster"
         );
     }
 
     #[test]
-    fn a_check_that_began_before_auth_was_switched_does_not_say_that_it_is_off() {
+    fn check_that_began_before_auth_changed_does_not_show_that_it_is_off() {
         let cluster_state = ClusterState::default();
         assert_eq!(cluster_state.auth(), Auth::Unknown);
         let before = cluster_state.before_check();
@@ -392,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreadable_answer_hides_the_floor_until_a_later_check() {
+    fn unreadable_response_hides_the_minimum_until_a_later_check() {
         let cluster_state = ClusterState::default();
         let early = cluster_state.before_check();
         cluster_state.note_unreadable();
@@ -401,7 +415,7 @@ mod tests {
         assert_eq!(
             cluster_state.min_served_revision(),
             None,
-            "the check began before the answer was shown"
+            "the check began before the response"
         );
         cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2));
         assert_eq!(cluster_state.min_served_revision(), Some(0));

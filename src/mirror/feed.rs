@@ -1,4 +1,4 @@
-//! The feed: one watch, alone on its stream and on its connection (I9), that keeps a mirror in step.
+//! The feed: the watch that keeps a mirror up to date, alone on its stream and on its connection (I9).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use tonic::metadata::MetadataValue;
 
 use super::assemble::{Assembler, Step};
 use super::cluster_state::Verdict;
+use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
 use super::state::{Anchor, Epoch, Mirror, StaleEpoch};
 use crate::cache::Entry;
@@ -25,34 +26,35 @@ use crate::faults::{self, Fault};
 use crate::telemetry::trace::Span;
 use crate::upstream::Connection;
 
-/// How long etcd may take to create a watch, or to answer a small read.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for creating a watch and for a small read.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// First pause between progress requests; it doubles up to [`PROGRESS_PAUSE_LAST`].
 const PROGRESS_PAUSE_FIRST: Duration = Duration::from_millis(5);
-/// Longest pause between progress requests while somebody waits (KEP-2340).
+/// Longest pause between progress requests while a reader waits; kube-apiserver's interval (KEP-2340).
 const PROGRESS_PAUSE_LAST: Duration = Duration::from_millis(100);
-/// A feed of the whole keyspace gets an event for every revision, so it is given this long before it is asked.
-const PROGRESS_PATIENCE: Duration = Duration::from_millis(10);
-/// A feed that says nothing for so long while somebody waits for it is left for another.
-const STALLED: Duration = Duration::from_secs(3);
-/// The same, where its member is unwell and another is not.
-const STALLED_UNWELL: Duration = Duration::from_millis(200);
-/// Requests waiting to be written to the stream. One create and a few progress requests are all there ever are.
+/// Delay of the first progress request to a feed of the whole keyspace, which receives an event for every revision
+/// anyway.
+const PROGRESS_DELAY: Duration = Duration::from_millis(10);
+/// Silence after which a feed is replaced while a reader waits for it.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Silence after which a feed is replaced if its member is unhealthy and another one is healthy.
+const SILENCE_TIMEOUT_UNHEALTHY: Duration = Duration::from_millis(200);
+/// Bound on requests waiting to be written to the stream: one create, then one progress request at a time.
 const REQUEST_QUEUE: usize = 8;
 
-/// Why a feed ended.
+/// End of a feed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FeedEnd {
-    /// Connection, stream or member lost: resume where it stopped.
+    /// Connection, stream or member lost: the next feed resumes at the mirror's revision.
     #[error("{0}")]
     Lost(String),
-    /// What is here cannot be resumed: load anew.
+    /// The contents cannot be resumed and have to be loaded again.
     #[error("{1}")]
-    Reload(&'static str, String),
+    Reload(LoadCause, String),
     /// The mirror has outgrown its budget.
     #[error("the mirror takes more memory than --cache-max-bytes allows")]
     OverBudget,
-    /// History was replaced meanwhile.
+    /// The epoch ended: history was replaced, or the contents were dropped.
     #[error("history was replaced")]
     StaleEpoch,
 }
@@ -69,7 +71,7 @@ impl From<tonic::Status> for FeedEnd {
     }
 }
 
-/// Follows etcd from the mirror's revision on. Returns only when the feed has ended. `span` is that of its beginning.
+/// Follows etcd from the mirror's revision until the feed ends. `span` covers the creation of the watch.
 pub(super) async fn follow(
     mirrors: &Mirrors,
     mirror: &Mirror,
@@ -103,10 +105,11 @@ struct Feed<'a> {
     assembler: Assembler,
 }
 
+/// A value that does not exist: [`Feed::run`] returns only errors.
 enum Never {}
 
 impl<'a> Feed<'a> {
-    /// Creates the watch, and makes sure that it continues what the mirror holds.
+    /// Creates the watch, checks that it continues the mirror's history, and puts the mirror in service.
     async fn open(
         mirrors: &Mirrors,
         mirror: &'a Mirror,
@@ -126,7 +129,7 @@ impl<'a> Feed<'a> {
         };
         send(&requests, RequestUnion::CreateRequest(create)).await?;
         let mut call = tonic::Request::new(ReceiverStream::new(queue));
-        // A member that has lost its leader ends the feed, instead of leaving it silent.
+        // Makes a member that has lost its leader end the watch instead of leaving it silent.
         call.metadata_mut()
             .insert("hasleader", MetadataValue::from_static("true"));
         let opening = async {
@@ -134,9 +137,9 @@ impl<'a> Feed<'a> {
             let created = responses.message().await?;
             Ok::<_, tonic::Status>((responses, created))
         };
-        let (responses, created) = tokio::time::timeout(ANSWER_TIMEOUT, opening)
+        let (responses, created) = tokio::time::timeout(RESPONSE_TIMEOUT, opening)
             .await
-            .map_err(|_| FeedEnd::Lost("no answer to a watch in time".into()))??;
+            .map_err(|_| FeedEnd::Lost("no response to a watch request in time".into()))??;
         let created = created.ok_or_else(|| FeedEnd::Lost("the watch ended at once".into()))?;
         if created.canceled || !created.created {
             connection
@@ -149,7 +152,7 @@ impl<'a> Feed<'a> {
         let raft_index = connection.member_status().await?.raft_index;
         if !same || mirrors.cluster_state.after_status(before, revision, raft_index) == Verdict::Replaced {
             mirrors.cluster_state.forget();
-            mirrors.replace_history("the history behind the feed is not the mirror's");
+            mirrors.replace_history("the history behind the watch is not the mirror's");
             return Err(FeedEnd::StaleEpoch);
         }
         mirror.put_in_service(epoch)?;
@@ -166,30 +169,30 @@ impl<'a> Feed<'a> {
         let mut wanted = self.mirror.wanted();
         let mut pause = PROGRESS_PAUSE_FIRST;
         let mut next_request: Option<Instant> = None;
-        let mut heard = Instant::now();
+        let mut last_response = Instant::now();
         loop {
             let behind = *wanted.borrow_and_update() > self.assembler.revision();
             if !behind {
                 next_request = None;
                 pause = PROGRESS_PAUSE_FIRST;
-                heard = Instant::now();
+                last_response = Instant::now();
             } else if next_request.is_none() {
-                let patience = if self.mirror.scope.is_everything() {
-                    PROGRESS_PATIENCE
+                let delay = if self.mirror.scope.is_everything() {
+                    PROGRESS_DELAY
                 } else {
                     Duration::ZERO
                 };
-                next_request = Some(Instant::now() + patience);
-                heard = Instant::now();
+                next_request = Some(Instant::now() + delay);
+                last_response = Instant::now();
             }
             let due = next_request.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
-                // Responses first: while there are any, there is no need to ask.
+                // Responses first: while there are any, no progress request is needed.
                 biased;
                 response = self.responses.message() => {
                     let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
-                    heard = Instant::now();
-                    self.take(&response)?;
+                    last_response = Instant::now();
+                    self.handle(&response)?;
                     if !mirrors.within_budget(self.mirror) {
                         return Err(FeedEnd::OverBudget);
                     }
@@ -199,12 +202,12 @@ impl<'a> Feed<'a> {
                     changed.map_err(|_| FeedEnd::StaleEpoch)?;
                 }
                 () = tokio::time::sleep_until(due), if next_request.is_some() => {
-                    let silent = heard.elapsed();
-                    if silent > STALLED {
-                        return Err(FeedEnd::Lost(format!("the watch has been silent for {STALLED:?}")));
+                    let silent = last_response.elapsed();
+                    if silent > SILENCE_TIMEOUT {
+                        return Err(FeedEnd::Lost(format!("the watch has been silent for {SILENCE_TIMEOUT:?}")));
                     }
-                    if silent > STALLED_UNWELL && mirrors.upstream.has_better_than(connection.url()) {
-                        return Err(FeedEnd::Lost("the watch is silent and its member is unwell".into()));
+                    if silent > SILENCE_TIMEOUT_UNHEALTHY && mirrors.upstream.has_better_than(connection.url()) {
+                        return Err(FeedEnd::Lost("the watch is silent and its member is unhealthy".into()));
                     }
                     self.mirror.record_progress_request();
                     send(&self.requests, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
@@ -215,8 +218,8 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// Takes one response: events, a fragment of them, progress, or the end.
-    fn take(&mut self, response: &WatchResponse) -> Result<(), FeedEnd> {
+    /// Handles one response: events, a fragment of them, progress, or the end of the watch.
+    fn handle(&mut self, response: &WatchResponse) -> Result<(), FeedEnd> {
         faults::trip(Fault::Feed);
         if response.canceled {
             return Err(cancelled(response));
@@ -224,10 +227,12 @@ impl<'a> Feed<'a> {
         if response.created {
             return Ok(());
         }
-        let step = self
-            .assembler
-            .take(response)
-            .map_err(|error| FeedEnd::Reload("malformed", format!("an event is not understood: {error}")))?;
+        let step = self.assembler.add(response).map_err(|error| {
+            FeedEnd::Reload(
+                LoadCause::Malformed,
+                format!("an event is not understood: {error}"),
+            )
+        })?;
         match step {
             Step::Wait => {}
             Step::Apply { changes, revision } => {
@@ -246,16 +251,16 @@ async fn send(requests: &mpsc::Sender<WatchRequest>, request: RequestUnion) -> R
     let request = WatchRequest {
         request_union: Some(request),
     };
-    match tokio::time::timeout(ANSWER_TIMEOUT, requests.send(request)).await {
+    match tokio::time::timeout(RESPONSE_TIMEOUT, requests.send(request)).await {
         Ok(Ok(())) => Ok(()),
-        _ => Err(FeedEnd::Lost("the watch takes no requests".into())),
+        _ => Err(FeedEnd::Lost("the watch accepts no requests".into())),
     }
 }
 
 fn cancelled(response: &WatchResponse) -> FeedEnd {
     if response.compact_revision > 0 {
         return FeedEnd::Reload(
-            "compacted",
+            LoadCause::Compacted,
             format!(
                 "etcd has compacted up to {} past the mirror",
                 response.compact_revision
@@ -265,9 +270,9 @@ fn cancelled(response: &WatchResponse) -> FeedEnd {
     FeedEnd::Lost(format!("etcd cancelled the watch: {}", response.cancel_reason))
 }
 
-/// Reads the key that was changed last, at the mirror's revision, from the member that will feed it. If history was
-/// replaced while no feed stood (a restore that was then written past the mirror's revision), it is hardly the same.
-/// Also returns etcd's revision.
+/// Reads the key that was changed last, at the mirror's revision, from the member that will feed the mirror, and
+/// compares the entries. After a replacement of history without a feed (a restore, followed by writes past the
+/// mirror's revision) they differ with near certainty. Returns whether they are equal, and etcd's current revision.
 async fn continues(anchor: &Anchor, connection: &Arc<Connection>) -> Result<(bool, i64), FeedEnd> {
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
@@ -276,18 +281,18 @@ async fn continues(anchor: &Anchor, connection: &Arc<Connection>) -> Result<(boo
         revision: anchor.revision,
         ..RangeRequest::default()
     };
-    let answer = tokio::time::timeout(ANSWER_TIMEOUT, client.range(request))
+    let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
         .await
-        .map_err(|_| FeedEnd::Lost("no answer to a read in time".into()))?;
-    let response = match answer {
+        .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))?;
+    let response = match response {
         Ok(response) => response.into_inner(),
         Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => {
             return Err(FeedEnd::Reload(
-                "compacted",
+                LoadCause::Compacted,
                 "etcd has compacted past the mirror".into(),
             ));
         }
-        // etcd has not come to the mirror's revision.
+        // A revision in the future: this member's history is shorter than the mirror's.
         Err(status) if status.code() == Code::OutOfRange => return Ok((false, 0)),
         Err(status) => return Err(status.into()),
     };

@@ -1,23 +1,23 @@
-//! The quorum check: one small linearizable read of etcd that proves, to all reads that wait for it, which revision
+//! The quorum check: one small linearizable read of etcd that proves, for all reads that wait for it, the revision that
 //! they must see at least (KEP-2340).
 //!
-//! **I2, a check joins nobody late**: a read joins the round that has *not been sent yet*. While one is under way, those
-//! that arrive gather in the next. A further round starts beside one that is slow.
+//! **I2**: a read only uses a check that was sent after the read arrived. It joins the round that has *not been sent
+//! yet*; reads that arrive while a check is in flight gather in the next round. A further round starts in addition to
+//! a slow one.
 //!
-//! Where etcd's auth is on, checks are not shared: [`authorize`] has those that also ask for a right (I8).
+//! While etcd's auth is on, checks are not shared: each requests the caller's permission as well ([`authorize`], I8).
 
 pub mod authorize;
+mod round;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::Code;
-use tonic::metadata::{MetadataMap, MetadataValue};
 
 use super::cluster_state::{Auth, Before, ClusterState, Verdict};
 use crate::cache::ResponseHeader;
@@ -25,41 +25,36 @@ use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanKind};
 use crate::telemetry::{Reason, Telemetry};
-use crate::upstream::{Connection, ConnectionClass, Upstream, anonymous_check, is_refusal};
-use authorize::Authorization;
+use crate::upstream::{Connection, ConnectionClass, Upstream, is_refusal};
+use authorize::{Authorization, Caller};
+pub use round::Proof;
+use round::{COALESCE_DELAY, Round, Rounds, SLOW_ROUND};
 
-/// Readers that are woken at once when a round ends.
-const WAKE_BATCH: u64 = 8;
-/// Rounds that may be under way at once.
-const MAX_ROUNDS: usize = 4;
-/// From so many reads on, the next round is held back until most of them have come again.
-const COALESCE_MIN_READS: u64 = 8;
-/// How long a round is held back at most.
-const COALESCE_DELAY: Duration = Duration::from_millis(1);
-/// A round that takes longer than this is slow: another may start beside it.
-const SLOW_ROUND: Duration = Duration::from_millis(50);
-/// One attempt of a round; a member that takes longer may be cut off from the others, so another is asked.
+/// Timeout of one attempt of a check. A member that takes longer may be cut off from the others, so another one is
+/// tried.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
-/// What a successful check proves: no write acknowledged before the check began is later than `header.revision`.
-#[derive(Clone, Copy, Debug)]
-pub struct Proof {
-    /// etcd's header, as answers from memory carry it (but for the revision, which is that of the memory).
-    pub header: ResponseHeader,
-}
+/// Pause before the next attempt.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
+/// Timeout of one authorization of rangecache's own user.
+const OWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Called when a check shows that history was replaced, with the new history's revision.
+/// Called when a check shows that history was replaced, with the header of the new history.
 pub type OnReplaced = Box<dyn Fn(&ResponseHeader) + Send + Sync>;
 
-/// Makes quorum checks, as few as prove all reads.
+/// Sends quorum checks: as few as prove all reads.
 pub struct Freshness {
     upstream: Arc<Upstream>,
     cluster_state: Arc<ClusterState>,
     telemetry: Arc<Telemetry>,
     on_replaced: OnReplaced,
+    /// Bound on a round with all its attempts.
     timeout: Duration,
     tasks: TaskTracker,
-    /// Ends rounds: at a stop nobody waits for them any more.
+    /// Cancels rounds when the process stops.
     stop: CancellationToken,
+    /// Lock order: `rounds`, then the `state` of one round. Never the other way, and never two rounds' states at
+    /// once: a read joins under both locks, so that a round that was taken out of `rounds` to be sent gains no more
+    /// reads (I2).
     rounds: Mutex<Rounds>,
 }
 
@@ -69,82 +64,8 @@ impl std::fmt::Debug for Freshness {
     }
 }
 
-#[derive(Default)]
-struct Rounds {
-    /// The round that has not been sent: who arrives joins it.
-    gathering: Option<Arc<Round>>,
-    under_way: usize,
-    last_sent: Option<Instant>,
-    last_done: Option<Instant>,
-    /// How many reads there were at the end of the last two rounds: served by it, or gathered meanwhile.
-    crowds: [u64; 2],
-    /// A task will look again at [`COALESCE_DELAY`]'s end.
-    holding: bool,
-}
-
-impl Rounds {
-    /// Whether the gathered round should be sent now.
-    ///
-    /// With nothing under way a read waits for one round trip. Under load, the callers that the last round answered are
-    /// about to ask again: waiting until most of them have is little time, and spares etcd most of its checks.
-    fn is_ripe(&self) -> bool {
-        let Some(round) = &self.gathering else {
-            return false;
-        };
-        if self.under_way > 0 {
-            let slow = self.last_sent.is_some_and(|sent| sent.elapsed() >= SLOW_ROUND);
-            return slow && self.under_way < MAX_ROUNDS;
-        }
-        let expected = self.crowds[0].max(self.crowds[1]);
-        expected < COALESCE_MIN_READS
-            || round.state.lock().reads * 8 >= expected * 7
-            || self.last_done.is_none_or(|done| done.elapsed() >= COALESCE_DELAY)
-    }
-}
-
-/// One check and the reads that it serves.
-struct Round {
-    /// When the first read joined: no read waits longer than the timeout from here on, whatever is under way.
-    created: Instant,
-    state: Mutex<RoundState>,
-    done: Notify,
-}
-
-impl Default for Round {
-    fn default() -> Self {
-        Round {
-            created: Instant::now(),
-            state: Mutex::default(),
-            done: Notify::new(),
-        }
-    }
-}
-
-impl Round {
-    /// Wakes all readers: many of them in groups, so that the first answers are on their way, and their callers at work,
-    /// while the others are made.
-    async fn wake(&self, reads: u64) {
-        for _ in 1..reads.div_ceil(WAKE_BATCH) {
-            for _ in 0..WAKE_BATCH {
-                self.done.notify_one();
-            }
-            tokio::task::yield_now().await;
-        }
-        // The last group, and whoever was about to wait.
-        self.done.notify_waiters();
-    }
-}
-
-#[derive(Default)]
-struct RoundState {
-    reads: u64,
-    /// The check's span, once a read that is traced has joined.
-    span: Option<SpanContext>,
-    result: Option<Result<Proof, Reason>>,
-}
-
 impl Freshness {
-    /// `timeout` bounds a round with all its attempts.
+    /// `timeout` bounds a round with all its attempts. Rounds are tasks of `tasks`, cancelled by `stop`.
     #[must_use]
     pub fn new(
         upstream: Arc<Upstream>,
@@ -167,39 +88,69 @@ impl Freshness {
         }
     }
 
-    /// Waits for a check that starts after this call, for no longer than the timeout.
+    /// Waits for a check that is sent after this call, at most for the timeout. A caller with a shorter deadline
+    /// enforces it itself.
     ///
     /// # Errors
-    /// Why there is no proof. The caller's own deadline is the caller's to keep.
+    /// The reason why there is no proof.
     pub async fn prove(self: &Arc<Self>) -> Result<Proof, Reason> {
         self.prove_for(None).await
     }
 
-    /// The same for a read that is traced if there is a `link`: there the check's span is put, which all its reads share.
+    /// Like [`Freshness::prove`], for a read that is traced if `link` is given: receives the check's span, which all
+    /// reads of the round share.
     ///
     /// # Errors
-    /// As [`Freshness::prove`].
+    /// Those of [`Freshness::prove`].
     pub async fn prove_for(
         self: &Arc<Self>,
         link: Option<&mut Option<SpanContext>>,
     ) -> Result<Proof, Reason> {
         let round = self.join(link);
-        self.wait(&round).await
+        round.wait().await
     }
 
-    async fn wait(&self, round: &Round) -> Result<Proof, Reason> {
-        loop {
-            // Registered before the look, so that the end of the round is not missed.
-            let done = round.done.notified();
-            if let Some(result) = round.state.lock().result {
-                return result;
-            }
-            done.await;
-        }
+    /// Requests `authorization` from etcd, and its revision. That of a serializable one may be older than what is
+    /// known: the caller compares.
+    ///
+    /// # Errors
+    /// [`Reason::Auth`] if etcd refuses; the read itself, forwarded, gets etcd's own message. Otherwise the reason
+    /// why there is no response.
+    pub async fn authorize(
+        &self,
+        authorization: &Authorization<'_>,
+        deadline: Instant,
+    ) -> Result<Proof, Reason> {
+        let began = Instant::now();
+        let deadline = deadline.min(began + self.timeout);
+        let caller = Caller::Authenticated(authorization);
+        let result = self.check(&caller, None, deadline).await;
+        let result_name = result.map_or_else(Reason::as_str, |_| "granted");
+        self.telemetry
+            .metrics
+            .freshness
+            .record_authorization(result_name, began.elapsed());
+        result
     }
 
-    /// Joins the round that gathers, and sends it if it is ripe.
+    /// Requests permission for rangecache's own user to read a range: all keys of a mirror.
+    ///
+    /// # Errors
+    /// Those of [`Freshness::authorize`].
+    pub async fn authorize_own(&self, key: Bytes, range_end: Bytes) -> Result<Proof, Reason> {
+        let authorization = Authorization {
+            key,
+            range_end,
+            caller: None,
+            trace: None,
+            serializable: false,
+        };
+        self.authorize(&authorization, Instant::now() + OWN_TIMEOUT).await
+    }
+
+    /// Joins the gathering round, and sends it if it is due.
     fn join(self: &Arc<Self>, link: Option<&mut Option<SpanContext>>) -> Arc<Round> {
+        // Held until the read is counted: a round is sent only after it was taken out of `rounds` under this lock.
         let mut rounds = self.rounds.lock();
         let round = Arc::clone(rounds.gathering.get_or_insert_default());
         {
@@ -209,23 +160,23 @@ impl Freshness {
                 *link = Some(*state.span.get_or_insert_with(SpanContext::root));
             }
         }
-        self.send_if_ripe(&mut rounds);
+        self.send_if_due(&mut rounds);
         round
     }
 
-    /// Sends the gathered round if it is ripe; from then on nobody joins it. If it is held back, sees to it that it is
-    /// looked at again.
-    fn send_if_ripe(self: &Arc<Self>, rounds: &mut Rounds) {
-        if !rounds.is_ripe() {
-            if rounds.gathering.is_some() && rounds.under_way == 0 && !rounds.holding {
-                rounds.holding = true;
+    /// Sends the gathering round if it is due; later reads join the next one. If it is delayed, ensures that it is
+    /// reconsidered after [`COALESCE_DELAY`].
+    fn send_if_due(self: &Arc<Self>, rounds: &mut Rounds) {
+        if !rounds.is_due() {
+            if rounds.gathering.is_some() && rounds.in_flight == 0 && !rounds.is_delayed {
+                rounds.is_delayed = true;
                 let freshness = Arc::clone(self);
                 self.tasks.spawn(async move {
-                    // A stop is waited out: it is a millisecond.
+                    // Not cancelled when the process stops: it lasts a millisecond.
                     tokio::time::sleep(COALESCE_DELAY).await;
                     let mut rounds = freshness.rounds.lock();
-                    rounds.holding = false;
-                    freshness.send_if_ripe(&mut rounds);
+                    rounds.is_delayed = false;
+                    freshness.send_if_due(&mut rounds);
                 });
             }
             return;
@@ -233,7 +184,7 @@ impl Freshness {
         let Some(round) = rounds.gathering.take() else {
             return;
         };
-        rounds.under_way += 1;
+        rounds.in_flight += 1;
         rounds.last_sent = Some(Instant::now());
         let freshness = Arc::clone(self);
         self.tasks.spawn(async move {
@@ -242,22 +193,23 @@ impl Freshness {
         });
     }
 
-    /// Makes one check for all who have joined `round`.
+    /// Makes one check for all reads that have joined `round`.
     async fn run(self: &Arc<Self>, round: &Round) {
         let began = Instant::now();
         let tracer = &self.telemetry.tracer;
         let span = round.state.lock().span;
         let mut span = span.and_then(|context| tracer.linked("quorum check", context));
         let result = {
-            // Whatever happens to it, those who wait for the round are told its end.
-            let check = caught(self.check(&Asker::Nobody, span.as_deref_mut(), round.created + self.timeout));
+            // A panic is caught, so that the waiting reads get a result in any case.
+            let deadline = round.created + self.timeout;
+            let check = caught(self.check(&Caller::Anonymous, span.as_deref_mut(), deadline));
             let check = async { check.await.unwrap_or(Err(Reason::CheckFailed)) };
             tokio::pin!(check);
             match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
                 Ok(result) => result,
                 Err(_) => {
-                    // Those who have gathered meanwhile need not wait for this one.
-                    self.send_if_ripe(&mut self.rounds.lock());
+                    // Reads that have gathered meanwhile need not wait for this slow check.
+                    self.send_if_due(&mut self.rounds.lock());
                     check.await
                 }
             }
@@ -268,15 +220,10 @@ impl Freshness {
             state.reads
         };
         {
+            // After this round's state was unlocked: `rounds` is always locked first.
             let mut rounds = self.rounds.lock();
-            rounds.under_way -= 1;
-            rounds.last_done = Some(Instant::now());
-            let gathered = rounds
-                .gathering
-                .as_ref()
-                .map_or(0, |round| round.state.lock().reads);
-            rounds.crowds = [rounds.crowds[1], reads + gathered];
-            self.send_if_ripe(&mut rounds);
+            rounds.record_done(reads);
+            self.send_if_due(&mut rounds);
         }
         self.telemetry
             .metrics
@@ -294,10 +241,10 @@ impl Freshness {
         round.wake(reads).await;
     }
 
-    /// One round: attempts at one member after the other, until one is answered or time is up.
+    /// Makes one check: attempts at one member after another, until one responds or `deadline` has passed.
     async fn check(
         &self,
-        asker: &Asker<'_>,
+        caller: &Caller<'_>,
         mut span: Option<&mut Span>,
         deadline: Instant,
     ) -> Result<Proof, Reason> {
@@ -314,44 +261,45 @@ impl Freshness {
             let before = self.cluster_state.before_check();
             faults::trip(Fault::Check);
             let attempt = async {
-                let (header, is_quorum) = asker.ask(&connection, trace).await?;
-                let vetted = if is_quorum {
+                let (header, is_quorum) = caller.check(&connection, trace).await?;
+                let history = if is_quorum {
                     self.check_history(&connection, before, header.revision).await?
                 } else {
                     Verdict::Continues
                 };
-                Ok::<_, tonic::Status>((header, is_quorum, vetted))
+                Ok::<_, tonic::Status>((header, is_quorum, history))
             };
             let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
-            let answered = tokio::time::timeout_at(attempt_deadline, attempt).await;
+            let attempted = tokio::time::timeout_at(attempt_deadline, attempt).await;
             faults::hold(Fault::Hold).await;
-            let status = match answered {
-                Ok(Ok((header, true, vetted))) => return self.finish_check(asker, before, header, vetted),
+            let status = match attempted {
+                Ok(Ok((header, true, history))) => return self.finish_check(caller, before, header, history),
                 Ok(Ok((header, false, _))) => return Ok(Proof { header }),
                 Ok(Err(status)) => status,
-                // The asker had no more time: that says nothing of the member.
+                // The caller's time is up, which is no evidence against the member.
                 Err(_) if attempt_deadline == deadline => return Err(Reason::CheckFailed),
-                Err(_) => tonic::Status::deadline_exceeded("no answer to a quorum check in time"),
+                Err(_) => tonic::Status::deadline_exceeded("no response to a quorum check in time"),
             };
             if is_refusal(&status) {
-                self.refused(asker, &status);
+                self.record_refusal(caller, &status);
                 return Err(Reason::Auth);
             }
             tracing::debug!(endpoint = %connection.url(), code = ?status.code(), message_of_etcd = status.message(),
                 "a quorum check failed");
-            if !asker.may_ask_another(&status) {
+            if !caller.may_try_another_member(&status) {
                 return Err(Reason::CheckFailed);
             }
             self.upstream.avoid(connection.url());
-            if Instant::now() + Duration::from_millis(20) >= deadline {
+            if Instant::now() + ATTEMPT_PAUSE >= deadline {
                 return Err(Reason::CheckFailed);
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(ATTEMPT_PAUSE).await;
         }
     }
 
-    fn refused(&self, asker: &Asker<'_>, status: &tonic::Status) {
-        if !matches!(asker, Asker::Nobody) || self.cluster_state.auth_is_on() == Auth::On {
+    /// Records that auth is on if an anonymous check was refused, and logs the change.
+    fn record_refusal(&self, caller: &Caller<'_>, status: &tonic::Status) {
+        if !matches!(caller, Caller::Anonymous) || self.cluster_state.auth_is_on() == Auth::On {
             return;
         }
         self.upstream.credentials().require_token();
@@ -376,7 +324,7 @@ impl Freshness {
         }
     }
 
-    /// The first check on a connection asks more: is the history behind it the one that is known? (I4)
+    /// Compares the history behind a new connection with the known one, at the first check on it (I4).
     async fn check_history(
         &self,
         connection: &Arc<Connection>,
@@ -393,79 +341,21 @@ impl Freshness {
 
     fn finish_check(
         &self,
-        asker: &Asker<'_>,
+        caller: &Caller<'_>,
         before: Before,
         header: ResponseHeader,
-        vetted: Verdict,
+        history: Verdict,
     ) -> Result<Proof, Reason> {
-        // Only who has no credentials can tell by an answer that none are needed.
-        if matches!(asker, Asker::Nobody) && self.cluster_state.auth_seems_off(before) == Auth::On {
+        // Only an unauthenticated check can show that auth is off.
+        if matches!(caller, Caller::Anonymous) && self.cluster_state.auth_seems_off(before) == Auth::On {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
-        match (self.cluster_state.after_check(before, header), vetted) {
+        match (self.cluster_state.after_check(before, header), history) {
             (Verdict::Continues, Verdict::Continues) => Ok(Proof { header }),
             _ => {
                 (self.on_replaced)(&header);
                 Err(Reason::HistoryReplaced)
             }
-        }
-    }
-}
-
-/// Who asks: whose credentials a check carries, and for which right it asks.
-enum Asker<'a> {
-    /// Nobody, for no right: what the reads of all callers without credentials share while auth is off.
-    Nobody,
-    /// Somebody, for the right to read a range.
-    Somebody(&'a Authorization<'a>),
-}
-
-impl Asker<'_> {
-    /// Asks the member behind `connection`; also returns whether it was made sure that no other is ahead of it.
-    async fn ask(
-        &self,
-        connection: &Arc<Connection>,
-        trace: Option<SpanContext>,
-    ) -> Result<(ResponseHeader, bool), tonic::Status> {
-        let (header, is_quorum) = match self {
-            Asker::Nobody => {
-                let mut metadata = MetadataMap::new();
-                name_trace(&mut metadata, trace);
-                (anonymous_check(connection, metadata).await?, true)
-            }
-            Asker::Somebody(authorization) => authorization.ask(connection).await?,
-        };
-        let header = header.ok_or_else(|| tonic::Status::internal("no header"))?;
-        Ok((header.into(), is_quorum))
-    }
-
-    /// Whether `status` is the member's trouble, which another member may not have. What somebody sends along may be
-    /// the cause of anything else, and must not make members look bad to others.
-    fn may_ask_another(&self, status: &tonic::Status) -> bool {
-        matches!(self, Asker::Nobody)
-            || matches!(
-                status.code(),
-                Code::Unavailable | Code::DeadlineExceeded | Code::Unknown
-            )
-    }
-}
-
-/// Names the span that a call is made for.
-fn name_trace(metadata: &mut MetadataMap, trace: Option<SpanContext>) {
-    if let Some(trace) = trace
-        && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
-    {
-        metadata.insert("traceparent", traceparent);
-    }
-}
-
-impl From<crate::etcdserverpb::ResponseHeader> for ResponseHeader {
-    fn from(header: crate::etcdserverpb::ResponseHeader) -> ResponseHeader {
-        ResponseHeader {
-            cluster_id: header.cluster_id,
-            member_id: header.member_id,
-            revision: header.revision,
-            raft_term: header.raft_term,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A mirror's life: load, follow, resume; load anew when what it holds cannot be resumed.
+//! The life of a mirror: load, follow, resume; reload when its contents cannot be resumed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::feed::{self, FeedEnd};
 use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadError};
+use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
 use super::over_budget;
 use super::state::{Epoch, Mirror};
@@ -17,147 +18,199 @@ use crate::telemetry::Reason;
 use crate::telemetry::trace::Span;
 use crate::upstream::{Backoff, ReceiveWindow};
 
-/// First pause before a lost feed is made again, and before a failed load is tried again.
+/// First pause before a lost watch is created again, and before a failed load is retried.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
-/// Longest pause before a lost feed is made again.
+/// Longest pause before a lost watch is created again.
 const FEED_BACKOFF_LAST: Duration = Duration::from_millis(500);
-/// Longest pause before a failed load is tried again: a load is the dearest thing that etcd is asked for.
+/// Longest pause before a failed load is retried: a load is the most expensive request to etcd.
 const LOAD_BACKOFF_LAST: Duration = Duration::from_secs(5);
-/// Pause after a panic: what panics at once must not keep etcd busy with loads.
+/// A feed that lasted longer than this resets the backoff.
+const FEED_IS_STABLE: Duration = Duration::from_secs(5);
+/// Pause after a panic: a task that panics at once must not keep etcd busy with loads.
 const PANIC_PAUSE: Duration = Duration::from_secs(1);
-/// How long to wait for any endpoint before saying so again.
-const ENDPOINT_PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout for connecting to any endpoint, after which a failure is logged and the next attempt begins.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Keeps `mirror` in step with etcd, until cancelled; `reason` it has to be loaded, for the metric.
-pub(super) async fn run(mirrors: &Mirrors, mirror: &Mirror, mut reason: &'static str) {
-    let mut backoff = Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST);
-    // What readers are told while a load is under way: one that may well be too large changes nothing for them.
-    let mut meanwhile = Reason::Loading;
+/// Starts one task per mirror.
+pub(super) fn start(mirrors: &Arc<Mirrors>) {
+    for index in 0..mirrors.all.len() {
+        let mirrors_of_task = Arc::clone(mirrors);
+        let stop = mirrors.stop.clone();
+        mirrors.tasks.spawn(async move {
+            let mirror = &mirrors_of_task.all[index];
+            stop.run_until_cancelled(run_despite_panics(&mirrors_of_task, mirror))
+                .await;
+        });
+    }
+}
+
+/// Runs a mirror's lifecycle. After a panic its contents may be inconsistent, so they are dropped at once.
+async fn run_despite_panics(mirrors: &Mirrors, mirror: &Mirror) {
+    let mut cause = LoadCause::Start;
+    while caught(run(mirrors, mirror, cause)).await.is_err() {
+        cause = LoadCause::Dropped(Reason::Panicked);
+        let _ = mirror.end_epoch(mirror.epoch(), Reason::Panicked);
+        tracing::warn!(
+            mirror = mirror.name,
+            "the mirror's task panicked; reloading the mirror"
+        );
+        tokio::time::sleep(PANIC_PAUSE).await;
+    }
+}
+
+/// Keeps `mirror` up to date with etcd until cancelled; `cause` is that of the first load.
+async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
+    let mut lifecycle = Lifecycle {
+        mirrors,
+        mirror,
+        load_backoff: Backoff::new(BACKOFF_FIRST, LOAD_BACKOFF_LAST),
+        reason_while_loading: Reason::Loading,
+    };
     loop {
         let epoch = mirror.epoch();
-        mirrors
-            .telemetry
-            .metrics
-            .mirrors
-            .record_reload(&mirror.name, reason);
+        cause = match lifecycle.load(epoch, cause).await {
+            Ok(()) => lifecycle.follow(epoch).await,
+            Err(cause) => cause,
+        };
+    }
+}
+
+struct Lifecycle<'a> {
+    mirrors: &'a Mirrors,
+    mirror: &'a Mirror,
+    load_backoff: Backoff,
+    /// Reason of reads that are forwarded during the next load: still [`Reason::OverBudget`] if the mirror may not fit.
+    reason_while_loading: Reason,
+}
+
+impl Lifecycle<'_> {
+    /// Loads the mirror once. After a failure, waits until another attempt makes sense and returns its cause.
+    async fn load(&mut self, epoch: Epoch, cause: LoadCause) -> Result<(), LoadCause> {
+        let (mirrors, mirror) = (self.mirrors, self.mirror);
+        let metrics = &mirrors.telemetry.metrics.mirrors;
+        metrics.record_reload(&mirror.name, cause.as_str());
         let began = Instant::now();
-        let span = mirrors.background(if reason == "start" { "load" } else { "reload" }, mirror);
+        let span_name = if cause == LoadCause::Start {
+            "load"
+        } else {
+            "reload"
+        };
+        let span = mirrors.background(span_name, mirror);
         let loaded = tokio::select! {
-            loaded = load(mirrors, mirror, epoch, meanwhile) => loaded,
+            loaded = load(mirrors, mirror, epoch, self.reason_while_loading) => loaded,
             () = mirror.epoch_ended(epoch) => Ok(false),
         };
         if let Some(span) = span {
-            load_ended(mirrors, mirror, *span, reason, &loaded);
+            end_load_span(mirrors, mirror, *span, cause, &loaded);
         }
         match loaded {
-            Ok(true) => {}
-            Ok(false) => {
-                reason = why_void(mirror);
-                continue;
+            Ok(true) => {
+                self.load_backoff.reset();
+                self.reason_while_loading = Reason::Loading;
+                tracing::info!(
+                    mirror = mirror.name,
+                    keys = mirror.metrics.load_keys.get(),
+                    bytes = mirror.metrics.load_bytes.get(),
+                    seconds = began.elapsed().as_secs_f64(),
+                    "loaded"
+                );
+                Ok(())
             }
+            Ok(false) => Err(LoadCause::Dropped(reason_out(mirror))),
             Err(error @ LoadError::OverBudget { .. }) => {
-                let loaded = &mirror.metrics;
-                let mean_bytes = mean(loaded.load_bytes.get(), loaded.load_keys.get()) + ENTRY_OVERHEAD_BYTES;
-                if meanwhile == Reason::OverBudget {
+                if self.reason_while_loading == Reason::OverBudget {
                     tracing::info!(mirror = mirror.name, %error, "the mirror still does not fit");
                 } else {
-                    tracing::warn!(mirror = mirror.name, %error, "the mirror steps aside until it fits: its reads are forwarded. \
+                    tracing::warn!(mirror = mirror.name, %error,
+                        "mirror disabled (over budget): its keys do not fit; forwarding its reads until they do. \
                         Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix");
                 }
-                meanwhile = step_aside(mirrors, mirror, epoch, mean_bytes).await;
-                reason = "may_fit";
-                continue;
+                let loaded = &mirror.metrics;
+                let mean_bytes = mean(loaded.load_bytes.get(), loaded.load_keys.get()) + ENTRY_OVERHEAD_BYTES;
+                Err(self.wait_until_it_fits(epoch, mean_bytes).await)
             }
             Err(error) => {
-                tracing::warn!(mirror = mirror.name, %error, "loading failed; reads are forwarded; trying again");
-                tokio::time::sleep(backoff.pause()).await;
-                reason = "load_failed";
-                continue;
+                tracing::warn!(mirror = mirror.name, %error, "load failed; forwarding reads and retrying");
+                tokio::time::sleep(self.load_backoff.pause()).await;
+                Err(LoadCause::LoadFailed)
             }
         }
-        backoff.reset();
-        meanwhile = Reason::Loading;
-        tracing::info!(
-            mirror = mirror.name,
-            keys = mirror.metrics.load_keys.get(),
-            bytes = mirror.metrics.load_bytes.get(),
-            seconds = began.elapsed().as_secs_f64(),
-            "loaded"
-        );
-        match follow(mirrors, mirror, epoch).await {
+    }
+
+    /// Follows etcd until the mirror has to be loaded again; returns the cause of that load.
+    async fn follow(&mut self, epoch: Epoch) -> LoadCause {
+        let mirror = self.mirror;
+        match follow(self.mirrors, mirror, epoch).await {
             FeedEnd::OverBudget => {
-                let grown = &mirror.metrics;
-                let mean_bytes = mean(grown.memory_bytes.get(), grown.keys.get());
                 tracing::warn!(
                     mirror = mirror.name,
-                    "the mirror has outgrown its memory and steps aside until it fits: its reads are \
-                    forwarded. Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix"
+                    "mirror disabled (over budget): it has outgrown its memory; forwarding its reads until it fits. \
+                    Raise --cache-max-bytes, or mirror less with --cache-prefix or --no-cache-prefix"
                 );
-                meanwhile = step_aside(mirrors, mirror, epoch, mean_bytes).await;
-                reason = "may_fit";
+                let grown = &mirror.metrics;
+                let mean_bytes = mean(grown.memory_bytes.get(), grown.keys.get());
+                self.wait_until_it_fits(epoch, mean_bytes).await
             }
             FeedEnd::Reload(cause, explanation) => {
                 tracing::warn!(
                     mirror = mirror.name,
-                    reason = cause,
+                    reason = cause.as_str(),
                     explanation,
-                    "the mirror is loaded anew"
+                    "reloading the mirror"
                 );
                 let _ = mirror.drop_contents(epoch, Reason::Loading);
-                reason = cause;
+                cause
             }
-            FeedEnd::StaleEpoch | FeedEnd::Lost(_) => reason = why_void(mirror),
+            FeedEnd::StaleEpoch | FeedEnd::Lost(_) => LoadCause::Dropped(reason_out(mirror)),
         }
+    }
+
+    /// Frees the mirror's memory and waits until its keys, at `mean_bytes` each, may fit.
+    async fn wait_until_it_fits(&mut self, epoch: Epoch, mean_bytes: u64) -> LoadCause {
+        let (mirrors, mirror) = (self.mirrors, self.mirror);
+        let _ = mirror.drop_contents(epoch, Reason::OverBudget);
+        over_budget::until_it_may_fit(mirrors, mirror, epoch, mean_bytes).await;
+        self.reason_while_loading = mirror.revision().err().unwrap_or(Reason::Loading);
+        LoadCause::MayFit
     }
 }
 
-/// Says in its span how a load ended.
-fn load_ended(
+/// Ends the span of a load with its result.
+fn end_load_span(
     mirrors: &Mirrors,
     mirror: &Mirror,
     mut span: Span,
-    reason: &'static str,
+    cause: LoadCause,
     loaded: &Result<bool, LoadError>,
 ) {
-    span.set("rangecache.reason", reason);
+    span.set("rangecache.reason", cause.as_str());
     span.set("rangecache.keys", mirror.metrics.load_keys.get());
     span.set("rangecache.bytes", mirror.metrics.load_bytes.get());
     match loaded {
         Ok(true) => {}
-        Ok(false) => span.error = Some(why_void(mirror).into()),
+        Ok(false) => span.error = Some(reason_out(mirror).as_str().into()),
         Err(error) => span.error = Some(error.to_string().into()),
     }
     mirrors.telemetry.tracer.end(span);
-}
-
-/// Gives the memory back, and waits until it may be enough; returns what readers are told during the load that follows.
-async fn step_aside(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mean_bytes: u64) -> Reason {
-    let _ = mirror.drop_contents(epoch, Reason::OverBudget);
-    over_budget::until_it_may_fit(mirrors, mirror, epoch, mean_bytes).await;
-    mirror.revision().err().unwrap_or(Reason::Loading)
 }
 
 fn mean(bytes: i64, keys: i64) -> u64 {
     u64::try_from(bytes / keys.max(1)).unwrap_or(0).max(1)
 }
 
-/// What voided the epoch.
-fn why_void(mirror: &Mirror) -> &'static str {
-    mirror
-        .revision()
-        .err()
-        .unwrap_or(Reason::HistoryReplaced)
-        .as_str()
+/// Reason why the mirror is out of service after its epoch ended.
+fn reason_out(mirror: &Mirror) -> Reason {
+    mirror.revision().err().unwrap_or(Reason::HistoryReplaced)
 }
 
-/// Loads `mirror`; `Ok(false)` if history was replaced meanwhile.
+/// Loads `mirror`; `Ok(false)` if its epoch ended meanwhile.
 async fn load(
     mirrors: &Mirrors,
     mirror: &Mirror,
     epoch: Epoch,
-    meanwhile: Reason,
+    reason_while_loading: Reason,
 ) -> Result<bool, LoadError> {
-    if mirror.drop_contents(epoch, meanwhile).is_err() {
+    if mirror.drop_contents(epoch, reason_while_loading).is_err() {
         return Ok(false);
     }
     let loaded = Load { mirrors, mirror }.run().await?;
@@ -170,15 +223,15 @@ async fn load(
     Ok(mirror.fill(epoch, store, loaded.newest_key).is_ok())
 }
 
-/// Follows etcd, feed after feed, for as long as what the mirror holds can be resumed.
+/// Follows etcd, one feed after another, as long as the mirror's contents can be resumed.
 async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
     let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
     let mut last: Option<Url> = None;
-    let mut opening = "follow";
+    let mut span_name = "follow";
     loop {
         let began = Instant::now();
-        let span = mirrors.background(std::mem::replace(&mut opening, "resume"), mirror);
-        let deadline = began + ENDPOINT_PATIENCE;
+        let span = mirrors.background(std::mem::replace(&mut span_name, "resume"), mirror);
+        let deadline = began + CONNECT_TIMEOUT;
         let end = match mirrors
             .upstream
             .dedicated(ReceiveWindow::DEDICATED, last.as_ref(), deadline)
@@ -196,43 +249,17 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
         if mirror.take_out_of_service(epoch, Reason::FeedLost).is_err() {
             return FeedEnd::StaleEpoch;
         }
-        if began.elapsed() > Duration::from_secs(5) {
+        if began.elapsed() > FEED_IS_STABLE {
             backoff.reset();
         }
         tracing::warn!(
             mirror = mirror.name,
             explanation,
-            "the feed was lost; reads are forwarded until it stands again"
+            "watch lost; forwarding reads until it is re-established"
         );
         tokio::select! {
             () = tokio::time::sleep(backoff.pause()) => {}
             () = mirror.epoch_ended(epoch) => return FeedEnd::StaleEpoch,
         }
-    }
-}
-
-/// A mirror's life over panics: what one leaves behind may be half done, so that it is dropped at once.
-async fn live(mirrors: &Mirrors, mirror: &Mirror) {
-    let mut reason = "start";
-    while caught(run(mirrors, mirror, reason)).await.is_err() {
-        reason = Reason::Panicked.as_str();
-        let _ = mirror.end_epoch(mirror.epoch(), Reason::Panicked);
-        tracing::warn!(
-            mirror = mirror.name,
-            "the mirror's task panicked: the mirror is loaded anew"
-        );
-        tokio::time::sleep(PANIC_PAUSE).await;
-    }
-}
-
-/// Starts one task per mirror.
-pub(super) fn start(mirrors: &Arc<Mirrors>) {
-    for index in 0..mirrors.all.len() {
-        let mirrors_of_task = Arc::clone(mirrors);
-        let stop = mirrors.stop.clone();
-        mirrors.tasks.spawn(async move {
-            let mirror = &mirrors_of_task.all[index];
-            stop.run_until_cancelled(live(&mirrors_of_task, mirror)).await;
-        });
     }
 }

@@ -1,5 +1,5 @@
-//! Loading a scope at one pinned revision: by RangeStream where etcd has it (KEP-5966), else page by page. What breaks is
-//! taken up behind the last key that came, at the same revision, by whichever endpoint is there.
+//! Loads of a scope at one pinned revision: by RangeStream where etcd has it (KEP-5966), otherwise page by page.
+//! After a broken connection the load continues behind the last key, at the same revision, on any endpoint.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,80 +19,81 @@ use crate::keyspace::successor;
 use crate::net::Url;
 use crate::upstream::{Channel, ConnectError, Connection, ReceiveWindow, current_header};
 
-/// How long etcd may take for the next piece.
+/// Timeout for the next page or chunk.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a long load is spoken of in the log.
+/// Interval of the log lines of a long load.
 const LOG_INTERVAL: Duration = Duration::from_secs(5);
-/// What a page should hold, in bytes: large enough that etcd's count of the whole range, paid per page, is little
-/// beside it; small enough to be held twice.
+/// Target size of a page in bytes: large enough that etcd's count of the whole range, which each page costs, is small
+/// in comparison; small enough for two pages in memory.
 const PAGE_TARGET_BYTES: u64 = 8 << 20;
-/// The first page, whose values may be of any size.
+/// Limit of the first page, before the size of values is known.
 const FIRST_PAGE_KEYS: i64 = 64;
-/// How often in a row a load goes on after a break that brought no key.
+/// Consecutive connections without a new key after which a load fails.
 const MAX_RESUMES: u32 = 5;
-/// Pause before it does.
+/// Pause before a load continues on another connection.
 const RESUME_PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait for any endpoint.
-const ENDPOINT_PATIENCE: Duration = Duration::from_secs(10);
-/// How fast a load may be. etcd answers other clients meanwhile: at its full speed a load would take a core of etcd's and one
-/// of ours.
+/// Timeout for connecting to any endpoint.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Highest rate of a load. etcd serves other clients meanwhile: unlimited, a load would take one core of etcd and one
+/// of rangecache.
 const LOAD_BYTES_PER_SECOND: f64 = 512e6;
-/// What an entry costs beside its own bytes, for the budget during a load.
+/// Memory of an entry in addition to its own bytes, for the budget during a load (estimate: leaf slot, reference
+/// count, rounding).
 pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 48;
 
 /// A scope's keys at one revision.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    /// The keys.
+    /// Keys and values.
     pub(super) tree: Tree,
-    /// etcd's header; its revision is the one that the keys were read at.
+    /// etcd's header; the keys were read at its revision.
     pub(super) header: ResponseHeader,
-    /// A key that was last changed, by which a later feed is held against this load.
+    /// A key changed at the newest revision, by which a later feed is compared with this load.
     pub(super) newest_key: Option<Bytes>,
 }
 
-/// Why a load did not come to its end.
+/// Failure of a load.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoadError {
-    /// etcd refused or was lost.
+    /// etcd refused, or the connection was lost.
     #[error("etcd: {} ({:?})", .0.message(), .0.code())]
     Status(#[from] tonic::Status),
-    /// No piece came in time.
+    /// No page or chunk arrived in time.
     #[error("etcd sent nothing for {PIECE_TIMEOUT:?}")]
     TimedOut,
-    /// It would not fit.
+    /// The keys exceed the budget.
     #[error("the keys take more than the {max_bytes} bytes that --cache-max-bytes allows")]
     OverBudget {
-        /// The bound that is left for this mirror.
+        /// Bytes that the other mirrors leave of `--cache-max-bytes`.
         max_bytes: u64,
     },
-    /// Something that is no key-value.
+    /// An invalid KeyValue.
     #[error("etcd sent a key-value that is not understood: {0}")]
     Malformed(#[from] MalformedKeyValue),
-    /// No header, or none with a revision.
-    #[error("etcd's answer carries no revision")]
+    /// A response without a header or revision.
+    #[error("etcd's response carries no revision")]
     NoRevision,
-    /// No connection.
+    /// No endpoint could be connected to.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The load cannot go on with another history than it began with.
+    /// The history behind the new connection differs from that of the load.
     #[error("etcd's history was replaced meanwhile")]
     HistoryReplaced,
-    /// The tree's task died.
+    /// The task that builds the tree panicked.
     #[error("building the tree failed")]
     Build,
 }
 
-/// What a load needs to know.
+/// One load of one mirror.
 #[derive(Debug)]
 pub(super) struct Load<'a> {
-    /// For connections, for the budget, and for what is known of history.
+    /// Connections, budget and cluster state.
     pub(super) mirrors: &'a Mirrors,
-    /// What is loaded.
+    /// The mirror to load.
     pub(super) mirror: &'a Mirror,
 }
 
-/// What has come so far.
+/// The keys of a load that have arrived so far.
 struct Gathered<'a> {
     load: &'a Load<'a>,
     /// etcd's header at the revision of the load.
@@ -102,17 +103,17 @@ struct Gathered<'a> {
     bytes: u64,
     newest: Option<(i64, Bytes)>,
     began: Instant,
-    spoke: Instant,
+    last_logged: Instant,
 }
 
 impl LoadError {
-    /// Whether it befell the connection or the member, so that the load can go on by another.
+    /// Whether the connection or the member failed, so that the load can continue on another.
     fn is_broken(&self) -> bool {
         match self {
             LoadError::TimedOut | LoadError::Connect(_) => true,
             LoadError::Status(status) => !matches!(
                 status.code(),
-                // Compacted, above all.
+                // OutOfRange: compacted, above all.
                 Code::OutOfRange | Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
             ),
             _ => false,
@@ -121,15 +122,15 @@ impl LoadError {
 }
 
 impl Load<'_> {
-    /// Loads, on a connection of its own. Where the connection breaks, goes on by another behind the last key that came.
+    /// Loads on a dedicated connection. When the connection breaks, continues on another one behind the last key.
     ///
     /// # Errors
-    /// [`LoadError`]; nothing of what came is kept.
+    /// [`LoadError`]; the keys that have arrived are dropped.
     pub(super) async fn run(&self) -> Result<Loaded, LoadError> {
         let mut connection = self.connect(None).await?;
         let raft_index = connection.member_status().await?.raft_index;
         let pinned = current(&connection, &self.mirror.scope).await?;
-        // So that a restore is known from the first moment on.
+        // A restore is detected from now on.
         self.mirrors
             .cluster_state
             .note_raft_index(raft_index, pinned.revision);
@@ -148,11 +149,11 @@ impl Load<'_> {
                 return Err(error);
             }
             tracing::warn!(mirror = self.mirror.name, %error, keys,
-                "the load was interrupted; going on behind the last key");
+                "load interrupted; continuing behind the last key");
             tokio::time::sleep(RESUME_PAUSE).await;
             match self.reconnect(&connection, pinned).await {
                 Ok(again) => connection = again,
-                // Counted as one more that brought nothing.
+                // The next iteration fails as well, and is counted.
                 Err(error) if error.is_broken() => {}
                 Err(error) => return Err(error),
             }
@@ -160,7 +161,7 @@ impl Load<'_> {
     }
 
     async fn connect(&self, but: Option<&Url>) -> Result<Arc<Connection>, LoadError> {
-        let deadline = Instant::now() + ENDPOINT_PATIENCE;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
         let connecting = self
             .mirrors
             .upstream
@@ -168,7 +169,7 @@ impl Load<'_> {
         Ok(connecting.await?)
     }
 
-    /// Another connection, if the history behind it is the one that the load began with (I4).
+    /// Connects again, preferably to another endpoint, and checks that its history is that of the load (I4).
     async fn reconnect(
         &self,
         broken: &Connection,
@@ -183,14 +184,14 @@ impl Load<'_> {
         if !same || cluster_state.after_status(before, now.revision, raft_index) == Verdict::Replaced {
             cluster_state.forget();
             self.mirrors
-                .replace_history("the history behind a connection is not the one that a load began with");
+                .replace_history("the history behind a connection is not the one in which a load began");
             return Err(LoadError::HistoryReplaced);
         }
         Ok(connection)
     }
 }
 
-/// etcd's header now, by a linearizable read of one key.
+/// etcd's current header, by a linearizable read of one key.
 async fn current(connection: &Arc<Connection>, scope: &Scope) -> Result<ResponseHeader, LoadError> {
     let header = tokio::time::timeout(PIECE_TIMEOUT, current_header(connection, scope.key()))
         .await
@@ -212,18 +213,18 @@ impl<'a> Gathered<'a> {
             bytes: 0,
             newest: None,
             began: now,
-            spoke: now,
+            last_logged: now,
         }
     }
 
-    /// Reads what is still to come.
+    /// Reads the remaining keys.
     async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
         let (channel, origin) = connection.own_channel();
         let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         let reason = match self.load.mirrors.upstream.lacks_range_stream(connection) {
             Some(reason) => reason,
             None => match self.by_stream(&mut client).await {
-                // An etcd, or a proxy in front of it, without the method: nothing has come yet.
+                // An etcd, or a proxy in front of it, without the method: nothing has arrived yet.
                 Err(LoadError::Status(status)) if status.code() == Code::Unimplemented => {
                     connection.refused_range_stream(status.message())
                 }
@@ -239,7 +240,7 @@ impl<'a> Gathered<'a> {
         self.by_pages(&mut client).await
     }
 
-    /// A request for all that is still to come.
+    /// A request for the remaining keys.
     fn rest(&self) -> RangeRequest {
         let scope = &self.load.mirror.scope;
         RangeRequest {
@@ -266,7 +267,7 @@ impl<'a> Gathered<'a> {
                 break;
             };
             if let Some(response) = chunk.range_response {
-                // The last chunk's.
+                // Only the last chunk has a header.
                 is_whole |= response.header.is_some();
                 self.add(&response)?;
                 self.pace().await;
@@ -297,7 +298,7 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    /// Waits until no more than [`LOAD_BYTES_PER_SECOND`] have come.
+    /// Waits until the load's mean rate is at most [`LOAD_BYTES_PER_SECOND`].
     async fn pace(&self) {
         #[allow(clippy::cast_precision_loss, reason = "a load has fewer than 2^53 bytes")]
         let seconds = self.bytes as f64 / LOAD_BYTES_PER_SECOND;
@@ -313,7 +314,7 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    /// Takes one page or chunk.
+    /// Adds one page or chunk.
     fn add(&mut self, response: &RangeResponse) -> Result<(), LoadError> {
         self.entries.reserve(response.kvs.len());
         for key_value in &response.kvs {
@@ -341,8 +342,8 @@ impl<'a> Gathered<'a> {
                 max_bytes: self.max_bytes,
             });
         }
-        if self.spoke.elapsed() >= LOG_INTERVAL {
-            self.spoke = Instant::now();
+        if self.last_logged.elapsed() >= LOG_INTERVAL {
+            self.last_logged = Instant::now();
             tracing::info!(
                 mirror = self.load.mirror.name,
                 keys = self.entries.len(),
@@ -361,7 +362,7 @@ impl<'a> Gathered<'a> {
             newest,
             ..
         } = self;
-        // A million keys take some tens of milliseconds, which calls on this thread need not wait for.
+        // In a blocking thread: a million keys take some tens of milliseconds, in which this thread can serve calls.
         let tree = tokio::task::spawn_blocking(move || Tree::from_sorted(entries))
             .await
             .map_err(|_| LoadError::Build)?;

@@ -135,7 +135,7 @@ impl Mirrors {
 fn drop_all(mirrors: &[Mirror], explanation: &str) {
     tracing::warn!(
         explanation,
-        "etcd's history was replaced (restored from a backup?): every mirror is dropped and loaded anew"
+        "etcd's history was replaced (restored from a backup?); dropping and reloading every mirror"
     );
     mirrors.iter().for_each(Mirror::replace_history);
 }

@@ -5,6 +5,7 @@
 //! | `mirrors` | all mirrors of the process and what they share |
 //! | `lifecycle` | load, follow, resume, reload |
 //! | `load` | a scope's keys at one pinned revision |
+//! | `load_cause` | causes of loads, for the metric and the log |
 //! | `feed` | the watch that keeps a mirror up to date (I9) |
 //! | `assemble` | whole revisions from watch responses (I3) |
 //! | `state` | the view that readers see, and the epoch that guards it |
@@ -27,6 +28,7 @@ pub mod freshness;
 mod lag;
 mod lifecycle;
 mod load;
+mod load_cause;
 mod mirrors;
 mod over_budget;
 mod past_revisions;
@@ -48,8 +50,8 @@ use crate::panics::restarting;
 use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 
-/// Starts to load and follow every scope that `config` names, until `stop` is cancelled. The tasks are spawned on `tasks`,
-/// which the caller joins.
+/// Starts to load and follow every scope that `config` names, until `stop` is cancelled. The tasks are spawned on
+/// `tasks`, which the caller joins.
 #[must_use]
 pub fn start(
     config: &Config,

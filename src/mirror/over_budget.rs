@@ -1,4 +1,5 @@
-//! A mirror that took more memory than it may has stepped aside: its reads are forwarded. Here it waits until it may fit.
+//! Disabled mirrors: a mirror over budget is out of service, its reads are forwarded, and it waits here until it may
+//! fit.
 
 use std::time::Duration;
 
@@ -10,17 +11,18 @@ use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::upstream::{ConnectionClass, jittered};
 
-/// Pause between two looks, in probe intervals: a count costs etcd some tens of milliseconds per million keys.
+/// Pause between two counts, in probe intervals: a count costs etcd some tens of milliseconds per million keys.
 const PAUSE_PROBES: u32 = 30;
-/// After so many looks it is tried without one: values may have shrunk while their number stayed.
-const LOOKS: u32 = 20;
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Number of counts after which the mirror is loaded anyway: values may have become smaller.
+const MAX_COUNTS: u32 = 20;
+/// Timeout of one count.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Waits until the keys that etcd has, at `mean_bytes` each, would fit with a tenth to spare; or until a try is due anyway,
-/// or `epoch` is void.
+/// Waits until etcd's keys, at `mean_bytes` each, would take at most nine tenths of the budget, or until
+/// [`MAX_COUNTS`] counts have been made, or `epoch` has ended.
 pub(super) async fn until_it_may_fit(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mean_bytes: u64) {
     let waiting = async {
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_COUNTS {
             tokio::time::sleep(jittered(mirrors.probe_interval * PAUSE_PROBES)).await;
             if let Some(count) = count(mirrors, mirror).await {
                 let needed = count.saturating_mul(mean_bytes);
@@ -36,9 +38,9 @@ pub(super) async fn until_it_may_fit(mirrors: &Mirrors, mirror: &Mirror, epoch: 
     }
 }
 
-/// How many keys etcd has in the mirror's scope.
+/// Number of etcd's keys in the mirror's scope; `None` without a response in time.
 async fn count(mirrors: &Mirrors, mirror: &Mirror) -> Option<u64> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let deadline = Instant::now() + RESPONSE_TIMEOUT;
     let connection = mirrors
         .upstream
         .connection(ConnectionClass::Check, deadline)
@@ -53,6 +55,6 @@ async fn count(mirrors: &Mirrors, mirror: &Mirror) -> Option<u64> {
         count_only: true,
         ..RangeRequest::default()
     };
-    let answer = tokio::time::timeout_at(deadline, client.range(request)).await;
-    u64::try_from(answer.ok()?.ok()?.get_ref().count).ok()
+    let response = tokio::time::timeout_at(deadline, client.range(request)).await;
+    u64::try_from(response.ok()?.ok()?.get_ref().count).ok()
 }

@@ -33,8 +33,8 @@ impl PastRevisions {
         PastRevisions(cache)
     }
 
-    /// The state that `rebuild` describes, built by `build` unless it is here. Concurrent callers of one revision wait for
-    /// the first one's `build`: a millisecond or less, because few events lie between two checkpoints
+    /// The state that `rebuild` describes, built by `build` unless it is here. Concurrent callers of one revision
+    /// wait for the first one's `build`: a millisecond or less, because few events lie between two checkpoints
     /// ([`HistoryLimits`](crate::cache::HistoryLimits)).
     pub(super) fn get_or_build(&self, rebuild: &Rebuild, build: impl FnOnce(&Rebuild) -> Rebuilt) -> Tree {
         self.0.get_with(rebuild.revision(), || build(rebuild)).tree

@@ -1,15 +1,16 @@
-//! Which past revisions are being read apart from the mirrors, so that the probe finds out when etcd compacts them.
+//! Past revisions that are being read from etcd instead of the mirrors. The probe checks whether etcd has compacted
+//! them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// How many readers there are at each revision.
+/// Number of readers at each revision.
 #[derive(Debug, Default)]
 pub struct Pinned(Mutex<BTreeMap<i64, usize>>);
 
-/// Somebody reads at a revision, until dropped.
+/// A read in progress at a revision; ends when dropped.
 #[derive(Debug)]
 pub struct Reading {
     pinned: Arc<Pinned>,
@@ -17,7 +18,7 @@ pub struct Reading {
 }
 
 impl Pinned {
-    /// Somebody begins to read at `revision`.
+    /// Registers a read at `revision`.
     #[must_use]
     pub fn read_at(self: &Arc<Self>, revision: i64) -> Reading {
         *self.0.lock().entry(revision).or_default() += 1;
@@ -27,7 +28,7 @@ impl Pinned {
         }
     }
 
-    /// The oldest revision that is being read and is not below `compacted`.
+    /// Oldest revision that is being read and is not below `compacted`.
     #[must_use]
     pub fn oldest(&self, compacted: i64) -> Option<i64> {
         self.0
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_that_is_read_and_still_there() {
+    fn oldest_is_the_lowest_revision_read_above_the_compaction() {
         let pinned = Arc::new(Pinned::default());
         assert_eq!(pinned.oldest(0), None);
         let readers = [7, 5, 5, 9].map(|revision| pinned.read_at(revision));

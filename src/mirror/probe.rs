@@ -1,9 +1,9 @@
-//! The pulse: what has to be asked of etcd even while no client reads.
+//! Periodic probe of revision, compaction and auth, independent of client traffic.
 //!
-//! Each beat makes one quorum check (is history the same, is auth off, or else are our rights still enough, how far is
-//! etcd), which keeps quiet mirrors near
-//! etcd's revision; asks one member for its raft index, by which a restore is known; and makes one small read at the oldest revision that is kept: the cheapest way to learn that others have
-//! compacted. (A watch from revision 1 would tell too, but on a store that was never compacted etcd reads all of it.)
+//! Each tick makes one quorum check, which keeps mirrors of quiet scopes near etcd's revision and detects replaced
+//! history and changes of auth; reads one member's raft index, by which a restore is detected; and makes one small
+//! read at the oldest revision that is kept, the cheapest way to detect compactions by other clients. (A watch from
+//! revision 1 would report them, too, but on a store that was never compacted it makes etcd read all of it.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,24 +19,25 @@ use crate::faults::{self, Fault};
 use crate::telemetry::Reason;
 use crate::upstream::{ConnectionClass, UserProblem, compact_revision, is_compacted};
 
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout for connecting, and for each request.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// While auth is on, every Nth tick checks without credentials whether it is off again. etcd logs each such check as
+/// a failed authentication.
+const ANONYMOUS_CHECK_TICKS: u32 = 10;
 
-/// How many beats auth is believed to be on before it is looked again as nobody, which etcd writes down as an attempt.
-const BEATS_OF_AUTH: u32 = 10;
-
-/// Beats every `interval` until cancelled.
+/// Probes every `interval` until cancelled.
 pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
-    let mut beat = tokio::time::interval(interval);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut beats = 0_u32;
+    let mut timer = tokio::time::interval(interval);
+    timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = 0_u32;
     let mut lags: Vec<Lag> = mirrors.all.iter().map(|_| Lag::default()).collect();
     loop {
-        beat.tick().await;
+        timer.tick().await;
         faults::trip(Fault::Probe);
         mirrors.all.iter().for_each(super::state::Mirror::age);
         let raft_index = raft_index(mirrors).await;
-        beats = beats.wrapping_add(1);
-        if let Ok(proof) = proof(mirrors, beats).await {
+        ticks = ticks.wrapping_add(1);
+        if let Ok(proof) = proof(mirrors, ticks).await {
             if let Some(raft_index) = raft_index {
                 mirrors
                     .cluster_state
@@ -44,7 +45,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
             }
             for (mirror, lag) in mirrors.all.iter().zip(&mut lags) {
                 if let Ok(view) = mirror.view() {
-                    let behind = lag.note(proof.header.revision, view.revision);
+                    let behind = lag.record(proof.header.revision, view.revision);
                     mirror.metrics.lag_seconds.set(behind.as_secs_f64());
                     mirror
                         .metrics
@@ -63,7 +64,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
         if let Some((oldest, key)) = oldest
             && let Ok(connection) = mirrors
                 .upstream
-                .connection(ConnectionClass::Check, Instant::now() + ANSWER_TIMEOUT)
+                .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
                 .await
             && is_compacted(&connection, &key, oldest).await
             && let Some(compacted) = compact_revision(&connection, &key, oldest).await
@@ -74,14 +75,15 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
     }
 }
 
-/// A quorum check as nobody, which also tells whether auth is on; if it is, one as rangecache's own user, which also tells
-/// whether that may still read what is mirrored. That auth is off again is not urgent: etcd authorises everybody then.
-async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Reason> {
+/// Makes a quorum check without credentials, which also shows whether auth is on. If it is, makes one as rangecache's
+/// own user for each mirror, which also shows whether the user may still read the mirrored keys. Detecting that auth
+/// is off again is not urgent, because etcd then authorizes every caller.
+async fn proof(mirrors: &Mirrors, ticks: u32) -> Result<Proof, Reason> {
     let credentials = mirrors.upstream.credentials();
     if !credentials.is_configured() {
         return mirrors.freshness.prove().await;
     }
-    let is_on = mirrors.cluster_state.auth() == Auth::On && !beats.is_multiple_of(BEATS_OF_AUTH);
+    let is_on = mirrors.cluster_state.auth() == Auth::On && !ticks.is_multiple_of(ANONYMOUS_CHECK_TICKS);
     let mut proof = if is_on {
         Err(Reason::Auth)
     } else {
@@ -92,7 +94,7 @@ async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Reason> {
             let (key, range_end) = (mirror.scope.key(), mirror.scope.range_end());
             proof = mirrors.freshness.authorize_own(key, range_end).await;
             if let Err(reason) = proof {
-                // A token that was refused is replaced by the next beat.
+                // Without a token, the user may simply not be authenticated yet.
                 if reason == Reason::Auth && credentials.have_token() {
                     credentials.set_problem(Some(UserProblem::NoPermission {
                         user: credentials.name().to_owned(),
@@ -109,19 +111,21 @@ async fn proof(mirrors: &Mirrors, beats: u32) -> Result<Proof, Reason> {
     proof
 }
 
-/// The oldest revision that is read apart from the mirrors, and a key to ask for: with auth on there is none.
+/// Oldest revision that is being read from etcd, and the key to probe it with. `None` while auth is on: rangecache's
+/// own user may not be allowed to read that key.
 fn pinned(mirrors: &Mirrors) -> Option<(i64, Bytes)> {
     let cluster_state = &mirrors.cluster_state;
     let revision = mirrors.pinned.oldest(cluster_state.compacted())?;
     (cluster_state.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
 }
 
+/// Raft index of one member.
 async fn raft_index(mirrors: &Mirrors) -> Option<u64> {
     let connection = mirrors
         .upstream
-        .connection(ConnectionClass::Check, Instant::now() + ANSWER_TIMEOUT)
+        .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
         .await
         .ok()?;
-    let asking = tokio::time::timeout(ANSWER_TIMEOUT, connection.member_status());
-    Some(asking.await.ok()?.ok()?.raft_index)
+    let status = tokio::time::timeout(RESPONSE_TIMEOUT, connection.member_status());
+    Some(status.await.ok()?.ok()?.raft_index)
 }

@@ -1,7 +1,8 @@
 //! One mirror as readers see it: in service with a view, or out of service for a reason.
 //!
-//! Readers load the [`State`] without a lock. A task that changes it holds the lock on `contents` and the [`Epoch`] in which
-//! it started: when history is replaced the epoch advances, and later changes of an old feed or load are rejected.
+//! Readers load the [`State`] without a lock. A task that changes it holds the lock on `contents` and the [`Epoch`]
+//! in which it started: when history is replaced the epoch advances, and later changes of an old feed or load are
+//! rejected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -109,7 +110,8 @@ pub struct Mirror {
     contents: Mutex<Contents>,
     /// Signals a change of `state`; carries no data, so receivers re-read the state.
     changed: watch::Sender<()>,
-    /// Highest revision that a reader waits for. While the mirror is behind it, the feed requests progress notifications.
+    /// Highest revision that a reader waits for. While the mirror is behind it, the feed requests progress
+    /// notifications.
     wanted: watch::Sender<i64>,
     /// The current epoch; its advance ends the feed and the load of the old one.
     replaced: watch::Sender<u64>,

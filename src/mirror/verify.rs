@@ -1,10 +1,10 @@
-//! Verification: in the background, what a mirror holds is held against etcd, read around the cache (the detector of
-//! KEP-2340). A mirror that differs is taken out of service at once, and loaded anew.
+//! Verification: a background comparison of each mirror with etcd (the detector of KEP-2340). A mirror that differs
+//! is taken out of service at once and reloaded.
 //!
-//! It goes through a mirror piece by piece. Each piece is read at the revision that the mirror has at that moment, so that no
-//! revision has to be kept from compaction for longer than one small read. Its bounds are two keys of the mirror's own, so
-//! that etcd counts no more than the piece: keys that the mirror lacks make its count differ. What etcd answers is compared
-//! byte for byte, count included. Between the pieces etcd is left alone: see [`BYTES_PER_SECOND`] and [`REST`].
+//! A mirror is compared piece by piece. Each piece is read from etcd at the mirror's current revision, so that no
+//! revision has to stay uncompacted for longer than one small read. A piece is bounded by two keys of the mirror, so
+//! that etcd counts only the piece: keys that the mirror lacks make the counts differ. Entries and counts are
+//! compared, entries byte for byte. [`BYTES_PER_SECOND`] and [`REST`] limit the load on etcd.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -22,42 +22,44 @@ use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::telemetry::Reason;
 use crate::upstream::{Channel, Connection, ReceiveWindow, jittered};
 
-/// What a piece holds at most, in bytes, if it is more than one key.
+/// Largest piece in bytes; a single larger entry is a piece of its own.
 const PIECE_BYTES: u64 = 512 << 10;
-/// And in keys.
+/// Largest piece in keys.
 const PIECE_KEYS: u64 = 1000;
-/// The bound on what verification reads from etcd.
+/// Highest rate at which verification reads from etcd.
 const BYTES_PER_SECOND: u64 = 8 << 20;
-/// Rest after each piece, in times that etcd took for it: a tenth of one of its cores at most.
+/// Pause after each piece, in multiples of etcd's response time: verification takes at most a tenth of one core of
+/// etcd.
 const REST: u32 = 9;
-/// Attempts at one piece that etcd cannot answer at the mirror's revision: behind it, or compacted past it.
+/// Attempts at one piece while etcd does not have the mirror's revision: not yet, or no longer (compacted).
 const ATTEMPTS: u32 = 20;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(250);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for connecting, and for one piece.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a mirror could not be held against etcd, this time.
+/// Reason why a mirror could not be compared with etcd.
 #[derive(Debug, thiserror::Error)]
 enum Unverified {
     #[error("{0}")]
     NoEndpoint(String),
     #[error("etcd: {} ({:?})", .0.message(), .0.code())]
     Status(#[from] tonic::Status),
-    #[error("etcd did not answer in time")]
+    #[error("etcd did not respond in time")]
     TimedOut,
 }
 
-/// What came of one mirror.
+/// Result for one mirror.
 #[derive(Debug)]
 enum Verified {
-    /// All of it is as in etcd.
+    /// Every entry equals etcd's.
     Same,
-    /// The mirror went out of service meanwhile.
+    /// The mirror went out of service.
     Out,
-    /// It is not as in etcd.
+    /// The mirror differs from etcd.
     Different(Difference),
 }
 
-/// How a piece differs. Neither keys nor values (I10).
+/// Difference of a piece. Carries neither keys nor values (I10).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Difference {
     revision: i64,
@@ -68,7 +70,7 @@ struct Difference {
     first: u64,
 }
 
-/// Verifies every mirror, again and again, until cancelled.
+/// Verifies every mirror, each `interval` (with jitter), until cancelled.
 pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
     loop {
         tokio::time::sleep(jittered(interval)).await;
@@ -85,13 +87,14 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
                         keys_in_etcd = difference.etcd_keys,
                         keys_in_mirror = difference.mirror_keys,
                         first_difference = difference.first,
-                        "the mirror differs from etcd: it is out of service and loaded anew. This is a bug in rangecache, or \
-                         a member of etcd that differs from the others: please report it"
+                        "the mirror differs from etcd; it is out of service and is being reloaded. This is a bug in \
+                         rangecache, or a member of etcd that differs from the others: please report it"
                     );
                     "different"
                 }
                 Err(error) => {
-                    tracing::info!(mirror = mirror.name, %error, "the mirror could not be verified this time");
+                    tracing::info!(mirror = mirror.name, %error,
+                        "verification failed; it is retried at the next interval");
                     "failed"
                 }
             };
@@ -109,9 +112,9 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
     }
 }
 
-/// Holds one mirror against etcd; one that differs is out of service when this returns.
+/// Compares one mirror with etcd; a mirror that differs is out of service when this returns.
 async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverified> {
-    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let deadline = Instant::now() + RESPONSE_TIMEOUT;
     let connection = mirrors
         .upstream
         .dedicated(ReceiveWindow::SHARED, None, deadline)
@@ -130,7 +133,7 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
             .verify_bytes
             .inc_by(answer.bytes);
         if let Err(difference) = piece.compare(&view, &answer.response) {
-            // Void where the contents have been replaced meanwhile: then nobody is served from them.
+            // A stale epoch means that the contents were replaced meanwhile: no read is served from them.
             return Ok(match mirror.end_epoch(epoch, Reason::Mismatch) {
                 Ok(()) => Verified::Different(difference),
                 Err(_) => Verified::Out,
@@ -151,8 +154,8 @@ struct PieceRead {
     took: Duration,
 }
 
-/// The piece from `from` on as the mirror has it now, and as etcd has it at the same revision; `None` when the mirror is out
-/// of service.
+/// Reads the piece that starts at `from` from the mirror, and at the same revision from etcd; `None` if the mirror is
+/// out of service.
 async fn read(
     mirror: &Mirror,
     connection: &Arc<Connection>,
@@ -162,15 +165,16 @@ async fn read(
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
     let mut attempt = 0;
     loop {
-        // In this order: if the view belongs to a later epoch, a difference is void, not wrong.
+        // In this order: if the view belongs to a later epoch, a difference is rejected as stale instead of ending
+        // that epoch.
         let epoch = mirror.epoch();
         let Ok(view) = mirror.view() else {
             return Ok(None);
         };
         let piece = Piece::cut(&view.tree, from, mirror.scope.range_end());
-        match ask(&mut client, &piece, view.revision).await {
+        match request_piece(&mut client, &piece, view.revision).await {
             Ok(answer) => return Ok(Some((epoch, view, piece, answer))),
-            // Behind the mirror, or compacted past it: the mirror's next revision will do.
+            // The member lags behind the mirror, or has compacted past it: the mirror's next revision will do.
             Err(Unverified::Status(status)) if status.code() == Code::OutOfRange && attempt < ATTEMPTS => {
                 attempt += 1;
                 tokio::time::sleep(ATTEMPT_PAUSE).await;
@@ -180,19 +184,23 @@ async fn read(
     }
 }
 
-async fn ask(client: &mut KvClient<Channel>, piece: &Piece, revision: i64) -> Result<PieceRead, Unverified> {
+async fn request_piece(
+    client: &mut KvClient<Channel>,
+    piece: &Piece,
+    revision: i64,
+) -> Result<PieceRead, Unverified> {
     let request = RangeRequest {
         key: piece.from.clone(),
         range_end: piece.end.clone(),
-        // One more than there should be: a mirror that lacks much must not make etcd send all of it.
+        // One more than expected: a mirror that lacks many keys must not make etcd send them all.
         limit: i64::try_from(piece.keys + 1).unwrap_or(i64::MAX),
         revision,
-        // Whatever a member has at a revision is what all have: no need for a quorum.
+        // Data at a revision is the same on all members, so a serializable read suffices.
         serializable: true,
         ..RangeRequest::default()
     };
     let began = Instant::now();
-    let response = tokio::time::timeout(ANSWER_TIMEOUT, client.range(request))
+    let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
         .await
         .map_err(|_| Unverified::TimedOut)??
         .into_inner();
@@ -203,19 +211,19 @@ async fn ask(client: &mut KvClient<Channel>, piece: &Piece, revision: i64) -> Re
     })
 }
 
-/// Some neighbouring entries of a tree, and the range that they fill.
+/// Consecutive entries of a tree, and the key range between their bounds.
 #[derive(Debug)]
 struct Piece {
     from: Bytes,
     end: Bytes,
     rank: u64,
     keys: u64,
-    /// Where the next piece starts.
+    /// First key of the next piece.
     next: Option<Bytes>,
 }
 
 impl Piece {
-    /// The entries from `from` on, as many as a piece may hold but at least one, within a scope that ends at `scope_end`.
+    /// Cuts the piece that starts at `from` from a scope that ends at `scope_end`: at least one entry, if there is any.
     fn cut(tree: &Tree, from: &Bytes, scope_end: Bytes) -> Piece {
         let rank = tree.rank(from);
         let (mut keys, mut bytes) = (0, 0);
@@ -238,7 +246,7 @@ impl Piece {
         }
     }
 
-    /// Holds etcd's answer against the tree that the piece was cut from.
+    /// Compares etcd's response with the tree from which the piece was cut.
     fn compare(&self, view: &View, theirs: &RangeResponse) -> Result<(), Difference> {
         let mut first = 0;
         view.tree.for_each_from(self.rank, |entry| {
@@ -295,7 +303,7 @@ mod tests {
             .collect()
     }
 
-    /// What etcd answers to a piece's request if it holds `theirs`.
+    /// Response of an etcd that holds `theirs` to a piece's request.
     fn etcd(theirs: &[Bytes], piece: &Piece) -> RangeResponse {
         let inside: Vec<_> = theirs
             .iter()
@@ -315,7 +323,7 @@ mod tests {
         }
     }
 
-    /// The pieces of a mirror of `ours`, each held against an etcd that holds `theirs`.
+    /// Compares a mirror of `ours` piece by piece with an etcd that holds `theirs`; returns the number of pieces.
     fn verify_all(ours: &[Bytes], theirs: &[Bytes]) -> Result<usize, Difference> {
         let view = View {
             tree: tree(ours),
@@ -334,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_the_same_is_found_to_be() {
+    fn equal_contents_verify_in_bounded_pieces() {
         assert_eq!(verify_all(&[], &[]), Ok(1));
         for (keys, pieces) in [(1, 1), (1000, 1), (1001, 2), (2500, 3)] {
             let all = key_values(keys);
@@ -358,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_differs_is_found() {
+    fn lost_kept_and_stale_keys_are_detected() {
         let all = key_values(2500);
         for n in [0, 1, 999, 1000, 1001, 2499] {
             let mut lost = all.clone();

@@ -338,7 +338,7 @@ async fn keyspace_over_budget_is_forwarded_until_it_fits() {
     let memory = resident_mib(&rangecache);
     println!("{memory} MiB in front of 64 MB");
     assert!(memory < 64, "{memory} MiB");
-    assert!(rangecache.log().contains("steps aside until it fits"));
+    assert!(rangecache.log().contains("mirror disabled (over budget)"));
     assert!(rangecache.is_warm().await, "it is as ready as it will be");
 
     for n in 8..256 {

@@ -70,7 +70,7 @@ async fn goes_on(version: Version) {
     })
     .await;
     assert_eq!(loads(&rangecache).await, 1.0, "one load, begun once");
-    let resumed = rangecache.log().matches("going on behind the last key").count();
+    let resumed = rangecache.log().matches("continuing behind the last key").count();
     assert!(resumed >= CUTS as usize, "{resumed} resumes");
 }
 

@@ -105,8 +105,8 @@ fn etcds_answer(
     }
 }
 
-/// What Go's sort does for sure: stable for few, nothing to what is in order. Else equal elements may come in any order, of
-/// which this takes one; `reversed` takes the opposite one.
+/// What Go's sort does for sure: stable for few, nothing to what is in order. Else equal elements may come in any
+/// order, of which this takes one; `reversed` takes the opposite one.
 fn gos_sort(kvs: &mut [KeyValue], compare: &dyn Fn(&KeyValue, &KeyValue) -> Ordering, reversed: bool) {
     let stable = kvs.len() <= 12 || kvs.is_sorted_by(|left, right| compare(left, right).is_le());
     if reversed && !stable {

@@ -1,116 +1,112 @@
-//! **I8**: etcd authorises one caller for one range on one request, by a call that is a quorum check, too.
+//! **I8**: etcd authorizes one caller for one range and one request, by a call that is a quorum check as well.
 //!
-//! The call is [`check_read_permission`], which reads no key.
-//!
-//! Nothing is shared: one call for each read. Memory then answers at exactly the revision of the call's header, for what
-//! was written later may have been written because the caller's right was taken away.
+//! The call is [`check_read_permission`], which reads no key. It is never shared: each read has its own. Memory then
+//! answers at exactly the revision of the call's header: later writes may have been made because the caller's
+//! permission was revoked.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use tokio::time::Instant;
-use tonic::metadata::MetadataMap;
+use tonic::Code;
+use tonic::metadata::{MetadataMap, MetadataValue};
 
-use super::{Asker, Freshness, Proof, name_trace};
-use crate::etcdserverpb::{RangeRequest, ResponseHeader};
-use crate::telemetry::Reason;
+use crate::cache::ResponseHeader;
+use crate::etcdserverpb::RangeRequest;
 use crate::telemetry::trace::SpanContext;
-use crate::upstream::{Connection, check_read_permission};
+use crate::upstream::{Connection, anonymous_check, check_read_permission};
 
-/// Bound on one authorisation of rangecache's own user.
-const OWN_TIMEOUT: Duration = Duration::from_secs(3);
-
-/// What a caller's headers say of its message and of its patience, not of itself.
-const OF_THE_MESSAGE: [&str; 4] = [
+/// Headers that describe the caller's message and deadline, not its identity.
+const MESSAGE_HEADERS: [&str; 4] = [
     "content-length",
     "grpc-encoding",
     "grpc-accept-encoding",
     "grpc-timeout",
 ];
 
-/// A right to be asked for.
+/// A request for permission to read a range.
 #[derive(Debug)]
 pub struct Authorization<'a> {
-    /// First key.
+    /// First key, as in the Range request.
     pub key: Bytes,
-    /// As in the request.
+    /// End of the range, as in the Range request.
     pub range_end: Bytes,
-    /// The caller's metadata, all of it: etcd alone knows what makes an identity. `None` for rangecache's own user.
+    /// All metadata of the caller: only etcd knows which part is an identity. `None` for rangecache's own user.
     pub caller: Option<&'a HeaderMap>,
-    /// The span that the call is made for, if the caller's is traced.
+    /// Span of the call, if the caller's request is traced.
     pub trace: Option<SpanContext>,
-    /// The member's own word is enough, and its revision may lag, as for the serializable read that asks.
+    /// Whether one member's local state suffices, whose revision may lag, because the read itself is serializable.
     pub serializable: bool,
 }
 
-impl Freshness {
-    /// Asks etcd for `authorization`, and for its revision. For a serializable one the revision may be older than what is
-    /// known: the caller of this function compares.
-    ///
-    /// # Errors
-    /// [`Reason::Auth`] if etcd refuses: how, it is best asked by the read itself. Else why there is no answer.
-    pub async fn authorize(
+/// Whose credentials a check carries, and which permission it requests.
+pub(super) enum Caller<'a> {
+    /// No credentials and no permission: the check that all reads without credentials share while auth is off.
+    Anonymous,
+    /// The caller of one read, for permission to read its range.
+    Authenticated(&'a Authorization<'a>),
+}
+
+impl Caller<'_> {
+    /// Sends the check to the member behind `connection`. Also returns whether the member asked the quorum, so that
+    /// no other member is ahead of its revision.
+    pub(super) async fn check(
         &self,
-        authorization: &Authorization<'_>,
-        deadline: Instant,
-    ) -> Result<Proof, Reason> {
-        let began = Instant::now();
-        let deadline = deadline.min(began + self.timeout);
-        let result = self.check(&Asker::Somebody(authorization), None, deadline).await;
-        let result_name = result.map_or_else(Reason::as_str, |_| "granted");
-        self.telemetry
-            .metrics
-            .freshness
-            .record_authorization(result_name, began.elapsed());
-        result
+        connection: &Arc<Connection>,
+        trace: Option<SpanContext>,
+    ) -> Result<(ResponseHeader, bool), tonic::Status> {
+        let (header, is_quorum) = match self {
+            Caller::Anonymous => {
+                let mut metadata = MetadataMap::new();
+                insert_traceparent(&mut metadata, trace);
+                (anonymous_check(connection, metadata).await?, true)
+            }
+            Caller::Authenticated(authorization) => {
+                // The first check on a connection compares histories, which takes a linearizable revision.
+                let serializable = authorization.serializable && connection.history_is_checked();
+                let range = RangeRequest {
+                    key: authorization.key.clone(),
+                    range_end: authorization.range_end.clone(),
+                    serializable,
+                    ..RangeRequest::default()
+                };
+                let caller = authorization.caller.map(|caller| {
+                    let mut metadata = identity_of(caller);
+                    insert_traceparent(&mut metadata, authorization.trace);
+                    metadata
+                });
+                let header = check_read_permission(connection, range, caller).await?;
+                (header, !serializable)
+            }
+        };
+        let header = header.ok_or_else(|| tonic::Status::internal("no header"))?;
+        Ok((header.into(), is_quorum))
     }
 
-    /// The same for rangecache's own user, who must have the right to read all of a mirror.
-    ///
-    /// # Errors
-    /// As [`Freshness::authorize`].
-    pub async fn authorize_own(&self, key: Bytes, range_end: Bytes) -> Result<Proof, Reason> {
-        let authorization = Authorization {
-            key,
-            range_end,
-            caller: None,
-            trace: None,
-            serializable: false,
-        };
-        self.authorize(&authorization, Instant::now() + OWN_TIMEOUT).await
+    /// Whether another member may succeed where one failed with `status`. Any other failure of an authenticated check
+    /// may be caused by the caller's own metadata, and must not make the member look unhealthy to other callers.
+    pub(super) fn may_try_another_member(&self, status: &tonic::Status) -> bool {
+        matches!(self, Caller::Anonymous)
+            || matches!(
+                status.code(),
+                Code::Unavailable | Code::DeadlineExceeded | Code::Unknown
+            )
     }
 }
 
-/// What a caller's metadata says of itself, for a call that is made in its name.
+/// The caller's metadata without the headers that describe its message, for a call with its credentials.
 pub fn identity_of(caller: &HeaderMap) -> MetadataMap {
     let mut metadata = caller.clone();
-    OF_THE_MESSAGE
+    MESSAGE_HEADERS
         .iter()
         .for_each(|name| drop(metadata.remove(*name)));
     MetadataMap::from_headers(metadata)
 }
 
-impl Authorization<'_> {
-    pub(super) async fn ask(
-        &self,
-        connection: &Arc<Connection>,
-    ) -> Result<(Option<ResponseHeader>, bool), tonic::Status> {
-        // A member whose history has not been looked at is looked at first, which takes a linearizable revision.
-        let serializable = self.serializable && connection.history_is_checked();
-        let range = RangeRequest {
-            key: self.key.clone(),
-            range_end: self.range_end.clone(),
-            serializable,
-            ..RangeRequest::default()
-        };
-        let caller = self.caller.map(|caller| {
-            let mut metadata = identity_of(caller);
-            name_trace(&mut metadata, self.trace);
-            metadata
-        });
-        let header = check_read_permission(connection, range, caller).await?;
-        Ok((header, !serializable))
+fn insert_traceparent(metadata: &mut MetadataMap, trace: Option<SpanContext>) {
+    if let Some(trace) = trace
+        && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
+    {
+        metadata.insert("traceparent", traceparent);
     }
 }

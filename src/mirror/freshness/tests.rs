@@ -11,7 +11,7 @@ use crate::etcdserverpb::TxnRequest;
 use crate::upstream::Credentials;
 use crate::upstream::fake::{self, Answer, FakeEtcd};
 
-/// A check that has reached etcd and waits for its answer.
+/// A check that has arrived at the fake etcd and waits for its response.
 struct Held {
     path: String,
     message: Bytes,
@@ -26,7 +26,7 @@ struct Bench {
     _stop: DropGuard,
 }
 
-/// A Freshness before an etcd that answers each check when the test says so.
+/// A Freshness with a fake etcd that responds to each check when the test releases it.
 async fn bench() -> Bench {
     let (arrived, checks) = mpsc::unbounded_channel();
     let etcd = FakeEtcd::start(move |path, message| {
@@ -81,8 +81,7 @@ async fn bench() -> Bench {
 impl Bench {
     fn read(&self) -> tokio::task::JoinHandle<Result<i64, Reason>> {
         let round = self.freshness.join(None);
-        let freshness = Arc::clone(&self.freshness);
-        tokio::spawn(async move { freshness.wait(&round).await.map(|proof| proof.header.revision) })
+        tokio::spawn(async move { round.wait().await.map(|proof| proof.header.revision) })
     }
 
     async fn check(&mut self) -> Held {
@@ -100,7 +99,7 @@ impl Held {
 }
 
 #[tokio::test]
-async fn a_read_that_arrives_while_a_check_is_under_way_gets_the_next_one() {
+async fn read_during_a_check_in_flight_gets_the_next_check() {
     let mut bench = bench().await;
     let early = bench.read();
     let first = bench.check().await;
@@ -116,7 +115,7 @@ async fn a_read_that_arrives_while_a_check_is_under_way_gets_the_next_one() {
 }
 
 #[tokio::test]
-async fn reads_that_wait_share_one_check() {
+async fn waiting_reads_share_one_check() {
     let mut bench = bench().await;
     let early = bench.read();
     let first = bench.check().await;
@@ -131,7 +130,7 @@ async fn reads_that_wait_share_one_check() {
 }
 
 #[tokio::test]
-async fn a_revision_that_went_back_proves_nothing_but_a_replaced_history() {
+async fn lower_revision_or_term_or_another_cluster_is_reported_as_replaced_history() {
     let mut bench = bench().await;
     for (header, expected) in [
         ((1, 10, 2), Ok(10)),
@@ -152,7 +151,7 @@ async fn a_revision_that_went_back_proves_nothing_but_a_replaced_history() {
 }
 
 #[tokio::test]
-async fn a_failed_attempt_is_made_again_and_a_refused_one_means_auth() {
+async fn failed_attempt_is_retried_and_refused_attempt_means_auth_is_on() {
     let mut bench = bench().await;
     let read = bench.read();
     bench.check().await.answer(Err((14, "etcdserver: no leader")));
@@ -169,7 +168,7 @@ async fn a_failed_attempt_is_made_again_and_a_refused_one_means_auth() {
 }
 
 #[tokio::test]
-async fn a_slow_check_does_not_hold_up_those_who_came_later() {
+async fn slow_check_does_not_delay_later_reads() {
     let mut bench = bench().await;
     let early = bench.read();
     let stuck = bench.check().await;
@@ -181,15 +180,15 @@ async fn a_slow_check_does_not_hold_up_those_who_came_later() {
 }
 
 #[tokio::test]
-async fn a_crowd_that_does_not_come_again_is_not_waited_for_long() {
+async fn single_read_after_a_large_round_is_not_delayed_for_long() {
     let mut bench = bench().await;
     let early = bench.read();
     let first = bench.check().await;
-    let crowd: Vec<_> = (0..64).map(|_| bench.read()).collect();
+    let many: Vec<_> = (0..64).map(|_| bench.read()).collect();
     first.answer(fake::range_at(1, 5, 2));
     early.await.unwrap().unwrap();
     bench.check().await.answer(fake::range_at(1, 6, 2));
-    for read in crowd {
+    for read in many {
         read.await.unwrap().unwrap();
     }
     let alone = bench.read();
@@ -198,7 +197,7 @@ async fn a_crowd_that_does_not_come_again_is_not_waited_for_long() {
 }
 
 impl Bench {
-    /// Asks for the right to read `[k, l)`.
+    /// Requests permission to read `[k, l)`.
     fn authorize(&self, serializable: bool) -> tokio::task::JoinHandle<Result<i64, Reason>> {
         let freshness = Arc::clone(&self.freshness);
         tokio::spawn(async move {
@@ -217,11 +216,11 @@ impl Bench {
 }
 
 impl Held {
-    /// The only range of a transaction, which is in the branch that is not taken; whether it is serializable.
-    fn asks_for_the_right(&self) -> bool {
+    /// Checks that the transaction has one range, in the branch that is not taken; returns whether it is serializable.
+    fn is_serializable(&self) -> bool {
         assert!(self.path.ends_with("/Txn"), "{}", self.path);
         let request = TxnRequest::decode(self.message.clone()).unwrap();
-        // What is not in our own definition (compares, a success branch) would be lost by encoding again.
+        // Fields missing in our definition (compares, a success branch) would be lost by encoding again.
         assert_eq!(request.encode_to_vec(), self.message);
         let [operation] = &request.failure[..] else {
             panic!("one range: {request:?}");
@@ -233,11 +232,11 @@ impl Held {
 }
 
 #[tokio::test]
-async fn every_authorisation_is_a_call_of_its_own_and_a_refusal_says_nothing_of_others() {
+async fn authorizations_are_not_shared_and_a_refusal_leaves_auth_unknown() {
     let mut bench = bench().await;
     let (one, other) = (bench.authorize(false), bench.authorize(false));
     let (first, second) = (bench.check().await, bench.check().await);
-    assert!(!first.asks_for_the_right() && !second.asks_for_the_right());
+    assert!(!first.is_serializable() && !second.is_serializable());
     first.answer(fake::range_at(1, 5, 2));
     second.answer(Err((7, "etcdserver: permission denied")));
     let results = [one.await.unwrap(), other.await.unwrap()];
@@ -248,7 +247,7 @@ async fn every_authorisation_is_a_call_of_its_own_and_a_refusal_says_nothing_of_
     assert_eq!(
         bench.freshness.cluster_state.auth(),
         Auth::Unknown,
-        "what somebody may do tells nothing of nobody"
+        "a refused caller does not show that auth is on"
     );
     let read = bench.read();
     bench.check().await.answer(fake::range_at(1, 5, 2));
@@ -257,47 +256,47 @@ async fn every_authorisation_is_a_call_of_its_own_and_a_refusal_says_nothing_of_
 }
 
 #[tokio::test]
-async fn an_authorisation_is_a_quorum_check_too() {
+async fn authorization_is_a_quorum_check() {
     let mut bench = bench().await;
-    let asked = bench.authorize(false);
+    let authorized = bench.authorize(false);
     bench.check().await.answer(fake::range_at(1, 10, 2));
-    assert_eq!(asked.await.unwrap(), Ok(10));
-    let asked = bench.authorize(false);
+    assert_eq!(authorized.await.unwrap(), Ok(10));
+    let authorized = bench.authorize(false);
     bench.check().await.answer(Err((14, "etcdserver: no leader")));
     bench.check().await.answer(fake::range_at(1, 9, 2));
     assert_eq!(
-        asked.await.unwrap(),
+        authorized.await.unwrap(),
         Err(Reason::HistoryReplaced),
         "after another attempt"
     );
     assert_eq!(bench.replaced.load(Ordering::SeqCst), 1);
-    let asked = bench.authorize(false);
+    let authorized = bench.authorize(false);
     bench
         .check()
         .await
         .answer(Err((8, "etcdserver: too many requests")));
     assert_eq!(
-        asked.await.unwrap(),
+        authorized.await.unwrap(),
         Err(Reason::CheckFailed),
         "no second attempt"
     );
 }
 
 #[tokio::test]
-async fn a_serializable_authorisation_may_lag_once_the_members_history_is_known() {
+async fn serializable_authorization_may_lag_once_the_connection_is_checked() {
     let mut bench = bench().await;
-    let asked = bench.authorize(true);
+    let authorized = bench.authorize(true);
     let held = bench.check().await;
     assert!(
-        !held.asks_for_the_right(),
+        !held.is_serializable(),
         "the connection's history is not known yet"
     );
     held.answer(fake::range_at(1, 10, 2));
-    assert_eq!(asked.await.unwrap(), Ok(10));
-    let asked = bench.authorize(true);
+    assert_eq!(authorized.await.unwrap(), Ok(10));
+    let authorized = bench.authorize(true);
     let held = bench.check().await;
-    assert!(held.asks_for_the_right());
+    assert!(held.is_serializable());
     held.answer(fake::range_at(1, 8, 2));
-    assert_eq!(asked.await.unwrap(), Ok(8));
-    assert_eq!(bench.replaced.load(Ordering::SeqCst), 0, "a member that lags");
+    assert_eq!(authorized.await.unwrap(), Ok(8));
+    assert_eq!(bench.replaced.load(Ordering::SeqCst), 0, "a lagging member");
 }

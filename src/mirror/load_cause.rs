@@ -1,0 +1,34 @@
+//! Causes of loads.
+
+use crate::telemetry::Reason;
+
+/// Cause of a load: the label `reason` of `rangecache_mirror_reloads_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoadCause {
+    /// The first load of the process.
+    Start,
+    /// The load before failed.
+    LoadFailed,
+    /// The mirror was over budget and may fit now.
+    MayFit,
+    /// etcd has compacted past the mirror's revision.
+    Compacted,
+    /// etcd sent an event that is not understood.
+    Malformed,
+    /// The contents were dropped, for this reason.
+    Dropped(Reason),
+}
+
+impl LoadCause {
+    /// Value of the label.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            LoadCause::Start => "start",
+            LoadCause::LoadFailed => "load_failed",
+            LoadCause::MayFit => "may_fit",
+            LoadCause::Compacted => "compacted",
+            LoadCause::Malformed => "malformed",
+            LoadCause::Dropped(reason) => reason.as_str(),
+        }
+    }
+}
