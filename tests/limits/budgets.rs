@@ -1,4 +1,5 @@
-//! Bounds: what a client, however many or however rude, may take of rangecache, and what it costs the others (F8).
+//! Bounds on the resources that clients can use, however many or misbehaving, and on the effect on other clients
+//! (F8).
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 const PREFIX: &str = "/budgets/";
-/// How long a flood lasts at most.
+/// Maximum duration of a flood.
 const FLOOD: Duration = Duration::from_secs(10);
 
 async fn etcd_with(keys: usize, value_bytes: usize) -> Etcd {
@@ -68,9 +69,9 @@ async fn calls_beyond_the_limit_are_refused() {
     let before = rangecache.outcomes().await;
     let list = RangeRequest::prefix(PREFIX);
     let refused = rangecache.client().await.range(&list).await;
-    assert_eq!(refused.expect_err("one too many").code, UNAVAILABLE);
+    assert_eq!(refused.expect_err("a call over the limit").code, UNAVAILABLE);
     let put = through.put("a", "b").await;
-    assert_eq!(put.expect_err("one too many").code, UNAVAILABLE);
+    assert_eq!(put.expect_err("a call over the limit").code, UNAVAILABLE);
     let outcomes = rangecache.outcomes_since(&before, 1).await;
     assert_eq!(
         outcomes.0.get(&("shed".into(), "too_many_calls".into())),
@@ -81,7 +82,7 @@ async fn calls_beyond_the_limit_are_refused() {
     assert!(metrics.0.contains_key("rangecache_limit{limit=\"max_calls\"}"));
 
     watches.pop();
-    until(SOON, "there is room again", async || {
+    until(SOON, "calls are accepted again", async || {
         through.range(&list).await.ok()
     })
     .await;
@@ -96,7 +97,7 @@ async fn connection_with_all_its_streams_in_use_waits() {
         .await;
     let through = rangecache.client().await;
     let list = RangeRequest::prefix(PREFIX);
-    // A client learns of the bound with its first answer.
+    // A client gets the limit with its first response.
     through.range(&list).await.expect("answers");
     let watches = [watch(&through).await, watch(&through).await];
     let third = {
@@ -109,11 +110,11 @@ async fn connection_with_all_its_streams_in_use_waits() {
         .await
         .range(&list)
         .await
-        .expect("others do not wait");
+        .expect("other connections do not wait");
     assert_eq!(rangecache.outcomes_since(&before, 1).await.total(), 1);
     assert!(!third.is_finished());
     drop(watches);
-    third.await.expect("no panic").expect("its turn has come");
+    third.await.expect("no panic").expect("it follows the others");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -128,20 +129,20 @@ async fn silent_connections_do_not_keep_others_out() {
         TcpStream::connect(&address).await.unwrap(),
         TcpStream::connect(&address).await.unwrap(),
     ];
-    until(SOON, "they have taken all places", async || {
+    until(SOON, "the silent connections use all slots", async || {
         (rangecache.metrics().await.sum("rangecache_client_connections") == 2.0).then_some(())
     })
     .await;
     let through = rangecache.client().await;
-    // Within the time that a call may take at all.
+    // Within the timeout of a call.
     through
         .range(&RangeRequest::prefix(PREFIX))
         .await
-        .expect("the places are taken back");
+        .expect("the slots are freed");
     drop(silent);
 }
 
-/// A client on bare HTTP/2, which can be as rude as it likes; its windows are HTTP/2's own 64 KiB.
+/// A client on bare HTTP/2, which can break any rule; its windows are HTTP/2's default, 64 KiB.
 async fn rude(
     rangecache: &Rangecache,
 ) -> (SendRequest<Bytes>, tokio::task::JoinHandle<Result<(), h2::Error>>) {
@@ -161,7 +162,7 @@ fn call(rangecache: &Rangecache, path: &str) -> http::Request<()> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_that_never_read_cost_little() {
-    // 16 MB a list.
+    // 16 MB per list.
     let etcd = etcd_with(64, 250_000).await;
     let rangecache = Rangecache::before(&etcd).start().await;
     let polite = rangecache.client().await;
@@ -174,13 +175,13 @@ async fn readers_that_never_read_cost_little() {
         sender = sender.ready().await.unwrap();
         let (answer, mut body) = sender.send_request(call(&rangecache, RANGE), false).unwrap();
         body.send_data(frame(&list.encode_to_vec()), true).unwrap();
-        unread.push(answer.await.expect("its head comes"));
+        unread.push(answer.await.expect("a response head"));
     }
     let after = resident_mib(&rangecache);
     println!("100 unread lists of 16 MB: {before} MiB, then {after} MiB");
-    // Each may hold a piece of 128 KiB, and all together one send buffer.
+    // Each may hold a chunk of 128 KiB, and all of them together one send buffer.
     assert!(after < before + 64, "{before} MiB, then {after} MiB");
-    let again = polite.range(&list).await.expect("others are served");
+    let again = polite.range(&list).await.expect("other clients are served");
     assert_eq!(again.kvs.len(), whole.kvs.len());
     drop(unread);
 }
@@ -198,16 +199,16 @@ async fn floods_do_not_disturb_other_connections() {
         tasks(&rangecache).await,
     );
 
-    // Calls that are reset as soon as they are made, forwarded ones and ones from memory.
+    // Calls that are reset as soon as they are sent, forwarded ones and ones from memory.
     let mut floods = JoinSet::new();
     for path in [RANGE, PUT, RANGE, PUT] {
         let (mut sender, connection) = rude(&rangecache).await;
         let request = call(&rangecache, path);
-        // As a write it puts a key beside the list: some get through before they are reset.
+        // A write puts a key outside the list: some are applied before the reset.
         let message = frame(&RangeRequest::range("flood", "flooe").encode_to_vec());
         let flood = async move {
             for n in 0..5_000 {
-                // Sooner or later rangecache may close the connection: that is its right.
+                // rangecache may close the connection at some point: that is allowed.
                 sender = sender.ready().await?;
                 let (_answer, mut body) = sender.send_request(request.clone(), false)?;
                 if n % 2 == 0 {
@@ -223,7 +224,7 @@ async fn floods_do_not_disturb_other_connections() {
             connection.abort();
         });
     }
-    // A message that comes byte by byte.
+    // A message sent byte by byte.
     let (sender, connection) = rude(&rangecache).await;
     let request = call(&rangecache, PUT);
     let message = frame(
@@ -255,8 +256,8 @@ async fn floods_do_not_disturb_other_connections() {
         assert_eq!(answer.expect("nobody starves").expect("answers").kvs.len(), 10);
         served += 1;
     }
-    println!("{served} lists were answered meanwhile");
-    until(SOON, "nothing is left of the floods", async || {
+    println!("{served} lists were answered in the meantime");
+    until(SOON, "nothing of the floods remains", async || {
         (descriptors(&rangecache) <= fds && tasks(&rangecache).await <= alive).then_some(())
     })
     .await;
@@ -265,7 +266,7 @@ async fn floods_do_not_disturb_other_connections() {
     assert_eq!(rangecache.metrics().await.sum("rangecache_panics_total"), 0.0);
 }
 
-/// So many connections, fifty at once, each with a read and some with watches.
+/// Opens this many connections, fifty at a time, each with a read and some with watches.
 async fn connections(url: &str, connections: usize) {
     let clients = stream::iter((0..connections).map(|n| one_client(url.to_owned(), n)));
     clients.buffer_unordered(50).collect::<()>().await;
@@ -279,7 +280,7 @@ async fn one_client(url: String, n: usize) {
         drop(watch(&client).await);
     }
     if n.is_multiple_of(5) {
-        // A call that is cut off with its connection.
+        // A call that ends with its connection.
         let _watch = watch(&client).await;
     }
 }
@@ -302,7 +303,7 @@ async fn thousands_of_connections_leave_nothing_behind() {
             etcds,
         )
     };
-    // What is allocated once is allocated after some hundreds.
+    // One-time allocations are made by the first hundreds.
     connections(rangecache.url(), 500).await;
     let before = settled().await;
     connections(rangecache.url(), 5_000).await;
@@ -319,7 +320,7 @@ async fn thousands_of_connections_leave_nothing_behind() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn keyspace_over_budget_is_forwarded_until_it_fits() {
-    // 64 MB of keys, and memory for 8.
+    // 64 MB of keys, and a budget of 8 MB.
     let etcd = etcd_with(256, 250_000).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-max-bytes", "8MiB")
@@ -339,7 +340,7 @@ async fn keyspace_over_budget_is_forwarded_until_it_fits() {
     println!("{memory} MiB in front of 64 MB");
     assert!(memory < 64, "{memory} MiB");
     assert!(rangecache.log().contains("mirror disabled (over budget)"));
-    assert!(rangecache.is_warm().await, "it is as ready as it will be");
+    assert!(rangecache.is_warm().await, "it counts as ready");
 
     for n in 8..256 {
         direct
@@ -347,7 +348,7 @@ async fn keyspace_over_budget_is_forwarded_until_it_fits() {
             .await
             .expect("etcd deletes");
     }
-    // Long before it is tried without a look at what etcd holds.
+    // Long before the mirror is tried without a check of etcd's size.
     until(SOON, "it fits", async || {
         let before = rangecache.outcomes().await;
         assert_eq!(
@@ -359,14 +360,14 @@ async fn keyspace_over_budget_is_forwarded_until_it_fits() {
     })
     .await;
 
-    // And outgrows it again while it follows.
+    // The mirror outgrows the budget again, while following etcd.
     for n in 0..256 {
         direct
             .put(format!("{PREFIX}{n:04}"), vec![b'w'; 250_000])
             .await
             .expect("etcd writes");
     }
-    until(SOON, "it steps aside again", async || {
+    until(SOON, "it is disabled again", async || {
         rangecache.log().contains("outgrown").then_some(())
     })
     .await;
@@ -374,7 +375,7 @@ async fn keyspace_over_budget_is_forwarded_until_it_fits() {
     assert_eq!(through.range(&one).await, direct.range(&one).await);
 }
 
-/// F5: while etcd stands still, 64 clients that list what is mirrored make at most one call each range.
+/// F5: while etcd is suspended, 64 clients that list mirrored ranges cause at most one call per range.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listing_clients_share_calls_to_etcd() {
     const RANGES: usize = 4;
@@ -400,11 +401,11 @@ async fn listing_clients_share_calls_to_etcd() {
     }
     until(
         SOON,
-        "one of each range is under way, the others wait",
+        "one call per range is in flight, the others wait",
         async || {
             let metrics = rangecache.metrics().await;
             let under_way = metrics.sum("rangecache_forward_large");
-            assert!(under_way <= RANGES as f64, "{under_way} are under way");
+            assert!(under_way <= RANGES as f64, "{under_way} calls in flight");
             (under_way == RANGES as f64 && metrics.sum("rangecache_forward_waiting") == 60.0).then_some(())
         },
     )
@@ -414,16 +415,16 @@ async fn listing_clients_share_calls_to_etcd() {
         assert_eq!(read.unwrap().expect("answers").kvs.len(), 20);
     }
     let joined = rangecache.metrics().await.sum("rangecache_forward_joined_total");
-    assert_eq!(joined, 60.0, "those who waited shared one call each range");
+    assert_eq!(joined, 60.0, "the waiting reads shared one call per range");
 }
 
-/// F5 with a real defragmentation: etcd answers no read until it is done.
+/// F5 with a real defragmentation, during which etcd answers no read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_after_a_defragmentation_share_calls_to_etcd() {
     const RANGES: usize = 4;
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
-    // What there is to copy.
+    // The data to defragment.
     for n in 0..1_000 {
         let put = direct.put(format!("/large/{n:04}"), vec![b'v'; 250_000]).await;
         put.expect("etcd writes");
@@ -441,7 +442,7 @@ async fn reads_after_a_defragmentation_share_calls_to_etcd() {
     for _ in 0..64 {
         clients.push(rangecache.client().await);
     }
-    // Of a list that is forwarded etcd 3.7 sees a RangeStream, and of nothing else.
+    // etcd 3.7 receives forwarded lists as RangeStream calls, and no others.
     let lists = async || {
         let metrics = etcd.metrics().await.0;
         let of_lists =
@@ -451,7 +452,7 @@ async fn reads_after_a_defragmentation_share_calls_to_etcd() {
     };
     until(
         SOON * 3,
-        "a defragmentation is long enough to be felt",
+        "the defragmentation is too short for the test",
         async || {
             let (before, lists_before) = (rangecache.outcomes().await, lists().await);
             let operator = etcd.client().await;
@@ -459,7 +460,7 @@ async fn reads_after_a_defragmentation_share_calls_to_etcd() {
                 let done = operator.unary::<Empty>("/etcdserverpb.Maintenance/Defragment", &Empty {});
                 done.await.expect("etcd defragments");
             });
-            until(SOON, "etcd stands still", async || {
+            until(SOON, "etcd is blocked", async || {
                 let read = RangeRequest::one("any");
                 let read = tokio::time::timeout(Duration::from_millis(20), direct.range(&read));
                 (read.await.is_err() || defragmentation.is_finished()).then_some(())
@@ -471,13 +472,13 @@ async fn reads_after_a_defragmentation_share_calls_to_etcd() {
                 reads.spawn(async move { client.range(&list).await });
             }
             while let Some(read) = reads.join_next().await {
-                assert_eq!(read.unwrap().expect("it is answered").kvs.len(), 20);
+                assert_eq!(read.unwrap().expect("a response").kvs.len(), 20);
             }
             defragmentation.await.expect("no panic");
             let outcomes = rangecache.outcomes_since(&before, 64).await;
             let asked = lists().await - lists_before;
             println!("{asked} lists reached etcd: {outcomes:?}");
-            // Of each range one at a time: for who came first, and for all who came while that was under way.
+            // Per range one call at a time: for the first read, and one for all that arrived while it was in flight.
             assert!(
                 asked <= 2.0 * RANGES as f64,
                 "{asked} lists reached etcd: {outcomes:?}"

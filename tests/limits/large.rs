@@ -1,5 +1,5 @@
-//! Large reads that memory cannot answer do not stampede etcd: identical ones share a call that starts after they
-//! arrived, they become RangeStreams, and past the bounds they are refused with a status that says so.
+//! Large reads that memory cannot answer do not overload etcd: identical ones share a call sent after they arrived,
+//! they become RangeStreams, and over the limits they are refused with a status that says so.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
 
 const PREFIX: &str = "/large/";
-/// gRPC's codes.
+/// gRPC status codes.
 const RESOURCE_EXHAUSTED: i32 = 8;
 const UNAVAILABLE: i32 = 14;
 
 type Read = JoinHandle<Result<RangeResponse, Status>>;
 
-/// An etcd that stands still, and reads of a prefix that is not mirrored, all waiting for it.
+/// A suspended etcd, and reads of a prefix outside the mirror that wait for it.
 struct Scene {
     etcd: Etcd,
     rangecache: Rangecache,
@@ -61,7 +61,7 @@ impl Scene {
         }
     }
 
-    /// Waits until so many reads wait for the one that is under way.
+    /// Waits until this many reads wait for the call in flight.
     async fn waiting(&self, reads: f64) {
         until(SOON, "reads wait", async || {
             let metrics = self.rangecache.metrics().await;
@@ -70,7 +70,7 @@ impl Scene {
         .await;
     }
 
-    /// etcd goes on; returns how the reads ended: answers, and the codes of refusals.
+    /// Resumes etcd; returns the responses, and the codes of refusals.
     async fn go_on(&mut self) -> (Vec<RangeResponse>, Vec<i32>) {
         self.etcd.resume();
         let (mut answers, mut codes) = (Vec::new(), Vec::new());
@@ -84,7 +84,7 @@ impl Scene {
     }
 }
 
-/// Ranges and RangeStreams that etcd itself has counted.
+/// Number of Range and RangeStream calls, as counted by etcd.
 async fn calls(etcd: &Etcd) -> f64 {
     let metrics = etcd.metrics().await;
     metrics
@@ -125,7 +125,7 @@ async fn identical_large_reads_share_a_call() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_beyond_the_wait_limit_are_refused() {
     let mut scene = Scene::new(12, &[("--forward-max-waiting", "4")]).await;
-    until(SOON, "the others are refused", async || {
+    until(SOON, "the other reads are refused", async || {
         let finished = scene.reads.iter().filter(|read| read.is_finished()).count();
         (finished == 7).then_some(())
     })
@@ -149,7 +149,7 @@ async fn shared_responses_over_the_budget_are_refused() {
     assert_eq!(
         (answers.len(), codes),
         (1, vec![RESOURCE_EXHAUSTED; 5]),
-        "the first is passed on, not held"
+        "the first is forwarded, not held"
     );
     let outcomes = scene.rangecache.outcomes_since(&scene.before, 6).await;
     assert_eq!(outcomes.0.get(&("shed".into(), "shared_bytes".into())), Some(&5));
@@ -165,7 +165,7 @@ async fn mirror_over_budget_is_disabled() {
             .await
             .expect("etcd puts");
     }
-    // Ready: it will never be warm, and says why.
+    // Ready, although never warm; the log says why.
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-max-bytes", "10KiB")
         .start()
@@ -187,7 +187,7 @@ async fn mirror_over_budget_is_disabled() {
 
 /// Writes `keys` values of that many bytes under `prefix`.
 async fn fill(client: &testkit::grpc::Client, prefix: &str, keys: usize, value_bytes: usize) {
-    // A transaction stays below etcd's limits.
+    // Below etcd's limits for one transaction.
     let batch = (1_000_000 / value_bytes.max(1)).clamp(1, 100);
     for start in (0..keys).step_by(batch) {
         let puts = (start..(start + batch).min(keys)).map(|n| {
@@ -200,7 +200,7 @@ async fn fill(client: &testkit::grpc::Client, prefix: &str, keys: usize, value_b
     }
 }
 
-/// Requests that become streams, and whether they have an answer.
+/// Requests that are converted to streams, and whether they have a response.
 fn streamable(old: i64, compacted: i64, future: i64) -> Vec<RangeRequest> {
     let list = RangeRequest::prefix(PREFIX);
     let none = RangeRequest::prefix("/nothing/");
@@ -279,7 +279,7 @@ fn streamable(old: i64, compacted: i64, future: i64) -> Vec<RangeRequest> {
     ]
 }
 
-/// Requests that etcd's RangeStream refuses, or answers in another way.
+/// Requests that etcd's RangeStream refuses, or answers differently.
 fn others() -> Vec<RangeRequest> {
     let list = RangeRequest::prefix(PREFIX);
     vec![
@@ -358,7 +358,7 @@ async fn converted_responses_equal_etcds(version: Version) {
     };
     assert_eq!(outcomes.of("streamed"), streamed, "{outcomes:?}");
     let held = rangecache.metrics().await.sum("rangecache_stream_held_bytes");
-    assert_eq!(held, 0.0, "nothing is held in the end");
+    assert_eq!(held, 0.0, "nothing is held at the end");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -431,13 +431,13 @@ async fn fallbacks(rangecache: &Rangecache, reason: &str) -> f64 {
     metrics.0.get(&name).copied().unwrap_or(0.0)
 }
 
-/// The resident memory of a process, in bytes.
+/// Resident memory of a process, in bytes.
 fn resident_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
     let line = status
         .lines()
         .find(|line| line.starts_with("VmRSS:"))
-        .expect("has a size");
+        .expect("a size");
     line.split_whitespace()
         .nth(1)
         .expect("a number")
@@ -498,7 +498,7 @@ async fn concurrent_large_responses_stay_within_the_budget() {
     let grown = resident.saturating_sub(resident_before);
     println!("{answered} B answered; held {held} B at most, grown by {grown} B");
     assert!(held > 0.0 && held <= BUDGET_BYTES, "{held} B held");
-    // Beside the budget: a window for each stream from etcd and each client, and what the allocator keeps.
+    // In addition to the budget: a window per stream from etcd and per client, and memory kept by the allocator.
     assert!(grown < 128 << 20, "grown by {grown} B");
     assert!(answered >= CLIENTS * 5_000_000, "only {answered} B were answered");
 }

@@ -1,5 +1,5 @@
-//! Lists read in pages that memory cannot answer: one RangeStream of etcd's gives them all, and every page is the one
-//! that etcd itself would have given, whatever readers, writers and compactions do meanwhile.
+//! Lists read in pages that memory cannot answer: one RangeStream of etcd's serves them all, and every page equals
+//! etcd's own, whatever readers, writers and compactions do in the meantime.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -25,12 +25,12 @@ async fn write_all(etcd: &Client, keys: usize) {
     }
 }
 
-/// One that mirrors nothing that is read here.
+/// Settings for a rangecache that mirrors none of the keys read here.
 fn not_mirroring(etcd: &Etcd) -> testkit::proxy::Builder {
     Rangecache::before(etcd).with("--cache-prefix", "/elsewhere/")
 }
 
-/// Calls of a KV method that etcd itself has counted.
+/// Number of calls of a KV method, as counted by etcd.
 async fn calls(etcd: &Etcd, method: &str) -> f64 {
     etcd_count(etcd, "grpc_server_started_total", method).await
 }
@@ -42,7 +42,7 @@ async fn etcd_count(etcd: &Etcd, counter: &str, method: &str) -> f64 {
     metrics.0.iter().filter(of_method).map(|(_, count)| count).sum()
 }
 
-/// The request for the page behind `page`.
+/// The request for the page after `page`.
 fn behind(request: &RangeRequest, page: &RangeResponse) -> RangeRequest {
     let last = &page.kvs.last().expect("no page is empty").key;
     RangeRequest {
@@ -56,11 +56,11 @@ fn behind(request: &RangeRequest, page: &RangeResponse) -> RangeRequest {
     }
 }
 
-/// How a reader asks for its pages.
+/// Call by which a reader requests its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Range,
-    /// As kube-apiserver does without its watch cache.
+    /// Like kube-apiserver without its watch cache.
     RangeStream,
 }
 
@@ -87,7 +87,7 @@ async fn costs_etcd_one_stream(by: By, keys: usize) {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
     write_all(&direct, keys).await;
-    // No probe comes in between.
+    // No probe during the test.
     let rangecache = not_mirroring(&etcd).with("--probe-interval", "1h").start().await;
     let through = rangecache.client().await;
     let streamed_before = rangecache.stream_outcomes().await;
@@ -145,7 +145,7 @@ async fn costs_etcd_one_stream(by: By, keys: usize) {
     .await;
 }
 
-/// Somebody who reads a list in pages, more or less.
+/// A reader of a list in pages.
 struct Reader {
     first: RangeRequest,
     next: Option<RangeRequest>,
@@ -192,7 +192,7 @@ struct Fuzz {
     etcd: Client,
     through: Client,
     random: StdRng,
-    /// Whether all that was written since the start went through rangecache.
+    /// Whether all writes since the start went through rangecache.
     knows_all: bool,
     shown: i64,
 }
@@ -213,7 +213,7 @@ impl Fuzz {
         };
         done.expect("etcd writes");
         if by_rangecache {
-            // Its header tells of the others' writes, too.
+            // Its header shows writes of others, too.
             self.knows_all = true;
         }
     }
@@ -227,14 +227,14 @@ impl Fuzz {
             .await
             .expect("etcd answers")
             .revision();
-        // It may have been compacted before.
+        // The revision may have been compacted before.
         let _ = self
             .through
             .compact(current - self.random.random_range(0..6))
             .await;
     }
 
-    /// Asks both sides; returns the page.
+    /// Sends the request to both sides; returns the page.
     async fn ask(&mut self, request: &RangeRequest) -> Option<RangeResponse> {
         let by = *[By::Range, By::RangeStream].choose(&mut self.random).unwrap();
         let through = by.ask(&self.through, request).await;
@@ -249,7 +249,7 @@ impl Fuzz {
         let (revision, current) = (through.revision(), direct.revision());
         assert!(
             revision <= current,
-            "{by:?} {request:?} is of the future: {revision} of {current}"
+            "{by:?} {request:?} has a future revision: {revision} of {current}"
         );
         assert!(
             revision >= self.shown,
@@ -285,12 +285,12 @@ async fn random_page_series_equal_etcds(version: Version, seed: u64, turns: usiz
             0..15 => fuzz.change().await,
             15 => fuzz.compact().await,
             16 => {
-                // Two that read the same list, page by page in turns.
+                // Two readers of the same list, page by page in turns.
                 let first = RangeRequest {
                     limit: 30,
                     ..RangeRequest::prefix(PREFIX)
                 };
-                let page = fuzz.ask(&first).await.expect("the present is there");
+                let page = fuzz.ask(&first).await.expect("the current revision");
                 for reader in &mut readers[..2] {
                     (reader.last, reader.next) = (Some(first.clone()), Some(behind(&first, &page)));
                 }
@@ -330,7 +330,7 @@ async fn random_page_series_equal_etcds_3_5() {
     random_page_series_equal_etcds(Version::V3_5, 8, 800).await;
 }
 
-/// etcd with 5,000 keys, and the first two pages of them read: a stream is open for the third.
+/// etcd with 5,000 keys, of which two pages have been read: a stream is open for the third.
 async fn in_mid_series(flags: &[(&str, &str)]) -> (Etcd, Rangecache, Client, RangeRequest) {
     let etcd = Etcd::start(Version::V3_7).await;
     write_all(&etcd.client().await, 5_000).await;
@@ -355,7 +355,7 @@ async fn in_mid_series(flags: &[(&str, &str)]) -> (Etcd, Rangecache, Client, Ran
     (etcd, rangecache, through, request)
 }
 
-/// Begun by Range and gone on with by RangeStream: byte for byte etcd's own, its chunks, too.
+/// Started by Range and continued by RangeStream: equal to etcd's own byte by byte, chunks included.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streamed_pages_of_a_series_equal_etcds() {
     let (etcd, rangecache, through, mut request) = in_mid_series(&[]).await;
@@ -375,7 +375,7 @@ async fn streamed_pages_of_a_series_equal_etcds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn page_requested_after_the_series_expired_is_answered() {
     let (etcd, rangecache, through, request) = in_mid_series(&[("--series-ttl", "1s")]).await;
-    until(SOON, "the series ends, at etcd too", async || {
+    until(SOON, "the series ends, and its stream at etcd", async || {
         let held = rangecache.metrics().await.sum("rangecache_stream_held_bytes");
         let under_way = calls(&etcd, "RangeStream").await
             - etcd_count(&etcd, "grpc_server_handled_total", "RangeStream").await;
@@ -397,7 +397,7 @@ async fn compaction_by_others_ends_a_series() {
     let revision = direct.put("/other", "").await.expect("etcd writes");
     direct.compact(revision).await.expect("etcd compacts");
     let expected = direct.range(&request).await.expect_err("compacted");
-    // Learned within the probe's interval; whoever asks before that takes the page.
+    // Noticed within the probe interval; until then the page may still be served.
     let refused = until(SOON, "the page is refused", async || {
         let page = RangeRequest {
             limit: 1,
@@ -437,7 +437,7 @@ async fn auth_on_without_own_user_keeps_no_series() {
     let refused = through.range(&request).await;
     let direct = etcd.client().await;
     assert_eq!(refused, direct.range(&request).await);
-    assert!(refused.is_err(), "nobody without a name reads");
+    assert!(refused.is_err(), "reads without a token are refused");
     let pages = from_series(&rangecache).await;
     let mut request = request;
     for _ in 0..3 {
@@ -451,7 +451,7 @@ async fn from_series(rangecache: &Rangecache) -> f64 {
     rangecache.metrics().await.sum("rangecache_series_pages_total")
 }
 
-/// I8: a series is its caller's, and etcd judges each page of it.
+/// I8: a series belongs to its caller, and etcd authorises each of its pages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn auth_on_keeps_a_series_to_its_caller() {
     let etcd = Etcd::start(Version::V3_7).await;
@@ -486,7 +486,7 @@ async fn auth_on_keeps_a_series_to_its_caller() {
         assert_eq!(page, alice_direct.range(request).await.expect("alice may read"));
         *request = behind(request, &page);
     };
-    // Once rangecache knows that auth is on.
+    // Once rangecache has noticed that auth is on.
     until(SOON, "alice's second page comes from a series", async || {
         request = first.clone();
         next_of_alice(&mut request).await;
@@ -498,7 +498,7 @@ async fn auth_on_keeps_a_series_to_its_caller() {
     next_of_alice(&mut request).await;
     assert_eq!(from_series(&rangecache).await, pages + 1.0);
 
-    // Not for others, whether they may not read it or have no name.
+    // Other callers do not get it, with or without permission.
     for (through, direct) in [(&bob, &bob_direct), (&through, &direct)] {
         let refused = through.range(&request).await;
         assert_eq!(refused, direct.range(&request).await);
@@ -507,7 +507,7 @@ async fn auth_on_keeps_a_series_to_its_caller() {
         assert_eq!(streamed, direct.streamed(&request).await);
         assert!(streamed.is_err());
     }
-    // Root may, but not from alice's series: hers is there afterwards.
+    // Root may read, but not from alice's series, which is still there afterwards.
     let (root, root_direct) = login("root").await;
     let page = root.range(&request).await;
     assert_eq!(page, root_direct.range(&request).await);
@@ -516,7 +516,7 @@ async fn auth_on_keeps_a_series_to_its_caller() {
     next_of_alice(&mut request).await;
     assert_eq!(from_series(&rangecache).await, pages + 2.0);
 
-    // A right that is gone is gone in mid-list.
+    // A revoked permission takes effect within a list.
     root_direct
         .revoke_read("a", "/a/", testkit::pb::prefix_end(b"/a/"))
         .await

@@ -1,4 +1,4 @@
-//! One client: it calls one thing after the other, at random, and writes down what it asked and what it was told.
+//! A client that sends random calls one after the other, and records requests and responses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,53 +19,53 @@ use testkit::pb::{
     RequestOp, TxnRequest, TxnResponse,
 };
 
-/// All keys start with this; nothing else is in the store.
+/// Prefix of all keys in the store.
 pub const PREFIX: &str = "/linear/";
-/// Few, so that clients meet.
+/// Few, so that clients' operations conflict.
 const KEYS: usize = 6;
-/// How long a call may take: its caller says so, and gives up a little later.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How far back reads at a past revision go.
+/// Timeout of a call, sent as its deadline; the client itself gives up a little later.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+/// How many revisions reads of the past go back.
 const BACK: i64 = 300;
-/// gRPC's code for a revision that cannot be had.
+/// gRPC's status code for a compacted or future revision.
 const OUT_OF_RANGE: i32 = 11;
-/// As etcd numbers what a transaction compares.
+/// etcd's number of the comparison target.
 const MOD_REVISION: i32 = 2;
 
-/// What all clients share.
-pub struct Crowd {
+/// State shared by all clients.
+pub struct Shared {
     pub history: Arc<History>,
-    /// The newest revision that anybody was told.
+    /// The newest revision in any response.
     pub newest: AtomicI64,
-    /// Ends everything.
+    /// Stops all clients.
     pub stop: AtomicBool,
-    /// Writers rest.
-    pub rest: AtomicBool,
-    /// Writes under way.
+    /// Suspends writes.
+    pub writes_suspended: AtomicBool,
+    /// Writes in flight.
     pub writing: AtomicUsize,
 }
 
-/// See the module.
+/// A client; see the module.
 pub struct Caller {
-    crowd: Arc<Crowd>,
+    shared: Arc<Shared>,
     number: u64,
     via: String,
-    /// Where to connect: to the first, and to the next after a failure.
+    /// Servers: the first, and the next one after each failure.
     urls: Vec<String>,
     at: usize,
     connection: Option<Client>,
     random: StdRng,
-    /// Writes so far: every value is of one write alone.
+    /// Number of writes so far: makes every value unique.
     writes: u64,
-    /// The mod_revision of keys as last seen.
+    /// Mod revisions of keys as last read, for comparisons.
     seen: BTreeMap<String, i64>,
 }
 
 impl Caller {
-    /// The client of that number, which calls `via` at one of `urls`.
-    pub fn new(crowd: &Arc<Crowd>, number: u64, via: &str, urls: Vec<String>, seed: u64) -> Self {
+    /// Client `number`, which calls one of `urls`; `via` names the kind of server.
+    pub fn new(shared: &Arc<Shared>, number: u64, via: &str, urls: Vec<String>, seed: u64) -> Self {
         Self {
-            crowd: crowd.clone(),
+            shared: shared.clone(),
             number,
             via: via.to_owned(),
             at: usize::try_from(number).unwrap() % urls.len(),
@@ -77,9 +77,9 @@ impl Caller {
         }
     }
 
-    /// Calls until the crowd is to stop.
+    /// Sends calls until the clients are stopped.
     pub async fn run(mut self) {
-        while !self.crowd.stop.load(Ordering::SeqCst) {
+        while !self.shared.stop.load(Ordering::SeqCst) {
             self.turn().await;
             sleep(Duration::from_micros(self.random.random_range(0..16_000))).await;
         }
@@ -114,7 +114,7 @@ impl Caller {
         self.read("count", request).await;
     }
 
-    /// The whole prefix, page by page at the first page's revision.
+    /// Lists the whole prefix page by page at the first page's revision.
     async fn pages(&mut self) {
         let first = RangeRequest {
             limit: self.random.random_range(1..4),
@@ -134,7 +134,7 @@ impl Caller {
     }
 
     async fn pinned(&mut self) {
-        let newest = self.crowd.newest.load(Ordering::SeqCst);
+        let newest = self.shared.newest.load(Ordering::SeqCst);
         let request = RangeRequest {
             revision: newest - self.random.random_range(0..BACK.min(newest)),
             serializable: self.random.random_range(0..3) == 0,
@@ -152,8 +152,8 @@ impl Caller {
     }
 
     async fn write(&mut self, kind: u32) {
-        self.crowd.writing.fetch_add(1, Ordering::SeqCst);
-        if !self.crowd.rest.load(Ordering::SeqCst) {
+        self.shared.writing.fetch_add(1, Ordering::SeqCst);
+        if !self.shared.writes_suspended.load(Ordering::SeqCst) {
             match kind {
                 0..80 => self.put().await,
                 80..87 => self.delete().await,
@@ -161,7 +161,7 @@ impl Caller {
                 _ => self.transact().await,
             }
         }
-        self.crowd.writing.fetch_sub(1, Ordering::SeqCst);
+        self.shared.writing.fetch_sub(1, Ordering::SeqCst);
     }
 
     async fn put(&mut self) {
@@ -177,7 +177,7 @@ impl Caller {
         let answer: Option<PutResponse> = self.call(PUT, &request).await.and_then(Result::ok);
         self.end(
             call,
-            answer.map(|done| json!({"rev": self.told(done.revision())})),
+            answer.map(|done| json!({"rev": self.record_revision(done.revision())})),
         );
     }
 
@@ -197,12 +197,12 @@ impl Caller {
             call,
             answer.map(|done| {
                 let revision = done.revision();
-                json!({"rev": self.told(revision), "write": {"then": then, "applied": done.deleted > 0}})
+                json!({"rev": self.record_revision(revision), "write": {"then": then, "applied": done.deleted > 0}})
             }),
         );
     }
 
-    /// Puts and deletes, in one revision, if a key was not changed since this client saw it; else reads it.
+    /// Puts and deletes in one transaction if a key is unchanged since this client read it; otherwise reads the key.
     async fn compare(&mut self) {
         let key = self.key();
         let expected = self.seen.get(&key).copied().unwrap_or(0);
@@ -254,24 +254,23 @@ impl Caller {
         let call = self.begin(kind, "write", write(false));
         let answer: Option<TxnResponse> = self.call(TXN, &request).await.and_then(Result::ok);
         let told = answer.map(|done| {
-            let revision = self.told(done.revision());
+            let revision = self.record_revision(done.revision());
             let read = done.responses.into_iter().next().and_then(|first| first.response_range);
             if let Some(read) = &read {
-                self.see(&RangeRequest::one(&key), read);
+                self.record_mod_revisions(&RangeRequest::one(&key), read);
             }
             json!({"rev": revision, "write": write(done.succeeded), "answer": read.as_ref().map(history::answer)})
         });
         self.end(call, told);
     }
 
-    /// One read, written down; what came back, if it went well.
+    /// Sends and records one read; returns a successful response.
     async fn read(&mut self, kind: &str, request: RangeRequest) -> Option<RangeResponse> {
         let call = self.begin(kind, "read", history::read(&request));
         match self.call::<RangeResponse>(RANGE, &request).await {
             Some(Ok(response)) => {
-                self.see(&request, &response);
-                let told =
-                    json!({"rev": self.told(response.revision()), "answer": history::answer(&response)});
+                self.record_mod_revisions(&request, &response);
+                let told = json!({"rev": self.record_revision(response.revision()), "answer": history::answer(&response)});
                 self.end(call, Some(told));
                 Some(response)
             }
@@ -291,8 +290,8 @@ impl Caller {
         }
     }
 
-    /// Remembers what comparisons need.
-    fn see(&mut self, request: &RangeRequest, response: &RangeResponse) {
+    /// Records the mod revisions for comparisons.
+    fn record_mod_revisions(&mut self, request: &RangeRequest, response: &RangeResponse) {
         if request.revision > 0 || request.count_only {
             return;
         }
@@ -306,38 +305,40 @@ impl Caller {
         }
     }
 
-    fn told(&self, revision: i64) -> i64 {
-        self.crowd.newest.fetch_max(revision, Ordering::SeqCst);
+    fn record_revision(&self, revision: i64) -> i64 {
+        self.shared.newest.fetch_max(revision, Ordering::SeqCst);
         revision
     }
 
     fn begin(&self, kind: &str, what: &str, asked: Value) -> Value {
         json!({
-            "client": self.number, "via": self.via, "kind": kind, what: asked, "call": self.crowd.history.now(),
+            "client": self.number, "via": self.via, "kind": kind, what: asked, "call": self.shared.history.now(),
             "return": -1,
         })
     }
 
     fn end(&self, mut call: Value, told: Option<Value>) {
         if let Some(Value::Object(told)) = told {
-            call["return"] = self.crowd.history.now().into();
+            call["return"] = self.shared.history.now().into();
             for (name, value) in told {
                 call[name] = value;
             }
         }
-        self.crowd.history.operation(call);
+        self.shared.history.operation(call);
     }
 
-    /// Calls. `None` means that there was no answer, and nobody knows what became of it.
+    /// Sends a call. `None` means no response: whether the call had an effect is unknown.
     async fn call<A: Message + Default>(
         &mut self,
         path: &str,
         request: &impl Message,
     ) -> Option<Result<A, Status>> {
         let client = self.connected().await?;
-        let answer = timeout(PATIENCE * 3 / 2, client.unary(path, request)).await.ok();
+        let answer = timeout(CALL_TIMEOUT * 3 / 2, client.unary(path, request))
+            .await
+            .ok();
         if !matches!(&answer, Some(Ok(_))) && self.urls.len() > 1 || answer.is_none() {
-            // Another member may do better; and what says nothing may be half open.
+            // Another member may respond; and a silent connection may be half open.
             self.connection = None;
             self.at += 1;
         }
@@ -351,13 +352,13 @@ impl Caller {
         let url = &self.urls[self.at % self.urls.len()];
         match timeout(Duration::from_secs(1), Client::try_connect(url)).await {
             Ok(Ok(client)) => {
-                let patience = format!("{}m", PATIENCE.as_millis());
-                self.connection = Some(client.with_metadata("grpc-timeout", &patience));
+                let deadline = format!("{}m", CALL_TIMEOUT.as_millis());
+                self.connection = Some(client.with_metadata("grpc-timeout", &deadline));
             }
             _ => {
                 self.connection = None;
                 self.at += 1;
-                // Nothing listens there: it need not be asked without a pause.
+                // No server listens: do not retry in a tight loop.
                 sleep(Duration::from_millis(20)).await;
             }
         }

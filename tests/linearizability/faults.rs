@@ -1,4 +1,4 @@
-//! What befalls etcd, rangecache and the links between them. Each begins, lasts for a while, and is over at its end.
+//! Faults of etcd, rangecache and the links between them. Each starts, lasts for a while, and is over at its end.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -23,21 +23,21 @@ pub enum Fault {
     LinksSlow,
     LinksLossy,
     FeedsSlow,
-    /// A member hears nothing of the others, nor they of it; clients and rangecaches still reach it.
+    /// A member cannot reach the other members, nor they it; clients and rangecaches still reach it.
     MemberIsolated,
-    /// All that members say to each other comes late.
+    /// All messages between members are delayed.
     MembersSlow,
     Compaction,
     Defragmentation,
     MembersRolled,
     RangecachesRolled,
     RangecachePaused,
-    /// Not part of the mix, for it ends one history and begins another.
+    /// Not part of the mix: it ends one history and starts another.
     Restore,
 }
 
 impl Fault {
-    /// All, with the names that they go by.
+    /// All faults, by name.
     pub const ALL: [(&'static str, Fault); 17] = [
         ("member-killed", Fault::MemberKilled),
         ("member-paused", Fault::MemberPaused),
@@ -58,8 +58,8 @@ impl Fault {
         ("restore", Fault::Restore),
     ];
 
-    /// Lets it happen, and returns once it is over.
-    pub async fn strike(self, world: &mut World) {
+    /// Causes the fault, and returns once it is over.
+    pub async fn apply(self, world: &mut World) {
         let member = world.random.random_range(0..3);
         let (sidecars, members) = (world.some_sidecars(), world.some_members());
         match self {
@@ -132,7 +132,7 @@ impl Fault {
                         let status = running.terminate().await;
                         assert!(status.success(), "{status}");
                     } else {
-                        // Kills it.
+                        // SIGKILL.
                         drop(running);
                     }
                     sidecar.start().await;
@@ -153,7 +153,7 @@ impl Fault {
     }
 }
 
-/// Sets a condition on links, for a while.
+/// Sets a condition on links for a while.
 async fn under(world: &mut World, sidecars: &[usize], members: &[usize], condition: Condition) {
     println!("  {condition:?} from rangecaches {sidecars:?} to members {members:?}");
     world.set_links(sidecars, members, condition);
@@ -161,7 +161,8 @@ async fn under(world: &mut World, sidecars: &[usize], members: &[usize], conditi
     world.set_links(sidecars, members, Condition::Normal);
 }
 
-/// Half of the time it is the leader that is isolated, which goes on leading until it finds that nobody follows.
+/// In half of the cases the isolated member is the leader, which keeps its role until it notices the lack of
+/// followers.
 async fn isolate(world: &mut World, member: usize) {
     let leader = world.cluster.leader().await.unwrap_or(member);
     let member = if world.random.random() { leader } else { member };
@@ -184,21 +185,17 @@ async fn isolate(world: &mut World, member: usize) {
 
 async fn id(world: &World, member: usize) -> u64 {
     let status = world.cluster.members[member].client().await.status().await;
-    status
-        .expect("etcd tells its status")
-        .header
-        .expect("has a header")
-        .member_id
+    status.expect("a status").header.expect("a header").member_id
 }
 
-/// Another member becomes the leader.
+/// Moves leadership to another member.
 async fn move_leader(world: &World, to: usize) {
     let leader = async || world.cluster.leader().await;
     let (from, _) = until(SOON, "the cluster has a leader", leader).await;
     let to = if to == from { (to + 1) % 3 } else { to };
     let target = id(world, to).await;
     let leader = world.cluster.members[from].client().await;
-    // It may have lost an election meanwhile; then the leader has moved as well.
+    // The member may have lost an election in the meantime; then the leader has changed as well.
     let _ = leader
         .unary::<Empty>(
             "/etcdserverpb.Maintenance/MoveLeader",
@@ -207,26 +204,26 @@ async fn move_leader(world: &World, to: usize) {
         .await;
 }
 
-/// Compacts nearly up to now, through a rangecache or past them.
+/// Compacts to a recent revision, through a rangecache or directly.
 async fn compact(world: &mut World) {
-    // Not what the recorder has not seen yet.
+    // Only revisions that the recorder has seen.
     let revision = world.recorder.revision() - world.random.random_range(0..100);
     let client = match world.random.random_range(0..3) {
         2 => world.cluster.members[0].client().await,
         n => world.sidecars[n].running().client().await,
     };
     world.history.compact(revision);
-    // It may have been compacted further before.
+    // A later revision may have been compacted before.
     let _ = client.compact(revision).await;
 }
 
-/// All members get the data of a snapshot that is older than what was written since, and are then written past that.
+/// Restores all members from a snapshot that lacks recent writes, and then writes past the lost revisions.
 async fn restore(world: &mut World) {
     let snapshot = world.cluster.members[0].save_snapshot().await;
     world.last(500..2_500).await;
-    world.crowd.rest.store(true, Ordering::SeqCst);
-    until(SOON, "no write is under way", async || {
-        (world.crowd.writing.load(Ordering::SeqCst) == 0).then_some(())
+    world.shared.writes_suspended.store(true, Ordering::SeqCst);
+    until(SOON, "no write is in flight", async || {
+        (world.shared.writing.load(Ordering::SeqCst) == 0).then_some(())
     })
     .await;
     let forgotten = newest(&world.cluster.members[0].client().await).await;
@@ -243,17 +240,19 @@ async fn restore(world: &mut World) {
     for member in &mut world.cluster.members {
         member.restore(&snapshot, token, &[]);
     }
-    // Nothing of the old history runs any more: whoever calls from now on must not be told of it.
+    // No process of the old history runs any more: calls from now on must not see that history.
     let cut = world.history.now();
     for member in &mut world.cluster.members {
         member.run();
     }
     world.members_serve().await;
     let revision = newest(&world.cluster.members[0].client().await).await;
-    println!("  restored at {revision}, {forgotten} was the last of the old history; cluster {token}");
+    println!(
+        "  restored at {revision}, {forgotten} was the last revision of the old history; cluster {token}"
+    );
     assert!(revision < forgotten, "nothing was written after the snapshot");
     world.segment += 1;
     world.history.cut(cut, revision);
     world.recorder = Recorder::start(&world.history, &world.members(), world.segment, revision);
-    world.crowd.rest.store(false, Ordering::SeqCst);
+    world.shared.writes_suspended.store(false, Ordering::SeqCst);
 }

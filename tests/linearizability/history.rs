@@ -1,5 +1,5 @@
-//! What clients did and what etcd did, written down as the linearizer reads it: one JSON object a line, times in nanoseconds
-//! of one clock.
+//! The record of clients' calls and of etcd's changes in the linearizer's format: one JSON object per line, times in
+//! nanoseconds of one clock.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -19,7 +19,7 @@ pub struct History {
 }
 
 impl History {
-    /// A new file in a folder, which is made.
+    /// Creates a folder with a new file.
     pub fn new(folder: &Path) -> Self {
         std::fs::create_dir_all(folder).unwrap();
         let path = folder.join("history.jsonl");
@@ -31,7 +31,7 @@ impl History {
         }
     }
 
-    /// The time now.
+    /// Current time, in nanoseconds since the start.
     pub fn now(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_nanos()).unwrap()
     }
@@ -40,22 +40,22 @@ impl History {
         writeln!(self.file.lock(), "{line}").unwrap();
     }
 
-    /// Here it begins: nothing has been written to the store yet, which is at this revision.
+    /// Records the start: the store is empty at this revision.
     pub fn start(&self, revision: i64) {
         self.write(&json!({"t": "start", "at": self.now(), "rev": revision, "kvs": []}));
     }
 
-    /// From that time on there is another history, which begins with the state at this revision of the last one.
+    /// Records the start of another history, whose initial state is the last one's at this revision.
     pub fn cut(&self, at: u64, revision: i64) {
         self.write(&json!({"t": "cut", "at": at, "rev": revision}));
     }
 
-    /// A compaction begins.
+    /// Records the start of a compaction.
     pub fn compact(&self, revision: i64) {
         self.write(&json!({"t": "compact", "at": self.now(), "rev": revision}));
     }
 
-    /// The recorder has seen what etcd did at a revision: values put, and keys deleted.
+    /// Records etcd's changes at a revision: values put, and keys deleted.
     pub fn event(&self, segment: usize, revision: i64, changes: &[(Vec<u8>, Option<Vec<u8>>)]) {
         let changes: Vec<_> = changes
             .iter()
@@ -66,12 +66,12 @@ impl History {
         }));
     }
 
-    /// A client called, and has its answer, or has given up.
+    /// Records a client's call with its response, or without one.
     pub fn operation(&self, operation: Value) {
         self.write(&json!({"t": "op", "op": operation}));
     }
 
-    /// Everything is on the disk, here.
+    /// Writes all records to disk, and returns the path.
     pub fn finish(&self) -> &Path {
         self.file.lock().flush().unwrap();
         &self.path
@@ -79,15 +79,15 @@ impl History {
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).expect("keys and values are text")
+    String::from_utf8(bytes.to_vec()).expect("keys and values are UTF-8")
 }
 
-/// A put, or a delete where there is no value.
+/// A put; a delete if there is no value.
 pub fn change(key: &[u8], value: Option<&[u8]>) -> Value {
     json!({"k": text(key), "v": value.map(text).unwrap_or_default(), "d": value.is_none()})
 }
 
-/// A read.
+/// A read request.
 pub fn read(request: &RangeRequest) -> Value {
     json!({
         "key": text(&request.key), "end": text(&request.range_end), "limit": request.limit, "rev": request.revision,
@@ -95,7 +95,7 @@ pub fn read(request: &RangeRequest) -> Value {
     })
 }
 
-/// The answer to a read, without its header.
+/// The response to a read, without its header.
 pub fn answer(response: &RangeResponse) -> Value {
     let kvs: Vec<_> = response.kvs.iter().map(key_value).collect();
     json!({"count": response.count, "more": response.more, "kvs": kvs})

@@ -1,8 +1,8 @@
-//! Three members of etcd, two rangecaches and a crowd of clients, some of which call etcd itself, while members, links and
-//! rangecaches fail: is there one order of all that was asked and told, in keeping with real time, in which every answer is
-//! right? The judge is porcupine, by `tests/tools/linearizer`.
+//! Three members of etcd, two rangecaches and clients of both run while members, links and rangecaches fail. The test
+//! then checks that there is one order of all requests and responses, consistent with real time, in which every
+//! response is right. The checker is porcupine, in `tests/tools/linearizer`.
 //!
-//! `make test` runs a seeded mix of all faults for a minute; `make linearize` runs chosen ones for as long as it is told.
+//! `make test` runs a random mix of all faults for a minute; `make linearize` runs chosen faults for a given time.
 
 #![allow(
     clippy::expect_used,
@@ -20,10 +20,10 @@
     reason = "small numbers, no load, and one crate"
 )]
 
+mod checker;
 mod client;
 mod faults;
 mod history;
-mod judge;
 mod recorder;
 mod world;
 
@@ -39,13 +39,13 @@ use rand::seq::IndexedRandom;
 use tokio::task::JoinSet;
 use world::{World, newest};
 
-/// How long nothing is wrong between two faults, in milliseconds.
+/// Time without faults between two faults, in milliseconds.
 const CALM: std::ops::Range<u64> = 700..2_500;
 
-/// How long it took until memory answered again, each time, by what had been wrong.
+/// Times until responses came from memory again, by fault.
 type Recoveries = BTreeMap<String, Vec<Duration>>;
 
-/// Lets faults happen in turn, each drawn from `faults`, for as long as `duration`; then judges what clients were told.
+/// Causes random faults of `faults` one after the other for `duration`, then checks the recorded history.
 async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, seed: u64) -> Recoveries {
     println!("{name}: seed {seed}, {} s", duration.as_secs());
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("linear-{name}-{seed}"));
@@ -56,7 +56,7 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
     }
     world.recover("the start").await;
     let began = Instant::now();
-    let mut struck = 0;
+    let mut applied = 0;
     while began.elapsed() < duration {
         let calm = world.random.random_range(CALM);
         world.calm(Duration::from_millis(calm)).await;
@@ -64,11 +64,11 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
             continue;
         };
         println!("{:.1} s: {name}", began.elapsed().as_secs_f64());
-        fault.strike(&mut world).await;
-        struck += 1;
+        fault.apply(&mut world).await;
+        applied += 1;
         world.recover(name).await;
     }
-    world.crowd.stop.store(true, Ordering::SeqCst);
+    world.shared.stop.store(true, Ordering::SeqCst);
     while let Some(ended) = clients.join_next().await {
         ended.expect("no client panics");
     }
@@ -77,11 +77,11 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
     world.recorder.reaches(last).await;
     world.recorder.stop().await;
 
-    let verdict = judge::judge(world.history.finish());
+    let verdict = checker::check(world.history.finish());
     let (memory, all) = world.calm;
     println!("{}", verdict.text);
-    println!("{struck} faults");
-    println!("without faults {memory} of {all} linearizable reads came from memory; seed {seed}");
+    println!("{applied} faults");
+    println!("between faults {memory} of {all} linearizable reads came from memory; seed {seed}");
     let file = world.history.finish().display();
     assert!(verdict.right, "{}\nthe history is {file}", verdict.text);
     assert!(
@@ -92,11 +92,11 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
     std::mem::take(&mut world.recoveries)
 }
 
-/// How long the way back to memory was, fault by fault.
+/// Prints the times until responses came from memory again, by fault.
 fn print(recoveries: &Recoveries) {
     println!(
         "{:20} {:>5} {:>10} {:>10}",
-        "to memory after", "times", "median", "longest"
+        "from memory again after", "times", "median", "longest"
     );
     for (fault, times) in recoveries {
         let mut times = times.clone();
@@ -120,7 +120,7 @@ fn number(variable: &str, default: u64) -> u64 {
     }
 }
 
-/// All faults but the one that ends a history.
+/// All faults except the one that ends a history.
 fn mix() -> Vec<(&'static str, Fault)> {
     Fault::ALL
         .into_iter()
@@ -134,9 +134,9 @@ async fn random_faults_keep_every_response_linearizable() {
     print(&run("mix", &mix(), Duration::from_secs(60), seed).await);
 }
 
-/// `LINEAR_SCENARIO` names faults, or `mix` or `calm`; else it runs all of them in turn, each for `LINEAR_SECONDS`.
+/// `LINEAR_SCENARIO` names faults, or `mix` or `calm`; by default all of them run in turn, each for `LINEAR_SECONDS`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes as long as it is told: make linearize"]
+#[ignore = "run time is set by make linearize"]
 async fn scenarios() {
     let duration = Duration::from_secs(number("LINEAR_SECONDS", 300));
     let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));

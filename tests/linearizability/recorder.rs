@@ -1,5 +1,5 @@
-//! Watches every member itself and writes down what etcd did, revision by revision: this tells what became of writes whose
-//! answers were lost.
+//! Watches every member directly and records etcd's changes by revision, which shows the outcome of writes whose
+//! responses were lost.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use testkit::kv::WATCH;
 use testkit::pb::{Event, WatchCreateRequest, WatchRequest, WatchResponse};
 use testkit::wait::{SOON, until};
 
-/// Event type DELETE.
+/// etcd's event type DELETE.
 const DELETE: i32 = 1;
 
-/// See the module. It stops when dropped.
+/// A running recorder; see the module. Dropping it stops it.
 pub struct Recorder {
     log: Arc<Log>,
     watches: JoinSet<()>,
@@ -31,14 +31,14 @@ struct Log {
 }
 
 struct Seen {
-    /// Every revision up to here is written down.
+    /// Every revision up to this one is recorded.
     whole: i64,
-    /// Those beyond it.
+    /// Later revisions, received out of order.
     ahead: BTreeSet<i64>,
 }
 
 impl Recorder {
-    /// Begins after a revision. `segment` counts the histories.
+    /// Starts after a revision. `segment` is the number of the history.
     pub fn start(history: &Arc<History>, members: &[String], segment: usize, revision: i64) -> Self {
         let log = Arc::new(Log {
             history: history.clone(),
@@ -55,17 +55,17 @@ impl Recorder {
         Self { log, watches }
     }
 
-    /// Every revision up to here is written down.
+    /// The revision up to which all are recorded.
     pub fn revision(&self) -> i64 {
         self.log.seen.lock().whole
     }
 
-    /// Watches no more.
+    /// Stops watching.
     pub async fn stop(&mut self) {
         self.watches.shutdown().await;
     }
 
-    /// Waits until it has written down everything up to a revision.
+    /// Waits until every revision up to this one is recorded.
     pub async fn reaches(&self, revision: i64) {
         until(SOON, "the recorder has seen every revision", async || {
             (self.revision() >= revision).then_some(())
@@ -74,12 +74,12 @@ impl Recorder {
     }
 }
 
-/// Watches one member, again and again.
+/// Watches one member, reconnecting after failures.
 async fn watch(member: String, log: Arc<Log>) {
     loop {
         if let Ok(Ok(client)) = timeout(Duration::from_secs(1), Client::try_connect(&member)).await {
             let mut stream = client.open(WATCH);
-            // Every key: whatever makes a revision is seen.
+            // All keys, so that every revision is seen.
             stream.send(&WatchRequest {
                 create_request: Some(WatchCreateRequest {
                     key: vec![0],
@@ -102,7 +102,7 @@ async fn watch(member: String, log: Arc<Log>) {
 }
 
 impl Log {
-    /// Takes events of whole revisions, which other members may have told already.
+    /// Accepts events of whole revisions, which another member may have delivered before.
     fn take(&self, events: &[Event]) {
         let revision = |event: &Event| event.kv.as_ref().expect("an event has a key").mod_revision;
         let mut seen = self.seen.lock();

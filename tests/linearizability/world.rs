@@ -1,4 +1,4 @@
-//! Three members of etcd, two rangecaches before them, and a link that can fail between any two of them.
+//! Three members of etcd, two rangecaches in front of them, and a link that can fail between any two processes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::sleep;
 
-use crate::client::{Caller, Crowd};
+use crate::client::{Caller, Shared};
 use crate::history::History;
 use crate::recorder::Recorder;
 use testkit::etcd::{Cluster, Version, free_port};
@@ -18,24 +18,24 @@ use testkit::pb::RangeRequest;
 use testkit::proxy::{Outcomes, Rangecache};
 use testkit::wait::{SOON, until};
 
-/// Clients of each rangecache, and of etcd itself.
+/// Number of clients per rangecache, and of etcd itself.
 const CLIENTS: u64 = 4;
 
-/// See the module.
+/// The running system; see the module.
 pub struct World {
     pub cluster: Cluster,
-    /// What the members reach each of them by.
+    /// Links through which the members reach each of them.
     pub peer_links: Vec<FaultLink>,
     pub sidecars: Vec<Sidecar>,
     pub history: Arc<History>,
     pub recorder: Recorder,
     pub random: StdRng,
-    pub crowd: Arc<Crowd>,
-    /// Counts restores.
+    pub shared: Arc<Shared>,
+    /// Number of restores so far.
     pub segment: usize,
-    /// Linearizable reads from memory, and all reads that could have been, while nothing was wrong.
+    /// Linearizable reads from memory, and all reads that memory could have answered, counted between faults.
     pub calm: (u64, u64),
-    /// How long it took until memory answered again, by what had been wrong.
+    /// Times until responses came from memory again, by fault.
     pub recoveries: BTreeMap<String, Vec<Duration>>,
 }
 
@@ -71,13 +71,13 @@ impl Sidecar {
         self.rangecache = Some(builder.start_cold().await);
     }
 
-    /// The process, which must run.
+    /// The process, which must be running.
     pub fn running(&self) -> &Rangecache {
         self.rangecache.as_ref().expect("runs")
     }
 
-    /// Linearizable reads from memory so far, and all that could have been: pinned and serializable ones count only where
-    /// they were forwarded, for forwarding does not say which they were.
+    /// Linearizable reads from memory so far, and all reads that memory could have answered: pinned and serializable
+    /// ones are included only if forwarded, because the outcome of forwarded reads does not name their kind.
     async fn reads(&self) -> (u64, u64) {
         let outcomes = self.running().outcomes().await;
         let memory = linearizable_from_memory(&outcomes);
@@ -93,7 +93,7 @@ fn linearizable_from_memory(outcomes: &Outcomes) -> u64 {
 }
 
 impl World {
-    /// Starts everything but the clients.
+    /// Starts all processes except the clients.
     pub async fn start(history: History, seed: u64) -> Self {
         let history = Arc::new(history);
         let mut peer_links = Vec::new();
@@ -112,11 +112,11 @@ impl World {
             Sidecar::new("a", &cluster, seed).await,
             Sidecar::new("b", &cluster, seed + 1).await,
         ];
-        let crowd = Arc::new(Crowd {
+        let shared = Arc::new(Shared {
             history: history.clone(),
             newest: revision.into(),
             stop: false.into(),
-            rest: false.into(),
+            writes_suspended: false.into(),
             writing: 0.into(),
         });
         Self {
@@ -126,14 +126,14 @@ impl World {
             history,
             recorder,
             random: StdRng::seed_from_u64(seed),
-            crowd,
+            shared,
             segment: 0,
             calm: (0, 0),
             recoveries: BTreeMap::new(),
         }
     }
 
-    /// The members' own URLs.
+    /// Client URLs of the members.
     pub fn members(&self) -> Vec<String> {
         self.cluster.members.iter().map(|member| member.url()).collect()
     }
@@ -147,13 +147,13 @@ impl World {
             .collect();
         servers.push(("etcd", self.members()));
         let caller =
-            |n: u64, (via, urls): &(&str, Vec<String>)| Caller::new(&self.crowd, n, via, urls.clone(), seed);
+            |n: u64, (via, urls): &(&str, Vec<String>)| Caller::new(&self.shared, n, via, urls.clone(), seed);
         (0..CLIENTS * servers.len() as u64)
             .map(|n| caller(n, &servers[usize::try_from(n).unwrap() % servers.len()]))
             .collect()
     }
 
-    /// Lets some time pass without faults, and counts where reads are answered from.
+    /// Lets time pass without faults, and counts where reads are answered.
     pub async fn calm(&mut self, duration: Duration) {
         let mut before = Vec::new();
         for sidecar in &self.sidecars {
@@ -183,22 +183,22 @@ impl World {
             .await;
             longest = longest.max(healed.elapsed());
         }
-        println!("  from memory {longest:?} after the end of: {from}");
+        println!("  responses come from memory {longest:?} after {from}");
         self.recoveries.entry(from.to_owned()).or_default().push(longest);
     }
 
-    /// Some rangecaches: the first, the second or both.
+    /// A random choice of rangecaches: the first, the second or both.
     pub fn some_sidecars(&mut self) -> Vec<usize> {
         [vec![0], vec![1], vec![0, 1]][self.random.random_range(0..3)].clone()
     }
 
-    /// Some members: one, two or all.
+    /// A random choice of members: one, two or all.
     pub fn some_members(&mut self) -> Vec<usize> {
         let (first, how_many) = (self.random.random_range(0..3), self.random.random_range(1..=3));
         (first..first + how_many).map(|n| n % 3).collect()
     }
 
-    /// Sets the condition of the links of some rangecaches to some members.
+    /// Sets the condition of the links from some rangecaches to some members.
     pub fn set_links(&self, sidecars: &[usize], members: &[usize], condition: Condition) {
         for sidecar in sidecars {
             for member in members {
@@ -207,7 +207,7 @@ impl World {
         }
     }
 
-    /// How long a fault lasts.
+    /// Waits for the random duration of a fault.
     pub async fn last(&mut self, milliseconds: std::ops::Range<u64>) {
         sleep(Duration::from_millis(self.random.random_range(milliseconds))).await;
     }
@@ -220,7 +220,7 @@ impl World {
     }
 }
 
-/// The store's revision.
+/// Current revision of the store.
 pub async fn newest(client: &Client) -> i64 {
     let answer = client.range(&RangeRequest::one("any")).await;
     answer.expect("etcd answers").revision()

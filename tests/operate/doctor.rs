@@ -1,4 +1,4 @@
-//! `rangecache doctor` before real etcd of every kind and state.
+//! `rangecache doctor` on real etcd of every kind and state.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::timeout;
 
-/// Far above what its own deadlines add up to, for a machine that is busy.
+/// Far above the sum of the doctor's own deadlines: the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 struct Report {
@@ -76,7 +76,7 @@ async fn run(args: &[&str]) -> std::process::Output {
     let child = tokio::process::Command::from(command).kill_on_drop(true).output();
     timeout(PATIENCE, child)
         .await
-        .expect("it ends by itself")
+        .expect("the doctor ends")
         .expect("it starts")
 }
 
@@ -94,7 +94,7 @@ async fn doctor(endpoints: &str, args: &[&str]) -> Report {
     }
 }
 
-/// `n` keys `prefix/00000…` with values of so many bytes.
+/// Writes `n` keys `prefix/00000…` with values of this many bytes.
 async fn fill(client: &Client, prefix: &str, n: usize, value_bytes: usize) {
     for chunk in (0..n)
         .collect::<Vec<_>>()
@@ -149,7 +149,7 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
                 "{prefix}: {mean}"
             );
         }
-        // A sample, not the keyspace.
+        // The doctor reads a sample, not the keyspace.
         let read = keyspace["cost"]["read_bytes"].as_u64().unwrap();
         assert!(read < 400_000, "{keyspace:#}");
 
@@ -163,7 +163,7 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
             before.header,
             "nothing is written"
         );
-        // What it says beforehand is what a mirror takes.
+        // The estimate equals the size of a mirror.
         let rangecache = Rangecache::before(&etcd)
             .with("--cache-prefix", "/registry/pods/")
             .start()
@@ -171,7 +171,7 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
         let is = rangecache.metrics().await.sum("rangecache_mirror_memory_bytes");
         let said = deep.json["mirrors"][0]["memory_bytes"].as_f64().unwrap();
         assert!((said - is).abs() < is * 0.03, "{said} was said, {is} it is");
-        // It serves before rangecache as before etcd.
+        // The doctor works through rangecache like on etcd.
         doctor(rangecache.url(), &[]).await.ends(0, "ok");
     }
 }
@@ -227,7 +227,7 @@ async fn auth_on_checks_the_users_permissions() {
             "bad",
             "may not read all of everything",
         );
-        // With the rights for one prefix, that one can be looked at.
+        // With permission for one prefix, that prefix can be examined.
         let own = doctor(&url, &["--user", &alice, "--cache-prefix", "/a/"]).await;
         own.ends(0, "warning")
             .says("auth", "ok", "may read all that is to be mirrored");
@@ -333,7 +333,7 @@ async fn certificates_of_both_sides_are_checked() {
         .await
         .ends(1, "bad")
         .says("certificates", "bad", "expired on 2020-01-01");
-    // A file that is none: rangecache would not start, and says why.
+    // A file without a certificate: rangecache would not start, and says why.
     let broken = ca.path("broken.crt");
     std::fs::write(&broken, "not a certificate").unwrap();
     doctor(etcd.url(), &["--cacert", text(&broken)])
@@ -376,7 +376,7 @@ async fn dead_unlisted_and_mixed_version_members_are_reported() {
         .says("endpoints", "ok", "all 3 members");
     assert_eq!(report.code, Some(0), "{:#}", report.json["findings"]);
 
-    // Without a quorum nothing can be proven.
+    // Without a quorum no read can be proven fresh.
     cluster.members[leader].stop();
     doctor(&cluster.endpoints(), &[])
         .await
@@ -395,7 +395,7 @@ async fn dead_unlisted_and_mixed_version_members_are_reported() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn endpoints_other_than_etcd_are_reported_in_time() {
-    // One that accepts and says nothing, and one that speaks HTTP/1.
+    // A server that accepts and never responds, and one of HTTP/1.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let web = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let urls = [&silent, &web].map(|listener| format!("http://{}", listener.local_addr().unwrap()));

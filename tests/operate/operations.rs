@@ -1,4 +1,4 @@
-//! What operators live with: panics, corruption, stops and restarts. None of it costs a wrong answer.
+//! Panics, corruption, shutdown and handover: none of them leads to a wrong response.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use testkit::wait::{SOON, until};
 use tokio::process::Command;
 
 const PREFIX: &str = "/operations/";
-/// gRPC's code for a bug.
+/// gRPC's status code of an internal error.
 const INTERNAL: i32 = 13;
-/// HTTP/2's, with which clients of gRPC mean the same.
+/// HTTP/2's error code of an internal error.
 const INTERNAL_ERROR: u32 = 2;
-/// A wait that no test outlives: what needs it to end fails.
+/// Longer than any test: whatever waits for it fails the test.
 const FOR_EVER: &str = "1h";
 
 async fn etcd_with(keys: usize) -> Etcd {
@@ -33,7 +33,7 @@ async fn etcd_with(keys: usize) -> Etcd {
     etcd
 }
 
-/// A rangecache in which faults can be planted.
+/// A rangecache into which faults can be injected.
 async fn with_fault_injection(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache {
     let mut builder = Rangecache::before(etcd).with_fault_injection();
     for (flag, value) in flags {
@@ -42,7 +42,7 @@ async fn with_fault_injection(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache
     builder.start().await
 }
 
-/// Waits until responses come from memory again, each of them etcd's.
+/// Waits until responses come from memory again; each response until then must equal etcd's.
 async fn recovers(after: &str, etcd: &Etcd, rangecache: &Rangecache, through: &Client) {
     let direct = etcd.client().await;
     recovery::recovers(after, PREFIX, &direct, rangecache, through, Reads::MustSucceed).await;
@@ -61,7 +61,7 @@ async fn panic_fails_one_request_only() {
 
     let faulty = through.with_metadata("rangecache-test-fault", "request");
     for path in [RANGE, "/etcdserverpb.Maintenance/Status"] {
-        let reply = faulty.raw(path, &[]).await.expect("the connection lives");
+        let reply = faulty.raw(path, &[]).await.expect("the connection is open");
         assert_eq!(reply.status().code, INTERNAL, "{reply:?}");
     }
     assert_eq!(panics(&rangecache).await, 2.0);
@@ -70,11 +70,11 @@ async fn panic_fails_one_request_only() {
     let reply = faulty
         .range_raw(&RangeRequest::prefix(PREFIX))
         .await
-        .expect("the connection lives");
+        .expect("the connection is open");
     assert_eq!(reply.reset, Some(INTERNAL_ERROR), "{reply:?}");
     assert_eq!(panics(&rangecache).await, 3.0);
 
-    // All others on that connection live on.
+    // All other calls on that connection continue.
     recovers("a fault", &etcd, &rangecache, &through).await;
     etcd.client()
         .await
@@ -82,7 +82,7 @@ async fn panic_fails_one_request_only() {
         .await
         .expect("etcd writes");
     let seen: Option<WatchResponse> = watch.next_as(SOON).await;
-    assert_eq!(seen.expect("the watch lives").events.len(), 1);
+    assert_eq!(seen.expect("the watch continues").events.len(), 1);
     assert!(rangecache.log().contains("a planted fault"), "the log says where");
 }
 
@@ -100,7 +100,7 @@ async fn background_panic_restarts_the_task() {
         through.inject_fault(fault).await;
         let key = format!("{PREFIX}after/{n}");
         etcd.client().await.put(&key, "v").await.expect("etcd writes");
-        until(SOON, "it has panicked", async || {
+        until(SOON, "the fault has panicked", async || {
             let read = through.get(&key).await.expect("rangecache answers");
             assert!(read.is_some(), "a read after a panic of {fault} is stale");
             (panics(&rangecache).await == n as f64 + 1.0).then_some(())
@@ -115,7 +115,7 @@ async fn background_panic_restarts_the_task() {
         .filter(|(name, _)| name.starts_with("rangecache_mirror_reloads") && name.contains("panicked"))
         .map(|(_, count)| count)
         .sum();
-    assert_eq!(reloads, 2.0, "each panic of the feed loads the mirror anew");
+    assert_eq!(reloads, 2.0, "each panic of the feed reloads the mirror");
 }
 
 fn watch_all() -> WatchCreateRequest {
@@ -133,17 +133,17 @@ async fn corrupt_mirror_is_found_and_reloaded() {
     let list = RangeRequest::prefix(PREFIX);
     let expected = etcd.client().await.range(&list).await.expect("etcd answers");
 
-    // Without verification the corruption shows: it is real.
+    // Without verification the corruption is visible: it is real.
     let blind = with_fault_injection(&etcd, &[("--verify-interval", "0s")]).await;
     let through = blind.client().await;
     through.inject_fault("corrupt").await;
     let got = through.range(&list).await.expect("rangecache answers");
-    assert_eq!(got.kvs.len(), 99, "the planted fault loses a key");
+    assert_eq!(got.kvs.len(), 99, "the injected fault loses a key");
 
     let rangecache = with_fault_injection(&etcd, &[("--verify-interval", "200ms")]).await;
     let through = rangecache.client().await;
     through.inject_fault("corrupt").await;
-    until(SOON, "verification finds it", async || {
+    until(SOON, "verification finds the difference", async || {
         let metrics = rangecache.metrics().await;
         (metrics.sum("rangecache_verify_mismatch_total") == 1.0).then_some(())
     })
@@ -153,7 +153,7 @@ async fn corrupt_mirror_is_found_and_reloaded() {
     recovers("a fault", &etcd, &rangecache, &through).await;
     let log = rangecache.log();
     assert!(log.contains("the mirror differs from etcd"), "{log}");
-    assert!(!log.contains(PREFIX), "no key comes to the log: {log}");
+    assert!(!log.contains(PREFIX), "no key is logged: {log}");
     assert!(
         rangecache
             .metrics()
@@ -207,26 +207,26 @@ async fn shutdown_ends_endless_calls_with_unavailable() {
         .await;
     let through = rangecache.client().await;
     let mut watch = through.watch(watch_all()).await;
-    // One that etcd has not answered, for nothing was asked.
+    // A stream without a response from etcd, because nothing was requested.
     let passed = async || rangecache.metrics().await.sum("rangecache_forwarded_calls_total");
     let before = passed().await;
     let mut silent = through.open(testkit::kv::WATCH);
     let silent = tokio::spawn(async move {
-        assert!(silent.next().await.is_none(), "nothing was asked");
+        assert!(silent.next().await.is_none(), "nothing was requested");
         silent
     });
-    until(SOON, "it is under way", async || {
+    until(SOON, "the call is in flight", async || {
         (passed().await > before).then_some(())
     })
     .await;
     through.grant_lease(7, 600).await.expect("etcd grants");
     let mut keepalive = through.open("/etcdserverpb.Lease/LeaseKeepAlive");
-    // Its request is the lease's id, which is the first field.
+    // In its request the lease's id is the first field.
     let request = LeaseGrantRequest { ttl: 7, id: 0 };
     keepalive.send(&request);
     assert!(keepalive.next().await.is_some(), "the lease is kept alive");
     let through_http = tokio::spawn(gateway_watch(rangecache.url().to_owned()));
-    until(SOON, "the gateway's watch is there", async || {
+    until(SOON, "the gateway's watch is open", async || {
         let metrics = etcd.metrics().await;
         (metrics.sum("etcd_debugging_mvcc_watcher_total") >= 3.0).then_some(())
     })
@@ -234,22 +234,27 @@ async fn shutdown_ends_endless_calls_with_unavailable() {
 
     let end = tokio::spawn(rangecache.terminate());
     for stream in [&mut watch, &mut keepalive, &mut silent.await.expect("no panic")] {
-        assert!(stream.next().await.is_none(), "nothing comes but the end");
+        assert!(stream.next().await.is_none(), "no message before the end");
         let status = stream.end().expect("it has ended");
         assert_eq!(status.code, UNAVAILABLE, "{status:?}");
         assert!(status.message.contains("stopping"), "{status:?}");
     }
     through_http.await.expect("no panic");
-    let status = end.await.expect("it ends long before --shutdown-timeout");
+    let status = end.await.expect("an end long before --shutdown-timeout");
     assert!(status.success(), "{status}");
 }
 
-/// A watch over the JSON gateway, until the server ends it.
+/// Watches over the JSON gateway until the server ends the call.
 async fn gateway_watch(url: String) {
     // "L29wZXJhdGlvbnMv" is the prefix, and "L29wZXJhdGlvbnMw" its end.
     let body = r#"{"create_request":{"key":"L29wZXJhdGlvbnMv","range_end":"L29wZXJhdGlvbnMw"}}"#;
     let answer = testkit::http::post(&format!("{url}/v3/watch"), body).await;
-    assert!(answer.expect("it ends as answers do").body.contains("created"));
+    assert!(
+        answer
+            .expect("a regular end of the response")
+            .body
+            .contains("created")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -262,8 +267,8 @@ async fn shutdown_does_not_wait_for_a_paused_etcd() {
         .start()
         .await;
     etcd.pause();
-    // A check is under way that nobody but the probe waits for.
-    until(SOON, "etcd is found to be unwell", async || {
+    // A check is in flight, for which only the probe waits.
+    until(SOON, "etcd is found unhealthy", async || {
         rangecache.log().contains("does not serve").then_some(())
     })
     .await;
@@ -282,10 +287,10 @@ async fn unix_socket_handover_fails_no_call() {
     let dir = TempDir::new().unwrap();
     hand_over(&format!("unix://{}", dir.path().join("socket").display())).await;
     let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().collect();
-    assert_eq!(left.len(), 1, "nothing but the socket is left: {left:?}");
+    assert_eq!(left.len(), 1, "only the socket is left: {left:?}");
 }
 
-/// The next rangecache takes over at the same place while a client of etcd's own is busy (F9).
+/// Another rangecache takes over the address while etcd's own Go client sends load (F9).
 async fn hand_over(listen: &str) {
     let etcd = etcd_with(1).await;
     let mut old = Rangecache::before(&etcd)
@@ -313,7 +318,7 @@ async fn hand_over(listen: &str) {
             .listening_on(&url)
             .start()
             .await;
-        until(SOON, "the load goes on", async || {
+        until(SOON, "the load continues", async || {
             (written().await != before).then_some(())
         })
         .await;
@@ -321,7 +326,7 @@ async fn hand_over(listen: &str) {
         let status = old.terminate().await;
         assert!(status.success(), "{status}");
         let before = written().await;
-        until(SOON, "the load goes on", async || {
+        until(SOON, "the load continues", async || {
             (written().await != before).then_some(())
         })
         .await;
@@ -330,7 +335,7 @@ async fn hand_over(listen: &str) {
     let output = tokio::time::timeout(Duration::from_secs(60), load.wait_with_output())
         .await
         .expect("it ends")
-        .expect("it has run");
+        .expect("the client has run");
     let said = String::from_utf8_lossy(&output.stdout);
     let wrong = String::from_utf8_lossy(&output.stderr);
     println!("{said}");
@@ -340,26 +345,23 @@ async fn hand_over(listen: &str) {
     );
 }
 
-/// A member that stands still is left by new calls at once, those that cannot be sent twice included.
+/// New calls move away from a suspended member at once, including those that must not be sent twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_move_away_from_a_paused_member() {
     let cluster = Cluster::start(Version::V3_7).await;
     let rangecache = Rangecache::at(&cluster.endpoints()).start().await;
     let through = rangecache.client().await;
-    through
-        .put(format!("{PREFIX}a"), "v")
-        .await
-        .expect("it is written");
+    through.put(format!("{PREFIX}a"), "v").await.expect("etcd writes");
     let mut follower = None;
     for member in &cluster.members {
-        let status = member.client().await.status().await.expect("it tells its status");
+        let status = member.client().await.status().await.expect("a status");
         if status.header.expect("has a header").member_id != status.leader {
             follower = Some(member);
         }
     }
-    let follower = follower.expect("two of them follow");
+    let follower = follower.expect("two members follow");
     follower.pause();
-    // Before HTTP/2's pings have given its connections up.
+    // Before HTTP/2's pings close its connections.
     let is_healthy = async || {
         let status = rangecache.admin("/status").await.body;
         let status: Value = serde_json::from_str(&status).expect("it is JSON");
@@ -369,18 +371,20 @@ async fn calls_move_away_from_a_paused_member() {
             .find(|endpoint| endpoint["url"] == follower.url());
         found.expect("it is told")["is_healthy"] == true
     };
-    until(Duration::from_secs(8), "it is found to be unwell", async || {
-        (!is_healthy().await).then_some(())
-    })
+    until(
+        Duration::from_secs(8),
+        "the member is found unhealthy",
+        async || (!is_healthy().await).then_some(()),
+    )
     .await;
-    // One that still went there would hang until its connection is given up.
+    // A call that still went to the member would hang until its connection is closed.
     for n in 0..100 {
         let put = through.put(format!("{PREFIX}b/{n}"), "v");
         let put = tokio::time::timeout(Duration::from_secs(5), put).await;
-        put.expect("no put hangs").expect("it is written");
+        put.expect("no put hangs").expect("etcd writes");
     }
     follower.resume();
-    until(SOON, "it is well again", async || {
+    until(SOON, "the member is healthy again", async || {
         is_healthy().await.then_some(())
     })
     .await;

@@ -1,4 +1,4 @@
-//! TLS on both sides, before real etcd with TLS.
+//! TLS on both sides, with real etcd.
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
@@ -20,7 +20,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// `--flag path` for the flags of one side.
+/// `--flag path` arguments for one side.
 fn server_flags(pair: &Pair) -> Vec<String> {
     ["--cert-file", text(&pair.cert), "--key-file", text(&pair.key)]
         .map(str::to_owned)
@@ -38,7 +38,7 @@ fn strs(flags: &[String]) -> Vec<&str> {
     flags.iter().map(String::as_str).collect()
 }
 
-/// A put, a read from memory, a watch, the JSON gateway over HTTP/1, and a list of some megabytes.
+/// Tests a put, a read from memory, a watch, the JSON gateway over HTTP/1, and a list of some megabytes.
 async fn works(what: &str, rangecache: &Rangecache, trust: &Trust, direct: &Client) {
     let client = connect(rangecache.url(), trust).await;
     let mut watch = client
@@ -155,23 +155,23 @@ async fn every_combination_of_listener_and_upstream() {
                         .map_err(|status| format!("{status:?}").into())
                 };
                 let refused: Result<_, Box<dyn std::error::Error + Send + Sync>> = refused().await;
-                assert!(refused.is_err(), "a client without a certificate came in");
+                assert!(refused.is_err(), "a client without a certificate was accepted");
             }
         }
     }
 }
 
-/// What comes back to bytes that are sent, until the other side hangs up.
+/// Sends bytes and returns the response until the server closes the connection.
 async fn answer_to(url: &str, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(url.split_once("://").unwrap().1)
         .await
         .unwrap();
     stream.write_all(bytes).await.unwrap();
     let mut answer = Vec::new();
-    // Reset or closed, both are an end.
+    // A reset and a close are both an end.
     let _ = timeout(SOON, stream.read_to_end(&mut answer))
         .await
-        .expect("it hangs up");
+        .expect("the server closes the connection");
     answer
 }
 
@@ -187,7 +187,7 @@ async fn clients_of_the_wrong_protocol_get_etcds_response() {
         .listening_on("https://127.0.0.1:0")
         .start()
         .await;
-    // The gateway over HTTP/2 must work whatever is behind.
+    // The gateway over HTTP/2 must work with every upstream.
     let before_plain = with_all(Rangecache::at(plain.url()), &flags)
         .listening_on("https://127.0.0.1:0")
         .start()
@@ -258,7 +258,7 @@ async fn tls_versions_and_cipher_suites_are_enforced() {
     let agreed = stream.get_ref().1.negotiated_cipher_suite().unwrap().suite();
     assert_eq!(format!("{agreed:?}"), suite);
 
-    // Towards etcd too: this one has no suite in common with what is allowed.
+    // Towards etcd, too: this etcd supports none of the allowed cipher suites.
     let mut rsa_only = flags.clone();
     rsa_only.extend(
         [
@@ -278,16 +278,16 @@ async fn tls_versions_and_cipher_suites_are_enforced() {
     logged(&rangecache, &["--cipher-suites", etcd.url()]).await;
 }
 
-/// Waits until some line of the log has all of `parts`.
+/// Waits until a line of the log contains all of `parts`.
 async fn logged(rangecache: &Rangecache, parts: &[&str]) {
-    until(SOON, &format!("the log says {parts:?}"), async || {
+    until(SOON, &format!("a log line with {parts:?}"), async || {
         let said = |line: &str| parts.iter().all(|part| line.contains(part));
         rangecache.log().lines().any(said).then_some(())
     })
     .await;
 }
 
-/// The serial of the certificate that a new connection is shown.
+/// Serial number of the certificate presented to a new connection.
 async fn shown_serial(url: &str, trust: &Trust) -> u64 {
     let stream = handshake(url, trust, &["h2"]).await.unwrap();
     let shown = stream.get_ref().1.peer_certificates().unwrap()[0].clone();
@@ -337,23 +337,21 @@ async fn certificates_are_rotated_under_load_without_a_failed_call() {
             serial,
             ..Leaf::default()
         };
-        // The key is another one too: for a moment the two do not fit.
+        // The key is replaced separately: for a moment certificate and key do not match.
         ca.issue("server", &leaf);
         ca.issue("client", &leaf);
-        until(
-            SOON,
-            "new connections are shown the new certificate",
-            async || (shown_serial(&url, &trust).await == serial).then_some(()),
-        )
+        until(SOON, "new connections get the new certificate", async || {
+            (shown_serial(&url, &trust).await == serial).then_some(())
+        })
         .await;
     }
     let before = calls.load(Ordering::Relaxed);
-    until(SOON, "the load goes on", async || {
+    until(SOON, "the load continues", async || {
         (calls.load(Ordering::Relaxed) > before + 40).then_some(())
     })
     .await;
 
-    // What is broken is not taken over, and said once.
+    // Broken files are not taken over, which is logged once.
     replace(&server.cert, "no certificate");
     logged(
         &rangecache,
@@ -455,14 +453,14 @@ async fn revoked_and_wrongly_named_clients_are_refused() {
     logged(&rangecache, &["WARN", "handshake failed"]).await;
 
     ca.revoke(&[1]);
-    until(SOON, "the new list is used", async || {
+    until(SOON, "the new revocation list is used", async || {
         (!comes_in(&good).await).then_some(())
     })
     .await;
-    assert!(comes_in(&revoked).await, "it is on the list no more");
+    assert!(comes_in(&revoked).await, "its certificate is no longer revoked");
 }
 
-/// Runs rangecache with `flags` to its end, which must be at once, and returns what it says.
+/// Runs rangecache with `flags`, expects an immediate exit, and returns its output.
 fn refused(flags: &[&str]) -> String {
     let output = rangecache_command()
         .args(["--listen-metrics-urls", "http://127.0.0.1:0"])
@@ -708,7 +706,7 @@ async fn tls_refusals_are_logged_with_a_remedy() {
                 assert!(status.message.contains(part), "{case}: {part} not in {status:?}");
             }
         }
-        // It tries on several times a second, and says so once.
+        // It retries several times a second, and logs the reason once.
         let lines = rangecache.log();
         let said = lines
             .lines()
@@ -761,7 +759,7 @@ async fn certificate_with_a_user_name_reads_nothing_from_memory() {
         direct.enable_auth("password").await.unwrap();
         let before = rangecache.outcomes().await;
         for _ in 0..10 {
-            // etcd takes the caller for root, by our certificate: that is what the warning is about.
+            // etcd takes the caller for root because of rangecache's certificate: the warning is about this.
             client.get("secret").await.unwrap();
         }
         let outcomes = rangecache.outcomes_since(&before, 10).await;
@@ -788,16 +786,16 @@ async fn slow_handshakes_time_out_and_block_no_other() {
         for _ in 0..silent {
             mute.push(TcpStream::connect(&address).await.unwrap());
         }
-        // With a bound of two it may have to come again.
+        // With a limit of two a connection may have to retry.
         connect(rangecache.url(), &trust).await;
         for mut stream in mute {
             let mut nothing = [0];
             let ended = timeout(SOON, stream.read(&mut nothing))
                 .await
-                .expect("it is hung up on");
+                .expect("rangecache closes the connection");
             assert!(matches!(ended, Ok(0) | Err(_)));
         }
-        let (counted, _) = until(SOON, "all are counted", async || {
+        let (counted, _) = until(SOON, "all timeouts are counted", async || {
             let metrics = rangecache.metrics().await;
             let name = "rangecache_tls_handshakes_total{result=\"timed_out\"}";
             metrics.0.get(name).copied().filter(|n| *n >= f64::from(silent))
@@ -863,7 +861,7 @@ async fn unix_sockets_have_their_mode_and_replace_no_live_socket() {
     let second = timeout(SOON, second).await.expect("it ends").unwrap();
     assert!(!second.status.success(), "a second one took the socket over");
     connect(&url, &trust).await;
-    // Killed: the file stays.
+    // After a SIGKILL the socket file remains.
     drop(rangecache);
     assert!(path.exists());
     let rangecache = Rangecache::at(etcd.url())

@@ -1,4 +1,5 @@
-//! Traces: from a client, through rangecache, into etcd's own spans; and a collector that cannot hurt a request.
+//! Traces from a client through rangecache into etcd's own spans, and collectors that fail without effect on
+//! requests.
 
 use testkit::collector::{Collector, Span};
 use testkit::etcd::{Etcd, Version};
@@ -8,13 +9,13 @@ use testkit::proxy::{Builder, Rangecache, rangecache_command};
 use testkit::tls::{Ca, Leaf, text};
 use testkit::wait::{SOON, until};
 
-/// What no span may show (I10).
+/// Text that must not appear in any span (I10).
 const SECRET: &str = "kept-secret";
 const CALLER: &str = "00f067aa0ba902b7";
 const RANGE: &str = "etcdserverpb.KV/Range";
 const PUT: &str = "etcdserverpb.KV/Put";
 
-/// An etcd whose every span comes to `collector`.
+/// An etcd that sends every span to `collector`.
 async fn traced_etcd(collector: &Collector) -> Etcd {
     let address = collector.address();
     let flags = [
@@ -27,7 +28,7 @@ async fn traced_etcd(collector: &Collector) -> Etcd {
     Etcd::start_with(Version::V3_7, &flags).await
 }
 
-/// A rangecache that traces what its callers trace, and nothing else.
+/// Settings for a rangecache that traces only calls whose callers trace them.
 fn traced(etcd: &Etcd, collector: &Collector, protocol: &str) -> Builder {
     Rangecache::before(etcd)
         .with("--cache-prefix", "/cached/")
@@ -45,7 +46,7 @@ fn traceparent(n: u8, flags: &str) -> String {
     format!("00-{}-{CALLER}-{flags}", trace_id(n))
 }
 
-/// rangecache's span of that name in a trace, once it is there.
+/// Waits for rangecache's span of that name in a trace.
 async fn ours(collector: &Collector, n: u8, name: &str) -> Span {
     let what = format!("rangecache's {name} in trace {n}");
     let span = collector.span(&what, |span| {
@@ -54,7 +55,7 @@ async fn ours(collector: &Collector, n: u8, name: &str) -> Span {
     span.await
 }
 
-/// etcd's span of a call, below `parent`.
+/// Waits for etcd's span of a call below `parent`.
 async fn etcds(collector: &Collector, parent: &Span) -> Span {
     let what = format!("etcd's span below {}", parent.name);
     let span = collector.span(&what, |span| {
@@ -82,9 +83,9 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
         client.with_metadata("tracestate", "vendor=kept")
     };
 
-    // A write, which etcd carries out as a part of the trace.
+    // A write, which etcd executes as part of the trace.
     let key = format!("/cached/{SECRET}");
-    in_trace(1).put(&key, SECRET).await.expect("it is written");
+    in_trace(1).put(&key, SECRET).await.expect("etcd writes");
     let server = ours(&collector, 1, PUT).await;
     assert_eq!((server.parent.as_str(), server.kind), (CALLER, 2));
     assert_eq!(server.trace_state, "vendor=kept");
@@ -98,10 +99,10 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
     let of_etcd = etcds(&collector, &forward).await;
     assert_eq!((of_etcd.name.as_str(), of_etcd.kind), (PUT, 2));
 
-    // A read that memory answers once it has caught up with a write to somewhere else.
-    client.put("/elsewhere/1", "v").await.expect("it is written");
+    // A read answered from memory once the mirror has caught up with a write to another key.
+    client.put("/elsewhere/1", "v").await.expect("etcd writes");
     let list = RangeRequest::prefix("/cached/");
-    let listed = in_trace(2).range(&list).await.expect("it is answered");
+    let listed = in_trace(2).range(&list).await.expect("a response");
     let server = ours(&collector, 2, RANGE).await;
     let revision = listed.header.unwrap().revision.to_string();
     for (name, value) in [
@@ -142,9 +143,9 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
     assert_eq!(check.attributes["rangecache.reads"], "1");
     etcds(&collector, &check).await;
 
-    // A list outside of the mirror, which becomes a RangeStream to etcd.
+    // A list outside the mirror, which is sent to etcd as a RangeStream.
     let elsewhere = RangeRequest::prefix("/elsewhere/");
-    in_trace(3).range(&elsewhere).await.expect("it is answered");
+    in_trace(3).range(&elsewhere).await.expect("a response");
     let server = ours(&collector, 3, RANGE).await;
     assert_eq!(server.attributes["rangecache.outcome"], "streamed");
     assert_eq!(server.attributes["rangecache.reason"], "not_mirrored");
@@ -160,9 +161,9 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
         client
             .put(format!("/cached/{n}"), "v")
             .await
-            .expect("it is written");
+            .expect("etcd writes");
     }
-    in_trace(4).range_stream(&list).await.expect("it is answered");
+    in_trace(4).range_stream(&list).await.expect("a response");
     let server = ours(&collector, 4, "etcdserverpb.KV/RangeStream").await;
     assert_eq!(server.attributes["rangecache.keys"], "31");
     assert!(
@@ -170,17 +171,17 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
         "{server:?}"
     );
 
-    // What etcd refuses is an error of the caller's, and of the call to etcd.
+    // A refusal by etcd is an error of the caller's span and of the span of the call to etcd.
     let compacted = RangeRequest {
         revision: 1 << 40,
         ..RangeRequest::prefix("/elsewhere/")
     };
-    in_trace(5).range(&compacted).await.expect_err("it is refused");
+    in_trace(5).range(&compacted).await.expect_err("a refusal");
     let server = ours(&collector, 5, RANGE).await;
     assert_eq!(server.attributes["rpc.response.status_code"], "OUT_OF_RANGE");
     assert_eq!(server.error, None);
 
-    // A call whose caller goes away.
+    // A call cancelled by its caller.
     let all = WatchCreateRequest {
         key: list.key.clone(),
         range_end: list.range_end.clone(),
@@ -198,7 +199,7 @@ async fn one_trace_spans_client_rangecache_and_etcd() {
     println!("{}", collector.tree(&trace_id(3)));
     for (_, _, body) in collector.requests() {
         let shown = String::from_utf8_lossy(&body).into_owned();
-        // etcd's own spans name keys, which is etcd's to answer for.
+        // etcd's own spans contain keys, which rangecache cannot prevent.
         assert!(shown.contains("etcd\u{12}") || !shown.contains(SECRET), "{shown}");
     }
     for span in collector.spans() {
@@ -222,7 +223,7 @@ async fn untraced_calls_are_forwarded_unchanged() {
     for (n, rangecache) in [(11, &off), (12, &unsampled)] {
         let client = rangecache.client().await;
         let client = client.with_metadata("traceparent", &traceparent(n, "01"));
-        client.put("/k", "v").await.expect("it is written");
+        client.put("/k", "v").await.expect("etcd writes");
         // The client's own span is the parent of etcd's.
         let of_etcd = collector.span("etcd's span", |span| {
             span.trace_id == trace_id(n) && span.service == "etcd" && span.parent == CALLER
@@ -231,12 +232,12 @@ async fn untraced_calls_are_forwarded_unchanged() {
     }
     let client = parent_based.client().await;
     let unsampled = client.with_metadata("traceparent", &traceparent(13, "00"));
-    unsampled.put("/k", "v").await.expect("it is written");
-    unsampled.get("/cached/k").await.expect("it is read");
-    client.get("/cached/k").await.expect("it is read");
-    // Spans leave in order: with this one, an earlier one would be here.
+    unsampled.put("/k", "v").await.expect("etcd writes");
+    unsampled.get("/cached/k").await.expect("a response");
+    client.get("/cached/k").await.expect("a response");
+    // Spans are exported in order: an earlier one would have arrived before this one.
     let sampled = client.with_metadata("traceparent", &traceparent(14, "01"));
-    sampled.get("/cached/k").await.expect("it is read");
+    sampled.get("/cached/k").await.expect("a response");
     ours(&collector, 14, RANGE).await;
     for span in collector.spans() {
         let is_expected =
@@ -284,11 +285,11 @@ async fn background_work_is_traced() {
     let requests = collector.requests();
     assert!(requests.iter().all(|(_, headers, _)| headers["api-key"] == "a=b"));
 
-    // What was recorded last is there after the end.
+    // Spans recorded last are exported before the end.
     rangecache.warm().await;
     let client = rangecache.client().await;
     let last = client.with_metadata("traceparent", &traceparent(21, "01"));
-    last.get("/cached/k").await.expect("it is read");
+    last.get("/cached/k").await.expect("a response");
     assert!(rangecache.terminate().await.success());
     let of_last = collector.trace(&trace_id(21));
     assert!(of_last.iter().any(|span| span.name == RANGE), "{of_last:?}");
@@ -314,9 +315,9 @@ async fn collector_and_rangecache_authenticate_by_tls() {
             let rangecache = start(ca).await;
             let client = rangecache.client().await;
             let client = client.with_metadata("traceparent", &traceparent(n, "01"));
-            client.get("/cached/k").await.expect("it is read");
+            client.get("/cached/k").await.expect("a response");
             if std::ptr::eq(ca, &stranger) {
-                until(SOON, "the log says that it is another's", async || {
+                until(SOON, "the log reports the failed export", async || {
                     rangecache.log().contains("traces are not exported").then_some(())
                 })
                 .await;
@@ -339,7 +340,7 @@ async fn traces_are_compressed_if_configured() {
             .await;
         let client = rangecache.client().await;
         let client = client.with_metadata("traceparent", &traceparent(n, "01"));
-        client.get("/cached/k").await.expect("it is read");
+        client.get("/cached/k").await.expect("a response");
         ours(&collector, n, RANGE).await;
         assert_eq!(collector.uncompressed(), 0, "{protocol}");
     }
@@ -353,14 +354,14 @@ async fn busy_collector_is_retried() {
         let rangecache = traced(&etcd, &collector, protocol).start().await;
         let client = rangecache.client().await;
         let client = client.with_metadata("traceparent", &traceparent(n, "01"));
-        client.get("/cached/k").await.expect("it is read");
+        client.get("/cached/k").await.expect("a response");
         ours(&collector, n, RANGE).await;
         assert_eq!(collector.busy(), 0);
         let counted = async |result: &str| {
             let name = format!("rangecache_trace_spans_total{{result=\"{result}\"}}");
             rangecache.metrics().await.0.get(&name).copied()
         };
-        until(SOON, "they are counted", async || {
+        until(SOON, "the spans are counted", async || {
             counted("exported")
                 .await
                 .is_some_and(|spans| spans > 0.0)
@@ -372,7 +373,7 @@ async fn busy_collector_is_retried() {
     }
 }
 
-/// Reads from memory and from etcd, all of which must be answered.
+/// Reads from memory and from etcd, each of which must succeed.
 async fn many_calls(rangecache: &Rangecache) {
     let client = rangecache.client().await;
     let client = client.with_metadata("traceparent", &traceparent(31, "01"));
@@ -380,9 +381,9 @@ async fn many_calls(rangecache: &Rangecache) {
         client
             .put(format!("/cached/{n}"), "v")
             .await
-            .expect("it is written");
-        client.get("/cached/1").await.expect("it is read");
-        client.get("/elsewhere/1").await.expect("it is read");
+            .expect("etcd writes");
+        client.get("/cached/1").await.expect("a response");
+        client.get("/elsewhere/1").await.expect("a response");
     }
 }
 
@@ -433,7 +434,7 @@ async fn buckets_have_exemplars_in_the_scrapers_format() {
     let rangecache = traced(&etcd, &collector, "grpc").start().await;
     let client = rangecache.client().await;
     let client = client.with_metadata("traceparent", &traceparent(41, "01"));
-    client.get("/cached/k").await.expect("it is read");
+    client.get("/cached/k").await.expect("a response");
     let url = rangecache.metrics_url().to_owned() + "/metrics";
     let accept = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3";
     let exemplar = format!("# {{trace_id=\"{}\"}}", trace_id(41));
@@ -492,7 +493,7 @@ async fn invalid_trace_settings_are_refused_before_a_port_is_bound() {
         let output = tokio::process::Command::from(command).kill_on_drop(true).output();
         let output = tokio::time::timeout(SOON, output)
             .await
-            .expect("it ends at once")
+            .expect("rangecache exits at once")
             .unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(64), "{said}");

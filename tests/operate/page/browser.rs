@@ -1,5 +1,5 @@
-//! Headless Chromium, driven over a pipe by its own protocol: what a page looks like to whoever opens it, and whether its
-//! console complains.
+//! Headless Chromium, driven over a pipe by its DevTools protocol: the page as rendered, and the messages of its
+//! console.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -15,9 +15,9 @@ use tokio::time::timeout;
 use testkit::process::Process;
 use testkit::wait::{SOON, until};
 
-/// A cold start on a machine that is busy.
+/// A cold start on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long it may take over one command.
+/// Timeout of one command.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A browser with one page open, killed on drop.
@@ -28,11 +28,11 @@ pub struct Browser {
     messages: UnboundedReceiver<Value>,
     session: Value,
     last_id: u64,
-    /// What its console and its log have said, exceptions included; each as one text.
+    /// Messages of its console and its log, exceptions included.
     complaints: Vec<String>,
 }
 
-/// The browser of this machine, if it has one; `PAGE_BROWSER` names another.
+/// The installed browser, if any; `PAGE_BROWSER` names another.
 pub fn installed() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("PAGE_BROWSER") {
         return Some(path.into());
@@ -51,20 +51,20 @@ pub fn installed() -> Option<PathBuf> {
 }
 
 impl Browser {
-    /// Starts it, with an empty page.
+    /// Starts it with an empty page.
     pub async fn start(path: &Path) -> Browser {
         let dir = TempDir::with_prefix("rangecache-browser-").unwrap();
         let pipe = |name: &str| {
             let path = dir.path().join(name);
             let made = Command::new("mkfifo").arg(&path).status().unwrap();
             assert!(made.success(), "mkfifo");
-            // Open for both, so that neither side waits for the other.
+            // Each end is open for reading and writing, so that neither side blocks on opening.
             let file = File::options().read(true).write(true).open(&path).unwrap();
             (path, file)
         };
         let (to_path, commands) = pipe("to");
         let (from_path, from) = pipe("from");
-        // The protocol's pipes are the descriptors 3 and 4.
+        // The protocol uses the descriptors 3 and 4.
         let mut command = Command::new("sh");
         command
             .args([
@@ -150,8 +150,8 @@ impl Browser {
         loop {
             let message = timeout(limit, self.messages.recv())
                 .await
-                .unwrap_or_else(|_| panic!("the browser does not answer {method}"))
-                .expect("the browser speaks");
+                .unwrap_or_else(|_| panic!("no response of the browser to {method}"))
+                .expect("a message");
             if message["id"] == id {
                 assert!(message["error"].is_null(), "{method}: {}", message["error"]);
                 return message["result"].clone();
@@ -170,7 +170,7 @@ impl Browser {
         }
     }
 
-    /// How the next page, or this one, is looked at.
+    /// Sets size and colour scheme of the screen.
     pub async fn look(&mut self, width: u32, height: u32, dark: bool) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600});
         self.command("Emulation.setDeviceMetricsOverride", size).await;
@@ -179,7 +179,7 @@ impl Browser {
         self.command("Emulation.setEmulatedMedia", media).await;
     }
 
-    /// Runs a script before any of a page's own, on every page that is opened from now on.
+    /// Runs a script before any of the page's own, on every page opened from now on.
     pub async fn before_scripts(&mut self, script: &str) {
         self.command("Page.addScriptToEvaluateOnNewDocument", json!({"source": script}))
             .await;
@@ -192,7 +192,7 @@ impl Browser {
         self.wait_for("document.readyState === 'complete'").await;
     }
 
-    /// What an expression of JavaScript is on the page.
+    /// Evaluates an expression of JavaScript on the page.
     pub async fn evaluate(&mut self, expression: &str) -> Value {
         let asked = json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
         let answer = self.command("Runtime.evaluate", asked).await;
@@ -208,19 +208,19 @@ impl Browser {
         .await;
     }
 
-    /// All that the console has said so far.
+    /// All messages of the console so far.
     pub async fn complaints(&mut self) -> &[String] {
-        // What was said before this is noted when it is answered.
+        // Messages before this command's response have been recorded when it arrives.
         self.evaluate("0").await;
         &self.complaints
     }
 
-    /// All of the page as a PNG.
+    /// Writes a screenshot of the whole page, as a PNG.
     pub async fn picture(&mut self, path: &Path) {
         let asked = json!({"format": "png", "captureBeyondViewport": true});
         let answer = self.command("Page.captureScreenshot", asked).await;
         let text = answer["data"].as_str().expect("has data");
-        // The standard library reads no base64.
+        // The standard library has no base64 decoder.
         let encoded = self.dir.path().join("picture");
         std::fs::write(&encoded, text).unwrap();
         let decoded = Command::new("base64").arg("-d").arg(&encoded).output().unwrap();

@@ -1,20 +1,20 @@
-//! Enough of HTML to hold a page to account: tags and attributes, each closed where it was opened.
+//! A strict parser for a subset of HTML: tags and attributes, each tag closed where it was opened.
 
 use std::collections::BTreeMap;
 
-/// A tag that opens.
+/// An opening tag.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Tag {
     pub name: String,
     pub attributes: BTreeMap<String, String>,
-    /// Up to the next tag.
+    /// Text up to the next tag.
     pub text: String,
 }
 
-/// What has no end.
+/// Tags without an end.
 const VOID: [&str; 3] = ["meta", "link", "!DOCTYPE"];
 
-/// All tags that open, in order. Panics where one is not closed, or closed in another.
+/// All opening tags, in order. Panics if one is not closed, or closed inside another.
 pub fn tags(page: &str) -> Vec<Tag> {
     let mut tags: Vec<Tag> = Vec::new();
     let mut open: Vec<String> = Vec::new();
@@ -76,10 +76,10 @@ fn attributes(mut text: &str) -> BTreeMap<String, String> {
     }
 }
 
-/// The text that stands directly in the tag with this id.
+/// Text directly in the tag with this id.
 pub fn text_of<'a>(tags: &'a [Tag], id: &str) -> &'a str {
     let found = tags
         .iter()
         .find(|tag| tag.attributes.get("id").is_some_and(|known| known == id));
-    &found.unwrap_or_else(|| panic!("nothing is called {id}")).text
+    &found.unwrap_or_else(|| panic!("no tag has the id {id}")).text
 }

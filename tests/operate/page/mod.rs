@@ -1,5 +1,5 @@
-//! The page at the metrics port: what it tells without a script, that its data tells the same, and what becomes of it in a
-//! browser. Where there is no Chromium the last is skipped, and says so; `make page-test` insists on one.
+//! The status page: its content without scripts, which equals its data, and its behaviour in a browser. Without
+//! Chromium the browser test is skipped with a message; `make page-test` requires it.
 
 mod browser;
 mod html;
@@ -15,12 +15,12 @@ use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
 const PREFIX: &str = "/page/";
-/// A prefix as nobody would have it, to see whether it becomes part of the page.
+/// A prefix with HTML in it, to check that it is escaped.
 const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"'&/";
-/// In keys and values, which must never show.
+/// Part of keys and values, which must never appear on the page.
 const SECRET: &str = "s3cr3t";
 
-/// Shows which timers the page has set, and how many of its calls are under way.
+/// Script that counts the page's timers and its calls in flight.
 const WATCH: &str = "
     window.timers = new Set();
     window.calls = 0;
@@ -44,7 +44,7 @@ async fn status(rangecache: &Rangecache) -> Value {
     serde_json::from_str(&answer.body).expect("it is JSON")
 }
 
-/// Waits until `told` finds what it looks for in the status.
+/// Waits until `told` finds a value in the status.
 async fn status_when<T>(rangecache: &Rangecache, what: &str, mut told: impl FnMut(&Value) -> Option<T>) -> T {
     until(SOON, what, async || told(&status(rangecache).await))
         .await
@@ -71,19 +71,19 @@ fn ended(status: &Value, outcome: &str, reason: &str) -> u64 {
     found.map_or(0, |ended| ended["count"].as_u64().expect("a number"))
 }
 
-/// Three reads from memory and two that are not mirrored.
+/// Three reads from memory and two outside the mirror.
 async fn read(client: &Client) {
     for _ in 0..2 {
-        client.get(format!("{PREFIX}{SECRET}")).await.expect("it is read");
+        client.get(format!("{PREFIX}{SECRET}")).await.expect("a response");
         client
             .get(format!("/elsewhere/{SECRET}"))
             .await
-            .expect("it is read");
+            .expect("a response");
     }
     let all = client
         .range(&RangeRequest::prefix(PREFIX))
         .await
-        .expect("it is read");
+        .expect("a response");
     assert_eq!(all.kvs.len(), 5);
 }
 
@@ -92,12 +92,12 @@ async fn write(etcd: &Etcd) {
     direct
         .put(format!("{PREFIX}{SECRET}"), SECRET)
         .await
-        .expect("it is written");
+        .expect("etcd writes");
     for n in 0..4 {
         direct
             .put(format!("{PREFIX}{n}"), SECRET.repeat(100))
             .await
-            .expect("it is written");
+            .expect("etcd writes");
     }
 }
 
@@ -210,7 +210,7 @@ async fn page_without_scripts_shows_the_status_data() {
     let escaped = escaped.replace('"', "&quot;").replace('\'', "&#39;");
     assert!(named.into_iter().any(|tag| tag.text == escaped), "{}", page.body);
 
-    // What anybody may see of it, and what a browser may do with it.
+    // What unauthenticated readers may see, and what a browser may do with it.
     for answer in [&page.body, &serde_json::to_string(&status).unwrap()] {
         assert!(!answer.contains(SECRET), "a key or a value shows:\n{answer}");
     }
@@ -267,7 +267,7 @@ async fn problems_are_shown_with_a_remedy() {
         .await
         .get(format!("{PREFIX}0"))
         .await
-        .expect("it is read");
+        .expect("a response");
     let aside = status_when(&small, "the mirror steps aside", |status| {
         (ended(status, "forwarded", "over_budget") == 1).then_some(())?;
         finding(status, "everything is not answered from memory")
@@ -348,7 +348,7 @@ async fn members_and_their_roles_are_shown() {
     assert_eq!(lost["severity"], "warning");
 }
 
-/// Where `make page-test` leaves its pictures.
+/// Folder for the screenshots of `make page-test`.
 fn pictures() -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/page");
     std::fs::create_dir_all(&folder).unwrap();
@@ -377,7 +377,7 @@ async fn browser_updates_the_figures_live() {
     browser.open(rangecache.metrics_url()).await;
     let total = "document.getElementById('reads-total').textContent";
     browser.wait_for(&format!("{total} === '5'")).await;
-    // What the reader does stays while figures change.
+    // The reader's changes to the page survive updates.
     browser
         .evaluate("document.querySelector('#reads details').open = true; document.querySelector('#reads summary').focus()")
         .await;
@@ -386,7 +386,7 @@ async fn browser_updates_the_figures_live() {
     let kept =
         "document.querySelector('#reads details').open && document.activeElement.matches('#reads summary')";
     assert_eq!(browser.evaluate(kept).await, true);
-    // The screen of a small phone, and its reader in the dark.
+    // A small phone's screen, with the dark colour scheme.
     for (name, width, dark) in [
         ("desktop", 1280, false),
         ("desktop-dark", 1280, true),
@@ -396,10 +396,10 @@ async fn browser_updates_the_figures_live() {
     ] {
         browser.look(width, 900, dark).await;
         let wide = "document.documentElement.scrollWidth";
-        assert_eq!(browser.evaluate(wide).await, width, "{name} is scrolled sideways");
+        assert_eq!(browser.evaluate(wide).await, width, "{name} scrolls sideways");
         browser.picture(&pictures().join(format!("{name}.png"))).await;
     }
-    // Nobody looks, or wants to be left alone: without a timer and a call under way nothing can ask again.
+    // A hidden page sends no requests: it has no timer and no call in flight.
     let (idle, busy) = ("!timers.size && !calls", "timers.size === 1");
     let visibility = |state: &str| {
         format!(

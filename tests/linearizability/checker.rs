@@ -1,20 +1,20 @@
-//! Asks the linearizer.
+//! Runs the linearizability checker.
 
 use std::path::Path;
 use std::process::Command;
 
 use testkit::process::tool;
 
-/// What the linearizer says of a history.
+/// The checker's result for a history.
 pub struct Verdict {
-    /// No violation was found.
+    /// True if there is no violation.
     pub right: bool,
-    /// All that it printed.
+    /// The checker's output.
     pub text: String,
 }
 
-/// Has a history judged.
-pub fn judge(history: &Path) -> Verdict {
+/// Checks a history.
+pub fn check(history: &Path) -> Verdict {
     let output = Command::new(tool("linearizer"))
         .arg(history)
         .output()
@@ -26,10 +26,10 @@ pub fn judge(history: &Path) -> Verdict {
     }
 }
 
-/// The judge judged: each of these histories has one thing wrong with it, or nothing.
+/// A test of the checker itself: each of these histories has one violation, or none.
 #[test]
 fn linearizer_finds_each_violation() {
-    // Two writes and what the recorder saw of them.
+    // Two writes and the recorder's view of them.
     let base = [
         r#"{"t":"start","rev":1,"kvs":[]}"#,
         &put(10, 20, 2, "x", "one"),
@@ -140,7 +140,7 @@ fn linearizer_finds_each_violation() {
     for (name, more, says) in cases {
         let path = folder.path().join("history.jsonl");
         std::fs::write(&path, both(&base, &more).join("\n")).expect("is written");
-        let verdict = judge(&path);
+        let verdict = check(&path);
         assert_eq!(verdict.right, says.is_empty(), "{name}: {}", verdict.text);
         assert!(verdict.text.contains(says), "{name}: {}", verdict.text);
     }
@@ -160,7 +160,7 @@ fn put(call: i64, end: i64, revision: i64, key: &str, value: &str) -> String {
     op(call, end, "put", &write)
 }
 
-/// A read of everything, at a revision if that is not 0.
+/// A read of all keys, at a revision unless that is 0.
 fn list(call: i64, end: i64, revision: i64, at: i64, kvs: &[&str]) -> String {
     let (count, kvs) = (kvs.len(), kvs.join(","));
     let read = format!(
