@@ -1,12 +1,13 @@
-//! Charts as SVG: paths and rectangles only, for the text beside them is HTML.
+//! Charts as SVG: paths and rectangles only; text next to them is HTML.
 //!
-//! Time runs to the right, and now is at the right edge; a sample is one unit wide. Heights are shares of [`HEIGHT`].
+//! Time runs to the right, and the current time is at the right edge; a sample is one unit wide. Heights are parts of
+//! [`HEIGHT`].
 
 use std::fmt::Write;
 
-use super::recent::SAMPLES;
+use crate::admin::status::samples::SAMPLES;
 
-/// Width of a chart in its own units: all samples, and the one under way.
+/// Width of a chart in its own units: all samples and the current one.
 pub(super) const WIDTH: usize = SAMPLES + 1;
 /// Height of a chart in its own units.
 pub(super) const HEIGHT: f64 = 100.0;
@@ -14,20 +15,20 @@ pub(super) const HEIGHT: f64 = 100.0;
 /// One layer of a stacked chart.
 #[derive(Debug)]
 pub(super) struct Layer<'a> {
-    /// Of the path.
+    /// Class of the path.
     pub(super) class: &'a str,
-    /// A value per sample, the newest last.
+    /// Values per sample, the newest last.
     pub(super) values: Vec<f64>,
 }
 
-/// A chart, and the value at its upper edge.
+/// Chart, with the value at its upper edge.
 #[derive(Debug, PartialEq)]
 pub(super) struct Chart {
     pub(super) svg: String,
     pub(super) top: f64,
 }
 
-/// Layers on top of each other, the first at the bottom; all have as many values. `label` is what it shows, in words.
+/// Stacks layers, the first at the bottom; all have the same number of values. `label` describes the chart for screen readers.
 pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
     let columns = layers.first().map_or(0, |layer| layer.values.len());
     let mut base = vec![0.0; columns];
@@ -58,7 +59,7 @@ pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
     Chart { svg, top }
 }
 
-/// The area between two lines of steps.
+/// Path of the area between two stepped lines.
 fn area(below: &[f64], above: &[f64], top: f64) -> String {
     let left = WIDTH.saturating_sub(above.len());
     let y = |value: f64| HEIGHT - value / top * HEIGHT;
@@ -80,7 +81,7 @@ fn area(below: &[f64], above: &[f64], top: f64) -> String {
     path
 }
 
-/// A strip of stretches, each so many samples long, the newest last.
+/// Strip of stretches with their numbers of samples, the newest last.
 pub(super) fn strip(stretches: &[(&str, usize)], label: &str) -> String {
     let mut svg = format!(
         r#"<svg class="strip" viewBox="0 0 {WIDTH} 10" preserveAspectRatio="none" role="img" aria-label="{label}">"#
@@ -98,9 +99,9 @@ pub(super) fn strip(stretches: &[(&str, usize)], label: &str) -> String {
     svg
 }
 
-/// A bar that is filled to `ratio` of it.
+/// Bar that is filled to `ratio`.
 pub(super) fn bar(ratio: f64, class: &str) -> String {
-    // What is used at all can be seen.
+    // The smallest use is visible.
     let width = if ratio > 0.0 {
         (ratio * 100.0).clamp(0.5, 100.0)
     } else {
@@ -111,7 +112,7 @@ pub(super) fn bar(ratio: f64, class: &str) -> String {
     )
 }
 
-/// A bar of parts, each a share of the whole bar; words beside it tell the same.
+/// Bar of parts, each a share of the whole bar; a list next to it has the same values.
 pub(super) fn parts(parts: &[(&str, f64)]) -> String {
     let mut svg =
         r#"<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">"#.to_owned();
@@ -128,7 +129,7 @@ pub(super) fn parts(parts: &[(&str, f64)]) -> String {
     svg
 }
 
-/// The next of 1, 2, 5, 10, 20, 50 …; 1 at least.
+/// Rounds up to 1, 2, 5, 10, 20, 50 and so on; at least 1.
 fn round_up(value: f64) -> f64 {
     let mut step = 1.0;
     loop {
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_are_stacked_and_now_is_at_the_right() {
+    fn layers_are_stacked_with_the_newest_value_at_the_right() {
         let chart = stacked(
             &[
                 Layer {
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn tops_are_round() {
+    fn upper_edge_is_a_round_number() {
         for (value, top) in [
             (0.0, 1.0),
             (1.0, 1.0),
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_strip_ends_at_the_right() {
+    fn strip_ends_at_the_right_edge() {
         let strip = strip(&[("in", 3), ("loading", 2)], "x");
         assert!(
             strip.contains(r#"class="in" x="176" width="3""#) && strip.contains(r#"x="179" width="2""#),

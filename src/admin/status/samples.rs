@@ -1,7 +1,7 @@
-//! What happened in the last quarter of an hour, so that a page that is opened now shows the past, too.
+//! Samples of the last fifteen minutes, so that a page that is opened now shows the past, too.
 //!
 //! Every [`INTERVAL`] the counters are read, and what was added since is kept as a [`Sample`]; there are never more than
-//! [`SAMPLES`] of them. Requests know nothing of this.
+//! [`SAMPLES`] of them. Requests only increase the counters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,41 +10,41 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::advice::Group;
+use crate::diagnosis::reasons::Source;
 use crate::mirror::Mirrors;
 use crate::telemetry::metrics::QuorumChecks;
 use crate::telemetry::{Metrics, Outcome, Reason};
 
-/// What one sample spans.
-pub(super) const INTERVAL: Duration = Duration::from_secs(5);
-/// How many are kept: fifteen minutes of them.
-pub(super) const SAMPLES: usize = 180;
+/// Time that one sample spans.
+pub(crate) const INTERVAL: Duration = Duration::from_secs(5);
+/// Number of samples that are kept: fifteen minutes.
+pub(crate) const SAMPLES: usize = 180;
 
-/// The counters at one moment, since the start of the process.
+/// Values of counters: since the start of the process, or added in one interval.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Counts {
-    /// Ranges and RangeStreams, by how they ended.
-    pub(super) reads: Vec<(Outcome, u64)>,
-    pub(super) checks: QuorumChecks,
+pub(crate) struct Counts {
+    /// Ranges and RangeStreams by outcome.
+    pub(crate) reads: Vec<(Outcome, u64)>,
+    pub(crate) checks: QuorumChecks,
     /// Events applied by all mirrors.
-    pub(super) events: u64,
-    /// Calls that are no reads, passed on to etcd.
-    pub(super) passed: u64,
-    /// Each mirror, in order: `None` while it is in service.
-    pub(super) mirrors: Vec<Option<Reason>>,
+    pub(crate) events: u64,
+    /// Forwarded calls that are not reads.
+    pub(crate) forwarded: u64,
+    /// Why each mirror is out of service, in order; `None` for a mirror in service.
+    pub(crate) mirrors: Vec<Option<Reason>>,
 }
 
-/// What was added to the counters in one interval; the mirrors as they were at its end.
+/// Increase of the counters in one interval; mirrors at its end.
 #[derive(Clone, Debug)]
-pub(super) struct Sample {
-    /// How long it was: a machine that sleeps makes it longer, and the one under way is shorter.
-    pub(super) seconds: f64,
-    pub(super) added: Counts,
+pub(crate) struct Sample {
+    /// Length of the interval: longer if the machine slept, shorter for the current one.
+    pub(crate) seconds: f64,
+    pub(crate) added: Counts,
 }
 
-/// The samples of the last quarter of an hour.
+/// Samples of the last fifteen minutes.
 #[derive(Debug)]
-pub(super) struct Recent(Mutex<Kept>);
+pub(crate) struct Recent(Mutex<Kept>);
 
 #[derive(Debug)]
 struct Kept {
@@ -54,35 +54,35 @@ struct Kept {
 }
 
 impl Counts {
-    /// As they are now: some two hundred look-ups.
-    pub(super) fn now(metrics: &Metrics, mirrors: &Mirrors) -> Counts {
+    /// Current values: some two hundred look-ups.
+    pub(crate) fn now(metrics: &Metrics, mirrors: &Mirrors) -> Counts {
         let all = mirrors.all();
         Counts {
             reads: metrics.reads.by_outcome(),
             checks: metrics.freshness.checks(),
             events: all.iter().map(|mirror| mirror.metrics.events.get()).sum(),
-            passed: metrics.forwarding.calls.get(),
+            forwarded: metrics.forwarding.calls.get(),
             mirrors: all.iter().map(|mirror| mirror.revision().err()).collect(),
         }
     }
 
-    /// How many reads ended so.
-    pub(super) fn of(&self, outcome: Outcome) -> u64 {
+    /// Number of reads with this outcome.
+    pub(crate) fn by_outcome(&self, outcome: Outcome) -> u64 {
         let found = self.reads.iter().find(|(other, _)| *other == outcome);
         found.map_or(0, |(_, count)| *count)
     }
 
-    /// How many reads `group` answered.
-    pub(super) fn of_group(&self, group: Group) -> u64 {
-        let of_it = self
+    /// Number of reads that `source` answered.
+    pub(crate) fn by_source(&self, source: Source) -> u64 {
+        let answered = self
             .reads
             .iter()
-            .filter(|(outcome, _)| Group::of(*outcome) == group);
-        of_it.map(|(_, count)| count).sum()
+            .filter(|(outcome, _)| Source::from_outcome(*outcome) == source);
+        answered.map(|(_, count)| count).sum()
     }
 
-    /// How many reads ended in any way.
-    pub(super) fn total(&self) -> u64 {
+    /// Number of reads with any outcome.
+    pub(crate) fn total(&self) -> u64 {
         self.reads.iter().map(|(_, count)| count).sum()
     }
 
@@ -90,7 +90,7 @@ impl Counts {
         let added = self
             .reads
             .iter()
-            .map(|(outcome, count)| (*outcome, count.saturating_sub(before.of(*outcome))))
+            .map(|(outcome, count)| (*outcome, count.saturating_sub(before.by_outcome(*outcome))))
             .filter(|(_, count)| *count > 0);
         Counts {
             reads: added.collect(),
@@ -100,24 +100,24 @@ impl Counts {
                 reads: self.checks.reads.saturating_sub(before.checks.reads),
             },
             events: self.events.saturating_sub(before.events),
-            passed: self.passed.saturating_sub(before.passed),
+            forwarded: self.forwarded.saturating_sub(before.forwarded),
             mirrors: self.mirrors.clone(),
         }
     }
 }
 
 impl Sample {
-    /// `count` of it, per second.
+    /// `count` as a rate per second.
     #[allow(clippy::cast_precision_loss, reason = "a rate shows magnitudes")]
-    pub(super) fn rate(&self, count: u64) -> f64 {
-        // The interval under way has just begun at times; a rate over less than a second says nothing.
+    pub(crate) fn rate(&self, count: u64) -> f64 {
+        // The current interval may just have begun; a rate over less than a second says nothing.
         count as f64 / self.seconds.max(1.0)
     }
 }
 
 impl Recent {
-    /// Counting from `counts` at `now` on.
-    pub(super) fn new(now: Instant, counts: Counts) -> Recent {
+    /// Starts at `now` with the counters at `counts`.
+    pub(crate) fn new(now: Instant, counts: Counts) -> Recent {
         Recent(Mutex::new(Kept {
             last: counts,
             last_at: now,
@@ -125,10 +125,10 @@ impl Recent {
         }))
     }
 
-    /// An interval has ended.
-    pub(super) fn beat(&self, now: Instant, counts: Counts) {
+    /// Ends the current interval.
+    pub(crate) fn record(&self, now: Instant, counts: Counts) {
         let mut kept = self.0.lock();
-        let sample = kept.under_way(now, &counts);
+        let sample = kept.current(now, &counts);
         if kept.samples.len() == SAMPLES {
             kept.samples.pop_front();
         }
@@ -136,16 +136,16 @@ impl Recent {
         (kept.last, kept.last_at) = (counts, now);
     }
 
-    /// The samples, the oldest first; the last is the interval under way.
-    pub(super) fn samples(&self, now: Instant, counts: &Counts) -> Vec<Arc<Sample>> {
+    /// Samples, the oldest first; the last one is the current interval.
+    pub(crate) fn samples(&self, now: Instant, counts: &Counts) -> Vec<Arc<Sample>> {
         let kept = self.0.lock();
-        let under_way = Arc::new(kept.under_way(now, counts));
-        kept.samples.iter().cloned().chain([under_way]).collect()
+        let current = Arc::new(kept.current(now, counts));
+        kept.samples.iter().cloned().chain([current]).collect()
     }
 }
 
 impl Kept {
-    fn under_way(&self, now: Instant, counts: &Counts) -> Sample {
+    fn current(&self, now: Instant, counts: &Counts) -> Sample {
         Sample {
             seconds: now.saturating_duration_since(self.last_at).as_secs_f64(),
             added: counts.since(&self.last),
@@ -169,38 +169,44 @@ mod tests {
     }
 
     #[test]
-    fn samples_hold_what_was_added_and_the_last_is_under_way() {
+    fn samples_hold_increases_and_the_last_is_the_current_interval() {
         let start = Instant::now();
         let recent = Recent::new(start, counts(100, 0));
-        recent.beat(start + INTERVAL, counts(110, 3));
+        recent.record(start + INTERVAL, counts(110, 3));
         let now = start + INTERVAL + Duration::from_secs(2);
         let samples = recent.samples(now, &counts(150, 3));
         let seen: Vec<_> = samples
             .iter()
-            .map(|sample| (sample.seconds, sample.added.of(HIT), sample.added.of(LOST)))
+            .map(|sample| {
+                (
+                    sample.seconds,
+                    sample.added.by_outcome(HIT),
+                    sample.added.by_outcome(LOST),
+                )
+            })
             .collect();
         assert_eq!(seen, [(5.0, 10, 3), (2.0, 40, 0)]);
         assert_eq!(samples[0].added.total(), 13);
         assert!((samples[1].rate(40) - 20.0).abs() < 1e-9);
         assert!(
             samples[1].added.reads.iter().all(|(_, count)| *count > 0),
-            "what did not happen takes no room"
+            "outcomes without reads are not stored"
         );
     }
 
     #[test]
-    fn the_past_is_bounded() {
+    fn number_of_samples_is_bounded() {
         let start = Instant::now();
         let recent = Recent::new(start, counts(0, 0));
         let mut now = start;
         for n in 1..=2 * SAMPLES as u64 {
             now += INTERVAL;
-            recent.beat(now, counts(n * n, 0));
+            recent.record(now, counts(n * n, 0));
         }
         let samples = recent.samples(now, &counts(4 * (SAMPLES * SAMPLES) as u64, 0));
         assert_eq!(samples.len(), SAMPLES + 1);
         let newest = 2 * SAMPLES as u64;
-        assert_eq!(samples[SAMPLES - 1].added.of(HIT), 2 * newest - 1);
+        assert_eq!(samples[SAMPLES - 1].added.by_outcome(HIT), 2 * newest - 1);
         assert_eq!(samples[SAMPLES].added.total(), 0);
     }
 }

@@ -1,0 +1,456 @@
+//! Findings, gates and used bounds.
+
+use std::time::Duration;
+
+use super::sources::Sources;
+use super::status::model::{Budget, EndpointStatus, GateStatus, MirrorStatus};
+use crate::config::bounds::{self, Bound, Unit};
+use crate::diagnosis::format::{bytes, count, counted};
+use crate::diagnosis::reasons::explain_reason;
+use crate::diagnosis::{self, Finding, Severity};
+use crate::mirror::cluster_state::Auth;
+use crate::telemetry::{Metrics, Reason};
+use crate::upstream::gates::{Gate, GateState};
+use crate::upstream::{UserProblem, Version};
+
+/// Facts that findings are made from.
+#[derive(Debug)]
+pub(super) struct Facts<'a> {
+    pub(super) draining: bool,
+    pub(super) mirrors: &'a [MirrorStatus],
+    pub(super) endpoints: &'a [EndpointStatus],
+    pub(super) budgets: &'a [Budget],
+    pub(super) gates: &'a [(&'static Gate, GateState)],
+    /// The lowest version among the endpoints.
+    pub(super) version: Option<Version>,
+    pub(super) auth: Auth,
+    pub(super) has_own_user: bool,
+    pub(super) user_problem: Option<UserProblem>,
+    pub(super) panics: u64,
+    /// Reads refused in the last fifteen minutes.
+    pub(super) shed: u64,
+}
+
+/// Findings, the worst first; none if everything is as it should be.
+pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if facts.draining {
+        findings.push(Finding::new(
+            Severity::Note,
+            "rangecache is stopping",
+            "No new calls are accepted; calls in flight may complete.",
+            "",
+        ));
+    }
+    findings.extend(endpoint_findings(facts));
+    findings.extend(
+        facts
+            .gates
+            .iter()
+            .map(|(gate, state)| diagnosis::gates::finding(gate, *state))
+            .filter(|finding| finding.severity >= Severity::Warning),
+    );
+    findings.extend(auth_finding(facts));
+    for mirror in facts.mirrors {
+        findings.extend(mismatch_finding(mirror));
+        findings.extend(mirror_finding(mirror, facts));
+    }
+    if facts.panics > 0 {
+        findings.push(Finding::new(
+            Severity::Bad,
+            format!("{} since the start", counted(facts.panics, "panic")),
+            "Each ended one call or restarted one task, and is a bug.",
+            "Please report it with the source location in the log.",
+        ));
+    }
+    if facts.shed > 0 {
+        findings.push(Finding::new(
+            Severity::Bad,
+            format!("{} refused in the last 15 minutes", counted(facts.shed, "read")),
+            "Memory could not answer, and a bound was reached. Clients may retry.",
+            "Check below which bound was reached, and why memory could not answer.",
+        ));
+    }
+    for budget in facts.budgets.iter().filter(|budget| budget.is_nearly_used_up()) {
+        findings.push(Finding::new(
+            Severity::Warning,
+            format!("{}: {:.0} % of the bound", budget.name, budget.ratio * 100.0),
+            budget.at_limit,
+            format!("Raise --{}, or find the clients that need so much.", budget.flag),
+        ));
+    }
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    findings
+}
+
+fn endpoint_findings(facts: &Facts<'_>) -> Vec<Finding> {
+    if !is_reachable(facts) {
+        let errors: Vec<_> = facts
+            .endpoints
+            .iter()
+            .map(|endpoint| endpoint.last_error.as_str())
+            .collect();
+        return vec![Finding::new(
+            Severity::Bad,
+            "etcd cannot be reached",
+            format!(
+                "Calls wait up to --connect-timeout for a connection and then fail with Unavailable. {}",
+                errors.join("; ")
+            ),
+            "Check that etcd runs, that --endpoints names it, and that certificates and the network let rangecache connect.",
+        )];
+    }
+    let mut findings: Vec<_> = facts.endpoints.iter().filter_map(endpoint_finding).collect();
+    if facts.version.is_none() {
+        findings.push(diagnosis::version_unknown());
+    }
+    findings
+}
+
+fn is_reachable(facts: &Facts<'_>) -> bool {
+    facts.endpoints.iter().any(|endpoint| endpoint.is_connected)
+}
+
+fn endpoint_finding(endpoint: &EndpointStatus) -> Option<Finding> {
+    if !endpoint.is_connected {
+        Some(Finding::new(
+            Severity::Warning,
+            format!("{} is not connected", endpoint.url),
+            format!("Other endpoints are used. {}", endpoint.last_error),
+            "Check that the member runs and can be reached.",
+        ))
+    } else if !endpoint.is_healthy {
+        Some(Finding::new(
+            Severity::Warning,
+            format!("{} is unhealthy", endpoint.url),
+            "The member does not serve, has no leader or does not vote. Other endpoints are preferred.",
+            "Check the member: etcdctl endpoint status --cluster.",
+        ))
+    } else {
+        None
+    }
+}
+
+fn auth_finding(facts: &Facts<'_>) -> Option<Finding> {
+    match &facts.user_problem {
+        Some(problem) => Some(diagnosis::user_problem(problem)),
+        None if facts.auth == Auth::On && !facts.has_own_user => Some(diagnosis::no_own_user()),
+        None => None,
+    }
+}
+
+fn mismatch_finding(mirror: &MirrorStatus) -> Option<Finding> {
+    let times = match mirror.mismatches {
+        0 => return None,
+        1 => "once".to_owned(),
+        n => format!("{} times", count(n)),
+    };
+    Some(Finding::new(
+        Severity::Bad,
+        format!("{} has differed from etcd", mirror.name),
+        format!("Verification found a difference {times}; the mirror was loaded again."),
+        explain_reason(Reason::Mismatch).remedy,
+    ))
+}
+
+fn mirror_finding(mirror: &MirrorStatus, facts: &Facts<'_>) -> Option<Finding> {
+    let reason = mirror.reason?;
+    // An etcd that cannot be reached is a finding of its own, and explains these.
+    if matches!(reason, Reason::FeedLost | Reason::Loading) && !is_reachable(facts) {
+        return None;
+    }
+    let loaded = format!(
+        "{}, {}",
+        counted(mirror.load_keys, "key"),
+        bytes(mirror.load_bytes)
+    );
+    let (severity, details) = match reason {
+        Reason::Loading => (Severity::Note, format!(" Loaded so far: {loaded}.")),
+        Reason::OverBudget => {
+            let budgets = &mut facts.budgets.iter();
+            let limit = budgets.find(|budget| budget.flag == bounds::CACHE_MAX_BYTES.flag);
+            let limit = limit.map_or(String::new(), |budget| format!(" of {}", bytes(budget.limit)));
+            let details = format!(" The last load stopped at the bound{limit} after {loaded}.");
+            (Severity::Warning, details)
+        }
+        _ => (Severity::Warning, String::new()),
+    };
+    let explanation = explain_reason(reason);
+    Some(Finding::new(
+        severity,
+        format!(
+            "{} is not answered from memory: {}",
+            mirror.name, explanation.title
+        ),
+        format!("{}{details} Its reads are forwarded.", explanation.meaning),
+        explanation.remedy,
+    ))
+}
+
+/// The version gates, auth and verification.
+pub(super) fn gates(
+    gates: &[(&'static Gate, GateState)],
+    auth: Auth,
+    has_own_user: bool,
+    metrics: &Metrics,
+) -> Vec<GateStatus> {
+    let versions = gates.iter().map(|(gate, state)| {
+        let (severity, state) = diagnosis::gates::describe(gate, *state);
+        GateStatus {
+            name: gate.title,
+            severity,
+            state,
+            meaning: gate.meaning,
+        }
+    });
+    versions
+        .chain([auth_gate(auth, has_own_user), verification_gate(metrics)])
+        .collect()
+}
+
+fn auth_gate(auth: Auth, has_own_user: bool) -> GateStatus {
+    let (severity, state) = match (auth, has_own_user) {
+        (Auth::Off, _) => (Severity::Good, "off"),
+        (Auth::Unknown, _) => (Severity::Note, "not known yet"),
+        (Auth::On, true) => (Severity::Good, "on; rangecache has a user of its own"),
+        (Auth::On, false) => (Severity::Warning, "on; rangecache has no user of its own"),
+    };
+    GateStatus {
+        name: "etcd's auth",
+        severity,
+        state: state.to_owned(),
+        meaning: "While auth is on, etcd authorises each read for its client before memory answers it.",
+    }
+}
+
+fn verification_gate(metrics: &Metrics) -> GateStatus {
+    let bound = &bounds::VERIFY_INTERVAL;
+    let interval = metrics.process.limit(bound.name).unwrap_or(0.0);
+    let (severity, state) = if interval > 0.0 {
+        let every = humantime::format_duration(Duration::from_secs_f64(interval));
+        (Severity::Good, format!("every {every}"))
+    } else {
+        (Severity::Note, format!("off (--{})", bound.flag))
+    };
+    GateStatus {
+        name: "Verification",
+        severity,
+        state,
+        meaning: "Every mirror is compared with etcd in the background.",
+    }
+}
+
+/// Bounds that an operator may have to raise, with what is used of them.
+pub(super) fn budgets(sources: &Sources, mirrors: &[MirrorStatus]) -> Vec<Budget> {
+    let metrics = &sources.telemetry.metrics;
+    let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
+    let connections = gauge(metrics.connections.open.get());
+    let calls = (sources.tasks.len() as u64).saturating_sub(connections);
+    let memory = mirrors.iter().map(|mirror| mirror.memory_bytes).sum();
+    let forwarding = &metrics.forwarding;
+    let first = [(
+        "Memory of all mirrors".to_owned(),
+        &bounds::CACHE_MAX_BYTES,
+        memory,
+        "At the bound a mirror is disabled (over budget), and its reads are forwarded.",
+    )];
+    let histories = mirrors.iter().map(|mirror| {
+        (
+            format!("History of {}", mirror.name),
+            &bounds::HISTORY_MAX_BYTES,
+            mirror.history_bytes,
+            "At the bound the oldest revisions are dropped, and reads of them are forwarded.",
+        )
+    });
+    let others = [
+        (
+            "Client connections",
+            &bounds::MAX_CONNECTIONS,
+            connections,
+            "At the bound new connections wait.",
+        ),
+        (
+            "Calls in flight",
+            &bounds::MAX_CALLS,
+            calls,
+            "At the bound calls are refused with Unavailable.",
+        ),
+        (
+            "Large reads in flight to etcd",
+            &bounds::FORWARD_MAX_LARGE,
+            gauge(forwarding.large.get()),
+            "At the bound more reads wait.",
+        ),
+        (
+            "Large reads waiting for etcd",
+            &bounds::FORWARD_MAX_WAITING,
+            gauge(forwarding.waiting.get()),
+            "At the bound more reads are refused with Unavailable.",
+        ),
+        (
+            "Shared responses",
+            &bounds::FORWARD_SHARED_MAX_BYTES,
+            gauge(forwarding.shared_bytes.get()),
+            "At the bound such reads are refused with ResourceExhausted.",
+        ),
+        (
+            "Buffered streams from etcd",
+            &bounds::STREAM_MAX_BYTES,
+            gauge(forwarding.stream_held_bytes.get()),
+            "At the bound reads are forwarded unchanged.",
+        ),
+    ]
+    .map(|(name, bound, used, at_limit)| (name.to_owned(), bound, used, at_limit));
+    first
+        .into_iter()
+        .chain(histories)
+        .chain(others)
+        .filter_map(|(name, bound, used, at_limit)| budget(metrics, name, bound, used, at_limit))
+        .collect()
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "bounds are whole and far below 2^53"
+)]
+fn budget(
+    metrics: &Metrics,
+    name: String,
+    bound: &'static Bound,
+    used: u64,
+    at_limit: &'static str,
+) -> Option<Budget> {
+    let limit = metrics.process.limit(bound.name)?;
+    Some(Budget {
+        name,
+        flag: bound.flag,
+        in_bytes: bound.unit == Unit::Bytes,
+        used,
+        limit: limit as u64,
+        ratio: used as f64 / limit.max(1.0),
+        at_limit,
+        is_meant_to_fill: bound.flag == bounds::HISTORY_MAX_BYTES.flag,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream::gates;
+
+    fn endpoint(is_connected: bool, is_healthy: bool) -> EndpointStatus {
+        EndpointStatus {
+            url: "http://etcd:2379".to_owned(),
+            version: None,
+            role: "follower",
+            is_connected,
+            is_healthy,
+            is_avoided: false,
+            connections: 5,
+            connections_wanted: 5,
+            calls: 0,
+            last_error: "connection refused".to_owned(),
+            no_range_stream: None,
+        }
+    }
+
+    fn mirror(reason: Option<Reason>) -> MirrorStatus {
+        MirrorStatus {
+            name: "/registry/".to_owned(),
+            reason,
+            revision: None,
+            lag_revisions: None,
+            oldest_revision: None,
+            keys: 0,
+            memory_bytes: 0,
+            history_bytes: 0,
+            load_keys: 3,
+            load_bytes: 2048,
+            events: 0,
+            mismatches: 0,
+            timeline: Vec::new(),
+        }
+    }
+
+    const OPEN: [(&Gate, GateState); 1] = [(
+        &gates::PROGRESS_NOTIFICATIONS,
+        GateState::Open(Version::new(3, 7, 0)),
+    )];
+
+    fn facts<'a>(endpoints: &'a [EndpointStatus], mirrors: &'a [MirrorStatus]) -> Facts<'a> {
+        Facts {
+            draining: false,
+            mirrors,
+            endpoints,
+            budgets: &[],
+            gates: &OPEN,
+            version: Some(Version::new(3, 7, 0)),
+            auth: Auth::Off,
+            has_own_user: false,
+            user_problem: None,
+            panics: 0,
+            shed: 0,
+        }
+    }
+
+    fn found(facts: &Facts<'_>) -> Vec<(Severity, String)> {
+        findings(facts)
+            .into_iter()
+            .map(|finding| (finding.severity, finding.title))
+            .collect()
+    }
+
+    #[test]
+    fn healthy_state_has_no_findings() {
+        assert_eq!(found(&facts(&[endpoint(true, true)], &[mirror(None)])), []);
+    }
+
+    #[test]
+    fn unreachable_etcd_is_one_finding_without_those_of_its_mirrors() {
+        let endpoints = [endpoint(false, false)];
+        let mirrors = [mirror(Some(Reason::FeedLost))];
+        assert_eq!(
+            found(&facts(&endpoints, &mirrors)),
+            [(Severity::Bad, "etcd cannot be reached".to_owned())]
+        );
+    }
+
+    #[test]
+    fn findings_are_sorted_by_severity() {
+        let endpoints = [endpoint(true, true)];
+        let mirrors = [mirror(Some(Reason::OverBudget)), mirror(Some(Reason::Loading))];
+        let facts = Facts {
+            panics: 1,
+            auth: Auth::On,
+            ..facts(&endpoints, &mirrors)
+        };
+        let severities: Vec<_> = found(&facts).iter().map(|(severity, _)| *severity).collect();
+        assert_eq!(
+            severities,
+            [
+                Severity::Bad,
+                Severity::Warning,
+                Severity::Warning,
+                Severity::Note
+            ]
+        );
+    }
+
+    #[test]
+    fn gate_that_forwards_reads_is_a_finding_while_it_is_closed() {
+        let closed = GateState::TooOld(Version::new(3, 5, 0));
+        let endpoints = [endpoint(true, true)];
+        let facts = Facts {
+            gates: &[
+                (&gates::PROGRESS_NOTIFICATIONS, closed),
+                (&gates::RANGE_STREAM, closed),
+            ],
+            ..facts(&endpoints, &[])
+        };
+        let found = found(&facts);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].0, Severity::Warning);
+    }
+}

@@ -1,0 +1,86 @@
+//! Parts that several sections of the page share.
+
+use maud::{Markup, Render, html};
+
+/// Text with flags such as `--cache-prefix` marked as code.
+#[derive(Debug)]
+pub(super) struct Flags<'a>(pub(super) &'a str);
+
+impl Render for Flags<'_> {
+    fn render(&self) -> Markup {
+        let mut pieces = Vec::new();
+        let mut rest = self.0;
+        while let Some(at) = rest.find("--") {
+            let (before, flag) = rest.split_at(at);
+            let end = flag
+                .find(|c: char| c != '-' && !c.is_ascii_alphanumeric())
+                .unwrap_or(flag.len());
+            pieces.push((before, &flag[..end]));
+            rest = &flag[end..];
+        }
+        html! {
+            @for (before, flag) in pieces { (before) code.flag { (flag) } }
+            (rest)
+        }
+    }
+}
+
+/// What an operator can do; nothing if `remedy` is empty.
+pub(super) fn remedy(remedy: &str) -> Markup {
+    html! {
+        @if !remedy.is_empty() { p.remedy { b { "To do:" } " " (Flags(remedy)) } }
+    }
+}
+
+/// Time of day; `at` is RFC 3339, in whole seconds, UTC.
+pub(super) fn time(at: &str, class: &str) -> Markup {
+    let clock = at
+        .split_once('T')
+        .map_or(at, |(_, clock)| clock.trim_end_matches('Z'));
+    html! { time class=(class) datetime=(at) { (clock) " UTC" } }
+}
+
+/// Ratio in percent; 100 and 0 only if exact.
+pub(super) fn percent(ratio: f64) -> String {
+    match ratio * 100.0 {
+        percent if (99.95..100.0).contains(&percent) => "99.9 %".to_owned(),
+        percent if percent > 0.0 && percent < 0.05 => "< 0.1 %".to_owned(),
+        percent => format!("{} %", format!("{percent:.1}").trim_end_matches(".0")),
+    }
+}
+
+/// Section with a heading.
+pub(super) fn section(id: &str, title: &str, content: &Markup) -> Markup {
+    html! {
+        section id=(id) aria-labelledby={ (id) "-title" } {
+            h2 id={ (id) "-title" } { (title) }
+            (content)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_marked_and_text_is_escaped() {
+        assert_eq!(
+            Flags("<Raise --a-b, or (--c)").render().into_string(),
+            "&lt;Raise <code class=\"flag\">--a-b</code>, or (<code class=\"flag\">--c</code>)"
+        );
+    }
+
+    #[test]
+    fn percent_is_100_or_0_only_if_exact() {
+        for (ratio, text) in [
+            (0.0, "0 %"),
+            (0.0001, "< 0.1 %"),
+            (0.6, "60 %"),
+            (0.9999, "99.9 %"),
+            (1.0, "100 %"),
+        ] {
+            assert_eq!(percent(ratio), text);
+        }
+    }
+}

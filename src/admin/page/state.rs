@@ -1,0 +1,167 @@
+//! Sections of the page about mirrors, endpoints, bounds and gates.
+
+use maud::{Markup, PreEscaped, html};
+
+use super::charts;
+use super::parts::{percent, section};
+use crate::admin::status::model::{Budget, EndpointStatus, GateStatus, MirrorStatus, Status};
+use crate::diagnosis::format::{bytes, count, counted};
+use crate::diagnosis::reasons::explain_reason;
+use crate::telemetry::Reason;
+
+pub(super) fn mirrors(status: &Status) -> Markup {
+    let cards = html! {
+        ul.cards { @for mirror in &status.mirrors { (card_of_mirror(mirror)) } }
+    };
+    section("mirrors", "Mirrors", &cards)
+}
+
+fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
+    let state = match mirror.reason {
+        None => "in service".to_owned(),
+        Some(reason) => format!("out of service: {}", explain_reason(reason).title),
+    };
+    let stretches: Vec<_> = mirror
+        .timeline
+        .iter()
+        .map(|stretch| (stretch_class(stretch.reason), stretch.samples))
+        .collect();
+    let number = |value: Option<i64>| value.map_or("–".to_owned(), |value| count(value.unsigned_abs()));
+    let lag = match mirror.lag_revisions {
+        None => "–".to_owned(),
+        Some(lag) => counted(lag.unsigned_abs(), "revision"),
+    };
+    html! {
+        li.card {
+            (card_head(&mirror.name, stretch_class(mirror.reason), &state))
+            (PreEscaped(charts::strip(&stretches, &timeline_in_words(mirror))))
+            dl {
+                (pair("revision", &number(mirror.revision)))
+                (pair("behind etcd by", &lag))
+                (pair("keys", &count(mirror.keys)))
+                (pair("memory", &bytes(mirror.memory_bytes)))
+                (pair("of it past revisions", &bytes(mirror.history_bytes)))
+                (pair("readable from revision", &number(mirror.oldest_revision)))
+                (pair("events applied", &count(mirror.events)))
+                @if mirror.reason.is_some() {
+                    (pair("last load", &format!("{}, {}", counted(mirror.load_keys, "key"), bytes(mirror.load_bytes))))
+                }
+            }
+        }
+    }
+}
+
+fn card_head(name: &str, class: &str, state: &str) -> Markup {
+    html! {
+        h3 { code { (name) } }
+        p { span class={ "state " (class) } { (state) } }
+    }
+}
+
+fn pair(title: &str, value: &str) -> Markup {
+    html! { div { dt { (title) } dd { (value) } } }
+}
+
+fn stretch_class(reason: Option<Reason>) -> &'static str {
+    match reason {
+        None => "good",
+        Some(Reason::Loading) => "note",
+        Some(_) => "warning",
+    }
+}
+
+fn timeline_in_words(mirror: &MirrorStatus) -> String {
+    let samples = |in_service_only: bool| -> usize {
+        let stretches = mirror.timeline.iter();
+        stretches
+            .filter(|stretch| !in_service_only || stretch.reason.is_none())
+            .map(|stretch| stretch.samples)
+            .sum()
+    };
+    #[allow(clippy::cast_precision_loss, reason = "there are some two hundred")]
+    let ratio = samples(true) as f64 / samples(false).max(1) as f64;
+    format!(
+        "in service {} of the time shown, 15 minutes at most",
+        percent(ratio)
+    )
+}
+
+pub(super) fn endpoints(endpoints: &[EndpointStatus]) -> Markup {
+    let cards = html! {
+        ul.cards { @for endpoint in endpoints { (card_of_endpoint(endpoint)) } }
+    };
+    section("endpoints", "etcd", &cards)
+}
+
+fn card_of_endpoint(endpoint: &EndpointStatus) -> Markup {
+    let (class, state) = if !endpoint.is_connected {
+        ("bad", "not connected")
+    } else if !endpoint.is_healthy {
+        ("warning", "unhealthy")
+    } else if endpoint.is_avoided {
+        ("warning", "calls failed recently")
+    } else {
+        ("good", "healthy")
+    };
+    let role = match endpoint.role {
+        "no_leader" => "knows no leader",
+        "unknown" => "not known",
+        role => role,
+    };
+    let connections = format!("{} of {}", endpoint.connections, endpoint.connections_wanted);
+    html! {
+        li.card {
+            (card_head(&endpoint.url, class, state))
+            @if !endpoint.is_connected { p { (endpoint.last_error) } }
+            dl {
+                (pair("version", endpoint.version.as_deref().unwrap_or("not known")))
+                (pair("role", role))
+                (pair("connections", &connections))
+                (pair("calls in flight", &count(endpoint.calls as u64)))
+                (pair("RangeStream", endpoint.no_range_stream.map_or("yes", |_| "no")))
+            }
+        }
+    }
+}
+
+pub(super) fn budgets(budgets: &[Budget]) -> Markup {
+    let list = html! {
+        dl.budgets { @for budget in budgets { (row_of_budget(budget)) } }
+    };
+    section("budgets", "Bounds", &list)
+}
+
+fn row_of_budget(budget: &Budget) -> Markup {
+    let format = if budget.in_bytes { bytes } else { count };
+    let class = if budget.is_nearly_used_up() {
+        "warning"
+    } else {
+        "plain"
+    };
+    html! {
+        div {
+            dt { (budget.name) " " code { "--" (budget.flag) } }
+            dd {
+                (PreEscaped(charts::bar(budget.ratio, class)))
+                span { (format(budget.used)) " of " (format(budget.limit)) }
+            }
+        }
+    }
+}
+
+pub(super) fn gates(gates: &[GateStatus]) -> Markup {
+    let list = html! {
+        dl.gates {
+            @for gate in gates {
+                div {
+                    dt { (gate.name) }
+                    dd {
+                        span class={ "state " (gate.severity.as_str()) } { (gate.state) }
+                        p.quiet { (gate.meaning) }
+                    }
+                }
+            }
+        }
+    };
+    section("gates", "Gates", &list)
+}

@@ -1,0 +1,58 @@
+//! `/readyz`: readiness, and why reads are forwarded.
+
+use std::fmt::Write;
+
+use super::sources::Sources;
+use crate::diagnosis::{self, Severity};
+use crate::mirror::cluster_state::Auth;
+use crate::telemetry::Reason;
+
+/// Whether every mirror is loaded or disabled (over budget), and the process is not draining.
+pub(super) fn is_ready(sources: &Sources) -> bool {
+    !sources.draining.is_cancelled()
+        && sources
+            .mirrors
+            .all()
+            .iter()
+            .all(|mirror| !matches!(mirror.view(), Err(reason) if reason != Reason::OverBudget))
+}
+
+/// One line per reason to forward reads, and one per mirror.
+pub(super) fn describe(sources: &Sources) -> String {
+    let mut lines = Vec::new();
+    if sources.draining.is_cancelled() {
+        lines.push("draining".to_owned());
+    }
+    let credentials = sources.upstream.credentials();
+    if let Some(problem) = credentials.problem() {
+        lines.push(diagnosis::user_problem(&problem).text());
+    } else if sources.mirrors.cluster_state.auth() == Auth::On && !credentials.is_configured() {
+        lines.push(diagnosis::no_own_user().text());
+    }
+    for (gate, state) in sources.upstream.gates() {
+        let finding = diagnosis::gates::finding(gate, state);
+        if finding.severity >= Severity::Warning {
+            lines.push(finding.title);
+        }
+    }
+    lines.extend(sources.mirrors.all().iter().map(|mirror| match mirror.view() {
+        Ok(view) => format!(
+            "{}: in service at revision {}, {} keys, {} bytes",
+            mirror.name,
+            view.revision,
+            view.tree.len(),
+            mirror.memory_bytes()
+        ),
+        Err(reason) => format!(
+            "{}: out of service ({}), {} keys loaded",
+            mirror.name,
+            reason.as_str(),
+            mirror.metrics.load_keys.get()
+        ),
+    }));
+    lines.iter().fold(String::new(), |mut text, line| {
+        // Writing into a String cannot fail.
+        let _ = writeln!(text, "{line}");
+        text
+    })
+}

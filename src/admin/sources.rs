@@ -1,0 +1,33 @@
+//! Everything that responses are made from.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::status::samples::{Counts, Recent};
+use crate::mirror::Mirrors;
+use crate::telemetry::Telemetry;
+use crate::upstream::Upstream;
+
+/// Handles to the state that responses report.
+#[derive(Debug)]
+pub(super) struct Sources {
+    pub(super) mirrors: Arc<Mirrors>,
+    pub(super) upstream: Arc<Upstream>,
+    pub(super) telemetry: Arc<Telemetry>,
+    /// Tasks of connections and calls.
+    pub(super) tasks: TaskTracker,
+    /// Cancelled once the process drains.
+    pub(super) draining: CancellationToken,
+    pub(super) recent: Recent,
+    pub(super) started: Instant,
+}
+
+impl Sources {
+    /// Current values of the counters.
+    pub(super) fn counts(&self) -> Counts {
+        Counts::now(&self.telemetry.metrics, &self.mirrors)
+    }
+}

@@ -1,0 +1,116 @@
+//! The data of the page, which `/status` sends as JSON. Gathered from gauges and counters, without a lock that a mirror or a
+//! read waits for.
+
+pub(super) mod model;
+mod reads;
+pub(super) mod samples;
+mod slowest;
+
+use std::time::SystemTime;
+
+use tokio::time::Instant;
+
+use super::sources::Sources;
+use super::{checks, readiness};
+use crate::mirror::state;
+use crate::telemetry::Metrics;
+use crate::telemetry::outcome::Outcome;
+use crate::upstream::{EndpointView, NoRangeStream, Role};
+use model::{EndpointStatus, MirrorStatus, OutcomeCount, Status};
+
+/// The current status.
+pub(super) fn collect(sources: &Sources) -> Status {
+    let now = Instant::now();
+    let counts = sources.counts();
+    let all = sources.recent.samples(now, &counts);
+    let metrics = &sources.telemetry.metrics;
+    let cluster_state = &sources.mirrors.cluster_state;
+    let endpoints: Vec<_> = sources.upstream.endpoints().iter().map(endpoint).collect();
+    let mirrors: Vec<_> = sources
+        .mirrors
+        .all()
+        .iter()
+        .enumerate()
+        .map(|(index, of)| MirrorStatus {
+            timeline: reads::timeline(&all, index),
+            ..mirror(of, cluster_state.known(), metrics)
+        })
+        .collect();
+    let budgets = checks::budgets(sources, &mirrors);
+    let reads = reads::summarize(&counts, &all);
+    let credentials = sources.upstream.credentials();
+    let gates = sources.upstream.gates();
+    let shed = |read: &&OutcomeCount| matches!(read.outcome, Outcome::Shed(_));
+    let findings = checks::findings(&checks::Facts {
+        draining: sources.draining.is_cancelled(),
+        mirrors: &mirrors,
+        endpoints: &endpoints,
+        budgets: &budgets,
+        gates: &gates,
+        version: sources.upstream.lowest_version(),
+        auth: cluster_state.auth(),
+        has_own_user: credentials.is_configured(),
+        user_problem: credentials.problem(),
+        panics: metrics.process.panics.get(),
+        shed: reads.outcomes.iter().filter(shed).map(|read| read.count).sum(),
+    });
+    Status {
+        version: env!("CARGO_PKG_VERSION"),
+        at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+        uptime_seconds: now.duration_since(sources.started).as_secs(),
+        ready: readiness::is_ready(sources),
+        findings,
+        reads,
+        slowest: slowest::list(&sources.telemetry.slowest.list()),
+        mirrors,
+        gates: checks::gates(&gates, cluster_state.auth(), credentials.is_configured(), metrics),
+        endpoints,
+        budgets,
+        samples: reads::columns(all),
+    }
+}
+
+/// State of a mirror without its past; `known` is the highest revision that etcd is known to have.
+fn mirror(mirror: &state::Mirror, known: i64, metrics: &Metrics) -> MirrorStatus {
+    let gauges = &mirror.metrics;
+    let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
+    let revision = mirror.revision();
+    let in_service = revision.ok();
+    MirrorStatus {
+        name: mirror.name.clone(),
+        reason: revision.err(),
+        revision: in_service,
+        lag_revisions: in_service.map(|revision| known.saturating_sub(revision).max(0)),
+        oldest_revision: in_service.map(|_| gauges.oldest_revision.get()),
+        keys: unsigned(gauges.keys.get()),
+        memory_bytes: mirror.memory_bytes(),
+        history_bytes: unsigned(gauges.history_bytes.get()),
+        load_keys: unsigned(gauges.load_keys.get()),
+        load_bytes: unsigned(gauges.load_bytes.get()),
+        events: gauges.events.get(),
+        mismatches: metrics.mirrors.mismatches(&mirror.name),
+        timeline: Vec::new(),
+    }
+}
+
+fn endpoint(view: &EndpointView) -> EndpointStatus {
+    EndpointStatus {
+        url: view.url.to_string(),
+        version: view.version.map(|version| version.to_string()),
+        role: match view.role {
+            Role::Unknown => "unknown",
+            Role::Leader => "leader",
+            Role::Follower => "follower",
+            Role::Learner => "learner",
+            Role::Leaderless => "no_leader",
+        },
+        is_connected: view.is_connected,
+        is_healthy: view.is_healthy,
+        is_avoided: view.is_avoided,
+        connections: view.connections,
+        connections_wanted: view.connections_wanted,
+        calls: view.calls,
+        last_error: view.last_error.clone(),
+        no_range_stream: view.no_range_stream.map(NoRangeStream::as_str),
+    }
+}

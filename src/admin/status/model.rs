@@ -1,0 +1,231 @@
+//! Types of the status, serialized as JSON. Fields may be added in later versions.
+
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+use super::samples::Sample;
+use crate::diagnosis::{Finding, Severity};
+use crate::telemetry::Reason;
+use crate::telemetry::outcome::Outcome;
+
+/// Everything that the page shows.
+#[derive(Debug, Serialize)]
+pub(crate) struct Status {
+    /// Version of rangecache.
+    pub(crate) version: &'static str,
+    /// Time of the status: UTC, RFC 3339.
+    pub(crate) at: String,
+    pub(crate) uptime_seconds: u64,
+    /// Result of `/readyz`.
+    pub(crate) ready: bool,
+    /// Findings, the worst first.
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) reads: Reads,
+    /// Slowest calls of the last minutes, the slowest first.
+    pub(crate) slowest: Vec<SlowCall>,
+    pub(crate) mirrors: Vec<MirrorStatus>,
+    pub(crate) endpoints: Vec<EndpointStatus>,
+    pub(crate) gates: Vec<GateStatus>,
+    pub(crate) budgets: Vec<Budget>,
+    pub(crate) samples: Samples,
+}
+
+/// Ranges and RangeStreams. Rates are those of the last minute.
+#[derive(Debug, Serialize)]
+pub(crate) struct Reads {
+    pub(crate) since_start: u64,
+    pub(crate) per_second: f64,
+    /// Calls other than reads.
+    pub(crate) other_calls_per_second: f64,
+    /// Events that mirrors applied.
+    pub(crate) events_per_second: f64,
+    pub(crate) quorum_checks_per_second: f64,
+    /// Reads per successful quorum check in the last minute; `null` without checks.
+    pub(crate) per_quorum_check: Option<f64>,
+    /// Seconds that the following figures cover: fifteen minutes, or less after a start.
+    pub(crate) window_seconds: f64,
+    /// Part of the answered reads that memory answered; `null` without reads.
+    pub(crate) memory_ratio: Option<f64>,
+    /// Reads by outcome, the most frequent first.
+    pub(crate) outcomes: Vec<OutcomeCount>,
+}
+
+/// Number of reads with one outcome.
+#[derive(Debug, Serialize)]
+pub(crate) struct OutcomeCount {
+    #[serde(flatten, serialize_with = "outcome_labels")]
+    pub(crate) outcome: Outcome,
+    pub(crate) count: u64,
+}
+
+/// State of a mirror.
+#[derive(Debug, Serialize)]
+pub(crate) struct MirrorStatus {
+    /// Name made of the operator's prefixes.
+    pub(crate) name: String,
+    /// Why the mirror is out of service; `null` while it is in service.
+    #[serde(rename = "out_of_service", serialize_with = "reason_label")]
+    pub(crate) reason: Option<Reason>,
+    /// Revision up to which every event is applied; `null` while out of service.
+    pub(crate) revision: Option<i64>,
+    /// Revisions that etcd is known to be ahead.
+    pub(crate) lag_revisions: Option<i64>,
+    /// Oldest past revision that can be read.
+    pub(crate) oldest_revision: Option<i64>,
+    pub(crate) keys: u64,
+    /// Bytes of keys, values and history.
+    pub(crate) memory_bytes: u64,
+    pub(crate) history_bytes: u64,
+    /// Keys of the current or last load.
+    pub(crate) load_keys: u64,
+    /// Bytes of the current or last load.
+    pub(crate) load_bytes: u64,
+    pub(crate) events: u64,
+    /// Differences that verification found.
+    pub(crate) mismatches: u64,
+    /// State over the samples, the oldest first.
+    pub(crate) timeline: Vec<Stretch>,
+}
+
+/// Consecutive samples with the same state of a mirror.
+#[derive(Debug, Serialize)]
+pub(crate) struct Stretch {
+    #[serde(rename = "out_of_service", serialize_with = "reason_label")]
+    pub(crate) reason: Option<Reason>,
+    pub(crate) samples: usize,
+}
+
+/// State of an endpoint of etcd.
+#[derive(Debug, Serialize)]
+pub(crate) struct EndpointStatus {
+    pub(crate) url: String,
+    pub(crate) version: Option<String>,
+    /// `leader`, `follower`, `learner`, `no_leader` or `unknown`.
+    pub(crate) role: &'static str,
+    pub(crate) is_connected: bool,
+    /// The member serves, votes and knows a leader.
+    pub(crate) is_healthy: bool,
+    /// Calls failed on the endpoint a moment ago.
+    pub(crate) is_avoided: bool,
+    pub(crate) connections: usize,
+    pub(crate) connections_wanted: usize,
+    /// Calls in flight.
+    pub(crate) calls: usize,
+    /// Error of the last lost or refused connection.
+    pub(crate) last_error: String,
+    /// Why RangeStream is not used on the endpoint.
+    pub(crate) no_range_stream: Option<&'static str>,
+}
+
+/// A condition for memory to answer all that it could, and its state.
+#[derive(Debug, Serialize)]
+pub(crate) struct GateStatus {
+    pub(crate) name: &'static str,
+    pub(crate) severity: Severity,
+    pub(crate) state: String,
+    pub(crate) meaning: &'static str,
+}
+
+/// A bound that a flag sets, and what is used of it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Budget {
+    pub(crate) name: String,
+    /// Flag, without its dashes.
+    pub(crate) flag: &'static str,
+    pub(crate) in_bytes: bool,
+    pub(crate) used: u64,
+    pub(crate) limit: u64,
+    pub(crate) ratio: f64,
+    /// What happens at the bound.
+    #[serde(skip)]
+    pub(crate) at_limit: &'static str,
+    /// Whether the bound is meant to be reached.
+    #[serde(skip)]
+    pub(crate) is_meant_to_fill: bool,
+}
+
+impl Budget {
+    /// Whether an operator should act before the bound is reached.
+    pub(crate) fn is_nearly_used_up(&self) -> bool {
+        self.ratio >= 0.9 && !self.is_meant_to_fill
+    }
+}
+
+/// One of the slowest calls. Times are in seconds since its arrival; 0 means none for revisions and counts.
+#[derive(Debug, Serialize)]
+pub(crate) struct SlowCall {
+    pub(crate) method: &'static str,
+    /// Mirror that holds the range; `null` if none holds all of it.
+    pub(crate) mirror: Option<String>,
+    #[serde(flatten, serialize_with = "outcome_labels")]
+    pub(crate) outcome: Outcome,
+    /// UTC, RFC 3339.
+    pub(crate) ended_at: String,
+    pub(crate) total_seconds: f64,
+    /// Consecutive phases; those without a duration are left out.
+    pub(crate) phases: Vec<Phase>,
+    /// Requested revision; 0 for the newest.
+    pub(crate) revision_asked: i64,
+    /// Revision that a quorum check proved; 0 if none was needed.
+    pub(crate) revision_proven: i64,
+    /// Revision of the response from memory; 0 for a response of etcd.
+    pub(crate) revision_served: i64,
+    /// Keys in the response; 0 for a response of etcd, which is not counted.
+    pub(crate) keys: u64,
+    pub(crate) bytes: u64,
+}
+
+/// A part of a call's time.
+#[derive(Debug, PartialEq, Serialize)]
+pub(crate) struct Phase {
+    /// `proof`, `wait`, `answer`, `etcd`, `unanswered` or `sending`.
+    pub(crate) name: &'static str,
+    pub(crate) seconds: f64,
+}
+
+impl Phase {
+    /// Name in words.
+    pub(crate) fn title(&self) -> &'static str {
+        match self.name {
+            "proof" => "proving that memory is fresh",
+            "wait" => "proving, and waiting for the mirror",
+            "answer" => "answering from memory",
+            "etcd" => "waiting for etcd",
+            "unanswered" => "until it was refused or cancelled",
+            _ => "sending the response",
+        }
+    }
+}
+
+/// The last fifteen minutes as columns, the oldest value first. The last value is that of the current interval; each of the
+/// others spans `interval_seconds`, or more if the machine slept.
+#[derive(Debug, Serialize)]
+pub(crate) struct Samples {
+    pub(crate) interval_seconds: u64,
+    pub(crate) reads_from_memory: Vec<u64>,
+    pub(crate) reads_after_a_wait: Vec<u64>,
+    pub(crate) reads_by_etcd: Vec<u64>,
+    pub(crate) reads_refused_or_cancelled: Vec<u64>,
+    pub(crate) other_calls: Vec<u64>,
+    pub(crate) events: Vec<u64>,
+    pub(crate) quorum_checks: Vec<u64>,
+    /// The samples themselves, for charts.
+    #[serde(skip)]
+    pub(crate) all: Vec<Arc<Sample>>,
+}
+
+fn reason_label<S: Serializer>(reason: &Option<Reason>, serializer: S) -> Result<S::Ok, S::Error> {
+    reason.map(Reason::as_str).serialize(serializer)
+}
+
+/// `outcome` and `reason`, with the same values as in the metrics.
+fn outcome_labels<S: Serializer>(outcome: &Outcome, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Labels {
+        outcome: &'static str,
+        reason: &'static str,
+    }
+    let (outcome, reason) = outcome.labels();
+    Labels { outcome, reason }.serialize(serializer)
+}

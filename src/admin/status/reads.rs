@@ -1,0 +1,150 @@
+//! Reads and other counters over the samples.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::model::{OutcomeCount, Reads, Samples, Stretch};
+use super::samples::{Counts, INTERVAL, Sample};
+use crate::diagnosis::reasons::Source;
+use crate::telemetry::outcome::Outcome;
+
+/// Time over which rates are computed.
+const RATE_WINDOW: Duration = Duration::from_secs(60);
+
+/// Totals and rates; `counts` are those since the start of the process.
+#[allow(clippy::cast_precision_loss, reason = "ratios and rates show magnitudes")]
+pub(super) fn summarize(counts: &Counts, samples: &[Arc<Sample>]) -> Reads {
+    let outcomes = outcomes(samples);
+    let answered_by = |sources: &[Source]| -> u64 {
+        let counted = outcomes
+            .iter()
+            .filter(|read| sources.contains(&Source::from_outcome(read.outcome)));
+        counted.map(|read| read.count).sum()
+    };
+    let memory = answered_by(&[Source::Memory, Source::Waited]);
+    let answered = memory + answered_by(&[Source::Etcd]);
+    let latest = latest(samples);
+    let seconds: f64 = latest.iter().map(|sample| sample.seconds).sum();
+    let sum =
+        |counter: fn(&Counts) -> u64| latest.iter().map(|sample| counter(&sample.added)).sum::<u64>() as f64;
+    let rate = |counter| sum(counter) / seconds.max(1.0);
+    let checks = sum(|added| added.checks.proven);
+    Reads {
+        since_start: counts.total(),
+        per_second: rate(Counts::total),
+        other_calls_per_second: rate(|added| added.forwarded),
+        events_per_second: rate(|added| added.events),
+        quorum_checks_per_second: rate(|added| added.checks.proven + added.checks.failed),
+        per_quorum_check: (checks > 0.0).then(|| sum(|added| added.checks.reads) / checks),
+        window_seconds: samples.iter().map(|sample| sample.seconds).sum(),
+        memory_ratio: (answered > 0).then(|| memory as f64 / answered as f64),
+        outcomes,
+    }
+}
+
+/// Reads by outcome, the most frequent first; outcomes without reads are left out.
+fn outcomes(samples: &[Arc<Sample>]) -> Vec<OutcomeCount> {
+    let mut outcomes: Vec<_> = Outcome::all()
+        .map(|outcome| OutcomeCount {
+            outcome,
+            count: samples
+                .iter()
+                .map(|sample| sample.added.by_outcome(outcome))
+                .sum(),
+        })
+        .filter(|read| read.count > 0)
+        .collect();
+    outcomes.sort_by_key(|read| std::cmp::Reverse(read.count));
+    outcomes
+}
+
+/// The newest samples that span [`RATE_WINDOW`].
+fn latest(samples: &[Arc<Sample>]) -> Vec<&Arc<Sample>> {
+    let mut seconds = 0.0;
+    let newest = samples.iter().rev();
+    newest
+        .take_while(|sample| {
+            let is_wanted = seconds < RATE_WINDOW.as_secs_f64();
+            seconds += sample.seconds;
+            is_wanted
+        })
+        .collect()
+}
+
+/// States of the mirror at `index` over the samples.
+pub(super) fn timeline(samples: &[Arc<Sample>], index: usize) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
+    let reasons = samples
+        .iter()
+        .filter_map(|sample| sample.added.mirrors.get(index));
+    for reason in reasons {
+        match stretches.last_mut() {
+            Some(last) if last.reason == *reason => last.samples += 1,
+            _ => stretches.push(Stretch {
+                reason: *reason,
+                samples: 1,
+            }),
+        }
+    }
+    stretches
+}
+
+/// Samples as columns.
+pub(super) fn columns(all: Vec<Arc<Sample>>) -> Samples {
+    let column = |counter: &dyn Fn(&Counts) -> u64| all.iter().map(|sample| counter(&sample.added)).collect();
+    let source = |source| column(&|added| added.by_source(source));
+    Samples {
+        interval_seconds: INTERVAL.as_secs(),
+        reads_from_memory: source(Source::Memory),
+        reads_after_a_wait: source(Source::Waited),
+        reads_by_etcd: source(Source::Etcd),
+        reads_refused_or_cancelled: source(Source::Unanswered),
+        other_calls: column(&|added| added.forwarded),
+        events: column(&|added| added.events),
+        quorum_checks: column(&|added| added.checks.proven + added.checks.failed),
+        all,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Reason;
+    use crate::telemetry::outcome::Read;
+
+    fn sample(seconds: f64, hits: u64, forwarded: u64, mirror: Option<Reason>) -> Arc<Sample> {
+        Arc::new(Sample {
+            seconds,
+            added: Counts {
+                reads: vec![
+                    (Outcome::Hit(Read::Linearizable), hits),
+                    (Outcome::Forwarded(Reason::Loading), forwarded),
+                ],
+                mirrors: vec![mirror],
+                ..Counts::default()
+            },
+        })
+    }
+
+    #[test]
+    fn rates_are_those_of_the_last_minute_and_ratios_those_of_all_samples() {
+        let samples = [sample(60.0, 0, 60, None), sample(60.0, 120, 60, None)];
+        let reads = summarize(&samples[1].added, &samples);
+        assert!((reads.per_second - 3.0).abs() < 1e-9, "{reads:?}");
+        assert_eq!(reads.memory_ratio, Some(0.5));
+        assert_eq!(reads.outcomes.len(), 2);
+        assert_eq!(reads.per_quorum_check, None);
+    }
+
+    #[test]
+    fn equal_neighbours_are_one_stretch() {
+        let loading = Some(Reason::Loading);
+        let samples = [loading, loading, None, loading].map(|mirror| sample(5.0, 0, 0, mirror));
+        let stretches: Vec<_> = timeline(&samples, 0)
+            .iter()
+            .map(|stretch| (stretch.reason, stretch.samples))
+            .collect();
+        assert_eq!(stretches, [(loading, 2), (None, 1), (loading, 1)]);
+        assert!(timeline(&samples, 1).is_empty());
+    }
+}
