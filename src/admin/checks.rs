@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::sources::Sources;
+use super::handles::Handles;
 use super::status::model::{Budget, EndpointStatus, GateStatus, MirrorStatus};
 use crate::config::bounds::{self, Bound, Unit};
 use crate::diagnosis::format::{bytes, count, counted};
@@ -241,11 +241,11 @@ fn verification_gate(metrics: &Metrics) -> GateStatus {
 }
 
 /// Bounds that an operator may have to raise, with what is used of them.
-pub(super) fn budgets(sources: &Sources, mirrors: &[MirrorStatus]) -> Vec<Budget> {
-    let metrics = &sources.telemetry.metrics;
+pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget> {
+    let metrics = &handles.telemetry.metrics;
     let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
     let connections = gauge(metrics.connections.open.get());
-    let calls = (sources.tasks.len() as u64).saturating_sub(connections);
+    let calls = (handles.tasks.len() as u64).saturating_sub(connections);
     let memory = mirrors.iter().map(|mirror| mirror.memory_bytes).sum();
     let forwarding = &metrics.forwarding;
     let first = [(

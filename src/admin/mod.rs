@@ -3,7 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `server` | [`Admin`]: paths and responses |
-//! | `sources` | everything that responses are made from |
+//! | `handles` | handles to the rooms whose state responses report |
 //! | `readiness` | readiness, and its text |
 //! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest` |
 //! | `checks` | findings, gates and used bounds |
@@ -13,10 +13,10 @@
 //! waits for a mirror or delays one.
 
 mod checks;
+mod handles;
 mod page;
 mod readiness;
 mod server;
-mod sources;
 mod status;
 
 pub use server::Admin;

@@ -2,15 +2,15 @@
 
 use std::fmt::Write;
 
-use super::sources::Sources;
+use super::handles::Handles;
 use crate::diagnosis::{self, Severity};
 use crate::mirror::cluster_state::Auth;
 use crate::telemetry::Reason;
 
 /// Whether every mirror is loaded or disabled (over budget), and the process is not draining.
-pub(super) fn is_ready(sources: &Sources) -> bool {
-    !sources.draining.is_cancelled()
-        && sources
+pub(super) fn is_ready(handles: &Handles) -> bool {
+    !handles.draining.is_cancelled()
+        && handles
             .mirrors
             .all()
             .iter()
@@ -18,24 +18,24 @@ pub(super) fn is_ready(sources: &Sources) -> bool {
 }
 
 /// One line per reason to forward reads, and one per mirror.
-pub(super) fn describe(sources: &Sources) -> String {
+pub(super) fn describe(handles: &Handles) -> String {
     let mut lines = Vec::new();
-    if sources.draining.is_cancelled() {
+    if handles.draining.is_cancelled() {
         lines.push("draining".to_owned());
     }
-    let credentials = sources.upstream.credentials();
+    let credentials = handles.upstream.credentials();
     if let Some(problem) = credentials.problem() {
         lines.push(diagnosis::user_problem(&problem).text());
-    } else if sources.mirrors.cluster_state.auth() == Auth::On && !credentials.is_configured() {
+    } else if handles.mirrors.cluster_state.auth() == Auth::On && !credentials.is_configured() {
         lines.push(diagnosis::no_own_user().text());
     }
-    for (gate, state) in sources.upstream.gates() {
+    for (gate, state) in handles.upstream.gates() {
         let finding = diagnosis::gates::finding(gate, state);
         if finding.severity >= Severity::Warning {
             lines.push(finding.title);
         }
     }
-    lines.extend(sources.mirrors.all().iter().map(|mirror| match mirror.view() {
+    lines.extend(handles.mirrors.all().iter().map(|mirror| match mirror.view() {
         Ok(view) => format!(
             "{}: in service at revision {}, {} keys, {} bytes",
             mirror.name,

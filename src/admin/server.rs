@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::sources::Sources;
+use super::handles::Handles;
 use super::status::samples::{Counts, INTERVAL, Recent};
 use super::{page, readiness, status};
 use crate::mirror::Mirrors;
@@ -34,7 +34,7 @@ const JSON: &str = "application/json";
 /// The HTTP server for operators and probes.
 #[derive(Debug)]
 pub struct Admin {
-    sources: Sources,
+    handles: Handles,
 }
 
 impl Admin {
@@ -50,7 +50,7 @@ impl Admin {
         let started = Instant::now();
         let recent = Recent::new(started, Counts::now(&telemetry.metrics, &mirrors));
         Arc::new(Admin {
-            sources: Sources {
+            handles: Handles {
                 mirrors,
                 upstream,
                 telemetry,
@@ -69,7 +69,7 @@ impl Admin {
             interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 let now = interval.tick().await;
-                self.sources.recent.record(now, self.sources.counts());
+                self.handles.recent.record(now, self.handles.counts());
             }
         });
         stop.run_until_cancelled(sampling).await;
@@ -98,28 +98,28 @@ impl Admin {
     }
 
     fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        let sources = &self.sources;
+        let handles = &self.handles;
         let (status, content_type, body) = match request.uri().path() {
             "/livez" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
             "/readyz" => {
-                let status = if readiness::is_ready(sources) {
+                let status = if readiness::is_ready(handles) {
                     StatusCode::OK
                 } else {
                     StatusCode::SERVICE_UNAVAILABLE
                 };
-                (status, TEXT, readiness::describe(sources))
+                (status, TEXT, readiness::describe(handles))
             }
             "/metrics" => {
-                let metrics = &sources.telemetry.metrics;
-                let tasks = i64::try_from(sources.tasks.len()).unwrap_or(i64::MAX);
+                let metrics = &handles.telemetry.metrics;
+                let tasks = i64::try_from(handles.tasks.len()).unwrap_or(i64::MAX);
                 metrics.process.tasks.set(tasks);
-                sources.upstream.export(metrics);
+                handles.upstream.export(metrics);
                 let accept = request.headers().get(header::ACCEPT);
                 let format = Format::accepted(accept.and_then(|accept| accept.to_str().ok()));
                 (StatusCode::OK, format.content_type(), metrics.encode(format))
             }
-            "/" => (StatusCode::OK, HTML, page::render(&status::collect(sources))),
-            "/status" => match serde_json::to_string(&status::collect(sources)) {
+            "/" => (StatusCode::OK, HTML, page::render(&status::collect(handles))),
+            "/status" => match serde_json::to_string(&status::collect(handles)) {
                 Ok(json) => (StatusCode::OK, JSON, json),
                 Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
             },

@@ -71,5 +71,5 @@ pub(super) fn describe_status(status: &tonic::Status) -> String {
 
 /// Text for a call without a response in time.
 pub(super) fn timed_out() -> String {
-    format!("no answer within {CALL_TIMEOUT:?}")
+    format!("no response within {CALL_TIMEOUT:?}")
 }

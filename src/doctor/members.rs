@@ -23,7 +23,7 @@ const QUORUM_READS: usize = 5;
 /// Round trip above which reads from memory wait long for their proof.
 const SLOW_QUORUM: Duration = Duration::from_millis(20);
 
-/// Endpoint of `--endpoints` and what is known of the member behind it.
+/// Endpoint of `--endpoints`, with the state of the member behind it.
 pub(super) struct Member {
     pub(super) url: Url,
     /// The connection, or why it could not be opened.

@@ -123,7 +123,7 @@ fn add_sample(
     }))
 }
 
-/// Reads every key, page by page. The number of keys of each group becomes what is found now.
+/// Reads every key, page by page. Sets the number of keys of each group to the number that was read.
 pub(super) async fn read_all(client: &mut PacedClient<'_>, groups: &mut [KeyGroup]) -> Result<(), String> {
     let (began, mut bytes) = (Instant::now(), 0_u64);
     for group in groups {

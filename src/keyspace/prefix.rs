@@ -39,7 +39,7 @@ pub struct PrefixGrouper {
 }
 
 impl PrefixGrouper {
-    /// Starts to divide `[start, end)` into at most `max_groups` groups; the last one holds what is left.
+    /// Starts to divide `[start, end)` into at most `max_groups` groups; the last one holds the remainder.
     #[must_use]
     pub fn new(start: Bytes, end: Bytes, depth: usize, max_groups: usize) -> PrefixGrouper {
         PrefixGrouper {

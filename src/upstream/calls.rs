@@ -47,7 +47,7 @@ pub async fn anonymous_check(
         // never issued. With auth off, etcd ignores tokens.
         request
             .metadata_mut()
-            .insert("token", MetadataValue::from_static("nobody"));
+            .insert("token", MetadataValue::from_static("anonymous"));
     }
     let response = KvClient::with_origin(channel, origin).range(request).await?;
     Ok(response.into_inner().header)

@@ -269,7 +269,7 @@ impl Connection {
         &self.credentials
     }
 
-    /// Calls Maintenance.Status as rangecache's own user: with auth on, etcd answers it only to users.
+    /// Calls Maintenance.Status as rangecache's own user: with auth on, etcd permits it only to users.
     ///
     /// # Errors
     /// etcd's status.

@@ -28,7 +28,7 @@ const TOKEN_REJECTED: [&str; 3] = [
 pub(super) enum Token {
     /// No token is needed: auth was off when one was requested, or no user is configured.
     None,
-    /// A token must be requested: at start, and after etcd rejected a call for want of one.
+    /// A token must be requested: at start, and after etcd rejected a call because of a missing token.
     Wanted,
     /// The current token.
     Have(HeaderValue),

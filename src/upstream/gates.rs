@@ -1,7 +1,7 @@
 //! Version gates: capabilities of etcd that rangecache relies on only from certain versions on.
 //!
-//! [`ALL`] is the only list. The plan of a read and the mirrors ask a gate whether a version passes; the page, `/readyz` and
-//! `doctor` print the state of every gate. A new gate is one more entry below.
+//! [`ALL`] is the only list. The plan of a read and the mirrors check versions against a gate; the page, `/readyz` and
+//! `doctor` print the state of every gate. A new gate is one more entry in that list.
 
 use std::fmt;
 
@@ -79,7 +79,7 @@ macro_rules! gates {
 
 gates! {
     /// Watch progress notifications are correct. Before these versions a notification can be ahead of its events (etcd 15220),
-    /// and a new watch without events gets no answer to a progress request (etcd 17507).
+    /// and a progress request on a new watch without events gets no response (etcd 17507).
     PROGRESS_NOTIFICATIONS = Gate {
         name: "progress_notifications",
         title: "Progress notifications",

@@ -9,7 +9,7 @@
 //! | `credentials`, `authentication` | rangecache's own user and its token |
 //! | `calls` | small calls that rangecache makes itself |
 //! | [`gates`] | the list of version gates |
-//! | `capabilities`, `version`, `role`, `class` | what is known of a server; its version and role; classes of connections |
+//! | `capabilities`, `version`, `role`, `class` | known properties of a server; versions and roles; classes of connections |
 //! | `outgoing`, `backoff`, `error` | request bodies, pauses between attempts, errors |
 //!
 //! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests; `mirror`,

@@ -22,7 +22,7 @@ use crate::net::Url;
 use crate::telemetry::Metrics;
 use crate::tls::Connector;
 
-/// How long an endpoint that answers but cannot serve is avoided.
+/// Time for which an endpoint that responds but cannot serve is avoided.
 const AVOID_DURATION: Duration = Duration::from_secs(2);
 
 /// etcd: all endpoints with their connections, versions and health.
@@ -226,7 +226,7 @@ impl Upstream {
         Err(last.unwrap_or(ConnectError::TimedOut))
     }
 
-    /// Prefers other endpoints to `url` for two seconds, because it answers but cannot serve (no leader, no quorum).
+    /// Prefers other endpoints to `url` for two seconds, because it responds but cannot serve (no leader, no quorum).
     pub fn avoid(&self, url: &Url) {
         if let Some(endpoint) = self.endpoints.iter().find(|endpoint| endpoint.url == *url) {
             endpoint.avoid_for(AVOID_DURATION);

@@ -416,7 +416,7 @@ async fn endpoints_other_than_etcd_are_reported_in_time() {
         }
     });
     for (url, says) in [
-        (&urls[0], "no answer within"),
+        (&urls[0], "no response within"),
         (&urls[1], &*format!("{}: ", urls[1])),
     ] {
         doctor(url, &[])

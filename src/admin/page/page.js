@@ -1,5 +1,5 @@
-// Asks for the page again every few seconds while somebody looks at it, and puts what has changed into place, so that focus,
-// scrolling and open details stay.
+// Requests the page again every three seconds while it is visible, and updates only what has changed, so that focus,
+// scroll position and open details are kept.
 "use strict";
 
 (() => {
@@ -10,7 +10,7 @@
   const pause = document.getElementById("pause");
   let paused = false;
   let timer = 0;
-  let asking = false;
+  let requesting = false;
 
   const copy = (node) => document.importNode(node, true);
 
@@ -19,12 +19,12 @@
       if (from.getAttribute(name) !== value) from.setAttribute(name, value);
     }
     for (const { name } of [...from.attributes]) {
-      // What the reader has opened stays open.
+      // Details that the reader has opened stay open.
       if (!to.hasAttribute(name) && !(name === "open" && from.nodeName === "DETAILS")) from.removeAttribute(name);
     }
   }
 
-  // Makes the children of `from` those of `to`. One with an id is found wherever it was.
+  // Makes the children of `from` equal to those of `to`. A child with an id is found at any position.
   function children(from, to) {
     let at = from.firstChild;
     for (const wanted of to.childNodes) {
@@ -52,9 +52,9 @@
     }
   }
 
-  async function ask() {
-    if (asking) return;
-    asking = true;
+  async function refresh() {
+    if (requesting) return;
+    requesting = true;
     try {
       const response = await fetch("./", { cache: "no-store", signal: AbortSignal.timeout(TIMEOUT_MS) });
       if (!response.ok) throw new Error(`HTTP ${response.status}`);
@@ -66,32 +66,32 @@
       document.body.classList.remove("stale");
     } catch {
       const at = document.querySelector("time.at");
-      // Written once: who listens to the page is told once.
+      // Written once, so that a screen reader announces it once.
       if (stale.hidden) {
-        stale.textContent = `rangecache does not answer. What follows is from ${at ? at.textContent : "before"}.`;
+        stale.textContent = `rangecache does not respond. The figures below are from ${at ? at.textContent : "before"}.`;
         stale.hidden = false;
         document.body.classList.add("stale");
       }
     }
-    asking = false;
-    plan();
+    requesting = false;
+    schedule();
   }
 
-  function plan() {
+  function schedule() {
     clearTimeout(timer);
-    if (!paused && document.visibilityState === "visible") timer = setTimeout(ask, INTERVAL_MS);
+    if (!paused && document.visibilityState === "visible") timer = setTimeout(refresh, INTERVAL_MS);
   }
 
   pause.hidden = false;
   pause.addEventListener("click", () => {
     paused = !paused;
-    pause.textContent = paused ? "Go on" : "Pause";
+    pause.textContent = paused ? "Continue" : "Pause";
     if (paused) clearTimeout(timer);
-    else ask();
+    else refresh();
   });
   document.addEventListener("visibilitychange", () => {
-    if (document.visibilityState === "visible" && !paused) ask();
+    if (document.visibilityState === "visible" && !paused) refresh();
     else clearTimeout(timer);
   });
-  plan();
+  schedule();
 })();

@@ -10,7 +10,7 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use super::sources::Sources;
+use super::handles::Handles;
 use super::{checks, readiness};
 use crate::mirror::state;
 use crate::telemetry::Metrics;
@@ -19,14 +19,14 @@ use crate::upstream::{EndpointView, NoRangeStream, Role};
 use model::{EndpointStatus, MirrorStatus, OutcomeCount, Status};
 
 /// The current status.
-pub(super) fn collect(sources: &Sources) -> Status {
+pub(super) fn collect(handles: &Handles) -> Status {
     let now = Instant::now();
-    let counts = sources.counts();
-    let all = sources.recent.samples(now, &counts);
-    let metrics = &sources.telemetry.metrics;
-    let cluster_state = &sources.mirrors.cluster_state;
-    let endpoints: Vec<_> = sources.upstream.endpoints().iter().map(endpoint).collect();
-    let mirrors: Vec<_> = sources
+    let counts = handles.counts();
+    let all = handles.recent.samples(now, &counts);
+    let metrics = &handles.telemetry.metrics;
+    let cluster_state = &handles.mirrors.cluster_state;
+    let endpoints: Vec<_> = handles.upstream.endpoints().iter().map(endpoint).collect();
+    let mirrors: Vec<_> = handles
         .mirrors
         .all()
         .iter()
@@ -36,18 +36,18 @@ pub(super) fn collect(sources: &Sources) -> Status {
             ..mirror(of, cluster_state.known(), metrics)
         })
         .collect();
-    let budgets = checks::budgets(sources, &mirrors);
+    let budgets = checks::budgets(handles, &mirrors);
     let reads = reads::summarize(&counts, &all);
-    let credentials = sources.upstream.credentials();
-    let gates = sources.upstream.gates();
+    let credentials = handles.upstream.credentials();
+    let gates = handles.upstream.gates();
     let shed = |read: &&OutcomeCount| matches!(read.outcome, Outcome::Shed(_));
     let findings = checks::findings(&checks::Facts {
-        draining: sources.draining.is_cancelled(),
+        draining: handles.draining.is_cancelled(),
         mirrors: &mirrors,
         endpoints: &endpoints,
         budgets: &budgets,
         gates: &gates,
-        version: sources.upstream.lowest_version(),
+        version: handles.upstream.lowest_version(),
         auth: cluster_state.auth(),
         has_own_user: credentials.is_configured(),
         user_problem: credentials.problem(),
@@ -57,11 +57,11 @@ pub(super) fn collect(sources: &Sources) -> Status {
     Status {
         version: env!("CARGO_PKG_VERSION"),
         at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
-        uptime_seconds: now.duration_since(sources.started).as_secs(),
-        ready: readiness::is_ready(sources),
+        uptime_seconds: now.duration_since(handles.started).as_secs(),
+        ready: readiness::is_ready(handles),
         findings,
         reads,
-        slowest: slowest::list(&sources.telemetry.slowest.list()),
+        slowest: slowest::list(&handles.telemetry.slowest.list()),
         mirrors,
         gates: checks::gates(&gates, cluster_state.auth(), credentials.is_configured(), metrics),
         endpoints,

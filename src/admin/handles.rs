@@ -1,4 +1,4 @@
-//! Everything that responses are made from.
+//! Handles to the rooms whose state responses report.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use crate::mirror::Mirrors;
 use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 
-/// Handles to the state that responses report.
+/// Handles to mirrors, endpoints and telemetry, with the samples for the page.
 #[derive(Debug)]
-pub(super) struct Sources {
+pub(super) struct Handles {
     pub(super) mirrors: Arc<Mirrors>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) telemetry: Arc<Telemetry>,
@@ -25,7 +25,7 @@ pub(super) struct Sources {
     pub(super) started: Instant,
 }
 
-impl Sources {
+impl Handles {
     /// Current values of the counters.
     pub(super) fn counts(&self) -> Counts {
         Counts::now(&self.telemetry.metrics, &self.mirrors)
