@@ -7,6 +7,7 @@
 //! | [`doctor`] | what an etcd holds, and what would become of it |
 //! | [`config`] | flags and environment, checked before a port is bound |
 //! | [`proxy`] | the way of a request: accept, route, plan, prove, answer or forward |
+//! | [`limits`] | bounds on calls in flight, large reads and buffered bytes |
 //! | [`server`] | listening sockets and connections |
 //! | [`cache`] | the tree, the history and the query; no I/O, no clock, no async |
 //! | [`mirror`] | keeps a cache in step with etcd and proves that it is fresh |
@@ -28,6 +29,7 @@ pub mod doctor;
 pub mod faults;
 pub mod grpc;
 pub mod keyspace;
+pub mod limits;
 pub mod memory;
 pub mod mirror;
 pub mod net;

@@ -13,9 +13,39 @@ use super::{
 /// Entries of the first chunk.
 const FIRST_ENTRIES: u64 = 10;
 /// What a chunk should hold, in bytes.
-pub const CHUNK_TARGET_BYTES: u64 = 3 << 19;
+const CHUNK_TARGET_BYTES: u64 = 3 << 19;
 /// The field `range_response` of a RangeStreamResponse.
 const RANGE_RESPONSE_TAG: u8 = 0x0a;
+
+/// etcd's rule for the number of entries per chunk.
+#[derive(Debug)]
+pub struct ChunkSize {
+    entries: u64,
+}
+
+impl Default for ChunkSize {
+    fn default() -> ChunkSize {
+        ChunkSize {
+            entries: FIRST_ENTRIES,
+        }
+    }
+}
+
+impl ChunkSize {
+    /// Entries of the next chunk at most.
+    pub fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    /// Adapts the size to a chunk that has been cut, of `chunk_bytes`.
+    pub fn record(&mut self, chunk_bytes: u64) {
+        if chunk_bytes < CHUNK_TARGET_BYTES / 2 {
+            self.entries *= 2;
+        } else if chunk_bytes > CHUNK_TARGET_BYTES * 2 {
+            self.entries = (self.entries / 2).max(1);
+        }
+    }
+}
 
 /// The chunks of one answer that are still to come.
 #[derive(Debug)]
@@ -23,7 +53,7 @@ pub struct Chunks {
     header: ResponseHeader,
     /// What is left; `None` after the last chunk.
     rest: Option<Selection>,
-    entries: u64,
+    size: ChunkSize,
 }
 
 impl Chunks {
@@ -32,7 +62,7 @@ impl Chunks {
         Chunks {
             header,
             rest: Some(selection),
-            entries: FIRST_ENTRIES,
+            size: ChunkSize::default(),
         }
     }
 }
@@ -44,16 +74,12 @@ impl Iterator for Chunks {
     /// the last carries header, count and `more` too.
     fn next(&mut self) -> Option<Answer> {
         let mut rest = self.rest.take()?;
-        if rest.len() <= self.entries {
+        if rest.len() <= self.size.entries() {
             return Some(Answer::new(self.header, rest));
         }
-        let chunk = Answer::entries_alone(rest.take_front(self.entries));
+        let chunk = Answer::entries_alone(rest.take_front(self.size.entries()));
         self.rest = Some(rest);
-        if chunk.len() < CHUNK_TARGET_BYTES / 2 {
-            self.entries *= 2;
-        } else if chunk.len() > CHUNK_TARGET_BYTES * 2 {
-            self.entries = (self.entries / 2).max(1);
-        }
+        self.size.record(chunk.len());
         Some(chunk)
     }
 }

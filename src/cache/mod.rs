@@ -43,7 +43,7 @@ mod tree;
 mod wire;
 
 pub use answer::{Answer, ResponseHeader};
-pub use chunks::{CHUNK_TARGET_BYTES, Chunks, chunk_head};
+pub use chunks::{ChunkSize, Chunks, chunk_head};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
 pub use event_log::{Batch, Change, EventLog};
 pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};

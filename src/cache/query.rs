@@ -6,6 +6,9 @@ use crate::keyspace::Interval;
 
 use super::wire::{LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint};
 
+/// Limit from which on a query over many keys counts as large.
+const LARGE_LIMIT: i64 = 1000;
+
 /// etcd's RangeRequest. An absent field is zero or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeQuery {
@@ -269,6 +272,32 @@ impl RangeQuery {
             self.max_create_revision,
         ];
         filters != [0; 4]
+    }
+
+    /// Whether etcd may have to send or count many keys: an interval without a limit, or with one of at least 1000.
+    pub fn is_large(&self) -> bool {
+        !self.range_end.is_empty() && (self.limit <= 0 || self.limit >= LARGE_LIMIT)
+    }
+
+    /// Whether etcd's RangeStream returns the same as its Range. It refuses sort orders other than by key, or sorts chunk by
+    /// chunk; a count alone needs no stream.
+    pub fn is_streamable(&self) -> bool {
+        let by_key = self.sort_target == SortTarget::Key as i32
+            && matches!(
+                SortOrder::from_number(self.sort_order),
+                Some(SortOrder::None | SortOrder::Ascend)
+            );
+        !self.range_end.is_empty() && !self.count_only && by_key && !self.has_revision_filter()
+    }
+
+    /// Whether the response may be a page of a list in key order, which a later page continues.
+    pub fn is_page(&self) -> bool {
+        self.limit > 0 && self.is_streamable()
+    }
+
+    /// Whether the query may be read in pages: a sorted one is sorted as a whole.
+    pub fn may_page(&self) -> bool {
+        self.sort_target == SortTarget::Key as i32
     }
 }
 

@@ -1,23 +1,24 @@
-//! **route**: by path only. KV/Range and KV/RangeStream have a handler each, two calls are listened to, everything else is forwarded as it is.
+//! **route**: by path alone. KV/Range and KV/RangeStream have a handler each; everything else is forwarded.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
-use tokio_util::sync::CancellationToken;
 
-use super::body::ResponseBody;
-use super::forward::{Body, Outcome};
-use super::trace::Trace;
-use super::{Proxy, body, http1, learn, range, range_stream, record};
+use super::forward::{forward_call, forward_http1};
+use super::handles::Proxy;
+use super::read::{range, range_stream};
+use super::recorder;
+use super::response::{CallResult, ResponseBody, status_response};
+use super::spans::Trace;
 use crate::faults::{self, Fault};
 use crate::grpc::metadata::{grpc_content_type, is_grpc};
 use crate::grpc::{Method, Status};
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{self, Reason};
-use crate::upstream::{BoxError, Outgoing};
+use crate::upstream::BoxError;
 
 /// Handles one request, of whatever kind. `over_tls`: the client's connection has TLS.
 ///
@@ -36,7 +37,7 @@ pub async fn handle(
     }
 }
 
-/// The refusal of one call too many.
+/// Refuses a call beyond `--max-calls`.
 #[cold]
 fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<ResponseBody> {
     proxy.telemetry.metrics.connections.shed_calls.inc();
@@ -54,7 +55,7 @@ fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<
             .record(kind, outcome, Duration::ZERO, Duration::ZERO);
     }
     if request.version() == Version::HTTP_2 {
-        return body::status(&Status::TooManyCalls, grpc_content_type(request.headers()));
+        return status_response(&Status::TooManyCalls, grpc_content_type(request.headers()));
     }
     let text = Status::TooManyCalls.to_string();
     let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
@@ -64,7 +65,7 @@ fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<
 
 fn panicked(is_http2: bool) -> Response<ResponseBody> {
     if is_http2 {
-        return body::status(&Status::Internal, HeaderValue::from_static("application/grpc"));
+        return status_response(&Status::Internal, HeaderValue::from_static("application/grpc"));
     }
     let text = Status::Internal.to_string();
     let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
@@ -72,27 +73,27 @@ fn panicked(is_http2: bool) -> Response<ResponseBody> {
     response
 }
 
-/// All but reads are boxed: hyper moves this future about, so it had better be small.
-async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Outcome {
+/// All futures but that of a Range are boxed, because hyper moves this one.
+async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> CallResult {
     #[cfg(debug_assertions)]
     plant(proxy, request.headers());
     faults::trip(Fault::Request);
     let method = Method::from_path(request.uri().path());
-    if proxy.is_full() {
+    if proxy.admission.is_full() {
         return Ok(shed(proxy, &request, method));
     }
-    // With TLS etcd serves its health and its gateway over HTTP/2 too; without, its HTTP/2 is gRPC alone.
+    // With TLS, etcd serves its health and its gateway over HTTP/2, too; without TLS its HTTP/2 is gRPC alone.
     if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(request.headers())) {
         proxy.telemetry.metrics.forwarding.calls.inc();
-        return Ok(Box::pin(http1::pass(proxy, request, method)).await);
+        return Ok(Box::pin(forward_http1(&proxy.forward, request, method)).await);
     }
-    // A path with a query names another method to etcd's gRPC server.
+    // To etcd's gRPC server a path with a query is another method.
     let is_call = request.method() == http::Method::POST && request.uri().query().is_none();
     if is_call && method == Method::Range {
-        return range::range(proxy, request).await;
+        return range(proxy, request).await;
     }
     if is_call && method == Method::RangeStream {
-        return Box::pin(range_stream::range_stream(proxy, request)).await;
+        return Box::pin(range_stream(proxy, request)).await;
     }
     proxy.telemetry.metrics.forwarding.calls.inc();
     let mut request = request;
@@ -100,34 +101,11 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Out
     if let Some(trace) = &mut trace {
         trace.forward(request.headers_mut());
     }
-    let outcome = Box::pin(pass(proxy, request, method, is_call)).await;
-    record::traced(trace, outcome)
+    let forwarding = forward_call(&proxy.forward, &proxy.mirrors, request, method, is_call);
+    recorder::traced(trace, Box::pin(forwarding).await)
 }
 
-/// **forward**: a call that is none of the above, with an ear for those that teach something.
-async fn pass(proxy: &Proxy, request: Request<Incoming>, method: Method, is_call: bool) -> Outcome {
-    if is_call && let Some(effect) = method.side_effect() {
-        return learn::pass(proxy, request, method, effect).await;
-    }
-    let (parts, body) = request.into_parts();
-    if !method.is_endless() {
-        let body = Body::Once(Outgoing::incoming(body));
-        return proxy.forward.pass(parts, body, method).await;
-    }
-    let content_type = grpc_content_type(&parts.headers);
-    // The request ends with the answer, and with this call if there is none.
-    let answered = CancellationToken::new();
-    let alive = answered.clone().drop_guard();
-    let body = Body::Once(Outgoing::incoming(body).until(answered));
-    let passing = proxy.forward.pass(parts, body, method);
-    // Until etcd has answered: from then on the answer's body sees to it.
-    match proxy.drain.run_until_cancelled(passing).await {
-        Some(outcome) => outcome.map(|response| response.map(|body| body.keeping(Some(alive)))),
-        None => Ok(body::status(&Status::StoppingReconnect, content_type)),
-    }
-}
-
-/// Plants what the request asks for.
+/// Plants the faults that the request asks for.
 #[cfg(debug_assertions)]
 fn plant(proxy: &Proxy, headers: &HeaderMap) {
     faults::arm(headers);

@@ -1,5 +1,6 @@
 //! All endpoints: choice of a connection for each call.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -18,9 +19,9 @@ use super::endpoint::{ConnectionContext, Endpoint, EndpointView};
 use super::error::{ConnectError, NoEndpoint};
 use super::gates::{self, Gate, GateState};
 use super::version::Version;
-use crate::net::Url;
+use crate::net::{Stream, Url};
 use crate::telemetry::Metrics;
-use crate::tls::Connector;
+use crate::tls::{Connector, Protocol};
 
 /// Time for which an endpoint that responds but cannot serve is avoided.
 const AVOID_DURATION: Duration = Duration::from_secs(2);
@@ -254,6 +255,14 @@ impl Upstream {
     #[must_use]
     pub fn connector(&self) -> &Arc<Connector> {
         &self.context.connector
+    }
+
+    /// A new connection to `url` for HTTP/1, with TLS if the URL asks for it.
+    ///
+    /// # Errors
+    /// The error of the socket or of the handshake.
+    pub async fn open_http1(&self, url: &Url) -> io::Result<Stream> {
+        self.connector().connect(url, Protocol::Http1).await
     }
 
     /// The lowest version among the endpoints that have reported theirs; `None` before the first report.

@@ -205,3 +205,86 @@ fn versions_differ_in_what_they_refuse() {
         "etcdserver: invalid sort option"
     );
 }
+
+fn list() -> RangeQuery {
+    RangeQuery {
+        key: "k".into(),
+        range_end: "l".into(),
+        ..RangeQuery::default()
+    }
+}
+
+#[test]
+fn queries_that_a_stream_answers_differently_are_not_streamable() {
+    for streamable in [
+        list(),
+        RangeQuery {
+            sort_order: 1,
+            ..list()
+        },
+        RangeQuery {
+            keys_only: true,
+            limit: 5000,
+            revision: 7,
+            ..list()
+        },
+    ] {
+        assert!(streamable.is_streamable(), "{streamable:?}");
+    }
+    for other in [
+        RangeQuery {
+            range_end: Bytes::new(),
+            ..list()
+        },
+        RangeQuery {
+            count_only: true,
+            ..list()
+        },
+        RangeQuery {
+            sort_order: 2,
+            ..list()
+        },
+        RangeQuery {
+            sort_order: 9,
+            ..list()
+        },
+        RangeQuery {
+            sort_target: 3,
+            ..list()
+        },
+        RangeQuery {
+            min_mod_revision: 1,
+            ..list()
+        },
+    ] {
+        assert!(!other.is_streamable(), "{other:?}");
+    }
+}
+
+#[test]
+fn intervals_without_a_small_limit_are_large() {
+    let with_limit = |limit| RangeQuery { limit, ..list() };
+    assert!(with_limit(0).is_large());
+    assert!(with_limit(-1).is_large());
+    assert!(with_limit(1000).is_large());
+    assert!(!with_limit(999).is_large());
+    let get = RangeQuery {
+        key: "k".into(),
+        ..RangeQuery::default()
+    };
+    assert!(!get.is_large());
+}
+
+#[test]
+fn pages_have_a_limit_and_key_order() {
+    let page = RangeQuery { limit: 1, ..list() };
+    assert!(page.is_page());
+    assert!(!list().is_page());
+    let sorted = RangeQuery {
+        sort_target: 3,
+        ..page
+    };
+    assert!(!sorted.is_page());
+    assert!(!sorted.may_page());
+    assert!(list().may_page());
+}

@@ -1,4 +1,4 @@
-//! HTTP/1, forwarded: etcd's health, version and metrics, its JSON gateway, and the gateway's WebSockets.
+//! Forwards HTTP/1: etcd's health, version and metrics, its JSON gateway, and the gateway's WebSockets.
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
 use hyper::body::Incoming;
@@ -7,26 +7,23 @@ use hyper_util::rt::TokioIo;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Proxy;
-use super::body::ResponseBody;
-use super::drain::Stop;
-use super::forward::Along;
+use super::send::Forward;
 use crate::grpc::Method;
 use crate::net::Url;
-use crate::tls::Protocol;
+use crate::proxy::response::ResponseBody;
 use crate::upstream::{BoxError, ConnectionClass, Outgoing};
 
-/// Passes the request on over a connection of its own: these are few, and some last for ever.
-pub(super) async fn pass(
-    proxy: &Proxy,
+/// Forwards the request over a connection of its own: such requests are few, and some last for ever.
+pub(crate) async fn forward_http1(
+    forward: &Forward,
     request: Request<Incoming>,
     method: Method,
 ) -> Response<ResponseBody> {
-    match send(proxy, request, method).await {
+    match send(forward, request, method).await {
         Ok(response) => response,
         Err(error) => {
-            tracing::debug!(%error, "an HTTP/1 request was not answered");
-            let text = format!("rangecache: etcd did not answer: {error}\n");
+            tracing::debug!(%error, "an HTTP/1 request failed");
+            let text = format!("rangecache: etcd did not respond: {error}\n");
             let mut response = Response::new(ResponseBody::whole(text.into(), http::HeaderMap::new()));
             *response.status_mut() = StatusCode::BAD_GATEWAY;
             response
@@ -35,29 +32,28 @@ pub(super) async fn pass(
 }
 
 async fn send(
-    proxy: &Proxy,
+    forward: &Forward,
     mut request: Request<Incoming>,
     method: Method,
 ) -> Result<Response<ResponseBody>, BoxError> {
-    let url = reachable(proxy).await?;
-    let connector = proxy.forward.upstream.connector();
-    // The handshake included, which etcd may never answer.
-    let connecting = connector.connect(&url, Protocol::Http1);
-    let stream = tokio::time::timeout(proxy.forward.connect_timeout, connecting).await??;
+    let url = reachable_endpoint(forward).await?;
+    // Includes the handshake, to which etcd may never respond.
+    let connecting = forward.upstream.open_http1(&url);
+    let stream = tokio::time::timeout(forward.connect_timeout, connecting).await??;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with the answer's body: hyper alone would not notice a reader that has gone until etcd sends something.
+    // Closed with the response's body: hyper alone would not notice a client that has left until etcd sends something.
     let alive = CancellationToken::new();
-    let gone = alive.clone();
-    proxy.tasks.spawn(async move {
-        if let Some(Err(error)) = gone.run_until_cancelled(connection.with_upgrades()).await {
-            tracing::debug!(%error, "an HTTP/1 connection to etcd ended");
+    let closed = alive.clone();
+    forward.tasks.spawn(async move {
+        if let Some(Err(error)) = closed.run_until_cancelled(connection.with_upgrades()).await {
+            tracing::debug!(%error, "an HTTP/1 connection to etcd was closed");
         }
     });
     let mut alive = Some(alive.drop_guard());
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let path = path.parse::<Uri>()?;
     if !request.headers().contains_key(header::HOST) {
-        // HTTP/2 says it elsewhere.
+        // HTTP/2 has it in a pseudo header.
         let host = match request.uri().authority() {
             Some(authority) => HeaderValue::from_str(authority.as_str())?,
             None => url.authority().parse()?,
@@ -76,33 +72,33 @@ async fn send(
     {
         let etcd = hyper::upgrade::on(&mut response);
         let alive = alive.take();
-        let pumping = async move {
+        let copying = async move {
             let _alive = alive;
             if let (Ok(client), Ok(etcd)) = (client.await, etcd.await) {
-                // Either side may end it at any time: that is no error.
+                // Either side may close it at any time: that is no error.
                 let _ =
                     tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(etcd)).await;
             }
         };
-        // A WebSocket never ends by itself.
-        let stop = proxy.drain.clone();
-        proxy
+        // A WebSocket lasts until one side closes it.
+        let stop = forward.drain.clone();
+        forward
             .tasks
-            .spawn(async move { stop.run_until_cancelled(pumping).await });
+            .spawn(async move { stop.run_until_cancelled(copying).await });
     }
-    let cluster_state = &proxy.mirrors.cluster_state;
-    let stop = Stop::of(method, &proxy.drain);
     Ok(response.map(|body| {
-        ResponseBody::forwarded(body, method, cluster_state, None, Along::default(), stop, false)
-            .keeping(alive)
+        let body = ResponseBody::from_source(forward.forwarded_body(body, method, false, None));
+        match alive {
+            Some(alive) => body.holding(alive),
+            None => body,
+        }
     }))
 }
 
-/// An endpoint that is known to be up.
-async fn reachable(proxy: &Proxy) -> Result<Url, BoxError> {
-    let deadline = Instant::now() + proxy.forward.connect_timeout;
-    Ok(proxy
-        .forward
+/// The URL of an endpoint with a live connection.
+async fn reachable_endpoint(forward: &Forward) -> Result<Url, BoxError> {
+    let deadline = Instant::now() + forward.connect_timeout;
+    Ok(forward
         .upstream
         .connection(ConnectionClass::Check, deadline)
         .await?

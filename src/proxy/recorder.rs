@@ -1,7 +1,7 @@
-//! What is noted of a Range or RangeStream on its way, and told at its end: its count, and its phases if it was slow.
+//! Records a Range or RangeStream: its count, and its phases if it was slow or is traced.
 //!
-//! A read from memory notes a few numbers that are at hand. Its clock is read as often as the histograms need it: on arrival,
-//! once proven, and at the head of the answer.
+//! A read from memory records a few numbers that are at hand. The clock is read as often as the histograms need it: on arrival,
+//! once proven, and at the head of the response.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,9 +11,8 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Frame;
 use tokio::time::Instant;
 
-use super::body::ResponseBody;
-use super::forward;
-use super::trace::Trace;
+use super::response::{CallResult, Observer, ResponseBody};
+use super::spans::Trace;
 use crate::cache::Rope;
 use crate::grpc::Method;
 use crate::mirror::state::Mirror;
@@ -21,32 +20,36 @@ use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{Outcome, Reason, Telemetry};
 
-/// Counts the request exactly once, also when the caller goes away and the future is dropped.
-pub(super) struct Record<'a> {
+/// Counts the read exactly once, also when the client cancels it and the future is dropped.
+pub(super) struct Recorder<'a> {
     telemetry: &'a Arc<Telemetry>,
     kind: Kind,
     arrived: Instant,
+    /// When memory was proven to be fresh enough.
     pub(super) proven: Option<Instant>,
     /// Whether the mirror had to catch up.
     pub(super) waited: bool,
     pub(super) outcome: Outcome,
+    /// The mirror that holds the range.
     pub(super) mirror: Option<&'a Mirror>,
     pub(super) revisions: Revisions,
+    /// Entries in the response.
     pub(super) keys: u64,
+    /// Length of the response from memory.
     pub(super) bytes: u64,
     is_counted: bool,
-    /// If it is traced.
+    /// Set if the call is traced.
     pub(super) trace: Option<Box<Trace>>,
 }
 
-impl<'a> Record<'a> {
-    /// The call with this head, which arrives now. Until it has another outcome, its caller has gone away.
-    pub(super) fn new<B>(telemetry: &'a Arc<Telemetry>, kind: Kind, request: &Request<B>) -> Record<'a> {
+impl<'a> Recorder<'a> {
+    /// Records the call with this head, which arrives now. Until another outcome is set, it counts as cancelled by its client.
+    pub(super) fn new<B>(telemetry: &'a Arc<Telemetry>, kind: Kind, request: &Request<B>) -> Recorder<'a> {
         let method = match kind {
             Kind::Unary => Method::Range,
             Kind::Stream => Method::RangeStream,
         };
-        Record {
+        Recorder {
             trace: Trace::begin(telemetry, method, request),
             telemetry,
             kind,
@@ -62,23 +65,24 @@ impl<'a> Record<'a> {
         }
     }
 
+    /// When the call arrived.
     pub(super) fn arrived(&self) -> Instant {
         self.arrived
     }
 
-    /// When the caller stops to wait.
+    /// The client's deadline, by the timeout that it sent.
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Option<Instant> {
         timeout.map(|timeout| self.arrived + timeout)
     }
 
-    /// It is known what is to be proven.
+    /// The plan is made: **prove** begins.
     pub(super) fn planned(&mut self) {
         if let Some(trace) = &mut self.trace {
             trace.planned();
         }
     }
 
-    /// etcd has told the revision to be reached.
+    /// The revision that the mirror must reach is known.
     pub(super) fn checked(&mut self, revision: i64) {
         self.revisions.proven = revision;
         if let Some(trace) = &mut self.trace {
@@ -86,7 +90,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Memory is at `revision`, which is fresh enough.
+    /// The mirror is at `revision`, which is fresh enough.
     pub(super) fn proven(&mut self, mirror: &Mirror, revision: i64, waited: bool) {
         let now = Instant::now();
         self.proven = Some(now);
@@ -97,7 +101,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Memory is not fresh enough.
+    /// The mirror is not fresh enough, because of `reason`.
     pub(super) fn not_proven(&mut self, reason: Reason) {
         self.waited = reason == Reason::NotFresh;
         if let Some(trace) = &mut self.trace {
@@ -106,35 +110,36 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// The call goes to etcd: with these headers, which name the trace that it is part of.
+    /// The call is forwarded to etcd with these headers, to which the trace context is added.
     pub(super) fn forward(&mut self, headers: &mut HeaderMap) {
         if let Some(trace) = &mut self.trace {
             trace.forward(headers);
         }
     }
 
-    /// The head of the answer is here: counts the call. The body of one that is not all here, or that is traced, tells its end.
-    pub(super) fn answered(mut self, outcome: forward::Outcome) -> forward::Outcome {
+    /// Counts the call when the head of its response is ready. A body that is not complete yet, or that is traced, gets an observer
+    /// that records its end.
+    pub(super) fn responded(mut self, result: CallResult) -> CallResult {
         let first_byte = self.count();
         let trace = self.trace_ended(first_byte);
-        let response = outcome?;
-        if trace.is_none() && !response.body().is_under_way() {
+        let response = result?;
+        if trace.is_none() && response.body().is_complete() {
             self.offer(first_byte);
             return Ok(response);
         }
         let slow = Slow {
             telemetry: Arc::clone(self.telemetry),
-            // What has gone is counted.
+            // Counted again as it is sent.
             call: Call {
                 bytes: 0,
                 ..self.call(first_byte)
             },
             arrived: self.arrived,
         };
-        Ok(told(response, Some(slow), trace))
+        Ok(observed(response, Some(slow), trace))
     }
 
-    /// Lets go of the trace, with all that is known at the answer's head.
+    /// Gives up the trace, with all that is known at the head of the response.
     fn trace_ended(&mut self, first_byte: Duration) -> Option<Box<Trace>> {
         let mut trace = self.trace.take()?;
         if matches!(self.outcome, Outcome::Hit(_) | Outcome::Waited(_)) {
@@ -169,7 +174,7 @@ impl<'a> Record<'a> {
         self.telemetry.slowest.offer(took, || self.call(took));
     }
 
-    /// As if it ended now, having taken so long.
+    /// The call as if it ended now, after `took`.
     #[cold]
     fn call(&self, took: Duration) -> Call {
         Call {
@@ -188,7 +193,7 @@ impl<'a> Record<'a> {
     }
 }
 
-impl Drop for Record<'_> {
+impl Drop for Recorder<'_> {
     fn drop(&mut self) {
         if !self.is_counted {
             let took = self.count();
@@ -198,8 +203,8 @@ impl Drop for Record<'_> {
     }
 }
 
-/// The same answer, whose end is told.
-fn told(
+/// The same response, whose end is recorded.
+fn observed(
     response: Response<ResponseBody>,
     slow: Option<Slow>,
     mut trace: Option<Box<Trace>>,
@@ -207,27 +212,26 @@ fn told(
     if let Some(trace) = &mut trace {
         trace.head(&response);
     }
-    response.map(|body| body.told_by(Tail { slow, trace }))
+    response.map(|body| body.observed_by(ResponseObserver { slow, trace }))
 }
 
-/// The same for a call that is only traced.
-pub(super) fn traced(trace: Option<Box<Trace>>, outcome: forward::Outcome) -> forward::Outcome {
+/// The result of a call that is only traced: `trace` ends with its body.
+pub(super) fn traced(trace: Option<Box<Trace>>, result: CallResult) -> CallResult {
     match trace {
-        None => outcome,
-        trace => outcome.map(|response| told(response, None, trace)),
+        None => result,
+        trace => result.map(|response| observed(response, None, trace)),
     }
 }
 
-/// Goes along with an answer, and tells its end.
+/// Records the end of a response.
 #[derive(Debug)]
-pub(super) struct Tail {
+struct ResponseObserver {
     slow: Option<Slow>,
     trace: Option<Box<Trace>>,
 }
 
-impl Tail {
-    /// A frame of the answer goes to the connection.
-    pub(super) fn see(&mut self, frame: &Frame<Rope>) {
+impl Observer for ResponseObserver {
+    fn frame(&mut self, frame: &Frame<Rope>) {
         if let (Some(slow), Some(data)) = (&mut self.slow, frame.data_ref()) {
             slow.call.bytes += data.remaining() as u64;
         }

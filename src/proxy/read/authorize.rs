@@ -1,23 +1,23 @@
-//! **prove** for a caller whose rights have to be proven, too (I8): etcd authorises it, and memory answers.
+//! **prove** for a client whose rights must be proven, too (I8): etcd authorises the read, and memory answers it.
 
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::Proxy;
-use super::plan::Facts;
-use super::range::{Ended, answer};
-use super::record::Record;
+use super::answer::{Decision, Proven, answer};
+use super::plan::PlanInputs;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::state::{Mirror, View};
+use crate::proxy::handles::Proxy;
+use crate::proxy::recorder::Recorder;
 use crate::telemetry::Reason;
 
-/// A read that waits for etcd's word.
+/// A read that etcd must authorise.
 pub(super) struct Authorized<'a> {
     pub(super) query: &'a RangeQuery,
-    /// As the caller sent it.
+    /// The client's headers.
     pub(super) metadata: &'a HeaderMap,
-    pub(super) facts: &'a Facts,
+    pub(super) inputs: &'a PlanInputs,
     /// See [`Plan::Authorize`](super::plan::Plan::Authorize).
     pub(super) serializable: bool,
     pub(super) floor: i64,
@@ -25,19 +25,22 @@ pub(super) struct Authorized<'a> {
 }
 
 impl Authorized<'_> {
-    /// Ends the read. A refusal is an `Err`, too: the read is forwarded as it came, and etcd words its error.
-    pub(super) async fn end(
+    /// Answers the read at the revision at which etcd authorises it.
+    ///
+    /// # Errors
+    /// Why there is no proof. A refusal is one: the read is forwarded, and etcd words its error.
+    pub(super) async fn decide(
         self,
         proxy: &Proxy,
         mirror: Option<&Mirror>,
-        record: &mut Record<'_>,
-    ) -> Result<Ended, Reason> {
+        recorder: &mut Recorder<'_>,
+    ) -> Result<Decision, Reason> {
         let mirror = mirror.ok_or(Reason::NotMirrored)?;
         let authorization = Authorization {
             key: self.query.key.clone(),
             range_end: self.query.range_end.clone(),
             caller: Some(self.metadata),
-            trace: record.trace.as_ref().and_then(|trace| trace.prove()),
+            trace: recorder.trace.as_ref().and_then(|trace| trace.prove()),
             serializable: self.serializable,
         };
         let granted = proxy
@@ -47,12 +50,12 @@ impl Authorized<'_> {
             .await?
             .header;
         if granted.revision < self.floor {
-            // A member that lags, asked for its own word.
+            // A member that lags, and was allowed to use its own state.
             return Err(Reason::NotFresh);
         }
-        record.checked(granted.revision);
+        recorder.checked(granted.revision);
         let (view, waited) = mirror.reach(granted.revision, self.deadline).await?;
-        // Exactly there: what was written after etcd's word may not be this caller's to read.
+        // Exactly that revision: the client may not be allowed to read what was written after the check.
         let view = if view.revision == granted.revision {
             view
         } else {
@@ -64,14 +67,19 @@ impl Authorized<'_> {
                 revision: granted.revision,
             }
         };
-        record.proven(mirror, view.revision, waited);
+        recorder.proven(mirror, view.revision, waited);
         tracing::debug!(revision = view.revision, waited, "authorised");
         let header = ResponseHeader {
             revision: view.revision,
             ..granted
         };
-        Ok(answer(
-            self.query, mirror, &view, header, self.facts, waited, proxy,
-        ))
+        let proven = Proven {
+            mirror,
+            view,
+            header,
+            waited,
+        };
+        let cluster_state = &proxy.mirrors.cluster_state;
+        Ok(answer(self.query, &proven, self.inputs.version, cluster_state))
     }
 }

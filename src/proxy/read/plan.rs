@@ -6,12 +6,9 @@ use crate::mirror::cluster_state::Auth;
 use crate::telemetry::Reason;
 use crate::upstream::{Version, gates};
 
-/// A limit from which on a Range over many keys counts as large.
-const LARGE_LIMIT: i64 = 1000;
-
 /// What the plan depends on beside the request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Facts {
+pub(super) struct PlanInputs {
     /// The mirror that holds the range: its revision, or why it is out of service; `None` if none holds it.
     pub(super) mirror: Option<Result<i64, Reason>>,
     /// The lowest version among the endpoints, once one was reported.
@@ -48,31 +45,31 @@ pub(super) enum Plan {
 }
 
 /// Decides. **I1, forward by default**: whatever is not known to be answerable goes to etcd.
-pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
-    let dialect = facts
+pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
+    let dialect = inputs
         .version
         .map(|version| Dialect::of_version(version.major, version.minor));
     // Where the version is not known yet, the stricter rules: an unknown sort target crashes etcd 3.5.
     if let Err(error) = query.check(&dialect.unwrap_or(Dialect::of_version(3, 5))) {
         return Plan::Refuse(error);
     }
-    let Some(lowest) = facts.version else {
+    let Some(lowest) = inputs.version else {
         return Plan::Forward(Reason::VersionUnknown);
     };
-    if facts.auth == Auth::On && !facts.own_identity {
+    if inputs.auth == Auth::On && !inputs.own_identity {
         return Plan::Forward(Reason::Auth);
     }
-    let revision = match facts.mirror {
+    let revision = match inputs.mirror {
         None => return Plan::Forward(Reason::NotMirrored),
         Some(Err(reason)) => return Plan::Forward(reason),
         Some(Ok(revision)) => revision,
     };
-    if query.serializable && facts.require_leader {
+    if query.serializable && inputs.require_leader {
         return Plan::Forward(Reason::RequireLeader);
     }
     // Credentials are etcd's to judge also while auth seems to be off.
-    if facts.credentials || facts.auth == Auth::On {
-        return match facts.floor {
+    if inputs.credentials || inputs.auth == Auth::On {
+        return match inputs.floor {
             _ if !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) => Plan::Forward(Reason::VersionGate),
             Some(floor) if query.serializable => Plan::Authorize {
                 serializable: true,
@@ -87,8 +84,8 @@ pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
     // A revision that is not here yet: is it etcd's future, or only ours?
     let pinned = query.revision > 0 && query.revision <= revision;
     let without_check = pinned || (query.serializable && query.revision <= 0);
-    if without_check && let Some(floor) = facts.floor {
-        return match facts.auth {
+    if without_check && let Some(floor) = inputs.floor {
+        return match inputs.auth {
             Auth::Off => Plan::AtOrAbove(floor),
             Auth::Unknown | Auth::On => Plan::Forward(Reason::Auth),
         };
@@ -100,16 +97,11 @@ pub(super) fn plan(query: &RangeQuery, facts: &Facts) -> Plan {
     }
 }
 
-/// Whether etcd may have to send, or to count, a great deal for it.
-pub(super) fn is_large(query: &RangeQuery) -> bool {
-    !query.range_end.is_empty() && (query.limit <= 0 || query.limit >= LARGE_LIMIT)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const FACTS: Facts = Facts {
+    const INPUTS: PlanInputs = PlanInputs {
         mirror: Some(Ok(100)),
         version: Some(Version::new(3, 7, 3)),
         auth: Auth::Off,
@@ -126,22 +118,22 @@ mod tests {
         }
     }
 
-    fn planned(query: &RangeQuery, change: impl FnOnce(&mut Facts)) -> Plan {
-        let mut facts = FACTS;
-        change(&mut facts);
-        plan(query, &facts)
+    fn planned(query: &RangeQuery, change: impl FnOnce(&mut PlanInputs)) -> Plan {
+        let mut inputs = INPUTS;
+        change(&mut inputs);
+        plan(query, &inputs)
     }
 
     #[test]
     fn linearizable_reads_are_proven() {
-        assert_eq!(plan(&get(), &FACTS), Plan::Prove);
+        assert_eq!(plan(&get(), &INPUTS), Plan::Prove);
         assert_eq!(
             plan(
                 &RangeQuery {
                     revision: -1,
                     ..get()
                 },
-                &FACTS
+                &INPUTS
             ),
             Plan::Prove
         );
@@ -164,13 +156,13 @@ mod tests {
                 ..get()
             },
         ] {
-            assert_eq!(plan(&query, &FACTS), Plan::AtOrAbove(90), "{query:?}");
+            assert_eq!(plan(&query, &INPUTS), Plan::AtOrAbove(90), "{query:?}");
             assert_eq!(
-                planned(&query, |facts| facts.auth = Auth::Unknown),
+                planned(&query, |inputs| inputs.auth = Auth::Unknown),
                 Plan::Forward(Reason::Auth)
             );
             assert_eq!(
-                planned(&query, |facts| facts.floor = None),
+                planned(&query, |inputs| inputs.floor = None),
                 Plan::Prove,
                 "the floor is hidden"
             );
@@ -187,7 +179,7 @@ mod tests {
                         serializable,
                         ..get()
                     },
-                    &FACTS
+                    &INPUTS
                 ),
                 Plan::Prove
             );
@@ -196,24 +188,27 @@ mod tests {
 
     #[test]
     fn what_cannot_be_proven_is_forwarded() {
-        type Change = fn(&mut Facts);
+        type Change = fn(&mut PlanInputs);
         let cases: [(Change, Reason); 7] = [
-            (|facts| facts.mirror = None, Reason::NotMirrored),
-            (|facts| facts.mirror = Some(Err(Reason::Loading)), Reason::Loading),
+            (|inputs| inputs.mirror = None, Reason::NotMirrored),
             (
-                |facts| facts.mirror = Some(Err(Reason::FeedLost)),
+                |inputs| inputs.mirror = Some(Err(Reason::Loading)),
+                Reason::Loading,
+            ),
+            (
+                |inputs| inputs.mirror = Some(Err(Reason::FeedLost)),
                 Reason::FeedLost,
             ),
-            (|facts| facts.version = None, Reason::VersionUnknown),
+            (|inputs| inputs.version = None, Reason::VersionUnknown),
             (
-                |facts| facts.version = Some(Version::new(3, 5, 12)),
+                |inputs| inputs.version = Some(Version::new(3, 5, 12)),
                 Reason::VersionGate,
             ),
             (
-                |facts| facts.version = Some(Version::new(3, 4, 23)),
+                |inputs| inputs.version = Some(Version::new(3, 4, 23)),
                 Reason::VersionGate,
             ),
-            (|facts| facts.auth = Auth::On, Reason::Auth),
+            (|inputs| inputs.auth = Auth::On, Reason::Auth),
         ];
         for (change, reason) in cases {
             assert_eq!(planned(&get(), change), Plan::Forward(reason));
@@ -223,7 +218,7 @@ mod tests {
             ..get()
         };
         assert_eq!(
-            planned(&serializable, |facts| facts.require_leader = true),
+            planned(&serializable, |inputs| inputs.require_leader = true),
             Plan::Forward(Reason::RequireLeader)
         );
     }
@@ -234,11 +229,11 @@ mod tests {
             serializable: false,
             floor: 0,
         };
-        type Change = fn(&mut Facts);
+        type Change = fn(&mut PlanInputs);
         let changes: [Change; 3] = [
-            |facts| facts.credentials = true,
-            |facts| (facts.auth, facts.own_identity) = (Auth::On, true),
-            |facts| (facts.auth, facts.own_identity, facts.credentials) = (Auth::On, true, true),
+            |inputs| inputs.credentials = true,
+            |inputs| (inputs.auth, inputs.own_identity) = (Auth::On, true),
+            |inputs| (inputs.auth, inputs.own_identity, inputs.credentials) = (Auth::On, true, true),
         ];
         for change in changes {
             for revision in [0, 1, 100, 101] {
@@ -253,19 +248,19 @@ mod tests {
                     floor: 90,
                 };
                 assert_eq!(planned(&query, change), own_word, "{query:?}");
-                let hidden = |facts: &mut Facts| {
-                    change(facts);
-                    facts.floor = None;
+                let hidden = |inputs: &mut PlanInputs| {
+                    change(inputs);
+                    inputs.floor = None;
                 };
                 assert_eq!(planned(&query, hidden), linearizable, "the floor is hidden");
             }
-            let out = |facts: &mut Facts| {
-                change(facts);
-                facts.mirror = Some(Err(Reason::FeedLost));
+            let out = |inputs: &mut PlanInputs| {
+                change(inputs);
+                inputs.mirror = Some(Err(Reason::FeedLost));
             };
             assert_eq!(planned(&get(), out), Plan::Forward(Reason::FeedLost));
         }
-        let stranger = |facts: &mut Facts| (facts.auth, facts.credentials) = (Auth::On, true);
+        let stranger = |inputs: &mut PlanInputs| (inputs.auth, inputs.credentials) = (Auth::On, true);
         assert_eq!(planned(&get(), stranger), Plan::Forward(Reason::Auth));
     }
 
@@ -280,9 +275,9 @@ mod tests {
             ..RangeQuery::default()
         };
         for change in [
-            (|_| {}) as fn(&mut Facts),
-            |facts| facts.version = None,
-            |facts| facts.mirror = None,
+            (|_| {}) as fn(&mut PlanInputs),
+            |inputs| inputs.version = None,
+            |inputs| inputs.mirror = None,
         ] {
             assert_eq!(
                 planned(&unknown_target, change),
@@ -290,20 +285,5 @@ mod tests {
             );
             assert_eq!(planned(&no_key, change), Plan::Refuse(QueryError::EmptyKey));
         }
-    }
-
-    #[test]
-    fn large_is_what_may_be_long() {
-        let list = RangeQuery {
-            range_end: "l".into(),
-            ..get()
-        };
-        assert!(is_large(&list));
-        assert!(is_large(&RangeQuery {
-            limit: 10_000,
-            ..list.clone()
-        }));
-        assert!(!is_large(&RangeQuery { limit: 500, ..list }));
-        assert!(!is_large(&get()));
     }
 }

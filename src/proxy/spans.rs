@@ -1,13 +1,13 @@
-//! A traced call: its server span and the phases below it, by the names of [`the way of a request`](super).
+//! The spans of a traced call: its server span and one for each phase, by the names in [`proxy`](super).
 //!
-//! There is one only for calls that are sampled, so that nothing here is on the way of the others. What it says of a call names
-//! neither keys nor values (I10): a range is named by its mirror, which the operator named.
+//! Only sampled calls have a [`Trace`], so that others cost nothing here. Attributes contain neither keys nor values (I10): a range is
+//! named by its mirror, which the operator named.
 
 use bytes::Buf;
 use http::{HeaderMap, Request, Response};
 use tokio::time::Instant;
 
-use super::body::ResponseBody;
+use super::response::ResponseBody;
 use crate::cache::Rope;
 use crate::grpc::Method;
 use crate::grpc::frame::PrefixReader;
@@ -19,25 +19,25 @@ use crate::telemetry::trace::{
 };
 use crate::telemetry::{Outcome, Reason, Telemetry};
 
-/// gRPC's code of a call whose caller went away.
+/// gRPC's code of a call that its client cancelled.
 const CANCELLED: u16 = 1;
-/// And of one that met a bug.
+/// gRPC's code of a call that failed by a bug.
 const INTERNAL: u16 = 13;
 
-/// A traced call under way. Dropped, it ends.
+/// A traced call in flight; dropping it ends and exports its spans.
 #[derive(Debug)]
 pub(super) struct Trace {
     tracer: Tracer,
     clock: Clock,
-    /// The server span, then its phases as they began.
+    /// The server span, then the phases in the order of their start.
     spans: Vec<Span>,
-    /// The phase that ends with the call.
+    /// Index of the phase that ends with the call.
     last: Option<usize>,
     planned: Option<Instant>,
     checked: Option<Instant>,
-    /// Who the phase **prove** is, for calls that etcd gets for its sake.
+    /// Context of the phase **prove**, for the calls to etcd that it makes.
     prove: Option<SpanContext>,
-    /// The quorum check that it waited for.
+    /// Context of the quorum check that the call waited for.
     link: Option<SpanContext>,
     status: Option<u16>,
     bytes: u64,
@@ -45,7 +45,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// The call with this head, if it is traced.
+    /// Begins the trace of the call with this head, if it is sampled.
     #[inline]
     pub(super) fn begin<B>(
         telemetry: &Telemetry,
@@ -78,6 +78,7 @@ impl Trace {
         })
     }
 
+    /// The id of the whole trace.
     pub(super) fn id(&self) -> TraceId {
         self.server().context.trace_id
     }
@@ -86,29 +87,29 @@ impl Trace {
         &self.spans[0]
     }
 
-    /// It is known what is to be proven.
+    /// The plan is made: **prove** begins.
     pub(super) fn planned(&mut self) {
         self.planned = Some(Instant::now());
         self.prove = Some(self.server().context.child());
     }
 
-    /// Who the phase **prove** is.
+    /// Context of the phase **prove**, while it lasts.
     pub(super) fn prove(&self) -> Option<SpanContext> {
         self.prove
     }
 
-    /// Where to put the quorum check that is waited for.
+    /// Set to the context of the quorum check that the call waits for.
     pub(super) fn link(&mut self) -> &mut Option<SpanContext> {
         &mut self.link
     }
 
-    /// etcd has told the revision to be reached.
+    /// The revision that the mirror must reach is known.
     pub(super) fn checked(&mut self) {
         self.checked = Some(Instant::now());
     }
 
-    /// Memory is fresh enough since `proven`, or will not be because of `reason`. `asked` is when the feed last asked etcd for
-    /// its progress.
+    /// The phase **prove** ended at `proven`, without a proof if there is a `reason`. `asked` is when the feed last requested etcd's
+    /// progress.
     pub(super) fn proven(
         &mut self,
         proven: Instant,
@@ -140,7 +141,7 @@ impl Trace {
         self.spans.push(prove);
     }
 
-    /// The call goes to etcd, as a part of this trace.
+    /// The call is forwarded to etcd as a part of this trace.
     pub(super) fn forward(&mut self, headers: &mut HeaderMap) {
         let mut forward = self.server().child("forward", self.clock.at(Instant::now()));
         forward.kind = SpanKind::Client;
@@ -151,14 +152,14 @@ impl Trace {
         self.spans.push(forward);
     }
 
-    /// An answer from memory is being written since `began`.
+    /// A response from memory is being produced since `began`.
     pub(super) fn answer(&mut self, began: Instant) {
         let answer = self.server().child("answer", self.clock.at(began));
         self.last = Some(self.spans.len());
         self.spans.push(answer);
     }
 
-    /// How a Range ended, and what its answer is.
+    /// Adds the outcome of a Range or RangeStream.
     pub(super) fn ended(&mut self, call: &Call) {
         let (outcome, reason) = call.outcome.labels();
         if matches!(call.outcome, Outcome::Streamed(_))
@@ -186,7 +187,7 @@ impl Trace {
         }
     }
 
-    /// The head of the answer.
+    /// The head of the response is ready.
     pub(super) fn head(&mut self, response: &Response<ResponseBody>) {
         self.status(response.headers());
         let endpoint = response
@@ -198,16 +199,16 @@ impl Trace {
         }
     }
 
-    /// Headers or trailers, which may carry gRPC's status.
+    /// Reads gRPC's status, if these headers or trailers carry it.
     pub(super) fn status(&mut self, headers: &HeaderMap) {
         let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok());
         self.status = status.and_then(|status| status.parse().ok()).or(self.status);
     }
 
-    /// A piece of the answer.
+    /// A piece of the response is sent.
     pub(super) fn sent(&mut self, piece: &Rope) {
         self.bytes += piece.remaining() as u64;
-        self.messages.see(piece);
+        self.messages.count(piece);
     }
 }
 
@@ -230,7 +231,7 @@ impl Drop for Trace {
             if span.kind != SpanKind::Internal {
                 let name = status_code(code);
                 span.set("rpc.response.status_code", name);
-                // What a caller did wrong is an error of its own, not of the server's.
+                // A client's mistake is an error of the client span, not of the server's.
                 let is_servers = matches!(code, 2 | 4 | 12..=15);
                 if code != 0 && (span.kind == SpanKind::Client || is_servers) {
                     span.set("error.type", name);
@@ -254,8 +255,8 @@ struct Messages {
 }
 
 impl Messages {
-    /// Looks at a frame. Where it is in several pieces, it is one of ours, and a message begins nowhere but at its front.
-    fn see(&mut self, frame: &Rope) {
+    /// Counts the messages that begin in a frame. A frame in several pieces is made here, and a message begins only at its front.
+    fn count(&mut self, frame: &Rope) {
         let (length, front) = (frame.remaining() as u64, frame.chunk());
         let mut at = 0;
         while at < length {
@@ -294,7 +295,7 @@ mod tests {
         for size in [1, 2, 5, 6, 13, 1000] {
             let mut messages = Messages::default();
             for piece in stream.chunks(size) {
-                messages.see(&Bytes::copy_from_slice(piece).into());
+                messages.count(&Bytes::copy_from_slice(piece).into());
             }
             assert_eq!(
                 (messages.count, messages.left, messages.prefix.is_empty()),

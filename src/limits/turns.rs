@@ -1,0 +1,149 @@
+//! Turns: how many large reads may call etcd at once, and how many may wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bounds the large reads that call etcd, and those that wait.
+#[derive(Debug)]
+pub struct Turns {
+    turns: Arc<Semaphore>,
+    waiting: AtomicU32,
+    max_waiting: u32,
+    in_flight_gauge: Gauge,
+    waiting_gauge: Gauge,
+}
+
+/// The right to call etcd, until dropped.
+#[derive(Debug)]
+pub struct Turn {
+    _permit: OwnedSemaphorePermit,
+    in_flight_gauge: Gauge,
+}
+
+/// Counts one read as waiting until dropped.
+#[derive(Debug)]
+pub struct Waiting<'a>(&'a Turns);
+
+/// Why a read got no turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoTurn {
+    /// As many reads wait as may.
+    #[error("too many large reads wait for etcd")]
+    TooManyWaiting,
+    /// The process is stopping.
+    #[error("stopping")]
+    Stopping,
+}
+
+impl Turns {
+    /// `max_turns` reads at once, while at most `max_waiting` wait. The gauges show how many do.
+    #[must_use]
+    pub fn new(
+        max_turns: usize,
+        max_waiting: u32,
+        in_flight_gauge: &Gauge,
+        waiting_gauge: &Gauge,
+    ) -> Arc<Turns> {
+        Arc::new(Turns {
+            turns: Arc::new(Semaphore::new(max_turns)),
+            waiting: AtomicU32::new(0),
+            max_waiting,
+            in_flight_gauge: in_flight_gauge.clone(),
+            waiting_gauge: waiting_gauge.clone(),
+        })
+    }
+
+    /// Takes a turn, waiting for one in order of arrival.
+    ///
+    /// # Errors
+    /// [`NoTurn`], at once if too many reads wait already.
+    pub async fn take(&self) -> Result<Turn, NoTurn> {
+        let permit = match Arc::clone(&self.turns).try_acquire_owned() {
+            Ok(permit) => permit,
+            Err(_) => {
+                let _waiting = self.wait()?;
+                let permit = Arc::clone(&self.turns).acquire_owned().await;
+                permit.map_err(|_| NoTurn::Stopping)?
+            }
+        };
+        self.in_flight_gauge.inc();
+        Ok(Turn {
+            _permit: permit,
+            in_flight_gauge: self.in_flight_gauge.clone(),
+        })
+    }
+
+    /// Counts the calling read as waiting: for a turn, or for another read's response.
+    ///
+    /// # Errors
+    /// [`NoTurn::TooManyWaiting`].
+    pub fn wait(&self) -> Result<Waiting<'_>, NoTurn> {
+        let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
+        self.waiting_gauge.inc();
+        // Dropped on refusal, which undoes the count.
+        let guard = Waiting(self);
+        if waiting >= self.max_waiting {
+            return Err(NoTurn::TooManyWaiting);
+        }
+        Ok(guard)
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.in_flight_gauge.dec();
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.0.waiting_gauge.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn turns(max_turns: usize, max_waiting: u32) -> (Arc<Turns>, Gauge, Gauge) {
+        let (in_flight, waiting) = (Gauge::default(), Gauge::default());
+        let turns = Turns::new(max_turns, max_waiting, &in_flight, &waiting);
+        (turns, in_flight, waiting)
+    }
+
+    #[tokio::test]
+    async fn read_waits_until_a_turn_is_dropped() {
+        let (turns, in_flight, waiting) = turns(1, 1);
+        let first = turns.take().await.unwrap();
+        let second = tokio::spawn({
+            let turns = Arc::clone(&turns);
+            async move { turns.take().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!second.is_finished());
+        assert_eq!((in_flight.get(), waiting.get()), (1, 1));
+        drop(first);
+        let second = second.await.unwrap().unwrap();
+        assert_eq!((in_flight.get(), waiting.get()), (1, 0));
+        drop(second);
+        assert_eq!(in_flight.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn read_beyond_the_waiting_bound_is_refused_at_once() {
+        let (turns, _in_flight, waiting) = turns(1, 1);
+        let turn = turns.take().await.unwrap();
+        let guard = turns.wait().unwrap();
+        assert_eq!(turns.take().await.unwrap_err(), NoTurn::TooManyWaiting);
+        assert_eq!(waiting.get(), 1, "the refused read is not counted");
+        drop(guard);
+        assert_eq!(waiting.get(), 0);
+        assert!(turns.wait().is_ok());
+        drop(turn);
+        assert!(turns.take().await.is_ok());
+    }
+}

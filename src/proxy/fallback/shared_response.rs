@@ -1,0 +1,153 @@
+//! A whole response of etcd that several reads share.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, response};
+use http_body::Frame;
+
+use super::refused::Refused;
+use super::unary_over_stream::Converted;
+use crate::grpc::{Method, Status};
+use crate::limits::{ByteBudget, HeldBytes};
+use crate::mirror::cluster_state::ClusterState;
+use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse};
+use crate::proxy::response::{BodySource, Polled, ResponseBody};
+use crate::telemetry::Reason;
+
+/// A whole response, held once for all of its readers.
+#[derive(Debug)]
+pub(super) struct SharedResponse {
+    head: response::Parts,
+    pieces: Vec<Bytes>,
+    trailers: Option<HeaderMap>,
+    /// Whether a RangeStream was used.
+    pub(super) is_streamed: bool,
+    _held: HeldBytes,
+}
+
+impl From<Converted> for SharedResponse {
+    fn from(converted: Converted) -> SharedResponse {
+        SharedResponse {
+            head: converted.head,
+            pieces: converted.pieces,
+            trailers: converted.trailers,
+            is_streamed: true,
+            _held: converted.held,
+        }
+    }
+}
+
+impl SharedResponse {
+    /// Reads etcd's response to a Range to its end.
+    ///
+    /// # Errors
+    /// [`Refused`] if the connection is lost, or the response does not fit `budget`.
+    pub(super) async fn collect(
+        answered: UpstreamResponse,
+        cluster_state: &ClusterState,
+        budget: &Arc<ByteBudget>,
+    ) -> Result<SharedResponse, Refused> {
+        let UpstreamResponse {
+            response,
+            in_flight: _in_flight,
+        } = answered;
+        let (head, body) = response.into_parts();
+        let mut reader = ResponseReader::new(body, Method::Range, cluster_state);
+        let mut held = budget.hold();
+        let mut pieces = Vec::new();
+        let lost = |error| Refused::shared_call(SendError::Lost(error).status());
+        while let Some(data) = reader.data().await.map_err(lost)? {
+            held.try_grow(data.len() as u64).map_err(|_| Refused {
+                reason: Reason::SharedBytes,
+                status: Status::SharedBytes,
+            })?;
+            pieces.push(data);
+        }
+        Ok(SharedResponse {
+            head,
+            pieces,
+            trailers: reader.into_trailers(),
+            is_streamed: false,
+            _held: held,
+        })
+    }
+
+    /// One read's response.
+    pub(super) fn response(self: &Arc<Self>) -> Response<ResponseBody> {
+        let body = SharedBody {
+            response: Arc::clone(self),
+            next: 0,
+            trailers: self.trailers.clone(),
+        };
+        let mut response = Response::new(ResponseBody::from_source(body));
+        *response.status_mut() = self.head.status;
+        response.headers_mut().clone_from(&self.head.headers);
+        response
+    }
+}
+
+/// The pieces of a shared response, then its trailers.
+#[derive(Debug)]
+struct SharedBody {
+    response: Arc<SharedResponse>,
+    next: usize,
+    trailers: Option<HeaderMap>,
+}
+
+impl BodySource for SharedBody {
+    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
+        let frame = match self.response.pieces.get(self.next) {
+            Some(piece) => {
+                self.next += 1;
+                Some(Frame::data(piece.clone().into()))
+            }
+            None => self.trailers.take().map(Frame::trailers),
+        };
+        Poll::Ready(frame.map(Ok))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.next >= self.response.pieces.len() && self.trailers.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+    use prometheus_client::metrics::gauge::Gauge;
+
+    use super::*;
+    use crate::grpc::status::ok_trailers;
+
+    #[tokio::test]
+    async fn every_reader_gets_all_pieces_and_the_bytes_are_held_until_the_last_has_gone() {
+        let gauge = Gauge::default();
+        let budget = ByteBudget::first_come(100, &gauge);
+        let mut held = budget.hold();
+        held.try_grow(6).unwrap();
+        let (head, ()) = Response::builder()
+            .header("content-type", "application/grpc")
+            .body(())
+            .unwrap()
+            .into_parts();
+        let shared = Arc::new(SharedResponse {
+            head,
+            pieces: vec![Bytes::from_static(b"one"), Bytes::from_static(b"two")],
+            trailers: Some(ok_trailers()),
+            is_streamed: false,
+            _held: held,
+        });
+        let responses = [shared.response(), shared.response()];
+        drop(shared);
+        for response in responses {
+            assert_eq!(gauge.get(), 6);
+            assert_eq!(response.headers()["content-type"], "application/grpc");
+            let body = response.into_body().collect().await.unwrap();
+            assert_eq!(body.trailers(), Some(&ok_trailers()));
+            assert_eq!(body.to_bytes(), "onetwo");
+        }
+        assert_eq!(gauge.get(), 0);
+    }
+}

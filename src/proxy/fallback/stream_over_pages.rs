@@ -1,0 +1,664 @@
+//! Serves a RangeStream where etcd has none: by unary Ranges at one revision, one page at a time, cut into chunks.
+//!
+//! A page is requested when the client has read the one before, so that a stream holds one page at most; while etcd works on
+//! it, it takes a turn as a large Range. When the client leaves, the body is dropped, and the page in flight with it.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::request::Parts;
+use http::{HeaderMap, Uri};
+use http_body::Frame;
+use prost::Message;
+use tokio::time::Instant;
+
+use super::refused::Refused;
+use crate::cache::{ChunkSize, Entry, RangeQuery};
+use crate::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
+use crate::grpc::frame::{PREFIX_BYTES, Prefix, framed};
+use crate::grpc::method::RANGE;
+use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
+use crate::grpc::{Method, Status};
+use crate::keyspace::successor;
+use crate::limits::Turns;
+use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse};
+use crate::proxy::response::{BodySource, Polled};
+use crate::upstream::ConnectionClass;
+
+/// Target size of a page, in bytes: etcd counts the whole range for each.
+const PAGE_TARGET_BYTES: u64 = 4 << 20;
+/// A longer page is requested again with fewer keys: values may differ in size.
+const PAGE_MAX_BYTES: u64 = 16 << 20;
+/// Bound on a response that cannot be paged because it is sorted.
+const WHOLE_MAX_BYTES: u64 = 64 << 20;
+/// Keys of the first page, when the size of values is unknown.
+const FIRST_PAGE_KEYS: i64 = 64;
+/// A client's limit up to which all keys are requested as one page.
+const ONE_PAGE_KEYS: i64 = 1000;
+/// Bound on the keys of a page.
+const PAGE_MAX_KEYS: i64 = 10_000;
+/// How often a page is requested that broke off: reads may be repeated.
+const TRIES: u32 = 5;
+/// Pause before a page is requested again.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// Why there is no page.
+#[derive(Debug)]
+pub(super) enum NoPage {
+    /// A bound was reached.
+    Refused(Refused),
+    /// etcd's status, as metadata.
+    Etcd(HeaderMap),
+    /// etcd reset the stream.
+    Reset(hyper::Error),
+    /// A status of rangecache's own.
+    Own(Status),
+}
+
+impl NoPage {
+    /// The end of a stream that has begun.
+    fn trailers(self) -> HeaderMap {
+        match self {
+            NoPage::Refused(refused) => refused.status.trailers(),
+            NoPage::Etcd(status) => status,
+            NoPage::Reset(error) => SendError::Reset(error).status().trailers(),
+            NoPage::Own(status) => status.trailers(),
+        }
+    }
+}
+
+/// Gets one page at a time.
+pub(super) trait GetPage: Send + Sync + 'static {
+    /// Sends `request`, and abandons a response longer than `max_bytes`.
+    fn get(
+        &self,
+        request: &RangeRequest,
+        max_bytes: Option<u64>,
+    ) -> impl Future<Output = Result<Got, NoPage>> + Send;
+}
+
+/// What came of one call for a page.
+#[derive(Debug)]
+pub(super) enum Got {
+    /// A page and its length in bytes.
+    Page(RangeResponse, u64),
+    /// The response has this many bytes, more than allowed.
+    TooLong(u64),
+    /// etcd's status, which is not success, as metadata.
+    Status(HeaderMap),
+    /// The connection was lost in mid-response.
+    Lost(Status),
+}
+
+/// Gets pages from etcd by unary Ranges.
+#[derive(Debug)]
+pub(super) struct PageCalls {
+    forward: Arc<Forward>,
+    turns: Arc<Turns>,
+    /// The client's head, for a unary call.
+    parts: Parts,
+}
+
+impl PageCalls {
+    /// Calls on behalf of the client whose RangeStream came with `parts`.
+    pub(super) fn new(forward: &Arc<Forward>, turns: &Arc<Turns>, mut parts: Parts) -> PageCalls {
+        parts.uri = Uri::from_static(RANGE);
+        // The deadline is kept by the pager; and pages must be readable, so not compressed.
+        parts.headers.remove("grpc-timeout");
+        parts.headers.remove("grpc-accept-encoding");
+        PageCalls {
+            forward: Arc::clone(forward),
+            turns: Arc::clone(turns),
+            parts,
+        }
+    }
+}
+
+impl GetPage for PageCalls {
+    async fn get(&self, request: &RangeRequest, max_bytes: Option<u64>) -> Result<Got, NoPage> {
+        let turn = self.turns.take().await;
+        let _turn = turn.map_err(|cause| NoPage::Refused(cause.into()))?;
+        let body = RequestBody::Read(framed(request));
+        let sent = self
+            .forward
+            .send(self.parts.clone(), body, ConnectionClass::Stream)
+            .await;
+        let UpstreamResponse {
+            response,
+            in_flight: _in_flight,
+        } = sent.map_err(|error| match error {
+            SendError::Reset(error) => NoPage::Reset(error),
+            other => NoPage::Own(other.status()),
+        })?;
+        let (head, body) = response.into_parts();
+        let mut reader = ResponseReader::new(body, Method::Range, &self.forward.cluster_state);
+        let mut data = BytesMut::new();
+        loop {
+            match reader.data().await {
+                Ok(Some(piece)) => data.extend_from_slice(&piece),
+                Ok(None) => break,
+                Err(error) => return Ok(Got::Lost(SendError::Lost(error).status())),
+            }
+            let length_bytes = Prefix::parse(&data).map(|prefix| u64::from(prefix.length_bytes));
+            if let (Some(length_bytes), Some(max_bytes)) = (length_bytes, max_bytes)
+                && length_bytes > max_bytes
+            {
+                return Ok(Got::TooLong(length_bytes));
+            }
+        }
+        let status = reader.into_trailers().unwrap_or(head.headers);
+        if !is_ok(&status) {
+            return Ok(Got::Status(status_alone(&status)));
+        }
+        let data = data.freeze();
+        let message = data.get(PREFIX_BYTES..).map(|message| data.slice_ref(message));
+        let response = message.and_then(|message| RangeResponse::decode(message).ok());
+        match response {
+            Some(response) if data.first() == Some(&0) => Ok(Got::Page(response, data.len() as u64)),
+            _ => Err(NoPage::Own(Status::UndecodableResponse)),
+        }
+    }
+}
+
+/// Requests page after page.
+pub(super) struct Pager<G> {
+    calls: G,
+    /// The next request.
+    request: RangeRequest,
+    /// Keys that the client still wants; `None` without a limit.
+    wanted: Option<i64>,
+    /// Whether the request may be split into pages at all.
+    in_pages: bool,
+    /// The first page's header and count, which are the stream's.
+    first: Option<(ResponseHeader, i64)>,
+    deadline: Option<Instant>,
+}
+
+/// A page whose key-values have not been sent.
+#[derive(Debug)]
+struct Page {
+    kvs: VecDeque<Bytes>,
+    /// The end of the stream, if this is the last page.
+    tail: Option<Tail>,
+}
+
+/// What the last chunk of a stream carries in addition to key-values.
+#[derive(Debug)]
+struct Tail {
+    header: ResponseHeader,
+    more: bool,
+    count: i64,
+}
+
+impl<G: GetPage> Pager<G> {
+    /// A pager for `query`, by `calls`.
+    pub(super) fn new(calls: G, query: &RangeQuery, deadline: Option<Instant>) -> Box<Pager<G>> {
+        let in_pages = query.may_page() && !query.count_only && !query.range_end.is_empty();
+        let wanted = Some(query.limit).filter(|limit| *limit > 0);
+        let limit = match wanted {
+            _ if !in_pages => query.limit,
+            Some(limit) if limit <= ONE_PAGE_KEYS => limit,
+            _ => FIRST_PAGE_KEYS,
+        };
+        let request = RangeRequest {
+            key: query.key.clone(),
+            range_end: query.range_end.clone(),
+            limit,
+            revision: query.revision,
+            sort_order: query.sort_order,
+            sort_target: query.sort_target,
+            serializable: query.serializable,
+            keys_only: query.keys_only,
+            count_only: query.count_only,
+            ..RangeRequest::default()
+        };
+        Box::new(Pager {
+            calls,
+            request,
+            wanted,
+            in_pages,
+            first: None,
+            deadline,
+        })
+    }
+
+    /// Gets the first page.
+    ///
+    /// # Errors
+    /// The end of the call when there is none.
+    pub(super) async fn start(self: Box<Self>) -> Result<PagedStream<G>, NoPage> {
+        let (pager, page) = self.fetch().await;
+        let page = page?;
+        Ok(PagedStream {
+            next: if page.tail.is_some() {
+                Next::End(Some(ok_trailers()))
+            } else {
+                Next::Idle(pager)
+            },
+            page: Some(page),
+            size: ChunkSize::default(),
+        })
+    }
+
+    async fn fetch(mut self: Box<Self>) -> Fetched<G> {
+        let page = match self.deadline {
+            Some(deadline) => tokio::time::timeout_at(deadline, self.page())
+                .await
+                .unwrap_or(Err(NoPage::Own(Status::DeadlineExceeded))),
+            None => self.page().await,
+        };
+        (self, page)
+    }
+
+    async fn page(&mut self) -> Result<Page, NoPage> {
+        let mut tries = 0;
+        loop {
+            let failure = match self.calls.get(&self.request, self.max_bytes()).await? {
+                Got::Page(response, bytes) => return self.accept(response, bytes),
+                Got::TooLong(bytes) if !self.in_pages => {
+                    return Err(NoPage::Own(Status::SortedTooLong(bytes)));
+                }
+                Got::TooLong(bytes) => {
+                    let mean_bytes = (bytes / self.request.limit.max(1).unsigned_abs()).max(1);
+                    self.request.limit = page_keys(mean_bytes).min(self.request.limit / 2).max(1);
+                    continue;
+                }
+                // The leader changed, for instance: the page of a stream that has begun may be requested again.
+                Got::Status(status) if self.first.is_some() && is_unavailable(&status) => {
+                    NoPage::Etcd(status)
+                }
+                Got::Status(status) => return Err(NoPage::Etcd(status)),
+                Got::Lost(status) => NoPage::Own(status),
+            };
+            tries += 1;
+            if tries == TRIES {
+                return Err(failure);
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
+    /// Bound on the next response. A single key, or a count, may have any length.
+    fn max_bytes(&self) -> Option<u64> {
+        if self.in_pages {
+            (self.request.limit != 1).then_some(PAGE_MAX_BYTES)
+        } else {
+            (!self.request.range_end.is_empty()).then_some(WHOLE_MAX_BYTES)
+        }
+    }
+
+    /// Takes a page of `bytes`, and prepares the request for the next one.
+    fn accept(&mut self, page: RangeResponse, bytes: u64) -> Result<Page, NoPage> {
+        let undecodable = || NoPage::Own(Status::UndecodableResponse);
+        let header = page.header.ok_or_else(undecodable)?;
+        let (first, count) = *self.first.get_or_insert((header, page.count));
+        if header.cluster_id != first.cluster_id
+            || header.revision < first.revision
+            || header.raft_term < first.raft_term
+        {
+            return Err(NoPage::Own(Status::HistoryReplaced));
+        }
+        let keys = i64::try_from(page.kvs.len()).unwrap_or(i64::MAX);
+        if let Some(wanted) = &mut self.wanted {
+            *wanted -= keys;
+        }
+        let last = page
+            .kvs
+            .last()
+            .filter(|_| self.in_pages && page.more && self.wanted != Some(0));
+        let tail = match last {
+            None => Some(Tail {
+                header: first,
+                more: page.more,
+                count,
+            }),
+            Some(last) => {
+                let last = Entry::from_key_value(last).map_err(|_| undecodable())?;
+                self.request.key = successor(last.key());
+                // Later pages are read at the first one's revision; a member that lags behind it must catch up.
+                if self.request.revision <= 0 {
+                    self.request.revision = first.revision;
+                }
+                self.request.serializable = false;
+                let mean_bytes = (bytes / keys.max(1).unsigned_abs()).max(1);
+                let limit = page_keys(mean_bytes);
+                self.request.limit = self.wanted.map_or(limit, |wanted| limit.min(wanted));
+                None
+            }
+        };
+        Ok(Page {
+            kvs: page.kvs.into(),
+            tail,
+        })
+    }
+}
+
+/// Number of keys for a page whose entries take `mean_bytes` each.
+fn page_keys(mean_bytes: u64) -> i64 {
+    i64::try_from(PAGE_TARGET_BYTES / mean_bytes)
+        .unwrap_or(i64::MAX)
+        .clamp(1, PAGE_MAX_KEYS)
+}
+
+fn is_unavailable(status: &HeaderMap) -> bool {
+    status
+        .get(GRPC_STATUS)
+        .is_some_and(|code| code.as_bytes() == b"14")
+}
+
+/// The gRPC status among other metadata.
+fn status_alone(metadata: &HeaderMap) -> HeaderMap {
+    let mut status = HeaderMap::new();
+    for name in [GRPC_STATUS, GRPC_MESSAGE] {
+        if let Some(value) = metadata.get(&name) {
+            status.insert(name, value.clone());
+        }
+    }
+    status
+}
+
+type Fetched<G> = (Box<Pager<G>>, Result<Page, NoPage>);
+
+/// A RangeStream in flight: the chunks of one page after the other.
+pub(super) struct PagedStream<G> {
+    page: Option<Page>,
+    size: ChunkSize,
+    /// The page after this one, which is requested when this one has been sent.
+    next: Next<G>,
+}
+
+enum Next<G> {
+    Idle(Box<Pager<G>>),
+    Fetching(Pin<Box<dyn Future<Output = Fetched<G>> + Send>>),
+    End(Option<HeaderMap>),
+}
+
+impl<G> fmt::Debug for PagedStream<G> {
+    // Without the page: keys and values must not be logged (I10).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PagedStream").finish_non_exhaustive()
+    }
+}
+
+impl<G: GetPage> BodySource for PagedStream<G> {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
+        loop {
+            if let Some(chunk) = self.page.as_mut().and_then(|page| page.cut(&mut self.size)) {
+                return Poll::Ready(Some(Ok(Frame::data(chunk.into()))));
+            }
+            self.page = None;
+            self.next = match std::mem::replace(&mut self.next, Next::End(None)) {
+                Next::Idle(pager) => Next::Fetching(Box::pin(pager.fetch())),
+                Next::Fetching(mut fetching) => match fetching.as_mut().poll(cx) {
+                    Poll::Pending => {
+                        self.next = Next::Fetching(fetching);
+                        return Poll::Pending;
+                    }
+                    Poll::Ready((pager, Ok(page))) => {
+                        let is_last = page.tail.is_some();
+                        self.page = Some(page);
+                        if is_last {
+                            Next::End(Some(ok_trailers()))
+                        } else {
+                            Next::Idle(pager)
+                        }
+                    }
+                    Poll::Ready((_, Err(no_page))) => Next::End(Some(no_page.trailers())),
+                },
+                Next::End(trailers) => {
+                    return Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))));
+                }
+            };
+        }
+    }
+}
+
+impl Page {
+    /// Cuts the next chunk, a framed message, by the same rule as streams from memory; `None` when all has been cut.
+    fn cut(&mut self, size: &mut ChunkSize) -> Option<Bytes> {
+        if self.kvs.is_empty() && self.tail.is_none() {
+            return None;
+        }
+        let entries = usize::try_from(size.entries()).unwrap_or(usize::MAX);
+        let mut chunk = RangeResponse {
+            kvs: self.kvs.drain(..entries.min(self.kvs.len())).collect(),
+            ..RangeResponse::default()
+        };
+        if self.kvs.is_empty()
+            && let Some(tail) = self.tail.take()
+        {
+            chunk.header = Some(tail.header);
+            chunk.more = tail.more;
+            chunk.count = tail.count;
+        }
+        let is_full = chunk.kvs.len() == entries;
+        let framed = framed(&RangeStreamResponse {
+            range_response: Some(chunk),
+        });
+        // The end of a page may leave a short chunk, which says nothing about the size of entries.
+        if is_full {
+            size.record((framed.len() - PREFIX_BYTES) as u64);
+        }
+        Some(framed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use bytes::Buf;
+    use http_body_util::BodyExt;
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::proxy::response::ResponseBody;
+
+    /// Returns scripted results, and records the requests.
+    #[derive(Clone, Default)]
+    struct Script {
+        results: Arc<Mutex<VecDeque<Got>>>,
+        requests: Arc<Mutex<Vec<RangeRequest>>>,
+    }
+
+    impl Script {
+        fn new(results: impl IntoIterator<Item = Got>) -> Script {
+            Script {
+                results: Arc::new(Mutex::new(results.into_iter().collect())),
+                requests: Arc::default(),
+            }
+        }
+
+        fn limits(&self) -> Vec<i64> {
+            self.requests.lock().iter().map(|request| request.limit).collect()
+        }
+    }
+
+    impl GetPage for Script {
+        async fn get(&self, request: &RangeRequest, _: Option<u64>) -> Result<Got, NoPage> {
+            self.requests.lock().push(request.clone());
+            Ok(self.results.lock().pop_front().unwrap())
+        }
+    }
+
+    fn header(revision: i64) -> ResponseHeader {
+        ResponseHeader {
+            cluster_id: 1,
+            revision,
+            raft_term: 2,
+            ..ResponseHeader::default()
+        }
+    }
+
+    fn key_value(number: usize) -> Bytes {
+        let key = format!("{number:04}");
+        [&[0x0a, 4][..], key.as_bytes()].concat().into()
+    }
+
+    fn page(keys: std::ops::Range<usize>, count: i64, more: bool, revision: i64) -> Got {
+        let response = RangeResponse {
+            header: Some(header(revision)),
+            kvs: keys.map(key_value).collect(),
+            more,
+            count,
+        };
+        Got::Page(response, 1000)
+    }
+
+    fn list() -> RangeQuery {
+        RangeQuery {
+            key: "0".into(),
+            range_end: "9".into(),
+            ..RangeQuery::default()
+        }
+    }
+
+    fn unavailable() -> HeaderMap {
+        Status::Stopping.trailers()
+    }
+
+    /// The merged response, and the trailers' status code.
+    async fn read(stream: PagedStream<Script>) -> (RangeResponse, Vec<usize>, String) {
+        let mut body = ResponseBody::from_source(stream);
+        let (mut merged, mut chunks, mut code) = (RangeResponse::default(), Vec::new(), String::new());
+        while let Some(frame) = body.frame().await {
+            match frame.unwrap().into_data() {
+                Ok(mut data) => {
+                    let length = data.remaining();
+                    let message = data.copy_to_bytes(length);
+                    let chunk = RangeStreamResponse::decode(&message[PREFIX_BYTES..]).unwrap();
+                    let chunk = chunk.range_response.unwrap();
+                    chunks.push(chunk.kvs.len());
+                    merged.merge(chunk.encode_to_vec().as_slice()).unwrap();
+                }
+                Err(frame) => {
+                    let trailers = frame.into_trailers().unwrap();
+                    code = trailers[GRPC_STATUS].to_str().unwrap().to_owned();
+                }
+            }
+        }
+        (merged, chunks, code)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pages_at_one_revision_become_one_stream() {
+        let script = Script::new([
+            page(0..64, 100, true, 7),
+            page(64..90, 36, true, 9),
+            page(90..100, 10, false, 9),
+        ]);
+        let query = RangeQuery {
+            serializable: true,
+            ..list()
+        };
+        let stream = Pager::new(script.clone(), &query, None).start().await.unwrap();
+        let (merged, chunks, code) = read(stream).await;
+        assert_eq!(merged.kvs, (0..100).map(key_value).collect::<Vec<_>>());
+        assert_eq!(
+            (merged.header, merged.count, merged.more),
+            (Some(header(7)), 100, false)
+        );
+        assert_eq!(code, "0");
+        assert_eq!(
+            chunks,
+            [10, 20, 34, 26, 10],
+            "cut as etcd cuts, and at the ends of pages"
+        );
+        let requests = script.requests.lock();
+        let asked: Vec<_> = requests
+            .iter()
+            .map(|request| (&request.key[..], request.revision, request.serializable))
+            .collect();
+        assert_eq!(
+            asked,
+            [(&b"0"[..], 0, true), (b"0063\0", 7, false), (b"0089\0", 7, false)]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn limit_of_the_client_ends_the_stream() {
+        let script = Script::new([page(0..64, 5000, true, 7), page(64..1500, 4936, true, 7)]);
+        let query = RangeQuery {
+            limit: 1500,
+            ..list()
+        };
+        let stream = Pager::new(script.clone(), &query, None).start().await.unwrap();
+        let (merged, _, code) = read(stream).await;
+        assert_eq!((merged.kvs.len(), merged.more, merged.count), (1500, true, 5000));
+        assert_eq!(code, "0");
+        assert_eq!(script.limits(), [64, 1436]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn too_long_page_is_requested_with_fewer_keys() {
+        let script = Script::new([Got::TooLong(64 << 20), page(0..4, 4, false, 7)]);
+        let stream = Pager::new(script.clone(), &list(), None).start().await.unwrap();
+        assert_eq!(read(stream).await.0.kvs.len(), 4);
+        assert_eq!(script.limits(), [64, 4]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn sorted_query_is_read_whole_or_refused() {
+        let query = RangeQuery {
+            sort_target: 3,
+            ..list()
+        };
+        let script = Script::new([Got::TooLong(65 << 20)]);
+        let refused = Pager::new(script, &query, None).start().await.unwrap_err();
+        assert!(matches!(refused, NoPage::Own(Status::SortedTooLong(_))));
+        let script = Script::new([page(0..3, 3, false, 7)]);
+        let stream = Pager::new(script.clone(), &query, None).start().await.unwrap();
+        assert_eq!(read(stream).await.0.kvs.len(), 3);
+        assert_eq!(script.limits(), [0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn unavailable_in_mid_stream_is_retried_a_few_times() {
+        let failing = (0..TRIES - 1).map(|_| Got::Status(unavailable()));
+        let script = Script::new(
+            std::iter::once(page(0..64, 65, true, 7))
+                .chain(failing)
+                .chain([page(64..65, 1, false, 7)]),
+        );
+        let began = Instant::now();
+        let stream = Pager::new(script, &list(), None).start().await.unwrap();
+        assert_eq!(read(stream).await.0.kvs.len(), 65);
+        assert_eq!(began.elapsed(), RETRY_PAUSE * (TRIES - 1));
+
+        let failing = (0..TRIES).map(|_| Got::Status(unavailable()));
+        let script = Script::new(std::iter::once(page(0..64, 65, true, 7)).chain(failing));
+        let stream = Pager::new(script, &list(), None).start().await.unwrap();
+        assert_eq!(read(stream).await.2, "14");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn status_before_the_first_page_is_the_calls() {
+        let script = Script::new([Got::Status(unavailable())]);
+        let refused = Pager::new(script, &list(), None).start().await.unwrap_err();
+        assert!(matches!(refused, NoPage::Etcd(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn replaced_history_in_mid_stream_ends_it() {
+        let script = Script::new([page(0..64, 100, true, 7), page(64..100, 36, false, 6)]);
+        let stream = Pager::new(script, &list(), None).start().await.unwrap();
+        let (merged, _, code) = read(stream).await;
+        assert_eq!(merged.kvs.len(), 64);
+        assert_eq!(code, "14");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deadline_ends_the_stream() {
+        let lost = (0..TRIES).map(|_| Got::Lost(Status::ConnectionLost(String::new())));
+        let script = Script::new(std::iter::once(page(0..64, 65, true, 7)).chain(lost));
+        let deadline = Instant::now() + RETRY_PAUSE * 2;
+        let stream = Pager::new(script, &list(), Some(deadline)).start().await.unwrap();
+        assert_eq!(read(stream).await.2, "4");
+        assert_eq!(Instant::now(), deadline);
+    }
+}

@@ -1,0 +1,85 @@
+//! Forwards calls that change what memory may answer: Compact and the auth switch. The change is recorded before the client
+//! gets the response, so that its next read sees it.
+
+use bytes::{Bytes, BytesMut};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use prost::Message as _;
+
+use super::collect::ResponseReader;
+use super::error::SendError;
+use super::send::{Forward, RequestBody};
+use crate::etcdserverpb::CompactionRequest;
+use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use crate::grpc::metadata::grpc_content_type;
+use crate::grpc::status::is_ok;
+use crate::grpc::{Method, SideEffect};
+use crate::mirror::Mirrors;
+use crate::proxy::response::{CallResult, ResponseBody};
+use crate::upstream::{ConnectionClass, Outgoing};
+
+/// Bound on the requests of these methods; longer ones are forwarded without being decoded.
+const MAX_REQUEST_BYTES: usize = 1024;
+/// Bound on their responses, which are a header and little else.
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
+
+/// Forwards a call of `method`, and records `effect` if it succeeds.
+pub(super) async fn forward_with_effect(
+    forward: &Forward,
+    mirrors: &Mirrors,
+    request: Request<Incoming>,
+    method: Method,
+    effect: SideEffect,
+) -> CallResult {
+    let (parts, body) = request.into_parts();
+    let content_type = grpc_content_type(&parts.headers);
+    let (framed, outgoing) = match read_message(body, MAX_REQUEST_BYTES).await {
+        RequestMessage::Whole { framed, body } => (Some(framed.clone()), Outgoing::resumed(framed, body)),
+        RequestMessage::Other { read, body } => (None, Outgoing::resumed(read, body)),
+        RequestMessage::Broken => return Ok(Response::new(ResponseBody::empty())),
+    };
+    if effect == SideEffect::Auth {
+        // etcd may switch it at any moment from now on.
+        mirrors.cluster_state.auth_may_have_changed();
+    }
+    let answered = match forward
+        .send(parts, RequestBody::Once(outgoing), ConnectionClass::Unary)
+        .await
+    {
+        Ok(answered) => answered,
+        Err(error) => return error.into_result(content_type),
+    };
+    let (head, body) = answered.response.into_parts();
+    let mut reader = ResponseReader::new(body, method, &mirrors.cluster_state);
+    let mut data = BytesMut::new();
+    loop {
+        match reader.data().await {
+            Ok(Some(piece)) if data.len() + piece.len() <= MAX_RESPONSE_BYTES => {
+                data.extend_from_slice(&piece)
+            }
+            Ok(_) => break,
+            Err(error) => return SendError::Lost(error).into_result(content_type),
+        }
+    }
+    let trailers = reader.into_trailers();
+    if is_ok(trailers.as_ref().unwrap_or(&head.headers)) {
+        record_effect(mirrors, effect, framed.as_ref());
+    }
+    let body = match trailers {
+        Some(trailers) => ResponseBody::whole(data.freeze(), trailers),
+        None => ResponseBody::empty(),
+    };
+    Ok(Response::from_parts(head, body))
+}
+
+fn record_effect(mirrors: &Mirrors, effect: SideEffect, framed: Option<&Bytes>) {
+    match effect {
+        SideEffect::Auth => mirrors.cluster_state.auth_may_have_changed(),
+        SideEffect::Compaction => {
+            let request = framed.map(|framed| CompactionRequest::decode(framed.slice(PREFIX_BYTES..)));
+            if let Some(Ok(request)) = request {
+                mirrors.compacted(request.revision);
+            }
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The start of Range and RangeStream: reads the message and the metadata.
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response};
+use hyper::body::Incoming;
+
+use crate::cache::{QueryError, RangeQuery, names_unknown_sort_target};
+use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
+use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
+use crate::grpc::{CallMetadata, Method, Status};
+use crate::proxy::forward::RequestBody;
+use crate::proxy::handles::Proxy;
+use crate::proxy::recorder::Recorder;
+use crate::proxy::response::{CallResult, ResponseBody, status_response};
+use crate::telemetry::outcome::Read;
+use crate::telemetry::{Outcome, Reason};
+use crate::upstream::{Outgoing, gates};
+
+/// A read that was decoded.
+pub(super) struct Received {
+    pub(super) parts: Parts,
+    /// The message with its prefix, unchanged.
+    pub(super) framed: Bytes,
+    pub(super) metadata: CallMetadata,
+    pub(super) query: RangeQuery,
+    /// Kept, so that the client's stream stays open in both directions while the call is in flight.
+    _body: Incoming,
+}
+
+/// Reads a request of `method`, Range or RangeStream.
+///
+/// # Errors
+/// The call's result, if the request cannot be decoded: it is forwarded here, or refused.
+pub(super) async fn receive(
+    proxy: &Proxy,
+    request: Request<Incoming>,
+    method: Method,
+    recorder: &mut Recorder<'_>,
+) -> Result<Received, Box<CallResult>> {
+    let (mut parts, body) = request.into_parts();
+    let (framed, body) = match read_message(body, MAX_MESSAGE_BYTES).await {
+        RequestMessage::Whole { framed, body } => (framed, body),
+        RequestMessage::Other { read, body } => {
+            recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
+            recorder.forward(&mut parts.headers);
+            let body = RequestBody::Once(Outgoing::resumed(read, body));
+            let result = Box::pin(proxy.forward.forward(parts, body, method)).await;
+            return Err(Box::new(result));
+        }
+        RequestMessage::Broken => {
+            recorder.outcome = Outcome::Cancelled(Reason::BrokenRequest);
+            return Err(Box::new(Ok(Response::new(ResponseBody::empty()))));
+        }
+    };
+    // Checked before anything is forwarded: it would crash etcd 3.5, in whatever way it is encoded.
+    if method == Method::Range
+        && sort_targets_are_unchecked(proxy)
+        && names_unknown_sort_target(&framed[PREFIX_BYTES..])
+    {
+        recorder.outcome = Outcome::Hit(Read::Refused);
+        let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
+        let response = status_response(&status, grpc_content_type(&parts.headers));
+        return Err(Box::new(Ok(response)));
+    }
+    let metadata = CallMetadata::from_headers(&parts.headers);
+    let query = RangeQuery::decode(framed.slice(PREFIX_BYTES..));
+    let (Some(metadata), Ok(query)) = (metadata, query) else {
+        recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
+        recorder.forward(&mut parts.headers);
+        let body = RequestBody::Read(framed);
+        let result = Box::pin(proxy.forward.forward(parts, body, method)).await;
+        return Err(Box::new(result));
+    };
+    Ok(Received {
+        parts,
+        framed,
+        metadata,
+        query,
+        _body: body,
+    })
+}
+
+/// Whether some endpoint may be an etcd that does not check sort targets.
+fn sort_targets_are_unchecked(proxy: &Proxy) -> bool {
+    proxy
+        .forward
+        .upstream
+        .lowest_version()
+        .is_none_or(|version| !gates::UNKNOWN_SORT_TARGETS.is_open(version))
+}

@@ -1,0 +1,159 @@
+//! KV/RangeStream (KEP-5966): from memory like a Range, whatever etcd's version; otherwise from etcd's stream or from pages.
+//!
+//! A client that chose streaming never gets `Unimplemented` for a request that etcd 3.7 would serve: kube-apiserver stops
+//! streaming for ten minutes at one such response.
+
+use http::Request;
+use hyper::body::Incoming;
+use tracing::Instrument;
+
+use super::answer::Decision;
+use super::body::stream_body;
+use super::decide::decide;
+use super::receive::{Received, receive};
+use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
+use crate::grpc::{Method, Status};
+use crate::proxy::fallback::{Fetched, Read};
+use crate::proxy::handles::Proxy;
+use crate::proxy::recorder::Recorder;
+use crate::proxy::response::{CallResult, status_response};
+use crate::telemetry::outcome::{self, Kind};
+use crate::telemetry::{Outcome, Reason};
+
+/// Handles a RangeStream.
+pub(crate) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> CallResult {
+    let span = tracing::debug_span!("range_stream");
+    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Stream, &request);
+    let result = handle(proxy, request, &mut recorder)
+        .instrument(span.clone())
+        .await;
+    span.in_scope(|| recorder.responded(result))
+}
+
+async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut Recorder<'a>) -> CallResult {
+    let read = match receive(proxy, request, Method::RangeStream, recorder).await {
+        Ok(read) => read,
+        Err(result) => return *result,
+    };
+    if let Some(status) = refusal(&read.query) {
+        recorder.outcome = Outcome::Hit(outcome::Read::Refused);
+        return Ok(status_response(&status, read.metadata.content_type));
+    }
+    match decide(proxy, &read.query, &read.metadata, &read.parts.headers, recorder).await {
+        Decision::Answer(header, selection, outcome) => {
+            recorder.outcome = outcome;
+            recorder.keys = selection.len();
+            let body = stream_body(Chunks::new(header, selection), None, &proxy.responses);
+            Ok(body.into_response(read.metadata.content_type))
+        }
+        Decision::Error(status, outcome) => {
+            recorder.outcome = outcome;
+            Ok(status_response(&status, read.metadata.content_type))
+        }
+        Decision::Forward(reason) => fetch(proxy, read, reason, recorder).await,
+    }
+}
+
+/// What etcd 3.7 refuses before it reads anything, with its text, whatever version the endpoints have.
+fn refusal(query: &RangeQuery) -> Option<Status> {
+    if let Err(error) = query.check(&Dialect::of_version(3, 7)) {
+        return Some(Status::InvalidArgument(error.to_string()));
+    }
+    let in_key_order = query.sort_order == SortOrder::None as i32
+        || (query.sort_order == SortOrder::Ascend as i32 && query.sort_target == SortTarget::Key as i32);
+    if !in_key_order {
+        Some(Status::StreamUnsupported("custom sort orders"))
+    } else if query.has_revision_filter() {
+        Some(Status::StreamUnsupported("revision filters"))
+    } else {
+        None
+    }
+}
+
+/// Gets the response from etcd.
+async fn fetch(
+    proxy: &Proxy,
+    mut received: Received,
+    reason: Reason,
+    recorder: &mut Recorder<'_>,
+) -> CallResult {
+    recorder.outcome = Outcome::Forwarded(reason);
+    recorder.forward(&mut received.parts.headers);
+    let content_type = received.metadata.content_type.clone();
+    let read = Read {
+        method: Method::RangeStream,
+        parts: received.parts,
+        framed: received.framed,
+        query: &received.query,
+        metadata: &received.metadata,
+        deadline: recorder.deadline(received.metadata.timeout),
+        outcome: &mut recorder.outcome,
+    };
+    match proxy.fallback.fetch(read).await {
+        Fetched::Result(result) => result,
+        Fetched::Page(page) => {
+            let chunks = Chunks::new(page.header, page.selection);
+            let body = stream_body(chunks, Some(page.held), &proxy.responses);
+            Ok(body.into_response(content_type))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_etcd_refuses_get_its_status() {
+        let list = RangeQuery {
+            key: "k".into(),
+            range_end: "l".into(),
+            ..RangeQuery::default()
+        };
+        let said =
+            |query: RangeQuery| refusal(&query).map(|status| (status.code() as u16, status.to_string()));
+        assert_eq!(said(list.clone()), None);
+        for (sort_order, sort_target) in [(0, 1), (0, 4), (1, 0), (0, 0)] {
+            let query = RangeQuery {
+                sort_order,
+                sort_target,
+                ..list.clone()
+            };
+            assert_eq!(said(query), None, "{sort_order} {sort_target}");
+        }
+        let sorted = "RangeStream does not support custom sort orders".to_owned();
+        for (sort_order, sort_target) in [(2, 0), (1, 1), (2, 4)] {
+            let query = RangeQuery {
+                sort_order,
+                sort_target,
+                min_mod_revision: 1,
+                ..list.clone()
+            };
+            assert_eq!(said(query), Some((12, sorted.clone())));
+        }
+        let filtered = "RangeStream does not support revision filters".to_owned();
+        for query in [
+            RangeQuery {
+                max_create_revision: -1,
+                ..list.clone()
+            },
+            RangeQuery {
+                min_mod_revision: 5,
+                ..list.clone()
+            },
+        ] {
+            assert_eq!(said(query), Some((12, filtered.clone())));
+        }
+        assert_eq!(
+            said(RangeQuery {
+                sort_order: 7,
+                ..list
+            }),
+            Some((3, "etcdserver: invalid sort option".to_owned()))
+        );
+        assert_eq!(
+            said(RangeQuery::default()),
+            Some((3, "etcdserver: key is not provided".to_owned()))
+        );
+    }
+}

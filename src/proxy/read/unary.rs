@@ -1,0 +1,91 @@
+//! KV/Range.
+
+use http::Request;
+use hyper::body::Incoming;
+use tracing::Instrument;
+
+use super::answer::Decision;
+use super::body::unary_body;
+use super::decide::decide;
+use super::receive::{Received, receive};
+use crate::cache::Answer;
+use crate::grpc::status::MAX_RESPONSE_BYTES;
+use crate::grpc::{Method, Status};
+use crate::proxy::fallback::{Fetched, Read};
+use crate::proxy::handles::Proxy;
+use crate::proxy::recorder::Recorder;
+use crate::proxy::response::{CallResult, status_response};
+use crate::telemetry::outcome::Kind;
+use crate::telemetry::{Outcome, Reason};
+
+/// Handles a Range.
+pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>) -> CallResult {
+    let span = tracing::debug_span!("range");
+    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request);
+    // Not instrumented where the span is disabled: that costs on every poll.
+    if span.is_disabled() {
+        let result = handle(proxy, request, &mut recorder).await;
+        return recorder.responded(result);
+    }
+    let result = handle(proxy, request, &mut recorder)
+        .instrument(span.clone())
+        .await;
+    span.in_scope(|| recorder.responded(result))
+}
+
+async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut Recorder<'a>) -> CallResult {
+    let read = match receive(proxy, request, Method::Range, recorder).await {
+        Ok(read) => read,
+        Err(result) => return *result,
+    };
+    match decide(proxy, &read.query, &read.metadata, &read.parts.headers, recorder).await {
+        Decision::Answer(header, selection, outcome) => {
+            recorder.keys = selection.len();
+            let answer = Answer::new(header, selection);
+            recorder.bytes = answer.len();
+            if answer.len() > MAX_RESPONSE_BYTES {
+                recorder.outcome = outcome.refused();
+                let status = Status::LargerThanMax(answer.len());
+                return Ok(status_response(&status, read.metadata.content_type));
+            }
+            recorder.outcome = outcome;
+            let body = unary_body(answer, None, &proxy.responses);
+            Ok(body.into_response(read.metadata.content_type))
+        }
+        Decision::Error(status, outcome) => {
+            recorder.outcome = outcome;
+            Ok(status_response(&status, read.metadata.content_type))
+        }
+        // Boxed, so that the future of a read from memory stays small.
+        Decision::Forward(reason) => Box::pin(fetch(proxy, read, reason, recorder)).await,
+    }
+}
+
+/// Gets the response from etcd.
+async fn fetch(
+    proxy: &Proxy,
+    mut received: Received,
+    reason: Reason,
+    recorder: &mut Recorder<'_>,
+) -> CallResult {
+    recorder.outcome = Outcome::Forwarded(reason);
+    recorder.forward(&mut received.parts.headers);
+    let content_type = received.metadata.content_type.clone();
+    let read = Read {
+        method: Method::Range,
+        parts: received.parts,
+        framed: received.framed,
+        query: &received.query,
+        metadata: &received.metadata,
+        deadline: recorder.deadline(received.metadata.timeout),
+        outcome: &mut recorder.outcome,
+    };
+    match proxy.fallback.fetch(read).await {
+        Fetched::Result(result) => result,
+        Fetched::Page(page) => {
+            let answer = Answer::new(page.header, page.selection);
+            let body = unary_body(answer, Some(page.held), &proxy.responses);
+            Ok(body.into_response(content_type))
+        }
+    }
+}
