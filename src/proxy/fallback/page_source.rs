@@ -19,7 +19,8 @@ pub(super) const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
 
 /// A RangeStream's messages.
-pub(super) type ChunkStream = Pin<Box<dyn Stream<Item = Result<RangeStreamResponse, tonic::Status>> + Send>>;
+pub(super) type ChunkStream =
+    Pin<Box<dyn Stream<Item = Result<RangeStreamResponse, tonic::Status>> + Send + Sync>>;
 
 /// An open stream, and the entries that were received but not asked for yet. etcd is held back by HTTP/2's flow control, so
 /// that only the rest of a chunk and a receive window are held.
