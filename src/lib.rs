@@ -14,7 +14,6 @@
 //! | [`upstream`] | etcd's endpoints: connections, versions, calls |
 //! | [`tls`] | TLS on both sides: files, handshakes, what went wrong |
 //! | [`telemetry`] | metrics, logs, traces |
-//! | [`otlp`] | traces on their way to a collector |
 //! | [`admin`] | health, readiness and metrics over HTTP |
 //! | [`memory`] | how much memory there is |
 //! | [`grpc`] | gRPC on the wire: methods, framing, metadata, statuses |
@@ -33,7 +32,6 @@ pub mod limits;
 pub mod memory;
 pub mod mirror;
 pub mod net;
-pub mod otlp;
 pub mod panics;
 pub mod proxy;
 pub mod server;

@@ -9,14 +9,14 @@ use anyhow::Context;
 use clap::error::ErrorKind;
 use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
-use rangecache::config::{Config, DoctorConfig, RangeStream, ReportFormat, bounds};
+use rangecache::config::{Config, DoctorConfig, OtelConfig, RangeStream, ReportFormat, bounds};
 use rangecache::doctor::{self, Style};
 use rangecache::mirror;
 use rangecache::net::Url;
-use rangecache::otlp::{self, Exporter};
 use rangecache::panics;
 use rangecache::proxy::{self, Proxy};
 use rangecache::server::{Listener, ServeConfig};
+use rangecache::telemetry::otlp::Exporter;
 use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector};
@@ -145,7 +145,7 @@ struct Files {
 impl Files {
     fn open(config: &Config) -> anyhow::Result<Files> {
         let metrics = Arc::new(Metrics::new());
-        let (exporter, tracer) = match otlp::Settings::from_env()? {
+        let (exporter, tracer) = match OtelConfig::from_env()? {
             Some(settings) => {
                 let (exporter, tracer) = Exporter::open(settings, metrics.traces.counters())?;
                 (Some(exporter), tracer)

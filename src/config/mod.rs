@@ -8,6 +8,7 @@
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
 //! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `log`, `tls` | the flags of one consumer |
 //! | `doctor` | the flags of `rangecache doctor` |
+//! | `otel` | OpenTelemetry's environment variables |
 //! | `environment` | names of environment variables; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
 //! | `units` | durations and sizes |
@@ -22,6 +23,7 @@ mod limits;
 mod listen;
 mod log;
 mod mirror;
+mod otel;
 mod tls;
 mod units;
 
@@ -34,4 +36,5 @@ pub use limits::LimitsConfig;
 pub use listen::ListenConfig;
 pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
+pub use otel::{OtelConfig, OtelError, Protocol};
 pub use tls::{TlsConfig, TlsFlagError, TlsVersion};

@@ -23,7 +23,7 @@ use crate::etcdserverpb::{
     RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
 };
 use crate::faults::{self, Fault};
-use crate::telemetry::trace::Span;
+use crate::telemetry::trace::{Span, SpanExt as _};
 use crate::upstream::Connection;
 
 /// Timeout for creating a watch and for a small read.
@@ -84,7 +84,7 @@ pub(super) async fn follow(
         span.set_endpoint(connection.url());
         match &opened {
             Ok(feed) => span.set("rangecache.revision.served", feed.assembler.revision()),
-            Err(end) => span.error = Some(end.to_string().into()),
+            Err(end) => span.fail(end.to_string()),
         }
         mirrors.telemetry.tracer.end(*span);
     }

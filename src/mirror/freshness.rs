@@ -23,7 +23,7 @@ use super::cluster_state::{Auth, Before, ClusterState, Verdict};
 use crate::cache::ResponseHeader;
 use crate::faults::{self, Fault};
 use crate::panics::caught;
-use crate::telemetry::trace::{Span, SpanContext, SpanKind};
+use crate::telemetry::trace::{Span, SpanContext, SpanExt as _, SpanKind, root_context};
 use crate::telemetry::{Reason, Telemetry};
 use crate::upstream::{Connection, ConnectionClass, Upstream, is_refusal};
 use authorize::{Authorization, Caller};
@@ -157,7 +157,7 @@ impl Freshness {
             let mut state = round.state.lock();
             state.reads += 1;
             if let Some(link) = link {
-                *link = Some(*state.span.get_or_insert_with(SpanContext::root));
+                *link = Some(state.span.get_or_insert_with(root_context).clone());
             }
         }
         self.send_if_due(&mut rounds);
@@ -197,7 +197,7 @@ impl Freshness {
     async fn run(self: &Arc<Self>, round: &Round) {
         let began = Instant::now();
         let tracer = &self.telemetry.tracer;
-        let span = round.state.lock().span;
+        let span = round.state.lock().span.clone();
         let mut span = span.and_then(|context| tracer.linked("quorum check", context));
         let result = {
             // A panic is caught, so that the waiting reads get a result in any case.
@@ -230,11 +230,11 @@ impl Freshness {
             .freshness
             .record_check(result.map(|_| ()), reads, began.elapsed());
         if let Some(mut span) = span {
-            span.kind = SpanKind::Client;
-            span.set("rangecache.reads", reads);
+            span.span_kind = SpanKind::Client;
+            span.set_count("rangecache.reads", reads);
             match result {
                 Ok(proof) => span.set("rangecache.revision.proven", proof.header.revision),
-                Err(reason) => span.error = Some(reason.as_str().into()),
+                Err(reason) => span.fail(reason.as_str()),
             }
             tracer.end(*span);
         }
@@ -248,7 +248,7 @@ impl Freshness {
         mut span: Option<&mut Span>,
         deadline: Instant,
     ) -> Result<Proof, Reason> {
-        let trace = span.as_ref().map(|span| span.context);
+        let trace = span.as_ref().map(|span| span.span_context.clone());
         loop {
             let connection = self
                 .upstream
@@ -261,7 +261,7 @@ impl Freshness {
             let before = self.cluster_state.before_check();
             faults::trip(Fault::Check);
             let attempt = async {
-                let (header, is_quorum) = caller.check(&connection, trace).await?;
+                let (header, is_quorum) = caller.check(&connection, trace.as_ref()).await?;
                 let history = if is_quorum {
                     self.check_history(&connection, before, header.revision).await?
                 } else {

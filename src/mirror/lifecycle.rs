@@ -15,7 +15,7 @@ use crate::cache::Store;
 use crate::net::Url;
 use crate::panics::caught;
 use crate::telemetry::Reason;
-use crate::telemetry::trace::Span;
+use crate::telemetry::trace::{Span, SpanExt as _};
 use crate::upstream::{Backoff, ReceiveWindow};
 
 /// First pause before a lost watch is created again, and before a failed load is retried.
@@ -188,8 +188,8 @@ fn end_load_span(
     span.set("rangecache.bytes", mirror.metrics.load_bytes.get());
     match loaded {
         Ok(true) => {}
-        Ok(false) => span.error = Some(reason_out(mirror).as_str().into()),
-        Err(error) => span.error = Some(error.to_string().into()),
+        Ok(false) => span.fail(reason_out(mirror).as_str()),
+        Err(error) => span.fail(error.to_string()),
     }
     mirrors.telemetry.tracer.end(span);
 }

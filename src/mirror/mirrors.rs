@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::keyspace::Interval;
 use crate::keyspace::scope::scopes;
 use crate::telemetry::Telemetry;
-use crate::telemetry::trace::Span;
+use crate::telemetry::trace::{Span, SpanExt as _};
 use crate::upstream::Upstream;
 
 /// All mirrors of this process, and what they share.

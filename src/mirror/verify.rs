@@ -20,6 +20,7 @@ use crate::cache::{Entry, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::telemetry::Reason;
+use crate::telemetry::trace::SpanExt as _;
 use crate::upstream::{Channel, Connection, ReceiveWindow, jittered};
 
 /// Largest piece in bytes; a single larger entry is a piece of its own.
@@ -105,7 +106,9 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
                 .record_verification(&mirror.name, result);
             if let Some(mut span) = span {
                 span.set("rangecache.outcome", result);
-                span.error = (result == "different").then(|| result.into());
+                if result == "different" {
+                    span.fail(result);
+                }
                 mirrors.telemetry.tracer.end(*span);
             }
         }

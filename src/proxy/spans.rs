@@ -15,7 +15,8 @@ use crate::grpc::status::GRPC_STATUS;
 use crate::net::Url;
 use crate::telemetry::calls::Call;
 use crate::telemetry::trace::{
-    Clock, Span, SpanContext, SpanKind, TRACEPARENT, TraceId, Tracer, status_code,
+    Clock, Span, SpanContext, SpanExt as _, SpanKind, TRACEPARENT, TraceId, Tracer, child_context,
+    status_code, traceparent,
 };
 use crate::telemetry::{Outcome, Reason, Telemetry};
 
@@ -80,7 +81,7 @@ impl Trace {
 
     /// The id of the whole trace.
     pub(super) fn id(&self) -> TraceId {
-        self.server().context.trace_id
+        self.server().span_context.trace_id()
     }
 
     fn server(&self) -> &Span {
@@ -90,12 +91,12 @@ impl Trace {
     /// The plan is made: **prove** begins.
     pub(super) fn planned(&mut self) {
         self.planned = Some(Instant::now());
-        self.prove = Some(self.server().context.child());
+        self.prove = Some(child_context(&self.server().span_context));
     }
 
     /// Context of the phase **prove**, while it lasts.
     pub(super) fn prove(&self) -> Option<SpanContext> {
-        self.prove
+        self.prove.clone()
     }
 
     /// Set to the context of the quorum check that the call waits for.
@@ -120,20 +121,24 @@ impl Trace {
         let (Some(planned), Some(context)) = (self.planned, self.prove.take()) else {
             return;
         };
-        let ended_unix_nanos = self.clock.at(proven);
+        let end_time = self.clock.at(proven);
         let mut prove = Span {
-            context,
-            ended_unix_nanos,
+            span_context: context,
+            end_time,
             ..self.server().child("prove", self.clock.at(planned))
         };
-        prove.links.extend(self.link);
-        prove.error = reason.map(|reason| reason.as_str().into());
+        if let Some(check) = self.link.clone() {
+            prove.link(check);
+        }
+        if let Some(reason) = reason {
+            prove.fail(reason.as_str());
+        }
         if let Some(checked) = self.checked.filter(|_| waited) {
             let mut wait = prove.child("wait", self.clock.at(checked));
-            wait.ended_unix_nanos = ended_unix_nanos;
+            wait.end_time = end_time;
             if let Some(asked) = asked.filter(|asked| (checked..proven).contains(asked)) {
                 let mut progress = wait.child("progress", self.clock.at(asked));
-                progress.ended_unix_nanos = ended_unix_nanos;
+                progress.end_time = end_time;
                 self.spans.push(progress);
             }
             self.spans.push(wait);
@@ -144,10 +149,10 @@ impl Trace {
     /// The call is forwarded to etcd as a part of this trace.
     pub(super) fn forward(&mut self, headers: &mut HeaderMap) {
         let mut forward = self.server().child("forward", self.clock.at(Instant::now()));
-        forward.kind = SpanKind::Client;
+        forward.span_kind = SpanKind::Client;
         forward.set("rpc.system.name", "grpc");
         forward.set("rpc.method", self.server().name.to_string());
-        headers.insert(TRACEPARENT, forward.context.traceparent());
+        headers.insert(TRACEPARENT, traceparent(&forward.span_context));
         self.last = Some(self.spans.len());
         self.spans.push(forward);
     }
@@ -183,7 +188,7 @@ impl Trace {
             }
         }
         if call.revisions.served != 0 {
-            server.set("rangecache.keys", call.keys);
+            server.set_count("rangecache.keys", call.keys);
         }
     }
 
@@ -225,22 +230,22 @@ impl Drop for Trace {
             let Some(span) = self.spans.get_mut(index) else {
                 continue;
             };
-            span.ended_unix_nanos = now.max(span.started_unix_nanos);
-            span.set("rangecache.bytes", bytes);
-            span.set("rangecache.chunks", chunks);
-            if span.kind != SpanKind::Internal {
+            span.end_time = now.max(span.start_time);
+            span.set_count("rangecache.bytes", bytes);
+            span.set_count("rangecache.chunks", chunks);
+            if span.span_kind != SpanKind::Internal {
                 let name = status_code(code);
                 span.set("rpc.response.status_code", name);
                 // A client's mistake is an error of the client span, not of the server's.
                 let is_servers = matches!(code, 2 | 4 | 12..=15);
-                if code != 0 && (span.kind == SpanKind::Client || is_servers) {
+                if code != 0 && (span.span_kind == SpanKind::Client || is_servers) {
                     span.set("error.type", name);
-                    span.error = Some(name.into());
+                    span.fail(name);
                 }
             }
         }
         for span in self.spans.drain(..) {
-            self.tracer.take(span);
+            self.tracer.queue(span);
         }
     }
 }

@@ -6,6 +6,7 @@ pub mod calls;
 pub mod exposition;
 pub mod log;
 pub mod metrics;
+pub mod otlp;
 pub mod outcome;
 pub mod trace;
 

@@ -13,7 +13,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
-use crate::telemetry::trace::SpanContext;
+use crate::telemetry::trace::{SpanContext, traceparent};
 use crate::upstream::{Connection, anonymous_check, check_read_permission};
 
 /// Headers that describe the caller's message and deadline, not its identity.
@@ -53,7 +53,7 @@ impl Caller<'_> {
     pub(super) async fn check(
         &self,
         connection: &Arc<Connection>,
-        trace: Option<SpanContext>,
+        trace: Option<&SpanContext>,
     ) -> Result<(ResponseHeader, bool), tonic::Status> {
         let (header, is_quorum) = match self {
             Caller::Anonymous => {
@@ -72,7 +72,7 @@ impl Caller<'_> {
                 };
                 let caller = authorization.caller.map(|caller| {
                     let mut metadata = identity_of(caller);
-                    insert_traceparent(&mut metadata, authorization.trace);
+                    insert_traceparent(&mut metadata, authorization.trace.as_ref());
                     metadata
                 });
                 let header = check_read_permission(connection, range, caller).await?;
@@ -103,9 +103,9 @@ pub fn identity_of(caller: &HeaderMap) -> MetadataMap {
     MetadataMap::from_headers(metadata)
 }
 
-fn insert_traceparent(metadata: &mut MetadataMap, trace: Option<SpanContext>) {
+fn insert_traceparent(metadata: &mut MetadataMap, trace: Option<&SpanContext>) {
     if let Some(trace) = trace
-        && let Ok(traceparent) = MetadataValue::try_from(trace.traceparent().as_bytes())
+        && let Ok(traceparent) = MetadataValue::try_from(traceparent(trace).as_bytes())
     {
         metadata.insert("traceparent", traceparent);
     }

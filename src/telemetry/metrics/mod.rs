@@ -102,10 +102,13 @@ mod tests {
         metrics.reads.record(Kind::Unary, outcome, Duration::ZERO, took);
         metrics
             .reads
-            .record_exemplar(TraceId(0xabc), outcome, Duration::ZERO, took);
-        metrics
-            .reads
-            .record_exemplar(TraceId(7), outcome, Duration::ZERO, Duration::from_secs(99));
+            .record_exemplar(TraceId::from(0xabc_u128), outcome, Duration::ZERO, took);
+        metrics.reads.record_exemplar(
+            TraceId::from(7_u128),
+            outcome,
+            Duration::ZERO,
+            Duration::from_secs(99),
+        );
         let text = metrics.encode(Format::OpenMetrics);
         let exemplar = |bucket: &str, trace_id: u128, seconds: &str| {
             let line = text.lines().find(|line| line.starts_with(bucket));

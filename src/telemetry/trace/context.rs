@@ -1,171 +1,70 @@
-//! Who a span is, within this process and in the header `traceparent` (W3C Trace Context).
+//! New span contexts, and the header `traceparent` (W3C Trace Context).
 
-use std::fmt;
-use std::hash::{BuildHasher, Hasher, RandomState};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use opentelemetry::Context;
+use opentelemetry::propagation::TextMapPropagator as _;
+use opentelemetry::trace::{SpanContext, TraceContextExt as _, TraceFlags, TraceId, TraceState};
+use opentelemetry_http::HeaderExtractor;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator};
 
-use http::{HeaderName, HeaderValue};
-
-/// The header that says which trace a call belongs to.
+/// Header with the trace and the span that a call belongs to.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// The header with what vendors add to it, passed on untouched.
-pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
+/// Length of `traceparent` in version 0: `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
 const LENGTH: usize = 55;
 
-/// A trace. Never 0.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct TraceId(pub u128);
-
-/// A span of it. Never 0.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct SpanId(pub u64);
-
-/// A span, anywhere.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SpanContext {
-    /// Its trace.
-    pub trace_id: TraceId,
-    /// Itself.
-    pub span_id: SpanId,
+/// A random trace id.
+pub(super) fn new_trace_id() -> TraceId {
+    RandomIdGenerator::default().new_trace_id()
 }
 
-/// What a caller says of its own span.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parent {
-    /// The span.
-    pub context: SpanContext,
-    /// Whether it is recorded.
-    pub is_sampled: bool,
+/// Context of a sampled span of the trace `trace_id`.
+pub(super) fn sampled(trace_id: TraceId, state: TraceState) -> SpanContext {
+    let span_id = RandomIdGenerator::default().new_span_id();
+    SpanContext::new(trace_id, span_id, TraceFlags::SAMPLED, false, state)
 }
 
-impl fmt::Display for TraceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", self.0)
-    }
+/// Context of the first span of a new trace, sampled.
+#[must_use]
+pub fn root_context() -> SpanContext {
+    sampled(new_trace_id(), TraceState::NONE)
 }
 
-impl fmt::Debug for TraceId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
+/// Context of a new span in the trace of `parent`, sampled.
+#[must_use]
+pub fn child_context(parent: &SpanContext) -> SpanContext {
+    sampled(parent.trace_id(), parent.trace_state().clone())
 }
 
-impl fmt::Debug for SpanId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
+/// Value of the header `traceparent` for a call that is a part of the sampled span `context`.
+#[must_use]
+pub fn traceparent(context: &SpanContext) -> HeaderValue {
+    let text = format!("00-{}-{}-01", context.trace_id(), context.span_id());
+    // Hexadecimal digits and dashes are always valid.
+    HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
 }
 
-impl SpanId {
-    /// One that nobody has.
-    #[must_use]
-    pub fn new() -> SpanId {
-        SpanId(random().max(1))
-    }
+/// The caller's span; `None` if the headers name none, or an invalid one.
+pub(super) fn extract(headers: &HeaderMap) -> Option<Context> {
+    let extractor = HeaderExtractor(headers);
+    let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &extractor);
+    context.has_active_span().then_some(context)
 }
 
-impl Default for SpanId {
-    fn default() -> Self {
-        Self::new()
-    }
+/// The trace id in a `traceparent`, whose other parts may be invalid.
+pub(super) fn trace_id(value: &[u8]) -> Option<TraceId> {
+    let digits = std::str::from_utf8(value.get(3..35)?).ok()?;
+    TraceId::from_hex(digits).ok()
 }
 
-impl TraceId {
-    /// One that nobody has, whose low half, by which it was sampled, is `low`.
-    #[must_use]
-    pub fn with_low(low: u64) -> TraceId {
-        TraceId((u128::from(random().max(1)) << 64) | u128::from(low))
-    }
-
-    /// The half by which a trace is sampled.
-    #[must_use]
-    pub fn low(self) -> u64 {
-        #[allow(clippy::cast_possible_truncation, reason = "the low half")]
-        let low = self.0 as u64;
-        low
-    }
-}
-
-impl SpanContext {
-    /// The first span of a trace of its own.
-    #[must_use]
-    pub fn root() -> SpanContext {
-        SpanContext {
-            trace_id: TraceId::with_low(random()),
-            span_id: SpanId::new(),
-        }
-    }
-
-    /// A further span of the same trace.
-    #[must_use]
-    pub fn child(self) -> SpanContext {
-        SpanContext {
-            span_id: SpanId::new(),
-            ..self
-        }
-    }
-
-    /// The header that says so, sampled.
-    #[must_use]
-    pub fn traceparent(self) -> HeaderValue {
-        let text = format!("00-{}-{:016x}-01", self.trace_id, self.span_id.0);
-        // Digits alone: it cannot be refused.
-        HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static(""))
-    }
-}
-
-/// A number that nobody can guess the next of, from std's hasher: its keys come from the system.
-pub(super) fn random() -> u64 {
-    RandomState::new().build_hasher().finish()
-}
-
-impl Parent {
-    /// What a `traceparent` says; `None` if it is not understood: then the trace begins here.
-    #[must_use]
-    pub fn of(value: &[u8]) -> Option<Parent> {
-        // A later version may be longer, and begins like this one.
-        let is_known = value.len() == LENGTH || (value.len() > LENGTH && value[LENGTH] == b'-');
-        if !is_known || value[2] != b'-' || value[35] != b'-' || value[52] != b'-' {
-            return None;
-        }
-        let version = digits(&value[..2])?;
-        if version == 0xff || (version == 0 && value.len() != LENGTH) {
-            return None;
-        }
-        let context = SpanContext {
-            trace_id: TraceId(digits(&value[3..35])?),
-            span_id: SpanId(u64::try_from(digits(&value[36..52])?).ok()?),
-        };
-        if context.trace_id.0 == 0 || context.span_id.0 == 0 {
-            return None;
-        }
-        Some(Parent {
-            context,
-            is_sampled: digits(&value[53..LENGTH])? & 1 == 1,
-        })
-    }
-}
-
-/// Whether a `traceparent` of the usual length says that nothing is recorded, by a look at its last digit.
-pub(super) fn says_unsampled(value: &[u8]) -> bool {
+/// Whether a `traceparent` of the usual length says that the caller's trace is not sampled: checks its last digit alone.
+pub(super) fn is_unsampled(value: &[u8]) -> bool {
     value.len() == LENGTH
         && matches!(
             value[LENGTH - 1],
             b'0' | b'2' | b'4' | b'6' | b'8' | b'a' | b'c' | b'e'
         )
-}
-
-/// Lower-case hexadecimal.
-fn digits(text: &[u8]) -> Option<u128> {
-    text.iter().try_fold(0_u128, |value, digit| {
-        let digit = match digit {
-            b'0'..=b'9' => digit - b'0',
-            b'a'..=b'f' => digit - b'a' + 10,
-            _ => return None,
-        };
-        Some((value << 4) | u128::from(digit))
-    })
 }
 
 #[cfg(test)]
@@ -174,27 +73,27 @@ mod tests {
 
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
-    fn parent_of(text: &str) -> Option<Parent> {
-        Parent::of(text.as_bytes())
+    fn parent(text: &str) -> Option<SpanContext> {
+        let mut headers = HeaderMap::new();
+        headers.insert(TRACEPARENT, HeaderValue::from_str(text).unwrap());
+        headers.insert("tracestate", HeaderValue::from_static("vendor=kept"));
+        Some(extract(&headers)?.span().span_context().clone())
     }
 
     #[test]
-    fn a_caller_says_which_trace_it_is() {
-        let sampled = parent_of(&format!("00-{TRACE}-00f067aa0ba902b7-01")).unwrap();
-        assert!(sampled.is_sampled);
-        assert_eq!(sampled.context.trace_id.to_string(), TRACE);
-        assert_eq!(sampled.context.span_id, SpanId(0x00f0_67aa_0ba9_02b7));
-        assert_eq!(
-            sampled.context.traceparent(),
-            format!("00-{TRACE}-00f067aa0ba902b7-01")
-        );
-        let later = parent_of(&format!("01-{TRACE}-00f067aa0ba902b7-02-more")).unwrap();
-        assert!(!later.is_sampled);
-        assert_eq!(later.context, sampled.context);
+    fn header_of_a_caller_is_understood_and_written_alike() {
+        let text = format!("00-{TRACE}-00f067aa0ba902b7-01");
+        let sampled = parent(&text).unwrap();
+        assert!(sampled.is_sampled() && sampled.is_remote());
+        assert_eq!(traceparent(&sampled), text);
+        assert_eq!(sampled.trace_state().header(), "vendor=kept");
+        let later = parent(&format!("01-{TRACE}-00f067aa0ba902b7-02-more")).unwrap();
+        assert!(!later.is_sampled());
+        assert_eq!(later.trace_id(), sampled.trace_id());
     }
 
     #[test]
-    fn what_is_not_understood_begins_a_trace_here() {
+    fn invalid_header_names_no_caller() {
         for text in [
             "",
             "00",
@@ -207,15 +106,25 @@ mod tests {
             &format!("00-{TRACE}-00f067aa0ba902b7-0x"),
             &format!("00-{TRACE}_00f067aa0ba902b7-01"),
         ] {
-            assert_eq!(parent_of(text), None, "{text}");
+            assert!(parent(text).is_none(), "{text}");
         }
     }
 
     #[test]
-    fn spans_are_new() {
-        let root = SpanContext::root();
-        let (a, b) = (root.child(), root.child());
-        assert_eq!(a.trace_id, root.trace_id);
-        assert!(a != b && a != root && SpanContext::root().trace_id != root.trace_id);
+    fn unsampled_callers_are_recognized_by_the_last_digit() {
+        for (flags, expected) in [("00", true), ("02", true), ("01", false), ("0x", false)] {
+            let text = format!("00-{TRACE}-00f067aa0ba902b7-{flags}");
+            assert_eq!(is_unsampled(text.as_bytes()), expected, "{flags}");
+        }
+        assert!(!is_unsampled(b"0"));
+    }
+
+    #[test]
+    fn contexts_are_new_and_children_stay_in_the_trace() {
+        let root = root_context();
+        let (a, b) = (child_context(&root), child_context(&root));
+        assert_eq!(a.trace_id(), root.trace_id());
+        assert!(a.span_id() != b.span_id() && a.span_id() != root.span_id());
+        assert!(root_context().trace_id() != root.trace_id() && a.is_sampled());
     }
 }

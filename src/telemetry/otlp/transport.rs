@@ -1,5 +1,4 @@
-//! What the library's exporter speaks over: connections of our own making, so that there is one TLS stack, and one way to
-//! find a host.
+//! Connections of the library's exporter, made here so that there is one TLS stack and one way to resolve host names.
 
 use std::future::Future;
 use std::io;
@@ -14,8 +13,8 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::TokioIo;
 use opentelemetry_http::hyper::HyperClient;
 use opentelemetry_otlp::{
-    ExporterBuildError, Protocol as Spoken, RetryPolicy, SpanExporter, WithExportConfig, WithHttpConfig,
-    WithTonicConfig,
+    ExporterBuildError, Protocol as OtlpProtocol, RetryPolicy, SpanExporter, WithExportConfig,
+    WithHttpConfig, WithTonicConfig,
 };
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -23,21 +22,21 @@ use tokio_util::task::TaskTracker;
 use tonic::transport::Endpoint;
 use tower_service::Service;
 
-use super::settings::{Protocol, Settings};
+use crate::config::{OtelConfig, Protocol};
 use crate::net::{self, Stream, Url};
 use crate::tls;
 
-/// Attempts after the first, each twice as long after the last: more than six seconds in all, in which a collector may restart.
+/// Retries with doubling pauses: more than six seconds in all, in which a collector may restart.
 const RETRIES: usize = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The library's exporter, connected when it is first used. gRPC's tasks are `tasks`' to join, and end with `alive`; the ones
-/// of HTTP end with the exporter.
+/// The library's exporter, which connects on first use. Tasks of gRPC are spawned on `tasks` and end with `alive`; those of
+/// HTTP end with the exporter.
 ///
 /// # Errors
-/// What the library does not take.
+/// The setting that the library refuses.
 pub(super) fn exporter(
-    settings: &Settings,
+    config: &OtelConfig,
     connector: Connector,
     tasks: TaskTracker,
     alive: CancellationToken,
@@ -45,67 +44,69 @@ pub(super) fn exporter(
     let retry = RetryPolicy::recommended()
         .with_max_retries(RETRIES)
         .with_max_delay(LONGEST_PAUSE);
-    // The transport ends an attempt; what the library is told is the end of all attempts.
-    match settings.protocol {
+    // The transport has the timeout of one attempt, the library that of all attempts.
+    match config.protocol {
         Protocol::Grpc => {
-            let endpoint = Endpoint::from_shared(settings.endpoint.to_string())
+            let endpoint = Endpoint::from_shared(config.endpoint.to_string())
                 .map_err(|error| ExporterBuildError::InvalidConfiguration(error.to_string()))?
-                .timeout(settings.timeout)
+                .timeout(config.timeout)
                 .executor(Tracked { tasks, alive });
             SpanExporter::builder()
                 .with_tonic()
                 .with_channel(endpoint.connect_with_connector_lazy(connector))
                 .with_retry_policy(retry)
-                .with_timeout(settings.export_timeout)
+                .with_timeout(config.export_timeout)
                 .build()
         }
         Protocol::Http => SpanExporter::builder()
             .with_http()
-            .with_protocol(Spoken::HttpBinary)
-            .with_endpoint(format!("{}{}", settings.endpoint, settings.path))
-            .with_http_client(HyperClient::new(connector, settings.timeout, None))
+            .with_protocol(OtlpProtocol::HttpBinary)
+            .with_endpoint(format!("{}{}", config.endpoint, config.path))
+            .with_http_client(HyperClient::new(connector, config.timeout, None))
             .with_retry_policy(retry)
-            .with_timeout(settings.export_timeout)
+            .with_timeout(config.export_timeout)
             .build(),
     }
 }
 
-/// Connects to the collector, whatever it is asked for: there is one.
+/// Connects to the collector, whichever URI is requested: there is one.
 #[derive(Clone, Debug)]
 pub(super) struct Connector {
-    to: Arc<To>,
+    target: Arc<Target>,
 }
 
 #[derive(Debug)]
-struct To {
+struct Target {
     url: Url,
     tls: Option<tls::Collector>,
     http2: bool,
     timeout: Duration,
-    /// What the last attempt died of, until it is asked for: the library keeps that to itself for HTTP.
+    /// Error of the last attempt to connect, until it is taken: for HTTP the library does not report it.
     failure: Mutex<Option<String>>,
 }
 
 impl Connector {
-    /// One to the collector of `settings`, by TLS if there is `tls`.
-    pub(super) fn new(settings: &Settings, tls: Option<tls::Collector>) -> Connector {
-        let to = To {
-            url: settings.endpoint.clone(),
+    /// A connector to the collector of `config`, with TLS if `tls` is given.
+    pub(super) fn new(config: &OtelConfig, tls: Option<tls::Collector>) -> Connector {
+        let target = Target {
+            url: config.endpoint.clone(),
             tls,
-            http2: settings.protocol == Protocol::Grpc,
-            timeout: settings.timeout,
+            http2: config.protocol == Protocol::Grpc,
+            timeout: config.timeout,
             failure: Mutex::new(None),
         };
-        Connector { to: Arc::new(to) }
+        Connector {
+            target: Arc::new(target),
+        }
     }
 
-    /// Why no connection was made, once.
+    /// Takes the error of the last attempt to connect.
     pub(super) fn take_failure(&self) -> Option<String> {
-        self.to.failure.lock().take()
+        self.target.failure.lock().take()
     }
 }
 
-impl To {
+impl Target {
     async fn connect(&self) -> io::Result<Io> {
         let connecting = async {
             match &self.tls {
@@ -137,12 +138,12 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let to = Arc::clone(&self.to);
-        Box::pin(async move { to.connect().await })
+        let target = Arc::clone(&self.target);
+        Box::pin(async move { target.connect().await })
     }
 }
 
-/// A connection as hyper's client wants it.
+/// A connection for hyper's client.
 pub(super) struct Io(TokioIo<Stream>);
 
 impl Connection for Io {
@@ -171,7 +172,7 @@ impl Write for Io {
     }
 }
 
-/// Runs tasks where they are joined.
+/// Spawns tasks on a tracker that the caller joins.
 struct Tracked {
     tasks: TaskTracker,
     alive: CancellationToken,

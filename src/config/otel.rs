@@ -1,60 +1,61 @@
-//! OpenTelemetry's own variables, `OTEL_…`, unchanged: where traces go, which, and how. Read once, before a port is bound.
+//! OpenTelemetry's environment variables, `OTEL_…`, under their own names. Read once, before a port is bound.
 //!
-//! Tracing is off unless an endpoint or an exporter is named. What cannot be meant is refused, with what to write instead: the
-//! library would take a default, or leave it out. What is only checked here the library reads by itself.
+//! Tracing is off unless an endpoint or an exporter is set. Invalid values are refused, with what to write instead; the
+//! library would use a default or ignore them. Headers, resource attributes and compression are only checked here: the
+//! library reads them itself.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{HeaderName, Uri};
+use opentelemetry_sdk::trace::Sampler;
 
 use crate::net::{Address, Url};
-use crate::telemetry::trace::{Ratio, Sampler};
 
-/// What OTLP is spoken over.
+/// Transport of OTLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// gRPC.
     Grpc,
-    /// POSTs of protobuf.
+    /// HTTP/1.1, protobuf in POST requests.
     Http,
 }
 
-/// Where traces go, which, and how.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// The collector.
+/// Destination, selection and batching of traces.
+#[derive(Clone, Debug)]
+pub struct OtelConfig {
+    /// URL of the collector.
     pub endpoint: Url,
-    /// Its path; of no meaning to gRPC.
+    /// Path on the collector; unused with gRPC.
     pub path: String,
-    /// How it is spoken to.
+    /// Transport.
     pub protocol: Protocol,
-    /// How long the collector may take for one request.
+    /// Time limit for one request.
     pub timeout: Duration,
-    /// The CA of its certificate; else the system's.
+    /// File of the CA that issued its certificate; by default the system's CAs.
     pub certificate: Option<PathBuf>,
-    /// The certificate shown to it, and its key.
+    /// Files of the client certificate and its key.
     pub client: Option<(PathBuf, PathBuf)>,
-    /// Which traces are recorded.
+    /// Selection of traces.
     pub sampler: Sampler,
-    /// What rangecache is called, if not rangecache.
+    /// Service name; by default `rangecache`.
     pub service: Option<String>,
-    /// How long a span waits for others to leave with.
+    /// Longest time that a span waits for a batch.
     pub schedule_delay: Duration,
-    /// How long an export may take with all its attempts.
+    /// Time limit for an export with all its attempts.
     pub export_timeout: Duration,
-    /// Spans that may wait; further ones are dropped.
+    /// Spans in the queue; more are dropped.
     pub max_queue_size: usize,
-    /// Spans of one request.
+    /// Spans in one request.
     pub max_batch_size: usize,
 }
 
-/// A variable whose value cannot be meant.
+/// An invalid value of a variable, with what to write instead.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{name} is {value:?}: {remedy}")]
-pub struct SettingsError {
+pub struct OtelError {
     name: &'static str,
-    /// Not of headers, which may be secret.
+    /// Masked for headers, which may be secret.
     value: String,
     remedy: String,
 }
@@ -65,10 +66,10 @@ const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 const QUEUE_SIZE: &str = "OTEL_BSP_MAX_QUEUE_SIZE";
 const BATCH_SIZE: &str = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE";
-/// Where OTLP over HTTP takes traces, below an endpoint for all signals.
+/// Path of traces below an HTTP endpoint for all signals.
 const TRACES_PATH: &str = "v1/traces";
 
-/// Looks variables up; an empty one counts as not set.
+/// Looks up variables; an empty one counts as not set.
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
@@ -77,12 +78,12 @@ impl Variables<'_> {
         Some((name, value)).filter(|(_, value)| !value.is_empty())
     }
 
-    /// The variable for traces alone, else the one for all signals.
+    /// The variable for traces, otherwise the one for all signals.
     fn either(&self, traces: &'static str, all: &'static str) -> Option<(&'static str, String)> {
         self.get(traces).or_else(|| self.get(all))
     }
 
-    fn number<T: std::str::FromStr>(&self, name: &'static str, default: T) -> Result<T, SettingsError> {
+    fn number<T: std::str::FromStr>(&self, name: &'static str, default: T) -> Result<T, OtelError> {
         match self.get(name) {
             None => Ok(default),
             Some((name, value)) => value
@@ -91,7 +92,7 @@ impl Variables<'_> {
         }
     }
 
-    fn millis(&self, name: &'static str, default: u64) -> Result<Duration, SettingsError> {
+    fn millis(&self, name: &'static str, default: u64) -> Result<Duration, OtelError> {
         let millis = self.number(name, default)?;
         if millis == 0 {
             return Err(refused(name, "0", "write a number of milliseconds above 0"));
@@ -105,28 +106,30 @@ impl Variables<'_> {
     }
 }
 
-fn refused(name: &'static str, value: impl Into<String>, remedy: impl Into<String>) -> SettingsError {
-    SettingsError {
+fn refused(name: &'static str, value: impl Into<String>, remedy: impl Into<String>) -> OtelError {
+    OtelError {
         name,
         value: value.into(),
         remedy: remedy.into(),
     }
 }
 
-impl Settings {
-    /// As this process's environment has it; `None` where tracing is off.
+impl OtelConfig {
+    /// Reads the environment of this process; `None` if tracing is off.
     ///
     /// # Errors
-    /// The first variable whose value cannot be meant.
-    pub fn from_env() -> Result<Option<Settings>, SettingsError> {
-        Settings::of(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+    /// The first invalid variable.
+    pub fn from_env() -> Result<Option<OtelConfig>, OtelError> {
+        OtelConfig::from_variables(&|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
     }
 
-    /// As `look_up` has it.
+    /// Reads the variables that `look_up` returns; `None` if tracing is off.
     ///
     /// # Errors
-    /// The first variable whose value cannot be meant.
-    pub fn of(look_up: &dyn Fn(&str) -> Option<String>) -> Result<Option<Settings>, SettingsError> {
+    /// The first invalid variable.
+    pub fn from_variables(look_up: &dyn Fn(&str) -> Option<String>) -> Result<Option<OtelConfig>, OtelError> {
         let variables = Variables(look_up);
         if variables.is_true("OTEL_SDK_DISABLED") {
             return Ok(None);
@@ -178,7 +181,7 @@ impl Settings {
         check_compression(&variables)?;
         check_headers(&variables)?;
         check_resource(&variables)?;
-        Ok(Some(Settings {
+        Ok(Some(OtelConfig {
             endpoint,
             path,
             protocol,
@@ -200,7 +203,7 @@ impl Settings {
     }
 }
 
-fn protocol(variables: &Variables<'_>) -> Result<Protocol, SettingsError> {
+fn protocol(variables: &Variables<'_>) -> Result<Protocol, OtelError> {
     let named = variables.either(
         "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
         "OTEL_EXPORTER_OTLP_PROTOCOL",
@@ -213,7 +216,7 @@ fn protocol(variables: &Variables<'_>) -> Result<Protocol, SettingsError> {
     }
 }
 
-fn check_compression(variables: &Variables<'_>) -> Result<(), SettingsError> {
+fn check_compression(variables: &Variables<'_>) -> Result<(), OtelError> {
     let named = variables.either(
         "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
         "OTEL_EXPORTER_OTLP_COMPRESSION",
@@ -226,7 +229,7 @@ fn check_compression(variables: &Variables<'_>) -> Result<(), SettingsError> {
     }
 }
 
-fn queue(variables: &Variables<'_>) -> Result<(usize, usize), SettingsError> {
+fn queue(variables: &Variables<'_>) -> Result<(usize, usize), OtelError> {
     let queue_size: usize = variables.number(QUEUE_SIZE, 2048)?;
     if !(1..=1 << 20).contains(&queue_size) {
         let given = queue_size.to_string();
@@ -246,7 +249,7 @@ fn at(
     protocol: Protocol,
     name: &'static str,
     value: &str,
-) -> Result<(Url, String), SettingsError> {
+) -> Result<(Url, String), OtelError> {
     let example = match protocol {
         Protocol::Grpc => "http://localhost:4317",
         Protocol::Http => "http://localhost:4318",
@@ -307,7 +310,7 @@ fn tcp(tls: bool, host: &str, port: u16) -> Url {
     Url { tls, address }
 }
 
-fn check_headers(variables: &Variables<'_>) -> Result<(), SettingsError> {
+fn check_headers(variables: &Variables<'_>) -> Result<(), OtelError> {
     let named = variables.either("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS");
     match named {
         Some((name, list)) if !names(&list).all(|name| name.is_some_and(is_header)) => {
@@ -322,7 +325,7 @@ fn is_header(name: &str) -> bool {
     name.parse::<HeaderName>().is_ok()
 }
 
-fn check_resource(variables: &Variables<'_>) -> Result<(), SettingsError> {
+fn check_resource(variables: &Variables<'_>) -> Result<(), OtelError> {
     match variables.get("OTEL_RESOURCE_ATTRIBUTES") {
         Some((name, list)) if !names(&list).all(|name| name.is_some()) => {
             Err(refused(name, list, "write name=value,name=value"))
@@ -331,7 +334,7 @@ fn check_resource(variables: &Variables<'_>) -> Result<(), SettingsError> {
     }
 }
 
-/// The names of `name=value,name=value`; a part that is no such pair is `None`.
+/// The names in `name=value,name=value`; `None` for a part of another form.
 fn names(list: &str) -> impl Iterator<Item = Option<&str>> {
     let parts = list.split(',').filter(|part| !part.trim().is_empty());
     parts.map(|part| {
@@ -340,25 +343,21 @@ fn names(list: &str) -> impl Iterator<Item = Option<&str>> {
     })
 }
 
-fn sampler(variables: &Variables<'_>) -> Result<Sampler, SettingsError> {
+fn sampler(variables: &Variables<'_>) -> Result<Sampler, OtelError> {
     let name = variables.get(SAMPLER).map(|(_, name)| name);
     let name = name.as_deref().unwrap_or("parentbased_always_on");
-    let is_parent_based = name.starts_with("parentbased_");
     let root = match name.trim_start_matches("parentbased_") {
-        "always_on" => Ratio::All,
-        "always_off" => Ratio::None,
+        "always_on" => Sampler::AlwaysOn,
+        "always_off" => Sampler::AlwaysOff,
         "traceidratio" => {
-            let (_, share) = variables
+            let (_, ratio) = variables
                 .get(SAMPLER_ARG)
                 .unwrap_or((SAMPLER_ARG, "1".to_owned()));
-            match share.parse::<f64>() {
-                Ok(number) if (0.0..=1.0).contains(&number) => Ratio::of(number),
+            match ratio.parse::<f64>() {
+                Ok(number) if (0.0..=1.0).contains(&number) => Sampler::TraceIdRatioBased(number),
                 _ => {
-                    return Err(refused(
-                        SAMPLER_ARG,
-                        share,
-                        "write a share from 0 to 1, for example 0.01",
-                    ));
+                    let remedy = "write a ratio from 0 to 1, for example 0.01";
+                    return Err(refused(SAMPLER_ARG, ratio, remedy));
                 }
             }
         }
@@ -368,9 +367,10 @@ fn sampler(variables: &Variables<'_>) -> Result<Sampler, SettingsError> {
             return Err(refused(SAMPLER, name, remedy));
         }
     };
-    Ok(Sampler {
-        is_parent_based,
-        root,
+    Ok(if name.starts_with("parentbased_") {
+        Sampler::ParentBased(Box::new(root))
+    } else {
+        root
     })
 }
 
@@ -378,20 +378,20 @@ fn sampler(variables: &Variables<'_>) -> Result<Sampler, SettingsError> {
 mod tests {
     use super::*;
 
-    fn settings(variables: &[(&str, &str)]) -> Result<Option<Settings>, String> {
+    fn settings(variables: &[(&str, &str)]) -> Result<Option<OtelConfig>, String> {
         let look_up = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        Settings::of(&look_up).map_err(|error| error.to_string())
+        OtelConfig::from_variables(&look_up).map_err(|error| error.to_string())
     }
 
-    fn on(variables: &[(&str, &str)]) -> Settings {
+    fn on(variables: &[(&str, &str)]) -> OtelConfig {
         settings(variables).unwrap().expect("tracing is on")
     }
 
     #[test]
-    fn it_is_off_unless_asked_for() {
+    fn tracing_is_off_by_default() {
         for variables in [
             &[][..],
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
@@ -405,7 +405,7 @@ mod tests {
                 ("OTEL_SDK_DISABLED", "TRUE"),
             ],
         ] {
-            assert_eq!(settings(variables), Ok(None), "{variables:?}");
+            assert!(settings(variables).unwrap().is_none(), "{variables:?}");
         }
         let defaults = on(&[("OTEL_TRACES_EXPORTER", "otlp")]);
         assert_eq!(defaults.endpoint.to_string(), "http://localhost:4318");
@@ -414,17 +414,11 @@ mod tests {
             ("/v1/traces", Protocol::Http)
         );
         assert_eq!((defaults.max_queue_size, defaults.max_batch_size), (2048, 512));
-        assert_eq!(
-            defaults.sampler,
-            Sampler {
-                is_parent_based: true,
-                root: Ratio::All
-            }
-        );
+        assert_eq!(format!("{:?}", defaults.sampler), "ParentBased(AlwaysOn)");
     }
 
     #[test]
-    fn endpoints() {
+    fn endpoints_follow_the_protocol() {
         const GRPC: (&str, &str) = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
         const HTTP: (&str, &str) = ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf");
         for (variables, url, path) in [
@@ -464,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_meant_is_refused_with_a_remedy() {
+    fn invalid_values_are_refused_with_a_remedy() {
         const AT: (&str, &str) = (ENDPOINT, "http://a:1");
         for (variables, says) in [
             (&[(ENDPOINT, "a:4318")][..], "write a URL"),

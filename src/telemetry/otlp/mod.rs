@@ -1,24 +1,16 @@
-//! Traces on their way to a collector (OTLP over gRPC or HTTP).
+//! Export of spans to a collector (OTLP over gRPC or HTTP).
 //!
-//! | file | what it is about |
-//! |---|---|
-//! | `settings` | OpenTelemetry's own variables |
-//! | `convert` | spans as the library has them |
-//! | `transport` | what the library's exporter speaks over |
+//! OpenTelemetry's library encodes, sends and retries. This room adds what it lacks: a queue whose senders never wait, counts
+//! of dropped and failed spans, one log line per outage, and connections with our own TLS (`transport`).
 //!
-//! OpenTelemetry's own library encodes, sends and tries again; here is what it is not asked for: a queue that nobody waits
-//! for, the counts, one line in the log, and connections.
-//!
-//! A collector that is slow, down or absent costs spans and nothing else: the queue in front of this room is bounded, whoever
-//! fills it never waits, and what has no room or does not arrive is counted. This room uses `net`, `tls` and `telemetry`; only `main` uses it.
+//! A collector that is slow, down or absent costs spans and nothing else: the queue is bounded, and spans that find it full
+//! or are not delivered are counted. Uses `config`, `net`, `tls` and the rest of `telemetry`; only `main` uses it.
 
-mod convert;
-mod settings;
 mod transport;
 
 use std::time::Duration;
 
-use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry::KeyValue;
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::resource::{EnvResourceDetector, ResourceDetector, TelemetryResourceDetector};
@@ -28,27 +20,25 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use settings::{Protocol, Settings, SettingsError};
-
+use crate::config::OtelConfig;
 use crate::telemetry::metrics::SpanCounters;
 use crate::telemetry::trace::{Span, Tracer};
 use crate::tls::{self, FileError};
 use transport::Connector;
 
-/// What the last spans get at a stop.
+/// Time limit for exporting the last spans when rangecache stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Takes spans to a collector.
+/// Exports spans to a collector.
 #[derive(Debug)]
 pub struct Exporter {
-    settings: Settings,
+    config: OtelConfig,
     connector: Connector,
-    scope: InstrumentationScope,
     queue: mpsc::Receiver<Span>,
-    /// Gathered, and not on its way yet.
+    /// Spans received and not exported yet.
     batch: Vec<Span>,
     counters: SpanCounters,
-    /// Whether the log knows that the collector does not take spans.
+    /// Whether the current outage of the collector has been logged.
     is_failing: bool,
 }
 
@@ -56,22 +46,21 @@ impl Exporter {
     /// Returns the exporter and the tracer whose spans [`Exporter::run`] exports, counted in `counters`.
     ///
     /// # Errors
-    /// What is wrong with which of the files for TLS.
-    pub fn open(settings: Settings, counters: SpanCounters) -> Result<(Exporter, Tracer), FileError> {
-        let tls = if settings.endpoint.tls {
+    /// The TLS file that is invalid, and why.
+    pub fn open(config: OtelConfig, counters: SpanCounters) -> Result<(Exporter, Tracer), FileError> {
+        let tls = if config.endpoint.tls {
             Some(tls::Collector::open(
-                settings.certificate.clone(),
-                settings.client.clone(),
+                config.certificate.clone(),
+                config.client.clone(),
             )?)
         } else {
             None
         };
-        let (spans, queue) = mpsc::channel(settings.max_queue_size);
-        let tracer = Tracer::new(settings.sampler, spans, counters.dropped.clone());
+        let (spans, queue) = mpsc::channel(config.max_queue_size);
+        let tracer = Tracer::new(config.sampler.clone(), spans, counters.dropped.clone());
         let exporter = Exporter {
-            connector: Connector::new(&settings, tls),
-            scope: convert::scope(),
-            settings,
+            connector: Connector::new(&config, tls),
+            config,
             queue,
             batch: Vec::new(),
             counters,
@@ -80,14 +69,14 @@ impl Exporter {
         Ok((exporter, tracer))
     }
 
-    /// Exports batches until `stop`, and then what is left. gRPC's connections are `tasks`' to join.
+    /// Exports batches until `stop` is cancelled, and then the rest. Tasks of gRPC connections are spawned on `tasks`.
     pub async fn run(mut self, tasks: TaskTracker, stop: CancellationToken) {
-        let settings = &self.settings;
-        tracing::info!(endpoint = %settings.endpoint, protocol = ?settings.protocol, sampler = ?settings.sampler,
+        let config = &self.config;
+        tracing::info!(endpoint = %config.endpoint, protocol = ?config.protocol, sampler = ?config.sampler,
             "exporting traces");
         let alive = CancellationToken::new();
         let connector = self.connector.clone();
-        let mut exporter = match transport::exporter(settings, connector, tasks, alive.clone()) {
+        let mut exporter = match transport::exporter(config, connector, tasks, alive.clone()) {
             Ok(exporter) => exporter,
             Err(error) => {
                 tracing::error!(%error, "traces are not exported");
@@ -95,10 +84,10 @@ impl Exporter {
             }
         };
         let _connected = alive.drop_guard();
-        exporter.set_resource(&resource(settings.service.as_deref()));
-        while stop.run_until_cancelled(self.gather()).await.is_some() {
+        exporter.set_resource(&resource(config.service.as_deref()));
+        while stop.run_until_cancelled(self.receive_batch()).await.is_some() {
             let batch = std::mem::take(&mut self.batch);
-            // At a stop an export under way has a last chance.
+            // After `stop`, an export in flight gets FLUSH_TIMEOUT to complete.
             let last_chance = async {
                 stop.cancelled().await;
                 tokio::time::sleep(FLUSH_TIMEOUT).await;
@@ -115,7 +104,7 @@ impl Exporter {
         let flushing = async {
             loop {
                 let mut batch = std::mem::take(&mut self.batch);
-                while batch.len() < self.settings.max_batch_size
+                while batch.len() < self.config.max_batch_size
                     && let Ok(span) = self.queue.try_recv()
                 {
                     batch.push(span);
@@ -131,10 +120,10 @@ impl Exporter {
         }
     }
 
-    /// Gathers spans until there are enough of them, or the first has waited long enough. Cancelled, it leaves them where
-    /// they are.
-    async fn gather(&mut self) {
-        let size = self.settings.max_batch_size;
+    /// Receives spans until a batch is full, or its first span has waited long enough. Cancel safe: received spans stay in
+    /// the batch.
+    async fn receive_batch(&mut self) {
+        let size = self.config.max_batch_size;
         let mut due = None;
         while self.batch.len() < size {
             let room = size - self.batch.len();
@@ -147,49 +136,45 @@ impl Exporter {
                 },
             };
             if received == 0 {
-                // Nobody is left who could send any.
+                // All senders are dropped: no span can arrive any more.
                 std::future::pending().await
             }
-            due.get_or_insert_with(|| Instant::now() + self.settings.schedule_delay);
+            due.get_or_insert_with(|| Instant::now() + self.config.schedule_delay);
         }
     }
 
     async fn export(&mut self, exporter: &SpanExporter, batch: Vec<Span>) {
         let spans = batch.len() as u64;
-        let batch = batch
-            .into_iter()
-            .map(|span| convert::span_data(span, self.scope.clone()))
-            .collect();
-        // The library begins no attempt after its end, but lets one go on.
-        let exporting = tokio::time::timeout(self.settings.export_timeout, exporter.export(batch));
+        // The library starts no attempt after its timeout, but does not abort the last one.
+        let exporting = tokio::time::timeout(self.config.export_timeout, exporter.export(batch));
         let reason = match exporting.await {
             Ok(Ok(())) => {
                 self.counters.exported.inc_by(spans);
                 if std::mem::take(&mut self.is_failing) {
-                    tracing::info!(endpoint = %self.settings.endpoint, "the collector takes traces again");
+                    tracing::info!(endpoint = %self.config.endpoint, "the collector accepts traces again");
                 }
                 return;
             }
             Ok(Err(error)) => error.to_string(),
-            Err(_) => format!("no answer within {:?}", self.settings.export_timeout),
+            Err(_) => format!("no response within {:?}", self.config.export_timeout),
         };
         self.counters.failed.inc_by(spans);
         match self.connector.take_failure() {
-            Some(failure) if !reason.contains(&failure) => self.say(&format!("{reason}: {failure}")),
-            _ => self.say(&reason),
+            Some(failure) if !reason.contains(&failure) => self.log_failure(&format!("{reason}: {failure}")),
+            _ => self.log_failure(&reason),
         }
     }
 
-    /// Says once that the collector does not take spans.
-    fn say(&mut self, reason: &str) {
+    /// Logs the first failure of an outage.
+    fn log_failure(&mut self, reason: &str) {
         if !std::mem::replace(&mut self.is_failing, true) {
-            tracing::warn!(endpoint = %self.settings.endpoint, reason,
-                "traces are not exported; requests are served as ever, and spans that find no room are dropped");
+            tracing::warn!(endpoint = %self.config.endpoint, reason,
+                "traces are not exported; requests are served as usual, and spans that find the queue full are dropped");
         }
     }
 }
 
-/// Who rangecache is. The library knows all but its name.
+/// Resource attributes: service name and version, and what the environment adds.
 fn resource(service: Option<&str>) -> Resource {
     let detectors: [Box<dyn ResourceDetector>; 2] = [
         Box::new(TelemetryResourceDetector),

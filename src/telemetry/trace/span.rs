@@ -1,0 +1,109 @@
+//! Attributes, children and errors of spans.
+
+use std::borrow::Cow;
+use std::time::SystemTime;
+
+use opentelemetry::trace::{Link, SpanContext, SpanId, SpanKind, Status};
+use opentelemetry::{InstrumentationScope, KeyValue, Value};
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+
+use super::context::child_context;
+use crate::net::{Address, Url};
+
+/// How rangecache fills in a span.
+pub trait SpanExt {
+    /// Adds an attribute.
+    fn set(&mut self, name: &'static str, value: impl Into<Value>);
+    /// Adds an attribute that counts keys or bytes.
+    fn set_count(&mut self, name: &'static str, count: u64);
+    /// Adds the address of the endpoint that the span's call went to.
+    fn set_endpoint(&mut self, endpoint: &Url);
+    /// Marks the span as failed.
+    fn fail(&mut self, reason: impl Into<Cow<'static, str>>);
+    /// Links the span to a span of another trace that it waited for.
+    fn link(&mut self, context: SpanContext);
+    /// A span below this one, which starts at `start_time`.
+    #[must_use]
+    fn child(&self, name: &'static str, start_time: SystemTime) -> SpanData;
+}
+
+impl SpanExt for SpanData {
+    fn set(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.attributes.push(KeyValue::new(name, value));
+    }
+
+    fn set_count(&mut self, name: &'static str, count: u64) {
+        self.set(name, i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    fn set_endpoint(&mut self, endpoint: &Url) {
+        match &endpoint.address {
+            Address::Tcp { host, port } => {
+                self.set("server.address", host.clone());
+                self.set("server.port", i64::from(*port));
+            }
+            Address::Unix(path) => self.set("server.address", path.display().to_string()),
+        }
+    }
+
+    fn fail(&mut self, reason: impl Into<Cow<'static, str>>) {
+        self.status = Status::error(reason);
+    }
+
+    fn link(&mut self, context: SpanContext) {
+        self.links.links.push(Link::with_context(context));
+    }
+
+    fn child(&self, name: &'static str, start_time: SystemTime) -> SpanData {
+        SpanData {
+            parent_span_id: self.span_context.span_id(),
+            ..begun(name, child_context(&self.span_context), start_time)
+        }
+    }
+}
+
+/// A span without a parent that has begun at `start_time`.
+pub(super) fn begun(name: &'static str, span_context: SpanContext, start_time: SystemTime) -> SpanData {
+    SpanData {
+        span_context,
+        parent_span_id: SpanId::INVALID,
+        parent_span_is_remote: false,
+        span_kind: SpanKind::Internal,
+        name: Cow::Borrowed(name),
+        start_time,
+        end_time: start_time,
+        attributes: Vec::new(),
+        dropped_attributes_count: 0,
+        events: SpanEvents::default(),
+        links: SpanLinks::default(),
+        status: Status::Unset,
+        instrumentation_scope: InstrumentationScope::builder("rangecache")
+            .with_version(env!("CARGO_PKG_VERSION"))
+            .build(),
+    }
+}
+
+/// OpenTelemetry's name of a gRPC status code.
+#[must_use]
+pub fn status_code(code: u16) -> &'static str {
+    const NAMES: [&str; 17] = [
+        "OK",
+        "CANCELLED",
+        "UNKNOWN",
+        "INVALID_ARGUMENT",
+        "DEADLINE_EXCEEDED",
+        "NOT_FOUND",
+        "ALREADY_EXISTS",
+        "PERMISSION_DENIED",
+        "RESOURCE_EXHAUSTED",
+        "FAILED_PRECONDITION",
+        "ABORTED",
+        "OUT_OF_RANGE",
+        "UNIMPLEMENTED",
+        "INTERNAL",
+        "UNAVAILABLE",
+        "DATA_LOSS",
+        "UNAUTHENTICATED",
+    ];
+    NAMES.get(usize::from(code)).copied().unwrap_or("UNKNOWN")
+}
