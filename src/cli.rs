@@ -63,22 +63,23 @@ const DOCTOR_SUMMARY: &str =
 
 /// Text above the flags of `doctor`.
 const DOCTOR: &str = "Examine etcd and report what would be cached, in how much memory, and what prevents it.\n\n\
-    Takes the flags and the environment of serving: put doctor in front of them. It reads a few values of each prefix to \
-    estimate their size, and counts keys with at most a fifth of one of etcd's cores; it writes nothing and needs no running \
-    rangecache.\n\n\
+    Takes the flags and the environment of serving: put doctor in front of them. It reads a few values of each \
+    prefix to estimate their size, and counts keys with at most a fifth of one of etcd's cores; it writes nothing and \
+    needs no running rangecache.\n\n\
     The exit code is 0 if rangecache would serve, warnings included, 1 if there is a problem, and 64 for misuse.";
 
 /// Text below the flags of `doctor`.
 const DOCTOR_EXAMPLES: &str = "Examples:\n  \
     rangecache doctor --endpoints http://127.0.0.1:2379\n      \
     what would be mirrored, and whether it fits\n  \
-    rangecache doctor --endpoints https://etcd:2379 --cacert ca.crt --cert client.crt --key client.key --output json\n      \
+    rangecache doctor --endpoints https://etcd:2379 --cacert ca.crt --cert client.crt --key client.key \\\n      \
+    --output json\n      \
     for scripts: the exit code, or .result, which is ok, warning or bad";
 
 /// Text above the flags of `config`.
 const SETTINGS: &str = "Print the effective settings as environment variables, grouped by where they come from.\n\n\
-    Takes the flags and the environment of serving, checks them, and exits with 64 if they are invalid. The output can be used \
-    as an environment file; secrets are masked.";
+    Takes the flags and the environment of serving, checks them, and exits with 64 if they are invalid. The output can \
+    be used as an environment file; secrets are masked.";
 
 /// The whole command line.
 #[must_use]

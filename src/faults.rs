@@ -1,25 +1,25 @@
-//! Faults that a test plants in a running rangecache: only in builds with debug assertions, and only where the environment
-//! sets `RANGECACHE_TEST_FAULTS`. In a release build nothing of this is left.
+//! Faults that tests inject into a running rangecache: only in builds with debug assertions, and only if the
+//! environment sets `RANGECACHE_TEST_FAULTS`. Release builds contain none of it.
 //!
-//! A request with the metadata `rangecache-test-fault: NAME` arms a fault; the code that carries out what the name says
-//! trips over it, once. A leaf.
+//! A request with the metadata `rangecache-test-fault: NAME` arms a fault; the code that the fault concerns triggers
+//! it, once. A leaf.
 
-/// What can go wrong.
+/// A fault that a request can arm; the name in the metadata is at the end of each line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The request that names it panics: `request`.
     Request,
-    /// The body of the answer to the request that names it panics: `body`.
+    /// The body of the response to the request that names it panics: `body`.
     Body,
     /// The next response to a feed panics its mirror's task: `feed`.
     Feed,
     /// The next quorum check panics: `check`.
     Check,
-    /// The next beat of the probe panics: `probe`.
+    /// The next tick of the probe panics: `probe`.
     Probe,
-    /// A key is lost from a mirror: `corrupt`.
+    /// A key is removed from each mirror: `corrupt`.
     Corrupt,
-    /// The next quorum check that etcd answers is told to nobody until `release`: `hold`.
+    /// The next successful quorum check is not reported until `release`: `hold`.
     Hold,
 }
 
@@ -39,7 +39,7 @@ mod armed {
         1 << fault as u8
     }
 
-    /// Arms what the request asks for.
+    /// Arms the fault that the request names.
     pub fn arm(headers: &http::HeaderMap) {
         static ALLOWED: OnceLock<bool> = OnceLock::new();
         let Some(name) = headers.get("rangecache-test-fault") else {
@@ -62,7 +62,7 @@ mod armed {
         ARMED.fetch_or(bit(fault), Ordering::SeqCst);
     }
 
-    /// Whether `fault` is armed; disarms it.
+    /// Whether `fault` is armed. Disarms it.
     pub fn is_armed(fault: Fault) -> bool {
         ARMED.load(Ordering::Relaxed) & bit(fault) != 0
             && ARMED.fetch_and(!bit(fault), Ordering::SeqCst) & bit(fault) != 0
@@ -74,7 +74,7 @@ pub use armed::{arm, is_armed};
 
 /// Panics if `fault` is armed.
 #[inline]
-#[allow(clippy::panic, reason = "that is what it is for")]
+#[allow(clippy::panic, reason = "the purpose of the fault")]
 pub fn trip(fault: Fault) {
     #[cfg(debug_assertions)]
     if is_armed(fault) {
@@ -84,8 +84,8 @@ pub fn trip(fault: Fault) {
     let _ = fault;
 }
 
-/// Waits for the request that releases it, if `fault` is armed.
-#[allow(clippy::unused_async, reason = "nothing waits in a release build")]
+/// Waits for the request `release` if `fault` is armed.
+#[allow(clippy::unused_async, reason = "release builds do not wait")]
 pub async fn hold(fault: Fault) {
     #[cfg(debug_assertions)]
     if is_armed(fault) {

@@ -289,7 +289,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves until a signal, or until a task refuses to go on, and drains.
+    /// Serves until a signal, or until a task refuses to continue, and drains.
     async fn run(mut self, shutdown_timeout: Duration) -> anyhow::Result<ExitCode> {
         let code = tokio::select! {
             _ = self.terminate.recv() => ExitCode::SUCCESS,

@@ -1,18 +1,18 @@
-//! How much memory this process may use. A leaf.
+//! Memory limit of this process. A leaf.
 
 use std::path::{Path, PathBuf};
 
-/// What is assumed where nothing can be read.
+/// Assumed limit in bytes if nothing can be read.
 const UNKNOWN_BYTES: u64 = 2 << 30;
 
-/// The memory that this process may use, in bytes: the tightest limit of its control groups, nested ones included, else the
+/// Memory that this process may use in bytes: the lowest limit of its control groups and their parents, otherwise the
 /// machine's memory.
 #[must_use]
 pub fn limit_bytes() -> u64 {
     limit_below(Path::new("/"))
 }
 
-/// As [`limit_bytes`], with the files of a system under `root`.
+/// [`limit_bytes`] with the system files below `root`.
 fn limit_below(root: &Path) -> u64 {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
     let machine = machine_bytes(&read("proc/meminfo")).unwrap_or(UNKNOWN_BYTES);
@@ -27,8 +27,8 @@ fn machine_bytes(meminfo: &str) -> Option<u64> {
     Some(kib * 1024)
 }
 
-/// The limits of the group that a line of `/proc/self/cgroup` names (`id:controllers:path`), and of all groups around it. A
-/// container sees its own group as the root, or its path as the host has it: whatever exists is read.
+/// Limits of the group that a line of `/proc/self/cgroup` names (`id:controllers:path`), and of its parents. A
+/// container sees its own group as the root, or under the path on the host: both are read if they exist.
 fn group_limits(root: &Path, line: &str) -> Vec<u64> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
@@ -44,7 +44,7 @@ fn group_limits(root: &Path, line: &str) -> Vec<u64> {
     let group = PathBuf::from(path.trim_start_matches('/'));
     let limit = |group: &Path| {
         let text = std::fs::read_to_string(root.join(mount).join(group).join(file)).ok()?;
-        // "max" is no limit.
+        // "max" means unlimited, and does not parse.
         text.trim().parse().ok()
     };
     group.ancestors().filter_map(limit).collect()
@@ -68,7 +68,7 @@ mod tests {
     const V2: &str = "sys/fs/cgroup";
 
     #[test]
-    fn the_tightest_limit_counts() {
+    fn lowest_limit_wins() {
         let root = &format!("{V2}/memory.max");
         let pod = &format!("{V2}/pods/pod1/memory.max");
         let container = &format!("{V2}/pods/pod1/c/memory.max");
@@ -93,7 +93,7 @@ mod tests {
                 vec![MACHINE, nested, (container, "1048576\n"), (pod, "2097152\n")],
                 1 << 20,
             ),
-            // The path is the host's, of which the container sees only its own group, as the root.
+            // The path is that on the host; the container sees only its own group, as the root.
             (vec![MACHINE, nested, (root, "3145728\n")], 3 << 20),
             (vec![MACHINE, nested, (container, "99999999999999\n")], 8 << 30),
             (vec![MACHINE, legacy, (legacy_limit, "4194304\n")], 4 << 20),

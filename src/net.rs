@@ -1,7 +1,7 @@
-//! Addresses and byte streams, for both sides of the proxy.
+//! Addresses and byte streams of both sides of the proxy. A leaf.
 //!
-//! [`Url`] is what a flag may hold; [`Plain`] is what the system accepts and connects; [`Stream`] is what calls go over:
-//! a [`Plain`], or one that [`tls`](crate::tls) has wrapped.
+//! [`Url`] is the value of a flag, [`Plain`] a connected socket, and [`Stream`] a socket with or without TLS, over
+//! which calls go.
 
 use std::fmt;
 use std::io;
@@ -20,47 +20,47 @@ use tokio_util::either::Either;
 /// A connected socket.
 pub type Plain = Either<TcpStream, UnixStream>;
 
-/// A connected byte stream. It passes vectored writes through, which the answer path lives on. TLS alone is boxed, so
-/// that its state does not make the others large.
+/// A connected byte stream. It supports vectored writes, on which the speed of responses depends. Only TLS is boxed, so
+/// that its state does not enlarge the other variants.
 pub type Stream = Either<Plain, Box<TlsStream<Plain>>>;
 
-/// How long unacknowledged bytes may be under way before the kernel gives the connection up: what bounds a half-open
-/// connection, together with HTTP/2 pings.
+/// Time after which the kernel closes a connection with unacknowledged bytes. Together with HTTP/2 pings, this bounds
+/// half-open connections.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long one address of a name is tried before the next is tried beside it.
-const HEAD_START: Duration = Duration::from_millis(250);
+/// Time before the next address of a host name is tried in parallel.
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// Where to connect or to listen, and whether with TLS.
+/// Address to connect to or to listen on, with or without TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Url {
-    /// `https://` and `unixs://`.
+    /// Whether the scheme is `https://` or `unixs://`.
     pub tls: bool,
-    /// Behind the scheme.
+    /// The part after the scheme.
     pub address: Address,
 }
 
 /// The address of a [`Url`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Address {
-    /// `host:port`; port 0 takes a free one when listening.
+    /// `host:port`; when listening, port 0 takes a free port.
     Tcp {
-        /// Name or address, without the brackets of an IPv6 address.
+        /// Host name or IP address, without the brackets of an IPv6 address.
         host: String,
         /// TCP port.
         port: u16,
     },
-    /// `/path` or `path` of a unix socket.
+    /// Path of a unix socket, absolute or relative.
     Unix(PathBuf),
 }
 
-/// Why a URL was refused, with what to write instead.
+/// Error in a URL, with what to write instead.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UrlError {
-    /// No `scheme://` in front.
+    /// No `scheme://`.
     #[error("{0:?} has no scheme: write http://{0}, or https://{0} for TLS")]
     NoScheme(String),
-    /// Some other scheme.
+    /// An unknown scheme.
     #[error(
         "{0:?}: unknown scheme: write http://host:port, https://host:port, unix:///path or unixs:///path"
     )]
@@ -68,13 +68,13 @@ pub enum UrlError {
     /// A host without a port.
     #[error("{0:?} has no port: write {1}://host:port, for example {1}://127.0.0.1:2379")]
     NoPort(String, &'static str),
-    /// Not a host and a port.
+    /// Invalid host or port.
     #[error("{0:?} is not a host and a port: write {1}://host:port, for example {1}://127.0.0.1:2379")]
     Malformed(String, &'static str),
     /// A unix socket without a path.
     #[error("{0:?} has no path: write unix:///path or unixs:///path")]
     NoPath(String),
-    /// Something behind the port.
+    /// A path after the port.
     #[error("{0:?} has a path: write only {1}://host:port")]
     HasPath(String, &'static str),
 }
@@ -137,7 +137,7 @@ impl fmt::Display for Url {
 }
 
 impl Url {
-    /// What goes into `:authority` of a request to this address.
+    /// Value of `:authority` in requests to this address.
     #[must_use]
     pub fn authority(&self) -> String {
         match &self.address {
@@ -147,14 +147,14 @@ impl Url {
         }
     }
 
-    /// What goes into `:scheme` of a request to this address.
+    /// Value of `:scheme` in requests to this address.
     #[must_use]
     pub fn scheme(&self) -> &'static str {
         if self.tls { "https" } else { "http" }
     }
 
-    /// The name that the server's certificate must be for: the host; for a unix socket the name of its file, as in
-    /// etcd's own client. `None` if no certificate can be for such a name.
+    /// Name that must be in the server's certificate: the host, or the file name of a unix socket, as in etcd's client.
+    /// `None` if it cannot be in a certificate.
     #[must_use]
     pub fn server_name(&self) -> Option<ServerName<'static>> {
         let name = match &self.address {
@@ -165,7 +165,7 @@ impl Url {
     }
 }
 
-/// Connects to `url`, without TLS; names are looked up anew each time.
+/// Connects to `url`, without TLS. Host names are resolved each time.
 pub async fn connect(url: &Url) -> io::Result<Plain> {
     match &url.address {
         Address::Tcp { host, port } => {
@@ -177,12 +177,12 @@ pub async fn connect(url: &Url) -> io::Result<Plain> {
     }
 }
 
-/// Connects to one of a host's addresses. The next one is tried as soon as one refuses, and beside one that is silent
-/// (RFC 8305): else an address that is gone would take all the time there is.
+/// Connects to one of a host's addresses. The next one is tried as soon as one refuses, and in parallel if one does not
+/// respond (RFC 8305): otherwise an unreachable address would use up the timeout.
 async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut addresses = tokio::net::lookup_host((host, port)).await?.peekable();
     let mut attempts = FuturesUnordered::new();
-    let mut refusal = io::Error::other("the name has no address");
+    let mut refusal = io::Error::other("the host name has no address");
     loop {
         if let Some(address) = addresses.next() {
             attempts.push(TcpStream::connect(address));
@@ -195,12 +195,13 @@ async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
                 Some(Err(error)) => refusal = error,
                 None => return Err(refusal),
             },
-            () = tokio::time::sleep(HEAD_START), if has_next => {}
+            () = tokio::time::sleep(ATTEMPT_DELAY), if has_next => {}
         }
     }
 }
 
-/// Sets what every TCP connection has, on either side: no delay for small frames, and an end to silence.
+/// Sets the options of every TCP connection on either side: no delay for small frames, keepalive, and a timeout for
+/// unacknowledged bytes.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn urls_that_are_understood() {
+    fn valid_urls_are_parsed_and_printed_alike() {
         let tcp = |tls, host: &str, port| {
             let host = host.into();
             let address = Address::Tcp { host, port };
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_that_a_certificate_must_be_for() {
+    fn server_name_is_the_host_or_the_socket_file() {
         let name = |text: &str| {
             let name = text.parse::<Url>().unwrap().server_name();
             name.map(|name| name.to_str().into_owned())
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_that_are_refused_say_what_to_write() {
+    fn errors_of_invalid_urls_say_what_to_write() {
         for (text, says) in [
             ("127.0.0.1:2379", "write http://127.0.0.1:2379"),
             ("http://127.0.0.1", "has no port"),

@@ -1,4 +1,5 @@
-//! The list of bounds that flags set: exported as `rangecache_limit`, and shown on the page next to what is used of them.
+//! The list of bounds that flags set: exported as `rangecache_limit`, and shown on the page next to what is used of
+//! them.
 
 use super::flags::Config;
 
@@ -46,26 +47,46 @@ macro_rules! bounds {
 }
 
 bounds! {
-    CACHE_MAX_BYTES, "cache-max-bytes", "cache_max_bytes", Bytes, |config| bytes(config.mirror.max_bytes());
-    HISTORY_MAX_BYTES, "history-max-bytes", "history_max_bytes", Bytes, |config| bytes(config.mirror.history_max_bytes);
-    HISTORY_MAX_AGE, "history-max-age", "history_max_age_seconds", Seconds, |config| config.mirror.history_max_age.as_secs_f64();
-    FRESHNESS_TIMEOUT, "freshness-timeout", "freshness_timeout_seconds", Seconds, |config| config.mirror.freshness_timeout.as_secs_f64();
-    VERIFY_INTERVAL, "verify-interval", "verify_interval_seconds", Seconds, |config| config.mirror.verify_interval.as_secs_f64();
-    CONNECT_TIMEOUT, "connect-timeout", "connect_timeout_seconds", Seconds, |config| config.etcd.connect_timeout.as_secs_f64();
-    PROBE_INTERVAL, "probe-interval", "probe_interval_seconds", Seconds, |config| config.etcd.probe_interval.as_secs_f64();
-    FORWARD_MAX_LARGE, "forward-max-large", "forward_max_large", Count, |config| f64::from(config.forward.max_large);
-    FORWARD_MAX_WAITING, "forward-max-waiting", "forward_max_waiting", Count, |config| f64::from(config.forward.max_waiting);
-    FORWARD_SHARED_MAX_BYTES, "forward-shared-max-bytes", "forward_shared_max_bytes", Bytes, |config| bytes(config.forward.shared_max_bytes);
-    STREAM_MAX_BYTES, "stream-max-bytes", "stream_max_bytes", Bytes, |config| bytes(config.forward.stream_max_bytes);
-    STREAM_MAX_WAIT, "stream-max-wait", "stream_max_wait_seconds", Seconds, |config| config.forward.stream_max_wait.as_secs_f64();
-    SERIES_TTL, "series-ttl", "series_ttl_seconds", Seconds, |config| config.forward.series_ttl.as_secs_f64();
-    MAX_CONNECTIONS, "max-connections", "max_connections", Count, |config| f64::from(config.limits.max_connections);
-    MAX_CONCURRENT_STREAMS, "max-concurrent-streams", "max_concurrent_streams", Count, |config| f64::from(config.limits.max_concurrent_streams);
-    MAX_CALLS, "max-calls", "max_calls", Count, |config| f64::from(config.limits.max_calls);
-    WORKER_THREADS, "worker-threads", "worker_threads", Count, |config| f64::from(u32::try_from(config.limits.worker_threads()).unwrap_or(u32::MAX));
-    SHUTDOWN_TIMEOUT, "shutdown-timeout", "shutdown_timeout_seconds", Seconds, |config| config.limits.shutdown_timeout.as_secs_f64();
-    TLS_HANDSHAKE_TIMEOUT, "tls-handshake-timeout", "tls_handshake_timeout_seconds", Seconds, |config| config.tls.tls_handshake_timeout.as_secs_f64();
-    TLS_MAX_HANDSHAKES, "tls-max-handshakes", "tls_max_handshakes", Count, |config| f64::from(config.tls.tls_max_handshakes);
+    CACHE_MAX_BYTES, "cache-max-bytes", "cache_max_bytes", Bytes,
+        |config| bytes(config.mirror.max_bytes());
+    HISTORY_MAX_BYTES, "history-max-bytes", "history_max_bytes", Bytes,
+        |config| bytes(config.mirror.history_max_bytes);
+    HISTORY_MAX_AGE, "history-max-age", "history_max_age_seconds", Seconds,
+        |config| config.mirror.history_max_age.as_secs_f64();
+    FRESHNESS_TIMEOUT, "freshness-timeout", "freshness_timeout_seconds", Seconds,
+        |config| config.mirror.freshness_timeout.as_secs_f64();
+    VERIFY_INTERVAL, "verify-interval", "verify_interval_seconds", Seconds,
+        |config| config.mirror.verify_interval.as_secs_f64();
+    CONNECT_TIMEOUT, "connect-timeout", "connect_timeout_seconds", Seconds,
+        |config| config.etcd.connect_timeout.as_secs_f64();
+    PROBE_INTERVAL, "probe-interval", "probe_interval_seconds", Seconds,
+        |config| config.etcd.probe_interval.as_secs_f64();
+    FORWARD_MAX_LARGE, "forward-max-large", "forward_max_large", Count,
+        |config| f64::from(config.forward.max_large);
+    FORWARD_MAX_WAITING, "forward-max-waiting", "forward_max_waiting", Count,
+        |config| f64::from(config.forward.max_waiting);
+    FORWARD_SHARED_MAX_BYTES, "forward-shared-max-bytes", "forward_shared_max_bytes", Bytes,
+        |config| bytes(config.forward.shared_max_bytes);
+    STREAM_MAX_BYTES, "stream-max-bytes", "stream_max_bytes", Bytes,
+        |config| bytes(config.forward.stream_max_bytes);
+    STREAM_MAX_WAIT, "stream-max-wait", "stream_max_wait_seconds", Seconds,
+        |config| config.forward.stream_max_wait.as_secs_f64();
+    SERIES_TTL, "series-ttl", "series_ttl_seconds", Seconds,
+        |config| config.forward.series_ttl.as_secs_f64();
+    MAX_CONNECTIONS, "max-connections", "max_connections", Count,
+        |config| f64::from(config.limits.max_connections);
+    MAX_CONCURRENT_STREAMS, "max-concurrent-streams", "max_concurrent_streams", Count,
+        |config| f64::from(config.limits.max_concurrent_streams);
+    MAX_CALLS, "max-calls", "max_calls", Count,
+        |config| f64::from(config.limits.max_calls);
+    WORKER_THREADS, "worker-threads", "worker_threads", Count,
+        |config| f64::from(u32::try_from(config.limits.worker_threads()).unwrap_or(u32::MAX));
+    SHUTDOWN_TIMEOUT, "shutdown-timeout", "shutdown_timeout_seconds", Seconds,
+        |config| config.limits.shutdown_timeout.as_secs_f64();
+    TLS_HANDSHAKE_TIMEOUT, "tls-handshake-timeout", "tls_handshake_timeout_seconds", Seconds,
+        |config| config.tls.tls_handshake_timeout.as_secs_f64();
+    TLS_MAX_HANDSHAKES, "tls-max-handshakes", "tls_max_handshakes", Count,
+        |config| f64::from(config.tls.tls_max_handshakes);
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a gauge shows magnitudes")]

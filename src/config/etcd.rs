@@ -12,7 +12,8 @@ use crate::net::Url;
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "etcd")]
 pub struct EtcdConfig {
-    /// Client URLs of etcd's members, comma-separated: http://host:port, https://host:port, unix:///path or unixs:///path
+    /// Client URLs of etcd's members, comma-separated: http://host:port, https://host:port, unix:///path or
+    /// unixs:///path
     #[arg(
         long,
         value_name = "URL,…",

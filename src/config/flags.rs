@@ -18,18 +18,21 @@ use crate::net::Url;
     version,
     about = "A transparent caching gRPC proxy in front of etcd: linearizable reads from memory, never stale",
     long_about = "rangecache listens as an etcd endpoint. Point any etcd v3 client at it and change nothing else.\n\n\
-        Reads that it can prove fresh are answered from memory; everything else reaches etcd unchanged. It stores \
-        nothing: stop it, and all that is lost is warmth.",
+        Reads that can be proven fresh are answered from memory; everything else is forwarded to etcd \
+        unchanged. Nothing is stored: a restart loses the cache and nothing else.",
     after_help = "Examples:\n  \
         rangecache --endpoints http://127.0.0.1:2379\n      \
         mirror the whole keyspace, serve clients on http://127.0.0.1:23790\n  \
-        rangecache --endpoints http://a:2379,http://b:2379 --cache-prefix /registry/ --no-cache-prefix /registry/events/\n      \
+        rangecache --endpoints http://a:2379,http://b:2379 --cache-prefix /registry/ \\\n    \
+            --no-cache-prefix /registry/events/\n      \
         mirror /registry/ but not the events, from a cluster of two known members\n  \
         etcdctl --endpoints 127.0.0.1:23790 get --prefix /registry/\n      \
-        use it\n  \
+        read through rangecache\n  \
         rangecache --endpoints https://etcd:2379 --cacert ca.crt --cert client.crt --key client.key \\\n    \
-            --listen-client-urls https://0.0.0.0:23790 --cert-file server.crt --key-file server.key --trusted-ca-file ca.crt\n      \
-        mutual TLS on both sides\n\nEvery flag can be set in the environment: --cache-prefix as RANGECACHE_CACHE_PREFIX (lists comma-separated)."
+            --listen-client-urls https://0.0.0.0:23790 --cert-file server.crt --key-file server.key \\\n    \
+            --trusted-ca-file ca.crt\n      \
+        mutual TLS on both sides\n\n\
+        Every flag can be set in the environment: --cache-prefix as RANGECACHE_CACHE_PREFIX (lists comma-separated)."
 )]
 pub struct Config {
     /// etcd.
@@ -75,7 +78,8 @@ pub enum ConfigError {
     NothingToCache(String),
     /// rangecache in front of itself.
     #[error(
-        "{0} is both in --endpoints and in --listen-client-urls: rangecache would call itself; point --endpoints at etcd"
+        "{0} is both in --endpoints and in --listen-client-urls: rangecache would call itself; point --endpoints at \
+         etcd"
     )]
     Loop(Url),
     /// A duration of zero where none is possible.
@@ -211,7 +215,7 @@ mod tests {
                 (account.name.as_str(), account.password.expose()),
                 (name, password)
             );
-            assert!(!format!("{config:?}").contains("mirror"));
+            assert!(!format!("{config:?}").contains("mirror:a"));
         }
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "from a file\n").unwrap();

@@ -36,8 +36,8 @@ impl LogConfig {
         }
     }
 
-    /// Whether `tracing` understands the level. It takes an unknown word for the name of a module, so that the word after
-    /// each `=` is checked first.
+    /// Whether `tracing` understands the level. It takes an unknown word for the name of a module, so that the word
+    /// after each `=` is checked first.
     pub(super) fn is_valid(&self) -> bool {
         let is_level = |part: &str| {
             let level = part.rsplit('=').next().unwrap_or_default().trim();

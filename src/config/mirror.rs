@@ -32,7 +32,8 @@ pub struct MirrorConfig {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
     pub history_max_bytes: u64,
 
-    /// Time limit for proving that memory is fresh; the read is forwarded after it (the caller's own timeout also applies)
+    /// Time limit for proving that memory is fresh; the read is forwarded after it (the caller's own timeout also
+    /// applies)
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "3s")]
     pub freshness_timeout: Duration,
 

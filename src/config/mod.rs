@@ -1,7 +1,7 @@
 //! Flags and environment variables, checked before a port is bound.
 //!
-//! Each consumer's flags are a struct in a file of its own; [`Config`] composes them. The environment variable of a flag is
-//! `RANGECACHE_` and its long name ([`with_environment`]). Uses `net` and `memory` alone.
+//! Each consumer's flags are a struct in a file of its own; [`Config`] composes them. The environment variable of a
+//! flag is `RANGECACHE_` and its long name ([`with_environment`]). Uses `net` and `memory` alone.
 //!
 //! | file | contents |
 //! |---|---|

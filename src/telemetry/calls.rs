@@ -1,6 +1,6 @@
-//! One call's phases, and the slowest calls of the last minutes, for whoever asks why an answer took so long.
+//! Phases of one call, and the slowest calls of the last minutes.
 //!
-//! No key comes here: a range is named by its mirror's name, which is made of the operator's own prefixes (I10).
+//! Keys are not recorded: a range is named by its mirror, whose name consists of configured prefixes (I10).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,60 +11,60 @@ use tokio::time::Instant;
 
 use super::outcome::{Kind, Outcome};
 
-/// How many of the slowest calls are kept.
+/// Number of calls that are kept.
 pub const KEPT: usize = 32;
-/// For how long after its end a call is kept.
+/// Time for which a call is kept after its end.
 pub const KEPT_FOR: Duration = Duration::from_secs(300);
 
-/// The revisions of one call; 0 where there is none.
+/// Revisions of one call; 0 if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Revisions {
-    /// In the request; 0 is the newest.
+    /// Revision in the request; 0 asks for the newest.
     pub asked: i64,
-    /// That the answer had to be as new as.
+    /// Revision that the response had to reach.
     pub proven: i64,
-    /// In the header of the answer from memory.
+    /// Revision in the header of the response from memory.
     pub served: i64,
 }
 
-/// A Range or RangeStream that has ended. All times but `ended_at` count from its arrival.
+/// A Range or RangeStream that has ended. All times except `ended_at` are measured from its arrival.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Which method.
+    /// Method.
     pub kind: Kind,
-    /// How it ended, and why.
+    /// Outcome with its reason.
     pub outcome: Outcome,
-    /// When the last byte of its answer had gone, or its caller.
+    /// When the last byte of the response was sent, or the call was cancelled.
     pub ended_at: SystemTime,
-    /// When memory was known to be fresh enough; `None` where it was not.
+    /// Time until memory was proven fresh; `None` if it was not.
     pub proven: Option<Duration>,
-    /// Whether the mirror had to catch up first, for which etcd was asked for its progress.
+    /// Whether the call waited for the mirror to catch up.
     pub waited: bool,
-    /// When the head of the answer was there.
+    /// Time until the head of the response.
     pub first_byte: Duration,
-    /// When its last byte had gone.
+    /// Time until the last byte was sent.
     pub ended: Duration,
-    /// The mirror that holds the range, by its name; `None` if none holds all of it.
+    /// Name of the mirror that contains the range; `None` if no mirror contains all of it.
     pub mirror: Option<String>,
-    /// Asked for, proven, served.
+    /// Revisions in the request, proven and served.
     pub revisions: Revisions,
-    /// Keys in the answer; 0 where it was etcd's, which nobody has counted.
+    /// Keys in the response from memory; 0 for responses from etcd, whose keys are not counted.
     pub keys: u64,
-    /// Bytes of the answer's messages.
+    /// Bytes of the response's messages.
     pub bytes: u64,
 }
 
 /// The slowest calls that have ended within [`KEPT_FOR`], at most [`KEPT`].
 #[derive(Debug, Default)]
 pub struct Slowest {
-    /// What a call must have taken longer than to be kept, in nanoseconds; 0 while there is room.
+    /// Duration in nanoseconds from which a call is kept; 0 while there is room.
     threshold_nanos: AtomicU64,
     kept: Mutex<Vec<(Instant, Arc<Call>)>>,
 }
 
 impl Slowest {
-    /// Keeps the call if it is one of the slowest. Most calls are told by one load that they are not; a call that meets another
-    /// here is not kept, for nothing waits.
+    /// Keeps the call if it is one of the slowest. For most calls this is one atomic load. Never waits: while another
+    /// task holds the lock, the call is not kept.
     pub fn offer(&self, took: Duration, call: impl FnOnce() -> Call) {
         if nanos(took) < self.threshold_nanos.load(Ordering::Relaxed) {
             return;
@@ -87,14 +87,14 @@ impl Slowest {
         self.set_threshold(&kept);
     }
 
-    /// Lets go of calls that ended too long ago; others have their turn then.
+    /// Drops calls that ended more than [`KEPT_FOR`] ago, which makes room for others.
     pub fn sweep(&self) {
         let mut kept = self.kept.lock();
         kept.retain(|(ended, _)| ended.elapsed() < KEPT_FOR);
         self.set_threshold(&kept);
     }
 
-    /// The calls, the slowest first.
+    /// The kept calls, slowest first.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<Call>> {
         let mut calls: Vec<_> = self
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_slowest_are_kept_for_a_while() {
+    async fn slowest_calls_are_kept_for_five_minutes() {
         let slowest = Slowest::default();
         for millis in (1..=50).chain(1..=50) {
             offer(&slowest, millis);
@@ -158,16 +158,16 @@ mod tests {
         tokio::time::advance(KEPT_FOR / 2).await;
         offer(&slowest, 99);
         tokio::time::advance(KEPT_FOR / 2).await;
-        assert_eq!(list(&slowest), [99], "the others are too old to be told");
+        assert_eq!(list(&slowest), [99], "the others are too old");
         offer(&slowest, 1);
-        assert_eq!(list(&slowest), [99], "but nobody has swept them away");
+        assert_eq!(list(&slowest), [99], "the others still take up room");
         slowest.sweep();
         offer(&slowest, 1);
         assert_eq!(list(&slowest), [99, 1], "now there is room");
     }
 
     #[test]
-    fn who_meets_another_does_not_wait() {
+    fn call_is_not_kept_while_the_lock_is_held() {
         let slowest = Slowest::default();
         let reading = slowest.kept.lock();
         offer(&slowest, 5);

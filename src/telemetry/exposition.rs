@@ -1,4 +1,5 @@
-//! The metrics as text: OpenMetrics with exemplars for who understands it, else the older format of Prometheus.
+//! Text formats of `/metrics`: OpenMetrics with exemplars if the scraper accepts it, otherwise the format of
+//! Prometheus.
 
 use std::fmt::Write as _;
 use std::time::SystemTime;
@@ -7,19 +8,20 @@ use parking_lot::Mutex;
 
 use super::trace::TraceId;
 
-/// The media type of OpenMetrics.
+/// Media type of OpenMetrics.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// That of the older format.
+/// Media type of Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-/// Bounds of the buckets of every latency: [`FIRST_BOUND_SECONDS`] and so many more, each twice the one before; and all that
-/// is above.
+/// Number of bounded buckets of every latency: [`FIRST_BOUND_SECONDS`], doubled from bucket to bucket. One bucket more
+/// has no bound.
 pub(super) const BOUNDS: u16 = 19;
+/// Bound of the first bucket of every latency.
 pub(super) const FIRST_BOUND_SECONDS: f64 = 0.000_05;
 
-/// One call per bucket of a latency's histogram, whose trace can be looked up. Only calls that are traced come here.
+/// The last traced call in each bucket of a latency histogram.
 #[derive(Debug)]
 pub(super) struct Exemplars {
-    /// The histogram's name, with prefix and unit.
+    /// Name of the histogram, with prefix and unit.
     name: &'static str,
     by_bucket: Mutex<[Option<Exemplar>; BOUNDS as usize + 1]>,
 }
@@ -54,7 +56,7 @@ impl Exemplars {
     }
 }
 
-/// Puts `exemplars` behind the buckets that they belong to.
+/// Appends `exemplars` to the lines of their buckets.
 pub(super) fn with_exemplars(text: &str, exemplars: &[&Exemplars]) -> String {
     let mut out = String::with_capacity(text.len() + 1024);
     let mut bucket = 0;
@@ -65,7 +67,7 @@ pub(super) fn with_exemplars(text: &str, exemplars: &[&Exemplars]) -> String {
                 .is_some_and(|rest| rest.starts_with("_bucket{"))
         });
         if let Some(exemplars) = of_line {
-            // Buckets come in the order of their bounds.
+            // Buckets are listed in the order of their bounds.
             let exemplar = exemplars.by_bucket.lock().get(bucket).copied().flatten();
             if let Some(Exemplar {
                 trace_id,
@@ -90,10 +92,11 @@ pub(super) fn with_exemplars(text: &str, exemplars: &[&Exemplars]) -> String {
     out
 }
 
-/// OpenMetrics in the older format: it calls a counter by the name of its sample, and knows neither units nor an end.
+/// Converts OpenMetrics to Prometheus' text format, in which a counter has the name of its sample, and which has
+/// neither units nor an end marker.
 pub(super) fn plain(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
-    // The help comes before the type that it depends on.
+    // HELP precedes TYPE, which decides on the suffix of the name.
     let mut help: Option<&str> = None;
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
@@ -110,15 +113,15 @@ pub(super) fn plain(text: &str) -> String {
             continue;
         };
         let suffix = if kind == "counter" { "_total" } else { "" };
-        if let Some((_, words)) = help.take().and_then(|help| help.split_once(' ')) {
-            let _ = writeln!(out, "# HELP {name}{suffix} {words}");
+        if let Some((_, text)) = help.take().and_then(|help| help.split_once(' ')) {
+            let _ = writeln!(out, "# HELP {name}{suffix} {text}");
         }
         let _ = writeln!(out, "# TYPE {name}{suffix} {kind}");
     }
     out
 }
 
-/// A page of metrics in one of the formats.
+/// A text format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// OpenMetrics 1.0.
@@ -128,7 +131,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// What the header `accept` of a scrape asks for: OpenMetrics where it is named no later than the older format.
+    /// The format that the header `accept` of a scrape prefers.
     #[must_use]
     pub fn accepted(accept: Option<&str>) -> Format {
         let mut best = (0.0, Format::Text);
@@ -144,7 +147,7 @@ impl Format {
                 .iter()
                 .find_map(|parameter| parameter.strip_prefix("q="))
                 .map_or(1.0, |quality| quality.parse().unwrap_or(0.0));
-            // Another version of it is not written here.
+            // Other versions of OpenMetrics are not supported.
             let version = parameters
                 .iter()
                 .find_map(|parameter| parameter.strip_prefix("version="));
@@ -157,7 +160,7 @@ impl Format {
         best.1
     }
 
-    /// Its media type.
+    /// Value of the header `content-type`.
     #[must_use]
     pub fn content_type(self) -> &'static str {
         match self {
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_scraper_asks_for() {
+    fn format_follows_the_accept_header() {
         for (accept, format) in [
             (None, Format::Text),
             (Some("*/*"), Format::Text),
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_format_names_counters_by_their_samples() {
+    fn text_format_names_counters_by_their_samples() {
         let text = "# HELP a_seconds Waits.\n# TYPE a_seconds histogram\n# UNIT a_seconds seconds\n\
                     a_seconds_sum 0.5\n# HELP b Bs. Many.\n# TYPE b counter\nb_total{c=\"# EOF\"} 1\n# EOF\n";
         assert_eq!(

@@ -1,6 +1,17 @@
-//! What rangecache says about itself: metrics, logs, traces, the outcome of every Range and the slowest of them. A leaf: it uses no other room.
+//! Metrics, logs, traces, outcomes of Range calls, and the slowest calls.
 //!
-//! No value of a key ever comes here, and keys only as the operator's own prefixes (I10).
+//! No values are recorded here, and keys only as the prefixes that the operator configured (I10). Uses `net` alone,
+//! except for [`otlp`], which also uses `config` and `tls`.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `metrics` | every metric, in one file per room |
+//! | `outcome` | outcomes and reasons: label values |
+//! | `calls` | the slowest calls of the last minutes |
+//! | `exposition` | the text formats of `/metrics` |
+//! | `trace` | sampling and spans |
+//! | `otlp` | export of spans |
+//! | `log` | the log on standard error |
 
 pub mod calls;
 pub mod exposition;

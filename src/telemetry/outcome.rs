@@ -81,8 +81,8 @@ labels! {
         VersionGate => "version_gate",
         /// No endpoint has reported its version yet.
         VersionUnknown => "version_unknown",
-        /// etcd did not authorize the caller for the range; or etcd's auth is on and rangecache has no user of its own; or
-        /// auth was not known to be off.
+        /// etcd did not authorize the caller for the range; or etcd's auth is on and rangecache has no user of its own;
+        /// or auth was not known to be off.
         Auth => "auth",
         /// The quorum check failed.
         CheckFailed => "check_failed",

@@ -115,7 +115,8 @@ impl Acceptor {
         self.metrics.tls.record_handshake(result);
         let peer = peer.unwrap_or_else(|| "unix socket".to_owned());
         if self.may_warn() {
-            tracing::warn!(%peer, error, "a client's TLS handshake failed; rangecache_tls_handshakes_total counts them");
+            tracing::warn!(%peer, error,
+                "a client's TLS handshake failed; rangecache_tls_handshakes_total counts them");
         } else {
             tracing::debug!(%peer, error, "a client's TLS handshake failed");
         }

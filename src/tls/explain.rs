@@ -8,8 +8,8 @@ use rustls::{AlertDescription, CertificateError, Error};
 use crate::net::Url;
 
 /// The server did not select HTTP/2.
-pub(super) const NO_HTTP_2: &str = "the server completed the TLS handshake without HTTP/2: is this etcd's client URL? (a \
-    proxy in between must forward ALPN)";
+pub(super) const NO_HTTP_2: &str = "the server completed the TLS handshake without HTTP/2: is this etcd's client URL? \
+    (a proxy in between must forward ALPN)";
 
 /// Paths of the files towards etcd, for error messages.
 #[derive(Clone, Debug, Default)]
@@ -75,7 +75,8 @@ fn certificate(error: &CertificateError, url: &Url, files: &TlsFilePaths) -> Str
             format!("etcd's certificate was not issued by {authorities}: give --cacert the CA that issued it")
         }
         CertificateError::NotValidForNameContext { presented, .. } => format!(
-            "etcd's certificate is not for {}, only for {}: write one of these in --endpoints, or replace etcd's certificate",
+            "etcd's certificate is not for {}, only for {}: write one of these in --endpoints, or replace etcd's \
+             certificate",
             url.server_name()
                 .map_or_else(|| url.to_string(), |name| name.to_str().into_owned()),
             presented.join(", ")
@@ -143,8 +144,8 @@ fn common(alert: AlertDescription) -> Option<String> {
     }
 }
 
-/// Why a connection to `url` was closed before the first response. In TLS 1.3 the client's handshake completes before the
-/// server has verified the client's certificate; HTTP/2 reports the alert that follows as text only.
+/// Why a connection to `url` was closed before the first response. In TLS 1.3 the client's handshake completes before
+/// the server has verified the client's certificate; HTTP/2 reports the alert that follows as text only.
 pub(super) fn after_handshake(text: &str, url: &Url, files: &TlsFilePaths) -> String {
     use AlertDescription as Alert;
     let alerts = [
@@ -167,7 +168,8 @@ pub(super) fn after_handshake(text: &str, url: &Url, files: &TlsFilePaths) -> St
     }
     match (url.tls, files.cert.as_deref()) {
         (false, _) => format!(
-            "the connection was closed before the first response ({text}): write https:// if this etcd listens with TLS"
+            "the connection was closed before the first response ({text}): write https:// if this etcd listens with \
+             TLS"
         ),
         (true, Some(cert)) => format!(
             "etcd closed the connection right after the TLS handshake ({text}): is --cert {} revoked? See etcd's log",

@@ -152,7 +152,8 @@ impl File {
     pub(super) fn certificates(&self) -> Result<(Vec<CertificateDer<'static>>, Facts), FileError> {
         let none = || {
             self.invalid(
-                "the file holds no certificate; give a PEM file with -----BEGIN CERTIFICATE-----, the server's own one first",
+                "the file holds no certificate; give a PEM file with -----BEGIN CERTIFICATE-----, the server's own one \
+                 first",
             )
         };
         let chain = CertificateDer::pem_slice_iter(&self.bytes)
@@ -196,13 +197,14 @@ impl File {
             .any(|window| window == encrypted)
         {
             return Err(self.invalid(
-                "the key is encrypted, and its password cannot be asked for; decrypt it (openssl pkey -in … -out …) and \
-                 protect the file by its mode",
+                "the key is encrypted, and its password cannot be asked for; decrypt it (openssl pkey -in … -out …) \
+                 and protect the file by its mode",
             ));
         }
         PrivateKeyDer::from_pem_slice(&self.bytes).map_err(|_| {
             self.invalid(
-                "the file holds no private key; give a PEM file with -----BEGIN PRIVATE KEY----- (or RSA or EC PRIVATE KEY)",
+                "the file holds no private key; give a PEM file with -----BEGIN PRIVATE KEY----- \
+                 (or RSA or EC PRIVATE KEY)",
             )
         })
     }

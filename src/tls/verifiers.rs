@@ -51,7 +51,8 @@ impl ServerCertVerifier for NoVerification {
     }
 }
 
-/// Accepts clients whose certificate `verifier` accepts and is for one of `names`, for `--client-cert-allowed-hostname`.
+/// Accepts clients whose certificate `verifier` accepts and is for one of `names`, for
+/// `--client-cert-allowed-hostname`.
 #[derive(Debug)]
 pub(super) struct AllowedNames {
     pub(super) verifier: Arc<dyn ClientCertVerifier>,

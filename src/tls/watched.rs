@@ -72,8 +72,8 @@ impl<T: Send + Sync + 'static> Watched<T> {
         loop {
             ticks.tick().await;
             let watched = Arc::clone(self);
-            // On a thread of its own, since reading from a volume may block. A panic is logged by the hook; the next tick
-            // tries again.
+            // On a thread of its own, since reading from a volume may block. A panic is logged by the hook; the next
+            // tick tries again.
             let _ = tokio::task::spawn_blocking(move || watched.reload()).await;
         }
     }

@@ -1,4 +1,5 @@
-//! Every metric. Each room's metrics are a struct in a file of its own, which registers them with name, unit and help text.
+//! Every metric. Each room's metrics are a struct in a file of its own, which registers them with name, unit and help
+//! text.
 
 mod connections;
 mod forwarding;

@@ -13,8 +13,8 @@ use crate::telemetry::exposition::Exemplars;
 use crate::telemetry::outcome::{Kind, Outcome, Read};
 use crate::telemetry::trace::TraceId;
 
-/// Labels of `rangecache_range_total` and `rangecache_range_stream_total`. They are made by [`RangeLabels::new`] alone, so
-/// that what is counted is what is read back.
+/// Labels of `rangecache_range_total` and `rangecache_range_stream_total`. They are made by [`RangeLabels::new`] alone,
+/// so that what is counted is what is read back.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct RangeLabels {
     outcome: &'static str,

@@ -1,10 +1,10 @@
 //! Export of spans to a collector (OTLP over gRPC or HTTP).
 //!
-//! OpenTelemetry's library encodes, sends and retries. This room adds what it lacks: a queue whose senders never wait, counts
-//! of dropped and failed spans, one log line per outage, and connections with our own TLS (`transport`).
+//! OpenTelemetry's library encodes, sends and retries. This room adds what it lacks: a queue whose senders never wait,
+//! counts of dropped and failed spans, one log line per outage, and connections with our own TLS (`transport`).
 //!
-//! A collector that is slow, down or absent costs spans and nothing else: the queue is bounded, and spans that find it full
-//! or are not delivered are counted. Uses `config`, `net`, `tls` and the rest of `telemetry`; only `main` uses it.
+//! A collector that is slow, down or absent costs spans and nothing else: the queue is bounded, and spans that find it
+//! full or are not delivered are counted. Uses `config`, `net`, `tls` and the rest of `telemetry`; only `main` uses it.
 
 mod transport;
 
@@ -120,8 +120,8 @@ impl Exporter {
         }
     }
 
-    /// Receives spans until a batch is full, or its first span has waited long enough. Cancel safe: received spans stay in
-    /// the batch.
+    /// Receives spans until a batch is full, or its first span has waited long enough. Cancel safe: received spans stay
+    /// in the batch.
     async fn receive_batch(&mut self) {
         let size = self.config.max_batch_size;
         let mut due = None;
@@ -169,7 +169,7 @@ impl Exporter {
     fn log_failure(&mut self, reason: &str) {
         if !std::mem::replace(&mut self.is_failing, true) {
             tracing::warn!(endpoint = %self.config.endpoint, reason,
-                "traces are not exported; requests are served as usual, and spans that find the queue full are dropped");
+                "traces are not exported; requests are served as usual, and spans over the queue size are dropped");
         }
     }
 }

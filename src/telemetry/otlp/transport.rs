@@ -30,8 +30,8 @@ use crate::tls;
 const RETRIES: usize = 6;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// The library's exporter, which connects on first use. Tasks of gRPC are spawned on `tasks` and end with `alive`; those of
-/// HTTP end with the exporter.
+/// The library's exporter, which connects on first use. Tasks of gRPC are spawned on `tasks` and end with `alive`;
+/// those of HTTP end with the exporter.
 ///
 /// # Errors
 /// The setting that the library refuses.

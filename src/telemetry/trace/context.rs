@@ -58,7 +58,8 @@ pub(super) fn trace_id(value: &[u8]) -> Option<TraceId> {
     TraceId::from_hex(digits).ok()
 }
 
-/// Whether a `traceparent` of the usual length says that the caller's trace is not sampled: checks its last digit alone.
+/// Whether a `traceparent` of the usual length says that the caller's trace is not sampled: checks its last digit
+/// alone.
 pub(super) fn is_unsampled(value: &[u8]) -> bool {
     value.len() == LENGTH
         && matches!(

@@ -1,8 +1,8 @@
 //! Traces: which calls are sampled, their spans, and the queue to the exporter in [`otlp`](crate::telemetry::otlp).
 //!
-//! Contexts, spans and samplers are OpenTelemetry's own types. An unsampled call costs one lookup of one header, and nothing
-//! if tracing is off. Recording a span never waits: if the queue is full, the span is dropped and counted. Spans name neither
-//! keys nor values (I10).
+//! Contexts, spans and samplers are OpenTelemetry's own types. An unsampled call costs one lookup of one header, and
+//! nothing if tracing is off. Recording a span never waits: if the queue is full, the span is dropped and counted.
+//! Spans name neither keys nor values (I10).
 //!
 //! | file | contents |
 //! |---|---|

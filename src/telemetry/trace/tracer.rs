@@ -79,8 +79,8 @@ impl Tracing {
             let is_sampled = self.is_sampled(None, trace_id);
             return is_sampled.then(|| server(trace_id, None));
         };
-        // Most calls are not sampled, which can be seen without parsing the whole header; whether the rest is valid does
-        // not matter then.
+        // Most calls are not sampled, which can be seen without parsing the whole header; whether the rest is valid
+        // does not matter then.
         let is_sampled = match &self.sampler {
             Sampler::ParentBased(_) => !is_unsampled(header.as_bytes()),
             _ => trace_id(header.as_bytes()).is_none_or(|trace_id| self.is_sampled(None, trace_id)),
