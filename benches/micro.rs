@@ -1,5 +1,5 @@
-//! What single steps of the cache cost, at ten thousand keys and at a million, beside an ordered map that keeps no snapshots
-//! (`BTreeMap`) and one that does (`imbl::OrdMap`).
+//! Cost of single steps of the cache at ten thousand and at a million keys, next to an ordered map without snapshots
+//! (`BTreeMap`) and one with snapshots (`imbl::OrdMap`).
 //!
 //! `cargo bench --bench micro -- update` runs the steps whose name contains `update`.
 #![allow(
@@ -61,7 +61,7 @@ fn loaded(size: usize, value_bytes: usize) -> Tree {
     Tree::from_sorted((0..size).map(|index| entry(index, index as i64 + 1, value_bytes)))
 }
 
-/// A tree as it is after as many puts as there are keys, in random order: entries lie where the allocator had room.
+/// A tree after as many puts as there are keys, in random order, so that entries are spread over the heap.
 fn worn(size: usize, value_bytes: usize) -> Tree {
     let mut tree = loaded(size, value_bytes);
     let mut random = StdRng::seed_from_u64(1);
@@ -237,7 +237,7 @@ fn answer(tree: &Tree, query: &RangeQuery) -> Answer {
     }
 }
 
-/// Takes every piece as a socket would, without looking at the bytes; returns how many there were.
+/// Consumes every chunk like a socket, without reading the bytes; returns the number of chunks.
 fn drain(mut answer: Answer) -> usize {
     let mut bytes = 0;
     while let Some(mut piece) = answer.next_piece(128 << 10) {

@@ -61,7 +61,7 @@ pub(crate) enum Mode {
         #[arg(long, default_value_t = 600)]
         seconds: u64,
     },
-    /// Start 1, 4 and 16 rangecaches before one etcd
+    /// Start 1, 4 and 16 rangecaches in front of one etcd
     Fleet,
     /// Measure what tracing costs a read from memory
     Tracing,

@@ -1,6 +1,6 @@
-//! A raw-bytes gRPC client on HTTP/2: it sends requests that are encoded already, counts the bytes of the answers and
-//! checks the status, and decodes nothing. Its windows are large, as those of grpc-go grow to be, so that a slow answer
-//! is the server's doing; frames are of 16 KB, because that is what grpc-go's clients accept.
+//! gRPC client on HTTP/2 for encoded requests: it counts the bytes of responses and checks their status, and decodes
+//! nothing. Its windows are as large as grpc-go's grow, so that slow responses are due to the server; frames are of
+//! 16 KB, the size that grpc-go's clients accept.
 
 use std::net::SocketAddr;
 
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 
 use crate::tls::Tls;
 
-/// The calls that the suite makes.
+/// Methods that the suite calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
     /// `KV/Range`.
@@ -30,7 +30,7 @@ pub(crate) enum Method {
 impl Method {
     const ALL: [Method; 4] = [Method::Range, Method::Put, Method::Txn, Method::RangeStream];
 
-    /// The path of the call.
+    /// Path of the method.
     pub(crate) fn path(self) -> &'static str {
         match self {
             Method::Range => "/etcdserverpb.KV/Range",
@@ -41,7 +41,7 @@ impl Method {
     }
 }
 
-/// The receive windows of a connection.
+/// Receive windows of a connection, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Windows {
     /// Per stream.
@@ -51,33 +51,33 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// What grpc-go's estimate grows to on a fast link.
+    /// The size to which grpc-go's estimate grows on a fast link.
     pub(crate) const LARGE: Windows = Windows {
         stream_bytes: 16 << 20,
         connection_bytes: 256 << 20,
     };
 }
 
-/// Why a call did not succeed.
+/// Reason of a failed call.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CallError {
     /// The connection or the stream broke.
     #[error("HTTP/2: {0}")]
     Transport(#[from] h2::Error),
-    /// Not a gRPC answer.
+    /// The response is not gRPC.
     #[error("HTTP status {0}")]
     Http(u16),
-    /// A gRPC status other than OK, or none.
+    /// A gRPC status other than OK, or no status.
     #[error("gRPC status {status}: {message}")]
     Grpc {
-        /// The code as it was sent, empty when there was none.
+        /// The code as sent; empty without one.
         status: String,
-        /// The message as it was sent.
+        /// The message as sent.
         message: String,
     },
 }
 
-/// One HTTP/2 connection to a target; ends when dropped.
+/// One HTTP/2 connection to a target; dropping it closes it.
 pub(crate) struct Connection {
     send: SendRequest<Bytes>,
     requests: [Request<()>; 4],
@@ -96,7 +96,7 @@ impl Connection {
         Self::open_with(address, None, windows).await
     }
 
-    /// Connects and shakes hands.
+    /// Connects, and completes the TLS handshake if `tls` is given.
     pub(crate) async fn open_with(address: SocketAddr, tls: Option<&Tls>, windows: Windows) -> Result<Self> {
         let stream = TcpStream::connect(address)
             .await
@@ -119,7 +119,7 @@ impl Connection {
             .handshake::<_, Bytes>(stream)
             .await
             .with_context(|| format!("HTTP/2 handshake with {address}"))?;
-        // A broken connection shows as the failure of every call on it.
+        // A broken connection fails every call on it, which reports it.
         let driver = tokio::spawn(async move {
             let _ = connection.await;
         });
@@ -145,7 +145,7 @@ impl Connection {
         })
     }
 
-    /// Makes a call, throws the answer away and returns its size in bytes, frames of gRPC included.
+    /// Makes a call, discards the response and returns its size in bytes, gRPC prefixes included.
     pub(crate) async fn call(&self, method: Method, body: Bytes) -> Result<u64, CallError> {
         let mut received_bytes = 0;
         self.exchange(method, body, |chunk| received_bytes += chunk.len() as u64)
@@ -153,7 +153,7 @@ impl Connection {
         Ok(received_bytes)
     }
 
-    /// Makes a call and returns the whole answer.
+    /// Makes a call and returns the complete response.
     pub(crate) async fn fetch(&self, method: Method, body: Bytes) -> Result<Bytes, CallError> {
         let mut answer = BytesMut::new();
         self.exchange(method, body, |chunk| answer.extend_from_slice(chunk))
@@ -161,7 +161,7 @@ impl Connection {
         Ok(answer.freeze())
     }
 
-    /// Begins a call and leaves its answer unread.
+    /// Starts a call, and leaves the body of its response unread.
     pub(crate) async fn begin(&self, method: Method, body: Bytes) -> Result<h2::RecvStream, CallError> {
         let mut send = self.send.clone().ready().await?;
         let (response, mut stream) = send.send_request(self.requests[method as usize].clone(), false)?;
@@ -170,14 +170,14 @@ impl Connection {
         if response.status() != http::StatusCode::OK {
             return Err(CallError::Http(response.status().as_u16()));
         }
-        // An answer of headers alone carries its status there.
+        // A response without a body carries its status in the headers.
         if response.headers().contains_key("grpc-status") {
             check_status(response.headers())?;
         }
         Ok(response.into_body())
     }
 
-    /// Makes a call and shows every piece of the answer as it comes.
+    /// Makes a call, and passes every chunk of the response to `each` when it arrives.
     pub(crate) async fn exchange(
         &self,
         method: Method,

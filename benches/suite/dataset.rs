@@ -1,4 +1,4 @@
-//! What etcd is filled with: keys shaped like Kubernetes' own, values of pseudo-random bytes.
+//! Data in etcd: keys like Kubernetes', values of pseudo-random bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,26 +15,26 @@ use testkit::pb::{RequestOp, TxnRequest};
 
 /// Transactions in flight while filling.
 const FILL_IN_FLIGHT: usize = 16;
-/// A transaction stays below etcd's limit of 1.5 MiB per request.
+/// Bytes per transaction, below etcd's limit of 1.5 MiB per request.
 const MAX_TXN_BYTES: usize = 1 << 20;
-/// Operations per transaction at most (etcd is started with a higher limit than its default of 128).
+/// Maximum operations per transaction (etcd is started with a limit above its default of 128).
 const MAX_TXN_OPS: usize = 1000;
-/// Calls that a case of single keys or random pages cycles through.
+/// Number of different calls in cases of single keys or random pages.
 pub(crate) const DISTINCT_CALLS: usize = 4096;
 
-/// Keys with one prefix and values of one size.
+/// Keys with one prefix, and values of one size.
 #[derive(Clone, Debug)]
 pub(crate) struct Dataset {
-    /// Ends in a slash.
+    /// Prefix of the keys; ends in a slash.
     pub(crate) prefix: &'static str,
-    /// How many keys there are.
+    /// Number of keys.
     pub(crate) keys: usize,
-    /// The size of each value.
+    /// Size of each value, in bytes.
     pub(crate) value_bytes: usize,
 }
 
 impl Dataset {
-    /// The key with this number; numbers in order give keys in order.
+    /// Key with this number; keys are in the order of their numbers.
     pub(crate) fn key(&self, number: usize) -> String {
         format!(
             "{}namespace-{:02}/object-{number:07}",
@@ -43,7 +43,7 @@ impl Dataset {
         )
     }
 
-    /// Key numbers spread over the whole set, always the same ones, in no order.
+    /// Key numbers spread over the whole set, in a fixed pseudo-random order.
     fn spread(&self, count: usize) -> impl Iterator<Item = usize> {
         let (keys, mut state) = (self.keys, 0x9e37_79b9_7f4a_7c15_u64);
         (0..count).map(move |_| {
@@ -82,7 +82,7 @@ impl Dataset {
         })]
     }
 
-    /// Pages that start anywhere and belong to a list at this revision; 0 means now.
+    /// Pages from random keys on, of a list at this revision; 0 means the current one.
     pub(crate) fn random_pages(&self, limit: i64, revision: i64) -> Vec<Op> {
         self.spread(DISTINCT_CALLS.min(self.keys) / 8)
             .map(|number| {
@@ -97,7 +97,7 @@ impl Dataset {
             .collect()
     }
 
-    /// Writes keys `from` to the end.
+    /// Writes the keys from number `from` to the end.
     pub(crate) async fn fill(&self, etcd: &Arc<Connection>, from: usize) -> Result<()> {
         let per_txn = (MAX_TXN_BYTES / (self.value_bytes + 100)).clamp(1, MAX_TXN_OPS);
         let next = Arc::new(AtomicUsize::new(from));
@@ -143,7 +143,7 @@ impl Dataset {
     }
 }
 
-/// Values begin at so many different places of the same noise.
+/// Number of offsets in the same noise at which values start.
 const NOISE_OFFSETS: usize = 8191;
 
 fn noise(length: usize) -> Bytes {
@@ -168,7 +168,7 @@ pub(crate) async fn fetch_message<M: Message + Default>(connection: &Connection,
     wire::unframe(&connection.fetch(op.method, op.body.clone()).await?)
 }
 
-/// The store's revision now.
+/// Current revision of the store.
 pub(crate) async fn current_revision(etcd: &Connection) -> Result<i64> {
     let answer: RangeResponse =
         fetch_message(etcd, &Op::range(&wire::get_request("no such key".into()))).await?;

@@ -1,5 +1,5 @@
-//! What many rangecaches before one etcd cost it: a steady trickle of puts and, on each sidecar, linearizable reads; the
-//! same reads sent to etcd itself, for comparison.
+//! Cost of many rangecaches to one etcd: a low rate of puts and, on each rangecache, linearizable reads; for
+//! comparison the same reads are sent to etcd itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const PUTS_PER_SECOND: u32 = 200;
 const GETS_PER_SECOND_EACH: u32 = 500;
 const BLOCK: Duration = Duration::from_secs(4);
 
-/// Measures each size of fleet, round after round, with and without the sidecars.
+/// Measures each fleet size, round by round, with and without the rangecaches.
 pub(crate) async fn run(suite: &Suite) -> Result<Report> {
     let data = Dataset {
         prefix: "/registry/pods/",
@@ -78,9 +78,9 @@ fn rows(count: usize, idle: Series, reading: Series) -> Vec<Row> {
             &[],
         )
     };
-    let mut own = row("reading: CPU/s of each sidecar", &reading, &each);
+    let mut own = row("reading: CPU/s of each rangecache", &reading, &each);
     own.figures.remove(&Kind::Direct);
-    let mut own_idle = row("idle: CPU/s of each sidecar", &idle, &each);
+    let mut own_idle = row("idle: CPU/s of each rangecache", &idle, &each);
     own_idle.figures.remove(&Kind::Direct);
     let base = idle
         .get(&Kind::Direct)
@@ -91,14 +91,19 @@ fn rows(count: usize, idle: Series, reading: Series) -> Vec<Row> {
         row("idle: CPU/s of etcd", &idle, &etcd),
         own_idle,
         row("reading: CPU/s of etcd", &reading, &etcd).with_series(reading.clone()),
-        row("reading: CPU/s of etcd per sidecar, above none", &reading, &share),
+        row(
+            "reading: CPU/s of etcd per rangecache, above none",
+            &reading,
+            &share,
+        ),
         own,
         row("reading: GET p50", &reading, &|block| block.percentiles_ns[0]),
         row("reading: GET p99", &reading, &|block| block.percentiles_ns[1]),
     ]
 }
 
-/// Puts to etcd and, if asked for, reads dealt among the connections; the CPU of etcd and of all sidecars together.
+/// Sends puts to etcd and optionally reads, spread over the connections; measures the CPU of etcd and of all
+/// rangecaches.
 async fn drive(
     setup: &Setup,
     sidecars: &[Process],
@@ -128,7 +133,7 @@ async fn drive(
                 let (reader, gets) = (readers[number % readers.len()].clone(), gets.clone());
                 async move {
                     let op = &gets[number % gets.len()];
-                    // The header's revision grows with the puts, so the size is that of etcd's answer only nearly.
+                    // The header's revision grows with the puts, so that sizes differ slightly from etcd's response.
                     reader
                         .call(op.method, op.body.clone())
                         .await

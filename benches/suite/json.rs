@@ -1,4 +1,4 @@
-//! Every number of every round, for those who want to compare runs.
+//! Every number of every round as JSON, to compare runs.
 
 use serde_json::{Value, json};
 

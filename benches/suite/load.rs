@@ -1,4 +1,4 @@
-//! Drives one target: so many calls in flight over so many connections, for so long.
+//! Drives one target in a closed loop: a number of calls in flight over a number of connections, for a duration.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,19 +8,19 @@ use bytes::Bytes;
 
 use crate::client::{Connection, Method};
 
-/// A load of which no call returns within this time has failed.
+/// A load fails if no call completes within this time.
 const BLOCK_DEADLINE: Duration = Duration::from_secs(120);
-/// A worker that has met so many errors has made its point.
+/// Errors after which a worker stops.
 const ERRORS_PER_WORKER: u64 = 100;
 
-/// One call, ready to be sent.
+/// One call, encoded.
 #[derive(Clone, Debug)]
 pub(crate) struct Op {
-    /// Which call.
+    /// Method to call.
     pub(crate) method: Method,
-    /// The request, framed.
+    /// The request with its gRPC prefix.
     pub(crate) body: Bytes,
-    /// The size of the right answer, once [`learn`] has asked etcd.
+    /// Size of the expected response, once [`learn`] has measured it on etcd.
     pub(crate) expected_bytes: Option<u64>,
 }
 
@@ -35,43 +35,43 @@ impl Op {
     }
 }
 
-/// How a target is driven.
+/// Parameters of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Connections, among which the calls are dealt.
+    /// Connections, among which the calls are spread.
     pub(crate) connections: usize,
-    /// Calls in flight on all of them together.
+    /// Calls in flight, over all connections.
     pub(crate) in_flight: usize,
-    /// How long calls are begun.
+    /// Duration during which calls are started.
     pub(crate) duration: Duration,
-    /// Calls per worker that are made even when the time is up.
+    /// Calls per worker that are made even after the duration.
     pub(crate) min_calls: usize,
 }
 
-/// What one load brought.
+/// Result of a load.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Outcome {
-    /// Calls answered as they should be.
+    /// Successful calls with the expected size.
     pub(crate) calls: u64,
-    /// Bytes of answers.
+    /// Bytes of responses.
     pub(crate) bytes: u64,
-    /// Calls that failed or brought another number of bytes than etcd's answer has.
+    /// Calls that failed, or whose response has another size than etcd's.
     pub(crate) errors: u64,
-    /// What the first error said.
+    /// Message of the first error.
     pub(crate) first_error: Option<String>,
-    /// From the first call to the last answer.
+    /// Time from the first call to the last response.
     pub(crate) elapsed: Duration,
-    /// Nanoseconds of every good call, sorted.
+    /// Latency of every successful call, in nanoseconds, sorted.
     pub(crate) latencies_ns: Vec<u64>,
 }
 
 impl Outcome {
-    /// The latency below which this share of the calls stayed, in nanoseconds.
+    /// Latency percentile, in nanoseconds.
     pub(crate) fn percentile_ns(&self, share: f64) -> u64 {
         percentile(&self.latencies_ns, share)
     }
 
-    /// Takes in the outcome of a worker that ran beside.
+    /// Adds the outcome of another worker.
     pub(crate) fn merge(&mut self, other: Outcome) {
         self.calls += other.calls;
         self.bytes += other.bytes;
@@ -81,7 +81,7 @@ impl Outcome {
         self.latencies_ns.extend(other.latencies_ns);
     }
 
-    /// Counts one finished call.
+    /// Counts one completed call.
     pub(crate) fn count(&mut self, latency: Duration, result: Result<u64, String>) {
         match result {
             Ok(bytes) => {
@@ -102,7 +102,7 @@ pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A percentile of sorted numbers, the nearest rank.
+/// Percentile of sorted numbers, by nearest rank.
 pub(crate) fn percentile(sorted: &[u64], share: f64) -> u64 {
     #[allow(
         clippy::cast_possible_truncation,
@@ -112,7 +112,7 @@ pub(crate) fn percentile(sorted: &[u64], share: f64) -> u64 {
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)
 }
 
-/// Asks etcd itself for the size of each answer, so that every other answer can be checked.
+/// Measures the size of each response on etcd itself, to check all other responses.
 pub(crate) async fn learn(etcd: &Connection, ops: &mut [Op]) -> Result<()> {
     for chunk in ops.chunks_mut(64) {
         let calls = chunk.iter().map(|op| etcd.call(op.method, op.body.clone()));
@@ -124,12 +124,12 @@ pub(crate) async fn learn(etcd: &Connection, ops: &mut [Op]) -> Result<()> {
     Ok(())
 }
 
-/// One call, checked.
+/// Makes one call and checks the size of its response.
 pub(crate) async fn checked_call(connection: &Connection, op: &Op) -> Result<u64, String> {
     match connection.call(op.method, op.body.clone()).await {
         Ok(bytes) => match op.expected_bytes {
             Some(expected) if expected != bytes => {
-                Err(format!("an answer of {bytes} bytes where etcd's has {expected}"))
+                Err(format!("a response of {bytes} bytes; etcd's has {expected}"))
             }
             _ => Ok(bytes),
         },
@@ -137,7 +137,7 @@ pub(crate) async fn checked_call(connection: &Connection, op: &Op) -> Result<u64
     }
 }
 
-/// Drives a target in a closed loop: each worker sends its next call when the last one is answered.
+/// Drives a target in a closed loop: each worker sends its next call after the response to the last.
 pub(crate) async fn closed_loop(
     connections: &[Arc<Connection>],
     shape: Shape,
@@ -154,7 +154,7 @@ pub(crate) async fn closed_loop(
         let ops = ops.clone();
         workers.spawn(async move {
             let mut outcome = Outcome::default();
-            // Workers start apart from each other and walk in step, so that they ask for different things.
+            // Workers start at different calls and advance at the same rate, so that their requests differ.
             let mut next = worker * ops.len() / shape.in_flight;
             let mut calls = 0;
             while outcome.errors < ERRORS_PER_WORKER && (calls < shape.min_calls || Instant::now() < deadline)
@@ -176,13 +176,13 @@ pub(crate) async fn closed_loop(
         }
         Ok::<_, tokio::task::JoinError>(())
     };
-    // On time-out the set is dropped at the end of this function, which ends the workers.
+    // After a timeout the set is dropped at the end of this function, which stops the workers.
     match tokio::time::timeout(shape.duration + BLOCK_DEADLINE, all).await {
         Ok(joined) => joined?,
         Err(_) => {
             sum.errors += 1;
             sum.first_error
-                .get_or_insert(format!("no answer within {BLOCK_DEADLINE:?}"));
+                .get_or_insert(format!("no response within {BLOCK_DEADLINE:?}"));
         }
     }
     sum.latencies_ns.sort_unstable();

@@ -1,6 +1,6 @@
-//! The benchmark suite: drives etcd, its grpc-proxy, rangecache and a replay server in turns and prints one table.
-//! It is no test: it exits with 0 whatever it finds, and with another status only when it could not run.
-#![allow(clippy::print_stdout, reason = "the table is the product")]
+//! Benchmark suite: drives etcd, its grpc-proxy, rangecache and a replay server in turns and prints one table. Not a
+//! test: the exit code is 0 whatever the figures are, and another one only if the suite could not run.
+#![allow(clippy::print_stdout, reason = "prints the table")]
 
 mod args;
 mod cases;
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
 }
 
 fn start(args: Args) -> Result<()> {
-    // Two threads: the client must be able to use what the servers leave, and no more threads than a small machine has.
+    // Two threads: the client must be able to use the CPU time that the servers leave, on a small machine as well.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -129,7 +129,7 @@ async fn suite(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// What the programs call themselves.
+/// Versions that the programs print.
 fn versions(binaries: &Binaries, options: EtcdOptions) -> String {
     let first_line = |program: &std::path::Path| {
         let output = Command::new(program).arg("--version").env_clear().output();

@@ -1,4 +1,4 @@
-//! Drives the targets in turn, round after round, so that what disturbs the machine disturbs them all alike.
+//! Drives the targets in turns, round by round, so that disturbances of the machine affect all of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use crate::load::{self, Op, Outcome, Shape};
 use crate::targets::{Kind, Setup, Target, connections};
 use crate::usage::CpuSample;
 
-/// How long a target is driven per round.
+/// Duration per target and round.
 pub(crate) const BLOCK: Duration = Duration::from_millis(1000);
 
-/// The share of a block's Ranges that rangecache says it answered from memory.
+/// Name of the share of a block's Range calls that rangecache answered from memory.
 pub(crate) const FROM_MEMORY: &str = "from_memory";
 
-/// What one target did in one round.
+/// Result of one target in one round.
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
-    /// Calls answered as they should be.
+    /// Successful calls with the expected size.
     pub(crate) calls: u64,
-    /// Bytes of answers.
+    /// Bytes of responses.
     pub(crate) bytes: u64,
-    /// Calls that were not.
+    /// Failed calls.
     pub(crate) errors: u64,
-    /// What the first of them said.
+    /// Message of the first failure.
     pub(crate) first_error: Option<String>,
     /// Wall-clock seconds.
     pub(crate) seconds: f64,
@@ -38,12 +38,12 @@ pub(crate) struct Block {
     pub(crate) cpu_proxy_ns: u64,
     /// CPU nanoseconds of etcd.
     pub(crate) cpu_etcd_ns: u64,
-    /// What only one case knows, by name.
+    /// Figures specific to one case, by name.
     pub(crate) extra: BTreeMap<&'static str, f64>,
 }
 
 impl Block {
-    /// A block that brought nothing but this error.
+    /// A block with an error and no figures.
     fn failed(error: &anyhow::Error) -> Block {
         Block {
             calls: 0,
@@ -59,7 +59,7 @@ impl Block {
         }
     }
 
-    /// The median latency in nanoseconds.
+    /// Median latency, in nanoseconds.
     pub(crate) fn p50_ns(&self) -> f64 {
         self.percentiles_ns[0]
     }
@@ -69,7 +69,7 @@ impl Block {
         self.calls as f64 / self.seconds
     }
 
-    /// Bytes of answers per second.
+    /// Bytes of responses per second.
     pub(crate) fn bytes_per_second(&self) -> f64 {
         self.bytes as f64 / self.seconds
     }
@@ -79,16 +79,16 @@ impl Block {
         self.cpu_etcd_ns as f64 / self.calls as f64
     }
 
-    /// CPU nanoseconds of etcd and of what stands before it, per call.
+    /// CPU nanoseconds of etcd and of the proxy in front of it, per call.
     pub(crate) fn server_cpu_per_call_ns(&self) -> f64 {
         (self.cpu_etcd_ns + self.cpu_proxy_ns) as f64 / self.calls as f64
     }
 }
 
-/// The rounds of every target.
+/// Rounds of every target.
 pub(crate) type Series = BTreeMap<Kind, Vec<Block>>;
 
-/// Reads the CPU time of all who take part.
+/// CPU times of client, proxy and etcd.
 pub(crate) struct CpuWatch {
     target: Target,
     client: CpuSample,
@@ -97,7 +97,7 @@ pub(crate) struct CpuWatch {
 }
 
 impl CpuWatch {
-    /// Starts to count.
+    /// Starts the measurement.
     pub(crate) fn start(target: &Target) -> Result<Self> {
         Ok(CpuWatch {
             target: *target,
@@ -107,7 +107,7 @@ impl CpuWatch {
         })
     }
 
-    /// Stops to count and makes a block of it.
+    /// Ends the measurement, and returns the block.
     pub(crate) fn finish(self, outcome: &Outcome) -> Result<Block> {
         let now = CpuWatch::start(&self.target)?;
         let proxy = now
@@ -121,7 +121,7 @@ impl CpuWatch {
             first_error: outcome.first_error.clone(),
             seconds: outcome.elapsed.as_secs_f64(),
             percentiles_ns: [0.5, 0.99, 0.999].map(|share| match outcome.calls {
-                // No call succeeded: there is no latency, least of all a short one.
+                // No call succeeded: there is no latency, and zero would look good.
                 0 => f64::NAN,
                 _ => outcome.percentile_ns(share) as f64,
             }),
@@ -133,8 +133,8 @@ impl CpuWatch {
     }
 }
 
-/// Learns the right answers from etcd, warms every target up with each call, then drives them in turn. A target that is
-/// gone counts an error and leaves the others to be measured.
+/// Measures the expected responses on etcd, warms up every target with each call, then drives the targets in turns. A
+/// target that fails counts an error, and the others are still measured.
 pub(crate) async fn interleave(
     setup: &Setup,
     shape: Shape,
@@ -142,7 +142,7 @@ pub(crate) async fn interleave(
     rounds: usize,
 ) -> Result<Series> {
     let etcd = setup.connect().await?;
-    // A write answers with a revision that grows, so only reads have a size to learn.
+    // Responses to writes carry a growing revision: only reads have a fixed size.
     if ops.iter().all(|op| op.method == crate::client::Method::Range) {
         load::learn(&etcd, &mut ops).await?;
     }
@@ -165,7 +165,7 @@ pub(crate) async fn interleave(
     Ok(series)
 }
 
-/// Connects to a target and makes every call at least once.
+/// Connects to a target, and makes every call at least once.
 async fn warm_up(target: &Target, shape: Shape, ops: &Arc<Vec<Op>>) -> Result<Vec<Arc<Connection>>> {
     let connections = connections(target, shape.connections).await?;
     let min_calls = ops.len().div_ceil(shape.in_flight).max(2);
@@ -182,7 +182,7 @@ async fn warm_up(target: &Target, shape: Shape, ops: &Arc<Vec<Op>>) -> Result<Ve
     Ok(connections)
 }
 
-/// One target's part of a round.
+/// Drives one target for its part of a round.
 async fn drive(
     target: &Target,
     connections: &[Arc<Connection>],

@@ -1,5 +1,5 @@
-//! Drives a target on a fixed schedule, whatever the answers do: latency counts from the moment at which a call was due,
-//! so that a stall is felt by all calls that were due meanwhile.
+//! Drives a target on a fixed schedule, independent of its responses: latency counts from the time at which a call
+//! was due, so that a stall delays all calls that were due during it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +9,11 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::load::Outcome;
 
-/// After the last call was due, answers are waited for so long.
+/// Time to wait for responses after the last call was due.
 const LAST_ANSWERS: Duration = Duration::from_secs(30);
 
-/// Begins `per_second` calls a second for `duration`. `call` gets the call's number and returns the bytes of the answer.
+/// Starts `per_second` calls a second for `duration`. `call` gets the number of the call and returns the bytes of the
+/// response.
 pub(crate) async fn open_loop<F, C>(per_second: u32, duration: Duration, call: C) -> Result<Outcome>
 where
     C: Fn(usize) -> F + Send + Sync + 'static,
@@ -47,8 +48,9 @@ where
         Ok(joined) => joined?,
         Err(_) => {
             sum.errors += calls.len() as u64;
-            sum.first_error
-                .get_or_insert(format!("no answer {LAST_ANSWERS:?} after the last call was due"));
+            sum.first_error.get_or_insert(format!(
+                "no response {LAST_ANSWERS:?} after the last call was due"
+            ));
         }
     }
     sum.elapsed = start.elapsed();
@@ -56,8 +58,8 @@ where
     Ok(sum)
 }
 
-/// The moments at which calls are due, each sent when it has come. A thread of its own keeps the time: the runtime's timer
-/// has steps of a millisecond, as long as what is measured. It ends with the schedule or with the receiver.
+/// Sends the due times of calls, each when it is reached. On a thread of its own: the runtime's timer has steps of a
+/// millisecond, as long as the latencies measured. Ends with the schedule or with the receiver.
 fn ticks(per_second: u32, start: Instant, duration: Duration) -> UnboundedReceiver<Instant> {
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
     std::thread::spawn(move || {

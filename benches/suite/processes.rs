@@ -1,5 +1,5 @@
-//! Starts and stops what is measured: etcd, its grpc-proxy, rangecache and the replay server. Every process listens on a
-//! free port, logs into the setup's folder and is killed when its guard is dropped.
+//! Starts and stops the measured processes: etcd, its grpc-proxy, rangecache and the replay server. Every process
+//! listens on a free port, logs into the setup's folder and is killed when dropped.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -13,28 +13,28 @@ use anyhow::{Context, Result, bail};
 use crate::http1;
 use crate::tls::Tls;
 
-/// How long a process may take until it serves.
+/// Timeout of a process's start.
 const START_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a mirror may take to load.
+/// Timeout of a mirror's load.
 const READY_DEADLINE: Duration = Duration::from_secs(180);
-/// Between two looks at a condition.
+/// Interval between polls.
 const POLL: Duration = Duration::from_millis(5);
-/// A free port can be taken by somebody else before etcd binds it; then another one is tried.
+/// Another process can take a free port before etcd binds it; then another port is tried.
 const PORT_ATTEMPTS: usize = 3;
 
-/// Where the binaries are.
+/// Paths of the binaries.
 #[derive(Clone, Debug)]
 pub(crate) struct Binaries {
     /// etcd 3.7, which is also grpc-proxy.
     pub(crate) etcd: PathBuf,
-    /// rangecache as cargo built it for the benchmark.
+    /// rangecache as built by cargo for the benchmark.
     pub(crate) rangecache: PathBuf,
     /// This program, for the replay server.
     pub(crate) suite: PathBuf,
 }
 
 impl Binaries {
-    /// Finds the binaries, or says how to get them.
+    /// Finds the binaries; an error says how to get them.
     pub(crate) fn find() -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let etcd =
@@ -60,11 +60,11 @@ pub(crate) struct Process {
     name: &'static str,
     child: Child,
     log: PathBuf,
-    /// Where clients connect.
+    /// Address for clients.
     pub(crate) address: SocketAddr,
-    /// Where health and metrics are; the client address for all but rangecache.
+    /// Address of health and metrics; the client address for all but rangecache.
     pub(crate) metrics_address: SocketAddr,
-    /// Where clients with TLS connect to etcd.
+    /// etcd's address for clients with TLS.
     pub(crate) tls_address: Option<SocketAddr>,
 }
 
@@ -80,18 +80,18 @@ impl Process {
         self.child.id()
     }
 
-    /// Kills it and waits until it is gone.
+    /// Kills the process and waits for its end.
     pub(crate) fn stop(&mut self) {
-        // It has ended by itself, or it ends now; either way there is nothing left to do about it.
+        // Errors mean that the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Errs, with the end of the log, when the process has ended.
+    /// Returns an error with the end of the log if the process has ended.
     fn check_alive(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!(
-                "{} ended with {status}; its last words:\n{}",
+                "{} ended with {status}; the end of its log:\n{}",
                 self.name,
                 last_lines(&self.log)
             );
@@ -99,7 +99,7 @@ impl Process {
         Ok(())
     }
 
-    /// Waits until a path answers 200.
+    /// Waits until `GET` of a path returns 200.
     async fn wait_for_200(&mut self, path: &str, deadline: Duration) -> Result<()> {
         let until = Instant::now() + deadline;
         loop {
@@ -114,7 +114,7 @@ impl Process {
                     Err(error) => error.to_string(),
                 };
                 bail!(
-                    "{} is not ready after {deadline:?}: {path} says {seen}",
+                    "{} is not ready after {deadline:?}: {path} returned {seen}",
                     self.name
                 );
             }
@@ -139,7 +139,7 @@ fn free_address() -> Result<SocketAddr> {
 }
 
 fn spawn(name: &'static str, mut command: Command, folder: &Path) -> Result<(Child, PathBuf)> {
-    // The user's own settings for etcd and rangecache must not reach those that are measured.
+    // The user's own settings for etcd and rangecache must not reach the measured processes.
     for (variable, _) in std::env::vars_os() {
         let is_setting = variable.to_str().is_some_and(|text| {
             text.starts_with("ETCD_") || text.starts_with("RANGECACHE_") || text.starts_with("OTEL_")
@@ -164,21 +164,21 @@ fn spawn(name: &'static str, mut command: Command, folder: &Path) -> Result<(Chi
     Ok((child, log))
 }
 
-/// How an etcd is started.
+/// Options of an etcd.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct EtcdOptions {
     /// Passes `--unsafe-no-fsync`.
     pub(crate) no_fsync: bool,
-    /// It listens with TLS, too.
+    /// Listens with TLS in addition.
     pub(crate) tls: Option<&'static Tls>,
 }
 
-/// Where a proxy finds etcd, and whether with TLS; its clients find it the same way.
+/// Address of etcd, and TLS files; a proxy's clients use the same.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Endpoint {
     /// etcd's address.
     pub(crate) address: SocketAddr,
-    /// What TLS takes.
+    /// TLS files, if TLS is used.
     pub(crate) tls: Option<&'static Tls>,
 }
 
@@ -191,7 +191,7 @@ impl Endpoint {
         format!("{}://{}", self.scheme(), self.address)
     }
 
-    /// For both sides of a proxy: grpc-proxy's flags and rangecache's have the same names.
+    /// Flags for both sides of a proxy: grpc-proxy and rangecache have the same names.
     fn flags(self) -> Vec<OsString> {
         let Some(tls) = self.tls else {
             return Vec::new();
@@ -210,7 +210,7 @@ impl Endpoint {
     }
 }
 
-/// Starts an etcd on a data folder, new or left by an earlier one, and waits until it is healthy.
+/// Starts an etcd on a data folder, new or existing, and waits until it is healthy.
 pub(crate) async fn start_etcd(
     binaries: &Binaries,
     folder: &Path,
@@ -263,7 +263,7 @@ pub(crate) async fn start_etcd(
     }
 }
 
-/// Starts etcd's grpc-proxy before an etcd and waits until it answers.
+/// Starts etcd's grpc-proxy in front of an etcd, and waits until it is healthy.
 pub(crate) async fn start_grpc_proxy(binaries: &Binaries, folder: &Path, etcd: Endpoint) -> Result<Process> {
     let mut attempt = 1;
     loop {
@@ -294,7 +294,8 @@ pub(crate) async fn start_grpc_proxy(binaries: &Binaries, folder: &Path, etcd: E
     }
 }
 
-/// Starts rangecache before an etcd with further flags and variables and waits until it serves; its mirrors may still be loading.
+/// Starts rangecache in front of an etcd with additional flags and variables, and waits until it listens; its mirrors
+/// may still be loading.
 pub(crate) async fn start_rangecache(
     binaries: &Binaries,
     folder: &Path,
@@ -317,7 +318,7 @@ pub(crate) async fn start_rangecache(
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     let (child, log) = spawn("rangecache", command, folder)?;
-    // Its log says which ports it took; until then these stand in.
+    // Placeholders until the log names the ports.
     let unknown = SocketAddr::from(([127, 0, 0, 1], 0));
     let mut process = Process {
         name: "rangecache",
@@ -349,7 +350,7 @@ pub(crate) async fn start_rangecache(
     }
 }
 
-/// The address in the log line with this message.
+/// Address in the log line with this message.
 fn logged_address(log: &str, message: &str) -> Option<SocketAddr> {
     log.lines().find_map(|line| {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -372,14 +373,14 @@ fn logged_address(log: &str, message: &str) -> Option<SocketAddr> {
     })
 }
 
-/// Starts the replay server, which records the answers of `upstream` and replays them.
+/// Starts the replay server, which records the responses of `upstream` and replays them.
 pub(crate) async fn start_replay_server(
     binaries: &Binaries,
     folder: &Path,
     upstream: SocketAddr,
 ) -> Result<Process> {
     let mut command = Command::new(&binaries.suite);
-    // The replay server ends when its standard input does, that is with us, however we end.
+    // The replay server exits when its standard input is closed, which happens however the suite ends.
     command
         .args(["replay-server", "--upstream", &upstream.to_string()])
         .stdin(Stdio::piped())

@@ -1,6 +1,6 @@
-//! The floor: an HTTP/2 server that does nothing but replay. The first time it sees a request it asks etcd and keeps the
-//! answer; from then on the answer is one look-up and one write. What it takes is what the client, HTTP/2 and the
-//! loopback take, so no server can be shown to be faster.
+//! The floor of the measurements: an HTTP/2 server that replays responses. It sends the first request of a kind to
+//! etcd and keeps the response; later ones cost one look-up and one write. Its figures are the cost of client, HTTP/2
+//! and loopback: no server can be faster.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::client::{CallError, Connection, Method, Windows};
 
-/// Request body → the whole answer, its gRPC frame included.
+/// Request body → complete response, gRPC prefix included.
 type Recordings = RwLock<HashMap<Bytes, Bytes>>;
 
 struct ReplayServer {
@@ -23,7 +23,7 @@ struct ReplayServer {
     upstream: Connection,
 }
 
-/// Serves until standard input ends.
+/// Serves until standard input is closed.
 pub(crate) async fn run(upstream: SocketAddr) -> Result<()> {
     let replay_server = Arc::new(ReplayServer {
         recordings: Recordings::default(),
@@ -48,7 +48,7 @@ pub(crate) async fn run(upstream: SocketAddr) -> Result<()> {
 }
 
 async fn connection(replay_server: Arc<ReplayServer>, stream: TcpStream) {
-    // What goes wrong here shows at the client, which counts it.
+    // Errors are counted by the client.
     let _ = stream.set_nodelay(true);
     let handshake = h2::server::Builder::new()
         .initial_window_size(1 << 20)

@@ -1,11 +1,11 @@
-//! What a case found: rows of figures with the goals that they are held against.
+//! Results of the cases: rows of figures, with goals to compare them with.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::measure::{Block, Series};
 use crate::targets::Kind;
 
-/// What a figure is, and so how it is written and which way is better.
+/// Kind of a figure: its format, and which direction is better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Latency or CPU time in nanoseconds; less is better.
@@ -18,17 +18,17 @@ pub(crate) enum Unit {
     BytesPerSecond,
     /// A factor; less is better.
     Factor,
-    /// A number of things that should not be; less is better.
+    /// A number of defects; less is better.
     Count,
 }
 
 impl Unit {
-    /// Whether a larger figure is the better one.
+    /// Whether a larger figure is better.
     pub(crate) fn more_is_better(self) -> bool {
         matches!(self, Unit::PerSecond | Unit::BytesPerSecond)
     }
 
-    /// The figure as people read it.
+    /// Formats the figure with its unit.
     pub(crate) fn write(self, value: f64) -> String {
         match self {
             Unit::Nanoseconds if value.abs() < 1e6 => format!("{} µs", digits(value / 1e3)),
@@ -44,7 +44,7 @@ impl Unit {
     }
 }
 
-/// Three significant digits.
+/// Formats with three significant digits.
 fn digits(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
@@ -56,17 +56,17 @@ fn digits(value: f64) -> String {
 /// One condition of a goal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Check {
-    /// At least so many times as good as etcd itself.
+    /// At least this factor better than etcd itself.
     TimesDirect(f64),
-    /// At least so many times as good as grpc-proxy.
+    /// At least this factor better than grpc-proxy.
     TimesProxy(f64),
     /// At most this, in the row's unit.
     AtMost(f64),
-    /// At most so much more than etcd itself, in the row's unit.
+    /// At most this much more than etcd itself, in the row's unit.
     AtMostAboveDirect(f64),
 }
 
-/// A median and the extremes over the rounds.
+/// Median, minimum and maximum over the rounds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stat {
     /// The median.
@@ -78,7 +78,7 @@ pub(crate) struct Stat {
 }
 
 impl Stat {
-    /// Of one figure per round; none without figures.
+    /// Spread of one figure per round; `None` without figures.
     pub(crate) fn of(figures: impl IntoIterator<Item = f64>) -> Option<Stat> {
         let mut figures: Vec<f64> = figures.into_iter().filter(|figure| figure.is_finite()).collect();
         figures.sort_by(f64::total_cmp);
@@ -95,27 +95,27 @@ impl Stat {
     }
 }
 
-/// One line of the table.
+/// One row of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
-    /// The goal's number.
+    /// Number of the goal.
     pub(crate) goal: &'static str,
-    /// What was measured.
+    /// Name of the measurement.
     pub(crate) what: String,
-    /// Of which kind the figures are.
+    /// Kind of the figures.
     pub(crate) unit: Unit,
-    /// The figures per target.
+    /// Figures per target.
     pub(crate) figures: BTreeMap<Kind, Stat>,
-    /// Those of whom some calls failed.
+    /// Targets with failed calls.
     pub(crate) failed: BTreeSet<Kind>,
-    /// What is asked; empty where nothing is.
+    /// Conditions of the goal; empty without a goal.
     pub(crate) checks: Vec<Check>,
-    /// The rounds behind it, where the row is the first one made of them: CPU and errors are shown once.
+    /// The rounds behind the row, if it is the first row made of them: CPU and errors are shown once.
     pub(crate) series: Option<Series>,
 }
 
 impl Row {
-    /// A row of a figure per block.
+    /// A row with one figure per block.
     pub(crate) fn of_series(
         goal: &'static str,
         what: impl Into<String>,
@@ -144,7 +144,7 @@ impl Row {
         }
     }
 
-    /// A row of figures found otherwise.
+    /// A row of figures measured in another way.
     pub(crate) fn of_figures(
         goal: &'static str,
         what: impl Into<String>,
@@ -178,7 +178,7 @@ impl Row {
         self.figures.get(&kind).map(|stat| stat.median)
     }
 
-    /// How many times as good as `base` rangecache is.
+    /// Factor by which rangecache is better than `base`.
     pub(crate) fn times(&self, base: Kind) -> Option<f64> {
         let (ours, theirs) = (self.median(Kind::Rangecache)?, self.median(base)?);
         let times = if self.unit.more_is_better() {
@@ -189,12 +189,12 @@ impl Row {
         times.is_finite().then_some(times)
     }
 
-    /// Whether every condition holds; nothing where something is missing or nothing is asked.
+    /// Whether every condition holds; `None` if a figure is missing or there is no goal.
     pub(crate) fn reached(&self) -> Option<bool> {
         if self.checks.is_empty() {
             return None;
         }
-        // A figure of calls that failed proves nothing.
+        // Figures of failed calls do not count.
         if self.failed.contains(&Kind::Rangecache) {
             return Some(false);
         }
@@ -211,7 +211,7 @@ impl Row {
         Some(all)
     }
 
-    /// The goal in words.
+    /// The goal as text.
     pub(crate) fn goal_text(&self) -> String {
         let words = self.checks.iter().map(|check| match *check {
             Check::TimesDirect(times) => format!("{}× etcd", digits(times)),
@@ -223,17 +223,17 @@ impl Row {
     }
 }
 
-/// All that was found, and what was not.
+/// All results.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// The lines of the table.
+    /// Rows of the table.
     pub(crate) rows: Vec<Row>,
-    /// What a reader must know: cases that failed, targets that were missing.
+    /// Notes for the reader: failed cases, missing targets.
     pub(crate) notes: Vec<String>,
 }
 
 impl Report {
-    /// Adds what a case found, or why it found nothing.
+    /// Adds the result of a case, or its error as a note.
     pub(crate) fn add(&mut self, case: &str, found: anyhow::Result<Vec<Row>>) {
         match found {
             Ok(rows) => self.rows.extend(rows),
@@ -241,7 +241,7 @@ impl Report {
         }
     }
 
-    /// Puts the rows in the order of the goals; those of one goal stay as they were found.
+    /// Sorts the rows by goal; rows of one goal keep their order.
     pub(crate) fn sort(&mut self) {
         self.rows.sort_by_key(|row| {
             row.goal

@@ -1,4 +1,4 @@
-//! A long mixed load on rangecache, with readers that stop reading: does anything grow that should not?
+//! A long mixed load on rangecache, with readers that stop reading, to see whether memory or descriptors grow.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,14 +16,14 @@ use crate::load::{Op, nanoseconds, percentile};
 use crate::targets::{Kind, Setup, Target};
 use crate::usage;
 
-/// Between two lines of the output.
+/// Interval between lines of the output.
 const SAMPLE: Duration = Duration::from_secs(10);
-/// Readers that stop reading, at any time.
+/// Readers that have stopped reading, at any time.
 const SLOW_READERS: usize = 8;
-/// How long each of them holds on to its answer.
+/// Time for which each of them keeps its response unread.
 const SLOW_READER_HOLDS: Duration = Duration::from_secs(20);
 
-/// What the puts write.
+/// Keys that the puts write.
 const WRITTEN_PREFIX: &str = "/registry/leases/";
 const WRITTEN_KEYS: usize = 1000;
 
@@ -50,7 +50,7 @@ impl Work {
         }
     }
 
-    /// Calls, errors and the 99th percentile in milliseconds since the last look.
+    /// Calls, errors and the 99th percentile in milliseconds since the last call of this function.
     fn take(&self) -> String {
         let mut latencies_ns = std::mem::take(&mut *self.latencies_ns.lock());
         latencies_ns.sort_unstable();
@@ -62,7 +62,7 @@ impl Work {
 /// The kinds of work, in the order of the columns.
 const NAMES: [&str; 5] = ["GET", "LIST", "page", "PUT", "slow reader"];
 
-/// Runs the load for the asked number of seconds and prints a line every ten.
+/// Runs the load for the given time, and prints a line every ten seconds.
 pub(crate) async fn run(suite: &Suite, seconds: u64) -> Result<()> {
     let small = Dataset {
         prefix: "/registry/pods/",
@@ -78,7 +78,7 @@ pub(crate) async fn run(suite: &Suite, seconds: u64) -> Result<()> {
     let etcd = setup.connect().await?;
     small.fill(&etcd, 0).await?;
     large.fill(&etcd, 0).await?;
-    // History grows until it is as old as it may be; growth beyond that is what is looked for.
+    // History grows until it reaches its maximum age; only growth beyond that matters.
     setup
         .start_only(Kind::Rangecache, &["--history-max-age", "1m"])
         .await?;
@@ -126,7 +126,7 @@ pub(crate) async fn run(suite: &Suite, seconds: u64) -> Result<()> {
     compare(&etcd, &target, &[small.list(), large.list(), written()].concat()).await
 }
 
-/// The first quarter against the last one, the start-up left out.
+/// Compares memory in the first quarter, start-up excluded, with the last.
 fn summary(samples_mb: &[f64], work: &[Work]) {
     let quarter = samples_mb.len() / 4;
     let mean = |samples: &[f64]| samples.iter().sum::<f64>() / samples.len() as f64;
@@ -148,22 +148,23 @@ fn summary(samples_mb: &[f64], work: &[Work]) {
     }
 }
 
-/// Whether it still answers what etcd answers, byte by byte: what was only read, and what was written all the time.
+/// Checks that responses still equal etcd's byte for byte, for keys that were only read and for keys written all the
+/// time.
 async fn compare(etcd: &Connection, target: &Target, lists: &[Op]) -> Result<()> {
     let through = Connection::open(target.address, Windows::LARGE).await?;
     for list in lists {
         let expected = etcd.fetch(list.method, list.body.clone()).await?;
         let answer = through.fetch(list.method, list.body.clone()).await?;
-        anyhow::ensure!(answer == expected, "an answer differs from etcd's");
+        anyhow::ensure!(answer == expected, "a response differs from etcd's");
     }
     println!(
-        "after it, {} LISTs of all keys are byte for byte etcd's",
+        "after the load, {} LISTs of all keys equal etcd's byte for byte",
         lists.len()
     );
     Ok(())
 }
 
-/// A LIST of the keys that the puts write.
+/// A LIST of the written keys.
 fn written() -> Vec<Op> {
     Dataset {
         prefix: WRITTEN_PREFIX,
@@ -173,7 +174,7 @@ fn written() -> Vec<Op> {
     .list()
 }
 
-/// Starts every kind of work; all of it ends when the set is dropped.
+/// Starts every kind of work; dropping the set stops it.
 async fn start_load(
     target: &Target,
     small: &Dataset,
@@ -185,7 +186,7 @@ async fn start_load(
         .map(|number| puts::put(&format!("{WRITTEN_PREFIX}object-{number:07}"), 200))
         .collect();
     let lists = [small.list(), large.list()].concat();
-    // Which work, what it sends, how often each of its workers does, and how many workers there are.
+    // Kind of work, its calls, the interval of each worker, and the number of workers.
     let loads: [(usize, Vec<Op>, Duration, usize); 4] = [
         (0, small.gets(), Duration::from_millis(10), 8),
         (1, lists, Duration::from_millis(500), 2),
@@ -218,7 +219,7 @@ async fn start_load(
                 let failed = result.is_err();
                 work[4].count(begin.elapsed(), result);
                 if failed {
-                    // A target that is gone must not be asked in a tight loop.
+                    // Do not retry a closed target in a tight loop.
                     tokio::time::sleep(Duration::from_secs(1)).await;
                 }
             }
@@ -227,7 +228,7 @@ async fn start_load(
     Ok(tasks)
 }
 
-/// Asks for a large LIST with small windows, reads one piece, holds on to the rest and goes away.
+/// Requests a large LIST with small windows, reads one chunk, waits, and closes the connection.
 async fn stall(address: std::net::SocketAddr, list: &Op) -> Result<u64> {
     let connection = Connection::open(
         address,
@@ -238,7 +239,7 @@ async fn stall(address: std::net::SocketAddr, list: &Op) -> Result<u64> {
     )
     .await?;
     let mut answer = connection.begin(list.method, list.body.clone()).await?;
-    let first = answer.data().await.context("an answer without a body")??;
+    let first = answer.data().await.context("a response without a body")??;
     tokio::time::sleep(SLOW_READER_HOLDS).await;
     Ok(first.len() as u64)
 }

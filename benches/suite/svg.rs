@@ -1,4 +1,4 @@
-//! Two drawings of the report, written by hand: the ratios, and the growth. They follow the reader's light or dark scheme.
+//! Two drawings of the report: ratios and growth. They follow the reader's light or dark colour scheme.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -25,7 +25,7 @@ text{fill:#e6edf3}.small{fill:#9198a1}.line{stroke:#3d444d}.one{stroke:#9198a1}.
 .curve{fill:none}}\
 </style>";
 
-/// Writes `benchmark-ratios.svg` and `benchmark-growth.svg` into a folder, each only if there is something to draw.
+/// Writes `benchmark-ratios.svg` and `benchmark-growth.svg` into a folder, each only if it has data.
 pub(crate) fn write(folder: &Path, report: &Report) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let drawings = [
@@ -41,7 +41,7 @@ pub(crate) fn write(folder: &Path, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// A logarithmic scale of pixels.
+/// A logarithmic scale, in pixels.
 struct Scale {
     from: f64,
     to: f64,
@@ -55,7 +55,7 @@ impl Scale {
         self.start + share * self.length
     }
 
-    /// The powers of ten on it.
+    /// Powers of ten on the scale.
     fn decades(&self) -> impl Iterator<Item = f64> {
         let (from, to) = (self.from, self.to);
         (-12..=12)
@@ -64,7 +64,7 @@ impl Scale {
     }
 }
 
-/// How many times as good as etcd and as grpc-proxy: two bars per row, with a mark where the goal is.
+/// Factors over etcd and over grpc-proxy: two bars per row, with a mark at the goal.
 fn ratios(rows: &[Row]) -> Option<String> {
     let rows: Vec<&Row> = rows
         .iter()
@@ -87,7 +87,7 @@ fn ratios(rows: &[Row]) -> Option<String> {
         12.0,
         24.0,
         "title",
-        "How many times as good as etcd and as its grpc-proxy rangecache is",
+        "rangecache compared with etcd and its grpc-proxy (factor, larger is better)",
     );
     legend(
         &mut svg,
@@ -155,7 +155,7 @@ fn ratios(rows: &[Row]) -> Option<String> {
     Some(svg)
 }
 
-/// Latency by the number of keys: a panel per read, a curve per target.
+/// Latency by number of keys: a panel per read, a curve per target.
 fn growth(rows: &[Row]) -> Option<String> {
     let mut panels: Vec<(String, Vec<(f64, &Row)>)> = Vec::new();
     for row in rows.iter().filter(|row| row.goal == "P15") {
@@ -181,7 +181,7 @@ fn growth(rows: &[Row]) -> Option<String> {
         12.0,
         24.0,
         "title",
-        "What a read costs as the store grows (median latency, both axes logarithmic)",
+        "Latency of a read by number of keys in the store (median, both axes logarithmic)",
     );
     let names: Vec<(String, &str)> = Kind::ALL
         .iter()
@@ -205,7 +205,7 @@ fn growth(rows: &[Row]) -> Option<String> {
             start: left,
             length: width - 90.0,
         };
-        // Upwards: the scale starts at the bottom and its length is negative.
+        // The scale starts at the bottom, so its length is negative.
         let y = Scale {
             from: 1e4,
             to: 1e9,

@@ -1,18 +1,18 @@
-//! The report on a terminal.
+//! The report as text, for a terminal.
 
 use crate::measure::{Block, FROM_MEMORY};
 use crate::report::{Report, Row, Stat};
 use crate::targets::Kind;
 
-/// Facts that stand above the table.
+/// Facts printed above the table.
 pub(crate) struct Heading {
-    /// What the figures were measured on.
+    /// The machine.
     pub(crate) machine: String,
-    /// Which programs.
+    /// Versions of the programs.
     pub(crate) versions: String,
-    /// How many rounds.
+    /// Number of rounds.
     pub(crate) rounds: usize,
-    /// The load average before the first case; above about 0.5 somebody else was at work.
+    /// Load average before the first case; above about 0.5 the machine was busy.
     pub(crate) load_before: f64,
 }
 
@@ -43,7 +43,7 @@ fn cell(row: &Row, kind: Kind) -> String {
 fn times(row: &Row, base: Kind) -> String {
     match row.times(base) {
         None => "–".into(),
-        // Against next to nothing a factor says no more than this.
+        // With a base near zero a factor has no meaning.
         Some(times) if times > 999.0 => "> 999×".into(),
         Some(times) => format!("{times:.2}×"),
     }
@@ -88,7 +88,7 @@ fn figures(rows: &[Row]) -> Vec<Vec<String>> {
     lines
 }
 
-/// rangecache's extremes over the rounds, or etcd's where there is no rangecache.
+/// Minimum and maximum of rangecache over the rounds; etcd's if there is no rangecache.
 fn spread(row: &Row) -> String {
     let stat = row
         .figures
@@ -99,12 +99,12 @@ fn spread(row: &Row) -> String {
     })
 }
 
-/// The smallest share of a round's Ranges that rangecache answered from memory.
+/// Smallest share of a round's Range calls that rangecache answered from memory.
 fn from_memory(blocks: &[Block]) -> String {
     let shares = blocks
         .iter()
         .filter_map(|block| block.extra.get(FROM_MEMORY).copied());
-    // A round without a Range has no share.
+    // A round without Range calls has no share.
     let shares = Stat::of(shares.filter(|share| share.is_finite()));
     shares.map_or_else(|| "–".into(), |stat| format!("{:.1} %", stat.min * 100.0))
 }
@@ -165,7 +165,7 @@ fn details(rows: &[Row]) -> Vec<Vec<String>> {
     lines
 }
 
-/// Columns padded to the widest cell; the first two and the last to the left, figures to the right.
+/// Pads columns to the widest cell; the first two and the last are left-aligned, figures right-aligned.
 pub(crate) fn grid(lines: &[Vec<String>]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
     let width = |column: usize| {

@@ -1,4 +1,4 @@
-//! One etcd with what stands before it, and the targets that the cases drive.
+//! One etcd with the proxies in front of it: the targets that the cases drive.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use crate::http1;
 use crate::processes::{self, Binaries, Endpoint, EtcdOptions, Process};
 use crate::tls::Tls;
 
-/// Who is driven.
+/// Kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// etcd itself.
     Direct,
-    /// etcd's own proxy.
+    /// etcd's grpc-proxy.
     GrpcProxy,
     /// rangecache.
     Rangecache,
@@ -24,17 +24,17 @@ pub(crate) enum Kind {
     Floor,
 }
 
-/// How a rangecache has answered so far.
+/// Range and RangeStream calls counted by a rangecache.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RangeOutcomes {
-    /// Answers from memory.
+    /// Calls answered from memory.
     pub(crate) from_memory: f64,
-    /// All answers.
+    /// All calls.
     pub(crate) all: f64,
 }
 
 impl Target {
-    /// Reads how rangecache has answered; none for the other targets.
+    /// Reads rangecache's counters; `None` for other targets.
     pub(crate) async fn range_outcomes(&self) -> Result<Option<RangeOutcomes>> {
         let Some(address) = self.outcomes else {
             return Ok(None);
@@ -53,10 +53,10 @@ impl Target {
 }
 
 impl Kind {
-    /// The order of a round, and of the table's columns.
+    /// Order of the targets in a round, and of the table's columns.
     pub(crate) const ALL: [Kind; 4] = [Kind::Direct, Kind::GrpcProxy, Kind::Rangecache, Kind::Floor];
 
-    /// The column's name.
+    /// Name of the column.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Kind::Direct => "etcd",
@@ -67,24 +67,24 @@ impl Kind {
     }
 }
 
-/// Where a target is and whose CPU it uses.
+/// Addresses and processes of a target.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
-    /// Who it is.
+    /// Kind of the target.
     pub(crate) kind: Kind,
-    /// Where clients connect.
+    /// Address for clients.
     pub(crate) address: SocketAddr,
-    /// Whether with TLS.
+    /// TLS files, if clients use TLS.
     pub(crate) tls: Option<&'static Tls>,
-    /// The process in front of etcd; none for etcd itself.
+    /// Process in front of etcd; `None` for etcd itself.
     pub(crate) proxy_pid: Option<u32>,
     /// etcd's process.
     pub(crate) etcd_pid: u32,
-    /// Where rangecache counts how it answered.
+    /// Address of rangecache's metrics.
     pub(crate) outcomes: Option<SocketAddr>,
 }
 
-/// A running etcd and the proxies before it. Everything stops when it is dropped.
+/// A running etcd and the proxies in front of it. Dropping it stops all of them.
 pub(crate) struct Setup {
     // The processes are declared, and so dropped, before the folder that they write to.
     replay_server: Option<Process>,
@@ -95,7 +95,7 @@ pub(crate) struct Setup {
     folder: TempDir,
     binaries: Binaries,
     options: EtcdOptions,
-    /// Why rangecache is not among the targets, if it is not.
+    /// Reason why rangecache is missing among the targets.
     pub(crate) without_rangecache: Option<String>,
 }
 
@@ -106,10 +106,10 @@ impl Setup {
         Self::start_in(folder, binaries, options).await
     }
 
-    /// Starts an empty etcd to which targets and clients come with TLS.
+    /// Starts an empty etcd to which proxies and clients connect with TLS.
     pub(crate) async fn start_with_tls(binaries: &Binaries, options: EtcdOptions) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
-        // Needed until the end of the run, and made once.
+        // Created once, and needed until the end of the run.
         let tls: &'static Tls = Box::leak(Box::new(Tls::new(folder.path())?));
         let options = EtcdOptions {
             tls: Some(tls),
@@ -133,12 +133,12 @@ impl Setup {
         })
     }
 
-    /// Starts the three others, waits until the mirror is warm, and replaces those that ran before.
+    /// Starts the three proxies in place of earlier ones, and waits until the mirror is warm.
     pub(crate) async fn start_targets(&mut self) -> Result<()> {
         (self.replay_server, self.rangecache, self.grpc_proxy) = (None, None, None);
         let etcd = self.endpoint();
         self.grpc_proxy = Some(processes::start_grpc_proxy(&self.binaries, self.folder.path(), etcd).await?);
-        // It speaks no TLS.
+        // The replay server does not support TLS.
         if etcd.tls.is_none() {
             let replay_server =
                 processes::start_replay_server(&self.binaries, self.folder.path(), etcd.address);
@@ -146,25 +146,25 @@ impl Setup {
         }
         match self.start_rangecache(&[]).await {
             Ok(process) => self.rangecache = Some(process),
-            // The other figures are still worth having; the table says why this one is missing.
+            // The other figures are still useful; the table gives the reason.
             Err(error) => self.without_rangecache = Some(format!("{error:#}")),
         }
         Ok(())
     }
 
-    /// Starts one more rangecache and waits until it is ready.
+    /// Starts another rangecache, and waits until it is ready.
     pub(crate) async fn start_rangecache(&self, flags: &[&str]) -> Result<Process> {
         let mut process = self.launch_rangecache(flags).await?;
         process.wait_ready().await?;
         Ok(process)
     }
 
-    /// Starts one more rangecache and does not wait for its mirror.
+    /// Starts another rangecache, without waiting for its mirror.
     pub(crate) async fn launch_rangecache(&self, flags: &[&str]) -> Result<Process> {
         self.launch_rangecache_with(flags, &[]).await
     }
 
-    /// Starts one more rangecache in this environment and waits until it is ready.
+    /// Starts another rangecache with these environment variables, and waits until it is ready.
     pub(crate) async fn start_rangecache_with(
         &self,
         flags: &[&str],
@@ -180,10 +180,10 @@ impl Setup {
         processes::start_rangecache(&self.binaries, folder, etcd, flags, environment).await
     }
 
-    /// Stops everything and starts etcd alone again on the same data, with a fresh heap.
+    /// Stops all processes, and starts etcd again on the same data, with an empty heap.
     pub(crate) async fn restart_etcd(&mut self) -> Result<()> {
         (self.replay_server, self.rangecache, self.grpc_proxy) = (None, None, None);
-        // The old one must have let go of its data before the new one opens it.
+        // The old process must have released its data before the new one opens it.
         self.etcd.stop();
         let (folder, data) = (self.folder.path(), self.folder.path().join("data"));
         self.etcd = processes::start_etcd(&self.binaries, folder, &data, self.options).await?;
@@ -209,7 +209,7 @@ impl Setup {
         Ok(())
     }
 
-    /// Where targets find etcd.
+    /// etcd's address for proxies.
     fn endpoint(&self) -> Endpoint {
         Endpoint {
             address: self.etcd.tls_address.unwrap_or(self.etcd.address),
@@ -217,7 +217,7 @@ impl Setup {
         }
     }
 
-    /// The running targets in the order of a round.
+    /// The running targets, in the order of a round.
     pub(crate) fn targets(&self) -> Vec<Target> {
         let process = |kind| match kind {
             Kind::Direct => None,
@@ -249,7 +249,7 @@ impl Setup {
         std::iter::once(direct).chain(proxied).collect()
     }
 
-    /// rangecache, where it runs.
+    /// The running rangecache, if any.
     pub(crate) fn rangecache(&self) -> Option<&Process> {
         self.rangecache.as_ref()
     }
@@ -261,16 +261,16 @@ impl Setup {
         ))
     }
 
-    /// One of etcd's metrics.
+    /// Reads one of etcd's metrics.
     pub(crate) async fn etcd_metric(&self, series: &str) -> Result<f64> {
         let (_, text) = http1::get(self.etcd.address, "/metrics").await?;
         http1::metric(&text, series).with_context(|| format!("etcd has no metric {series}"))
     }
 
-    /// Makes etcd collect its garbage, so that the next growth of its heap starts from what it needs.
+    /// Makes etcd collect garbage, so that growth of its heap is measured from its minimum.
     pub(crate) async fn collect_etcd_garbage(&self) -> Result<()> {
         let (status, _) = http1::get(self.etcd.address, "/debug/pprof/heap?gc=1&debug=1").await?;
-        anyhow::ensure!(status == 200, "etcd's heap profile says {status}");
+        anyhow::ensure!(status == 200, "etcd's heap profile returned {status}");
         Ok(())
     }
 }

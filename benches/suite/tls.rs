@@ -1,4 +1,4 @@
-//! What the TLS cases need: one certificate for every server, and a client that trusts it.
+//! TLS files for the TLS cases: one certificate for every server, and a client that trusts it.
 
 use std::fmt;
 use std::fs;
@@ -13,13 +13,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// See the module.
+/// Certificates, and a client; see the module.
 pub(crate) struct Tls {
     /// The certificate, which is its own CA (PEM).
     pub(crate) cert: PathBuf,
     /// Its key (PEM).
     pub(crate) key: PathBuf,
-    /// What proxies show to etcd, which does not ask for it: grpc-proxy must have one, and without a common name.
+    /// Client certificate of the proxies, which etcd does not require: grpc-proxy must have one, without a common
+    /// name.
     pub(crate) client_cert: PathBuf,
     /// Its key (PEM).
     pub(crate) client_key: PathBuf,
@@ -35,7 +36,7 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Makes a certificate for 127.0.0.1 in `folder`. No session is ever resumed: every handshake is a full one.
+    /// Creates a certificate for 127.0.0.1 in `folder`. Sessions are not resumed: every handshake is a full one.
     pub(crate) fn new(folder: &Path) -> Result<Self> {
         let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
         let (cert, key) = (folder.join("server.crt"), folder.join("server.key"));
@@ -65,7 +66,7 @@ impl Tls {
         })
     }
 
-    /// Shakes hands.
+    /// Completes a TLS handshake.
     pub(crate) async fn handshake(&self, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from("127.0.0.1").context("is a name")?;
         Ok(self.connector.connect(name, stream).await?)

@@ -1,4 +1,4 @@
-//! What tracing costs: GETs from memory, and rangecache's CPU for each of them, without tracing and with it, in turns.
+//! Cost of tracing: GETs from memory, and rangecache's CPU time per call, without tracing and with it, in turns.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::targets::Setup;
 use crate::usage::CpuSample;
 
 const BLOCK: Duration = Duration::from_millis(1500);
-/// The variants: their names, and the shares of the calls that are traced.
+/// Variants: name, and share of the calls that are traced.
 const VARIANTS: [(&str, Option<&str>); 4] = [
     ("without tracing", None),
     ("no call traced", Some("0")),
@@ -40,7 +40,7 @@ struct Variant {
     errors: u64,
 }
 
-/// Starts one rangecache for each variant, and drives them in turns.
+/// Starts one rangecache per variant, and drives them in turns.
 pub(crate) async fn run(suite: &Suite) -> Result<()> {
     let data = Dataset {
         prefix: "/registry/pods/",
@@ -81,10 +81,10 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
         duration: BLOCK,
         min_calls: 1,
     };
-    // The first round warms up.
+    // The first round is for warming up.
     for round in 0..=suite.args.rounds {
         progress(&format!("round {round} of {}", suite.args.rounds));
-        // Nobody is always first.
+        // The order changes with each round.
         variants.rotate_left(1);
         for variant in &mut variants {
             let before = CpuSample::of(variant.process.pid())?;
@@ -105,7 +105,7 @@ pub(crate) async fn run(suite: &Suite) -> Result<()> {
 fn print(variants: &[Variant]) {
     let median = |figures: &[f64]| Stat::of(figures.iter().copied()).map_or(f64::NAN, |stat| stat.median);
     let base = variants.iter().find(|variant| variant.name == VARIANTS[0].0);
-    // Of rounds that ran next to each other, so that what disturbs the machine disturbs both.
+    // Compares adjacent rounds, so that disturbances affect both.
     let more = |variant: &Variant| {
         let base = base.map_or(&[][..], |base| &base.cpu_per_get_ns);
         let ratios: Vec<f64> = variant
@@ -132,14 +132,14 @@ fn print(variants: &[Variant]) {
     }
 }
 
-/// A collector that takes everything and keeps nothing; it ends with this process.
+/// A collector that accepts and discards everything, until the process ends.
 async fn collect() -> Result<String> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}", listener.local_addr()?);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             let service = service_fn(async |request: Request<Incoming>| {
-                // Read to its end, so that the connection is kept.
+                // The body is read to its end, so that the connection can be reused.
                 let _ = request.into_body().collect().await;
                 Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
             });

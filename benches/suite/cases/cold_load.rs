@@ -1,4 +1,4 @@
-//! P11: how long a large mirror takes to load, and what other clients of etcd feel meanwhile.
+//! P11: load time of a large mirror, and latency of etcd's other clients during the load.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use crate::open_loop::open_loop;
 use crate::report::{Check, Row, Unit};
 use crate::targets::{Kind, Setup, connections};
 
-/// Other clients' reads.
+/// Reads of other clients.
 const GETS_PER_SECOND: u32 = 1000;
-/// How long they are watched before the load, and while it lasts, again and again.
+/// Length of a measurement of the other clients, before the load and repeatedly during it.
 const WINDOW: Duration = Duration::from_millis(2500);
 
 /// P11. Each round starts a fresh rangecache.
@@ -45,7 +45,7 @@ pub(crate) async fn p11(setup: &Setup, data: &Dataset, rounds: usize) -> Result<
         };
         tokio::pin!(load);
         let mut during = Outcome::default();
-        // Windows follow each other until the mirror is warm; the last one may outlast it, never by more than its length.
+        // Measurements follow each other until the mirror is warm; the last may exceed it, by less than its length.
         let (elapsed, process) = loop {
             let slice = others(Duration::from_millis(250));
             tokio::pin!(slice);

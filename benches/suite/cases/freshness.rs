@@ -1,4 +1,4 @@
-//! P14: linearizable reads while the keys are being written, and whether any of them is stale.
+//! P14: linearizable reads during writes, and the number of stale responses.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,20 +22,20 @@ const KEYS: usize = 1000;
 const VALUE_BYTES: usize = 100;
 const READS_PER_SECOND: u32 = 1000;
 const PUTS_PER_SECOND: u32 = 2000;
-/// Long enough for a 99.9th percentile of 4,000 reads.
+/// Enough reads for a 99.9th percentile of 4,000.
 const ROUND: Duration = Duration::from_secs(4);
 
-/// What has been acknowledged, and so must be seen by every read that begins later.
+/// Acknowledged revisions, which every later read must return.
 struct Acknowledged {
-    /// The highest revision of all.
+    /// The highest of all.
     revision: AtomicI64,
-    /// The highest of each key.
+    /// The highest per key.
     keys: Vec<AtomicI64>,
-    /// Reads that saw less.
+    /// Reads that returned an older revision.
     stale: AtomicU64,
 }
 
-/// P14: the puts go to etcd itself, so that a proxy cannot learn of them but by asking; the reads go to the target.
+/// P14: puts go directly to etcd, so that a proxy can notice them only by asking etcd; reads go to the target.
 pub(crate) async fn p14(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     let writer = setup.connect().await?;
     for op in (0..KEYS).map(|number| puts::put(&key(number), VALUE_BYTES)) {
@@ -62,14 +62,14 @@ pub(crate) async fn p14(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
             &[Check::AtMost(bound_ms * 1e6)],
         )
     };
-    // A sum and no median: one stale answer in one round is one too many.
+    // A sum, not a median: one stale response in one round is a failure.
     let sums = series.iter().map(|(kind, blocks)| {
         let stale = blocks.iter().filter_map(|block| block.extra.get("stale"));
         (*kind, vec![stale.sum::<f64>()])
     });
     let stale = Row::of_figures(
         "P14",
-        "stale among them, all rounds (the floor replays old answers and must be caught)",
+        "stale responses, all rounds (the floor's are stale, and must be detected)",
         Unit::Count,
         sums,
         &[Check::AtMost(0.0)],
@@ -78,7 +78,7 @@ pub(crate) async fn p14(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     let floor = series.get(&Kind::Floor).map_or(&[][..], Vec::as_slice);
     anyhow::ensure!(
         !floor.is_empty() && floor.iter().all(caught),
-        "the check for stale answers did not catch those of the replay server"
+        "the check did not detect the replay server's stale responses"
     );
     Ok(vec![
         row("p50", 0, 1.0).with_series(series.clone()),
@@ -126,7 +126,7 @@ async fn read_while_writing(writer: &Arc<Connection>, target: &Target) -> Result
         move |number: usize| {
             let (reader, acknowledged, reads) = (reader.clone(), acknowledged.clone(), reads.clone());
             async move {
-                // Scattered, so that reads meet keys written just now as well as long ago.
+                // Scattered, so that reads meet keys written just now and long ago.
                 let number = number * 617 % KEYS;
                 let before = acknowledged.revision.load(Ordering::SeqCst);
                 let key_before = acknowledged.keys[number].load(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! P15: what becomes of the cost of a read when the store grows a hundredfold.
+//! P15: cost of reads while the store grows by a factor of a hundred.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::measure::{Block, Series, interleave};
 use crate::report::{Check, Row, Unit};
 use crate::targets::{Kind, Setup};
 
-/// The reads whose growth is measured.
+/// The measured reads.
 const READS: [&str; 3] = ["GET", "page of 500", "count"];
 
 /// Figures at each size, collected while the store grows.
@@ -18,7 +18,7 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Measures the three reads at the size that the store has now.
+    /// Measures the three reads at the current size of the store.
     pub(crate) async fn measure(&mut self, setup: &Setup, data: &Dataset, rounds: usize) -> Result<()> {
         for (read, name) in READS.iter().enumerate() {
             let ops = match read {
@@ -34,7 +34,7 @@ impl Growth {
         Ok(())
     }
 
-    /// The rows at each size, and the growth from the first size to the last.
+    /// Rows for each size, and the growth from the first to the last.
     pub(crate) fn rows(self) -> Vec<Row> {
         let mut rows = Vec::new();
         for (read, name) in READS.iter().enumerate() {
@@ -64,7 +64,7 @@ impl Growth {
     }
 }
 
-/// A number of keys in few characters.
+/// A number of keys in short form.
 fn thousands(keys: usize) -> String {
     if keys < 1_000_000 {
         format!("{}k", keys / 1000)

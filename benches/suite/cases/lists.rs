@@ -21,7 +21,7 @@ const FOUR_CLIENTS: Shape = Shape {
     min_calls: 2,
 };
 
-/// P1, and P7's share of it: LIST of small objects.
+/// P1, and its part of P7: LIST of small objects.
 pub(crate) async fn p1(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let series = interleave(setup, ONE_AT_A_TIME, data.list(), rounds).await?;
     let checks = [Check::TimesDirect(10.0), Check::TimesProxy(15.0)];
@@ -45,7 +45,7 @@ pub(crate) async fn p1(setup: &Setup, data: &Dataset, rounds: usize) -> Result<V
     Ok(vec![p50.with_series(series), etcd_cpu])
 }
 
-/// P2: LIST of middling objects.
+/// P2: LIST of medium objects.
 pub(crate) async fn p2(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let series = interleave(setup, ONE_AT_A_TIME, data.list(), rounds).await?;
     let checks = [Check::TimesDirect(3.0), Check::TimesProxy(6.0)];
@@ -78,13 +78,13 @@ pub(crate) async fn p3(setup: &Setup, data: &Dataset, rounds: usize) -> Result<V
         Unit::Nanoseconds,
         &series,
         Block::server_cpu_per_call_ns,
-        // 192 ms of etcd's to 64 ms.
+        // 192 ms of etcd's against 64 ms.
         &[Check::TimesDirect(3.0)],
     );
     Ok(vec![p50.with_series(series), cpu])
 }
 
-/// P4: four clients at once, each with a connection of its own.
+/// P4: four clients in parallel, each with its own connection.
 pub(crate) async fn p4(
     setup: &Setup,
     data: &Dataset,

@@ -1,4 +1,4 @@
-//! P9 and P12: what lists and mirrors cost in memory.
+//! P9 and P12: memory of lists and mirrors.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,22 +13,22 @@ use crate::report::{Check, Row, Unit};
 use crate::targets::{Kind, Setup, Target, connections};
 use crate::usage;
 
-/// Lists at once.
+/// Number of concurrent lists.
 const CONCURRENT_LISTS: usize = 8;
-/// How often etcd's heap is looked at meanwhile.
+/// Sampling interval of etcd's heap.
 const HEAP_SAMPLE: Duration = Duration::from_millis(25);
-/// A process has settled when its memory has not moved by more than this …
+/// Memory counts as settled when it has changed by less than this …
 const SETTLED_BYTES: u64 = 256 << 10;
 /// … for this long.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Allocators give memory back late; one that still moves after this is taken as it is.
+/// Deadline for settling: allocators release memory late.
 const SETTLE_DEADLINE: Duration = Duration::from_secs(20);
 const HEAP_IN_USE: &str = "go_memstats_heap_inuse_bytes";
 
-/// P9: eight lists at once, each on a connection of its own. Go gives memory back late, so etcd and the target start
-/// afresh for each measurement; and etcd collects its garbage before it.
+/// P9: eight concurrent lists, each on its own connection. Go releases memory late, so etcd and the target are
+/// restarted before each measurement, and etcd collects its garbage.
 pub(crate) async fn p9(setup: &mut Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
-    // Asked once and before, for a LIST would make the heaps grow that are to be fresh.
+    // Size measured once, before: a LIST would grow the new heaps.
     let mut lists = data.list();
     load::learn(&*setup.connect().await?, &mut lists).await?;
     let lists = Arc::new(lists);
@@ -69,7 +69,7 @@ pub(crate) async fn p9(setup: &mut Setup, data: &Dataset, rounds: usize) -> Resu
     Ok(vec![rss.with_series(series.clone()), heap])
 }
 
-/// So many lists at once, each on a connection of its own, while the memory of the target and etcd's heap are watched.
+/// Sends this many concurrent lists, each on its own connection, while sampling the target's memory and etcd's heap.
 pub(crate) async fn lists_at_once(
     setup: &Setup,
     target: &Target,
@@ -116,7 +116,7 @@ pub(crate) async fn lists_at_once(
     Ok(block)
 }
 
-/// Waits until a process's memory stands still and returns it.
+/// Waits until a process's memory has settled, and returns it.
 async fn settled_rss(pid: u32) -> Result<u64> {
     let start = Instant::now();
     let mut still_since = Instant::now();
@@ -133,7 +133,8 @@ async fn settled_rss(pid: u32) -> Result<u64> {
     }
 }
 
-/// P12: what a mirror takes beyond a rangecache that mirrors nothing, per byte of the encoded answer to a LIST of it all.
+/// P12: memory of a mirror, above a rangecache that mirrors nothing, per byte of the encoded response to a LIST of
+/// all keys.
 pub(crate) async fn p12(
     setup: &Setup,
     data: &Dataset,

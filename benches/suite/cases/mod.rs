@@ -1,4 +1,4 @@
-//! The cases, grouped by the data that they need: each group fills one etcd and drives it.
+//! The cases, grouped by their data: each group fills one etcd and drives it.
 
 pub(crate) mod cold_load;
 pub(crate) mod freshness;
@@ -18,24 +18,24 @@ use crate::processes::{Binaries, EtcdOptions};
 use crate::report::Report;
 use crate::targets::Setup;
 
-/// What every case needs to know.
+/// Settings shared by all cases.
 pub(crate) struct Suite {
-    /// What was asked for.
+    /// Command-line arguments.
     pub(crate) args: Args,
-    /// What is started.
+    /// Paths of the binaries.
     pub(crate) binaries: Binaries,
-    /// How etcd is started.
+    /// Options of etcd.
     pub(crate) options: EtcdOptions,
 }
 
-/// Tells on standard error what goes on, for the table comes only at the end.
+/// Reports progress on standard error: the table is printed only at the end.
 pub(crate) fn progress(what: &str) {
     use std::io::Write;
-    // Nobody may be reading.
+    // A closed pipe needs no report.
     let _ = writeln!(std::io::stderr(), "… {what}");
 }
 
-/// Runs the chosen cases. A group that cannot be run is a note in the report, not the end.
+/// Runs the chosen cases. A group that fails becomes a note in the report.
 pub(crate) async fn run(suite: &Suite) -> Report {
     let mut report = Report::default();
     let groups: [(&str, anyhow::Result<()>); 5] = [
@@ -47,14 +47,14 @@ pub(crate) async fn run(suite: &Suite) -> Report {
     ];
     for (group, outcome) in groups {
         if let Err(error) = outcome {
-            report.note(format!("the cases on {group} ended early: {error:#}"));
+            report.note(format!("the cases on {group} failed: {error:#}"));
         }
     }
     report.sort();
     report
 }
 
-/// Starts the targets and notes which one is missing.
+/// Starts the targets, and notes a missing one.
 async fn start_targets(setup: &mut Setup, report: &mut Report) -> anyhow::Result<()> {
     setup.start_targets().await?;
     if let Some(why) = &setup.without_rangecache {
@@ -91,7 +91,7 @@ async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         report.add("P5", points::p5(&setup, &data, rounds).await);
     }
     if args.wants(&["P6"]) {
-        progress("P6 GET, one at a time");
+        progress("P6 sequential GETs");
         report.add("P6", points::p6(&setup, &data, rounds).await);
     }
     if args.wants(&["P13"]) {
@@ -99,13 +99,13 @@ async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         report.add("P13", puts::p13(&setup, rounds).await);
     }
     if args.wants(&["P14"]) {
-        progress("P14 reads under writes");
+        progress("P14 reads during writes");
         report.add("P14", freshness::p14(&setup, rounds).await);
     }
     Ok(())
 }
 
-/// 20k objects of 1 KB, with TLS on every way.
+/// 20k objects of 1 KB, with TLS on every connection.
 async fn over_tls(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
     if !args.wants(&["P19", "P20"]) {
@@ -131,7 +131,7 @@ async fn over_tls(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// 20k objects of 1 KB to list, and 150k more to weigh a mirror by.
+/// 20k objects of 1 KB to list, and 150k more to measure a mirror's memory.
 async fn middling_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
     if !args.wants(&["P2", "P12"]) {
@@ -201,15 +201,15 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         );
     }
     if args.wants(&["P9"]) {
-        progress("P9 eight LISTs at once");
+        progress("P9 eight concurrent LISTs");
         report.add("P9", memory::p9(&mut setup, &data, rounds).await);
     }
     if args.wants(&["P16"]) {
-        progress("P16 a gigabyte of LISTs that are not mirrored");
+        progress("P16 a gigabyte of LISTs outside the mirror");
         report.add("P16", not_mirrored::p16(&mut setup, &data, rounds).await);
     }
     if args.wants(&["P18"]) {
-        progress("P18 a LIST that is not mirrored");
+        progress("P18 a LIST outside the mirror");
         report.add("P18", not_mirrored::p18(&mut setup, &data, rounds).await);
     }
     if args.wants(&["P12"]) {
@@ -267,7 +267,7 @@ async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
                 report.add("P8", pages::p8(&setup, &data, rounds).await);
             }
             if args.wants(&["P17"]) {
-                progress("P17 a list in pages that is not mirrored");
+                progress("P17 a paged list outside the mirror");
                 report.add("P17", not_mirrored::p17(&mut setup, &data, rounds).await);
             }
         } else if args.wants(&["P15"]) {

@@ -1,4 +1,4 @@
-//! P16 to P18: what lists of keys that are not mirrored cost, in pages and at once: each becomes one RangeStream.
+//! P16 to P18: cost of lists outside the mirror, paged and as a whole: each becomes one RangeStream.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,14 +16,14 @@ use crate::report::{Check, Row, Unit};
 use crate::targets::{Kind, Setup, Target, connections};
 use crate::wire;
 
-/// Mirrors nothing that is listed.
+/// A prefix that contains none of the listed keys.
 const NOT_MIRRORED: [&str; 2] = ["--cache-prefix", "/nothing-here/"];
 const KINDS: [Kind; 2] = [Kind::Direct, Kind::Rangecache];
-/// P16's clients, each with a list of its own.
+/// Number of P16's clients, each with its own list.
 const CLIENTS: usize = 16;
-/// What all their lists come to.
+/// Total size of their lists.
 const WANTED_BYTES: usize = 1 << 30;
-/// What rangecache may hold of them: the default of its `--stream-max-bytes`.
+/// Bound on the bytes that rangecache holds for them: the default of `--stream-max-bytes`.
 const HELD_BYTES: u32 = 256 << 20;
 
 async fn start(setup: &mut Setup, kind: Kind) -> Result<Target> {
@@ -33,7 +33,7 @@ async fn start(setup: &mut Setup, kind: Kind) -> Result<Target> {
     target.context("the target that was just started")
 }
 
-/// P17: a whole list in pages, as kube-apiserver reads it.
+/// P17: a whole list in pages, like kube-apiserver reads it.
 pub(crate) async fn p17(setup: &mut Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let mut series = Series::new();
     for _ in 0..rounds {
@@ -44,7 +44,7 @@ pub(crate) async fn p17(setup: &mut Setup, data: &Dataset, rounds: usize) -> Res
         }
     }
     let what = format!(
-        "list of {}k not mirrored, in pages of {PAGE_KEYS}",
+        "list of {}k outside the mirror, in pages of {PAGE_KEYS}",
         data.keys / 1000
     );
     let cpu = Row::of_series(
@@ -81,7 +81,7 @@ async fn list_in_pages(target: &Target, data: &Dataset) -> Result<Block> {
         outcome.count(asked.elapsed(), Ok(bytes));
         ensure!(
             page.count == i64::try_from(data.keys - read)?,
-            "a page counts {} keys where {} are left",
+            "a page counts {} keys; {} are left",
             page.count,
             data.keys - read
         );
@@ -100,8 +100,8 @@ async fn list_in_pages(target: &Target, data: &Dataset) -> Result<Block> {
     cpu.finish(&outcome)
 }
 
-/// etcd keeps the raft log since before its last snapshot in memory, so the writes that filled it would count as live, and
-/// Go's heap grows by garbage in proportion to what lives. Small writes push them out, as in any etcd that has run for a while.
+/// etcd keeps the raft log since its last snapshot in memory, so that the writes of the fill count as live, and Go's
+/// heap grows in proportion to live data. Small writes push them out, as in an etcd that has run for a while.
 async fn turn_raft_log_over(setup: &Setup) -> Result<()> {
     let puts: Vec<_> = (0..64)
         .map(|number| put(&format!("/elsewhere/{number}"), 16))
@@ -110,14 +110,14 @@ async fn turn_raft_log_over(setup: &Setup) -> Result<()> {
         connections: 1,
         in_flight: 64,
         duration: Duration::ZERO,
-        // A snapshot is made every 10,000 writes.
+        // etcd takes a snapshot every 10,000 writes.
         min_calls: 200,
     };
     load::closed_loop(&[setup.connect().await?], shape, &Arc::new(puts)).await?;
     Ok(())
 }
 
-/// P16: a gigabyte of LISTs at once, no two of them the same.
+/// P16: a gigabyte of concurrent LISTs, all different.
 pub(crate) async fn p16(setup: &mut Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let keys = (WANTED_BYTES / CLIENTS / data.value_bytes).min(data.keys - CLIENTS);
     let mut lists: Vec<_> = (0..CLIENTS)
@@ -146,7 +146,7 @@ pub(crate) async fn p16(setup: &mut Setup, data: &Dataset, rounds: usize) -> Res
     let extra = |name: &'static str| move |block: &Block| block.extra.get(name).copied().unwrap_or(f64::NAN);
     let memory = Row::of_series(
         "P16",
-        format!("{what}: growth of the memory of who is asked"),
+        format!("{what}: growth of the target's memory"),
         Unit::Bytes,
         &series,
         extra("rss_growth_bytes"),
@@ -162,7 +162,7 @@ pub(crate) async fn p16(setup: &mut Setup, data: &Dataset, rounds: usize) -> Res
     );
     let time = Row::of_series(
         "P16",
-        "the same: time until all are answered",
+        "the same: time until all are complete",
         Unit::Nanoseconds,
         &series,
         |block| block.seconds * 1e9,
@@ -171,7 +171,7 @@ pub(crate) async fn p16(setup: &mut Setup, data: &Dataset, rounds: usize) -> Res
     Ok(vec![memory.with_series(series), heap, time])
 }
 
-/// P18: one unary LIST, and what etcd's heap and rangecache's memory grow by.
+/// P18: one unary LIST, and the growth of etcd's heap and of rangecache's memory.
 pub(crate) async fn p18(setup: &mut Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     turn_raft_log_over(setup).await?;
     let mut lists = data.list();
@@ -189,7 +189,7 @@ pub(crate) async fn p18(setup: &mut Setup, data: &Dataset, rounds: usize) -> Res
     let extra = |name: &'static str| move |block: &Block| block.extra.get(name).copied().unwrap_or(f64::NAN);
     let heap = Row::of_series(
         "P18",
-        format!("LIST of {size_mb} MB not mirrored: growth of etcd's heap"),
+        format!("LIST of {size_mb} MB outside the mirror: growth of etcd's heap"),
         Unit::Bytes,
         &series,
         extra("etcd_heap_growth_bytes"),
@@ -197,7 +197,7 @@ pub(crate) async fn p18(setup: &mut Setup, data: &Dataset, rounds: usize) -> Res
     );
     let memory = Row::of_series(
         "P18",
-        "the same: growth of the memory of who is asked",
+        "the same: growth of the target's memory",
         Unit::Bytes,
         &series,
         extra("rss_growth_bytes"),

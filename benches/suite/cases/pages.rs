@@ -8,9 +8,9 @@ use crate::measure::{BLOCK, Block, interleave};
 use crate::report::{Check, Row, Unit};
 use crate::targets::Setup;
 
-/// What kube-apiserver asks for at a time.
+/// Page size of kube-apiserver's requests.
 pub(crate) const PAGE_KEYS: i64 = 500;
-/// How pages and counts are driven here and in the growth.
+/// Load of the page and count cases, here and in P15.
 pub(crate) const SHAPE: Shape = Shape {
     connections: 1,
     in_flight: 1,
@@ -18,7 +18,7 @@ pub(crate) const SHAPE: Shape = Shape {
     min_calls: 3,
 };
 
-/// P8: the first page, pages that start anywhere, pages that go on with a list, and the count.
+/// P8: the first page, pages from random keys on, pages that continue a list, and the count.
 pub(crate) async fn p8(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let revision = current_revision(&*setup.connect().await?).await?;
     let page = [Check::AtMost(1.5e6)];

@@ -13,7 +13,7 @@ use crate::targets::{Kind, Setup};
 /// Short calls vary more, so they are driven for longer.
 const LONG_BLOCK: Duration = Duration::from_millis(1500);
 
-/// P5, and P7's share of it: 64 in flight on one connection and on eight.
+/// P5, and its part of P7: 64 in flight on one connection and on eight.
 pub(crate) async fn p5(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     for connections in [1, 8] {
@@ -48,7 +48,7 @@ pub(crate) async fn p5(setup: &Setup, data: &Dataset, rounds: usize) -> Result<V
     Ok(rows)
 }
 
-/// P6: one at a time.
+/// P6: sequential reads.
 pub(crate) async fn p6(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let shape = Shape {
         connections: 1,
@@ -59,11 +59,11 @@ pub(crate) async fn p6(setup: &Setup, data: &Dataset, rounds: usize) -> Result<V
     let series = interleave(setup, shape, data.gets(), rounds).await?;
     let row = Row::of_series(
         "P6",
-        "GET, one at a time, p50",
+        "GET, sequential, p50",
         Unit::Nanoseconds,
         &series,
         Block::p50_ns,
-        // 350 µs where etcd takes 238 µs, and 0.65 of what grpc-proxy takes.
+        // 350 µs where etcd takes 238 µs, and 0.65 of grpc-proxy's time.
         &[Check::TimesDirect(238.0 / 350.0), Check::TimesProxy(1.0 / 0.65)],
     );
     Ok(vec![row.with_series(series)])

@@ -1,4 +1,4 @@
-//! P13: writes, which pass through.
+//! P13: writes, which are forwarded.
 
 use anyhow::Result;
 
@@ -10,10 +10,10 @@ use crate::targets::Setup;
 use crate::wire;
 use testkit::pb::PutRequest;
 
-/// Keys that are written again and again.
+/// Keys that are written repeatedly.
 const KEYS: usize = 1000;
 
-/// P13: PUT one at a time and 64 in flight. The floor replays an answer and writes nothing.
+/// P13: sequential PUTs, and 64 in flight. The floor replays a response and writes nothing.
 pub(crate) async fn p13(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     let puts = || {
         (0..KEYS)
@@ -29,7 +29,7 @@ pub(crate) async fn p13(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     let series = interleave(setup, one, puts(), rounds).await?;
     let p50 = Row::of_series(
         "P13",
-        "PUT, one at a time, p50",
+        "PUT, sequential, p50",
         Unit::Nanoseconds,
         &series,
         Block::p50_ns,
@@ -50,7 +50,7 @@ pub(crate) async fn p13(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     Ok(vec![p50, rate])
 }
 
-/// A put of this key with a value of so many bytes.
+/// A put of this key, with a value of this size.
 pub(crate) fn put(key: &str, value_bytes: usize) -> Op {
     let request = PutRequest {
         key: key.into(),

@@ -1,5 +1,5 @@
-//! STREAMS: a whole list by RangeStream, from memory beside etcd's own. grpc-proxy has no RangeStream, and the floor none
-//! to replay.
+//! STREAMS: a whole list by RangeStream from memory, compared with etcd's own. grpc-proxy has no RangeStream, and the
+//! floor cannot replay one.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,11 +15,11 @@ use crate::report::{Row, Unit};
 use crate::targets::{Kind, Setup, Target};
 use crate::wire::{frame, prefix_request};
 
-/// Streams per block: the first byte of one alone says little.
+/// Streams per block: a single time to first byte varies too much.
 const STREAMS: u64 = 3;
 const FIRST_BYTE: &str = "first_byte_ns";
 
-/// Time to the first byte, and bytes per second.
+/// Time to first byte, and bytes per second.
 pub(crate) async fn run(setup: &Setup, data: &Dataset, rounds: usize, what: &str) -> Result<Vec<Row>> {
     let request = frame(&prefix_request(data.prefix));
     let mut driven: Vec<(Target, Arc<Connection>)> = Vec::new();
@@ -80,9 +80,9 @@ async fn block(
             })
             .await;
         let result = match read {
-            // How it is cut into chunks is no contract, but their heads are next to nothing.
+            // The layout of chunks is no contract, but the overhead of chunks is negligible.
             Ok(()) if bytes.abs_diff(expected_bytes) * 1000 > expected_bytes => {
-                Err(format!("{bytes} bytes where etcd's stream has {expected_bytes}"))
+                Err(format!("a stream of {bytes} bytes; etcd's has {expected_bytes}"))
             }
             Ok(()) => Ok(bytes),
             Err(error) => Err(error.to_string()),

@@ -1,4 +1,4 @@
-//! P19 and P20: TLS on every way, from the client to the target and from a proxy to etcd.
+//! P19 and P20: TLS on every connection, from client to target and from proxy to etcd.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use crate::measure::{BLOCK, Block, CpuWatch, Series, interleave};
 use crate::report::{Check, Row, Unit};
 use crate::targets::{Setup, Target};
 
-/// Clients that connect at once.
+/// Number of clients that connect concurrently.
 const CONNECTING: usize = 8;
 
-/// P19: connections that are made, with a full handshake, for one GET each.
+/// P19: connections with a full handshake, for one GET each.
 pub(crate) async fn p19(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let mut ops = data.gets();
     load::learn(&*setup.connect().await?, &mut ops).await?;
     let ops = Arc::new(ops);
     let mut series = Series::new();
-    // The first round warms up.
+    // The first round is for warming up.
     for round in 0..=rounds {
         for target in setup.targets() {
             let cpu = CpuWatch::start(&target)?;
@@ -33,7 +33,7 @@ pub(crate) async fn p19(setup: &Setup, data: &Dataset, rounds: usize) -> Result<
     }
     let rate = Row::of_series(
         "P19",
-        "TLS connections with one GET each, 8 at once",
+        "TLS connections with one GET each, 8 concurrently",
         Unit::PerSecond,
         &series,
         Block::rate,
@@ -82,7 +82,7 @@ async fn one_connection(target: &Target, op: &Op) -> Result<u64, String> {
     load::checked_call(&connection, op).await
 }
 
-/// P20: what encryption leaves of a LIST and of many GETs.
+/// P20: effect of encryption on a LIST and on many GETs.
 pub(crate) async fn p20(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let list = Shape {
         connections: 1,
