@@ -1,6 +1,6 @@
-// Package chart tests charts/rangecache: every mode is rendered by Helm 3 and 4 and looked at as Kubernetes would.
+// Package chart tests charts/rangecache: every mode is rendered by Helm 3 and 4 and checked by Kubernetes' own rules.
 //
-// `make chart-test` builds what it needs and runs it. That a real kube-apiserver takes the manifests is tested in tests/kube.
+// `make chart-test` builds the tools and runs it. tests/kube applies the manifests to a real kube-apiserver.
 package chart
 
 import (
@@ -29,7 +29,7 @@ const (
 	namespace   = "some-namespace"
 )
 
-// helms are the Helms that must agree.
+// helms are the versions of Helm that must agree.
 var helms = []string{tools + "/helm-4", tools + "/helm-3"}
 
 func helm(binary string, args ...string) (string, error) {
@@ -46,7 +46,7 @@ func template(binary string, args ...string) (string, error) {
 	return helm(binary, append([]string{"template", release, chart, "--namespace", namespace, "--kube-version", kubeVersion}, args...)...)
 }
 
-// modes gives the values files of all modes, by name.
+// modes returns the values files of all modes, by name.
 func modes(t *testing.T) map[string]string {
 	files, err := filepath.Glob(chart + "/ci/*-values.yaml")
 	if err != nil || len(files) < 6 {
@@ -59,7 +59,7 @@ func modes(t *testing.T) map[string]string {
 	return byName
 }
 
-// objects are a rendered mode's, each in its own type.
+// objects are the objects of a rendered mode, by type.
 type objects struct {
 	all             map[string]any // by "Kind name"
 	pods            []corev1.PodTemplateSpec
@@ -78,7 +78,7 @@ type objects struct {
 
 var separator = regexp.MustCompile(`(?m)^---\s*$`)
 
-// strictly decodes one document; a field that the type does not have, or twice, is an error.
+// strictly decodes one document; unknown and repeated fields are errors.
 func strictly[T any](t *testing.T, document string) *T {
 	t.Helper()
 	into := new(T)
@@ -144,14 +144,14 @@ func parse(t *testing.T, manifests string) *objects {
 			o.rule = strictly[monitoringv1.PrometheusRule](t, document)
 			object = o.rule
 		default:
-			t.Fatalf("nobody expects a %s %s", head.APIVersion, head.Kind)
+			t.Fatalf("unexpected object %s %s", head.APIVersion, head.Kind)
 		}
 		if head.Metadata.Namespace != namespace {
 			t.Errorf("%s %s is in namespace %q", head.Kind, head.Metadata.Name, head.Metadata.Namespace)
 		}
 		key := head.Kind + " " + head.Metadata.Name
 		if o.all[key] != nil {
-			t.Errorf("%s is there twice", key)
+			t.Errorf("%s is rendered twice", key)
 		}
 		o.all[key] = object
 	}
@@ -178,7 +178,7 @@ func environment(container corev1.Container) map[string]string {
 	return values
 }
 
-// render gives what Helm 4 makes of the arguments.
+// render returns the output of Helm 4 for the arguments.
 func render(t *testing.T, args ...string) *objects {
 	t.Helper()
 	out, err := template(helms[0], args...)
@@ -204,7 +204,8 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// Every mode renders to known kinds without unknown fields, and alike under both Helms.
+// TestModesRender checks that every mode renders to known kinds without unknown fields, equally under both versions
+// of Helm.
 func TestModesRender(t *testing.T) {
 	for name, file := range modes(t) {
 		var first string
@@ -214,7 +215,7 @@ func TestModesRender(t *testing.T) {
 				t.Fatalf("%s, %s: %v", binary, name, err)
 			}
 			parse(t, out)
-			// The Helms separate documents with different numbers of empty lines, and may order them differently.
+			// The versions separate documents by different numbers of empty lines, and may order them differently.
 			if keys := fmt.Sprint(keysOf(parse(t, out).all)); first == "" {
 				first = keys
 			} else if keys != first {
@@ -224,8 +225,8 @@ func TestModesRender(t *testing.T) {
 	}
 }
 
-// What each mode consists of, and nothing else.
-func TestWhatEachModeConsistsOf(t *testing.T) {
+// TestModesConsistOfTheirObjects checks the objects of each mode, with no others.
+func TestModesConsistOfTheirObjects(t *testing.T) {
 	for mode, expected := range map[string]string{
 		"static-pod":          "[ConfigMap rc-rangecache-dashboard DaemonSet rc-rangecache-installer PrometheusRule rc-rangecache Service rc-rangecache-metrics ServiceAccount rc-rangecache ServiceMonitor rc-rangecache]",
 		"static-pod-absent":   "[DaemonSet rc-rangecache-installer ServiceAccount rc-rangecache]",
@@ -240,12 +241,12 @@ func TestWhatEachModeConsistsOf(t *testing.T) {
 	}
 }
 
-// A mistake is refused, with words that help.
-func TestMistakesAreRefused(t *testing.T) {
+// TestInvalidValuesAreRefused checks that invalid values are refused with a helpful message.
+func TestInvalidValuesAreRefused(t *testing.T) {
 	good := []string{"--set", "etcd.endpoints={https://a:2379}", "--set", "etcd.tls.secretName=e", "--set", "listener.tls.secretName=l"}
 	for _, binary := range helms {
 		if _, err := template(binary, good...); err != nil {
-			t.Fatalf("the good values: %v", err)
+			t.Fatalf("the valid values: %v", err)
 		}
 		for _, mistake := range []struct{ set, says string }{
 			{"cahce.maxBytes=1Gi", "additional properties 'cahce' not allowed"},
@@ -277,7 +278,7 @@ func TestMistakesAreRefused(t *testing.T) {
 	}
 }
 
-// The notes tell how to verify and how to roll back, in every mode, with addresses that are right.
+// TestNotes checks that the notes explain how to verify and how to roll back in every mode, with the right addresses.
 func TestNotes(t *testing.T) {
 	for mode, says := range map[string][]string{
 		"static-pod":          {"/readyz", "--etcd-servers=https://127.0.0.1:23790", "Roll back", "--etcd-servers=https://127.0.0.1:2379", "staticPod.state=absent"},
@@ -287,7 +288,7 @@ func TestNotes(t *testing.T) {
 		"deployment":          {"https://rc-rangecache.some-namespace.svc:23790", "Roll back"},
 		"deployment-plain":    {"http://rc-rangecache.some-namespace.svc:23790", "Roll back", "WARNING", "networkPolicy.clients"},
 	} {
-		// Helm 3 wants a cluster for this; its lint has rendered the notes, too.
+		// Helm 3 needs a cluster for this; its lint has rendered the notes, too.
 		out, err := helm(helms[0], "install", release, chart, "--dry-run=client", "--namespace", namespace, "--values", modes(t)[mode])
 		must(t, mode, err)
 		_, notes, _ := strings.Cut(out, "NOTES:")

@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// pki is a folder with certificates named as kubeadm names those of etcd.
+// pki is a folder with certificates under kubeadm's file names for etcd.
 type pki struct {
 	folder string
 	ca     *x509.Certificate
@@ -34,7 +34,7 @@ func newPki(t *testing.T) *pki {
 	return p
 }
 
-// issue makes a certificate for 127.0.0.1; the first signs the others.
+// issue creates a certificate for 127.0.0.1; the first one signs the others.
 func (p *pki) issue(t *testing.T, name, commonName string, usage ...x509.ExtKeyUsage) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -66,7 +66,8 @@ func (p *pki) issue(t *testing.T, name, commonName string, usage ...x509.ExtKeyU
 
 func (p *pki) file(name string) string { return filepath.Join(p.folder, name) }
 
-// The static pod's own flags, on certificates as kubeadm makes them: an apiserver's certificate opens it, and nothing else.
+// TestStaticPodServesBesideKubeadm runs the static pod's flags on certificates like kubeadm's: an apiserver's
+// certificate is accepted, and no other client.
 func TestStaticPodServesBesideKubeadm(t *testing.T) {
 	certificates := newPki(t)
 	certificates.issue(t, "server", "node", x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
@@ -106,7 +107,7 @@ func TestStaticPodServesBesideKubeadm(t *testing.T) {
 		must(t, out, err)
 	}
 	if out, err := etcdctl("get", "/registry/a"); err == nil {
-		t.Errorf("a client without a certificate reads %q", out)
+		t.Errorf("a client without a certificate can read %q", out)
 	}
 	text, status, err := get(fmt.Sprintf("http://127.0.0.1:%d/metrics", metrics))
 	must(t, "metrics", err)

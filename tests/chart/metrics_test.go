@@ -74,7 +74,7 @@ func awaitReady(t *testing.T, metrics string) {
 	}
 }
 
-// scrape gives /metrics of a rangecache that has answered a read, in front of a real etcd.
+// scrape returns /metrics of a rangecache on a real etcd, after a read.
 func scrape(t *testing.T) string {
 	t.Helper()
 	etcd, peer, clients, metrics := freePort(t), freePort(t), freePort(t), freePort(t)
@@ -116,7 +116,7 @@ func alerts(t *testing.T) []rule {
 	return file.Groups[0].Rules
 }
 
-// dashboardExprs are the queries of all panels, with Grafana's variables filled in.
+// dashboardExprs returns the queries of all panels, with Grafana's variables replaced.
 func dashboardExprs(t *testing.T) []string {
 	t.Helper()
 	var dashboard struct {
@@ -146,7 +146,7 @@ var (
 	labelWord = regexp.MustCompile(`(?:outcome|reason|result)[!=~]+"([a-z_|]+)"`)
 )
 
-// Dashboard and alerts name only what rangecache exports.
+// TestMetricsExist checks that dashboard and alerts name only metrics that rangecache exports.
 func TestMetricsExist(t *testing.T) {
 	text := scrape(t)
 	exported := map[string]bool{}
@@ -164,7 +164,7 @@ func TestMetricsExist(t *testing.T) {
 	}
 	for _, expr := range exprs {
 		for _, name := range metric.FindAllString(expr, -1) {
-			// What is counted by label is exported once it has happened; such a name is looked up in the source.
+			// Some labelled metrics are exported only after their first event; these names are searched in the source.
 			base := strings.TrimSuffix(strings.TrimSuffix(strings.TrimPrefix(name, "rangecache_"), "_total"), "_seconds")
 			if !exported[name] && !strings.Contains(registered, fmt.Sprintf("%q,", base)) {
 				t.Errorf("%s is not exported; it is in %s", name, expr)
@@ -178,7 +178,7 @@ func TestMetricsExist(t *testing.T) {
 		for _, match := range labelWord.FindAllStringSubmatch(expr, -1) {
 			for _, word := range strings.Split(match[1], "|") {
 				if !strings.Contains(words, fmt.Sprintf("%q", word)) {
-					t.Errorf("rangecache never says %q, which %s asks for", word, expr)
+					t.Errorf("no source has the label value %q of %s", word, expr)
 				}
 			}
 		}
@@ -192,7 +192,8 @@ func promtool(t *testing.T, args ...string) {
 	}
 }
 
-// Prometheus takes the alerts, those of the chart's object too, and each fires when it should and only then.
+// TestAlerts checks the alerts with promtool, those of the chart's object too: each fires exactly in the described
+// conditions.
 func TestAlerts(t *testing.T) {
 	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", alertsFile)
 	promtool(t, "test", "rules", "alerts.test.yaml")
@@ -202,7 +203,7 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s has no test", rule.Alert)
 		}
 		if rule.Labels["severity"] == "" || rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" {
-			t.Errorf("%s says too little", rule.Alert)
+			t.Errorf("%s has too little text", rule.Alert)
 		}
 	}
 	spec, err := yaml.Marshal(renderMode(t, "deployment").rule.Spec)
@@ -212,17 +213,17 @@ func TestAlerts(t *testing.T) {
 	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", file)
 }
 
-// Each alert leads to its heading, under the page that the operator names.
+// TestRunbooks checks that each alert links to its heading, under the operator's base URL.
 func TestRunbooks(t *testing.T) {
 	page := read(t, root+"/docs/runbooks.md")
 	rules := renderMode(t, "deployment").rule.Spec.Groups[0].Rules
 	for i, rule := range alerts(t) {
 		anchor := "#" + strings.ToLower(rule.Alert)
 		if url := rule.Annotations["runbook_url"]; url != "https://github.com/rangecache/rangecache/blob/main/docs/runbooks.md"+anchor {
-			t.Errorf("%s leads to %s", rule.Alert, url)
+			t.Errorf("%s links to %s", rule.Alert, url)
 		}
 		if url := rules[i].Annotations["runbook_url"]; url != "https://runbooks.example/rangecache"+anchor {
-			t.Errorf("%s leads to %s", rule.Alert, url)
+			t.Errorf("%s links to %s", rule.Alert, url)
 		}
 		if !regexp.MustCompile(`(?m)^#+ ` + rule.Alert + `$`).MatchString(page) {
 			t.Errorf("docs/runbooks.md has no heading %s", rule.Alert)
@@ -230,7 +231,8 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// Prometheus understands every query of the dashboard, and the ConfigMap holds the very file.
+// TestDashboard checks that Prometheus parses every query of the dashboard, and that the ConfigMap holds the same
+// file.
 func TestDashboard(t *testing.T) {
 	var rules strings.Builder
 	rules.WriteString("groups:\n- name: dashboard\n  rules:\n")
@@ -256,13 +258,13 @@ func TestDashboard(t *testing.T) {
 	ids := map[int]bool{}
 	for i, panel := range dashboard.Panels {
 		if ids[panel.ID] || panel.Title == "" || (panel.Type != "row" && panel.Description == "") {
-			t.Errorf("panel %d %q: its id is taken, or it does not say what it shows", panel.ID, panel.Title)
+			t.Errorf("panel %d %q: its id is not unique, or it has no description", panel.ID, panel.Title)
 		}
 		ids[panel.ID] = true
 		for _, other := range dashboard.Panels[:i] {
 			a, b := panel.GridPos, other.GridPos
 			if a.X < b.X+b.W && b.X < a.X+a.W && a.Y < b.Y+b.H && b.Y < a.Y+a.H {
-				t.Errorf("%q lies upon %q", panel.Title, other.Title)
+				t.Errorf("%q overlaps %q", panel.Title, other.Title)
 			}
 		}
 	}

@@ -27,7 +27,7 @@ func keysOf[V any](m map[string]V) []string {
 	return keys
 }
 
-// violations are those of the restricted pod security standard, as the apiserver's admission finds them.
+// violations returns violations of the restricted pod security standard, by the apiserver's own admission code.
 func violations(t *testing.T, pod *corev1.PodTemplateSpec) []string {
 	t.Helper()
 	evaluator, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
@@ -45,7 +45,8 @@ func violations(t *testing.T, pod *corev1.PodTemplateSpec) []string {
 	return found
 }
 
-// A Deployment is restricted; the host modes need what reaching the host needs, and nothing else.
+// TestPodSecurity checks that a Deployment is restricted, and that host modes violate only the rules for access to
+// the host.
 func TestPodSecurity(t *testing.T) {
 	for mode, expected := range map[string][]string{
 		"deployment":          nil,
@@ -90,8 +91,8 @@ func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
 	}
 }
 
-// The kubelet refuses static pods that refer to objects of the API.
-func TestStaticPodsReferToNothing(t *testing.T) {
+// TestStaticPodsReferToNoObjects: the kubelet refuses static pods that refer to objects of the API.
+func TestStaticPodsReferToNoObjects(t *testing.T) {
 	for _, mode := range []string{"static-pod", "static-pod-manifest"} {
 		spec := renderMode(t, mode, "--set", "imagePullSecrets={a}").proxy.Spec
 		if spec.ServiceAccountName != "" || len(spec.ImagePullSecrets) != 0 || len(spec.ResourceClaims) != 0 {
@@ -113,7 +114,7 @@ func TestStaticPodsReferToNothing(t *testing.T) {
 	}
 }
 
-// Each file that a flag names lies below a mount of a volume that the pod has.
+// TestFilesOfFlagsAreMounted checks that each file named by a flag is below a mount of one of the pod's volumes.
 func TestFilesOfFlagsAreMounted(t *testing.T) {
 	for mode := range modes(t) {
 		pod := renderMode(t, mode).proxy
@@ -134,7 +135,7 @@ func TestFilesOfFlagsAreMounted(t *testing.T) {
 		}
 		for _, arg := range pod.Spec.Containers[0].Args {
 			_, value, _ := strings.Cut(arg, "=")
-			// Prefixes of keys look like files.
+			// Key prefixes look like file names.
 			if strings.HasPrefix(value, "/etc/") && !slices.ContainsFunc(mounted, func(m string) bool { return strings.HasPrefix(value, m) }) {
 				t.Errorf("%s: %s is not mounted", mode, arg)
 			}
@@ -155,7 +156,7 @@ var kubeadm = []string{
 	"--listen-metrics-urls=http://127.0.0.1:23791",
 }
 
-// Beside a kubeadm apiserver nothing needs to be said but the mode.
+// TestStaticPodFitsKubeadm checks that next to a kubeadm apiserver only the mode has to be set.
 func TestStaticPodFitsKubeadm(t *testing.T) {
 	pod := render(t, "--set", "mode=static-pod").proxy
 	if args := pod.Spec.Containers[0].Args; !slices.Equal(args[:len(kubeadm)], kubeadm) {
@@ -171,8 +172,8 @@ func TestStaticPodFitsKubeadm(t *testing.T) {
 	}
 }
 
-// An address in the open is never without the flag that says so.
-func TestPlaintextIsAskedFor(t *testing.T) {
+// TestPlaintextNeedsAFlag checks that an address without TLS is always accompanied by the flag that allows it.
+func TestPlaintextNeedsAFlag(t *testing.T) {
 	open := renderMode(t, "deployment-plain").proxy.Spec.Containers[0].Args
 	if !slices.Contains(open, "--listen-client-urls=http://0.0.0.0:23790") || !slices.Contains(open, plaintextFlag) {
 		t.Errorf("%q", open)
@@ -210,7 +211,8 @@ func TestMemoryFollowsTheCache(t *testing.T) {
 	}
 }
 
-// A pod leaves the Service before it stops, has time to end its calls, and a cold one is not taken out.
+// TestProbesAndStops checks that a pod leaves the Service before it stops and has time to complete its calls, and
+// that a cold pod is not restarted.
 func TestProbesAndStops(t *testing.T) {
 	container := renderMode(t, "deployment").proxy.Spec.Containers[0]
 	if p := container.StartupProbe.HTTPGet; p.Path != "/readyz" || p.Host != "" || p.Port.IntValue() != 23791 {
@@ -236,7 +238,7 @@ func TestProbesAndStops(t *testing.T) {
 			t.Errorf("%s: %v", mode, container.ReadinessProbe)
 		}
 	}
-	// The installer's readiness is that node's rangecache, so that a rollout waits for it.
+	// The installer's readiness is that of its node's rangecache, so that a rollout waits for it.
 	installer := renderMode(t, "static-pod").daemonSet
 	probe := installer.Spec.Template.Spec.Containers[0].ReadinessProbe.HTTPGet
 	if probe.Path != "/readyz" || probe.Host != "127.0.0.1" || installer.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 || installer.Spec.MinReadySeconds < 30 {
@@ -294,14 +296,14 @@ func TestNetworkPolicy(t *testing.T) {
 	if from := policy.Ingress[0].From; len(from) != 1 || from[0].PodSelector.MatchLabels["app"] != "kube-apiserver" {
 		t.Errorf("clients: %v", from)
 	}
-	// Without a list of clients it is the namespace's pods, never everybody.
+	// Without a list of clients, access is limited to pods of the namespace.
 	if from := renderMode(t, "deployment-plain").policy.Spec.Ingress[0].From; len(from) != 1 || from[0].PodSelector == nil || from[0].NamespaceSelector != nil {
 		t.Errorf("clients: %v", from)
 	}
 }
 
-// The installer's own script, run on a folder of ours: it writes once, leaves an equal file alone, replaces another, and
-// removes it when told to.
+// TestInstallerScript runs the installer's script on a temporary folder: it writes the file once, leaves an equal
+// file alone, replaces a different one, and removes it on request.
 func TestInstallerScript(t *testing.T) {
 	folder := t.TempDir()
 	file := filepath.Join(folder, "rc-rangecache.yaml")
@@ -319,7 +321,7 @@ func TestInstallerScript(t *testing.T) {
 		command := exec.Command(shell[0], append(shell[1:], "-euc", script)...)
 		command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		for name, value := range environment(container) {
-			// As the kubelet does.
+			// Like the kubelet does.
 			command.Env = append(command.Env, name+"="+strings.ReplaceAll(value, "$$(", "$("))
 		}
 		command.Env = append(command.Env, "PATH="+os.Getenv("PATH"))
@@ -376,7 +378,7 @@ func TestInstallerScript(t *testing.T) {
 
 var version = regexp.MustCompile(`(?m)^version = "(.*)"`)
 
-// The chart, the image and the program are of one version.
+// TestVersions checks that chart, image and program have the same version.
 func TestVersions(t *testing.T) {
 	cargo := version.FindStringSubmatch(read(t, root+"/Cargo.toml"))[1]
 	if !strings.Contains(read(t, chart+"/Chart.yaml"), "\nappVersion: "+cargo+"\n") {
@@ -416,7 +418,7 @@ var (
 	flag   = regexp.MustCompile(`--[a-z][a-z-]+`)
 )
 
-// sidecar is the container that the chart's README tells to add, with its volumes.
+// sidecar returns the container in the chart's README, with its volumes.
 func sidecar(t *testing.T) *corev1.PodSpec {
 	t.Helper()
 	blocks := fenced.FindAllStringSubmatch(read(t, chart+"/README.md"), -1)
@@ -426,7 +428,7 @@ func sidecar(t *testing.T) *corev1.PodSpec {
 	return strictly[corev1.PodSpec](t, blocks[0][1])
 }
 
-// The sidecar is a native one, restricted, and as large as the chart would make it.
+// TestSidecar checks that the sidecar is a native one, restricted, and of the size that the chart would set.
 func TestSidecar(t *testing.T) {
 	spec := sidecar(t)
 	container := spec.InitContainers[0]
@@ -446,7 +448,7 @@ func TestSidecar(t *testing.T) {
 	}
 }
 
-// rangecache knows every flag that the chart gives it.
+// TestFlagsExist checks that rangecache has every flag that the chart uses.
 func TestFlagsExist(t *testing.T) {
 	help, err := exec.Command(rangecacheBinary(), "--help").Output()
 	must(t, rangecacheBinary(), err)

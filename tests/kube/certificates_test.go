@@ -15,19 +15,19 @@ import (
 	"time"
 )
 
-// certificates are the files that a control plane starts with, of one CA made for the test.
+// certificates holds the files that a control plane starts with, issued by one CA of the test.
 type certificates struct {
 	dir string
-	// The CA, a server's pair and a client's, PEM.
+	// Certificate of the CA, and certificate and key of the server and of clients, in PEM.
 	ca, serverCert, serverKey, clientCert, clientKey string
-	// The key that signs service accounts' tokens, and the file of the one user.
+	// The key that signs tokens of service accounts, and the file with the only user.
 	serviceAccountKey, tokens string
 }
 
-// token is that of the user who may do everything.
+// token is the bearer token of the user, who has all permissions.
 const token = "some-token"
 
-// certificateSerial numbers the certificates; two of one CA must differ.
+// certificateSerial numbers the certificates: serials of one CA must differ.
 var certificateSerial int64
 
 func newCertificates(t *testing.T) *certificates {
@@ -40,13 +40,13 @@ func newCertificates(t *testing.T) *certificates {
 
 	server := template("server")
 	server.IPAddresses, server.DNSNames = []net.IP{net.IPv4(127, 0, 0, 1)}, []string{"localhost"}
-	// etcd's own gateway before 3.7 shows the server's certificate as a client's.
+	// etcd's own gateway before 3.7 uses the server's certificate as a client.
 	server.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
 	serverKey := newKey(t)
 	c.serverCert = c.writeCertificate(t, "server.crt", server, ca, serverKey, caKey)
 	c.serverKey = c.writeKey(t, "server.key", serverKey)
 
-	// Without a CN, as a proxy's must be: etcd's auth would take it for a user. etcd's grpc-proxy insists on it.
+	// Without a common name, which etcd's auth would take for a user; etcd's grpc-proxy requires this.
 	client := template("")
 	client.Subject.Organization = []string{"rangecache"}
 	client.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}

@@ -25,8 +25,9 @@ import (
 
 const chartDir = root + "/charts/rangecache"
 
-// Every mode of the chart is taken by a real apiserver: strictly, without a warning, and in a namespace that holds pods to
-// the restricted standard where the mode says that it keeps to it. The apiserver reads through rangecache.
+// TestChart applies every mode of the chart to a real apiserver with strict validation: there must be no warning, in
+// a namespace that enforces the restricted pod security standard if the mode supports it. The apiserver reads through
+// rangecache.
 func TestChart(t *testing.T) {
 	files := newCertificates(t)
 	etcd := startEtcd(t, files, "etcd-3.7")
@@ -52,12 +53,12 @@ func TestChart(t *testing.T) {
 			cluster.namespace(t, name, level)
 			rendered := run(t, tools+"/helm-4", "template", "rc", chartDir, "--namespace", name, "--values", values)
 			if count := cluster.dryRun(t, name, rendered); count == 0 {
-				t.Error("nothing was rendered")
+				t.Error("the chart rendered no object")
 			}
 			if name == "static-pod-manifest" {
 				return // what is put onto nodes is not installed
 			}
-			// For real, by Helm itself, and again as an upgrade: a field that may not change would show.
+			// A real installation by Helm, and an upgrade, which would show changes of immutable fields.
 			helm := []string{"rc", chartDir, "--kubeconfig", kubeconfig, "--namespace", name, "--values", values}
 			run(t, tools+"/helm-4", append([]string{"install"}, helm...)...)
 			run(t, tools+"/helm-4", append([]string{"upgrade", "--set", "image.tag=another,cache.maxBytes=3Gi,staticPod.installerImage.tag=another"}, helm...)...)
@@ -68,7 +69,7 @@ func TestChart(t *testing.T) {
 		cluster.namespace(t, "sidecar", "restricted")
 		cluster.dryRun(t, "sidecar", sidecarPod(t))
 	})
-	t.Run("what is wrong is refused", func(t *testing.T) {
+	t.Run("invalid objects are refused", func(t *testing.T) {
 		cluster.namespace(t, "strict", "restricted")
 		daemonset := run(t, tools+"/helm-4", "template", "rc", chartDir, "--namespace", "strict", "--values", chartDir+"/ci/daemonset-values.yaml")
 		if problems := cluster.problems(t, "strict", daemonset); !slices.ContainsFunc(problems, func(p string) bool { return strings.Contains(p, "hostNetwork") }) {
@@ -88,7 +89,7 @@ type cluster struct {
 	warnings *warnings
 }
 
-// warnings are what the apiserver says beside its answers.
+// warnings collects the warnings in the apiserver's responses.
 type warnings struct {
 	mutex sync.Mutex
 	texts []string
@@ -100,7 +101,7 @@ func (w *warnings) HandleWarningHeader(_ int, _ string, text string) {
 	w.texts = append(w.texts, text)
 }
 
-// take gives the warnings since the last time.
+// take returns the warnings since the last call.
 func (w *warnings) take() []string {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
@@ -121,7 +122,7 @@ func newCluster(t *testing.T, server *apiserver) *cluster {
 	return c
 }
 
-// resource gives the place of a kind, as the apiserver knows it now.
+// resource returns the client for a kind, by the apiserver's current discovery.
 func (c *cluster) resource(object *unstructured.Unstructured, namespace string) (dynamic.ResourceInterface, error) {
 	groups, err := restmapper.GetAPIGroupResources(c.server.client.Discovery())
 	if err != nil {
@@ -138,7 +139,7 @@ func (c *cluster) resource(object *unstructured.Unstructured, namespace string) 
 	return c.objects.Resource(mapping.Resource).Namespace(namespace), nil
 }
 
-// define makes a kind of the Prometheus operator known. Its fields are not looked at here; the chart's own tests do that.
+// define registers a kind of the Prometheus operator. Its fields are checked by the chart's own tests.
 func (c *cluster) define(t *testing.T, kind string) {
 	t.Helper()
 	plural := strings.ToLower(kind) + "s"
@@ -164,7 +165,8 @@ func (c *cluster) define(t *testing.T, kind string) {
 	})
 }
 
-// namespace makes one that enforces and warns of a pod security level, with what a controller would put there.
+// namespace creates one that enforces a pod security level and warns by it, with the objects that controllers would
+// add.
 func (c *cluster) namespace(t *testing.T, name, level string) {
 	t.Helper()
 	core := c.server.client.CoreV1()
@@ -172,14 +174,14 @@ func (c *cluster) namespace(t *testing.T, name, level string) {
 		"pod-security.kubernetes.io/enforce": level, "pod-security.kubernetes.io/warn": level,
 	}}}, metav1.CreateOptions{})
 	must(t, name, err)
-	// Pods name their mode's account, which a dry run does not make.
+	// Pods name their mode's service account, which a dry run does not create.
 	for _, account := range []string{"default", "rc-rangecache-dry"} {
 		_, err = core.ServiceAccounts(name).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{})
 		must(t, account, err)
 	}
 }
 
-// dryRun has the apiserver go through everything but writing, and fails the test on a refusal or a warning.
+// dryRun sends an object to the apiserver without storing it, and fails the test on a refusal or a warning.
 func (c *cluster) dryRun(t *testing.T, namespace, manifests string) int {
 	t.Helper()
 	for _, problem := range c.problems(t, namespace, manifests) {
@@ -202,7 +204,7 @@ func documents(t *testing.T, manifests string) (objects []*unstructured.Unstruct
 	return objects
 }
 
-// problems are refusals and warnings.
+// problems returns refusals and warnings.
 func (c *cluster) problems(t *testing.T, namespace, manifests string) (problems []string) {
 	t.Helper()
 	objects := documents(t, manifests)
@@ -227,8 +229,8 @@ func (c *cluster) problems(t *testing.T, namespace, manifests string) (problems 
 	return problems
 }
 
-// podsOf are the pods that a controller would make of an object, and the static pod that an installer writes: enforcement
-// looks at pods alone.
+// podsOf returns the pods that a controller would create for an object, and the static pod of the installer: the pod
+// security standard is enforced on pods only.
 func podsOf(t *testing.T, object *unstructured.Unstructured) (pods []*unstructured.Unstructured) {
 	t.Helper()
 	spec, found, err := unstructured.NestedMap(object.Object, "spec", "template")
@@ -257,14 +259,14 @@ func podsOf(t *testing.T, object *unstructured.Unstructured) (pods []*unstructur
 	return pods
 }
 
-// sidecarPod is the pod of a hosted apiserver with the sidecar of the chart's README in it.
+// sidecarPod returns the pod of a hosted apiserver with the sidecar from the chart's README.
 func sidecarPod(t *testing.T) string {
 	t.Helper()
 	readme, err := os.ReadFile(chartDir + "/README.md")
 	must(t, "the chart's README", err)
 	match := regexp.MustCompile("(?s)```yaml\n(initContainers:.*?)```").FindSubmatch(readme)
 	if match == nil {
-		t.Fatal("the chart's README has no sidecar")
+		t.Fatal("the chart's README has no example of a sidecar")
 	}
 	return `apiVersion: v1
 kind: Pod

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// ledger says what a time has cost: calls by who made them, how rangecache answered, CPU.
-type ledger struct {
+// costReport is the cost of a period: calls by caller, outcomes of rangecache, CPU time.
+type costReport struct {
 	etcd     *etcdServer
 	front    *front
 	servers  []*apiserver
@@ -26,14 +26,14 @@ type reading struct {
 	at                     time.Time
 }
 
-func openLedger(t *testing.T, etcd *etcdServer, front *front, servers []*apiserver) *ledger {
+func openCostReport(t *testing.T, etcd *etcdServer, front *front, servers []*apiserver) *costReport {
 	t.Helper()
-	l := &ledger{etcd: etcd, front: front, servers: servers}
+	l := &costReport{etcd: etcd, front: front, servers: servers}
 	l.before = l.read(t)
 	return l
 }
 
-func (l *ledger) read(t *testing.T) reading {
+func (l *costReport) read(t *testing.T) reading {
 	t.Helper()
 	r := reading{at: time.Now(), etcdCPU: l.etcd.cpuTime(t), etcd: l.etcd.scrape(t)}
 	if l.front.process != nil {
@@ -47,7 +47,7 @@ func (l *ledger) read(t *testing.T) reading {
 	return r
 }
 
-// outcomes are Ranges as rangecache has counted them, by call, outcome and reason.
+// outcomes returns rangecache's counts of Range calls by call, outcome and reason.
 func (r reading) outcomes() map[string]float64 {
 	all := r.front.by("rangecache_range_total", "outcome", "reason")
 	for key, value := range r.front.by("rangecache_range_stream_total", "outcome", "reason") {
@@ -66,7 +66,7 @@ func (r reading) failures() map[string]float64 {
 	return all
 }
 
-func (l *ledger) close(t *testing.T, what string) {
+func (l *costReport) close(t *testing.T, what string) {
 	t.Helper()
 	now := l.read(t)
 	l.spent = reading{
@@ -79,13 +79,13 @@ func (l *ledger) close(t *testing.T, what string) {
 	l.failures = grown(l.before.failures(), now.failures())
 	l.asked = grown(l.before.apiserver.by("etcd_requests_total", "operation"), now.apiserver.by("etcd_requests_total", "operation"))
 	l.outcomes = grown(l.before.outcomes(), now.outcomes())
-	t.Logf("%s, %s, %.1f s:\n  the apiservers asked for: %s\n  etcd was called: %s\n  and failed: %s\n  etcd used %v of CPU and sent %.1f MB; what is before it used %v\n  rangecache: %s",
+	t.Logf("%s, %s, %.1f s:\n  the apiservers called: %s\n  etcd was called: %s\n  failed calls: %s\n  etcd used %v of CPU and sent %.1f MB; the server in front of it used %v\n  rangecache: %s",
 		l.front.kind, what, now.at.Sub(l.before.at).Seconds(), listed(l.asked), listed(l.calls), listed(l.failures),
 		l.spent.etcdCPU, l.spent.sentBytes/1e6, l.spent.frontCPU, listed(l.outcomes))
 }
 
-// fromMemory is the share of Ranges that rangecache has answered itself, and how many there were.
-func (l *ledger) fromMemory() (share, all float64) {
+// fromMemory returns the share of Range calls that rangecache answered from memory, and the number of all.
+func (l *costReport) fromMemory() (share, all float64) {
 	memory := 0.0
 	for key, count := range l.outcomes {
 		all += count
@@ -96,8 +96,9 @@ func (l *ledger) fromMemory() (share, all float64) {
 	return memory / all, all
 }
 
-// nothingForwarded checks that a warm rangecache has answered every Range itself, and that there were as many as expected.
-func (l *ledger) nothingForwarded(t *testing.T, atLeast float64) {
+// nothingForwarded checks that a warm rangecache answered every Range from memory, and that there were at least as
+// many as expected.
+func (l *costReport) nothingForwarded(t *testing.T, atLeast float64) {
 	t.Helper()
 	share, all := l.fromMemory()
 	if share < 1 || all < atLeast {

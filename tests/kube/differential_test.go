@@ -1,6 +1,6 @@
-// Package kube runs real kube-apiservers before etcd itself and before rangecache, and compares what their clients see.
+// Package kube runs real kube-apiservers on etcd itself and on rangecache, and compares what their clients see.
 //
-// `make test-kube` builds what it needs and runs it.
+// `make test-kube` builds the tools and runs it.
 package kube
 
 import (
@@ -13,73 +13,73 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-type chapter struct {
+type scenario struct {
 	name string
-	play func(*cast)
+	play func(*harness)
 }
 
-var chapters = []chapter{
-	{"reading others' writes", readingOthersWrites},
+var scenarios = []scenario{
+	{"reading others' writes", readingWrites},
 	{"paging across both", pagingAcrossBoth},
 	{"listing at revisions", listingAtRevisions},
 	{"selecting", selecting},
 	{"updating with conflicts", updatingWithConflicts},
 	{"applying", applying},
 	{"deleting", deleting},
-	{"watching changes", watchingChanges},
+	{"watching changes", watchersSeeEveryChange},
 	{"bookmarks", bookmarks},
 	{"watch lists", watchLists},
 }
 
-// Everything that clients of two apiservers do ends alike, whether those read etcd itself or through rangecache: with
-// the apiservers' own caches, without them, and while servers fail.
+// TestResponsesEqual checks that clients of two apiservers get the same results whether the apiservers use etcd
+// itself or rangecache: with the apiservers' own caches, without them, and while servers fail.
 func TestResponsesEqual(t *testing.T) {
-	expected := play(t, direct, "etcd-3.7")
+	expected := runScenarios(t, direct, "etcd-3.7")
 	if t.Failed() {
 		return
 	}
-	got := play(t, rangecache, "etcd-3.7")
+	got := runScenarios(t, rangecache, "etcd-3.7")
 	if len(expected) < 60 {
 		t.Errorf("only %d notes", len(expected))
 	}
 	compare(t, got, expected)
 }
 
-// play runs all chapters and gives their notes.
-func play(t *testing.T, kind, version string) (notes []string) {
+// runScenarios runs all scenarios and returns their notes.
+func runScenarios(t *testing.T, kind, version string) (notes []string) {
 	t.Run(strings.ReplaceAll(kind, " ", "-"), func(t *testing.T) {
-		c, files, etcd, front := newCast(t, kind, version)
-		c.act = "cached"
-		c.playAll(etcd, front, chapters)
-		c.act = "troubled"
-		c.playOne(chapter{"restarts", func(c *cast) { restarts(c, etcd, front) }})
-		c.playOne(chapter{"compaction", compaction})
+		c, files, etcd, front := newHarness(t, kind, version)
+		c.prefix = "cached"
+		c.runAll(etcd, front, scenarios)
+		c.prefix = "troubled"
+		c.runOne(scenario{"restarts", func(c *harness) { restarts(c, etcd, front) }})
+		c.runOne(scenario{"compaction", compaction})
 
 		c.restartBoth("--watch-cache=false", "--etcd-compaction-interval=5m")
-		c.act = "uncached"
-		// Without its cache an apiserver passes on etcd's own progress alone, which comes every ten minutes.
-		c.playAll(etcd, front, slices.DeleteFunc(slices.Clone(chapters), func(ch chapter) bool { return ch.name == "bookmarks" }))
-		c.playOne(chapter{"compaction", compaction})
-		c.playOne(chapter{"the end", func(c *cast) { asEtcdHasIt(c, files, etcd) }})
+		c.prefix = "uncached"
+		// Without its cache an apiserver forwards only etcd's own progress notifications, which come every ten minutes.
+		c.runAll(etcd, front, slices.DeleteFunc(slices.Clone(scenarios), func(ch scenario) bool { return ch.name == "bookmarks" }))
+		c.runOne(scenario{"compaction", compaction})
+		c.runOne(scenario{"the end", func(c *harness) { sameAsEtcd(c, files, etcd) }})
 		streamsToTheEnd(t, etcd, c.servers[:])
 		notes = c.notes
 	})
 	return notes
 }
 
-// Before an etcd without RangeStream, which rangecache has all the same.
+// TestOldEtcdStreamsThroughRangecache runs on an etcd without RangeStream, which rangecache adds.
 func TestOldEtcdStreamsThroughRangecache(t *testing.T) {
 	notes := map[string][]string{}
 	for _, kind := range []string{direct, rangecache} {
 		t.Run(strings.ReplaceAll(kind, " ", "-"), func(t *testing.T) {
-			c, _, etcd, front := newCast(t, kind, "etcd-3.6", "--watch-cache=false")
-			c.act = "old"
-			c.playAll(etcd, front, []chapter{{"paging across both", pagingAcrossBoth}, {"listing at revisions", listingAtRevisions},
+			c, _, etcd, front := newHarness(t, kind, "etcd-3.6", "--watch-cache=false")
+			c.prefix = "old"
+			c.runAll(etcd, front, []scenario{{"paging across both", pagingAcrossBoth}, {"listing at revisions", listingAtRevisions},
 				{"selecting", selecting}, {"watch lists", watchLists}})
 			if kind == rangecache {
 				streamsToTheEnd(t, etcd, c.servers[:])
 			} else if !c.servers[0].gaveUpStreams() {
-				t.Error("an apiserver before etcd 3.6 has not switched RangeStream off, or no longer says so: the other tests would not see it")
+				t.Error("an apiserver before etcd 3.6 did not switch RangeStream off, or no longer logs it: then the other tests would not notice it")
 			}
 			notes[kind] = c.notes
 		})
@@ -87,13 +87,13 @@ func TestOldEtcdStreamsThroughRangecache(t *testing.T) {
 	compare(t, notes[rangecache], notes[direct])
 }
 
-// newCast starts etcd, what is before it, and two apiservers.
-func newCast(t *testing.T, kind, version string, flags ...string) (*cast, *certificates, *etcdServer, *front) {
+// newHarness starts etcd, the server in front of it, and two apiservers.
+func newHarness(t *testing.T, kind, version string, flags ...string) (*harness, *certificates, *etcdServer, *front) {
 	t.Helper()
 	files := newCertificates(t)
 	etcd := startEtcd(t, files, version)
 	front := startFront(t, files, kind, etcd)
-	c := &cast{T: t, ctx: t.Context()}
+	c := &harness{T: t, ctx: t.Context()}
 	for i := range c.servers {
 		c.servers[i] = startAPIServer(t, files, i+1, front.url, flags...)
 	}
@@ -103,7 +103,7 @@ func newCast(t *testing.T, kind, version string, flags ...string) (*cast, *certi
 	return c, files, etcd, front
 }
 
-// compare shows the notes that only one of the two has.
+// compare reports the notes that only one of the two runs has.
 func compare(t *testing.T, got, expected []string) {
 	t.Helper()
 	if slices.Equal(got, expected) {
@@ -115,7 +115,7 @@ func compare(t *testing.T, got, expected []string) {
 	t.Errorf("only through rangecache:\n%s\nonly direct:\n%s", only(got, expected), only(expected, got))
 }
 
-func (c *cast) restartBoth(flags ...string) {
+func (c *harness) restartBoth(flags ...string) {
 	c.Helper()
 	together(len(c.servers), func(turn int) { c.servers[turn].stop() })
 	for _, server := range c.servers {
@@ -126,43 +126,43 @@ func (c *cast) restartBoth(flags ...string) {
 	}
 }
 
-// playAll plays chapters during which nothing fails, so that a warm rangecache answers every Range itself.
-func (c *cast) playAll(etcd *etcdServer, front *front, chapters []chapter) {
+// runAll runs scenarios without faults, during which a warm rangecache must answer every Range from memory.
+func (c *harness) runAll(etcd *etcdServer, front *front, scenarios []scenario) {
 	c.Helper()
-	ledger := openLedger(c.T, etcd, front, c.servers[:])
-	for _, chapter := range chapters {
-		c.playOne(chapter)
+	costReport := openCostReport(c.T, etcd, front, c.servers[:])
+	for _, scenario := range scenarios {
+		c.runOne(scenario)
 	}
-	ledger.close(c.T, c.act)
+	costReport.close(c.T, c.prefix)
 	if front.kind == rangecache {
-		ledger.nothingForwarded(c.T, 200)
+		costReport.nothingForwarded(c.T, 200)
 	}
 }
 
-func (c *cast) playOne(chapter chapter) {
+func (c *harness) runOne(scenario scenario) {
 	whole, notes := c.T, c.notes
 	defer func() { c.T = whole }()
 	c.notes = nil
 	began := time.Now()
-	ok := whole.Run(c.act+"/"+strings.ReplaceAll(chapter.name, " ", "-"), func(t *testing.T) {
+	ok := whole.Run(c.prefix+"/"+strings.ReplaceAll(scenario.name, " ", "-"), func(t *testing.T) {
 		c.T = t
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		c.ctx = ctx
-		chapter.play(c)
+		scenario.play(c)
 	})
 	if !ok {
 		whole.FailNow()
 	}
-	whole.Logf("%s, %s: %.1f s", c.act, chapter.name, time.Since(began).Seconds())
+	whole.Logf("%s, %s: %.1f s", c.prefix, scenario.name, time.Since(began).Seconds())
 	for _, note := range c.notes {
-		notes = append(notes, c.act+", "+chapter.name+": "+note)
+		notes = append(notes, c.prefix+", "+scenario.name+": "+note)
 	}
 	c.notes = notes
 }
 
-// Both apiservers list everything as a third one does that reads etcd itself.
-func asEtcdHasIt(c *cast, files *certificates, etcd *etcdServer) {
+// sameAsEtcd checks that both apiservers list the same objects as a third one that uses etcd itself.
+func sameAsEtcd(c *harness, files *certificates, etcd *etcdServer) {
 	witness := startAPIServer(c.T, files, 3, etcd.url, "--watch-cache=false")
 	witness.awaitReady(c.T)
 	truth, err := witness.client.CoreV1().ConfigMaps(metav1.NamespaceAll).List(c.ctx, metav1.ListOptions{})
@@ -175,8 +175,8 @@ func asEtcdHasIt(c *cast, files *certificates, etcd *etcdServer) {
 	}
 }
 
-// streamsToTheEnd checks that no apiserver has switched RangeStream off, which it does for ten minutes on any
-// Unimplemented, and that they did list by it.
+// streamsToTheEnd checks that apiservers listed by RangeStream, and that none has switched it off, which an apiserver
+// does for ten minutes after any Unimplemented.
 func streamsToTheEnd(t *testing.T, etcd *etcdServer, servers []*apiserver) {
 	t.Helper()
 	for _, server := range servers {
@@ -184,10 +184,10 @@ func streamsToTheEnd(t *testing.T, etcd *etcdServer, servers []*apiserver) {
 			t.Errorf("%s has switched RangeStream off", server.name)
 		}
 		if server.scrape(t).sum("apiserver_storage_list_duration_seconds_count", "streamed", "true") == 0 {
-			t.Errorf("%s has listed nothing by RangeStream", server.name)
+			t.Errorf("%s made no list by RangeStream", server.name)
 		}
 	}
 	if count := etcd.scrape(t).sum("grpc_server_handled_total", "grpc_code", "Unimplemented"); count != 0 {
-		t.Errorf("etcd has answered Unimplemented %v times", count)
+		t.Errorf("etcd returned Unimplemented %v times", count)
 	}
 }

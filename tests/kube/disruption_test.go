@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// counter is an object that one writer counts up and one reader reads, each by another apiserver.
+// counter is an object that one writer increments and one reader reads, each through a different apiserver.
 type counter struct {
 	name         string
 	turn         int
@@ -25,9 +25,9 @@ type counter struct {
 	reads        atomic.Int64
 }
 
-// restarts ends apiservers, etcd and what is before it, in turn and while clients are at work: no acknowledged write is
-// lost, no read is older than what was acknowledged before it, and whoever watches ends up with everything.
-func restarts(c *cast, etcd *etcdServer, front *front) {
+// restarts stops apiservers, etcd and the server in front of it in turn while clients are active: no acknowledged
+// write is lost, no read is older than what was acknowledged before it, and watches deliver everything in the end.
+func restarts(c *harness, etcd *etcdServer, front *front) {
 	namespace := c.namespace("restarts")
 	c.create(namespace, "bystander", 1000)
 	ctx, cancel := context.WithCancel(c.ctx)
@@ -53,11 +53,11 @@ func restarts(c *cast, etcd *etcdServer, front *front) {
 		clients.Go(func() { one.write(ctx, c, namespace) })
 		clients.Go(func() { one.read(ctx, c, namespace) })
 	}
-	goOn := func(after string) {
+	expectProgress := func(after string) {
 		c.Helper()
 		for _, one := range counters {
 			written, read := one.acknowledged.Load(), one.reads.Load()
-			await(c.T, one.name+" goes on after "+after, func() error {
+			await(c.T, one.name+" continues after "+after, func() error {
 				if one.acknowledged.Load() < written+3 || one.reads.Load() < read+3 {
 					return fmt.Errorf("%d writes and %d reads since", one.acknowledged.Load()-written, one.reads.Load()-read)
 				}
@@ -65,29 +65,29 @@ func restarts(c *cast, etcd *etcdServer, front *front) {
 			})
 		}
 	}
-	goOn("the start")
+	expectProgress("the start")
 	for turn, server := range c.servers {
 		server.restart(c.T, turn == 1)
 		server.awaitReady(c.T)
-		goOn("a restart of " + server.name)
+		expectProgress("a restart of " + server.name)
 	}
 	etcd.kill()
 	etcd.start(c.T)
-	goOn("a restart of etcd")
+	expectProgress("a restart of etcd")
 	if front.process != nil {
 		front.kill()
 		front.start(c.T)
-		goOn("the death of " + front.name)
+		expectProgress("a kill of " + front.name)
 		front.awaitWarm(c.T)
 		front.stop()
 		front.start(c.T)
-		goOn("a restart of " + front.name)
+		expectProgress("a restart of " + front.name)
 		front.awaitWarm(c.T)
 		defer func() {
 			c.Logf("rangecache, since its last start: %s", listed(reading{front: front.scrape(c.T)}.outcomes()))
 		}()
 	}
-	goOn("it all")
+	expectProgress("it all")
 	cancel()
 	clients.Wait()
 
@@ -98,19 +98,19 @@ func restarts(c *cast, etcd *etcdServer, front *front) {
 			c.Errorf("%s is at %d, though %d was acknowledged and %d was attempted last", one.name, count, one.acknowledged.Load(), one.attempted.Load())
 		}
 	}
-	c.note("nothing was lost, nothing was stale")
+	c.note("no lost write and no stale read")
 	for _, informer := range informed {
 		c.holds(namespace, informer)
 	}
 }
 
-// holds waits until an informer has what a consistent list has.
-func (c *cast) holds(namespace string, informer cache.SharedIndexInformer) {
+// holds waits until an informer has the same objects as a consistent list.
+func (c *harness) holds(namespace string, informer cache.SharedIndexInformer) {
 	c.Helper()
 	expected := versions(c.list(namespace, 0, metav1.ListOptions{}).Items)
 	await(c.T, "an informer", func() error {
 		if got := sortedVersions(informer); got != expected {
-			return fmt.Errorf("it has %d objects of %d, or not in the same state", strings.Count(got, "\n"), strings.Count(expected, "\n"))
+			return fmt.Errorf("the informer has %d objects of %d, or in another state", strings.Count(got, "\n"), strings.Count(expected, "\n"))
 		}
 		return nil
 	})
@@ -121,20 +121,21 @@ func countOf(object *corev1.ConfigMap) int64 {
 	return count
 }
 
-// breathe keeps a client from asking a server that is gone as fast as it can.
-func breathe(ctx context.Context) {
+// pause waits for a moment, so that a client does not retry in a tight loop.
+func pause(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(20 * time.Millisecond):
 	}
 }
 
-// write counts up until it is told to stop. While servers fail an update's outcome may be unknown; it is read again then.
-func (one *counter) write(ctx context.Context, c *cast, namespace string) {
+// write increments the counter until it is stopped. While servers fail the outcome of an update may be unknown; then
+// it reads the counter again.
+func (one *counter) write(ctx context.Context, c *harness, namespace string) {
 	for turn := one.turn; ctx.Err() == nil; turn++ {
 		object, err := c.in(namespace, turn).Get(ctx, one.name, metav1.GetOptions{})
 		if err != nil {
-			breathe(ctx)
+			pause(ctx)
 			continue
 		}
 		if count := countOf(object); count < one.acknowledged.Load() || count > one.attempted.Load() {
@@ -149,22 +150,22 @@ func (one *counter) write(ctx context.Context, c *cast, namespace string) {
 	}
 }
 
-// read checks that a consistent read of either apiserver is not older than what was acknowledged before.
-func (one *counter) read(ctx context.Context, c *cast, namespace string) {
+// read checks that a consistent read through either apiserver is not older than what was acknowledged before.
+func (one *counter) read(ctx context.Context, c *harness, namespace string) {
 	for turn := one.turn + 1; ctx.Err() == nil; turn++ {
 		before := one.acknowledged.Load()
 		var count int64
 		if turn%4 < 2 {
 			object, err := c.in(namespace, turn).Get(ctx, one.name, metav1.GetOptions{})
 			if err != nil {
-				breathe(ctx)
+				pause(ctx)
 				continue
 			}
 			count = countOf(object)
 		} else {
 			list, err := c.in(namespace, turn).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + one.name})
 			if err != nil {
-				breathe(ctx)
+				pause(ctx)
 				continue
 			}
 			if len(list.Items) != 1 {
@@ -180,8 +181,9 @@ func (one *counter) read(ctx context.Context, c *cast, namespace string) {
 	}
 }
 
-// The apiservers compact: what was listed before is gone, in the same words, and what is there is listed.
-func compaction(c *cast) {
+// compaction checks that after a compaction by the apiservers old lists are refused with the same message, and
+// current ones succeed.
+func compaction(c *harness) {
 	c.restartBoth("--etcd-compaction-interval=1s")
 	namespace := c.namespace("compacted")
 	c.create(namespace, "a", 50)
@@ -198,11 +200,11 @@ func compaction(c *cast) {
 		})
 		c.note("an old list: %s", refused)
 		c.note("an old list's next page: %s", c.refusal(turn, namespace, "limit=20&continue="+first.Continue))
-		c.note("%d are there", len(c.list(namespace, turn, metav1.ListOptions{}).Items))
+		c.note("%d objects are listed", len(c.list(namespace, turn, metav1.ListOptions{}).Items))
 	}
 }
 
-// sortedVersions is what an informer holds, in the order of a list.
+// sortedVersions returns the objects of an informer, in the order of a list.
 func sortedVersions(informer cache.SharedIndexInformer) string {
 	var items []corev1.ConfigMap
 	for _, object := range informer.GetStore().List() {

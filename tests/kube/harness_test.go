@@ -15,30 +15,30 @@ import (
 	typed "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-// cast is who plays a chapter: two apiservers before one etcd, or before one rangecache. What chapters note must be the
-// same whatever stands between the apiservers and etcd.
-type cast struct {
+// harness runs scenarios with two apiservers on one etcd, or on one rangecache. The notes of a scenario must be the
+// same with every server between the apiservers and etcd.
+type harness struct {
 	*testing.T
 	ctx     context.Context
 	servers [2]*apiserver
-	act     string // goes before the names of its namespaces
+	prefix  string // prefix of its namespaces
 	notes   []string
 }
 
-// in gives a namespace's objects as one of the apiservers, by turns, shows them.
-func (c *cast) in(namespace string, turn int) typed.ConfigMapInterface {
+// in returns a namespace's objects through one of the apiservers, alternating by turn.
+func (c *harness) in(namespace string, turn int) typed.ConfigMapInterface {
 	return c.servers[turn%2].client.CoreV1().ConfigMaps(namespace)
 }
 
-func (c *cast) note(format string, args ...any) {
+func (c *harness) note(format string, args ...any) {
 	c.notes = append(c.notes, fmt.Sprintf(format, args...))
 }
 
-// number is what differs from run to run: numbers, and the identities of objects.
+// number matches text that differs between runs: numbers, and ids of objects.
 var number = regexp.MustCompile(`[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+`)
 
-// noteError notes an error without what differs from run to run.
-func (c *cast) noteError(what string, err error) {
+// noteError notes an error without the text that differs between runs.
+func (c *harness) noteError(what string, err error) {
 	if err == nil {
 		c.note("%s: no error", what)
 		return
@@ -46,21 +46,21 @@ func (c *cast) noteError(what string, err error) {
 	c.note("%s: %s", what, number.ReplaceAllString(err.Error(), "N"))
 }
 
-func (c *cast) must(what string, err error) {
+func (c *harness) must(what string, err error) {
 	c.Helper()
 	must(c.T, what, err)
 }
 
-// namespace makes one of its own for a chapter.
-func (c *cast) namespace(name string) string {
+// namespace creates a namespace for a scenario.
+func (c *harness) namespace(name string) string {
 	c.Helper()
-	name = c.act + "-" + name
+	name = c.prefix + "-" + name
 	_, err := c.servers[0].client.CoreV1().Namespaces().Create(c.ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	c.must(name, err)
 	return name
 }
 
-// object is a ConfigMap of about a kilobyte.
+// object returns a ConfigMap of about a kilobyte.
 func object(name string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"shard": fmt.Sprint(len(name) % 3)}},
@@ -68,8 +68,8 @@ func object(name string) *corev1.ConfigMap {
 	}
 }
 
-// create makes objects, many at a time, through both apiservers.
-func (c *cast) create(namespace, prefix string, count int) {
+// create creates objects, many in parallel, through both apiservers.
+func (c *harness) create(namespace, prefix string, count int) {
 	c.Helper()
 	must(c.T, "creating", fill(c.ctx, c.servers[:], namespace, prefix, count))
 }
@@ -99,8 +99,8 @@ func fill(ctx context.Context, servers []*apiserver, namespace, prefix string, c
 	return first
 }
 
-// set changes an object's state, whatever it was.
-func (c *cast) set(namespace, name, state string, turn int) *corev1.ConfigMap {
+// set changes an object's state, retrying on conflicts.
+func (c *harness) set(namespace, name, state string, turn int) *corev1.ConfigMap {
 	c.Helper()
 	for {
 		object, err := c.in(namespace, turn).Get(c.ctx, name, metav1.GetOptions{})
@@ -113,14 +113,14 @@ func (c *cast) set(namespace, name, state string, turn int) *corev1.ConfigMap {
 	}
 }
 
-func (c *cast) list(namespace string, turn int, options metav1.ListOptions) *corev1.ConfigMapList {
+func (c *harness) list(namespace string, turn int, options metav1.ListOptions) *corev1.ConfigMapList {
 	c.Helper()
 	list, err := c.in(namespace, turn).List(c.ctx, options)
 	c.must("listing "+namespace, err)
 	return list
 }
 
-// versions say which state of which objects a list has: name and resource version, which are equal only if all is.
+// versions lists name and resource version of objects; equal texts mean equal objects.
 func versions(items []corev1.ConfigMap) string {
 	var text strings.Builder
 	for i := range items {
@@ -130,16 +130,16 @@ func versions(items []corev1.ConfigMap) string {
 }
 
 // sameVersions compares the versions of two lists.
-func (c *cast) sameVersions(what string, got, expected []corev1.ConfigMap) {
+func (c *harness) sameVersions(what string, got, expected []corev1.ConfigMap) {
 	c.Helper()
 	if versions(got) != versions(expected) {
-		c.Errorf("%s: %d objects are not the %d expected, or not in the same state", what, len(got), len(expected))
+		c.Errorf("%s: %d objects differ from the %d expected", what, len(got), len(expected))
 	}
 }
 
 func labelled(key, value string) string { return labels.Set{key: value}.String() }
 
-// together runs the functions at once and waits for all.
+// together runs the functions in parallel and waits for all.
 func together(count int, do func(int)) {
 	var all sync.WaitGroup
 	for i := range count {
@@ -148,8 +148,8 @@ func together(count int, do func(int)) {
 	all.Wait()
 }
 
-// refusal is what the apiserver says to a list that it cannot give. The client library would ask again and again.
-func (c *cast) refusal(turn int, namespace, query string) string {
+// refusal returns the apiserver's error for a list. It does not use the client library, which would retry.
+func (c *harness) refusal(turn int, namespace, query string) string {
 	c.Helper()
 	server := c.servers[turn%2]
 	body, status, err := fetch(server.http, server.url+"/api/v1/namespaces/"+namespace+"/configmaps?"+query)

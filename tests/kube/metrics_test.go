@@ -61,7 +61,7 @@ func (s samples) by(name string, labels ...string) map[string]float64 {
 	return sums
 }
 
-// sum is that of a name's samples which have the labels, given as name, value, name, value and so on.
+// sum adds the samples of a name that have the labels, given as name, value, name, value and so on.
 func (s samples) sum(name string, labels ...string) float64 {
 	var sum float64
 next:
@@ -79,7 +79,7 @@ next:
 	return sum
 }
 
-// grown says by how much each sum is larger than before; what has not grown is left out.
+// grown returns by how much each sum has grown; those that have not are left out.
 func grown(before, after map[string]float64) map[string]float64 {
 	difference := map[string]float64{}
 	for key, value := range after {
@@ -90,7 +90,7 @@ func grown(before, after map[string]float64) map[string]float64 {
 	return difference
 }
 
-// listed is a map in the order of its keys, for people.
+// listed formats a map in the order of its keys.
 func listed(sums map[string]float64) string {
 	var parts []string
 	for _, key := range slices.Sorted(maps.Keys(sums)) {
@@ -99,12 +99,12 @@ func listed(sums map[string]float64) string {
 	return strings.Join(parts, ", ")
 }
 
-// cpuTime is what the process has used so far, in steps of 10 ms.
+// cpuTime returns the process's CPU time so far, in steps of 10 ms.
 func (p *process) cpuTime(t *testing.T) time.Duration {
 	t.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid()))
 	must(t, p.name, err)
-	// The name in parentheses may hold spaces; user and system time are the 12th and 13th fields after it.
+	// The name in parentheses may contain spaces; user and system time are the 12th and 13th fields after it.
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	fields := strings.Fields(rest)
 	user, err := strconv.Atoi(fields[11])

@@ -21,7 +21,7 @@ const (
 	tools = root + "/target/tools"
 )
 
-// rangecacheBinary is the program under test: RANGECACHE, or the debug build.
+// rangecacheBinary returns the program under test: RANGECACHE, or the debug build.
 func rangecacheBinary() string {
 	if path := os.Getenv("RANGECACHE"); path != "" {
 		return path
@@ -29,7 +29,7 @@ func rangecacheBinary() string {
 	return root + "/target/debug/rangecache"
 }
 
-// process is a server that runs until it is stopped, or the test ends, or the test's process dies.
+// process is a server that runs until it is stopped, the test ends, or the test's process dies.
 type process struct {
 	name    string
 	program string
@@ -39,8 +39,8 @@ type process struct {
 	gone    chan struct{} // closed once the command has ended
 }
 
-// starts runs on one thread for ever: the kernel kills a child when the thread that started it ends, and that is how
-// servers end with a test that panics or is killed.
+// starts runs on one thread for the lifetime of the program: the kernel kills a child when the thread that started it
+// ends, which stops the servers of a test that panics or is killed.
 var starts = make(chan func())
 
 func init() {
@@ -52,7 +52,7 @@ func init() {
 	}()
 }
 
-// newProcess starts a server, whose output goes to a file that is shown if the test fails.
+// newProcess starts a server, whose output goes to a file that is printed if the test fails.
 func newProcess(t *testing.T, name, program string, args ...string) *process {
 	t.Helper()
 	p := &process{name: name, program: program, args: args, logFile: filepath.Join(t.TempDir(), name+".log")}
@@ -85,7 +85,7 @@ func (p *process) start(t *testing.T) {
 	}()
 }
 
-// stop asks the process to end, and ends it if it does not.
+// stop sends SIGTERM, and SIGKILL if the process does not end.
 func (p *process) stop() {
 	_ = p.command.Process.Signal(syscall.SIGTERM)
 	select {
@@ -116,7 +116,7 @@ func (p *process) log() string {
 	return string(text)
 }
 
-// awaitStatus waits until the URL answers 200.
+// awaitStatus waits until the URL returns 200.
 func (p *process) awaitStatus(t *testing.T, client *http.Client, url string) {
 	t.Helper()
 	await(t, p.name+" at "+url, func() error {
@@ -131,13 +131,13 @@ func (p *process) awaitStatus(t *testing.T, client *http.Client, url string) {
 	})
 }
 
-// patience bounds every wait for a condition; nothing asserts how long one takes.
-const patience = 2 * time.Minute
+// waitTimeout bounds every wait for a condition; no test asserts how long one takes.
+const waitTimeout = 2 * time.Minute
 
 // await waits until the condition holds.
 func await(t *testing.T, what string, condition func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); ; time.Sleep(20 * time.Millisecond) {
 		err := condition()
 		if err == nil {
 			return
@@ -164,10 +164,10 @@ func fetch(client *http.Client, url string) (string, int, error) {
 	return string(body), response.StatusCode, err
 }
 
-// run runs a command to its end and gives its output.
+// run runs a command to its end and returns its output.
 func run(t *testing.T, program string, args ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
 	defer cancel()
 	command := exec.CommandContext(ctx, program, args...)
 	var stdout, stderr bytes.Buffer
@@ -193,7 +193,7 @@ func must(t *testing.T, what string, err error) {
 	}
 }
 
-// tail gives the last lines of a text.
+// tail returns the last lines of a text.
 func tail(text string, lines int) string {
 	all := bytes.Split([]byte(text), []byte("\n"))
 	return string(bytes.Join(all[max(0, len(all)-lines):], []byte("\n")))

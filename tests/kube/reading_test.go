@@ -8,9 +8,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// What one apiserver has acknowledged, the other one's next read has: GET, LIST and a selection. Several at once, so that
-// a feed is never quite still.
-func readingOthersWrites(c *cast) {
+// readingWrites checks that what one apiserver has acknowledged is in the next read of the other: GET, LIST and a
+// selection. Several run in parallel, so that feeds are always active.
+func readingWrites(c *harness) {
 	namespace := c.namespace("others")
 	const writers, each = 8, 40
 	together(writers, func(writer int) {
@@ -27,8 +27,8 @@ func readingOthersWrites(c *cast) {
 	c.note("%d objects", len(c.list(namespace, 1, metav1.ListOptions{}).Items))
 }
 
-// readAnothersWrite creates an object and changes it; each time the other apiserver must have it.
-func (c *cast) readAnothersWrite(namespace, name string, turn int) error {
+// readAnothersWrite creates an object and changes it; each time the other apiserver must return it.
+func (c *harness) readAnothersWrite(namespace, name string, turn int) error {
 	mine, others := c.in(namespace, turn), c.in(namespace, turn+1)
 	created, err := mine.Create(c.ctx, object(name), metav1.CreateOptions{})
 	if err != nil {
@@ -36,7 +36,7 @@ func (c *cast) readAnothersWrite(namespace, name string, turn int) error {
 	}
 	read, err := others.Get(c.ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return fmt.Errorf("%s was created, and the other apiserver says: %w", name, err)
+		return fmt.Errorf("%s was created, and the other apiserver returns: %w", name, err)
 	}
 	list, err := others.List(c.ctx, metav1.ListOptions{})
 	if err != nil {
@@ -59,8 +59,9 @@ func (c *cast) readAnothersWrite(namespace, name string, turn int) error {
 	return nil
 }
 
-// Pages of one list come from both apiservers in turn while objects change, and are the list of its first page.
-func pagingAcrossBoth(c *cast) {
+// pagingAcrossBoth checks that the pages of one list, read through both apiservers in turn while objects change,
+// equal the list at the first page's revision.
+func pagingAcrossBoth(c *harness) {
 	namespace := c.namespace("pages")
 	c.create(namespace, "page", 1000)
 	for _, limit := range []int64{150, 1, 999, 1000} {
@@ -85,7 +86,7 @@ func pagingAcrossBoth(c *cast) {
 			if page.Continue == "" || (limit == 1 && pages == 12) {
 				break
 			}
-			// What comes, goes and changes meanwhile belongs to no page.
+			// Changes during the list are not part of any page.
 			name := fmt.Sprintf("page-%05d-between", (pages*77)%1000)
 			_, err := c.in(namespace, pages).Create(c.ctx, object(name), metav1.CreateOptions{})
 			c.must("creating", err)
@@ -97,8 +98,9 @@ func pagingAcrossBoth(c *cast) {
 	}
 }
 
-// A list at an exact revision is that revision's, on both apiservers; one that may be newer has at least what it names.
-func listingAtRevisions(c *cast) {
+// listingAtRevisions checks that a list at an exact revision is of that revision on both apiservers, and that one
+// that may be newer is not older.
+func listingAtRevisions(c *harness) {
 	namespace := c.namespace("revisions")
 	c.create(namespace, "then", 300)
 	then := c.list(namespace, 0, metav1.ListOptions{})
@@ -113,16 +115,16 @@ func listingAtRevisions(c *cast) {
 		newer := c.list(namespace, turn, metav1.ListOptions{ResourceVersion: changed.ResourceVersion, ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan})
 		position := slices.IndexFunc(newer.Items, func(o corev1.ConfigMap) bool { return o.Name == changed.Name })
 		if position < 0 || newer.Items[position].ResourceVersion != changed.ResourceVersion {
-			c.Errorf("a list not older than %s is older", changed.ResourceVersion)
+			c.Errorf("a list with minimum revision %s is older", changed.ResourceVersion)
 		}
 		at, err := c.in(namespace, turn).Get(c.ctx, changed.Name, metav1.GetOptions{ResourceVersion: changed.ResourceVersion})
 		c.must("a read not older than", err)
 		c.note("exact %d of %d and %d, remaining %d; newer %d; state %s", len(exact.Items), len(first.Items), len(rest.Items),
 			*first.RemainingItemCount, len(newer.Items), at.Data["state"])
-		c.note("a revision that will be: %s", c.refusal(turn, namespace, "resourceVersion=1000000000&resourceVersionMatch=Exact"))
-		c.note("a token that never was: %s", c.refusal(turn, namespace, "continue=nonsense"))
+		c.note("a future revision: %s", c.refusal(turn, namespace, "resourceVersion=1000000000&resourceVersionMatch=Exact"))
+		c.note("an invalid continue token: %s", c.refusal(turn, namespace, "continue=nonsense"))
 	}
-	// The apiserver's cache may be behind for this one, and catches up.
+	// The apiserver's cache may lag for this read, and catches up.
 	await(c.T, "a list of any age", func() error {
 		if items := c.list(namespace, 1, metav1.ListOptions{ResourceVersion: "0"}).Items; len(items) != 299 {
 			return fmt.Errorf("%d objects", len(items))
@@ -131,8 +133,8 @@ func listingAtRevisions(c *cast) {
 	})
 }
 
-// Selections, whole and in pages; objects of many kinds; counts that the apiserver asks for.
-func selecting(c *cast) {
+// selecting checks selections, whole and in pages, objects of many kinds, and counts that the apiserver requests.
+func selecting(c *harness) {
 	namespace := c.namespace("selections")
 	c.create(namespace, "a", 100)
 	c.create(namespace, "bb", 100)
@@ -155,7 +157,7 @@ func selecting(c *cast) {
 	all := c.list(metav1.NamespaceAll, 0, metav1.ListOptions{LabelSelector: "shard"})
 	c.note("objects of all namespaces: %d", len(all.Items))
 
-	// Events are leased, and the apiserver keeps no cache of them.
+	// Events have leases, and the apiserver does not cache them.
 	for i := range 30 {
 		_, err := c.servers[i%2].client.CoreV1().Events(namespace).Create(c.ctx, &corev1.Event{
 			ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("event-%02d", i)},

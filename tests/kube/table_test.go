@@ -15,7 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// setting is a number from the environment: `make bench-kube` measures with more than `make test-kube`.
+// setting returns a number from the environment: `make bench-kube` uses larger ones than `make test-kube`.
 func setting(t *testing.T, name string, otherwise int) int {
 	t.Helper()
 	text := os.Getenv(name)
@@ -29,8 +29,9 @@ func setting(t *testing.T, name string, otherwise int) int {
 
 const objectsPerNamespace = 500
 
-// What two apiservers cost etcd when they start and while they serve, with etcd itself, its grpc-proxy and rangecache
-// before it. It prints a table; it fails only if something fails, or if rangecache asks etcd for what it has in memory.
+// TestTable measures the cost of two apiservers to etcd, at their start and while serving, with etcd itself, its
+// grpc-proxy and rangecache. It prints a table; it fails only on errors, or if rangecache forwards reads that it has
+// in memory.
 func TestTable(t *testing.T) {
 	objects, seconds := setting(t, "KUBE_OBJECTS", 3000), setting(t, "KUBE_SECONDS", 4)
 	files := newCertificates(t)
@@ -44,7 +45,7 @@ func TestTable(t *testing.T) {
 	for _, flags := range [][]string{nil, {"--watch-cache=false"}} {
 		for _, kind := range kinds {
 			name := kind + strings.Join(flags, "")
-			// In a test of its own, so that its servers end with it.
+			// A test of its own, so that its servers stop with it.
 			t.Run(name, func(t *testing.T) { columns[name] = measure(t, files, etcd, kind, namespaces, seconds, flags) })
 		}
 	}
@@ -70,7 +71,7 @@ func TestTable(t *testing.T) {
 	fmt.Printf("\n%d objects\n\n%s\n", objects, table.String())
 }
 
-// fillCluster makes the objects through an apiserver that then goes away.
+// fillCluster creates the objects through an apiserver that is stopped afterwards.
 func fillCluster(t *testing.T, files *certificates, etcd *etcdServer, objects int) []string {
 	t.Helper()
 	server := startAPIServer(t, files, 1, etcd.url)
@@ -87,7 +88,7 @@ func fillCluster(t *testing.T, files *certificates, etcd *etcdServer, objects in
 	return namespaces
 }
 
-// column is what was measured with one server before etcd.
+// column is the measurements with one server in front of etcd.
 type column struct{ rows []row }
 
 type row struct{ when, what, figure string }
@@ -107,15 +108,15 @@ func measure(t *testing.T, files *certificates, etcd *etcdServer, kind string, n
 	var servers []*apiserver
 	phase := func(when string, ranges float64, do func()) {
 		t.Helper()
-		ledger := openLedger(t, etcd, front, servers)
+		costReport := openCostReport(t, etcd, front, servers)
 		do()
-		ledger.servers = servers
-		took := time.Since(ledger.before.at).Seconds()
-		ledger.close(t, when+suffix)
+		costReport.servers = servers
+		took := time.Since(costReport.before.at).Seconds()
+		costReport.close(t, when+suffix)
 		c.add(when+suffix, "time", "%.1f s", took)
-		c.cost(when+suffix, ledger)
+		c.cost(when+suffix, costReport)
 		if kind == rangecache {
-			ledger.nothingForwarded(t, ranges)
+			costReport.nothingForwarded(t, ranges)
 		}
 	}
 	phase("two apiservers start", 200, func() {
@@ -128,7 +129,7 @@ func measure(t *testing.T, files *certificates, etcd *etcdServer, kind string, n
 	})
 
 	const clients = 10
-	phase(fmt.Sprintf("%d clients list it all at once", clients), 2, func() {
+	phase(fmt.Sprintf("%d clients list all objects at once", clients), 2, func() {
 		together(clients, func(turn int) {
 			list, err := servers[turn%2].client.CoreV1().ConfigMaps(metav1.NamespaceAll).List(t.Context(), metav1.ListOptions{LabelSelector: "shard"})
 			if err != nil || len(list.Items) < len(namespaces)*objectsPerNamespace {
@@ -137,11 +138,11 @@ func measure(t *testing.T, files *certificates, etcd *etcdServer, kind string, n
 		})
 	})
 
-	load := &load{servers: servers, namespaces: namespaces, timeout: patience, latencies: map[string][]time.Duration{}}
+	load := &load{servers: servers, namespaces: namespaces, timeout: waitTimeout, latencies: map[string][]time.Duration{}}
 	if kind == grpcProxy {
 		load.timeout = 10 * time.Second // its failures are shown, not waited for
 	}
-	steady := fmt.Sprintf("they serve for %d s", seconds)
+	steady := fmt.Sprintf("serving for %d s", seconds)
 	phase(steady, 200, func() { load.run(t, time.Duration(seconds)*time.Second) })
 	for _, operation := range operations {
 		c.add(steady+suffix, operation.name+", p50 / p99", "%s", load.latency(operation.name))
@@ -161,8 +162,8 @@ func measure(t *testing.T, files *certificates, etcd *etcdServer, kind string, n
 	return c
 }
 
-// cost adds what a time has cost etcd and what is before it.
-func (c *column) cost(when string, l *ledger) {
+// cost adds the cost of a period to etcd and to the server in front of it.
+func (c *column) cost(when string, l *costReport) {
 	c.add(when, "etcd's CPU", "%.0f ms", l.spent.etcdCPU.Seconds()*1000)
 	c.add(when, "calls of etcd: Range, RangeStream, Txn", "%.0f, %.0f, %.0f", l.calls["Range"], l.calls["RangeStream"], l.calls["Txn"])
 	c.add(when, "sent by etcd", "%.1f MB", l.spent.sentBytes/1e6)
@@ -199,7 +200,7 @@ var operations = []operation{
 		}
 		return err
 	}},
-	{"page of 100 of all, and the next", 5, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
+	{"page of 100 of all objects, and the next page", 5, func(ctx context.Context, server *apiserver, namespace string, turn int) error {
 		maps := server.client.CoreV1().ConfigMaps(metav1.NamespaceAll)
 		page, err := maps.List(ctx, metav1.ListOptions{Limit: 100})
 		if err == nil {
@@ -214,7 +215,7 @@ var operations = []operation{
 	}},
 }
 
-// load makes calls on a fixed schedule; a call's latency counts from the moment when it was due.
+// load makes calls on a fixed schedule; a call's latency counts from the time when it was due.
 type load struct {
 	servers    []*apiserver
 	namespaces []string
@@ -227,7 +228,7 @@ type load struct {
 
 func (l *load) run(t *testing.T, length time.Duration) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), length+patience)
+	ctx, cancel := context.WithTimeout(t.Context(), length+waitTimeout)
 	defer cancel()
 	var calls sync.WaitGroup
 	for _, operation := range operations {

@@ -14,13 +14,13 @@ import (
 
 // watching follows one watch.
 type watching struct {
-	*cast
+	*harness
 	events <-chan watch.Event
 	what   string
 }
 
-// watch begins one that ends with the chapter.
-func (c *cast) watch(namespace string, turn int, options metav1.ListOptions) *watching {
+// watch starts a watch that ends with the scenario.
+func (c *harness) watch(namespace string, turn int, options metav1.ListOptions) *watching {
 	c.Helper()
 	ctx, cancel := context.WithCancel(c.ctx)
 	c.Cleanup(cancel)
@@ -30,7 +30,7 @@ func (c *cast) watch(namespace string, turn int, options metav1.ListOptions) *wa
 	return &watching{c, watcher.ResultChan(), namespace}
 }
 
-// next waits for an event that is no bookmark.
+// next waits for an event other than a bookmark.
 func (w *watching) next() watch.Event {
 	w.Helper()
 	for {
@@ -51,13 +51,13 @@ func (w *watching) any() watch.Event {
 			w.Fatalf("the watch of %s: %v", w.what, event.Object)
 		}
 		return event
-	case <-time.After(patience):
-		w.Fatalf("nothing more on the watch of %s", w.what)
+	case <-time.After(waitTimeout):
+		w.Fatalf("no further event on the watch of %s", w.what)
 		return watch.Event{}
 	}
 }
 
-// bookmark waits for one that says that everything up to a revision has been sent, or for the watch's end.
+// bookmark waits for a bookmark at a revision or later, or for the end of the watch.
 func (w *watching) bookmark(atLeast string) metav1.Object {
 	w.Helper()
 	for event := range w.events {
@@ -78,8 +78,8 @@ func revision(text string) int64 {
 	return number
 }
 
-// Each watcher, of either apiserver, sees every change once and in order.
-func watchingChanges(c *cast) {
+// watchersSeeEveryChange checks that each watcher, of either apiserver, receives every change once and in order.
+func watchersSeeEveryChange(c *harness) {
 	namespace := c.namespace("watched")
 	c.create(namespace, "old", 50)
 	start := c.list(namespace, 0, metav1.ListOptions{})
@@ -99,7 +99,7 @@ func watchingChanges(c *cast) {
 			expected = append(expected, "DELETED")
 		}
 	}
-	// One that comes late begins in the past.
+	// A watcher that starts late starts in the past.
 	watchers = append(watchers, c.watch(namespace, 1, metav1.ListOptions{ResourceVersion: start.ResourceVersion}))
 	for number, watcher := range watchers {
 		last := int64(0)
@@ -123,24 +123,24 @@ func watchingChanges(c *cast) {
 	c.note("%d watchers saw %d changes", len(watchers), len(expected))
 }
 
-// A watch that is about to end says how far it has come; the next one goes on there.
-func bookmarks(c *cast) {
+// bookmarks checks that a watch sends a bookmark before its end, and that the next watch continues there.
+func bookmarks(c *harness) {
 	namespace := c.namespace("bookmarks")
 	c.create(namespace, "a", 10)
 	start := c.list(namespace, 1, metav1.ListOptions{})
 	elsewhere := c.namespace("elsewhere")
-	// The apiserver sends one two seconds before the end; on a machine that stands still for that long it is late.
+	// The apiserver sends one two seconds before the end, which a machine that stalls may miss.
 	var mark metav1.Object
 	attempt := 0
 	await(c.T, "a bookmark", func() error {
 		seconds := int64(4)
 		watcher := c.watch(namespace, 0, metav1.ListOptions{ResourceVersion: start.ResourceVersion, AllowWatchBookmarks: true, TimeoutSeconds: &seconds})
-		// A change elsewhere moves the revision, but is none of this watch's events.
+		// A change in another namespace advances the revision, but is no event of this watch.
 		attempt++
 		_, err := c.in(elsewhere, 1).Create(c.ctx, object(fmt.Sprint("x-", attempt)), metav1.CreateOptions{})
 		c.must("creating", err)
 		if mark = watcher.bookmark(start.ResourceVersion); mark == nil {
-			return fmt.Errorf("the watch has ended without it")
+			return fmt.Errorf("the watch ended without a bookmark")
 		}
 		return nil
 	})
@@ -152,8 +152,9 @@ func bookmarks(c *cast) {
 	c.note("a bookmark, and what comes after it")
 }
 
-// A watch that begins with everything (WatchList): each object once, a mark where the beginning ends, then changes.
-func watchLists(c *cast) {
+// watchLists checks watches that start with the whole list (WatchList): each object once, a bookmark at the end of
+// the list, then changes.
+func watchLists(c *harness) {
 	namespace := c.namespace("watchlists")
 	c.create(namespace, "w", 200)
 	yes := true
@@ -169,22 +170,22 @@ func watchLists(c *cast) {
 					continue
 				}
 				if revision(object.ResourceVersion) < revision(fresh.ResourceVersion) {
-					c.Errorf("the beginning ends at %s, before %s", object.ResourceVersion, fresh.ResourceVersion)
+					c.Errorf("the initial list ends at %s, before %s", object.ResourceVersion, fresh.ResourceVersion)
 				}
 				break
 			}
 			if event.Type != watch.Added || seen[object.Name] != "" {
-				c.Errorf("%s of %s in the beginning, seen before: %q", event.Type, object.Name, seen[object.Name])
+				c.Errorf("%s of %s in the initial list, seen before: %q", event.Type, object.Name, seen[object.Name])
 			}
 			seen[object.Name] = object.ResourceVersion
 		}
 		if seen[fresh.Name] != fresh.ResourceVersion {
-			c.Errorf("a consistent watch begins with %s at %s, though it was written at %s", fresh.Name, seen[fresh.Name], fresh.ResourceVersion)
+			c.Errorf("the initial list has %s at %s, although it was written at %s", fresh.Name, seen[fresh.Name], fresh.ResourceVersion)
 		}
-		c.note("%d in the beginning", len(seen))
+		c.note("%d in the initial list", len(seen))
 		changed := c.set(namespace, "w-00100", fmt.Sprint("after ", turn), turn)
 		if event := watcher.next(); event.Object.(*corev1.ConfigMap).ResourceVersion != changed.ResourceVersion {
-			c.Errorf("after the beginning comes %v", event)
+			c.Errorf("after the initial list comes %v", event)
 		}
 	}
 }

@@ -10,8 +10,9 @@ import (
 	applycore "k8s.io/client-go/applyconfigurations/core/v1"
 )
 
-// An update of what has changed meanwhile is refused; counting with retries through both apiservers loses nothing.
-func updatingWithConflicts(c *cast) {
+// updatingWithConflicts checks that updates of a changed object are refused, and that counting with retries through
+// both apiservers loses no increment.
+func updatingWithConflicts(c *harness) {
 	namespace := c.namespace("conflicts")
 	old, err := c.in(namespace, 0).Create(c.ctx, object("contended"), metav1.CreateOptions{})
 	c.must("creating", err)
@@ -45,13 +46,13 @@ func updatingWithConflicts(c *cast) {
 	final, err := c.in(namespace, 0).Get(c.ctx, "contended", metav1.GetOptions{})
 	c.must("reading", err)
 	if final.Data["state"] != strconv.Itoa(workers*each) {
-		c.Errorf("%s of %d counts are there", final.Data["state"], workers*each)
+		c.Errorf("the counter is at %s of %d", final.Data["state"], workers*each)
 	}
 	c.note("counted to %s", final.Data["state"])
 }
 
-// Server-side apply by two managers.
-func applying(c *cast) {
+// applying checks server-side apply by two managers.
+func applying(c *harness) {
 	namespace := c.namespace("applied")
 	apply := func(manager, value string, turn int, force bool) error {
 		wish := applycore.ConfigMap("shared", namespace).WithData(map[string]string{"common": value, manager: value})
@@ -61,8 +62,8 @@ func applying(c *cast) {
 	c.noteError("first", apply("one", "1", 0, false))
 	c.noteError("again", apply("one", "1", 1, false))
 	c.noteError("another's field", apply("two", "2", 1, false))
-	c.noteError("another's field by force", apply("two", "2", 1, true))
-	c.noteError("it was mine", apply("one", "1", 0, false))
+	c.noteError("taking over a field by force", apply("two", "2", 1, true))
+	c.noteError("applying a lost field", apply("one", "1", 0, false))
 	object, err := c.in(namespace, 0).Get(c.ctx, "shared", metav1.GetOptions{})
 	c.must("reading", err)
 	c.note("%v, managed by %d", object.Data, len(object.ManagedFields))
@@ -73,8 +74,8 @@ func applying(c *cast) {
 	c.noteError("patched to "+patched.Data["common"], err)
 }
 
-// Deletes with conditions, by name and by selection; what is gone is gone for both.
-func deleting(c *cast) {
+// deleting checks deletes with preconditions, by name and by selection; deleted objects are gone on both apiservers.
+func deleting(c *harness) {
 	namespace := c.namespace("deleted")
 	c.create(namespace, "a", 60)
 	c.create(namespace, "bb", 60)
@@ -82,7 +83,7 @@ func deleting(c *cast) {
 	c.noteError("another's", c.in(namespace, 0).Delete(c.ctx, "a-00000", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}))
 	old := c.set(namespace, "a-00001", "1", 0).ResourceVersion
 	c.set(namespace, "a-00001", "2", 1)
-	c.noteError("an old state", c.in(namespace, 0).Delete(c.ctx, "a-00001", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &old}}))
+	c.noteError("a delete with an old version", c.in(namespace, 0).Delete(c.ctx, "a-00001", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &old}}))
 	for i := range 20 {
 		name := fmt.Sprintf("a-%05d", i)
 		c.must(name, c.in(namespace, i).Delete(c.ctx, name, metav1.DeleteOptions{}))
@@ -94,7 +95,7 @@ func deleting(c *cast) {
 	shard := object("bb-00000").Labels["shard"]
 	c.must("deleting a selection", c.in(namespace, 1).DeleteCollection(c.ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: labelled("shard", shard)}))
 	left := c.list(namespace, 0, metav1.ListOptions{})
-	c.note("%d are left", len(left.Items))
+	c.note("%d objects remain", len(left.Items))
 	for _, object := range left.Items {
 		if object.Labels["shard"] == shard {
 			c.Errorf("%s is still there", object.Name)

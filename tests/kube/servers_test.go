@@ -13,14 +13,14 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// What stands between the apiservers and etcd.
+// Servers between the apiservers and etcd.
 const (
 	direct     = "etcd itself"
 	grpcProxy  = "grpc-proxy"
 	rangecache = "rangecache"
 )
 
-// etcdServer is one member that wants its clients' certificates.
+// etcdServer is one member that requires client certificates.
 type etcdServer struct {
 	*process
 	url, metrics string
@@ -46,7 +46,7 @@ func (e *etcdServer) scrape(t *testing.T) samples {
 	return scrape(t, http.DefaultClient, e.metrics+"/metrics")
 }
 
-// front is what the apiservers take for etcd: etcd itself, or a proxy before it.
+// front is the server that the apiservers use as etcd: etcd itself, or a proxy in front of it.
 type front struct {
 	*process // nil where it is etcd itself
 	kind     string
@@ -72,7 +72,7 @@ func startFront(t *testing.T, files *certificates, kind string, etcd *etcdServer
 	}
 	f.process = newProcess(t, kind, rangecacheBinary(), append([]string{"--listen-client-urls", f.url, "--client-cert-auth",
 		"--listen-metrics-urls", f.metrics, "--log-format", "text",
-		// On a machine that stands still for seconds, too, a read waits for its proof.
+		// Long enough for a machine that stalls for seconds: reads then wait for their quorum check.
 		"--freshness-timeout", "1m"}, both...)...)
 	f.awaitWarm(t)
 	return f
@@ -88,7 +88,7 @@ func (f *front) scrape(t *testing.T) samples {
 	return scrape(t, http.DefaultClient, f.metrics+"/metrics")
 }
 
-// apiserver is a real kube-apiserver and a client of it.
+// apiserver is a real kube-apiserver with a client.
 type apiserver struct {
 	*process
 	url    string
@@ -97,7 +97,7 @@ type apiserver struct {
 	http   *http.Client
 }
 
-// startAPIServer does not wait until it serves. Of two, each needs a number of its own.
+// startAPIServer starts one without waiting until it serves. Two of them need different numbers.
 func startAPIServer(t *testing.T, files *certificates, number int, etcdURL string, flags ...string) *apiserver {
 	t.Helper()
 	port := freePort(t)
@@ -120,13 +120,13 @@ func startAPIServer(t *testing.T, files *certificates, number int, etcdURL strin
 	a.process = newProcess(t, fmt.Sprintf("kube-apiserver-%d", number), tools+"/kube-apiserver", append([]string{
 		"--etcd-servers", etcdURL, "--etcd-cafile", files.ca, "--etcd-certfile", files.clientCert, "--etcd-keyfile", files.clientKey,
 		"--bind-address", "127.0.0.1", "--secure-port", fmt.Sprint(port),
-		// An address that nobody calls; the default would be looked for among the machine's.
+		// An address that is not called; without it the apiserver searches the machine's interfaces.
 		"--advertise-address", fmt.Sprintf("192.0.2.%d", number),
 		"--tls-cert-file", files.serverCert, "--tls-private-key-file", files.serverKey, "--cert-dir", t.TempDir(),
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", files.serviceAccountKey,
 		"--service-account-signing-key-file", files.serviceAccountKey, "--service-cluster-ip-range", "10.0.0.0/24",
 		"--token-auth-file", files.tokens, "--authorization-mode", "RBAC",
-		// Where it says that etcd has no RangeStream.
+		// Logs the loss of RangeStream.
 		"--vmodule", "store=4,watcher=4"}, flags...)...)
 	return a
 }
@@ -138,12 +138,13 @@ func (a *apiserver) awaitReady(t *testing.T) {
 
 func (a *apiserver) scrape(t *testing.T) samples { return scrape(t, a.http, a.url+"/metrics") }
 
-// gaveUpStreams says whether the apiserver has switched RangeStream off, which it does for ten minutes on any Unimplemented.
+// gaveUpStreams returns whether the apiserver has switched RangeStream off, which it does for ten minutes after any
+// Unimplemented.
 func (a *apiserver) gaveUpStreams() bool {
 	return strings.Contains(a.log(), "does not support RangeStream")
 }
 
-// bearer shows the user's token.
+// bearer adds the user's token to requests.
 type bearer struct{ next http.RoundTripper }
 
 func (b bearer) RoundTrip(request *http.Request) (*http.Response, error) {
@@ -152,7 +153,7 @@ func (b bearer) RoundTrip(request *http.Request) (*http.Response, error) {
 	return b.next.RoundTrip(request)
 }
 
-// restart ends the apiserver and starts it again, at once.
+// restart stops the apiserver and starts it again at once.
 func (a *apiserver) restart(t *testing.T, violently bool, flags ...string) {
 	t.Helper()
 	if violently {
