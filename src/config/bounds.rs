@@ -101,6 +101,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn alerts_and_dashboard_name_only_bounds_of_the_list() {
+        for text in [
+            include_str!("../../charts/rangecache/files/alerts.yaml"),
+            include_str!("../../charts/rangecache/files/dashboard.json")
+                .replace('\\', "")
+                .as_str(),
+        ] {
+            let names = text.split("limit=\"").skip(1);
+            let names: Vec<_> = names.filter_map(|rest| rest.split('"').next()).collect();
+            assert!(!names.is_empty());
+            for name in names {
+                assert!(ALL.iter().any(|bound| bound.name == name), "{name}");
+            }
+        }
+    }
+
+    #[test]
     fn every_bound_has_a_flag_and_a_name_with_its_unit() {
         let command = Config::command();
         let config = Config::try_parse_from(["rangecache"]).unwrap();

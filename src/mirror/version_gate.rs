@@ -6,19 +6,20 @@ use crate::upstream::gates;
 
 /// Logs a warning when the version gate closes; stops the process instead if `old_etcd` is [`OldEtcd::Refuse`].
 pub(super) async fn run(mirrors: &Mirrors, old_etcd: OldEtcd) {
+    let gate = &gates::PROGRESS_NOTIFICATIONS;
     let mut changed = mirrors.upstream.version_changes();
     loop {
         if let Some(lowest) = mirrors.upstream.lowest_version()
-            && !gates::PROGRESS_NOTIFICATIONS.is_open(lowest)
+            && !gate.is_open(lowest)
         {
             match old_etcd {
                 OldEtcd::Forward => tracing::warn!(version = %lowest,
-                    "this etcd's progress notifications cannot be trusted: linearizable reads are forwarded. \
-                     Upgrade etcd to 3.4.31, 3.5.13, 3.6.0 or later"),
+                    "this etcd's progress notifications cannot be trusted: {}. \
+                     Upgrade etcd to {}", gate.without, gate.versions()),
                 OldEtcd::Refuse => {
                     tracing::error!(version = %lowest,
                         "this etcd is too old and --old-etcd=refuse is set: stopping. \
-                         Upgrade etcd to 3.4.31, 3.5.13, 3.6.0 or later, or set --old-etcd=forward");
+                         Upgrade etcd to {}, or set --old-etcd=forward", gate.versions());
                     mirrors.stop.cancel();
                 }
             }
