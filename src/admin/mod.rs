@@ -9,8 +9,8 @@
 //! | `checks` | findings, gates and used bounds |
 //! | `page/` | the data as HTML; charts as SVG; style and script |
 //!
-//! This room imports `mirror`, `upstream`, `server`, `diagnosis`, `telemetry` and `config`; only `main` imports it. No response
-//! waits for a mirror or delays one.
+//! This room imports `mirror`, `upstream`, `server`, `diagnosis`, `telemetry` and `config`; only `main` imports it.
+//! No response waits for a mirror or delays one.
 
 mod checks;
 mod handles;

@@ -8,8 +8,8 @@
 //! | [`reasons`] | outcomes and reasons of reads in words |
 //! | [`format`](mod@format) | numbers, bytes and durations for people |
 //!
-//! This room computes nothing itself and does no I/O. It imports `telemetry` (outcomes and reasons) and `upstream` (gates);
-//! `admin` and `doctor` import it.
+//! This room computes nothing itself and does no I/O. It imports `telemetry` (outcomes and reasons) and `upstream`
+//! (gates); `admin` and `doctor` import it.
 
 mod finding;
 pub mod format;

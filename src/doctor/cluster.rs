@@ -33,7 +33,8 @@ fn endpoint(member: &Member, members: &[Member], auth: &AuthFacts, report: &mut 
         let text = format!("{url}: {error}");
         let others = members.iter().any(|other| other.connection().is_some());
         if others {
-            let remedy = "rangecache uses the other endpoints and keeps retrying this one; start it, or remove it from --endpoints";
+            let remedy =
+                "start it, or remove it from --endpoints; rangecache uses the others and keeps retrying";
             report.warn(Area::Endpoints, text, remedy);
         } else {
             let remedy = "rangecache could not answer any call: check the address, etcd, the network and TLS";
@@ -95,7 +96,8 @@ fn errors(member: &Member, status: &StatusResponse, report: &mut Report) {
         let remedy = if error.contains("NOSPACE") {
             "etcd refuses writes: compact, defragment, raise --quota-backend-bytes, then etcdctl alarm disarm"
         } else if error.contains("CORRUPT") {
-            "this member's data is corrupt: replace the member; its responses cannot be trusted, with or without rangecache"
+            "replace this member: its data is corrupt, and its responses cannot be trusted, with or without \
+             rangecache"
         } else {
             "see etcd's log"
         };
@@ -135,8 +137,8 @@ fn one_cluster(members: &[Member], report: &mut Report) {
     }
 }
 
-/// Adds a finding on members that `--endpoints` does not name: without them, a member that is cut off from the others leaves
-/// rangecache without proofs.
+/// Adds a finding on members that `--endpoints` does not name: without them, a member that is cut off from the others
+/// leaves rangecache without proofs.
 async fn missing_members(through: &Member, members: &[Member], report: &mut Report) {
     let Some(connection) = through.connection() else {
         return;
@@ -180,7 +182,8 @@ async fn missing_members(through: &Member, members: &[Member], report: &mut Repo
             known.len(),
             names.join(", ")
         ),
-        "name every member, unless one name resolves to all: while the named ones are cut off or down, nothing can be proven and reads are forwarded",
+        "name every member, unless one name resolves to all: while the named ones are down or cut off, nothing can be \
+         proven and reads are forwarded",
     );
 }
 

@@ -39,8 +39,8 @@ pub(super) async fn examine(
         report.warn(
             Area::Auth,
             format!("the certificate in --cert has the common name {name:?}"),
-            "use a certificate without a CN: an etcd with --client-cert-auth and auth treats every client without a token as \
-             that user",
+            "use a certificate without a CN: an etcd with --client-cert-auth and auth treats every client without a \
+             token as that user",
         );
     }
     if !is_on {
@@ -62,8 +62,8 @@ pub(super) async fn examine(
             report.good(
                 Area::Auth,
                 format!(
-                    "etcd's auth is on, and the user {user:?} may read all that is to be mirrored; each read is authorised by \
-                     etcd, with its client's credentials"
+                    "etcd's auth is on, and the user {user:?} may read all that is to be mirrored; each read is authorised \
+                     by etcd, with its client's credentials"
                 ),
             );
         }

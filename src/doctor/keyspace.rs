@@ -1,9 +1,10 @@
 //! Number of keys under each prefix, found with few calls.
 //!
-//! A Range with `limit` 1 returns the first key of a range and, like every Range, the number of keys in the range. So one call
-//! per group of keys finds where the group starts, and the difference of two counts is its size. Such a call costs etcd a walk
-//! through its index (some 70 ms for a million keys); it reads no value and involves no other member. After each call the
-//! client pauses for four times the call's duration, and dividing stops when its time budget is used up.
+//! A Range with `limit` 1 returns the first key of a range and, like every Range, the number of keys in the range. So
+//! one call per group of keys finds where the group starts, and the difference of two counts is its size. Such a call
+//! costs etcd a walk through its index (some 70 ms for a million keys); it reads no value and involves no other
+//! member. After each call the client pauses for four times the call's duration, and dividing stops when its time
+//! budget is used up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +36,8 @@ const RATE_WINDOW: Duration = Duration::from_secs(1);
 /// Number of revisions from which on a store should have been compacted.
 const LONG_HISTORY: i64 = 100_000;
 
-/// Examines the scopes that may be read through `member`; adds a finding and returns `None` if `member` does not respond.
+/// Examines the scopes that may be read through `member`; adds a finding and returns `None` if `member` does not
+/// respond.
 pub(super) async fn examine(
     config: &Config,
     deep: bool,
@@ -188,7 +190,8 @@ async fn divide(
     })
 }
 
-/// Divides groups that hold many of the keys further, one part of their prefixes at a time, until there are enough groups.
+/// Divides groups that hold many of the keys further, one part of their prefixes at a time, until there are enough
+/// groups.
 async fn subdivide(client: &mut PacedClient<'_>, groups: &mut Vec<KeyGroup>, revision: i64) {
     let total: u64 = groups.iter().map(|group| group.range.keys).sum();
     for depth in 2..=MAX_DEPTH {

@@ -104,8 +104,8 @@ fn without_url(error: &str, url: &Url) -> String {
     error.strip_prefix(&url).unwrap_or(error).to_owned()
 }
 
-/// Makes quorum checks without credentials through the first member that responds. With auth on etcd refuses them, but only
-/// after asking the quorum.
+/// Makes quorum checks without credentials through the first member that responds. With auth on etcd refuses them,
+/// but only after asking the quorum.
 pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> QuorumFacts {
     let mut quorum = QuorumFacts::default();
     let mut reason = None;
@@ -154,7 +154,8 @@ pub(super) async fn check_quorum(members: &[Member], report: &mut Report) -> Quo
         (None, Some(reason)) => report.bad(
             Area::Endpoints,
             format!("no member answers a linearizable read: {reason}"),
-            "there is no leader or no quorum, or the endpoints are not etcd: check etcd first (etcdctl endpoint status --cluster)",
+            "there is no leader or no quorum, or the endpoints are not etcd: check etcd first (etcdctl endpoint status \
+             --cluster)",
         ),
         (None, None) => {}
     }

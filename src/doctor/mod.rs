@@ -13,9 +13,9 @@
 //! | `size_estimate` | sizes of keys, from samples or from all of them |
 //! | `verdict` | what would be mirrored, in how much memory, and which requests benefit |
 //!
-//! No connection is kept and no mirror is started. Each call has a timeout, and reads of many keys are paced. This room imports
-//! `config`, `upstream`, `tls`, `keyspace`, `cache` (for the size of entries), `diagnosis` and `telemetry`; only `main`
-//! imports it.
+//! No connection is kept and no mirror is started. Each call has a timeout, and reads of many keys are paced. This
+//! room imports `config`, `upstream`, `tls`, `keyspace`, `cache` (for the size of entries), `diagnosis` and
+//! `telemetry`; only `main` imports it.
 
 mod certificates;
 mod client;

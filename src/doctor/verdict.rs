@@ -42,7 +42,8 @@ pub(super) fn conclude(
     if report.severity() == Severity::Bad {
         report.bad(
             Area::Verdict,
-            "not ready: some or all reads that should be answered from memory would be forwarded (correct, but no faster than etcd)",
+            "not ready: some or all reads that should be answered from memory would be forwarded (correct, but no \
+             faster than etcd)",
             "fix the problems above",
         );
     } else {
@@ -228,7 +229,8 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
         report.good(
             Area::Verdict,
             format!(
-                "LIST, paged and count requests benefit: for each list etcd collects {} under {} ({}), and a count or a page of all keys takes it {}; \
+                "LIST, paged and count requests benefit: for each list etcd collects {} under {} ({}), and a count or \
+                 a page of all keys takes it {}; \
                  from memory each costs etcd one check{check}",
                 counted(largest.range.keys, "key"),
                 largest.name(),
@@ -239,7 +241,10 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
     }
     report.good(
         Area::Verdict,
-        format!("many concurrent reads of single keys benefit, because reads share a check; one read at a time does not: it waits for a check{check} and one more hop"),
+        format!(
+            "many concurrent reads of single keys benefit, because reads share a check; one read at a time does not: it \
+             waits for a check{check} and one more hop"
+        ),
     );
     if let Some(events) = mirrored
         .clone()

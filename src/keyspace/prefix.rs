@@ -1,4 +1,5 @@
-//! Grouping of a key range by prefix: neighbouring keys that share their first parts, separated by slashes, form a group.
+//! Grouping of a key range by prefix: neighbouring keys that share their first parts, separated by slashes, form a
+//! group.
 //!
 //! [`PrefixGrouper`] needs only the first key at or above a position and the number of keys from there on, which one
 //! `Range` with `limit` 1 returns. It makes no calls itself.
@@ -59,8 +60,8 @@ impl PrefixGrouper {
         self.cursor.as_ref()
     }
 
-    /// Adds the group of `first_key`, the first key at or above the cursor (`None` if there is none); `remaining` keys are at or
-    /// above the cursor. With `may_divide` false the group holds all of them.
+    /// Adds the group of `first_key`, the first key at or above the cursor (`None` if there is none); `remaining`
+    /// keys are at or above the cursor. With `may_divide` false the group holds all of them.
     pub fn add(&mut self, first_key: Option<&[u8]>, remaining: u64, may_divide: bool) {
         let Some(start) = self.cursor.take() else {
             return;
@@ -106,8 +107,8 @@ impl PrefixGrouper {
     }
 }
 
-/// The first `depth` parts of `key` with the slash that ends them; `None` if the key has no further part. At depth 1, a key
-/// without a slash belongs to the keys that start with the same character.
+/// The first `depth` parts of `key` with the slash that ends them; `None` if the key has no further part. At depth 1,
+/// a key without a slash belongs to the keys that start with the same character.
 fn prefix_of(key: &[u8], depth: usize) -> Option<&[u8]> {
     let lead = usize::from(key.first() == Some(&b'/'));
     let slashes = key

@@ -1,4 +1,5 @@
-//! Pauses between attempts, doubled after each and jittered, so that clients that failed together do not retry together.
+//! Pauses between attempts, doubled after each and jittered, so that clients that failed together do not retry
+//! together.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;

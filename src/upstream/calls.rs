@@ -25,8 +25,8 @@ const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
 /// Timeout of the calls that find out what etcd has compacted.
 const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Quorum check without credentials: a linearizable Range for one key that does not exist, the cheapest read that etcd has.
-/// Where auth is on, etcd refuses it, but only after asking the quorum. `metadata` is sent along.
+/// Quorum check without credentials: a linearizable Range for one key that does not exist, the cheapest read that
+/// etcd has. Where auth is on, etcd refuses it, but only after asking the quorum. `metadata` is sent along.
 ///
 /// # Errors
 /// etcd's status; see [`is_refusal`].
@@ -43,8 +43,8 @@ pub async fn anonymous_check(
     });
     *request.metadata_mut() = metadata;
     if connection.may_act_as_user() {
-        // With auth on, etcd would take the common name of a certificate for a user, but not in addition to a token that was
-        // never issued. With auth off, etcd ignores tokens.
+        // With auth on, etcd would take the common name of a certificate for a user, but not in addition to a token
+        // that was never issued. With auth off, etcd ignores tokens.
         request
             .metadata_mut()
             .insert("token", MetadataValue::from_static("anonymous"));
@@ -53,8 +53,8 @@ pub async fn anonymous_check(
     Ok(response.into_inner().header)
 }
 
-/// Whether `status` is etcd's refusal of a caller. etcd has several messages for callers without credentials, and sends them
-/// only while auth is on.
+/// Whether `status` is etcd's refusal of a caller. etcd has several messages for callers without credentials, and
+/// sends them only while auth is on.
 #[must_use]
 pub fn is_refusal(status: &tonic::Status) -> bool {
     matches!(
@@ -63,7 +63,8 @@ pub fn is_refusal(status: &tonic::Status) -> bool {
     )
 }
 
-/// etcd's current header, by a linearizable read of one key as rangecache's own user, who must be allowed to read `key`.
+/// etcd's current header, by a linearizable read of one key as rangecache's own user, who must be allowed to read
+/// `key`.
 ///
 /// # Errors
 /// etcd's status.
@@ -86,10 +87,10 @@ pub async fn current_header(
 /// rangecache's own user. The call is a quorum check as well, unless the range is serializable.
 ///
 /// The call is a transaction that compares nothing and has the range in the branch that is never taken. etcd checks a
-/// transaction's ranges against the caller's permissions in both branches, by the same function as a Range's, before it
-/// carries out either: so it checks this very `key` and `range_end` (`\0` ends included) without reading a key, which no Range
-/// of any shape does (each counts its range). A transaction that only reads takes no raft entry, and a linearizable one waits
-/// for the quorum before permissions are checked.
+/// transaction's ranges against the caller's permissions in both branches, by the same function as a Range's, before
+/// it carries out either: so it checks this very `key` and `range_end` (`\0` ends included) without reading a key,
+/// which no Range of any shape does (each counts its range). A transaction that only reads takes no raft entry, and a
+/// linearizable one waits for the quorum before permissions are checked.
 ///
 /// # Errors
 /// etcd's status; see [`is_refusal`].
@@ -128,7 +129,8 @@ pub async fn is_serving(connection: &Arc<Connection>) -> bool {
     }
 }
 
-/// Whether etcd has compacted past `revision`. rangecache's own user must be allowed to read `key`, which need not exist.
+/// Whether etcd has compacted past `revision`. rangecache's own user must be allowed to read `key`, which need not
+/// exist.
 pub async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i64) -> bool {
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin);
@@ -143,8 +145,8 @@ pub async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i
     matches!(response, Ok(Err(status)) if status.code() == Code::OutOfRange && status.message().contains("compacted"))
 }
 
-/// Revision up to which etcd has compacted, given that it has compacted past `below`: etcd cancels a watch from there and
-/// reports it.
+/// Revision up to which etcd has compacted, given that it has compacted past `below`: etcd cancels a watch from there
+/// and reports it.
 pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: i64) -> Option<i64> {
     let (channel, origin) = connection.own_channel();
     let mut client = WatchClient::with_origin(channel, origin);

@@ -1,8 +1,9 @@
 //! What is known of the servers behind the endpoints: version, and whether KV.RangeStream (KEP-5966) is implemented.
 //!
-//! A version implies RangeStream until an endpoint answers that the method is not implemented: a proxy in front of a new
-//! etcd does, and an etcd that was just replaced by an older one. That answer is dropped when a connection to the endpoint is
-//! opened again and when the endpoint reports another version, so that upgrades and downgrades are noticed.
+//! A version implies RangeStream until an endpoint answers that the method is not implemented: a proxy in front of a
+//! new etcd does, and an etcd that was just replaced by an older one. That answer is dropped when a connection to the
+//! endpoint is opened again and when the endpoint reports another version, so that upgrades and downgrades are
+//! noticed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

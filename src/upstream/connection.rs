@@ -92,7 +92,8 @@ impl Drop for InFlight {
 }
 
 impl Connection {
-    /// Opens a connection. The returned future drives the connection, must be polled, and returns why the connection ended.
+    /// Opens a connection. The returned future drives the connection, must be polled, and returns why the connection
+    /// ended.
     pub(super) async fn open(
         connector: &Connector,
         url: &Url,
@@ -133,8 +134,9 @@ impl Connection {
                     }
                 });
                 if url.tls {
-                    // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a client's
-                    // call must not be the first to fail for it. Any response shows that the certificate was accepted.
+                    // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a
+                    // client's call must not be the first to fail for it. Any response shows that the certificate was
+                    // accepted.
                     tokio::select! {
                         biased;
                         ended = &mut driver => {
@@ -178,8 +180,8 @@ impl Connection {
         }
     }
 
-    /// Whether etcd with auth on may attribute a call without a token to a user: rangecache's own, or the one that the client
-    /// certificate names.
+    /// Whether etcd with auth on may attribute a call without a token to a user: rangecache's own, or the one that
+    /// the client certificate names.
     #[must_use]
     pub fn may_act_as_user(&self) -> bool {
         self.names_a_user || self.credentials.is_configured()
@@ -231,9 +233,9 @@ impl Connection {
         self.server.no_range_stream()
     }
 
-    /// Handles an `Unimplemented` status with this message on a RangeStream call: returns whether it concerns the request
-    /// ([`NoRangeStream::Shape`]) or the method. In the latter case RangeStream is not used on the endpoint until it is
-    /// connected again or reports another version.
+    /// Handles an `Unimplemented` status with this message on a RangeStream call: returns whether it concerns the
+    /// request ([`NoRangeStream::Shape`]) or the method. In the latter case RangeStream is not used on the endpoint
+    /// until it is connected again or reports another version.
     pub fn refused_range_stream(&self, message: &str) -> NoRangeStream {
         let reason = NoRangeStream::from_unimplemented(message);
         if reason == NoRangeStream::Unimplemented && self.server.record_no_range_stream() {
@@ -285,8 +287,8 @@ impl Connection {
         let _ = client.status(StatusRequest {}).await;
     }
 
-    /// Whether the history of the member behind this connection was compared with the known one (I4). A connection that was
-    /// opened again may lead to an etcd that was restored in between.
+    /// Whether the history of the member behind this connection was compared with the known one (I4). A connection
+    /// that was opened again may lead to an etcd that was restored in between.
     #[must_use]
     pub fn history_is_checked(&self) -> bool {
         self.history_is_checked.load(Ordering::Acquire)
@@ -298,8 +300,8 @@ impl Connection {
     }
 }
 
-/// Opens a connection without an [`Upstream`](super::Upstream). The task belongs to `tasks`; it ends with the connection and
-/// returns why.
+/// Opens a connection without an [`Upstream`](super::Upstream). The task belongs to `tasks`; it ends with the
+/// connection and returns why.
 ///
 /// # Errors
 /// [`ConnectError`], at `deadline` at the latest.

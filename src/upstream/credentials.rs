@@ -1,8 +1,8 @@
 //! rangecache's own identity towards an etcd whose auth is on: the user of its mirrors, feeds, checks and probes.
 //!
 //! Clients' calls never carry this identity: they are sent with the client's own credentials. The password is sent to
-//! Authenticate only, the token only with calls of [`Connection::own_channel`](super::Connection::own_channel); neither is
-//! logged. [`authentication`](super::authentication) gets the token.
+//! Authenticate only, the token only with calls of [`Connection::own_channel`](super::Connection::own_channel);
+//! neither is logged. [`authentication`](super::authentication) gets the token.
 
 use std::fmt;
 use std::sync::Arc;

@@ -275,8 +275,8 @@ impl Endpoint {
         }
     }
 
-    /// Applies what health checks find, for as long as the connection is open. Sets `answered` with the first response: until
-    /// then the peer may be something else than etcd.
+    /// Applies what health checks find, for as long as the connection is open. Sets `answered` with the first
+    /// response: until then the peer may be something else than etcd.
     async fn watch_health(
         &self,
         connection: &Arc<Connection>,

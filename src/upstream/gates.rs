@@ -14,7 +14,8 @@ pub struct Gate {
     pub name: &'static str,
     /// Name for people.
     pub title: &'static str,
-    /// First version that has the capability in each release line (major.minor), ascending. Every later release line has it.
+    /// First version that has the capability in each release line (major.minor), ascending. Every later release line
+    /// has it.
     since: &'static [Version],
     /// Which endpoints must have the capability.
     pub need: Need,
@@ -78,8 +79,8 @@ macro_rules! gates {
 }
 
 gates! {
-    /// Watch progress notifications are correct. Before these versions a notification can be ahead of its events (etcd 15220),
-    /// and a progress request on a new watch without events gets no response (etcd 17507).
+    /// Watch progress notifications are correct. Before these versions a notification can be ahead of its events
+    /// (etcd 15220), and a progress request on a new watch without events gets no response (etcd 17507).
     PROGRESS_NOTIFICATIONS = Gate {
         name: "progress_notifications",
         title: "Progress notifications",
@@ -138,8 +139,8 @@ impl Gate {
         format!("{} or later", versions.join(", "))
     }
 
-    /// State over `endpoints`, of which those that have not reported a version count only in the total; `is_off` if the gate's
-    /// flag switches it off.
+    /// State over `endpoints`, of which those that have not reported a version count only in the total; `is_off` if
+    /// the gate's flag switches it off.
     #[must_use]
     pub fn assess(&self, is_off: bool, endpoints: &[EndpointReport]) -> GateState {
         let versions = endpoints.iter().filter_map(|endpoint| endpoint.version);

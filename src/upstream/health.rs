@@ -1,5 +1,5 @@
-//! Health of a member, requested repeatedly on its check connection, so that calls leave a member that hangs, has lost its
-//! leader or does not vote within a second.
+//! Health of a member, requested repeatedly on its check connection, so that calls leave a member that hangs, has
+//! lost its leader or does not vote within a second.
 //!
 //! An unhealthy member is not excluded: it is only used after all others. With one endpoint nothing changes.
 

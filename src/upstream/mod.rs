@@ -12,8 +12,8 @@
 //! | `capabilities`, `version`, `role`, `class` | known properties of a server; versions and roles; classes of connections |
 //! | `outgoing`, `backoff`, `error` | request bodies, pauses between attempts, errors |
 //!
-//! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests; `mirror`,
-//! `proxy`, `admin`, `diagnosis` and `doctor` use it.
+//! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests;
+//! `mirror`, `proxy`, `admin`, `diagnosis` and `doctor` use it.
 
 mod authentication;
 mod backoff;

@@ -41,8 +41,8 @@ impl Outgoing {
         }
     }
 
-    /// Ends the body with an error once `answered` is cancelled. A client may leave its side of a call open after the response
-    /// has ended, and would keep etcd's call and its own connection alive.
+    /// Ends the body with an error once `answered` is cancelled. A client may leave its side of a call open after the
+    /// response has ended, and would keep etcd's call and its own connection alive.
     #[must_use]
     pub fn until(mut self, answered: CancellationToken) -> Outgoing {
         self.answered = Some(Box::pin(answered.cancelled_owned()));

@@ -38,8 +38,9 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Starts to connect to every endpoint by `connector`, and keeps the connections open until `stop`. rangecache's own calls
-    /// are made with `credentials`. `tasks` joins all tasks. `may_stream` permits RangeStream where an endpoint has it.
+    /// Starts to connect to every endpoint by `connector`, and keeps the connections open until `stop`. rangecache's
+    /// own calls are made with `credentials`. `tasks` joins all tasks. `may_stream` permits RangeStream where an
+    /// endpoint has it.
     #[must_use]
     pub fn start(
         urls: &[Url],
@@ -120,8 +121,8 @@ impl Upstream {
         }
     }
 
-    /// A live connection of class `Stream` to an endpoint that may have RangeStream; waits until `deadline` for any endpoint
-    /// to be connected. In a cluster of mixed versions, an endpoint that has RangeStream is preferred.
+    /// A live connection of class `Stream` to an endpoint that may have RangeStream; waits until `deadline` for any
+    /// endpoint to be connected. In a cluster of mixed versions, an endpoint that has RangeStream is preferred.
     ///
     /// # Errors
     /// [`NoEndpoint`], or within `Ok` why no connected endpoint can be used.
@@ -157,8 +158,8 @@ impl Upstream {
         }
     }
 
-    /// The least busy live connection of `class` that `is_wanted`; unhealthy and avoided endpoints are used only if there is no
-    /// other.
+    /// The least busy live connection of `class` that `is_wanted`; unhealthy and avoided endpoints are used only if
+    /// there is no other.
     fn least_busy(
         &self,
         class: ConnectionClass,
@@ -182,7 +183,8 @@ impl Upstream {
         best.map(|(_, _, connection)| connection)
     }
 
-    /// A new connection for one feed or load alone (I9), to a connected endpoint; `avoided` is used only if there is no other.
+    /// A new connection for one feed or load alone (I9), to a connected endpoint; `avoided` is used only if there is
+    /// no other.
     ///
     /// # Errors
     /// The error of the endpoint that was tried last.

@@ -30,8 +30,8 @@ impl Role {
         }
     }
 
-    /// Whether the member can answer linearizable reads: it votes and knows a leader. etcd before 3.4 reports neither, and a
-    /// balancer may hide them; no version reports a leader of 0 while it has one.
+    /// Whether the member can answer linearizable reads: it votes and knows a leader. etcd before 3.4 reports
+    /// neither, and a balancer may hide them; no version reports a leader of 0 while it has one.
     #[must_use]
     pub fn can_prove(self) -> bool {
         !matches!(self, Role::Learner | Role::Leaderless)

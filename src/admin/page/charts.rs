@@ -28,7 +28,8 @@ pub(super) struct Chart {
     pub(super) top: f64,
 }
 
-/// Stacks layers, the first at the bottom; all have the same number of values. `label` describes the chart for screen readers.
+/// Stacks layers, the first at the bottom; all have the same number of values. `label` describes the chart for screen
+/// readers.
 pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
     let columns = layers.first().map_or(0, |layer| layer.values.len());
     let mut base = vec![0.0; columns];

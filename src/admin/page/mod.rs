@@ -1,5 +1,5 @@
-//! The page: the status as HTML. The script only requests the page again and updates what has changed; without it the page
-//! shows the same.
+//! The page: the status as HTML. The script only requests the page again and updates what has changed; without it the
+//! page shows the same.
 //!
 //! | file | subject |
 //! |---|---|
@@ -8,8 +8,8 @@
 //! | `charts` | charts as SVG |
 //! | `parts` | parts that several sections share |
 //!
-//! No name comes from a client: mirrors are named by the operator's prefixes, and the status has no key and no value (I10).
-//! Every text is escaped nevertheless, by `maud`.
+//! No name comes from a client: mirrors are named by the operator's prefixes, and the status has no key and no value
+//! (I10). Every text is escaped nevertheless, by `maud`.
 
 mod charts;
 mod parts;

@@ -1,5 +1,5 @@
-//! The data of the page, which `/status` sends as JSON. Gathered from gauges and counters, without a lock that a mirror or a
-//! read waits for.
+//! The data of the page, which `/status` sends as JSON. Gathered from gauges and counters, without a lock that a
+//! mirror or a read waits for.
 
 pub(super) mod model;
 mod reads;

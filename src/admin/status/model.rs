@@ -198,8 +198,8 @@ impl Phase {
     }
 }
 
-/// The last fifteen minutes as columns, the oldest value first. The last value is that of the current interval; each of the
-/// others spans `interval_seconds`, or more if the machine slept.
+/// The last fifteen minutes as columns, the oldest value first. The last value is that of the current interval; each
+/// of the others spans `interval_seconds`, or more if the machine slept.
 #[derive(Debug, Serialize)]
 pub(crate) struct Samples {
     pub(crate) interval_seconds: u64,

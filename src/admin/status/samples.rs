@@ -1,7 +1,7 @@
 //! Samples of the last fifteen minutes, so that a page that is opened now shows the past, too.
 //!
-//! Every [`INTERVAL`] the counters are read, and what was added since is kept as a [`Sample`]; there are never more than
-//! [`SAMPLES`] of them. Requests only increase the counters.
+//! Every [`INTERVAL`] the counters are read, and what was added since is kept as a [`Sample`]; there are never more
+//! than [`SAMPLES`] of them. Requests only increase the counters.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
