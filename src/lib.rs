@@ -2,22 +2,24 @@
 //!
 //! | room | what it is for |
 //! |---|---|
-//! | [`cli`] | what the command line asks for: serve, doctor, completions, manual page |
-//! | [`diagnosis`] | findings for operators, and the words for them |
-//! | [`doctor`] | what an etcd holds, and what would become of it |
+//! | [`cli`] | sub-commands and their arguments |
+//! | [`diagnosis`] | findings, severities and remedies for operators |
+//! | [`doctor`] | report about an etcd before rangecache is deployed |
 //! | [`config`] | flags and environment, checked before a port is bound |
-//! | [`proxy`] | the way of a request: accept, route, plan, prove, answer or forward |
+//! | [`proxy`] | the path of a request: route, plan, prove, answer or forward |
 //! | [`limits`] | bounds on calls in flight, large reads and buffered bytes |
 //! | [`server`] | listening sockets and connections |
+//! | [`grpc`] | gRPC on the wire: methods, framing, metadata, statuses |
 //! | [`cache`] | the tree, the history and the query; no I/O, no clock, no async |
+//! | [`keyspace`] | keys, intervals, scopes |
 //! | [`mirror`] | keeps a cache in step with etcd and proves that it is fresh |
-//! | [`upstream`] | etcd's endpoints: connections, versions, calls |
-//! | [`tls`] | TLS on both sides: files, handshakes, what went wrong |
+//! | [`upstream`] | etcd's endpoints: connections, credentials, versions, calls |
+//! | [`tls`] | TLS on both sides: files, handshakes, errors with remedies |
 //! | [`telemetry`] | metrics, logs, traces |
 //! | [`admin`] | health, readiness and metrics over HTTP |
-//! | [`memory`] | how much memory there is |
-//! | [`grpc`] | gRPC on the wire: methods, framing, metadata, statuses |
-//! | [`panics`], [`faults`] | what a panic costs; faults that tests plant |
+//! | [`net`] | URLs, and the byte streams of both sides |
+//! | [`memory`] | the memory limit of the container |
+//! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
 
 pub mod admin;
 pub mod cache;

@@ -11,7 +11,7 @@ const HEAD_BYTES: usize = 64;
 /// Field 1, length-delimited.
 const FIELD_1: u8 = 0x0a;
 
-/// What a message shows its client.
+/// Revision that a response message shows its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scanned {
     /// The store's revision.

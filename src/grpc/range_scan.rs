@@ -24,7 +24,7 @@ const MAX_HEADER_BYTES: u64 = 64;
 #[error("not a Range response as etcd encodes it")]
 pub struct MalformedResponse;
 
-/// What the messages of one response add up to.
+/// Totals over all messages of one response.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResponseSummary {
     /// The encoded `ResponseHeader`.

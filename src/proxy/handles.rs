@@ -1,4 +1,4 @@
-//! What every request needs: handles to the other rooms, and the state that requests share.
+//! [`Proxy`]: handles to the other rooms, and the state that requests share.
 
 use std::sync::Arc;
 use std::time::Duration;

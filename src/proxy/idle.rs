@@ -1,8 +1,8 @@
 //! Idle responses: the timeout of clients that stop reading.
 //!
-//! A response in flight holds the snapshot that it is made of, and with it all keys that have changed since: a client that
-//! reads nothing, but keeps its connection open, could hold one keyspace after the other in memory. A response of which nothing
-//! was read for a minute drops its snapshot, and its stream is reset.
+//! A response in flight holds the snapshot that it is made of, and with it all entries that have changed since: a client
+//! that reads nothing, but keeps its connection open, could keep one keyspace after the other in memory. A response that
+//! was not read for a minute drops its snapshot, and its stream is reset.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};

@@ -1,7 +1,7 @@
 //! Records a Range or RangeStream: its count, and its phases if it was slow or is traced.
 //!
-//! A read from memory records a few numbers that are at hand. The clock is read as often as the histograms need it: on arrival,
-//! once proven, and at the head of the response.
+//! A read from memory records a few numbers that are at hand. The clock is read as often as the histograms need it: on
+//! arrival, once proven, and at the head of the response.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -43,7 +43,8 @@ pub(super) struct Recorder<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// Records the call with this head, which arrives now. Until another outcome is set, it counts as cancelled by its client.
+    /// Records the call with this head, which arrives now. Until another outcome is set, it counts as cancelled by its
+    /// client.
     pub(super) fn new<B>(telemetry: &'a Arc<Telemetry>, kind: Kind, request: &Request<B>) -> Recorder<'a> {
         let method = match kind {
             Kind::Unary => Method::Range,
@@ -117,8 +118,8 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// Counts the call when the head of its response is ready. A body that is not complete yet, or that is traced, gets an observer
-    /// that records its end.
+    /// Counts the call when the head of its response is ready. A body that is not complete yet, or that is traced, gets an
+    /// observer that records its end.
     pub(super) fn responded(mut self, result: CallResult) -> CallResult {
         let first_byte = self.count();
         let trace = self.trace_ended(first_byte);

@@ -1,7 +1,7 @@
 //! The body of every response, and what may be attached to it.
 //!
-//! A small response is held here without a further allocation; every other body is a [`BodySource`] made by the file that
-//! produces its frames. Whatever has to see a response's frames, or must live until its end, is an [`Observer`].
+//! A small response is held here without a further allocation; every other body is a [`BodySource`], defined by the file
+//! that produces its frames. Code that must see a response's frames, or hold something until its end, is an [`Observer`].
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,7 +22,7 @@ use crate::upstream::BoxError;
 /// reason.
 pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
 
-/// What polling a body yields.
+/// Result of polling a body for its next frame.
 pub(super) type Polled = Poll<Option<Result<Frame<Rope>, BoxError>>>;
 
 /// Produces the frames of one response.
@@ -45,13 +45,13 @@ pub(super) trait BodySource: fmt::Debug + Send {
         false
     }
 
-    /// The endpoint whose response passes through.
+    /// URL of the endpoint, for a response that is forwarded.
     fn endpoint(&self) -> Option<&Url> {
         None
     }
 }
 
-/// Sees every frame before it is sent to the client, and is dropped with the body.
+/// Receives every frame of a response before it is sent to the client; dropped with the body.
 pub(super) trait Observer: fmt::Debug + Send {
     /// The next frame, of data or of trailers.
     fn frame(&mut self, frame: &Frame<Rope>);
@@ -92,7 +92,7 @@ impl ResponseBody {
         ResponseBody(Kind::Source(Box::new(source)))
     }
 
-    /// The same frames, which `observer` sees first.
+    /// Adds an observer, which receives every frame first.
     pub(super) fn observed_by(self, observer: impl Observer + 'static) -> ResponseBody {
         ResponseBody::from_source(Observed {
             body: self.0,
@@ -100,7 +100,7 @@ impl ResponseBody {
         })
     }
 
-    /// The same frames; `guard` is dropped with the body.
+    /// Keeps `guard` until the body is dropped.
     pub(super) fn holding(self, guard: impl fmt::Debug + Send + 'static) -> ResponseBody {
         self.observed_by(Guard { _held: guard })
     }
@@ -120,7 +120,7 @@ impl ResponseBody {
         }
     }
 
-    /// The endpoint whose response passes through.
+    /// URL of the endpoint, for a response that is forwarded.
     pub(super) fn endpoint(&self) -> Option<&Url> {
         match &self.0 {
             Kind::Empty | Kind::Whole { .. } => None,

@@ -1,7 +1,7 @@
 //! The spans of a traced call: its server span and one for each phase, by the names in [`proxy`](super).
 //!
-//! Only sampled calls have a [`Trace`], so that others cost nothing here. Attributes contain neither keys nor values (I10): a range is
-//! named by its mirror, which the operator named.
+//! Only sampled calls have a [`Trace`]; others cost nothing here. Attributes contain neither keys nor values (I10): a range
+//! is named by its mirror, which the operator named.
 
 use bytes::Buf;
 use http::{HeaderMap, Request, Response};
@@ -109,8 +109,8 @@ impl Trace {
         self.checked = Some(Instant::now());
     }
 
-    /// The phase **prove** ended at `proven`, without a proof if there is a `reason`. `asked` is when the feed last requested etcd's
-    /// progress.
+    /// The phase **prove** ended at `proven`, without a proof if there is a `reason`. `asked` is when the feed last requested
+    /// etcd's progress.
     pub(super) fn proven(
         &mut self,
         proven: Instant,
@@ -260,7 +260,8 @@ struct Messages {
 }
 
 impl Messages {
-    /// Counts the messages that begin in a frame. A frame in several pieces is made here, and a message begins only at its front.
+    /// Counts the messages that begin in a frame. A frame in several pieces was made by rangecache, and a message begins
+    /// only at its front.
     fn count(&mut self, frame: &Rope) {
         let (length, front) = (frame.remaining() as u64, frame.chunk());
         let mut at = 0;

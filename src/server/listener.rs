@@ -1,5 +1,5 @@
-//! Listening sockets: TCP or unix, TLS where the URL says so; HTTP/2 (by ALPN or prior knowledge) and HTTP/1 on one port, as
-//! etcd has it.
+//! Listening sockets: TCP or unix, TLS for `https` and `unixs` URLs; HTTP/2 (by ALPN or prior knowledge) and HTTP/1 on one
+//! port, as etcd has it.
 
 use std::future::Future;
 use std::io;
@@ -43,7 +43,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Connections that the kernel queues before they are accepted.
 const BACKLOG: u32 = 1024;
-/// Pause after `accept` failed, for want of file descriptors for instance.
+/// Pause after `accept` failed, for instance because no file descriptors were left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A bound TCP port or unix socket.
@@ -93,7 +93,7 @@ pub struct ServeConfig {
 }
 
 impl Listener {
-    /// Binds `url`, with TLS by `tls` where the URL says so. A unix socket's file gets `unix_socket_mode`; a stale socket file
+    /// Binds `url`; connections use `tls` if the URL is one with TLS. A unix socket's file gets `unix_socket_mode`; a stale socket file
     /// is replaced. With `reuse_port` a TCP port may be bound by other processes at the same time (SO_REUSEPORT), and a unix
     /// socket takes over the name of another process's socket, which keeps serving the connections that it has.
     ///
@@ -168,7 +168,7 @@ impl Listener {
     }
 
     /// Serves connections by `handler` until `closing`, then also those that the kernel has queued by then. `handler` gets each
-    /// request, and whether it came over TLS. The port is closed when this returns; calls in flight go on in `tasks`.
+    /// request, and whether it came over TLS. The port is closed when this returns; calls in flight continue in `tasks`.
     pub async fn serve<H, F, B, E>(self, handler: H, config: ServeConfig)
     where
         H: Fn(Request<Incoming>, bool) -> F + Clone + Send + 'static,

@@ -17,7 +17,7 @@ pub(super) fn batch_writes<F: Future>(connection: Pin<&mut F>) -> BatchWrites<'_
 /// The future of [`batch_writes`].
 pub(super) struct BatchWrites<'a, F> {
     connection: Pin<&'a mut F>,
-    /// The turn was given up once since the last poll of `connection`.
+    /// One scheduler turn was skipped since the last poll of `connection`.
     waited: bool,
 }
 
