@@ -198,7 +198,7 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
         names.join(", "),
     );
     if mirrored == 0 {
-        report.warn(Area::Verdict, text, "is --cache-prefix right?");
+        report.warn(Area::Verdict, text, "check --cache-prefix");
     } else {
         report.good(Area::Verdict, text);
     }
@@ -258,5 +258,116 @@ fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
                 bytes(events.memory_bytes())
             ),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser;
+
+    use super::super::model::{Cost, SizeSample};
+    use super::*;
+    use crate::keyspace::PrefixGroup;
+
+    /// Group of `keys` keys of 1 KiB each, mirrored or not.
+    fn group(prefix: &'static str, keys: u64, mirror: Option<usize>) -> KeyGroup {
+        KeyGroup {
+            range: PrefixGroup {
+                prefix: prefix.into(),
+                keys,
+                depth: 2,
+                ..PrefixGroup::default()
+            },
+            mirror,
+            sample: SizeSample {
+                keys: 1,
+                encoded_bytes: 1024,
+                memory_bytes: 1100,
+                largest_bytes: 1024,
+            },
+        }
+    }
+
+    fn concluded(flags: &[&str], groups: Vec<KeyGroup>) -> Report {
+        let config = Config::try_parse_from(std::iter::once(&"rangecache").chain(flags)).unwrap();
+        let keyspace = Keyspace {
+            revision: 100,
+            keys: groups.iter().map(|group| group.range.keys).sum(),
+            groups,
+            revisions_per_second: 0.0,
+            count_took: Duration::from_millis(1),
+            is_exact: false,
+            cost: Cost::default(),
+        };
+        let mut report = Report::default();
+        conclude(&config, &QuorumFacts::default(), Some(&keyspace), &mut report);
+        report
+    }
+
+    fn has(report: &Report, area: Area, severity: Severity, text: &str) -> bool {
+        report.findings.iter().any(|(found_in, finding)| {
+            *found_in == area
+                && finding.severity == severity
+                && (finding.text().contains(text) || finding.remedy.contains(text))
+        })
+    }
+
+    #[test]
+    fn mirror_that_does_not_fit_is_bad_and_names_prefixes_to_leave_out() {
+        let groups = vec![
+            group("/registry/large/", 5_000, Some(0)),
+            group("/registry/small/", 100, Some(0)),
+        ];
+        let report = concluded(&["--cache-max-bytes", "1MiB"], groups);
+        assert!(has(
+            &report,
+            Area::Memory,
+            Severity::Bad,
+            "--no-cache-prefix /registry/large/"
+        ));
+        assert!(has(&report, Area::Verdict, Severity::Bad, "not ready"));
+        assert_eq!(report.exit_code(), 1);
+    }
+
+    #[test]
+    fn large_mirror_that_fits_is_good() {
+        let groups = vec![group("/registry/pods/", 5_000, Some(0))];
+        let report = concluded(&["--cache-max-bytes", "1GiB"], groups);
+        assert!(has(
+            &report,
+            Area::Verdict,
+            Severity::Good,
+            "LIST, paged and count requests benefit"
+        ));
+        assert_eq!((report.severity(), report.exit_code()), (Severity::Good, 0));
+        assert_eq!(report.mirrors[0].memory_bytes, 5_000 * 1100);
+    }
+
+    #[test]
+    fn small_keyspace_and_keys_outside_of_mirrors_are_warnings() {
+        let report = concluded(&[], vec![group("/a/", 10, Some(0))]);
+        assert!(has(&report, Area::Verdict, Severity::Warning, "little to gain"));
+        let report = concluded(&[], vec![group("/a/", 10, None)]);
+        assert!(has(
+            &report,
+            Area::Verdict,
+            Severity::Warning,
+            "check --cache-prefix"
+        ));
+    }
+
+    #[test]
+    fn unreadable_keyspace_is_bad() {
+        let config = Config::try_parse_from(["rangecache"]).unwrap();
+        let mut report = Report::default();
+        conclude(&config, &QuorumFacts::default(), None, &mut report);
+        assert!(has(
+            &report,
+            Area::Verdict,
+            Severity::Bad,
+            "nothing would be answered"
+        ));
     }
 }

@@ -201,7 +201,7 @@ async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
         .says("memory", "warning", "little to spare");
     doctor(&etcd.url(), &["--cache-prefix", "/elsewhere/"])
         .await
-        .says("verdict", "warning", "is --cache-prefix right?");
+        .says("verdict", "warning", "check --cache-prefix");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
