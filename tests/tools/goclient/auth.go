@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// authSection switches auth on, looks at one keyspace with several identities, and switches it off again.
+// authSection switches auth on, reads the same keys with several identities, and switches auth off again.
 func authSection(t *tour) {
 	c := t.client
 	ok := func(name string, call func(ctx context.Context) error) {
@@ -61,7 +61,7 @@ func authSection(t *tour) {
 	for _, user := range []string{"root", "alice", "bob"} {
 		t.as(user, func(c *clientv3.Client) { t.looks(user, c) })
 	}
-	// The same read again, after others have read it: no identity may live on another's answer.
+	// The same read again after others': no identity may get another's response.
 	t.looks("nobody, after the others,", c)
 	t.as("bob", func(c *clientv3.Client) { t.looks("bob, after the others,", c) })
 
@@ -90,7 +90,7 @@ func authSection(t *tour) {
 	t.looks("nobody, auth off,", c)
 }
 
-// as runs body with a client of that user; the passwords are those given above.
+// as runs body with a client of that user; the passwords are those set above.
 func (t *tour) as(user string, body func(*clientv3.Client)) {
 	client, err := newClient(t.urls, user, user+"-password")
 	if err != nil {
@@ -101,7 +101,7 @@ func (t *tour) as(user string, body func(*clientv3.Client)) {
 	body(client)
 }
 
-// looks tries, with one identity, every kind of call that permissions decide.
+// looks makes every kind of call that depends on permissions, with one identity.
 func (t *tour) looks(who string, c *clientv3.Client) {
 	get := func(name, key string, opts ...clientv3.OpOption) {
 		t.step(who+" "+name, func(ctx context.Context) (string, error) {

@@ -26,7 +26,7 @@ func (t *tour) twoSessions() (first, second *concurrency.Session, end func(), er
 	return first, second, func() { _ = errors.Join(first.Close(), second.Close()) }, nil
 }
 
-// waiters polls until n keys stand under prefix: contenders have queued (or left) as far as etcd is concerned.
+// waiters polls until n keys exist under prefix: then contenders are in etcd's queue, or have left it.
 func (t *tour) waiters(ctx context.Context, prefix string, n int64) error {
 	for {
 		r, err := t.client.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
@@ -142,7 +142,7 @@ func concurrencySection(t *tour) {
 	})
 }
 
-// servicesSection is etcd's own Lock and Election services, which block on the server's side.
+// servicesSection calls etcd's own Lock and Election services, which block on the server.
 func servicesSection(t *tour) {
 	lock, election := v3lockpb.NewLockClient(t.conn), v3electionpb.NewElectionClient(t.conn)
 	lease := func(ctx context.Context, name string) (int64, error) {
@@ -153,7 +153,7 @@ func servicesSection(t *tour) {
 		t.leases[int64(r.ID)] = name
 		return int64(r.ID), nil
 	}
-	// relKey hides the lease's id, which etcd puts into the key.
+	// relKey hides the lease's id, which is part of the key.
 	relKey := func(key []byte, id int64, name string) string {
 		return strings.ReplaceAll(string(key), fmt.Sprintf("%x", id), "<"+name+">")
 	}
@@ -176,7 +176,7 @@ func servicesSection(t *tour) {
 		defer cancel()
 		_, err = lock.Lock(short, &v3lockpb.LockRequest{Name: []byte("tour/lock"), Lease: two})
 		log = append(log, describe(err))
-		// The server must have heard of the cancellation: it takes the waiter out of the queue.
+		// Wait until the server has processed the cancellation: it removes the waiter from the queue.
 		if err := t.waiters(ctx, "tour/lock/", 1); err != nil {
 			return strings.Join(log, ", "), err
 		}

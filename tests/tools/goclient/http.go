@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// httpSection is etcd's HTTP/1 side on the same port: health, version, metrics and the JSON gateway.
+// httpSection calls the HTTP/1 endpoints on the same port: health, version, metrics and the JSON gateway.
 func httpSection(t *tour) {
 	transport := &http.Transport{DisableCompression: true}
 	defer transport.CloseIdleConnections()
@@ -112,7 +112,7 @@ func httpSection(t *tour) {
 	})
 }
 
-// normalise replaces, in a decoded answer, what differs between two servers: revisions and ids.
+// normalise replaces values that differ between two servers: revisions and ids.
 func (t *tour) normalise(v any) {
 	switch v := v.(type) {
 	case []any:

@@ -10,7 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// rangeCase is one Range request; revisions in it are relative to the start of the chapter.
+// rangeCase is one Range request; its revisions are relative to the start of the section.
 type rangeCase struct {
 	name string
 	req  *pb.RangeRequest
@@ -20,7 +20,7 @@ func prefixRequest(prefix string) *pb.RangeRequest {
 	return &pb.RangeRequest{Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix))}
 }
 
-// with edits a request in place: the cases below read as "this range, with that option".
+// with edits a request in place, so that the cases below read as "this range, with that option".
 func with(req *pb.RangeRequest, edit func(*pb.RangeRequest)) *pb.RangeRequest {
 	edit(req)
 	return req
@@ -91,7 +91,7 @@ func kvSection(t *tour) {
 	compaction(t, kv)
 }
 
-// rangeCases is every option of a Range and their combinations that etcd treats apart.
+// rangeCases returns every option of a Range, and the combinations that etcd treats differently.
 func rangeCases(base int64) []rangeCase {
 	all := func() *pb.RangeRequest { return prefixRequest("tour/kv/") }
 	cases := []rangeCase{
@@ -140,7 +140,7 @@ func rangeCases(base int64) []rangeCase {
 		pb.RangeRequest_KEY, pb.RangeRequest_VERSION, pb.RangeRequest_CREATE, pb.RangeRequest_MOD, pb.RangeRequest_VALUE,
 	}
 	orders := []pb.RangeRequest_SortOrder{pb.RangeRequest_NONE, pb.RangeRequest_ASCEND, pb.RangeRequest_DESCEND}
-	// VERSION has ties; with so few keys Go's sort leaves them in key order, so that the answer is fixed.
+	// VERSION has ties; with so few keys Go's sort keeps them in key order, so that the response is defined.
 	for _, target := range targets {
 		for _, order := range orders {
 			for _, limit := range []int64{0, 3} {
@@ -159,7 +159,7 @@ func rangeCases(base int64) []rangeCase {
 	return cases
 }
 
-// compaction moves the compacted revision to the present one, so it is the last thing of the chapter.
+// compaction compacts up to the current revision, so it comes last in the section.
 func compaction(t *tour, kv pb.KVClient) {
 	compact := func(name string, revision int64) {
 		t.step(name, func(ctx context.Context) (string, error) {
@@ -219,7 +219,7 @@ func rangeStreamSection(t *tour) {
 	}
 }
 
-// mergeStream puts the chunks together as the unary answer; how they were cut is no contract and is not printed.
+// mergeStream merges the chunks to the unary response; their layout is no contract and is not printed.
 func mergeStream(stream pb.KV_RangeStreamClient) (*pb.RangeResponse, error) {
 	whole := &pb.RangeResponse{}
 	for {

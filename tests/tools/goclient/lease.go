@@ -126,7 +126,7 @@ func leaseSection(t *tour) {
 	get("after the expiry")
 }
 
-// keepAliveStream sends three requests on one stream, the last for a lease that does not exist.
+// keepAliveStream sends three requests on one stream, the last for an unknown lease.
 func (t *tour) keepAliveStream(ctx context.Context, id int64) (string, error) {
 	stream, err := pb.NewLeaseClient(t.conn).LeaseKeepAlive(ctx)
 	if err != nil {
@@ -150,7 +150,7 @@ func (t *tour) keepAliveStream(ctx context.Context, id int64) (string, error) {
 	return strings.Join(parts, ", ") + ", then", err
 }
 
-// expiry waits for etcd itself to drop the key: no clock of ours decides.
+// expiry waits for etcd itself to delete the key: the client's clock does not matter.
 func (t *tour) expiry(ctx context.Context) (string, error) {
 	lease, err := t.client.Grant(ctx, 1)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// limitsSection looks at large values, too large requests, deadlines and cancellation.
+// limitsSection tests large values, oversized requests, deadlines and cancellation.
 func limitsSection(t *tour) {
 	put := func(name string, bytes int) {
 		t.step(name, func(ctx context.Context) (string, error) {
@@ -61,7 +61,7 @@ func limitsSection(t *tour) {
 		return t.rangeResponse(kv.Range(ctx, prefixRequest("tour/limits/")))
 	})
 	t.step("cancelled while the answer comes", func(ctx context.Context) (string, error) {
-		// Whether the cancellation wins is a race; that the connection serves the next call is not.
+		// The outcome of the cancellation is a race; but the connection must serve the next call.
 		short, cancel := context.WithCancel(ctx)
 		time.AfterFunc(2*time.Millisecond, cancel)
 		_, _ = kv.Range(short, prefixRequest("tour/limits/many/"))

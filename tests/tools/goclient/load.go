@@ -14,11 +14,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// callTimeout is far beyond what any call needs: a call that takes as long has failed.
+// callTimeout is far beyond the duration of any call: a call that takes as long has failed.
 const callTimeout = 20 * time.Second
 
-// load keeps clients busy until the file named by until exists: each puts a counter to a key of its own, and reads it back;
-// one watch sees to it that every put arrives once and in order. What fails is written out; the last line sums up.
+// load keeps clients busy until the file named by until exists: each puts a counter to its own key and reads it back,
+// and one watch checks that every put arrives once and in order. It prints failures and, in the last line, a summary.
 func load(urls []string, clients int, until string, out io.Writer) error {
 	var calls, failures atomic.Int64
 	var lines sync.Mutex

@@ -1,8 +1,8 @@
 // Command goclient runs a scripted tour of etcd's API with etcd's own Go client and writes one line per step.
 //
-// The lines hold nothing that differs between two fresh servers of one version: revisions are relative, ids and
-// addresses are replaced. Run it against etcd and against a proxy in front of another fresh etcd: the transcripts
-// must be equal. A step that fails prints its error and the tour goes on.
+// The lines are equal for two fresh servers of one version: revisions are relative, ids and addresses are replaced.
+// Run it against etcd and against a proxy in front of another fresh etcd: the transcripts must be equal. A step that
+// fails prints its error, and the run continues.
 package main
 
 import (
@@ -19,13 +19,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// section is one chapter of the tour; its name starts each of its lines and can be named in -only and -skip.
+// section is one part of the run; its name starts each of its lines and can be given to -only and -skip.
 type section struct {
 	name string
 	run  func(*tour)
 }
 
-// sections are in running order: kv first, since it reads the whole keyspace; compaction spoils no later chapter.
+// sections are in running order: kv first, because it reads the whole keyspace; compaction disturbs no later section.
 var sections = []section{
 	{"kv", kvSection},
 	{"rangestream", rangeStreamSection},
@@ -44,11 +44,11 @@ var sections = []section{
 func main() {
 	endpoints := flag.String("endpoints", "http://127.0.0.1:2379", "client URLs, comma-separated, http:// only")
 	out := flag.String("out", "", "file for the transcript (default: standard output)")
-	auth := flag.Bool("auth", false, "run the auth chapter alone: it switches auth on, and off again at its end")
-	only := flag.String("only", "", "chapters to run, comma-separated (default: all but auth)")
-	skip := flag.String("skip", "", "chapters to leave out, comma-separated")
-	list := flag.Bool("list", false, "name the chapters and stop")
-	clients := flag.Int("load", 0, "instead of the tour, keep this many clients busy until the file named by -until exists")
+	auth := flag.Bool("auth", false, "run the auth section alone: it switches auth on, and off again at its end")
+	only := flag.String("only", "", "sections to run, comma-separated (default: all but auth)")
+	skip := flag.String("skip", "", "sections to leave out, comma-separated")
+	list := flag.Bool("list", false, "list the sections and exit")
+	clients := flag.Int("load", 0, "instead of the sections, keep this many clients busy until the file named by -until exists")
 	until := flag.String("until", "", "the file that ends -load")
 	flag.Parse()
 
@@ -86,10 +86,10 @@ func run(endpoints, out string, auth bool, only, skip map[string]bool) error {
 		}
 	}
 	for name := range only {
-		return fmt.Errorf("no chapter named %q (see -list)", name)
+		return fmt.Errorf("no section named %q (see -list)", name)
 	}
 	for name := range skip {
-		return fmt.Errorf("no chapter named %q (see -list)", name)
+		return fmt.Errorf("no section named %q (see -list)", name)
 	}
 
 	var sink io.Writer = os.Stdout

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// rawWatch is one Watch stream without the client library's resuming and routing: what is printed is what was sent.
+// rawWatch is one Watch stream without the client library's resuming and routing: responses are printed as received.
 type rawWatch struct {
 	t      *tour
 	stream pb.Watch_WatchClient
@@ -47,7 +47,7 @@ func (w *rawWatch) askProgress() error {
 	}})
 }
 
-// control prints a response that carries no events.
+// control prints a response without events.
 func (t *tour) control(r *pb.WatchResponse) string {
 	parts := []string{fmt.Sprintf("id=%d", r.WatchId)}
 	if r.Created {
@@ -62,7 +62,7 @@ func (t *tour) control(r *pb.WatchResponse) string {
 	return strings.Join(append(parts, t.header(r.Header)), " ")
 }
 
-// next returns the next response that is not events, printed.
+// next returns the next response without events, printed.
 func (w *rawWatch) next() (string, error) {
 	r, err := w.stream.Recv()
 	if err != nil {
@@ -74,7 +74,7 @@ func (w *rawWatch) next() (string, error) {
 	return w.t.control(r), nil
 }
 
-// events collects n events of the stream, whatever responses they come in, printed in order per watcher.
+// events collects n events of the stream, however they are split into responses, printed in order per watcher.
 func (w *rawWatch) events(n int) (string, error) {
 	byWatcher := map[int64][]string{}
 	for count := 0; count < n; {
@@ -108,7 +108,7 @@ func watchSection(t *tour) {
 		_, err := c.Put(ctx, key, value)
 		return err
 	}
-	// watching opens a stream, sends the creates and checks that each is confirmed before body goes on.
+	// watching opens a stream, sends the creates and checks that each is confirmed before body runs.
 	watching := func(name string, creates []*pb.WatchCreateRequest, body func(context.Context, *rawWatch) (string, error)) {
 		t.step(name, func(ctx context.Context) (string, error) {
 			w, err := t.openWatch(ctx)
@@ -223,7 +223,7 @@ func watchSection(t *tour) {
 	})
 	watching("progress on request", one(nil), t.progress)
 	watching("progress of two watchers", []*pb.WatchCreateRequest{watchRange("tour/w/", nil), watchRange("tour/v/", nil)}, t.progress)
-	// etcd goes on serving a stream whose client will ask nothing more.
+	// etcd keeps serving a stream whose client has closed its sending side.
 	watching("client closes its side, events still come", one(nil), func(ctx context.Context, w *rawWatch) (string, error) {
 		if err := errors.Join(w.stream.CloseSend(), put(ctx, "tour/w/closed", "x")); err != nil {
 			return "", err
@@ -258,7 +258,7 @@ func watchSection(t *tour) {
 	compactedWatch(t, watching)
 }
 
-// progress asks until there is an answer: etcd sends none while a watcher of the stream is behind.
+// progress requests progress until there is a response: etcd sends none while a watcher of the stream lags.
 func (t *tour) progress(ctx context.Context, w *rawWatch) (string, error) {
 	if _, err := t.client.Put(ctx, "tour/elsewhere", "x"); err != nil {
 		return "", err
@@ -280,7 +280,7 @@ func (t *tour) progress(ctx context.Context, w *rawWatch) (string, error) {
 	return w.next()
 }
 
-// fragmentSteps watches a transaction whose events and previous values exceed what etcd sends in one response.
+// fragmentSteps watches a transaction whose events and previous values exceed one response of etcd.
 func fragmentSteps(t *tour, watching func(string, []*pb.WatchCreateRequest, func(context.Context, *rawWatch) (string, error))) {
 	write := func(letter string) (int64, error) {
 		ops := make([]clientv3.Op, 100)
@@ -325,7 +325,7 @@ func fragmentSteps(t *tour, watching func(string, []*pb.WatchCreateRequest, func
 	}
 }
 
-// libraryWatch is the same through clientv3, with its own resuming, as applications use it.
+// libraryWatch tests the same through clientv3, which resumes by itself, like applications.
 func libraryWatch(t *tour) {
 	t.step("clientv3 with require-leader, created notice, cancel", func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
@@ -370,7 +370,7 @@ func libraryWatch(t *tour) {
 	})
 }
 
-// compactedWatch comes last: it compacts everything before the present.
+// compactedWatch comes last: it compacts up to the current revision.
 func compactedWatch(t *tour, watching func(string, []*pb.WatchCreateRequest, func(context.Context, *rawWatch) (string, error))) {
 	t.step("compact", func(ctx context.Context) (string, error) {
 		_, err := t.client.Compact(ctx, t.base+5, clientv3.WithCompactPhysical())

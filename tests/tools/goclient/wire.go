@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// rawCodec passes bytes through under protobuf's name, so that broken messages can be sent.
+// rawCodec passes bytes through under protobuf's name, to send malformed messages.
 type rawCodec struct{}
 
 func (rawCodec) Name() string                  { return "proto" }
@@ -28,7 +28,7 @@ func (rawCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// wireSection is what lies below the API: compression, metadata, unknown methods, broken messages and frames.
+// wireSection tests what lies below the API: compression, metadata, unknown methods, malformed messages and frames.
 func wireSection(t *tour) {
 	kv := pb.NewKVClient(t.conn)
 	if _, err := t.client.Put(context.Background(), "tour/wire/a", strings.Repeat("compress me ", 50)); err != nil {
@@ -92,7 +92,7 @@ func wireSection(t *tour) {
 		err = proto.Unmarshal(answer, r)
 		return t.rangeResponse(r, err)
 	})
-	// An unknown sort target crashes etcd 3.5, so it is not asked there.
+	// An unknown sort target crashes etcd 3.5, so it is not sent there.
 	t.step("unknown sort target and order", func(ctx context.Context) (string, error) {
 		if strings.HasPrefix(t.version, "3.5.") {
 			return "not asked of 3.5", nil
@@ -129,7 +129,7 @@ func frame(flag byte, length int, message []byte) []byte {
 	return append([]byte{flag, byte(length >> 24), byte(length >> 16), byte(length >> 8), byte(length)}, message...)
 }
 
-// framing talks HTTP/2 without a gRPC library: what a well-behaved client never sends.
+// framing sends HTTP/2 without a gRPC library, to break its rules.
 func framing(t *tour, kv pb.KVClient) {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
@@ -180,7 +180,7 @@ func framing(t *tour, kv pb.KVClient) {
 	call("content type application/grpc+json", "POST", "application/grpc+json", whole)
 	call("content type application/grpc-web", "POST", "application/grpc-web", whole)
 	call("GET instead of POST", "GET", "application/grpc", nil)
-	// etcd never answers a call that ends without its message; what counts is that the next one is served.
+	// etcd never responds to a call that ends without its message; the next call must be served.
 	t.step("no message, then a good call", func(ctx context.Context) (string, error) {
 		short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 		defer cancel()

@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// pieceOps is how many operations porcupine gets at once: its memory grows with the square of that.
+	// pieceOps is the number of operations given to porcupine at once: its memory grows with the square of it.
 	pieceOps = 1500
-	// pieceTimeout is how long it may think about them. Revisions leave it next to no choice.
+	// pieceTimeout bounds porcupine's time per piece. Revisions leave it hardly any choice of orders.
 	pieceTimeout = 2 * time.Minute
 )
 
-// order finds answers that go back in time: whatever begins after an answer at some revision is at that revision or later,
-// and a write later. Since every operation has its revision, this holds the pieces of a history together.
+// order finds responses that go back in time: an operation that starts after a response at some revision must be at
+// that revision or later, a write later. Since every operation has a revision, this connects the pieces of a history.
 func (r *resolved) order() []string {
 	byCall := slices.SortedFunc(slices.Values(r.linearizable), func(a, b *operation) int { return cmp.Compare(a.Call, b.Call) })
 	byReturn := slices.SortedFunc(slices.Values(r.linearizable), func(a, b *operation) int { return cmp.Compare(a.Return, b.Return) })
@@ -49,7 +49,7 @@ type store struct {
 	kvs state
 }
 
-// model is etcd's store with its revision: each operation must find, or make, the revision that its answer names.
+// model is etcd's store with its revision: each operation must find, or create, the revision in its response.
 func model(first store) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return first },
@@ -72,7 +72,7 @@ func (s store) step(op *operation) (bool, store) {
 	w := op.Write
 	holds := w.Compare == nil || s.kvs.mod(w.Compare.Key) == w.Compare.Mod
 	if !w.Applied {
-		// A comparison that fails, or a delete of nothing.
+		// A failed comparison, or a delete of no key.
 		if w.Compare == nil {
 			_, done := s.kvs.apply(w.Then, s.rev+1)
 			return op.Rev == s.rev && len(done) == 0, s
@@ -84,8 +84,8 @@ func (s store) step(op *operation) (bool, store) {
 	return holds && len(done) > 0 && op.Rev == s.rev+1, store{s.rev + 1, next}
 }
 
-// linearize asks porcupine about one piece after the other, each a row of revisions. The first that is not linearizable is
-// written to html.
+// linearize checks one piece after the other with porcupine, each a range of revisions. The first that is not
+// linearizable is written to html.
 func (r *resolved) linearize(html string) (pieces int, wrong []string) {
 	ops := slices.SortedFunc(slices.Values(r.linearizable), func(a, b *operation) int {
 		if a.Rev != b.Rev {
@@ -124,7 +124,7 @@ func (r *resolved) linearize(html string) (pieces int, wrong []string) {
 	return pieces, wrong
 }
 
-// checkSnapshots holds reads at a revision against the state at that revision.
+// checkSnapshots compares reads at a revision with the state at that revision.
 func (r *resolved) checkSnapshots(compacts []line) []string {
 	var wrong []string
 	complain := func(op *operation, format string, args ...any) {
@@ -138,7 +138,7 @@ func (r *resolved) checkSnapshots(compacts []line) []string {
 		writer := r.writers[rev]
 		switch op.Error {
 		case "future":
-			// A serializable read may have asked a member that lags.
+			// A serializable read may have been served by a member that lags.
 			if !op.Read.Serializable && writer != nil && writer.Return < op.Call {
 				complain(op, "but %s ended before that", describe(writer))
 			}

@@ -7,10 +7,10 @@ import (
 	"os"
 )
 
-// unanswered is the return time of an operation whose answer never came.
+// unanswered is the return time of an operation without a response.
 const unanswered = -1
 
-// line is one line of a history file; T says which of its fields mean something.
+// line is one line of a history file; T determines which fields are set.
 type line struct {
 	T       string    `json:"t"`       // start, cut, event, compact or op
 	At      int64     `json:"at"`      // cut, compact: when
@@ -22,7 +22,7 @@ type line struct {
 	Op      operation `json:"op"`      // op
 }
 
-// kv is a key-value as etcd tells it.
+// kv is a key-value in a response of etcd.
 type kv struct {
 	Key     string `json:"k"`
 	Value   string `json:"v"`
@@ -72,7 +72,7 @@ type write struct {
 	Compare *compare `json:"compare"`
 	Then    []change `json:"then"`
 	Else    *read    `json:"else"`
-	// Applied says whether the answer tells of an effect: a comparison held, a key was there to delete.
+	// Applied is whether the response shows an effect: a comparison held, or a key was deleted.
 	Applied bool `json:"applied"`
 }
 
@@ -81,13 +81,13 @@ type compare struct {
 	Mod int64  `json:"mod"`
 }
 
-// event is what etcd did at one revision.
+// event is etcd's change at one revision.
 type event struct {
 	Seen    int64
 	Changes []change
 }
 
-// segment is one history of the store; a restore begins another.
+// segment is one history of the store; a restore starts another.
 type segment struct {
 	start  int64 // the revision that it begins with
 	first  state // the keys at that revision

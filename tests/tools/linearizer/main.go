@@ -1,9 +1,10 @@
-// Command linearizer judges a history of calls to etcd, some of them through caches: is there one order of all of them, in
-// keeping with real time, in which every answer is right?
+// Command linearizer checks a history of calls to etcd, some of them through caches: is there one order of all of
+// them, consistent with real time, in which every response is right?
 //
-// The file has one JSON object a line (see history.go): the operations, and the events that a recorder has watched on etcd
-// itself, which tell what became of writes whose answers were lost. Linearizable operations are porcupine's to judge; reads
-// at a revision are held against the state at that revision. It prints what it found, and exits 1 if that is a violation.
+// The file has one JSON object per line (see history.go): the operations, and the events that a recorder has watched
+// on etcd itself, which show the outcome of writes whose responses were lost. Linearizable operations are checked by
+// porcupine; reads at a revision are compared with the state at that revision. It prints the result, and exits 1 on a
+// violation.
 package main
 
 import (
@@ -14,7 +15,7 @@ import (
 	"strings"
 )
 
-// shown is how many violations of a kind are printed.
+// shown is the number of violations of a kind that are printed.
 const shown = 5
 
 func main() {
@@ -22,7 +23,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: linearizer HISTORY.jsonl")
 		os.Exit(64)
 	}
-	wrong, err := judge(os.Args[1])
+	wrong, err := check(os.Args[1])
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "linearizer:", err)
 		os.Exit(2)
@@ -32,8 +33,8 @@ func main() {
 	}
 }
 
-// judge prints what it finds, and returns the number of violations.
-func judge(path string) (int, error) {
+// check prints the result, and returns the number of violations.
+func check(path string) (int, error) {
 	h, err := readHistory(path)
 	if err != nil {
 		return 0, err
@@ -43,7 +44,7 @@ func judge(path string) (int, error) {
 	total := 0
 	for n, s := range h.segments {
 		if n > 0 {
-			// A restore begins with what a snapshot held.
+			// A restore starts with the content of a snapshot.
 			s.first = stateAt(h.segments[n-1], s.start)
 		}
 		r, wrong := resolve(s)
@@ -78,7 +79,7 @@ func report(kind string, wrong []string) int {
 	return len(wrong)
 }
 
-// counts tells the operations by kind, and how many had no answer.
+// counts lists the operations by kind, and how many had no response.
 func counts(ops []*operation) string {
 	all, lost := map[string]int{}, map[string]int{}
 	for _, op := range ops {
@@ -89,12 +90,12 @@ func counts(ops []*operation) string {
 	}
 	var parts []string
 	for _, kind := range slices.Sorted(maps.Keys(all)) {
-		parts = append(parts, fmt.Sprintf("%s %d (%d without an answer)", kind, all[kind], lost[kind]))
+		parts = append(parts, fmt.Sprintf("%s %d (%d without a response)", kind, all[kind], lost[kind]))
 	}
 	return fmt.Sprintf("%d: %s", len(ops), strings.Join(parts, ", "))
 }
 
-// describe tells an operation in one line.
+// describe formats an operation in one line.
 func describe(op *operation) string {
 	asked := ""
 	switch {

@@ -12,14 +12,15 @@ type resolved struct {
 	states  map[int64]state
 	last    int64
 	writers map[int64]*operation
-	// linearizable holds all writes that took effect or were answered, and all answered reads that promise the newest state.
+	// linearizable holds all writes that took effect or have a response, and all reads of the newest state with a
+	// response.
 	linearizable []*operation
-	// snapshots holds the answered reads that promise the state at some revision.
+	// snapshots holds the reads of the state at some revision that have a response.
 	snapshots []*operation
 }
 
-// split gives each operation to the history that it belongs to. What was under way at a cut is judged by what the
-// recorder saw of it, if it wrote; if it only read, it may have read either.
+// split assigns each operation to its history. A write in flight at a cut belongs to the history in which the
+// recorder saw it; a read in flight may belong to either.
 func (h *history) split() {
 	values := make([]map[string]bool, len(h.segments))
 	for n, s := range h.segments {
@@ -52,7 +53,7 @@ func (h *history) split() {
 	}
 }
 
-// resolve finds out at which revision each write took effect, whether it was answered or not: values are unique, and the
+// resolve finds the revision at which each write took effect, with or without a response: values are unique, and the
 // recorder has seen every revision.
 func resolve(s *segment) (*resolved, []string) {
 	r := &resolved{segment: s, states: map[int64]state{s.start: s.first}, last: s.start, writers: map[int64]*operation{}}
@@ -140,8 +141,8 @@ func resolve(s *segment) (*resolved, []string) {
 	return r, wrong
 }
 
-// resolveDeletes gives revisions that nobody answers for to deletes that were not answered, the earliest to the earliest:
-// all that matters of a delete is when it began.
+// resolveDeletes assigns revisions without a known writer to deletes without a response, the earliest to the
+// earliest: only the start of a delete matters.
 func (r *resolved) resolveDeletes(deletes []*operation, own func(*operation, int64)) {
 	slices.SortFunc(deletes, func(a, b *operation) int { return cmp.Compare(a.Call, b.Call) })
 	for rev := r.start + 1; rev <= r.last; rev++ {
@@ -160,7 +161,7 @@ func (r *resolved) resolveDeletes(deletes []*operation, own func(*operation, int
 	}
 }
 
-// applied makes op a write that took effect at rev, no later than the recorder saw it.
+// applied turns op into a write that took effect at rev, no later than the recorder saw it.
 func (r *resolved) applied(op *operation, rev int64) {
 	op.Rev, op.Return, op.Write.Applied = rev, max(op.Call, r.events[rev].Seen), true
 	r.linearizable = append(r.linearizable, op)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// state is the store at one revision: its keys in order. It is never changed once made.
+// state is the store at one revision: its keys in order. It is immutable.
 type state []kv
 
 func (s state) find(key string) (int, bool) {
@@ -19,7 +19,7 @@ func (s state) mod(key string) int64 {
 	return 0
 }
 
-// apply makes the state after all of changes at rev, and tells which of them had an effect.
+// apply returns the state after all of changes at rev, and which of them had an effect.
 func (s state) apply(changes []change, rev int64) (state, []change) {
 	next, done := slices.Clone(s), []change{}
 	for _, c := range changes {
@@ -39,7 +39,7 @@ func (s state) apply(changes []change, rev int64) (state, []change) {
 	return next, done
 }
 
-// answer is what etcd would say to r.
+// answer returns etcd's response to r.
 func (s state) answer(r *read) answer {
 	from, there := s.find(r.Key)
 	to := from
