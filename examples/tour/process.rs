@@ -248,11 +248,11 @@ impl Rangecache {
             started,
             ..
         } = self;
-        let mut told = false;
+        let mut reported = false;
         let ready = eventually(WARM_SECONDS, || {
             let ended = child.try_wait().ok().flatten();
-            if !told && started.elapsed() > Duration::from_secs(3) {
-                told = true;
+            if !reported && started.elapsed() > Duration::from_secs(3) {
+                reported = true;
                 println!("                  loading the keys of etcd ...");
             }
             let metrics_url = &*metrics_url;

@@ -115,20 +115,20 @@ impl Register {
     }
 
     /// Checks the response to a read of `among` keys of the register, given the state acknowledged before the read.
-    pub fn judge(
+    pub fn check(
         &self,
         kvs: &[KeyValue],
         among: usize,
-        floor: Acknowledged,
+        oldest: Acknowledged,
         keys_only: bool,
     ) -> Result<(), String> {
         let shown = || {
             format!(
-                "{kvs:?}\n floor {floor:?}, issued {}",
+                "{kvs:?}\n oldest {oldest:?}, issued {}",
                 self.issued.load(Ordering::SeqCst)
             )
         };
-        self.judge_count(kvs.len(), among, floor)
+        self.check_count(kvs.len(), among, oldest)
             .map_err(|wrong| format!("{wrong}: {}", shown()))?;
         let Some(first) = kvs.first() else { return Ok(()) };
         if kvs
@@ -137,7 +137,7 @@ impl Register {
         {
             return Err(format!("half a transaction: {}", shown()));
         }
-        if first.mod_revision < floor.revision {
+        if first.mod_revision < oldest.revision {
             return Err(format!("stale by its mod_revision: {}", shown()));
         }
         if keys_only {
@@ -153,23 +153,23 @@ impl Register {
             .next()
             .and_then(|n| n.parse().ok())
             .ok_or("not a state")?;
-        if state < floor.state || state > self.issued.load(Ordering::SeqCst) {
+        if state < oldest.state || state > self.issued.load(Ordering::SeqCst) {
             return Err(format!("stale by its value: {}", shown()));
         }
         self.shown.fetch_max(state, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Like [`Register::judge`], for a response that has only the number of keys.
-    pub fn judge_count(&self, count: usize, among: usize, floor: Acknowledged) -> Result<(), String> {
+    /// Like [`Register::check`], for a response that has only the number of keys.
+    pub fn check_count(&self, count: usize, among: usize, oldest: Acknowledged) -> Result<(), String> {
         let issued = self.issued.load(Ordering::SeqCst);
-        let mut possible = floor.state..=issued;
+        let mut possible = oldest.state..=issued;
         if count == 0 && possible.any(Self::is_deleted) {
             return Ok(());
         }
         // Of two consecutive states at least one has keys.
         if count == among
-            && (floor.state..=issued)
+            && (oldest.state..=issued)
                 .take(2)
                 .any(|state| !Self::is_deleted(state))
         {
@@ -177,7 +177,7 @@ impl Register {
         }
         Err(format!(
             "{count} of {among} keys with states {} to {issued}",
-            floor.state
+            oldest.state
         ))
     }
 }
@@ -234,7 +234,7 @@ impl Bank {
     }
 
     /// Checks a list of all accounts.
-    pub fn judge(&self, kvs: &[KeyValue]) -> Result<(), String> {
+    pub fn check(&self, kvs: &[KeyValue]) -> Result<(), String> {
         let sum: i64 = kvs
             .iter()
             .map(|kv| {

@@ -174,7 +174,7 @@ impl Trust {
     }
 
     /// Accepts any server certificate.
-    pub fn anybody(mut self) -> Self {
+    pub fn accept_any(mut self) -> Self {
         self.ca = None;
         self
     }
@@ -205,7 +205,7 @@ impl Trust {
         } else {
             builder
                 .dangerous()
-                .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+                .with_custom_certificate_verifier(Arc::new(NoVerification(provider)))
         };
         let mut config = match &self.pair {
             Some(pair) => {
@@ -358,9 +358,9 @@ pub fn text(path: &Path) -> &str {
 }
 
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct NoVerification(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for NoVerification {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

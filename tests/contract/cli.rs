@@ -138,10 +138,13 @@ async fn misuse_exits_64_with_a_remedy() {
     ];
     for (args, expected) in misuses {
         let output = run(&[&listen[..], args].concat(), &[]).await;
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(64), "{args:?}: {told}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {message}");
         for part in expected {
-            assert!(told.contains(part), "{args:?} should mention {part}: {told}");
+            assert!(
+                message.contains(part),
+                "{args:?} should mention {part}: {message}"
+            );
         }
     }
     let output = run(&listen, &[("RANGECACHE_ENDPOINTS", "nowhere")]).await;
@@ -159,14 +162,14 @@ async fn port_in_use_is_named_in_the_error() {
             "--listen-client-urls"
         };
         let output = run(&[flag, &taken, other, "http://127.0.0.1:0"], &[]).await;
-        let told = String::from_utf8_lossy(&output.stderr);
+        let message = String::from_utf8_lossy(&output.stderr);
         assert!(
             matches!(output.status.code(), Some(code) if code != 0 && code != 64),
             "{output:?}"
         );
         assert!(
-            told.contains(flag) && told.contains(taken.trim_start_matches("http://")),
-            "{told}"
+            message.contains(flag) && message.contains(taken.trim_start_matches("http://")),
+            "{message}"
         );
     }
 }
@@ -215,7 +218,7 @@ async fn termination_completes_calls_in_flight() {
     etcd.pause();
     let put = PutRequest {
         key: b"a".to_vec(),
-        value: b"under way".to_vec(),
+        value: b"in flight".to_vec(),
         lease: 0,
     };
     let mut call = pin!(client.unary::<PutResponse>(PUT, &put));
@@ -241,6 +244,6 @@ async fn termination_completes_calls_in_flight() {
     drop(watch);
     assert_eq!(
         etcd.client().await.get("a").await,
-        Ok(Some(b"under way".to_vec()))
+        Ok(Some(b"in flight".to_vec()))
     );
 }

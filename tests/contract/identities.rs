@@ -10,7 +10,7 @@ use testkit::proxy::Rangecache;
 use testkit::roles::{MIRROR, create_users, password, token};
 use testkit::wait::{SOON, until};
 
-const CALLERS: [&str; 6] = ["alice", "bob", "carol", "root", "nobody", "garbage"];
+const CALLERS: [&str; 6] = ["alice", "bob", "carol", "root", "anonymous", "garbage"];
 const KEYS: usize = 40;
 
 /// Errors that etcd returns to calls concurrent with a change of permissions.
@@ -140,7 +140,7 @@ impl Scene {
         for name in CALLERS {
             let pair = [&direct, &through].map(Client::clone);
             let pair = match name {
-                "nobody" => pair,
+                "anonymous" => pair,
                 "garbage" => pair.map(|client| client.with_metadata("token", "garbage.77")),
                 _ => {
                     let token = token(&direct, name).await;
@@ -242,15 +242,15 @@ impl Scene {
             let caller = &callers[number];
             for (shape, late, reply) in answers {
                 let (before, after) = (&before[number][*shape], &after[number][*shape]);
-                let question = &shapes[*shape];
+                let request = &shapes[*shape];
                 let name = caller.name;
                 late_answers += u64::from(*late);
-                if *late && !loose(caller, question) {
-                    assert_eq!(reply, after, "{what}: after it, {name} asks {question:?}");
+                if *late && !loose(caller, request) {
+                    assert_eq!(reply, after, "{what}: after it, {name} asks {request:?}");
                 } else {
                     assert!(
                         reply == after || reply == before || is_of_the_moment(reply),
-                        "{what}: {name} asks {question:?} and gets {reply:?}\nbefore: {before:?}\nafter: {after:?}"
+                        "{what}: {name} asks {request:?} and gets {reply:?}\nbefore: {before:?}\nafter: {after:?}"
                     );
                 }
             }
@@ -292,7 +292,7 @@ async fn responses_respect_permissions_while_they_change(version: Version, round
     let scene = Scene::new(version).await;
     let root = &scene.root;
     let exact = |_: &Caller, _: &RangeRequest| false;
-    macro_rules! while_all_ask {
+    macro_rules! while_all_read {
         ($what:literal, $change:expr) => {
             let callers = scene.callers().await;
             scene
@@ -307,27 +307,27 @@ async fn responses_respect_permissions_while_they_change(version: Version, round
             scene.is_quiet(&scene.callers().await, $what).await;
         };
     }
-    while_all_ask!("carol is granted a role", root.grant_role("carol", "a"));
-    while_all_ask!("alice's role is revoked", root.revoke_role("alice", "a"));
-    while_all_ask!(
+    while_all_read!("carol is granted a role", root.grant_role("carol", "a"));
+    while_all_read!("alice's role is revoked", root.revoke_role("alice", "a"));
+    while_all_read!(
         "bob's role is granted another prefix",
         root.grant_read("b", "/a/", prefix_end(b"/a/"))
     );
-    while_all_ask!(
+    while_all_read!(
         "bob's role loses that prefix",
         root.revoke_read("b", "/a/", prefix_end(b"/a/"))
     );
-    while_all_ask!(
+    while_all_read!(
         "bob's role loses its single key",
         root.revoke_read("b", "/a/007", "")
     );
-    while_all_ask!("a role is added", root.add_role("from"));
-    while_all_ask!(
+    while_all_read!("a role is added", root.add_role("from"));
+    while_all_read!(
         "the role is granted an open range",
         root.grant_read("from", "/a/020", "\0")
     );
-    while_all_ask!("alice is granted that role", root.grant_role("alice", "from"));
-    while_all_ask!("carol's role is revoked", root.revoke_role("carol", "a"));
+    while_all_read!("alice is granted that role", root.grant_role("alice", "from"));
+    while_all_read!("carol's role is revoked", root.revoke_role("carol", "a"));
     scene.mostly_from_memory().await;
     let log = scene.rangecache.log();
     assert!(!log.contains("open-sesame"), "a password in the log:\n{log}");
@@ -350,14 +350,14 @@ async fn responses_respect_permissions_while_they_change_3_5() {
 
 async fn responses_respect_auth_while_it_is_switched(version: Version) {
     let scene = Scene::new(version).await;
-    let nobody = scene.etcd.client().await;
+    let anonymous = scene.etcd.client().await;
     // A serializable read without a token may see the state of a moment ago, like on a member that lags.
-    let lag = |caller: &Caller, question: &RangeRequest| {
-        caller.name == "nobody" && (question.serializable || question.revision > 0)
+    let lag = |caller: &Caller, request: &RangeRequest| {
+        caller.name == "anonymous" && (request.serializable || request.revision > 0)
     };
     for turn in 0..2 {
         let callers = scene.callers().await;
-        let root = nobody.authenticate("root", &password("root")).await.unwrap();
+        let root = anonymous.authenticate("root", &password("root")).await.unwrap();
         scene
             .hammer(
                 &callers,
@@ -375,7 +375,7 @@ async fn responses_respect_auth_while_it_is_switched(version: Version) {
                 &callers,
                 3,
                 "auth is switched on",
-                async { nobody.auth_enable().await.unwrap() },
+                async { anonymous.auth_enable().await.unwrap() },
                 lag,
             )
             .await;

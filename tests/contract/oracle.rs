@@ -50,8 +50,8 @@ impl Sides {
         if direct != through {
             self.defects.push(format!(
                 "{request:?}\n etcd: {}\n rangecache: {}",
-                told(&direct),
-                told(&through)
+                describe(&direct),
+                describe(&through)
             ));
         }
         let before = self.outcomes.clone();
@@ -111,7 +111,7 @@ impl Sides {
 }
 
 /// A reply as text.
-fn told(reply: &Reply) -> String {
+fn describe(reply: &Reply) -> String {
     match reply.answer::<RangeResponse>() {
         Ok(answer) => format!("{answer:?}\n   {reply:?}"),
         Err(status) => format!("{status:?} {reply:?}"),

@@ -39,7 +39,7 @@ async fn go_client_transcript_equals_etcds(version: Version) {
     let dir = TempDir::new().expect("a directory");
     let mut differences = Vec::new();
     // Older versions have no RangeStream: its responses through rangecache are compared with the newest version's.
-    let tours: &[(&[&str], Version)] = if version == Version::V3_7 {
+    let runs: &[(&[&str], Version)] = if version == Version::V3_7 {
         &[(&[], version), (&["--auth"], version)]
     } else {
         &[
@@ -48,21 +48,21 @@ async fn go_client_transcript_equals_etcds(version: Version) {
             (&["--auth"], version),
         ]
     };
-    for (chapters, like) in tours.iter().copied() {
+    for (sections, like) in runs.iter().copied() {
         let (etcd, behind) = (Etcd::start(like).await, Etcd::start(version).await);
         let rangecache = Rangecache::before(&behind).start().await;
-        let through = transcript(&dir, "through", rangecache.url(), chapters).await;
-        let direct = transcript(&dir, "direct", &etcd.url(), chapters).await;
+        let through = transcript(&dir, "through", rangecache.url(), sections).await;
+        let direct = transcript(&dir, "direct", &etcd.url(), sections).await;
         assert!(direct.lines().count() > 12, "too little to compare:\n{direct}");
         let lines = direct.lines().zip(through.lines());
         differences.extend(
             lines
                 .filter(|(direct, through)| direct != through)
                 .take(20)
-                .map(|(direct, through)| format!("{chapters:?}\n etcd: {direct}\n rangecache: {through}")),
+                .map(|(direct, through)| format!("{sections:?}\n etcd: {direct}\n rangecache: {through}")),
         );
         if direct.lines().count() != through.lines().count() {
-            differences.push(format!("{chapters:?}: not the same number of lines"));
+            differences.push(format!("{sections:?}: not the same number of lines"));
         }
     }
     assert!(differences.is_empty(), "{}", differences.join("\n"));

@@ -114,7 +114,11 @@ fn linearizer_finds_each_violation() {
             ],
             "took effect 2 times",
         ),
-        ("nobody", vec![event(0, 4, 70, &[("x", "none")])], "nobody wrote"),
+        (
+            "unknown writer",
+            vec![event(0, 4, 70, &[("x", "none")])],
+            "nobody wrote",
+        ),
         ("forgotten", vec![put(50, 60, 4, "x", "gone")], "no event for"),
         (
             "restored",

@@ -253,7 +253,7 @@ impl Caller {
         };
         let call = self.begin(kind, "write", write(false));
         let answer: Option<TxnResponse> = self.call(TXN, &request).await.and_then(Result::ok);
-        let told = answer.map(|done| {
+        let result = answer.map(|done| {
             let revision = self.record_revision(done.revision());
             let read = done.responses.into_iter().next().and_then(|first| first.response_range);
             if let Some(read) = &read {
@@ -261,7 +261,7 @@ impl Caller {
             }
             json!({"rev": revision, "write": write(done.succeeded), "answer": read.as_ref().map(history::answer)})
         });
-        self.end(call, told);
+        self.end(call, result);
     }
 
     /// Sends and records one read; returns a successful response.
@@ -270,8 +270,8 @@ impl Caller {
         match self.call::<RangeResponse>(RANGE, &request).await {
             Some(Ok(response)) => {
                 self.record_mod_revisions(&request, &response);
-                let told = json!({"rev": self.record_revision(response.revision()), "answer": history::answer(&response)});
-                self.end(call, Some(told));
+                let result = json!({"rev": self.record_revision(response.revision()), "answer": history::answer(&response)});
+                self.end(call, Some(result));
                 Some(response)
             }
             Some(Err(status)) if status.code == OUT_OF_RANGE && request.revision > 0 => {
@@ -317,10 +317,10 @@ impl Caller {
         })
     }
 
-    fn end(&self, mut call: Value, told: Option<Value>) {
-        if let Some(Value::Object(told)) = told {
+    fn end(&self, mut call: Value, result: Option<Value>) {
+        if let Some(Value::Object(result)) = result {
             call["return"] = self.shared.history.now().into();
-            for (name, value) in told {
+            for (name, value) in result {
                 call[name] = value;
             }
         }

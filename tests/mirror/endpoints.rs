@@ -34,7 +34,7 @@ async fn recovers(direct: &Client, rangecache: &Rangecache, after: &str) {
 /// An endpoint in `/status`.
 async fn described(rangecache: &Rangecache, url: &str) -> Value {
     let status: Value = serde_json::from_str(&rangecache.admin("/status").await.body).expect("is JSON");
-    let endpoints = status["endpoints"].as_array().expect("are told");
+    let endpoints = status["endpoints"].as_array().expect("a list");
     let found = endpoints.iter().find(|endpoint| endpoint["url"] == url);
     found
         .unwrap_or_else(|| panic!("{url} is missing in {endpoints:?}"))
@@ -42,11 +42,15 @@ async fn described(rangecache: &Rangecache, url: &str) -> Value {
 }
 
 /// Waits until `/status` shows the endpoint connected, and healthy or not.
-async fn unwell(rangecache: &Rangecache, url: &str, unwell: bool) {
-    until(SOON, &format!("{url} unwell: {unwell}"), async || {
-        let endpoint = described(rangecache, url).await;
-        (endpoint["is_healthy"] == !unwell && endpoint["is_connected"] == true).then_some(())
-    })
+async fn wait_for_health(rangecache: &Rangecache, url: &str, is_healthy: bool) {
+    until(
+        SOON,
+        &format!("{url} connected, healthy: {is_healthy}"),
+        async || {
+            let endpoint = described(rangecache, url).await;
+            (endpoint["is_healthy"] == is_healthy && endpoint["is_connected"] == true).then_some(())
+        },
+    )
     .await;
 }
 
@@ -71,8 +75,8 @@ async fn learner_proves_nothing_until_it_votes() {
     let endpoints = format!("{},{}", learner.url(), etcd.url());
     let rangecache = Rangecache::at(&endpoints).start().await;
     let through = rangecache.client().await;
-    unwell(&rangecache, &learner.url(), true).await;
-    unwell(&rangecache, &etcd.url(), false).await;
+    wait_for_health(&rangecache, &learner.url(), false).await;
+    wait_for_health(&rangecache, &etcd.url(), true).await;
     recovers(&direct, &rangecache, "a start with a learner").await;
     let refused = ranges(&learner).await;
     let before = rangecache.outcomes().await;
@@ -93,7 +97,7 @@ async fn learner_proves_nothing_until_it_votes() {
     // Alone, its refusals are forwarded to callers, and memory answers no linearizable read.
     let alone = Rangecache::before(&learner).start_cold().await;
     let (through, at_learner) = (alone.client().await, learner.client().await);
-    unwell(&alone, &learner.url(), true).await;
+    wait_for_health(&alone, &learner.url(), false).await;
     let serializable = RangeRequest {
         serializable: true,
         ..list()
@@ -123,7 +127,7 @@ async fn learner_proves_nothing_until_it_votes() {
         promoted.await.ok()
     })
     .await;
-    unwell(&rangecache, &learner.url(), false).await;
+    wait_for_health(&rangecache, &learner.url(), true).await;
     let checks = ranges(&learner).await;
     until(SOON, "the new member gets quorum checks, too", async || {
         recovers(&direct, &rangecache, "the promotion").await;
@@ -164,7 +168,7 @@ async fn partitioned_member_proves_nothing_while_clients_are_served() {
         }
         // At once, whichever member leads by now.
         recovers(&live, &rangecache, &what).await;
-        unwell(&rangecache, &member.url(), true).await;
+        wait_for_health(&rangecache, &member.url(), false).await;
         let before = rangecache.outcomes().await;
         for key in 0..100 {
             let put = through.put(format!("{PREFIX}{turn}/{key}"), "v");
@@ -183,7 +187,7 @@ async fn partitioned_member_proves_nothing_while_clients_are_served() {
         let outcomes = rangecache.outcomes_since(&before, 100).await;
         assert!(outcomes.memory_answers() > 90, "{what}: {outcomes:?}");
         links.iter().for_each(|link| link.set(Condition::Normal));
-        unwell(&rangecache, &member.url(), false).await;
+        wait_for_health(&rangecache, &member.url(), true).await;
         recovers(&live, &rangecache, "the end of the partition").await;
     }
 }
@@ -239,7 +243,7 @@ async fn rolling_upgrade_is_noticed(from: Version, to: Version) {
             .await
             .status()
             .await
-            .expect("etcd tells")
+            .expect("a status")
             .version;
         until(SOON, &format!("the new version {version} is known"), async || {
             let endpoint = described(&rangecache, &cluster.members[n].url()).await;

@@ -458,12 +458,12 @@ async fn responses_respect_auth_switched_on_and_off_3_5() {
 
 async fn responses_respect_auth_switched_on_and_off(version: Version) {
     let scene = Scene::of(version).await;
-    let (list, nobody) = (RangeRequest::prefix(PREFIX), scene.etcd.client().await);
-    let root = nobody
+    let (list, anonymous) = (RangeRequest::prefix(PREFIX), scene.etcd.client().await);
+    let root = anonymous
         .enable_auth("secret")
         .await
         .expect("etcd enables authentication");
-    let refused = nobody.range_raw(&list).await;
+    let refused = anonymous.range_raw(&list).await;
     assert_eq!(
         scene.through.range_raw(&list).await,
         refused,
@@ -499,8 +499,8 @@ async fn responses_respect_auth_switched_on_and_off(version: Version) {
     ] {
         assert_eq!(
             scene.through.range_raw(request).await,
-            nobody.range_raw(request).await,
-            "as nobody: {request:?}"
+            anonymous.range_raw(request).await,
+            "without credentials: {request:?}"
         );
         assert_eq!(
             rooted.range_raw(request).await,

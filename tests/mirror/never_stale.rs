@@ -44,13 +44,13 @@ impl Scene {
     }
 
     /// Checks the revision in a response's header, and records it.
-    fn judge_header(&self, answer: &RangeResponse, floor: i64) -> Result<(), String> {
+    fn check_header(&self, answer: &RangeResponse, oldest: i64) -> Result<(), String> {
         let revision = answer.revision();
         self.shown.fetch_max(revision, Ordering::SeqCst);
-        if revision >= floor {
+        if revision >= oldest {
             Ok(())
         } else {
-            Err(format!("header at {revision}, below {floor}: {answer:?}"))
+            Err(format!("header at {revision}, below {oldest}: {answer:?}"))
         }
     }
 
@@ -72,21 +72,21 @@ impl Scene {
             },
             _ => RangeRequest { limit: 3, ..list },
         };
-        let floor = register.acknowledged();
+        let oldest = register.acknowledged();
         let answer = ask(client, &request).await?;
-        self.judge_header(&answer, floor.revision())?;
+        self.check_header(&answer, oldest.revision())?;
         let count = usize::try_from(answer.count).unwrap();
         match kind {
-            0 => register.judge(&answer.kvs, 1, floor, false),
-            1 => register.judge(&answer.kvs, keys, floor, false),
-            2 => register.judge(&answer.kvs, keys, floor, true),
-            3 => register.judge_count(count, keys, floor),
+            0 => register.check(&answer.kvs, 1, oldest, false),
+            1 => register.check(&answer.kvs, keys, oldest, false),
+            2 => register.check(&answer.kvs, keys, oldest, true),
+            3 => register.check_count(count, keys, oldest),
             _ => {
-                register.judge_count(count, keys, floor)?;
+                register.check_count(count, keys, oldest)?;
                 if answer.more != (count > 3) {
                     return Err(format!("more {} with count {count}", answer.more));
                 }
-                register.judge(&answer.kvs, keys.min(3), floor, false)
+                register.check(&answer.kvs, keys.min(3), oldest, false)
             }
         }
     }
@@ -101,7 +101,7 @@ impl Scene {
             }
         };
         let shown = self.shown.load(Ordering::SeqCst);
-        let floors: Vec<Acknowledged> = self.registers.iter().map(floor_of).collect();
+        let oldest_states: Vec<Acknowledged> = self.registers.iter().map(floor_of).collect();
         let answer = ask(
             client,
             &RangeRequest {
@@ -110,12 +110,15 @@ impl Scene {
             },
         )
         .await?;
-        let floor = floors.iter().map(|floor| floor.revision()).fold(shown, i64::max);
-        self.judge_header(&answer, floor)?;
-        for (register, floor) in self.registers.iter().zip(floors) {
-            register.judge(part(&answer, register.prefix()), register.keys(), floor, false)?;
+        let oldest = oldest_states
+            .iter()
+            .map(|oldest| oldest.revision())
+            .fold(shown, i64::max);
+        self.check_header(&answer, oldest)?;
+        for (register, oldest) in self.registers.iter().zip(oldest_states) {
+            register.check(part(&answer, register.prefix()), register.keys(), oldest, false)?;
         }
-        self.bank.judge(part(&answer, self.bank.prefix()))
+        self.bank.check(part(&answer, self.bank.prefix()))
     }
 
     /// One read at a revision seen before, which must equal etcd's state at it.
@@ -131,7 +134,7 @@ impl Scene {
         };
         let answer = ask(client, &request).await?;
         // Its header has the store's revision, not older than in earlier responses.
-        self.judge_header(&answer, revision + back)?;
+        self.check_header(&answer, revision + back)?;
         let expected = ask(etcd, &request).await?;
         if answer.kvs == expected.kvs && answer.count == expected.count {
             return Ok(());
@@ -344,8 +347,8 @@ async fn serializable_reads_see_forwarded_writes() {
                     .await
                     .expect("answers");
                 assert_eq!(put.status, 200, "{put:?}");
-                let (_, told) = put.body.split_once(r#""revision":""#).expect("a revision");
-                Ok(told
+                let (_, revision_text) = put.body.split_once(r#""revision":""#).expect("a revision");
+                Ok(revision_text
                     .split('"')
                     .next()
                     .and_then(|n| n.parse().ok())

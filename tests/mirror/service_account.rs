@@ -66,18 +66,18 @@ async fn missing_permissions_and_wrong_passwords_are_reported_until_fixed() {
         .with("--user", "mirror:wrong")
         .start_cold()
         .await;
-    let poor = Rangecache::before(&etcd)
+    let unprivileged = Rangecache::before(&etcd)
         .with("--user", "carol:open-sesame-carol")
         .start_cold()
         .await;
-    let nobody = Rangecache::before(&etcd).start_cold().await;
+    let without_user = Rangecache::before(&etcd).start_cold().await;
     for (rangecache, says) in [
         (&wrong, "does not accept the user \"mirror\""),
         (
-            &poor,
+            &unprivileged,
             "the user \"carol\" of --user may not read all of the mirror",
         ),
-        (&nobody, "set --user"),
+        (&without_user, "set --user"),
     ] {
         until(SOON, says, async || {
             let ready = rangecache.admin("/readyz").await;
@@ -99,24 +99,29 @@ async fn missing_permissions_and_wrong_passwords_are_reported_until_fixed() {
         assert_eq!(alice.get("/a/007").await.unwrap().unwrap(), b"here");
     }
     root.grant_role("carol", "all").await.unwrap();
-    poor.warm().await;
+    unprivileged.warm().await;
     until(SOON, "the message disappears from /readyz", async || {
-        (!poor.admin("/readyz").await.body.contains("may not")).then_some(())
+        (!unprivileged.admin("/readyz").await.body.contains("may not")).then_some(())
     })
     .await;
     // Permission revoked at run time: the mirror is up to date, but compactions by others would go unnoticed.
     root.revoke_role("carol", "all").await.unwrap();
     until(SOON, "the message is in /readyz again", async || {
-        poor.admin("/readyz").await.body.contains("may not").then_some(())
+        unprivileged
+            .admin("/readyz")
+            .await
+            .body
+            .contains("may not")
+            .then_some(())
     })
     .await;
-    let alice = poor
+    let alice = unprivileged
         .client()
         .await
         .with_metadata("token", &token(&etcd.client().await, "alice").await);
-    let before = poor.outcomes().await;
+    let before = unprivileged.outcomes().await;
     alice.get("/a/007").await.unwrap();
-    assert_eq!(poor.outcomes_since(&before, 1).await.memory_answers(), 0);
+    assert_eq!(unprivileged.outcomes_since(&before, 1).await.memory_answers(), 0);
 }
 
 /// A signed token names the revision of etcd's users and roles, and is invalid once these have changed.

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio::time::timeout;
 
 /// Far above the sum of the doctor's own deadlines: the machine may be busy.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 struct Report {
     code: Option<i32>,
@@ -74,7 +74,7 @@ async fn run(args: &[&str]) -> std::process::Output {
     let mut command = rangecache_command();
     command.arg("doctor").args(args);
     let child = tokio::process::Command::from(command).kill_on_drop(true).output();
-    timeout(PATIENCE, child)
+    timeout(TIMEOUT, child)
         .await
         .expect("the doctor ends")
         .expect("it starts")
@@ -452,7 +452,7 @@ async fn the_text_is_ascii_in_a_pipe_and_misuse_exits_64() {
     ] {
         let output = run(args).await;
         assert_eq!(output.status.code(), Some(64), "{args:?}");
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(told.contains(says), "{args:?}: {told}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains(says), "{args:?}: {message}");
     }
 }

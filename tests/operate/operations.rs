@@ -369,7 +369,7 @@ async fn calls_move_away_from_a_paused_member() {
         let found = endpoints
             .into_iter()
             .find(|endpoint| endpoint["url"] == follower.url());
-        found.expect("it is told")["is_healthy"] == true
+        found.expect("the endpoint")["is_healthy"] == true
     };
     until(
         Duration::from_secs(8),

@@ -119,7 +119,12 @@ async fn every_combination_of_listener_and_upstream() {
         ("plain", "http://127.0.0.1:0", &[], tls.clone()),
         ("TLS", "https://127.0.0.1:0", &flags, tls.clone()),
         ("mTLS", "https://127.0.0.1:0", &mutual_flags, mutual.clone()),
-        ("auto-tls", "https://127.0.0.1:0", &[], Trust::new(&ca).anybody()),
+        (
+            "auto-tls",
+            "https://127.0.0.1:0",
+            &[],
+            Trust::new(&ca).accept_any(),
+        ),
         ("unix", &unix, &[], tls.clone()),
         ("unixs", &unixs, &flags, tls.clone()),
     ];
@@ -467,9 +472,9 @@ fn refused(flags: &[&str]) -> String {
         .args(flags)
         .output()
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(64), "{flags:?}: {told}");
-    told
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(64), "{flags:?}: {message}");
+    message
 }
 
 #[test]
@@ -547,9 +552,9 @@ fn bad_files_are_explained_before_a_port_is_bound() {
         (&["--cert-file", cert], &["--key-file", "give both"]),
     ];
     for (flags, says) in listener {
-        let told = refused(&[&https[..], flags].concat());
+        let output = refused(&[&https[..], flags].concat());
         for part in says {
-            assert!(told.contains(part), "{flags:?} should say {part}: {told}");
+            assert!(output.contains(part), "{flags:?} should mention {part}: {output}");
         }
     }
     let upstream = [
@@ -558,18 +563,18 @@ fn bad_files_are_explained_before_a_port_is_bound() {
         "--listen-client-urls",
         "http://127.0.0.1:0",
     ];
-    let told = refused(&[&upstream[..], &["--cacert", text(&missing)]].concat());
+    let output = refused(&[&upstream[..], &["--cacert", text(&missing)]].concat());
     assert!(
-        told.contains("--cacert") && told.contains("cannot be read"),
-        "{told}"
+        output.contains("--cacert") && output.contains("cannot be read"),
+        "{output}"
     );
-    let told = refused(&[&upstream[..], &["--cert", cert, "--key", text(&other.key)]].concat());
+    let output = refused(&[&upstream[..], &["--cert", cert, "--key", text(&other.key)]].concat());
     assert!(
-        told.contains("--key") && told.contains("is not the key of"),
-        "{told}"
+        output.contains("--key") && output.contains("is not the key of"),
+        "{output}"
     );
-    let told = refused(&["--listen-client-urls", "http://0.0.0.0:0"]);
-    assert!(told.contains("--allow-plaintext-listener"), "{told}");
+    let output = refused(&["--listen-client-urls", "http://0.0.0.0:0"]);
+    assert!(output.contains("--allow-plaintext-listener"), "{output}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -588,7 +593,7 @@ async fn tls_refusals_are_logged_with_a_remedy() {
     };
     let etcd = SecureEtcd::start("https", &strs(&mutual(&server)), &trust).await;
     let plain = SecureEtcd::start("http", &[], &trust).await;
-    let anybody = trust.clone().anybody();
+    let accept_any = trust.clone().accept_any();
     let named = leaf(
         "named",
         Leaf {
@@ -596,7 +601,7 @@ async fn tls_refusals_are_logged_with_a_remedy() {
             ..Leaf::default()
         },
     );
-    let misnamed = SecureEtcd::start("https", &strs(&mutual(&named)), &anybody).await;
+    let misnamed = SecureEtcd::start("https", &strs(&mutual(&named)), &accept_any).await;
     let old = leaf(
         "old",
         Leaf {
@@ -604,7 +609,7 @@ async fn tls_refusals_are_logged_with_a_remedy() {
             ..Leaf::default()
         },
     );
-    let expired = SecureEtcd::start("https", &strs(&server_flags(&old)), &anybody).await;
+    let expired = SecureEtcd::start("https", &strs(&server_flags(&old)), &accept_any).await;
 
     let (authority, other_authority) = (ca.cert(), other.cert());
     let (authority, other_authority) = (text(&authority), text(&other_authority));

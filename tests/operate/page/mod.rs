@@ -44,9 +44,9 @@ async fn status(rangecache: &Rangecache) -> Value {
     serde_json::from_str(&answer.body).expect("it is JSON")
 }
 
-/// Waits until `told` finds a value in the status.
-async fn status_when<T>(rangecache: &Rangecache, what: &str, mut told: impl FnMut(&Value) -> Option<T>) -> T {
-    until(SOON, what, async || told(&status(rangecache).await))
+/// Waits until `find` finds a value in the status.
+async fn status_when<T>(rangecache: &Rangecache, what: &str, mut find: impl FnMut(&Value) -> Option<T>) -> T {
+    until(SOON, what, async || find(&status(rangecache).await))
         .await
         .0
 }
@@ -147,7 +147,7 @@ async fn page_without_scripts_shows_the_status_data() {
     let mirror = mirrors
         .iter()
         .find(|mirror| mirror["name"] == PREFIX)
-        .expect("is told");
+        .expect("the mirror");
     assert_eq!(
         (&mirror["keys"], &mirror["out_of_service"]),
         (&5.into(), &Value::Null)
