@@ -1,4 +1,4 @@
-//! The RangeResponse message, produced as it is sent.
+//! The RangeResponse message, encoded piece by piece while it is sent.
 
 use std::ops::ControlFlow;
 
@@ -17,25 +17,25 @@ const COUNT_TAG: u8 = 0x20;
 /// etcd's ResponseHeader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResponseHeader {
-    /// The cluster that answers.
+    /// Id of the cluster.
     pub cluster_id: u64,
-    /// The member that answers.
+    /// Id of the member that responds.
     pub member_id: u64,
-    /// The store's revision, also on a read of an older one.
+    /// The store's revision, also in the response to a read of a past one.
     pub revision: i64,
     /// The raft term.
     pub raft_term: u64,
 }
 
-/// A RangeResponse that has been decided but not yet produced: it holds a snapshot, not bytes.
+/// A RangeResponse that is not encoded yet: it holds a snapshot, not bytes (I5).
 #[derive(Debug)]
 pub struct Answer {
-    /// `None`: the entries alone, as a part of a larger answer.
+    /// `None` for entries without a header, as part of a larger answer.
     header: Option<ResponseHeader>,
     selection: Selection,
     kvs_bytes: u64,
     length: u64,
-    /// Entries produced so far; the header goes before the first, the tail behind the last.
+    /// Number of entries produced so far. The header precedes the first entry, `more` and `count` follow the last.
     produced: u64,
     produced_bytes: u64,
     state: State,
@@ -49,13 +49,14 @@ enum State {
 }
 
 impl Answer {
-    /// The answer with the entries of `selection`.
+    /// An answer with the entries of `selection`.
     pub fn new(header: ResponseHeader, selection: Selection) -> Answer {
         let header_bytes = 1 + varint_len(header.len() as u64) + header.len();
         Answer::with(Some(header), header_bytes, selection)
     }
 
-    /// The entries of `selection` without a header. They must be part of a larger answer: no count, no `more`.
+    /// An answer with the entries of `selection` only, as part of a larger one. The selection must have neither count
+    /// nor `more`.
     pub(super) fn entries_alone(selection: Selection) -> Answer {
         Answer::with(None, 0, selection)
     }
@@ -74,23 +75,23 @@ impl Answer {
         }
     }
 
-    /// The length of the whole message in bytes, exactly; known before any of it is produced.
+    /// Exact length of the message in bytes; known before any of it is produced.
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// A RangeResponse always has a header or an entry.
+    /// Always false: a RangeResponse has a header or an entry.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// What is selected.
+    /// The selected entries.
     pub fn selection(&self) -> &Selection {
         &self.selection
     }
 
-    /// The whole message at once, in one allocation, behind `prefix_bytes` zero bytes for the caller to fill. For short
-    /// answers: nothing bounds its memory.
+    /// Encodes the whole message into one allocation, after `prefix_bytes` zero bytes for the caller to fill. For short
+    /// answers: its memory is not bounded.
     pub fn small(mut self, prefix_bytes: usize) -> Vec<u8> {
         let mut out = Vec::with_capacity(prefix_bytes.saturating_add(to_usize(self.length)));
         out.resize(prefix_bytes, 0);
@@ -106,8 +107,8 @@ impl Answer {
         out
     }
 
-    /// The next piece of the message, of `target_bytes` or one entry more; the last one may be shorter. `None` at the
-    /// end.
+    /// Next piece of the message: at least `target_bytes`, exceeded by one entry at most; the last one may be shorter.
+    /// `None` after the last.
     pub fn next_piece(&mut self, target_bytes: usize) -> Option<Rope> {
         if self.state == State::Done {
             return None;
@@ -181,8 +182,8 @@ impl Answer {
         }
     }
 
-    /// How much of the next piece will be copied, roughly: all of it, unless entries are so large that they are
-    /// referred to.
+    /// Estimate of the bytes that will be copied for the next piece: all of it, unless entries are large enough to be
+    /// referenced.
     fn slab_bytes(&self, target_bytes: usize) -> usize {
         let entries = self.selection.len() - self.produced;
         let bytes = self.kvs_bytes - self.produced_bytes;
@@ -212,7 +213,7 @@ impl ResponseHeader {
             .sum()
     }
 
-    /// Appends the field `header`.
+    /// Appends the field `header` to `out`.
     fn write(&self, out: &mut Vec<u8>) {
         out.push(HEADER_TAG);
         put_varint(self.len() as u64, out);
@@ -260,7 +261,7 @@ fn tail_len(selection: &Selection) -> usize {
     more + count
 }
 
-/// Appends the fields `more` and `count`.
+/// Appends the fields `more` and `count` to `out`.
 fn put_tail(selection: &Selection, out: &mut Vec<u8>) {
     if selection.more {
         out.extend_from_slice(&[MORE_TAG, 1]);

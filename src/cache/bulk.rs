@@ -1,4 +1,4 @@
-//! Loading a tree from entries that come in key order: full leaves, built once, nothing moved.
+//! Construction of a tree from entries in key order: leaves are full and built once.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use super::{
 /// Collects entries in ascending key order.
 #[derive(Default)]
 pub(super) struct Loader {
-    /// Full leaves, each with the separator from the one before it (empty for the first).
+    /// Full leaves, each with the separator from its predecessor (empty for the first).
     leaves: Vec<(Box<[u8]>, Vec<Entry>)>,
     filling: Vec<Entry>,
     entry_bytes: u64,
 }
 
 impl Loader {
-    /// Takes an entry, or gives it back if its key is not above all before it.
+    /// Adds an entry; returns it if its key is not above all keys so far.
     pub(super) fn push(&mut self, entry: Entry) -> Option<Entry> {
         if self.last().is_some_and(|last| last.key() >= entry.key()) {
             return Some(entry);
@@ -44,7 +44,7 @@ impl Loader {
         if self.filling.len() < LEAF_MIN
             && let Some((separator, mut before)) = self.leaves.pop()
         {
-            // The last two leaves share what is too little for one.
+            // The last leaf would be too small: the last two share their entries evenly.
             before.append(&mut self.filling);
             self.filling = before.split_off(before.len() / 2);
             self.leaves.push((separator, before));
@@ -85,7 +85,7 @@ impl Loader {
     }
 }
 
-/// Groups the nodes of a level as evenly as whole numbers allow, each under a parent.
+/// Groups the nodes of a level under parents, as evenly as possible.
 fn parents_of(level: Vec<(Box<[u8]>, Slot)>, ledger: &mut Ledger) -> Vec<(Box<[u8]>, Slot)> {
     let total = level.len();
     let groups = total.div_ceil(INNER_MAX);

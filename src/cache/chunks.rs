@@ -1,8 +1,8 @@
-//! A RangeStream's chunks: one answer, cut as etcd cuts it.
+//! The chunks of a RangeStream: one answer, divided as etcd divides it.
 //!
-//! The first chunk holds up to 10 entries; then the number doubles or halves towards 1.5 MB, etcd's default for the
-//! largest request. The layout is no contract, but a client that has learned etcd's finds the same here. Every chunk
-//! is cut from the same immutable [`Selection`] when its turn comes: nothing is produced ahead (I5).
+//! The first chunk has up to 10 entries; then the number doubles or halves towards 1.5 MB, etcd's default limit of a
+//! request. The layout is no contract, but clients that depend on etcd's find the same here. Each chunk is taken from
+//! the same immutable [`Selection`] only when it is needed (I5).
 
 use super::{
     answer::{Answer, ResponseHeader},
@@ -10,14 +10,14 @@ use super::{
     wire::{put_varint, varint_len},
 };
 
-/// Entries of the first chunk.
+/// Number of entries of the first chunk.
 const FIRST_ENTRIES: u64 = 10;
-/// What a chunk should hold, in bytes.
+/// Target size of a chunk in bytes.
 const CHUNK_TARGET_BYTES: u64 = 3 << 19;
-/// The field `range_response` of a RangeStreamResponse.
+/// Tag of the field `range_response` of a RangeStreamResponse.
 const RANGE_RESPONSE_TAG: u8 = 0x0a;
 
-/// etcd's rule for the number of entries per chunk.
+/// Number of entries per chunk, by etcd's rule: it doubles or halves towards 1.5 MB.
 #[derive(Debug)]
 pub struct ChunkSize {
     entries: u64,
@@ -32,12 +32,12 @@ impl Default for ChunkSize {
 }
 
 impl ChunkSize {
-    /// Entries of the next chunk at most.
+    /// Largest number of entries of the next chunk.
     pub fn entries(&self) -> u64 {
         self.entries
     }
 
-    /// Adapts the size to a chunk that has been cut, of `chunk_bytes`.
+    /// Adapts the number to a chunk of `chunk_bytes` that has been cut.
     pub fn record(&mut self, chunk_bytes: u64) {
         if chunk_bytes < CHUNK_TARGET_BYTES / 2 {
             self.entries *= 2;
@@ -47,17 +47,17 @@ impl ChunkSize {
     }
 }
 
-/// The chunks of one answer that are still to come.
+/// Iterator over the remaining chunks of one answer.
 #[derive(Debug)]
 pub struct Chunks {
     header: ResponseHeader,
-    /// What is left; `None` after the last chunk.
+    /// Remaining entries; `None` after the last chunk.
     rest: Option<Selection>,
     size: ChunkSize,
 }
 
 impl Chunks {
-    /// All of `selection`, at the revision that `header` names.
+    /// Chunks of `selection`; `header` goes into the last one.
     pub fn new(header: ResponseHeader, selection: Selection) -> Chunks {
         Chunks {
             header,
@@ -70,8 +70,8 @@ impl Chunks {
 impl Iterator for Chunks {
     type Item = Answer;
 
-    /// The next chunk's RangeResponse, to be sent behind its [`chunk_head`]. All but the last carry entries alone;
-    /// the last carries header, count and `more` too.
+    /// RangeResponse of the next chunk, to be sent after its [`chunk_head`]. All but the last carry entries only; the
+    /// last carries header, count and `more`, too.
     fn next(&mut self) -> Option<Answer> {
         let mut rest = self.rest.take()?;
         if rest.len() <= self.size.entries() {
@@ -84,8 +84,8 @@ impl Iterator for Chunks {
     }
 }
 
-/// What goes before a chunk's RangeResponse of `response_bytes`: `prefix_bytes` zeroes for the caller to fill, and
-/// the tag and length that make it a RangeStreamResponse.
+/// Head of a chunk whose RangeResponse has `response_bytes`: `prefix_bytes` zeroes for the caller to fill, and the tag
+/// and length of a RangeStreamResponse.
 pub fn chunk_head(prefix_bytes: usize, response_bytes: u64) -> Vec<u8> {
     let mut head = Vec::with_capacity(prefix_bytes + 1 + varint_len(response_bytes));
     head.resize(prefix_bytes, 0);
@@ -138,13 +138,13 @@ mod tests {
         while let Some(mut piece) = answer.next_piece(10_000) {
             bytes.extend_from_slice(&piece.copy_to_bytes(piece.remaining()));
         }
-        assert_eq!(bytes.len() as u64, length, "the length foretold");
+        assert_eq!(bytes.len() as u64, length, "the computed length");
         bytes
     }
 
     proptest! {
         #[test]
-        fn merged_they_are_the_unary_answer(
+        fn merged_chunks_equal_the_unary_answer(
             sizes in prop::collection::vec(prop_oneof![8 => 0..200_usize, 1 => 100_000..700_000_usize], 0..80),
             limit in prop_oneof![Just(0), 1..90_i64],
             sort_target in prop_oneof![3 => Just(0), 1 => Just(3)],
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn they_grow_and_shrink_towards_the_target() {
+    fn chunks_grow_and_shrink_towards_the_target() {
         let lengths = |sizes: &[usize]| {
             let all = selection(sizes, &RangeQuery::default());
             let entries = |chunk: Answer| chunk.selection().len();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_makes_it_a_range_stream_response() {
+    fn chunk_head_makes_a_range_stream_response() {
         let response = Answer::new(HEADER, selection(&[300; 3], &RangeQuery::default())).small(0);
         let framed = [chunk_head(5, response.len() as u64), response.clone()].concat();
         let decoded = etcdserverpb::RangeStreamResponse::decode(&framed[5..]).unwrap();

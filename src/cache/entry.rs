@@ -1,4 +1,4 @@
-//! One key-value, stored once, as the bytes that will be sent.
+//! One key-value pair, stored once, in the encoding in which it is sent.
 
 use std::{borrow::Cow, cmp::Ordering, fmt, sync::Arc};
 
@@ -17,16 +17,18 @@ const KEY_TAG: u8 = 0x0a;
 const VALUE_TAG: u8 = 0x2a;
 const LEASE_TAG: u8 = 0x30;
 
-/// Entries below this size are never cut: the round-up costs less than a second allocation would.
+/// Smallest entry that is cut into two allocations. Below it, rounding costs less than a second allocation would: the
+/// header of an `Arc` and two smaller size classes.
 const SPLIT_FROM_BYTES: usize = 4 << 10;
 
-/// A key-value of one revision, encoded as the field `kvs` of a RangeResponse: tag, length, and the KeyValue message
-/// exactly as etcd sent it. Cloning it counts a reference; the bytes are never copied or changed.
+/// A key-value pair of one revision, encoded as the field `kvs` of a RangeResponse: tag, length, and the KeyValue
+/// message exactly as etcd sent it. A clone counts a reference; the bytes are never copied or changed.
 #[derive(Clone)]
 pub struct Entry(Stored);
 
-/// An entry of, say, 10,300 bytes would take an allocation of 12,288: a fifth too much. One that would waste more
-/// than a sixteenth is cut, within its value, into a head that fills its size class exactly and a tail.
+/// The bytes of an entry, in one or two allocations. jemalloc rounds 10,300 bytes up to 12,288, a fifth too much. An
+/// entry that would waste more than a sixteenth is cut, within its value, into a head that fills a size class exactly,
+/// and a tail.
 #[derive(Clone)]
 enum Stored {
     Whole(Arc<[u8]>),
@@ -38,7 +40,7 @@ struct Halves {
     tail: Box<[u8]>,
 }
 
-/// Bytes that lie in one or two places and are read one after the other; compares as if they were in one.
+/// A byte string in one or two parts. Compares like the concatenation.
 #[derive(Clone, Copy)]
 pub struct Pieces<'a> {
     head: &'a [u8],
@@ -48,31 +50,32 @@ pub struct Pieces<'a> {
 /// The fields of an [`Entry`], borrowed from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyValueRef<'a> {
-    /// Never empty.
+    /// The key; never empty.
     pub key: &'a [u8],
-    /// The revision of the key's last creation.
+    /// Revision of the key's last creation.
     pub create_revision: i64,
-    /// The revision of this very entry.
+    /// Revision that wrote this entry.
     pub mod_revision: i64,
-    /// Starts at 1 with each creation.
+    /// Number of writes since the key's creation, which counts as 1.
     pub version: i64,
-    /// In two pieces where the entry is large.
+    /// The value; in two parts if the entry was cut.
     pub value: Pieces<'a>,
-    /// 0 for none.
+    /// Lease id; 0 without a lease.
     pub lease: i64,
 }
 
-/// The bytes are no KeyValue as etcd writes one: fields in order, none twice, none zero, none unknown, a key.
+/// Rejection of bytes that are not a KeyValue in etcd's encoding: fields in order, none twice, none zero, none unknown,
+/// a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed KeyValue at byte {at} of {length}")]
 pub struct MalformedKeyValue {
-    /// Where reading stopped.
+    /// Offset at which parsing stopped.
     pub at: usize,
-    /// How long the message is.
+    /// Length of the message in bytes.
     pub length: usize,
 }
 
-/// Where things are in an entry.
+/// The parts of an encoded entry.
 struct Layout<'a> {
     /// The fields before the value: key, create_revision, mod_revision, version.
     prelude: &'a [u8],
@@ -82,11 +85,11 @@ struct Layout<'a> {
 }
 
 impl Entry {
-    /// Takes the body of a KeyValue message, in one allocation of exactly its size (or, if it is large, in two that
-    /// fit the allocator's size classes).
+    /// Copies the body of a KeyValue message into one allocation of exactly its size, or, if it is large, into two that
+    /// fit the allocator's size classes.
     ///
     /// # Errors
-    /// If it is anything but a KeyValue in etcd's canonical form.
+    /// The message is not a KeyValue in etcd's canonical encoding.
     pub fn from_key_value(key_value: &[u8]) -> Result<Entry, MalformedKeyValue> {
         let value_at = check(key_value)?;
         let mut prefix = Vec::with_capacity(11);
@@ -111,7 +114,7 @@ impl Entry {
         Ok(Entry(Stored::Whole(bytes)))
     }
 
-    /// Tag, length and message: what a RangeResponse carries for this entry.
+    /// Tag, length and message, as a RangeResponse carries them.
     pub fn encoded(&self) -> Pieces<'_> {
         match &self.0 {
             Stored::Whole(bytes) => Pieces {
@@ -125,12 +128,12 @@ impl Entry {
         }
     }
 
-    /// How long [`Entry::encoded`] is, in bytes.
+    /// Length of [`Entry::encoded`] in bytes.
     pub fn encoded_len(&self) -> usize {
         self.encoded().len()
     }
 
-    /// The key, which is never empty.
+    /// The key; never empty.
     pub fn key(&self) -> &[u8] {
         let bytes = self.head();
         let mut at = 1;
@@ -142,12 +145,12 @@ impl Entry {
         &bytes[at..at + length]
     }
 
-    /// The revision that wrote this entry.
+    /// Revision that wrote this entry.
     pub fn mod_revision(&self) -> i64 {
         self.fields().mod_revision
     }
 
-    /// All fields.
+    /// All fields, decoded.
     pub fn fields(&self) -> KeyValueRef<'_> {
         let layout = self.layout();
         let mut at = 1;
@@ -176,7 +179,7 @@ impl Entry {
         }
     }
 
-    /// Appends the field without the value, and without the lease unless `keep_lease`.
+    /// Appends the encoded entry to `out` without its value, and without its lease unless `keep_lease`.
     pub fn encode_keys_only(&self, keep_lease: bool, out: &mut Vec<u8>) {
         let layout = self.layout();
         let lease = if keep_lease { layout.lease } else { &[] };
@@ -186,8 +189,8 @@ impl Entry {
         out.extend_from_slice(lease);
     }
 
-    /// The lengths that a [`Summary`](super::Summary) adds up: whole, without value and lease, and what the lease
-    /// adds to that.
+    /// Lengths for a [`Summary`](super::Summary), in bytes: of the whole entry, without value and lease, and of the
+    /// lease in the latter encoding.
     pub(super) fn lengths(&self) -> (u64, u64, u64) {
         let layout = self.layout();
         let keys_only = field_len(layout.prelude.len());
@@ -199,7 +202,7 @@ impl Entry {
         )
     }
 
-    /// What this entry takes in memory, the allocator's rounding included.
+    /// Memory of this entry in bytes, the allocator's rounding included.
     pub fn memory_bytes(&self) -> u64 {
         let bytes = match &self.0 {
             Stored::Whole(bytes) => class_bytes(ARC_HEADER_BYTES + bytes.len()),
@@ -208,7 +211,7 @@ impl Entry {
         bytes as u64
     }
 
-    /// Whether nobody else holds the stored bytes.
+    /// Whether this is the only reference to the stored bytes.
     #[cfg(test)]
     pub(super) fn is_unshared(&self) -> bool {
         match &self.0 {
@@ -255,7 +258,7 @@ impl Entry {
         let in_head = value_length.min(head.len() - at);
         let (value_head, after_head) = head[at..].split_at(in_head);
         let (value_tail, after_tail) = tail.split_at(value_length - in_head);
-        // The cut is never behind the value, so that the lease is never in two places.
+        // The cut is never after the value, so that the lease is never divided.
         let lease = if tail.is_empty() { after_head } else { after_tail };
         Layout {
             prelude,
@@ -277,7 +280,7 @@ impl PartialEq for Entry {
 impl Eq for Entry {}
 
 impl fmt::Debug for Entry {
-    /// Without the value, which is nobody's business in a log.
+    /// Omits the value: values must not be logged (I10).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fields = self.fields();
         f.debug_struct("Entry")
@@ -289,22 +292,22 @@ impl fmt::Debug for Entry {
 }
 
 impl<'a> Pieces<'a> {
-    /// How many bytes both pieces have together.
+    /// Total length in bytes.
     pub fn len(self) -> usize {
         self.head.len() + self.tail.len()
     }
 
-    /// Whether there is no byte at all.
+    /// Whether the length is 0.
     pub fn is_empty(self) -> bool {
         self.len() == 0
     }
 
-    /// Both pieces in order; the second is often empty.
+    /// Both parts in order; the second is often empty.
     pub fn as_slices(self) -> [&'a [u8]; 2] {
         [self.head, self.tail]
     }
 
-    /// The bytes in one place: copied only if they lie in two.
+    /// The whole byte string; copied only if it has two parts.
     pub fn contiguous(self) -> Cow<'a, [u8]> {
         if self.tail.is_empty() {
             Cow::Borrowed(self.head)
@@ -361,14 +364,15 @@ impl PartialEq for Pieces<'_> {
 impl Eq for Pieces<'_> {}
 
 impl fmt::Debug for Pieces<'_> {
-    /// The length alone: values are secret.
+    /// Shows the length only: values must not be logged (I10).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes", self.len())
     }
 }
 
-/// Reads a byte of each entry, and of each cache line of those shorter than `whole_below_bytes`, and does nothing
-/// with it. They come into the cache all at once, where what follows would wait for one after the other.
+/// Prefetches entries into the CPU's cache: reads a byte of each, or, of entries shorter than `whole_below_bytes`, a
+/// byte of each cache line. The reads are independent, so that the cache misses overlap; in the work that follows they
+/// would not.
 pub(super) fn touch(entries: &[Entry], whole_below_bytes: usize) {
     let mut touched = 0;
     for entry in entries {
@@ -389,7 +393,7 @@ fn field_len(body: usize) -> usize {
     1 + varint_len(body as u64) + body
 }
 
-/// Checks a KeyValue; returns where its value is (an empty range where it has none).
+/// Checks the encoding of a KeyValue; returns the range of its value, empty without one.
 fn check(message: &[u8]) -> Result<std::ops::Range<usize>, MalformedKeyValue> {
     let mut at = 0;
     read(message, &mut at).ok_or(MalformedKeyValue {
@@ -430,7 +434,8 @@ fn read(message: &[u8], at: &mut usize) -> Option<std::ops::Range<usize>> {
     (last_field != 0).then_some(value)
 }
 
-/// Where to cut an entry of `length` bytes whose value is at `value_start..value_end`, if at all.
+/// Offset at which to cut an entry of `length` bytes whose value is at `value_start..value_end`; `None` to keep it
+/// whole.
 fn cut_at(length: usize, value_start: usize, value_end: usize) -> Option<usize> {
     let whole = class_bytes(ARC_HEADER_BYTES + length);
     if length < SPLIT_FROM_BYTES || whole - length <= length / 16 {

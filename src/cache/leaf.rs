@@ -1,30 +1,31 @@
-//! The entries of a leaf in key order, and a byte of each key's hash beside them.
+//! The entries of a leaf in key order, and one byte of each key's hash (its mark).
 //!
-//! A binary search among keys reads one cold cache line after the other: it was a tenth of what a small read costs. The
-//! marks lie in the leaf itself, so that a key that is there is found with one look at an entry, mostly.
+//! A binary search among keys reads one cold cache line after another: it was a tenth of the cost of a small read. The
+//! marks are stored in the leaf itself, so that an existing key is found by reading one entry, mostly.
 
 use std::ops::Deref;
 
 use super::{entry::Entry, memory::class_bytes, separator::separator_between};
 
-/// Entries in a leaf at most. Chosen by measurement (`benches/micro.rs`).
+/// Largest number of entries in a leaf. Chosen by measurement (`benches/micro.rs`), and the number of marks in a `u32`
+/// bit set.
 pub(super) const LEAF_MAX: usize = 32;
-/// Below this a leaf takes from its neighbour or merges with it. A quarter, so that puts and deletes around one size
-/// do not split and merge by turns.
+/// Smallest number of entries: below it a leaf is merged with its neighbour, or filled from it. A quarter, so that
+/// alternating puts and deletes do not split and merge a leaf each time.
 pub(super) const LEAF_MIN: usize = LEAF_MAX / 4;
 
-/// At most [`LEAF_MAX`] entries in key order.
+/// Up to [`LEAF_MAX`] entries in key order.
 #[derive(Clone)]
 pub(super) struct Leaf {
     entries: Vec<Entry>,
-    /// `marks[i]` belongs to `entries[i]`; what is behind the last entry means nothing.
+    /// `marks[i]` belongs to `entries[i]`; marks after the last entry have no meaning.
     marks: [u8; LEAF_MAX],
 }
 
-/// Where a key is, or where it would go.
+/// Index of a key (`Ok`), or the index at which it would be inserted (`Err`).
 pub(super) type Position = Result<usize, usize>;
 
-/// The right half of a leaf that had grown too large, and the shortest key that parts it from the left one.
+/// The right half of a divided leaf, and the shortest key that separates it from the left half.
 pub(super) struct RightHalf {
     pub(super) separator: Box<[u8]>,
     pub(super) leaf: Leaf,
@@ -41,46 +42,47 @@ impl Leaf {
         Leaf { entries, marks }
     }
 
-    /// The index of a key that is here.
+    /// Index of a key, by its mark; `None` if it is absent.
     pub(super) fn find(&self, key: &[u8]) -> Option<usize> {
         let mark = mark_of(key);
-        let mut alike = self
+        let mut candidates = self
             .marks
             .iter()
             .enumerate()
-            .fold(0_u32, |alike, (index, other)| {
-                alike | (u32::from(*other == mark) << index)
+            .fold(0_u32, |candidates, (index, other)| {
+                candidates | (u32::from(*other == mark) << index)
             });
-        while alike != 0 {
-            let index = alike.trailing_zeros() as usize;
+        while candidates != 0 {
+            let index = candidates.trailing_zeros() as usize;
             if self.entries.get(index)?.key() == key {
                 return Some(index);
             }
-            alike &= alike - 1;
+            candidates &= candidates - 1;
         }
         None
     }
 
-    /// Where a key is, or where it would go.
+    /// Position of a key, by binary search.
     pub(super) fn position(&self, key: &[u8]) -> Position {
         self.entries.binary_search_by(|entry| entry.key().cmp(key))
     }
 
-    /// Puts another entry of the same key in the place of number `index`.
+    /// Replaces the entry at `index` by another one of the same key; returns the old one.
     pub(super) fn replace(&mut self, index: usize, entry: Entry) -> Entry {
         debug_assert_eq!(self.entries[index].key(), entry.key());
         std::mem::replace(&mut self.entries[index], entry)
     }
 
-    /// Puts a new entry where [`Leaf::position`] says; what no longer fits comes back as the right half.
+    /// Inserts a new entry at the index from [`Leaf::position`]. Returns the right half if the leaf had to be divided.
     pub(super) fn insert(&mut self, index: usize, entry: Entry) -> Option<RightHalf> {
         if self.entries.len() < LEAF_MAX {
             self.insert_within(index, entry);
             return None;
         }
-        // The marks of the left half stay where they are.
+        // The marks of the left half stay valid.
         let mut right = split_entries(&mut self.entries);
-        // The separator decides, not the index: it may be at or below a key that comes just behind the left half.
+        // Compared with the separator, not by index: the separator may be at or below a key that follows the left half
+        // directly.
         if entry.key() < &*right.separator {
             self.insert_within(index, entry);
         } else {
@@ -97,13 +99,13 @@ impl Leaf {
         self.entries.insert(index, entry);
     }
 
-    /// Takes number `index` away.
+    /// Removes and returns the entry at `index`.
     pub(super) fn remove(&mut self, index: usize) -> Entry {
         self.marks.copy_within(index + 1.., index);
         self.entries.remove(index)
     }
 
-    /// Takes in the entries of the leaf to the right; what does not fit comes back as the right half of an even split.
+    /// Appends the entries of the leaf to the right. Returns the right half of an even split if they do not fit.
     pub(super) fn append(&mut self, right: Leaf) -> Option<RightHalf> {
         let mut entries = std::mem::take(&mut self.entries);
         entries.reserve_exact(right.entries.len());
@@ -117,12 +119,12 @@ impl Leaf {
         Some(right)
     }
 
-    /// What the list of entries takes beside the leaf itself, in bytes.
+    /// Memory of the list of entries in addition to the leaf itself, in bytes.
     pub(super) fn list_bytes(&self) -> usize {
         class_bytes(self.entries.capacity() * size_of::<Entry>())
     }
 
-    /// Whether every mark is that of its entry: what [`Leaf::find`] rests on.
+    /// Whether every mark is that of its entry, which [`Leaf::find`] depends on.
     #[cfg(test)]
     pub(super) fn is_marked(&self) -> bool {
         self.entries
@@ -140,7 +142,7 @@ impl Deref for Leaf {
     }
 }
 
-/// Cuts a list of at least two entries in the middle.
+/// Divides a list of at least two entries in the middle.
 fn split_entries(entries: &mut Vec<Entry>) -> RightHalf {
     let right = entries.split_off(entries.len() / 2);
     let separator = match (entries.last(), right.first()) {
@@ -153,7 +155,7 @@ fn split_entries(entries: &mut Vec<Entry>) -> RightHalf {
     }
 }
 
-/// Makes room for one more entry in steps that are size classes, so that no part of an allocation is idle.
+/// Reserves room for one more entry, up to the allocator's size class, so that no part of an allocation is unused.
 fn make_room(entries: &mut Vec<Entry>) {
     if entries.len() == entries.capacity() {
         let bytes = class_bytes((entries.len() + 1) * size_of::<Entry>());
@@ -181,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_tell_alike_keys_apart() {
+    fn similar_keys_have_different_marks() {
         let marks = |keys: &mut dyn Iterator<Item = String>| {
             let mut marks: Vec<u8> = keys.map(|key| mark_of(key.as_bytes())).collect();
             marks.sort_unstable();

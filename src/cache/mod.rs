@@ -1,20 +1,21 @@
-//! The cache: what a mirror knows, and how a Range is answered from it.
+//! The cache: a mirror's keys with their history, and the Range responses built from them.
 //!
-//! No I/O, no clock, no async and no locks: time comes in as a [`std::time::Duration`] since an epoch of the caller's,
-//! and whoever shares a [`Store`] between threads brings the lock. Everything handed out ([`Tree`], [`Entry`],
-//! [`Selection`], [`Answer`], [`Rope`]) is an immutable snapshot that outlives any later change.
+//! No I/O, no clock, no async and no locks: time is passed in as a [`std::time::Duration`] since an origin of the
+//! caller's, and a caller that shares a [`Store`] between threads adds the lock. Everything handed out ([`Tree`],
+//! [`Entry`], [`Selection`], [`Answer`], [`Rope`]) is an immutable snapshot that outlives any later change.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `entry` | one key-value, stored once, encoded as it will be sent |
-//! | `tree`, `node`, `bulk` | the persistent B+tree in key order with counts and sizes |
-//! | `history` | the current tree, the events, and the state at any revision of the window |
-//! | `query`, `select` | a RangeRequest, and which entries etcd would answer it with |
-//! | `answer`, `rope` | the bytes of the RangeResponse, produced piece by piece |
-//! | `chunks` | the same, cut into the chunks of a RangeStream |
-//! | `wire`, `memory` | protobuf's varints; what an allocation really takes |
+//! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
+//! | `tree`, `node`, `leaf`, `separator`, `bulk` | the persistent B+tree in key order, with counts and sizes |
+//! | `event_log` | the events of the window, found by revision |
+//! | `history` | the current tree, and the state at any revision of the window |
+//! | `query`, `select` | a RangeRequest, and the entries that etcd would return for it |
+//! | `answer`, `rope` | the encoded RangeResponse, produced piece by piece |
+//! | `chunks` | the same response as the chunks of a RangeStream |
+//! | `wire`, `memory` | protobuf's varints; the size of an allocation, rounding included |
 //!
-//! This room imports none of the others; `mirror` writes to it and `proxy` reads from it.
+//! This room imports `keyspace` only; `mirror`, `proxy` and `doctor` import it.
 
 #![cfg_attr(
     test,

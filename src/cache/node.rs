@@ -1,9 +1,9 @@
-//! The nodes of the tree, and what changes inside one of them.
+//! The nodes of the tree, and modifications of a single node.
 //!
 //! A node is shared by every tree (snapshot) that has not changed below it since, and is never changed while shared:
-//! [`writable`] copies it first. What a copy costs decides the sizes below: it touches the reference count of every
-//! entry (or child) in the node, each in a cache line of its own, so that small nodes are cheap to update and large
-//! ones cheap to walk.
+//! [`writable`] copies it first. The cost of a copy determines the sizes below: a copy increments the reference count
+//! of every entry (or child) in the node, each in a cache line of its own, so that small nodes are cheap to update and
+//! large ones cheap to traverse.
 
 use std::{
     ops::{AddAssign, SubAssign},
@@ -17,21 +17,21 @@ use super::{
     separator::Separators,
 };
 
-/// Children of an inner node at most. Chosen by measurement.
+/// Largest number of children of an inner node. Chosen by measurement (`benches/micro.rs`).
 pub(super) const INNER_MAX: usize = 32;
-/// Below this an inner node takes from its neighbour or merges with it, as leaves do.
+/// Smallest number of children, below which an inner node is merged with its neighbour or filled from it, like a leaf.
 pub(super) const INNER_MIN: usize = INNER_MAX / 4;
 
-/// What is below a place in the tree, or between two.
+/// Totals over the entries of a part of the tree.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Summary {
-    /// Entries.
+    /// Number of entries.
     pub count: u64,
-    /// Bytes of the fields `kvs` as stored.
+    /// Length of their fields `kvs`, in bytes.
     pub encoded_bytes: u64,
-    /// Bytes of the fields `kvs` without value and lease.
+    /// Length of their fields `kvs` without value and lease, in bytes.
     pub keys_only_bytes: u64,
-    /// What keeping the leases adds to `keys_only_bytes`.
+    /// Bytes to add to `keys_only_bytes` if leases are kept.
     pub lease_bytes: u64,
 }
 
@@ -83,8 +83,8 @@ impl SubAssign for Summary {
 
 #[derive(Clone)]
 pub(super) struct Node {
-    /// The epoch of the tree in which this node was made or last copied: older than the tree's current epoch means
-    /// that the last checkpoint holds it.
+    /// Epoch of the tree in which this node was made or last copied. If it is older than the tree's current epoch, the
+    /// last checkpoint holds the node.
     pub(super) born: u64,
     pub(super) body: Body,
 }
@@ -98,7 +98,7 @@ pub(super) enum Body {
 #[derive(Clone)]
 pub(super) struct Inner {
     pub(super) slots: Vec<Slot>,
-    /// One fewer than slots: number i is above every key below slot i and not above any key below slot i + 1.
+    /// One fewer than slots: separator i is above every key of slot i and not above any key of slot i + 1.
     pub(super) separators: Separators,
 }
 
@@ -108,19 +108,19 @@ pub(super) struct Slot {
     pub(super) node: Arc<Node>,
 }
 
-/// The right half of a node that had grown too large.
+/// The right half of a divided node.
 pub(super) struct Split {
     pub(super) separator: Box<[u8]>,
     pub(super) right: Slot,
 }
 
-/// What a tree keeps account of while its nodes change.
+/// Memory accounting of a tree.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Ledger {
     pub(super) epoch: u64,
-    /// Bytes of all nodes of this tree, shared or not.
+    /// Memory of all nodes of this tree, shared or not, in bytes.
     pub(super) node_bytes: u64,
-    /// Running total of the bytes of nodes copied because the last checkpoint holds them.
+    /// Running total of the memory of nodes that were copied because the last checkpoint holds them, in bytes.
     pub(super) copied_bytes: u64,
 }
 
@@ -139,7 +139,7 @@ impl Node {
         }
     }
 
-    /// What the node itself takes in memory, without what it points to.
+    /// Memory of the node without its entries or children, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
         let lists = match &self.body {
             Body::Leaf(leaf) => leaf.list_bytes(),
@@ -150,7 +150,7 @@ impl Node {
         (class_bytes(ARC_HEADER_BYTES + size_of::<Node>()) + lists) as u64
     }
 
-    /// Brings what a copy counts references to into the cache.
+    /// Prefetches the reference counts that a copy increments.
     fn touch_below(&self) {
         match &self.body {
             Body::Leaf(leaf) => touch(leaf, 0),
@@ -165,7 +165,7 @@ impl Node {
         }
     }
 
-    pub(super) fn is_thin(&self) -> bool {
+    pub(super) fn is_too_small(&self) -> bool {
         match &self.body {
             Body::Leaf(leaf) => leaf.len() < LEAF_MIN,
             Body::Inner(inner) => inner.slots.len() < INNER_MIN,
@@ -174,7 +174,7 @@ impl Node {
 }
 
 impl Split {
-    /// A new leaf beside the one that it was cut from.
+    /// Makes a node of the right half of a leaf.
     pub(super) fn of_leaf(half: RightHalf, epoch: u64) -> Split {
         Split {
             separator: half.separator,
@@ -187,12 +187,12 @@ impl Split {
 }
 
 impl Inner {
-    /// The slot below which `key` is or would be.
+    /// Index of the slot that contains `key`, or would contain it.
     pub(super) fn slot_of(&self, key: &[u8]) -> usize {
         self.separators.not_above(key)
     }
 
-    /// Cuts the right half off if there are too many children.
+    /// Splits off the right half if there are too many children.
     pub(super) fn split_if_full(&mut self, epoch: u64) -> Option<Split> {
         if self.slots.len() <= INNER_MAX {
             return None;
@@ -210,7 +210,7 @@ impl Inner {
         })
     }
 
-    /// Puts the right half of slot `index` beside it.
+    /// Inserts the right half of slot `index` after it.
     pub(super) fn adopt(&mut self, index: usize, split: Split) {
         self.slots[index].summary -= split.right.summary;
         self.slots.insert(index + 1, split.right);
@@ -218,7 +218,7 @@ impl Inner {
     }
 }
 
-/// The node for changing: itself if nobody else holds it, else a copy in its place.
+/// The node for modification: itself if it is not shared, otherwise a copy that takes its place.
 pub(super) fn writable<'a>(node: &'a mut Arc<Node>, ledger: &mut Ledger) -> &'a mut Node {
     let before = node.memory_bytes();
     if Arc::strong_count(node) > 1 {

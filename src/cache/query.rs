@@ -1,4 +1,4 @@
-//! A RangeRequest, decoded and checked as etcd does it.
+//! Decoding and validation of a RangeRequest, by etcd's rules.
 
 use bytes::Bytes;
 
@@ -12,39 +12,39 @@ const LARGE_LIMIT: i64 = 1000;
 /// etcd's RangeRequest. An absent field is zero or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeQuery {
-    /// The key, or the first key of an interval.
+    /// The only key, or the first key of an interval.
     pub key: Bytes,
-    /// Empty: one key. `\0`: every key from `key` on. Else the end of the interval, which is not part of it.
+    /// Empty for one key, `\0` for every key from `key` on, otherwise the exclusive end of the interval.
     pub range_end: Bytes,
-    /// Entries to return at most; no bound at or below 0.
+    /// Largest number of entries to return; unlimited at or below 0.
     pub limit: i64,
-    /// The revision to read; the current one at or below 0.
+    /// Revision to read; the current one at or below 0.
     pub revision: i64,
-    /// See [`SortOrder`].
+    /// Number of a [`SortOrder`].
     pub sort_order: i32,
-    /// See [`SortTarget`].
+    /// Number of a [`SortTarget`].
     pub sort_target: i32,
-    /// May be answered without a quorum.
+    /// Whether one member's local state suffices, without a quorum.
     pub serializable: bool,
-    /// Leave the values out.
+    /// Whether values are omitted.
     pub keys_only: bool,
-    /// Return the count alone.
+    /// Whether only the count is returned.
     pub count_only: bool,
-    /// Leave out entries with a lower mod_revision; 0 for no such filter, as with the other three.
+    /// Lowest mod_revision to return; 0 for no filter, like in the other three.
     pub min_mod_revision: i64,
-    /// Leave out entries with a higher mod_revision.
+    /// Highest mod_revision to return.
     pub max_mod_revision: i64,
-    /// Leave out entries with a lower create_revision.
+    /// Lowest create_revision to return.
     pub min_create_revision: i64,
-    /// Leave out entries with a higher create_revision.
+    /// Highest create_revision to return.
     pub max_create_revision: i64,
 }
 
-/// The numbers of etcd's SortOrder.
+/// etcd's SortOrder, with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum SortOrder {
-    /// As stored, which is by key.
+    /// In stored order, which is by key.
     None = 0,
     /// Ascending.
     Ascend = 1,
@@ -52,7 +52,7 @@ pub enum SortOrder {
     Descend = 2,
 }
 
-/// The numbers of etcd's SortTarget.
+/// etcd's SortTarget, with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum SortTarget {
@@ -68,33 +68,34 @@ pub enum SortTarget {
     Value = 4,
 }
 
-/// The message is none that the cache may interpret; etcd can answer it from its own bytes.
+/// Rejection of a message that the cache must not interpret; it is forwarded to etcd unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a RangeRequest in plain form")]
 pub struct Undecodable;
 
-/// What etcd refuses before it reads anything; both are `InvalidArgument`, in etcd's own words.
+/// Reason why etcd refuses a request before it reads: `InvalidArgument`, with etcd's own message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
-    /// No key.
+    /// The key is empty.
     #[error("etcdserver: key is not provided")]
     EmptyKey,
-    /// A sort order or target that does not exist.
+    /// The sort order or target does not exist.
     #[error("etcdserver: invalid sort option")]
     InvalidSortOption,
 }
 
-/// In what etcd's versions answer a Range differently.
+/// Differences between etcd's versions in responses to a Range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dialect {
-    /// A keys_only answer carries leases: up to 3.6. From 3.7 on it comes from the index, which has none.
+    /// A keys_only response has leases. True up to 3.6; from 3.7 on etcd takes it from the index, which has none.
     pub keys_only_has_lease: bool,
-    /// An unknown sort order is refused: from 3.6 on. Before, it means: unsorted, but as if sorted in all else.
+    /// An unknown sort order is refused. True from 3.6 on; before, the response is unsorted, but like a sorted one in
+    /// all other respects.
     pub unknown_sort_is_refused: bool,
 }
 
 impl Dialect {
-    /// The dialect of etcd's version `major.minor`.
+    /// Dialect of etcd's version `major.minor`.
     pub fn of_version(major: u32, minor: u32) -> Dialect {
         let version = (major, minor);
         Dialect {
@@ -123,9 +124,9 @@ impl SortTarget {
     }
 }
 
-/// Whether the last sort target in `message` is one that etcd does not know, read as carelessly as etcd itself reads:
-/// in whatever order, repeated, padded, among unknown fields. Such a request crashes etcd 3.5, so it must be known
-/// even where [`RangeQuery::decode`] gives up. A message that etcd refuses anyway, or one without a key, is none.
+/// Whether the last sort target in `message` does not exist in etcd. Parsed as leniently as etcd's own decoder: fields
+/// in any order, repeated, padded, among unknown ones. Such a request crashes etcd 3.5, so it must be detected even
+/// where [`RangeQuery::decode`] rejects the message. False for messages that etcd refuses anyway, or without a key.
 pub fn names_unknown_sort_target(message: &[u8]) -> bool {
     let (mut target, mut has_key, mut at) = (0_u64, false, 0);
     while at < message.len() {
@@ -174,12 +175,12 @@ pub fn names_unknown_sort_target(message: &[u8]) -> bool {
 }
 
 impl RangeQuery {
-    /// Decodes a RangeRequest; key and range_end share the message's bytes.
+    /// Decodes a RangeRequest. Key and range_end reference the message's bytes.
     ///
     /// # Errors
-    /// On whatever some etcd might read in another way than this does: a field that is unknown, of another wire type
-    /// or there twice, a varint that is longer than need be, and an *explicitly empty* range_end, which etcd up to
-    /// 3.6 takes for "every key from there on" and 3.7 for "this one key".
+    /// The message might be decoded differently by some version of etcd: it has a field that is unknown, repeated or of
+    /// another wire type, an overlong varint, or an *explicitly empty* range_end, which means "every key from `key` on"
+    /// up to etcd 3.6 and "this one key" in 3.7.
     pub fn decode(message: Bytes) -> Result<RangeQuery, Undecodable> {
         let mut query = RangeQuery::default();
         let mut seen = 0_u32;
@@ -236,7 +237,7 @@ impl RangeQuery {
         }
     }
 
-    /// Which keys the query is about.
+    /// Keys that the query names.
     pub fn interval(&self) -> Interval<'_> {
         match &*self.range_end {
             [] => Interval::Single(&self.key),
@@ -245,12 +246,12 @@ impl RangeQuery {
         }
     }
 
-    /// What etcd checks before it reads. To be asked before [`select`](super::select).
+    /// Checks what etcd checks before it reads. To be called before [`select`](super::select).
     ///
-    /// An unknown sort target is refused in every dialect: etcd before 3.6 would crash on it.
+    /// Refuses an unknown sort target in every dialect, because etcd before 3.6 would crash on it.
     ///
     /// # Errors
-    /// In the words with which etcd refuses it.
+    /// The error with which etcd refuses the request.
     pub fn check(&self, dialect: &Dialect) -> Result<(), QueryError> {
         if self.key.is_empty() {
             return Err(QueryError::EmptyKey);
@@ -263,7 +264,7 @@ impl RangeQuery {
         Ok(())
     }
 
-    /// Whether any of the four revision filters is set. A negative one is.
+    /// Whether any of the four revision filters is set, including to a negative value.
     pub fn has_revision_filter(&self) -> bool {
         let filters = [
             self.min_mod_revision,

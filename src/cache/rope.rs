@@ -1,7 +1,7 @@
-//! Bytes to be sent, in pieces: what is small is copied together, what is large is only referred to.
+//! A response body in segments: small entries are copied together, large ones are referenced.
 //!
-//! One HTTP/2 frame per small entry is the slowest way out, one copy of large entries the second slowest. A rope
-//! copies what is below [`COPY_BELOW_BYTES`] into one slab and keeps a reference to the rest.
+//! One HTTP/2 frame per small entry would be the slowest way to send them, a copy of large entries the second slowest.
+//! A rope copies entries below [`COPY_BELOW_BYTES`] into one slab and holds references to the others.
 
 use std::{io::IoSlice, ops::Range};
 
@@ -9,16 +9,16 @@ use bytes::{Buf, Bytes};
 
 use super::entry::Entry;
 
-/// Entries below this size are copied. Chosen by measurement.
+/// Size in bytes below which entries are copied. Chosen by measurement (`benches/micro.rs`).
 pub(super) const COPY_BELOW_BYTES: usize = 1 << 10;
 
 /// A buffer over many segments, read once from its start to its end.
 #[derive(Debug, Default)]
 pub struct Rope {
-    /// What the segments of kind `Slab` are ranges of.
+    /// Copied bytes; segments of kind `Slab` are ranges of it.
     slab: Vec<u8>,
     segments: Vec<Segment>,
-    /// The first segment that is not read to its end, and how far it has been read.
+    /// Index of the first segment with unread bytes, and the number of bytes read from it.
     first: usize,
     read: usize,
     remaining: usize,
@@ -32,7 +32,7 @@ enum Segment {
 }
 
 impl Rope {
-    /// An empty rope, with room for `slab_bytes` of what will be copied.
+    /// An empty rope with room for `slab_bytes` copied bytes.
     pub(super) fn with_slab(slab_bytes: usize) -> Rope {
         Rope {
             slab: Vec::with_capacity(slab_bytes),
@@ -40,7 +40,7 @@ impl Rope {
         }
     }
 
-    /// Appends what `write` appends to the slab.
+    /// Appends the bytes that `write` appends to the slab.
     pub(super) fn write(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.slab.len();
         write(&mut self.slab);
@@ -53,7 +53,7 @@ impl Rope {
         }
     }
 
-    /// Appends an entry as it is stored.
+    /// Appends an encoded entry, by copy or by reference.
     pub(super) fn push(&mut self, entry: &Entry) {
         let encoded = entry.encoded();
         if encoded.len() < COPY_BELOW_BYTES {
@@ -82,8 +82,8 @@ impl Rope {
         self.slab.capacity()
     }
 
-    /// The unread bytes of the segment at `index`, of which `read` are read: one piece or two, the first not empty
-    /// unless both are.
+    /// Unread bytes of the segment at `index`, of which `read` are read: one or two parts, the first not empty unless
+    /// both are.
     fn unread(&self, index: usize, read: usize) -> [&[u8]; 2] {
         let [head, tail]: [&[u8]; 2] = match self.segments.get(index) {
             None => return [&[]; 2],
@@ -129,7 +129,7 @@ impl Buf for Rope {
     }
 
     /// # Panics
-    /// Beyond the end, as [`Buf`] has it.
+    /// Panics beyond the end, as [`Buf`] requires.
     fn advance(&mut self, count: usize) {
         assert!(count <= self.remaining, "advance beyond the end of a rope");
         self.remaining -= count;

@@ -1,4 +1,4 @@
-//! Which entries etcd would answer a query with, in which order, with which count and `more`.
+//! Selection of the entries that etcd would return for a query, with their order, count and `more`.
 
 use std::{collections::BinaryHeap, ops::ControlFlow};
 
@@ -10,26 +10,26 @@ use super::{
 };
 use crate::keyspace::Interval;
 
-/// Go's sort is an insertion sort, thus stable, up to this many elements.
+/// Number of elements up to which Go's sort is an insertion sort, and therefore stable.
 const GO_INSERTION_SORT_MAX: u64 = 12;
 
-/// What a query comes to.
+/// Result of [`select`].
 #[derive(Debug)]
 pub enum Selected {
-    /// The answer, as etcd would give it.
+    /// The entries that etcd would return.
     Answer(Selection),
-    /// Entries with equal sort keys would have to be put in order, or one of them chosen, and what etcd does with
-    /// them hangs on Go's unstable sort.
+    /// Entries have equal sort keys, and their order, or the choice among them, depends on Go's unstable sort: only
+    /// etcd can answer.
     TiesAreEtcds,
 }
 
-/// The entries of an answer, taken from a snapshot but not yet encoded.
+/// The entries of an answer, selected from a snapshot but not encoded yet.
 #[derive(Clone, Debug)]
 pub struct Selection {
     pub(super) entries: Entries,
-    /// Keys in the interval, whatever limit and filters left of them.
+    /// Number of keys in the interval, regardless of limit and filters.
     pub(super) count: u64,
-    /// Whether the limit cut something off.
+    /// Whether the limit excluded an entry.
     pub(super) more: bool,
     pub(super) values: Values,
 }
@@ -38,7 +38,7 @@ pub struct Selection {
 pub(super) enum Entries {
     None,
     One(Entry),
-    /// Ranks `from..to` of the tree, walked only when they are sent.
+    /// Ranks `from..to` of the tree, visited only while they are sent.
     Ranks {
         tree: Tree,
         from: u64,
@@ -48,7 +48,7 @@ pub(super) enum Entries {
     Picked(Vec<Entry>),
 }
 
-/// What is sent of each entry.
+/// The part of each entry that is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Values {
     Kept,
@@ -56,7 +56,7 @@ pub(super) enum Values {
 }
 
 impl Selection {
-    /// A page in key order: its entries as they came, and what etcd counts from its first key on.
+    /// A page in key order, with the number of keys that etcd counts from its first key on.
     pub fn of_page(entries: Vec<Entry>, count: u64, more: bool) -> Selection {
         Selection {
             entries: Entries::Picked(entries),
@@ -66,7 +66,7 @@ impl Selection {
         }
     }
 
-    /// How many entries the response carries.
+    /// Number of entries in the response.
     pub fn len(&self) -> u64 {
         match &self.entries {
             Entries::None => 0,
@@ -76,7 +76,7 @@ impl Selection {
         }
     }
 
-    /// Takes the first `entries` entries out, as a part that has no count of its own. There must be more of them.
+    /// Removes the first `entries` entries and returns them, without a count. The selection must have more.
     pub(super) fn take_front(&mut self, entries: u64) -> Selection {
         let front = match &mut self.entries {
             Entries::Ranks { tree, from, to } => {
@@ -102,15 +102,15 @@ impl Selection {
         }
     }
 
-    /// Whether the response carries no entry.
+    /// Whether the response has no entry.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Selects what etcd would answer with from the state at the revision that `query` asks for.
+/// Selects the entries that etcd would return from `tree`, the state at the revision that `query` names.
 ///
-/// [`RangeQuery::check`] comes first: a sort order or target that it would refuse is taken here for none.
+/// [`RangeQuery::check`] must have succeeded: an invalid sort order or target is ignored here.
 pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
     let by_value = query.sort_target == SortTarget::Value as i32;
     let values = if query.keys_only {
@@ -131,7 +131,7 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
 
     let (from, to) = match query.interval() {
         Interval::Single(key) => {
-            // Nothing to sort, and nothing for a limit to cut.
+            // One entry at most: neither sort order nor limit matter.
             let found = tree.get(key);
             let count = u64::from(found.is_some());
             let kept = found.filter(|entry| !query.count_only && passes(query, entry));
@@ -176,7 +176,7 @@ pub fn select(tree: &Tree, query: &RangeQuery, dialect: &Dialect) -> Selected {
         );
     };
 
-    // Order NONE sorts, but is not the reason to fetch everything: then only the first limit + 1 keys are sorted.
+    // With order NONE and a sort target, etcd sorts, but only the first limit + 1 keys.
     let unlimited_fetch = filtered || query.sort_order != SortOrder::None as i32;
     let fetched = if unlimited_fetch {
         to
@@ -206,7 +206,7 @@ fn passes(query: &RangeQuery, entry: &Entry) -> bool {
         && (query.min_create_revision == 0 || create_revision >= query.min_create_revision)
 }
 
-/// Visits the entries of the ranks `from..to` that pass the filters; breaks when `visit` does.
+/// Visits the entries of the ranks `from..to` that pass the filters, until `visit` breaks.
 fn for_each_passing<'a>(
     tree: &'a Tree,
     from: u64,
@@ -229,7 +229,7 @@ fn for_each_passing<'a>(
     outcome
 }
 
-/// A sort that changes something: entries come in ascending key order anyway.
+/// A sort order other than ascending by key, in which entries are stored.
 #[derive(Clone, Copy)]
 struct Sort {
     target: SortTarget,
@@ -270,24 +270,24 @@ enum Target<'a> {
     Bytes(Pieces<'a>),
 }
 
-/// Compares in the direction of the sort; all keys of one sort are of the same kind.
+/// Compares in the direction of the sort. All keys of one sort are of the same variant.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum SortKey<'a> {
     Ascending(Target<'a>),
     Descending(std::cmp::Reverse<Target<'a>>),
 }
 
-/// The first limit + 1 entries of the sorted order, found in one pass and O(limit) memory.
+/// The first limit + 1 entries in sorted order, found in one pass with O(limit) memory.
 struct Top<'a> {
-    /// In the order of a stable sort.
+    /// Entries in the order of a stable sort.
     sorted: Vec<Candidate<'a>>,
-    /// How many entries there were to be sorted.
+    /// Number of entries to sort.
     total: u64,
-    /// Whether they came in sorted order already: equal neighbours allowed.
+    /// Whether the entries were sorted already; equal neighbours are allowed.
     in_order: bool,
 }
 
-/// Ordered by sort key, then by place, which makes the order that of a stable sort.
+/// Ordered by sort key, then by place: the order of a stable sort.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate<'a> {
     key: SortKey<'a>,
@@ -295,7 +295,7 @@ struct Candidate<'a> {
     entry: ByPlace<'a>,
 }
 
-/// The entry of a candidate; it takes no part in comparisons, which its place has decided.
+/// The entry of a candidate, ignored in comparisons: places are unique.
 struct ByPlace<'a>(&'a Entry);
 
 impl PartialEq for ByPlace<'_> {
@@ -321,7 +321,7 @@ impl Ord for ByPlace<'_> {
 impl<'a> Top<'a> {
     fn of(tree: &'a Tree, from: u64, to: u64, query: &RangeQuery, sort: Sort, limit: u64) -> Top<'a> {
         let wanted = to_usize(limit).saturating_add(1);
-        // A heap whose greatest element is the first to go when a smaller one comes.
+        // A heap whose greatest element is replaced by each smaller one.
         let mut heap = BinaryHeap::new();
         let mut total = 0;
         let mut in_order = true;
@@ -352,8 +352,8 @@ impl<'a> Top<'a> {
         }
     }
 
-    /// Whether the first limit + 1 entries hold equal sort keys whose order, or choice, is up to Go's sort. It is
-    /// stable for a few elements, and leaves alone what is in order.
+    /// Whether the first limit + 1 entries have equal sort keys whose order, or choice, depends on Go's sort. That is
+    /// stable for few elements, and does not change sorted input.
     fn ambiguous(&self) -> bool {
         self.total > GO_INSERTION_SORT_MAX
             && !self.in_order

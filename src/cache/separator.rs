@@ -1,9 +1,9 @@
-//! The keys that tell the children of an inner node apart.
+//! Separators: the keys between the children of an inner node.
 
 use super::memory::class_bytes;
 
-/// Keys in ascending order, in one buffer: a copy of a node copies them in one stroke, and a search stays in few cache
-/// lines. They own their bytes, so that no separator keeps a deleted entry alive.
+/// Keys in ascending order, in one buffer: a copy of a node copies them at once, and a search reads few cache lines.
+/// They own their bytes, so that no separator keeps a deleted entry alive.
 #[derive(Clone, Default)]
 pub(super) struct Separators {
     bytes: Vec<u8>,
@@ -24,7 +24,7 @@ impl Separators {
         &self.bytes[self.start(index)..self.ends[index]]
     }
 
-    /// How many separators are at or below `key`.
+    /// Number of separators at or below `key`.
     pub(super) fn not_above(&self, key: &[u8]) -> usize {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -55,7 +55,7 @@ impl Separators {
         self.bytes.drain(start..end).collect()
     }
 
-    /// Takes number `index` and all above it away; returns that one, and those above it.
+    /// Removes the separator at `index` and all above it; returns that one, and those above it.
     pub(super) fn split_off(&mut self, index: usize) -> Option<(Box<[u8]>, Separators)> {
         let mut right = Separators::default();
         for above in index + 1..self.len() {

@@ -1,4 +1,4 @@
-//! What the tests of this room share: a KeyValue by another hand (prost), entries made from it, and strategies.
+//! Helpers of tests: a KeyValue encoded by prost, entries made from it, and strategies for property tests.
 
 use proptest::prelude::*;
 use prost::Message as _;
@@ -39,7 +39,7 @@ impl KeyValue {
         Entry::from_key_value(&self.encode_to_vec()).unwrap()
     }
 
-    /// The field `kvs`, as a RangeResponse has it.
+    /// The encoded field `kvs` of a RangeResponse.
     pub(crate) fn field(&self) -> Vec<u8> {
         let mut field = vec![0x12];
         prost::encode_length_delimiter(self.encoded_len(), &mut field).unwrap();
@@ -58,7 +58,7 @@ impl From<&Entry> for KeyValue {
     }
 }
 
-/// Key number `index`: ordered as the numbers are, with long common prefixes, and some a prefix of the next.
+/// Key number `index`. Keys have the order of their numbers and long common prefixes; some are a prefix of the next.
 pub(super) fn key(index: usize) -> Vec<u8> {
     let mut key = format!("/registry/pods/namespace-{:03}/pod-{:04}", index / 300, index / 2).into_bytes();
     if index % 2 == 1 {
@@ -67,7 +67,7 @@ pub(super) fn key(index: usize) -> Vec<u8> {
     key
 }
 
-/// Values of all the sizes that matter: none, short, at the border of copying, and large enough to be cut.
+/// Values of all relevant sizes: empty, short, around the threshold of copying, and large enough to be cut.
 pub(super) fn value() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         3 => Just(0_usize),
@@ -78,7 +78,7 @@ pub(super) fn value() -> impl Strategy<Value = Vec<u8>> {
     .prop_flat_map(|length| any::<u8>().prop_map(move |byte| vec![byte; length]))
 }
 
-/// Revisions, versions, leases: of every length that a varint has.
+/// Revisions, versions and leases whose varints have every length.
 pub(super) fn number() -> impl Strategy<Value = i64> {
     (any::<i64>(), 0..63_u32).prop_map(|(number, shift)| (number >> shift).saturating_abs())
 }

@@ -1,7 +1,7 @@
 //! The tree: a persistent B+tree of entries in key order.
 //!
-//! A clone is a snapshot and costs one reference. A change copies only the nodes on its way that a snapshot holds,
-//! and changes the others in place. Each slot of an inner node knows the [`Summary`] of what is below it, so that
+//! A clone is a snapshot and costs one reference. A modification copies only those nodes on its path that a snapshot
+//! holds, and changes the others in place. Each slot of an inner node has the [`Summary`] of its subtree, so that
 //! ranks, counts and sizes of any range cost O(log n).
 
 use std::{ops::ControlFlow, sync::Arc};
@@ -30,8 +30,8 @@ impl Tree {
         Tree::default()
     }
 
-    /// Loads entries that come in key order, into full leaves; what follows the first entry out of order is inserted
-    /// one by one. Of equal keys the last one stays.
+    /// Builds a tree with full leaves from entries in key order. From the first entry out of order on, entries are
+    /// inserted one by one. Of equal keys the last one is kept.
     pub fn from_sorted(entries: impl IntoIterator<Item = Entry>) -> Tree {
         let mut entries = entries.into_iter();
         let mut loader = bulk::Loader::default();
@@ -54,22 +54,22 @@ impl Tree {
         tree
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> u64 {
         self.summary.count
     }
 
-    /// Whether there is none.
+    /// Whether the tree has no entry.
     pub fn is_empty(&self) -> bool {
         self.root.is_none()
     }
 
-    /// What is in the whole tree.
+    /// Totals over the whole tree. O(1).
     pub fn summary(&self) -> Summary {
         self.summary
     }
 
-    /// The entry of a key.
+    /// Entry of a key. O(log n).
     pub fn get(&self, key: &[u8]) -> Option<&Entry> {
         let mut node = self.root.as_ref()?;
         loop {
@@ -80,7 +80,7 @@ impl Tree {
         }
     }
 
-    /// Puts an entry in the place of its key; returns the one that was there.
+    /// Inserts an entry; returns the previous one of its key.
     pub fn insert(&mut self, entry: Entry) -> Option<Entry> {
         let added = Summary::of(&entry);
         self.summary += added;
@@ -115,9 +115,9 @@ impl Tree {
         inserted.replaced.map(|(replaced, _)| replaced)
     }
 
-    /// Takes the entry of a key away.
+    /// Removes and returns the entry of a key.
     pub fn remove(&mut self, key: &[u8]) -> Option<Entry> {
-        self.get(key)?; // so that an absent key copies nothing
+        self.get(key)?; // an absent key must not copy nodes
         let root = self.root.as_mut()?;
         let (removed, summary) = remove(root, key, &mut self.ledger)?;
         self.summary -= summary;
@@ -126,7 +126,7 @@ impl Tree {
         Some(removed)
     }
 
-    /// Drops what has become superfluous at the top.
+    /// Drops an empty root, and roots with a single child.
     fn shrink(&mut self) {
         loop {
             let below = match self.root.as_ref().map(|root| &root.body) {
@@ -143,7 +143,7 @@ impl Tree {
         }
     }
 
-    /// How many keys are below `key`.
+    /// Number of keys below `key`. O(log n).
     pub fn rank(&self, key: &[u8]) -> u64 {
         let mut rank = 0;
         let mut next = self.root.as_ref();
@@ -164,7 +164,7 @@ impl Tree {
         rank
     }
 
-    /// The entry that has `rank` entries before it.
+    /// Entry at `rank`, counted from 0. O(log n).
     pub fn at(&self, rank: u64) -> Option<&Entry> {
         let mut found = None;
         self.for_each_from(rank, |entry| {
@@ -174,7 +174,7 @@ impl Tree {
         found
     }
 
-    /// What is in the ranks `from..to`; ranks beyond the end hold nothing.
+    /// Totals over the ranks `from..to`; ranks beyond the end count nothing. O(log n).
     pub fn summary_of_ranks(&self, from: u64, to: u64) -> Summary {
         if from >= to {
             return Summary::default();
@@ -207,7 +207,7 @@ impl Tree {
                 }
                 Body::Leaf(leaf) => {
                     let (before, from) = leaf.split_at(to_usize(rest));
-                    // Sum up the shorter side: each entry may be a cache miss.
+                    // The shorter side is summed up: each entry may be a cache miss.
                     if before.len() <= from.len() {
                         summary += Summary::of_all(before);
                     } else {
@@ -220,12 +220,12 @@ impl Tree {
         summary
     }
 
-    /// Calls `visit` for each entry in key order, from the one at `rank` on, until it breaks.
+    /// Calls `visit` for each entry in key order, starting at `rank`, until it breaks.
     pub fn for_each_from<'a>(&'a self, rank: u64, mut visit: impl FnMut(&'a Entry) -> ControlFlow<()>) {
         self.for_each_run_from(rank, |run| run.iter().try_for_each(&mut visit));
     }
 
-    /// Calls `visit` for run after run of neighbouring entries, from the one at `rank` on, until it breaks.
+    /// Calls `visit` for each run of consecutive entries in key order, starting at `rank`, until it breaks.
     pub(super) fn for_each_run_from<'a>(
         &'a self,
         rank: u64,
@@ -239,22 +239,21 @@ impl Tree {
         }
     }
 
-    /// A clone, from which on [`Tree::node_bytes_copied`] counts what changes of this tree copy because the clone
-    /// holds it.
+    /// Returns a clone. From now on, [`Tree::node_bytes_copied`] counts the nodes that modifications of this tree copy
+    /// because the clone holds them.
     pub fn checkpoint(&mut self) -> Tree {
         let checkpoint = self.clone();
         self.ledger.epoch += 1;
         checkpoint
     }
 
-    /// Running total of the bytes of nodes that were copied because the last checkpoint holds them: what checkpoints
-    /// cost. Copies on account of other clones, which readers hold for a moment, do not count.
+    /// Running total of the memory of nodes that were copied because the last checkpoint holds them, in bytes: the cost
+    /// of checkpoints. Copies because of other clones, which readers hold for a moment, are not counted.
     pub fn node_bytes_copied(&self) -> u64 {
         self.ledger.copied_bytes
     }
 
-    /// What this tree takes in memory: entries and nodes, the allocator's rounding included, whether shared or not.
-    /// O(1).
+    /// Memory of entries and nodes, shared or not, the allocator's rounding included, in bytes. O(1).
     pub fn memory_bytes(&self) -> u64 {
         self.entry_bytes + self.ledger.node_bytes
     }
@@ -308,7 +307,7 @@ fn insert(node: &mut Arc<Node>, entry: Entry, added: Summary, ledger: &mut Ledge
 }
 
 fn insert_into_leaf(leaf: &mut Leaf, entry: Entry, epoch: u64) -> Inserted {
-    // Most puts are updates.
+    // First the cheap search by mark: most puts are updates.
     if let Some(index) = leaf.find(entry.key()) {
         let old = leaf.replace(index, entry);
         let summary = Summary::of(&old);
@@ -338,8 +337,8 @@ fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entr
             let slot = &mut inner.slots[index];
             let (removed, summary) = remove(&mut slot.node, key, ledger)?;
             slot.summary -= summary;
-            if slot.node.is_thin() && inner.slots.len() > 1 {
-                thicken(inner, index.saturating_sub(1), ledger);
+            if slot.node.is_too_small() && inner.slots.len() > 1 {
+                merge_with_right(inner, index.saturating_sub(1), ledger);
             }
             (removed, summary)
         }
@@ -348,8 +347,8 @@ fn remove(node: &mut Arc<Node>, key: &[u8], ledger: &mut Ledger) -> Option<(Entr
     Some(removed)
 }
 
-/// Merges slot `left` with the one to its right, and splits the result evenly if it is too large.
-fn thicken(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
+/// Merges slot `left` with the one to its right; divides the result evenly if it is too large.
+fn merge_with_right(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
     let right = inner.slots.remove(left + 1);
     let separator = inner.separators.remove(left);
     let right_bytes = right.node.memory_bytes();
@@ -368,9 +367,9 @@ fn thicken(inner: &mut Inner, left: usize, ledger: &mut Ledger) {
             inner.separators.append(&separator, &more.separators);
             inner.split_if_full(epoch)
         }
-        // All leaves are at the same depth, so that neighbours are of one kind.
+        // All leaves are at the same depth, so neighbours are of one kind.
         _ => {
-            debug_assert!(false, "a leaf beside an inner node");
+            debug_assert!(false, "a leaf next to an inner node");
             None
         }
     };

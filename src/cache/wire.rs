@@ -1,16 +1,16 @@
-//! Protobuf's varints and tags, as strict as the cache needs them.
+//! Parsing and writing of protobuf's varints and lengths.
 
 /// Wire type of a varint field.
 pub(super) const VARINT: u64 = 0;
 /// Wire type of a length-delimited field.
 pub(super) const LENGTH_DELIMITED: u64 = 2;
 
-/// A count or length for indexing: exact wherever memory can hold what it counts.
+/// A count or length as an index; saturates where memory cannot hold that many items anyway.
 pub(super) fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// How many bytes `value` takes as a varint: 1 to 10.
+/// Length of `value` as a varint, in bytes: 1 to 10.
 pub(super) fn varint_len(value: u64) -> usize {
     let bits = u64::BITS - (value | 1).leading_zeros();
     bits.div_ceil(7) as usize
@@ -26,9 +26,9 @@ pub(super) fn put_varint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// Reads a varint at `*at` and moves `*at` past it. `None`: cut short, longer than it needs to be, or beyond 64 bits.
+/// Reads a varint at `*at` and advances `*at`. `None` if it is truncated, longer than necessary, or beyond 64 bits.
 ///
-/// Strict, because what this accepts is kept and sent again as if etcd had written it.
+/// Strict, because accepted bytes are stored and sent again as etcd's own.
 pub(super) fn strict_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     let mut value = 0_u64;
     for length in 0..10_u32 {
@@ -46,7 +46,7 @@ pub(super) fn strict_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     None
 }
 
-/// Reads a varint at `*at` as protobuf libraries do: padding is allowed, bits beyond the 64th are lost.
+/// Reads a varint at `*at` like protobuf libraries: padding is allowed, bits beyond the 64th are dropped.
 pub(super) fn lenient_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     let mut value = 0_u64;
     for length in 0..10_u32 {
@@ -60,7 +60,7 @@ pub(super) fn lenient_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     None
 }
 
-/// Reads a varint that [`strict_varint`] has accepted before; much the same, without the questions.
+/// Reads a varint that [`strict_varint`] has accepted before. Skips validation.
 pub(super) fn trusted_varint(bytes: &[u8], at: &mut usize) -> u64 {
     let first = bytes[*at];
     *at += 1;
@@ -80,7 +80,7 @@ pub(super) fn trusted_varint(bytes: &[u8], at: &mut usize) -> u64 {
     }
 }
 
-/// Reads a length at `*at` and returns the bytes it covers, moving `*at` past them.
+/// Reads a length at `*at` and returns that many bytes after it, advancing `*at`.
 pub(super) fn strict_bytes<'a>(bytes: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
     let length = usize::try_from(strict_varint(bytes, at)?).ok()?;
     let end = at.checked_add(length)?;
@@ -97,7 +97,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn varints_come_back_and_have_the_length_foretold(value in any::<u64>(), shift in 0..64_u32) {
+        fn varints_round_trip_and_have_the_computed_length(value in any::<u64>(), shift in 0..64_u32) {
             let value = value >> shift;
             let mut bytes = Vec::new();
             put_varint(value, &mut bytes);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn overlong_cut_and_too_large_varints_are_refused() {
+    fn overlong_truncated_and_too_large_varints_are_refused() {
         let refused: [&[u8]; 6] = [
             &[],
             &[0x80],

@@ -1,18 +1,18 @@
-//! Which keys a mirror holds.
+//! Scopes: the contiguous key ranges that mirrors hold.
 
 use bytes::Bytes;
 
 use super::interval::Interval;
 use super::key::prefix_end;
 
-/// Keys from `start` on and below `end`; without `end`, all keys from `start` on.
+/// Keys from `start`, inclusive, to `end`, exclusive; without `end`, every key from `start` on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
     start: Bytes,
     end: Option<Bytes>,
 }
 
-/// The disjoint scopes, in key order, that make up `prefixes` (all keys if there are none) less `left_out`.
+/// Disjoint scopes, in key order, that cover `prefixes` (every key if the list is empty) without `left_out`.
 #[must_use]
 pub fn scopes(prefixes: &[String], left_out: &[String]) -> Vec<Scope> {
     let whole = [String::new()];
@@ -25,7 +25,7 @@ pub fn scopes(prefixes: &[String], left_out: &[String]) -> Vec<Scope> {
     let mut scopes: Vec<Scope> = Vec::new();
     for scope in wanted {
         match scopes.last_mut() {
-            // One prefix inside another; prefixes never overlap in any other way.
+            // The prefix lies inside the last one: prefixes do not overlap in any other way.
             Some(last) if last.end.as_ref().is_none_or(|end| scope.start < *end) => {}
             _ => scopes.push(scope),
         }
@@ -37,7 +37,7 @@ pub fn scopes(prefixes: &[String], left_out: &[String]) -> Vec<Scope> {
     scopes
 }
 
-/// What `scopes` leave of the keyspace, in key order.
+/// Ranges of the keyspace that `scopes` do not cover, in key order.
 #[must_use]
 pub fn gaps(scopes: &[Scope]) -> Vec<Scope> {
     let mut gaps = vec![Scope::prefix(b"")];
@@ -48,7 +48,7 @@ pub fn gaps(scopes: &[Scope]) -> Vec<Scope> {
 }
 
 impl Scope {
-    /// All keys that start with `prefix`.
+    /// Scope of every key that starts with `prefix`.
     #[must_use]
     pub fn prefix(prefix: &[u8]) -> Scope {
         Scope {
@@ -57,7 +57,7 @@ impl Scope {
         }
     }
 
-    /// What is left of `self` where `out` is cut out: none, one or two pieces.
+    /// The parts of `self` outside `out`: none, one or two.
     fn without(&self, out: &Scope) -> Vec<Scope> {
         let before_end = match &self.end {
             Some(end) => end.clone().min(out.start.clone()),
@@ -82,7 +82,7 @@ impl Scope {
         pieces
     }
 
-    /// Whether every key that `interval` can name is in here.
+    /// Whether the scope contains every key that `interval` can name.
     #[must_use]
     pub fn contains(&self, interval: &Interval<'_>) -> bool {
         let holds = |key: &[u8]| self.start <= key && self.end.as_ref().is_none_or(|end| key < *end);
@@ -95,13 +95,13 @@ impl Scope {
         }
     }
 
-    /// Whether it is the whole keyspace, so that every revision of the store brings it an event.
+    /// Whether the scope is the whole keyspace, so that every revision of etcd has an event in it.
     #[must_use]
     pub fn is_everything(&self) -> bool {
         self.start.is_empty() && self.end.is_none()
     }
 
-    /// `key` of a request for all of it: etcd has no empty key, so everything starts at `\0`.
+    /// `key` of a request for the whole scope. etcd has no empty key, so the keyspace starts at `\0`.
     #[must_use]
     pub fn key(&self) -> Bytes {
         if self.start.is_empty() {
@@ -111,13 +111,13 @@ impl Scope {
         }
     }
 
-    /// `range_end` of a request for all of it.
+    /// `range_end` of a request for the whole scope.
     #[must_use]
     pub fn range_end(&self) -> Bytes {
         self.end.clone().unwrap_or(Bytes::from_static(b"\0"))
     }
 
-    /// Its name in metrics and logs, made of the operator's own prefixes only.
+    /// Name in metrics and logs, which contains only the operator's own prefixes.
     #[must_use]
     pub fn name(&self) -> String {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_what_is_left() {
+    fn gaps_are_the_ranges_outside_the_scopes() {
         let of = |prefixes: &[&str]| {
             let owned: Vec<_> = prefixes.iter().map(|text| (*text).to_owned()).collect();
             let names = gaps(&scopes(&owned, &[]));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interval_is_inside_or_not() {
+    fn scope_contains_intervals_whose_keys_all_lie_in_it() {
         let scope = Scope::prefix(b"/a/");
         assert!(scope.contains(&Interval::Single(b"/a/1")));
         assert!(!scope.contains(&Interval::Single(b"/a0")));

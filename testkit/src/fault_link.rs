@@ -51,6 +51,8 @@ struct State {
     condition: watch::Sender<Condition>,
     /// Connections on which a feed was opened.
     feeds: AtomicUsize,
+    /// Bytes from the target on these connections.
+    feed_bytes: AtomicU64,
     /// A connection that carries more bytes from the target is reset, as long as `cuts_left` is above 0.
     cut_after_bytes: u64,
     cuts_left: AtomicU64,
@@ -76,6 +78,7 @@ impl FaultLink {
         let state = Arc::new(State {
             condition: watch::Sender::new(Condition::Normal),
             feeds: AtomicUsize::new(0),
+            feed_bytes: AtomicU64::new(0),
             cut_after_bytes,
             cuts_left: AtomicU64::new(cuts),
             cuts: AtomicU64::new(0),
@@ -106,6 +109,11 @@ impl FaultLink {
     /// Number of feeds opened over the link so far.
     pub fn feeds(&self) -> usize {
         self.state.feeds.load(Ordering::SeqCst)
+    }
+
+    /// Number of bytes that the target has sent on connections whose first message opened a feed.
+    pub fn feed_bytes(&self) -> u64 {
+        self.state.feed_bytes.load(Ordering::SeqCst)
     }
 }
 
@@ -256,6 +264,11 @@ impl Direction {
         }
         let condition = *self.state.condition.borrow();
         let is_feed = is_downstream && self.connection.is_feed.load(Ordering::SeqCst);
+        if is_feed {
+            self.state
+                .feed_bytes
+                .fetch_add(bytes.len() as u64, Ordering::SeqCst);
+        }
         match condition {
             condition if self.connection.is_cut(condition) => None,
             Condition::Slow(delay) => Some(delay),

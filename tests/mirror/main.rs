@@ -19,6 +19,7 @@
 mod cluster;
 mod endpoints;
 mod faults;
+mod feeds;
 mod never_stale;
 mod race_windows;
 mod resume;
