@@ -42,7 +42,7 @@ fn tree(sizes: &[usize]) -> Tree {
 
 proptest! {
     #[test]
-    fn pieces_put_together_are_the_whole_message_of_the_length_foretold(
+    fn pieces_concatenate_to_the_message_of_the_computed_length(
         sizes in prop::collection::vec(prop_oneof![8 => 0..200_usize, 2 => 900..1100_usize, 1 => 5000..50_000_usize], 0..300),
         limit in prop_oneof![Just(0), 1..400_i64],
         sort in prop_oneof![2 => Just((0, 0)), 1 => Just((2, 0)), 1 => Just((2, 3))],
@@ -71,7 +71,7 @@ proptest! {
             prop_assert!(piece.has_remaining(), "an empty piece");
             prop_assert!(piece.remaining() <= target + largest);
             pieced.extend_from_slice(&piece.copy_to_bytes(piece.remaining()));
-            // The tail goes with the last piece, so that only that one may be short.
+            // The tail is part of the last piece, so only that one may be short.
             prop_assert!(pieced.len() as u64 == length || pieced.len() >= target);
         }
         prop_assert!(answer.next_piece(target).is_none());
@@ -86,7 +86,7 @@ proptest! {
 }
 
 #[test]
-fn room_is_left_in_front() {
+fn prefix_bytes_precede_the_message() {
     let tree = tree(&[10, 20]);
     let header = ResponseHeader {
         revision: 7,
@@ -104,7 +104,7 @@ fn room_is_left_in_front() {
 }
 
 #[test]
-fn a_change_meanwhile_changes_nothing() {
+fn answer_is_unaffected_by_later_changes() {
     let mut tree = tree(&[100; 500]);
     let mut answer = Answer::new(ResponseHeader::default(), selection(&tree, &everything()));
     let whole = Answer::new(ResponseHeader::default(), selection(&tree, &everything())).small(0);
@@ -121,7 +121,7 @@ fn a_change_meanwhile_changes_nothing() {
 }
 
 #[test]
-fn a_piece_is_made_with_few_allocations() {
+fn piece_takes_few_allocations() {
     let tree = tree(&[100; 5000]);
     let mut answer = Answer::new(ResponseHeader::default(), selection(&tree, &everything()));
     let mut pieces = 0;

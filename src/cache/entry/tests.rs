@@ -6,7 +6,7 @@ use crate::cache::testing::{KeyValue, key_value};
 
 proptest! {
     #[test]
-    fn an_entry_is_what_was_sent(kv in key_value()) {
+    fn entry_has_the_bytes_and_fields_that_were_sent(kv in key_value()) {
         let entry = kv.entry();
         prop_assert_eq!(entry.encoded().contiguous(), kv.field());
         prop_assert_eq!(entry.encoded_len(), kv.field().len());
@@ -20,7 +20,7 @@ proptest! {
     }
 
     #[test]
-    fn without_its_value_it_is_what_etcd_would_send(kv in key_value(), keep_lease: bool) {
+    fn keys_only_encoding_equals_that_of_etcd(kv in key_value(), keep_lease: bool) {
         let expected = KeyValue { value: Vec::new(), lease: if keep_lease { kv.lease } else { 0 }, ..kv.clone() }.field();
         let entry = kv.entry();
         let mut sent = Vec::new();
@@ -31,7 +31,7 @@ proptest! {
         prop_assert_eq!(keys_only + if keep_lease { lease } else { 0 }, expected.len() as u64);
     }
 
-    /// Whatever is accepted is exactly what protobuf itself would write for it: nothing lenient slips in.
+    /// Every accepted message is exactly the one that protobuf writes for its fields.
     #[test]
     fn only_canonical_messages_are_accepted(
         kv in key_value(),
@@ -58,7 +58,7 @@ proptest! {
     }
 
     #[test]
-    fn pieces_compare_as_if_in_one_place(
+    fn pieces_compare_like_their_concatenation(
         left in prop::collection::vec(0..3_u8, 0..12),
         right in prop::collection::vec(0..3_u8, 0..12),
         cuts in any::<[prop::sample::Index; 2]>(),
@@ -125,8 +125,8 @@ fn large_entries_waste_little() {
 }
 
 #[test]
-fn what_is_cut_is_cut_within_the_value() {
-    // A key so long that the size class would end inside it, and a lease just behind the border.
+fn entries_are_cut_only_within_the_value() {
+    // A key so long that the size class would end inside it, and a lease directly after the boundary.
     let long_key = KeyValue {
         key: vec![b'k'; 10_300],
         ..KeyValue::new("", 1, "v")

@@ -41,10 +41,10 @@ fn state_of(tree: &Tree) -> State {
     state
 }
 
-/// A map for every revision there has been.
+/// The state at every revision so far.
 struct Model {
     states: Vec<(i64, State)>,
-    /// When each revision of `states` was replaced by the next one.
+    /// Time at which each revision of `states` was replaced by the next one.
     replaced: Vec<Duration>,
     compacted: i64,
     events: Vec<(i64, Vec<u8>)>,
@@ -65,7 +65,7 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// Keys and whether they are put; how many revisions are skipped before and after.
+    /// Keys, each put (with the size of its value) or deleted; number of revisions to skip before and after.
     Txn {
         keys: Vec<(usize, Option<usize>)>,
         before: i64,
@@ -253,11 +253,11 @@ impl Run {
         let mut after_oldest = kept.by_ref().skip_while(|(revision, _)| *revision <= oldest);
         assert!(
             known.cloned().eq(after_oldest.by_ref()),
-            "the log tells all since {oldest}"
+            "the log has every event since {oldest}"
         );
     }
 
-    /// What history really keeps alive, found by looking at everything.
+    /// Memory that history keeps alive, determined by visiting every node and entry.
     fn kept_alive(&self) -> u64 {
         let mut seen = Reached::default();
         seen.tree(self.store.tree());
@@ -339,7 +339,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn every_revision_of_the_window_is_as_it_was(
+    fn every_revision_of_the_window_equals_the_model(
         loaded in 0..400_usize,
         limits in limits(),
         ops in prop::collection::vec(op(), 0..80),
@@ -372,14 +372,14 @@ proptest! {
             run.apply(op);
         }
         let (kept, accounted) = (run.kept_alive(), run.store.history_bytes());
-        // Copies leave spare room in nodes behind, and put as much into others; the log's spare room is not counted.
+        // Copied nodes have other spare room than their originals, and that of the log is not counted.
         prop_assert!(accounted + accounted / 4 + 4000 >= kept, "{} accounted, {} kept", accounted, kept);
         prop_assert!(kept + kept / 4 + 4000 >= accounted, "{} accounted, {} kept", accounted, kept);
     }
 }
 
 #[test]
-fn history_ends_when_time_goes_on() {
+fn history_expires_with_time() {
     let mut run = Run::start(
         1000,
         HistoryLimits {
@@ -423,7 +423,7 @@ fn bytes_bound_history_even_within_one_segment() {
 }
 
 #[test]
-fn a_rebuild_is_independent_of_the_store_and_counts_its_own_nodes() {
+fn rebuild_is_independent_of_the_store_and_counts_its_own_nodes() {
     let limits = HistoryLimits {
         checkpoint_every_events: 50,
         ..UNBOUNDED
@@ -476,7 +476,7 @@ fn revisions_without_an_event_of_their_own_share_a_rebuild() {
 }
 
 #[test]
-fn compaction_is_told_from_the_end_of_the_window() {
+fn compacted_revisions_are_distinguished_from_those_older_than_the_window() {
     let mut run = Run::start(
         10,
         HistoryLimits {
@@ -499,9 +499,5 @@ fn compaction_is_told_from_the_end_of_the_window() {
     ));
     assert!(run.store.snapshot_at(15).is_ok());
     run.store.compact(12);
-    assert_eq!(
-        run.store.oldest_revision(),
-        15,
-        "a compaction is never taken back"
-    );
+    assert_eq!(run.store.oldest_revision(), 15, "a lower compaction is ignored");
 }

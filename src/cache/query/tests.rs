@@ -57,13 +57,14 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn requests_are_read_as_protobuf_reads_them(request in request()) {
+    fn requests_decode_like_protobuf(request in request()) {
         prop_assert_eq!(decode(&request.encode_to_vec()), Ok(as_decoded(&request)));
     }
 
-    /// Whatever is accepted after some damage means the same to protobuf, and says nothing twice or at length.
+    /// A damaged message that is accepted decodes to the same fields by protobuf, and has neither repeated fields nor
+    /// padding.
     #[test]
-    fn what_is_accepted_has_one_meaning(
+    fn accepted_messages_have_one_meaning(
         request in request(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3_u8), 0..4),
     ) {
@@ -84,7 +85,7 @@ proptest! {
 }
 
 #[test]
-fn fields_may_come_in_any_order() {
+fn fields_decode_in_any_order() {
     let query = decode(&[0x40, 0x01, 0x12, 0x01, b'b', 0x18, 0x07, 0x0a, 0x01, b'a']).unwrap();
     assert_eq!(
         (&*query.key, &*query.range_end, query.limit, query.keys_only),
@@ -94,7 +95,7 @@ fn fields_may_come_in_any_order() {
 }
 
 #[test]
-fn whatever_has_two_readings_is_left_to_etcd() {
+fn ambiguous_messages_are_rejected() {
     let refused: [(&str, &[u8]); 14] = [
         ("an explicitly empty range_end", &[0x0a, 0x01, b'a', 0x12, 0x00]),
         ("a key twice", &[0x0a, 0x01, b'a', 0x0a, 0x01, b'a']),
@@ -121,21 +122,21 @@ fn whatever_has_two_readings_is_left_to_etcd() {
 }
 
 #[test]
-fn numbers_are_truncated_as_protobuf_does() {
+fn numbers_are_truncated_like_in_protobuf() {
     // 2^32 + 2 as an enum is 2; any number but 0 as a bool is true.
     let query = decode(&[0x28, 0x82, 0x80, 0x80, 0x80, 0x10, 0x38, 0x02]).unwrap();
     assert_eq!((query.sort_order, query.serializable), (2, true));
 }
 
 #[test]
-fn keys_share_the_message() {
+fn keys_reference_the_message() {
     let message = Bytes::from_static(&[0x0a, 0x03, b'k', b'e', b'y']);
     let query = RangeQuery::decode(message.clone()).unwrap();
     assert!(std::ptr::eq(query.key.as_ptr(), &message[2]));
 }
 
 #[test]
-fn range_ends_mean_what_they_mean_to_etcd() {
+fn range_ends_have_etcds_meaning() {
     let of = |key: &'static [u8], range_end: &'static [u8]| RangeQuery {
         key: Bytes::from_static(key),
         range_end: Bytes::from_static(range_end),
@@ -149,7 +150,7 @@ fn range_ends_mean_what_they_mean_to_etcd() {
 }
 
 #[test]
-fn versions_differ_in_what_they_refuse() {
+fn unknown_sort_options_are_refused_by_version() {
     let old = Dialect::of_version(3, 5);
     assert_eq!(
         old,

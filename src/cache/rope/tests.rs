@@ -55,7 +55,7 @@ fn build(parts: &[Part]) -> (Rope, Vec<u8>) {
     (rope, expected)
 }
 
-/// All that can be seen of `buf` without moving it is a prefix of `expected`, in `most` slices at most.
+/// Checks that the vectored chunks of `buf`, at most `most`, are a prefix of `expected`.
 fn check_vectored(buf: &impl Buf, expected: &[u8], most: usize) -> usize {
     let mut slices = vec![IoSlice::new(&[]); most];
     let filled = buf.chunks_vectored(&mut slices);
@@ -77,7 +77,7 @@ fn check_vectored(buf: &impl Buf, expected: &[u8], most: usize) -> usize {
 
 proptest! {
     #[test]
-    fn a_rope_reads_as_its_parts_put_together(
+    fn rope_reads_as_the_concatenation_of_its_parts(
         parts in prop::collection::vec(part(), 0..30),
         reads in prop::collection::vec(read(), 0..60),
     ) {
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_become_a_rope(bytes in prop::collection::vec(any::<u8>(), 0..100), cut in any::<prop::sample::Index>()) {
+    fn rope_from_bytes_reads_as_these_bytes(bytes in prop::collection::vec(any::<u8>(), 0..100), cut in any::<prop::sample::Index>()) {
         let mut rope = Rope::from(Bytes::from(bytes.clone()));
         let cut = cut.index(bytes.len() + 1);
         rope.advance(cut);
@@ -124,7 +124,7 @@ proptest! {
 }
 
 #[test]
-fn large_entries_are_referred_to_and_small_ones_copied() {
+fn large_entries_are_referenced_and_small_ones_copied() {
     let (small, large) = (
         KeyValue::new("key", 1, vec![0; 100]).entry(),
         KeyValue::new("key", 1, vec![0; 20_000]).entry(),
@@ -142,12 +142,12 @@ fn large_entries_are_referred_to_and_small_ones_copied() {
 
 #[test]
 #[should_panic(expected = "beyond the end")]
-fn advancing_beyond_the_end_panics_as_every_buf_does() {
+fn advancing_beyond_the_end_panics() {
     Rope::from(Bytes::from_static(b"abc")).advance(4);
 }
 
 #[test]
-fn ropes_travel_between_threads() {
-    fn travels<T: Buf + Send + 'static>() {}
-    travels::<Rope>();
+fn ropes_can_be_sent_between_threads() {
+    fn is_send<T: Buf + Send + 'static>() {}
+    is_send::<Rope>();
 }

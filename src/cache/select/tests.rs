@@ -22,7 +22,7 @@ const HEADER: ResponseHeader = ResponseHeader {
     raft_term: 0,
 };
 
-/// What etcd would do, step by step, with a sort of the caller's: `None` where it would be unsorted.
+/// etcd's response, step by step as in its source, with the sort function of the caller.
 fn etcds_answer(
     kvs: &[KeyValue],
     query: &RangeQuery,
@@ -105,8 +105,8 @@ fn etcds_answer(
     }
 }
 
-/// What Go's sort does for sure: stable for few, nothing to what is in order. Else equal elements may come in any
-/// order, of which this takes one; `reversed` takes the opposite one.
+/// A sort with Go's guarantees: stable for few elements, no change of sorted input. Otherwise equal elements may have
+/// any order: this one, or with `reversed` the opposite one.
 fn gos_sort(kvs: &mut [KeyValue], compare: &dyn Fn(&KeyValue, &KeyValue) -> Ordering, reversed: bool) {
     let stable = kvs.len() <= 12 || kvs.is_sorted_by(|left, right| compare(left, right).is_le());
     if reversed && !stable {
@@ -160,7 +160,7 @@ fn filter(revisions: i64) -> impl Strategy<Value = i64> {
     prop_oneof![8 => Just(0), 3 => 1..=revisions, 1 => Just(-1), 1 => Just(i64::MAX)]
 }
 
-/// Few distinct revisions and values make many ties; `spread` makes none.
+/// Few distinct revisions and values, for many ties; none with `spread`.
 fn store(size: usize, distinct: i64, spread: bool) -> Vec<KeyValue> {
     let number = |index: usize, salt: i64| {
         let mixed = (index as i64 + 1) * 7919 % 10_007 * salt;
@@ -213,12 +213,12 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn answers_are_etcds_to_the_byte((kvs, query) in scenario(), keys_only_has_lease: bool) {
+    fn answers_equal_those_of_etcd_byte_for_byte((kvs, query) in scenario(), keys_only_has_lease: bool) {
         let tree = Tree::from_sorted(kvs.iter().map(KeyValue::entry));
         let dialect = Dialect { keys_only_has_lease, unknown_sort_is_refused: false };
         let one = etcds_answer(&kvs, &query, dialect, |kvs, compare| gos_sort(kvs, compare, false));
         let other = etcds_answer(&kvs, &query, dialect, |kvs, compare| gos_sort(kvs, compare, true));
-        // Declined exactly when two sorts that are both right give two answers.
+        // Declined exactly when two valid sorts give different responses.
         let expected = (one == other).then(|| one.encode_to_vec());
         prop_assert_eq!(answered(&tree, &query, &dialect), expected);
     }
@@ -238,7 +238,7 @@ const DIALECT: Dialect = Dialect {
 };
 
 #[test]
-fn plain_selections_stay_lazy() {
+fn unfiltered_selections_are_lazy() {
     let kvs = store(1000, 5, false);
     let tree = Tree::from_sorted(kvs.iter().map(KeyValue::entry));
     for limit in [0, 10] {
@@ -258,7 +258,7 @@ fn plain_selections_stay_lazy() {
 }
 
 #[test]
-fn sorting_for_a_few_remembers_a_few() {
+fn sorting_with_a_small_limit_takes_little_memory() {
     let kvs = store(1000, 5, true);
     let tree = Tree::from_sorted(kvs.iter().map(KeyValue::entry));
     let query = RangeQuery {
@@ -272,9 +272,9 @@ fn sorting_for_a_few_remembers_a_few() {
     assert_eq!((top.sorted.len(), top.total), (4, 1000));
 }
 
-/// The border is Go's: insertion sort, which is stable, up to 12 elements.
+/// Go sorts up to 12 elements by insertion sort, which is stable.
 #[test]
-fn ties_are_ours_up_to_twelve_and_where_nothing_has_to_move() {
+fn ties_are_answered_up_to_twelve_elements_and_in_sorted_input() {
     let kv = |index: usize, version| KeyValue {
         version,
         ..KeyValue::new(key(index), 1, "")
@@ -289,7 +289,7 @@ fn ties_are_ours_up_to_twelve_and_where_nothing_has_to_move() {
         };
         matches!(select(&tree, &query, &DIALECT), Selected::Answer(_))
     };
-    // The first must go to the end; the others are equal.
+    // The first must be moved to the end; the others are equal.
     let unsorted: Vec<_> = (0..13)
         .map(|index| kv(index, if index == 0 { 2 } else { 1 }))
         .collect();
@@ -297,7 +297,7 @@ fn ties_are_ours_up_to_twelve_and_where_nothing_has_to_move() {
     assert!(!by_version(&unsorted, 0));
     let sorted: Vec<_> = (0..100).map(|index| kv(index, index as i64 / 10 + 1)).collect();
     assert!(by_version(&sorted, 0));
-    // Unequal up to the limit, and the one behind it; equal only after that.
+    // Distinct up to the limit and for one more element; equal only after that.
     let tied_at_the_end: Vec<_> = (0..100)
         .map(|index| kv(index, (100 - index as i64).min(50)))
         .collect();

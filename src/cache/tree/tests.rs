@@ -13,7 +13,7 @@ const KEYS: usize = 4000;
 
 type Model = BTreeMap<Vec<u8>, KeyValue>;
 
-/// Checks the shape of every node, and returns what is below it and the bytes of the nodes.
+/// Totals of a subtree whose shape has been checked.
 struct Checked {
     depth: usize,
     summary: Summary,
@@ -79,7 +79,10 @@ fn check_node(node: &Node, is_root: bool) -> Checked {
             };
             for (index, slot) in inner.slots.iter().enumerate() {
                 let below = check_node(&slot.node, false);
-                assert_eq!(below.summary, slot.summary, "a slot knows what is below it");
+                assert_eq!(
+                    below.summary, slot.summary,
+                    "a slot has the totals of its subtree"
+                );
                 if let Some(before) = index.checked_sub(1) {
                     assert_eq!(below.depth, all.depth, "all leaves at one depth");
                     let separator = inner.separators.get(before);
@@ -155,7 +158,7 @@ enum Op {
     Snapshot,
     Checkpoint,
     DropSnapshots,
-    /// Go on with a snapshot instead.
+    /// Continue with a snapshot.
     Swap,
 }
 
@@ -235,7 +238,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn a_tree_is_an_ordered_map_and_its_snapshots_stay(
+    fn tree_is_an_ordered_map_and_snapshots_are_immutable(
         loaded in prop_oneof![Just(0), 0..200_usize, 0..KEYS],
         stride in 1..4_usize,
         ops in prop::collection::vec(op(), 0..120),
@@ -258,7 +261,7 @@ proptest! {
     }
 
     #[test]
-    fn ranks_and_sums_are_those_of_a_list(
+    fn ranks_and_sums_equal_those_of_a_list(
         size in prop_oneof![0..80_usize, 0..3000_usize],
         picks in prop::collection::vec((0..KEYS, 0..3200_usize, 0..3200_usize), 1..40),
     ) {
@@ -268,7 +271,7 @@ proptest! {
         });
         let model: Model = kvs.map(|kv| (kv.key.clone(), kv)).collect();
         let mut tree = Tree::new();
-        // Half loaded, half inserted, from the end on: no leaf is as it would be after a load alone.
+        // Half loaded, half inserted in reverse order, for leaves that differ from those of a load.
         for (index, kv) in model.values().enumerate().collect::<Vec<_>>().into_iter().rev() {
             if index % 2 == 0 {
                 tree.insert(kv.entry());
@@ -296,7 +299,7 @@ proptest! {
     }
 
     #[test]
-    fn loading_takes_any_order(indices in prop::collection::vec(0..300_usize, 0..400), sorted_part in 0..400_usize) {
+    fn loading_accepts_any_order(indices in prop::collection::vec(0..300_usize, 0..400), sorted_part in 0..400_usize) {
         let mut indices = indices;
         let sorted_part = sorted_part.min(indices.len());
         indices[..sorted_part].sort_unstable();
@@ -326,10 +329,10 @@ fn loading_fills_leaves() {
 }
 
 #[test]
-fn a_change_copies_one_path_once_for_each_checkpoint() {
+fn change_copies_one_path_once_per_checkpoint() {
     let mut tree = loaded(3000);
     put(&mut tree, 70);
-    assert_eq!(tree.node_bytes_copied(), 0, "nobody held a node");
+    assert_eq!(tree.node_bytes_copied(), 0, "no node was shared");
     let checkpoint = tree.checkpoint();
     put(&mut tree, 70);
     let path = tree.node_bytes_copied();
@@ -345,7 +348,7 @@ fn a_change_copies_one_path_once_for_each_checkpoint() {
     assert_eq!(
         tree.node_bytes_copied(),
         path,
-        "what a reader holds is no cost of the checkpoint"
+        "a reader's clone is not counted as a cost of the checkpoint"
     );
     drop(checkpoint);
     drop(reader);
@@ -353,7 +356,7 @@ fn a_change_copies_one_path_once_for_each_checkpoint() {
     assert_eq!(
         tree.node_bytes_copied(),
         path,
-        "nothing is copied for a checkpoint that is gone"
+        "nothing is copied for a dropped checkpoint"
     );
 }
 
@@ -382,7 +385,7 @@ fn separators_keep_no_deleted_entry_alive() {
 }
 
 #[test]
-fn a_key_between_the_halves_of_a_split_goes_where_it_is_found() {
+fn key_between_the_halves_of_a_split_is_found_after_insertion() {
     let named = |name: String| KeyValue::new(name, 1, "");
     let half = LEAF_MAX / 2;
     for between in ["b", "b3", "c", "c3", "c4"] {
