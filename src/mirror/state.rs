@@ -207,13 +207,9 @@ impl Mirror {
     /// Keys at a past `revision`. Rebuilds them if necessary, without delaying the feed.
     ///
     /// # Errors
-    /// `Ok(Err(_))`: the mirror is in service but does not have the revision. `Err(_)`: it is out of service.
-    pub fn view_at(&self, revision: i64) -> Result<Result<Tree, AtError>, Reason> {
-        match self.view_at_built_by(revision, Rebuild::run) {
-            Ok(tree) => Ok(Ok(tree)),
-            Err(ViewAtError::Unavailable(error)) => Ok(Err(error)),
-            Err(ViewAtError::OutOfService(reason)) => Err(reason),
-        }
+    /// The mirror is out of service, or does not have the revision.
+    pub fn view_at(&self, revision: i64) -> Result<Tree, ViewAtError> {
+        self.view_at_built_by(revision, Rebuild::run)
     }
 
     fn view_at_built_by(
@@ -307,7 +303,7 @@ impl Mirror {
 
     /// Time of the feed's last progress request.
     #[must_use]
-    pub fn asked_for_progress(&self) -> Option<Instant> {
+    pub fn last_progress_request(&self) -> Option<Instant> {
         match self.progress_requested_nanos.load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(self.born + Duration::from_nanos(nanos)),

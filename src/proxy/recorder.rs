@@ -98,7 +98,7 @@ impl<'a> Recorder<'a> {
         self.waited = waited;
         self.revisions.served = revision;
         if let Some(trace) = &mut self.trace {
-            trace.proven(now, waited, mirror.asked_for_progress(), None);
+            trace.proven(now, waited, mirror.last_progress_request(), None);
         }
     }
 
@@ -106,7 +106,7 @@ impl<'a> Recorder<'a> {
     pub(super) fn not_proven(&mut self, reason: Reason) {
         self.waited = reason == Reason::NotFresh;
         if let Some(trace) = &mut self.trace {
-            let asked = self.mirror.and_then(Mirror::asked_for_progress);
+            let asked = self.mirror.and_then(Mirror::last_progress_request);
             trace.proven(Instant::now(), self.waited, asked, Some(reason));
         }
     }

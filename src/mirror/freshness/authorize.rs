@@ -71,7 +71,7 @@ impl Caller<'_> {
                     ..RangeRequest::default()
                 };
                 let caller = authorization.caller.map(|caller| {
-                    let mut metadata = identity_of(caller);
+                    let mut metadata = caller_identity(caller);
                     insert_traceparent(&mut metadata, authorization.trace.as_ref());
                     metadata
                 });
@@ -95,7 +95,7 @@ impl Caller<'_> {
 }
 
 /// The caller's metadata without the headers that describe its message, for a call with its credentials.
-pub fn identity_of(caller: &HeaderMap) -> MetadataMap {
+pub fn caller_identity(caller: &HeaderMap) -> MetadataMap {
     let mut metadata = caller.clone();
     MESSAGE_HEADERS
         .iter()

@@ -73,10 +73,6 @@ fn expected_at(revision: i64) -> Model {
     keys
 }
 
-fn view_at(mirror: &Mirror, revision: i64) -> Result<Tree, ViewAtError> {
-    mirror.view_at_built_by(revision, Rebuild::run)
-}
-
 fn past_of(mirror: &Mirror) -> Arc<PastRevisions> {
     Arc::clone(&mirror.contents.lock().loaded.as_ref().unwrap().past)
 }
@@ -129,18 +125,18 @@ fn past_revisions_equal_a_model() {
     let mirror = mirror_up_to(400);
     // Twice: rebuilt, and then from memory.
     for revision in (LOADED..=400).chain((LOADED..=400).rev()) {
-        let tree = view_at(&mirror, revision).unwrap();
+        let tree = mirror.view_at(revision).unwrap();
         assert_eq!(keys(&tree), expected_at(revision), "at {revision}");
     }
     assert_eq!(
-        view_at(&mirror, LOADED - 1).unwrap_err(),
+        mirror.view_at(LOADED - 1).unwrap_err(),
         ViewAtError::Unavailable(AtError::Gone {
             revision: LOADED - 1,
             oldest: LOADED
         })
     );
     assert_eq!(
-        view_at(&mirror, 401).unwrap_err(),
+        mirror.view_at(401).unwrap_err(),
         ViewAtError::Unavailable(AtError::Future {
             revision: 401,
             current: 400
@@ -162,7 +158,7 @@ fn feed_is_not_blocked_while_a_past_revision_is_rebuilt() {
     });
     assert_eq!(mirror.revision(), Ok(70));
     assert_eq!(
-        keys(&view_at(&mirror, 59).unwrap()),
+        keys(&mirror.view_at(59).unwrap()),
         expected_at(59),
         "another revision"
     );
@@ -186,11 +182,11 @@ fn concurrent_reads_of_a_revision_share_one_rebuild() {
 #[test]
 fn rebuilt_revision_of_a_replaced_history_is_not_served() {
     let mirror = mirror_up_to(60);
-    view_at(&mirror, 45).unwrap();
+    mirror.view_at(45).unwrap();
     let read = HeldRead::start(&mirror, 40);
     mirror.replace_history();
     assert_eq!(
-        view_at(&mirror, 45).unwrap_err(),
+        mirror.view_at(45).unwrap_err(),
         ViewAtError::OutOfService(Reason::HistoryReplaced)
     );
     // The restored history has the same revisions, with other contents.
@@ -203,7 +199,7 @@ fn rebuilt_revision_of_a_replaced_history_is_not_served() {
         "the read began in the old history and ended in the new one"
     );
     for revision in [40, 45] {
-        let new = keys(&view_at(&mirror, revision).unwrap());
+        let new = keys(&mirror.view_at(revision).unwrap());
         assert_eq!(new.get(&b"/k/0400"[..]), Some(&revision));
         assert_eq!(new.get(&b"/k/0001"[..]), Some(&30));
     }
@@ -212,12 +208,12 @@ fn rebuilt_revision_of_a_replaced_history_is_not_served() {
 #[test]
 fn dropped_contents_take_their_rebuilt_revisions_along() {
     let mirror = mirror_up_to(60);
-    view_at(&mirror, 45).unwrap();
+    mirror.view_at(45).unwrap();
     let past = Arc::downgrade(&past_of(&mirror));
     mirror.drop_contents(mirror.epoch(), Reason::OverBudget).unwrap();
     assert!(past.upgrade().is_none());
     assert_eq!(
-        view_at(&mirror, 45).unwrap_err(),
+        mirror.view_at(45).unwrap_err(),
         ViewAtError::OutOfService(Reason::OverBudget)
     );
 }
@@ -226,13 +222,13 @@ fn dropped_contents_take_their_rebuilt_revisions_along() {
 fn compaction_refuses_rebuilt_revisions_and_frees_them() {
     let mirror = mirror_up_to(400);
     for revision in [40, 300] {
-        view_at(&mirror, revision).unwrap();
+        mirror.view_at(revision).unwrap();
     }
     mirror.age();
     let both = past_of(&mirror).bytes();
     mirror.compacted(200);
     assert_eq!(
-        view_at(&mirror, 40).unwrap_err(),
+        mirror.view_at(40).unwrap_err(),
         ViewAtError::Unavailable(AtError::Compacted {
             revision: 40,
             compacted: 200
@@ -240,5 +236,5 @@ fn compaction_refuses_rebuilt_revisions_and_frees_them() {
     );
     let left = past_of(&mirror).bytes();
     assert!(0 < left && left < both, "{left} of {both} bytes");
-    assert_eq!(keys(&view_at(&mirror, 300).unwrap()), expected_at(300));
+    assert_eq!(keys(&mirror.view_at(300).unwrap()), expected_at(300));
 }

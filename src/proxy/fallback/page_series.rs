@@ -30,7 +30,7 @@ use crate::grpc::{RangeResponseScanner, ResponseSummary};
 use crate::keyspace::successor;
 use crate::limits::{ByteBudget, HeldBytes};
 use crate::mirror::Mirrors;
-use crate::mirror::freshness::authorize::{Authorization, identity_of};
+use crate::mirror::freshness::authorize::{Authorization, caller_identity};
 use crate::proxy::response::Observer;
 use crate::telemetry::Metrics;
 use crate::upstream::{ReceiveWindow, Upstream, gates};
@@ -282,7 +282,7 @@ impl PageSeriesCache {
             ..stream_request(request.query)
         });
         if *request.scope != ShareScope::Everyone {
-            *call.metadata_mut() = identity_of(request.headers);
+            *call.metadata_mut() = caller_identity(request.headers);
         }
         let opening = tokio::time::timeout(CHUNK_TIMEOUT, client.range_stream(call)).await;
         let stream = match opening {

@@ -3,7 +3,7 @@
 use crate::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
 use crate::grpc::Status;
 use crate::mirror::cluster_state::ClusterState;
-use crate::mirror::state::{Mirror, View};
+use crate::mirror::state::{Mirror, View, ViewAtError};
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::Version;
@@ -55,13 +55,17 @@ pub(super) fn answer(
     let at: Tree;
     let (tree, read) = if query.revision > 0 {
         at = match mirror.view_at(query.revision) {
-            Ok(Ok(tree)) => tree,
-            Ok(Err(AtError::Compacted { .. })) => {
+            Ok(tree) => tree,
+            Err(ViewAtError::Unavailable(AtError::Compacted { .. })) => {
                 return Decision::Error(Status::Compacted, outcome(Read::Refused));
             }
-            Ok(Err(AtError::Future { .. })) => return Decision::Forward(Reason::NotFresh),
-            Ok(Err(AtError::Gone { .. })) => return Decision::Forward(Reason::HistoryGone),
-            Err(reason) => return Decision::Forward(reason),
+            Err(ViewAtError::Unavailable(AtError::Future { .. })) => {
+                return Decision::Forward(Reason::NotFresh);
+            }
+            Err(ViewAtError::Unavailable(AtError::Gone { .. })) => {
+                return Decision::Forward(Reason::HistoryGone);
+            }
+            Err(ViewAtError::OutOfService(reason)) => return Decision::Forward(reason),
         };
         (&at, Read::Pinned)
     } else if query.serializable {

@@ -7,7 +7,7 @@ use super::answer::{Decision, Proven, answer};
 use super::plan::PlanInputs;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::mirror::freshness::authorize::Authorization;
-use crate::mirror::state::{Mirror, View};
+use crate::mirror::state::{Mirror, View, ViewAtError};
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::telemetry::Reason;
@@ -59,9 +59,10 @@ impl Authorized<'_> {
         let view = if view.revision == granted.revision {
             view
         } else {
-            let tree = mirror
-                .view_at(granted.revision)?
-                .map_err(|_| Reason::HistoryGone)?;
+            let tree = mirror.view_at(granted.revision).map_err(|error| match error {
+                ViewAtError::OutOfService(reason) => reason,
+                ViewAtError::Unavailable(_) => Reason::HistoryGone,
+            })?;
             View {
                 tree,
                 revision: granted.revision,
