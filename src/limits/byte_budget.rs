@@ -1,8 +1,8 @@
 //! Byte budgets for buffered responses of etcd: one bound for all holders of an instance (I7).
 //!
 //! With fair growth each response eventually completes, although its size is unknown until its end: all holders share the
-//! first quarter; beyond it only the eldest in line grows, while the others pause and, by HTTP/2's flow control, etcd with
-//! them. When the eldest is complete, the next in line is the eldest. The last eighth is reserved for the first bytes of each
+//! first quarter; beyond it only the oldest in line grows, while the others pause and, by HTTP/2's flow control, etcd with
+//! them. When the oldest is complete, the next in line is the oldest. The last eighth is reserved for the first bytes of each
 //! holder, so that a small response does not wait behind large ones.
 
 use std::collections::BTreeSet;
@@ -14,18 +14,18 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// With fair growth: all holders share the budget divided by this.
-const COMMON: u64 = 4;
-/// A holder's first bytes are the budget divided by this: 64 small holders leave half of the budget to the eldest.
-const SMALL: u64 = 512;
+const SHARED_DIVISOR: u64 = 4;
+/// A holder's first bytes are the budget divided by this: 64 small holders leave half of the budget to the oldest.
+const SMALL_HOLDER_DIVISOR: u64 = 512;
 
 /// A bound on bytes, shared by their holders.
 #[derive(Debug)]
 pub struct ByteBudget {
     max_bytes: u64,
     /// Up to here every holder may grow.
-    common_bytes: u64,
+    shared_max_bytes: u64,
     state: Mutex<State>,
-    /// Woken whenever bytes are released or another holder becomes the eldest.
+    /// Woken whenever bytes are released or another holder becomes the oldest.
     changed: Notify,
     /// Bytes held now.
     gauge: Gauge,
@@ -35,15 +35,15 @@ pub struct ByteBudget {
 struct State {
     used: u64,
     /// Number of the next holder in line.
-    next: u64,
-    /// Numbers of the holders in line, eldest first.
-    growing: BTreeSet<u64>,
+    next_number: u64,
+    /// Numbers of the holders in line, oldest first.
+    queue: BTreeSet<u64>,
 }
 
 /// The budget has no room, or had none until the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the byte budget is used up")]
-pub struct NoRoom;
+pub struct BudgetExceeded;
 
 /// Bytes that count against a budget until dropped.
 #[derive(Debug)]
@@ -51,14 +51,14 @@ pub struct HeldBytes {
     budget: Arc<ByteBudget>,
     bytes: u64,
     /// Its number, while it is in line.
-    growing: Option<u64>,
+    queue_number: Option<u64>,
 }
 
 impl ByteBudget {
     /// A budget whose holders grow fairly, see the module.
     #[must_use]
     pub fn with_fair_growth(max_bytes: u64, gauge: &Gauge) -> Arc<ByteBudget> {
-        ByteBudget::new(max_bytes, max_bytes / COMMON, gauge)
+        ByteBudget::new(max_bytes, max_bytes / SHARED_DIVISOR, gauge)
     }
 
     /// A budget that gives bytes to whichever holder asks first, up to its bound.
@@ -67,10 +67,10 @@ impl ByteBudget {
         ByteBudget::new(max_bytes, max_bytes, gauge)
     }
 
-    fn new(max_bytes: u64, common_bytes: u64, gauge: &Gauge) -> Arc<ByteBudget> {
+    fn new(max_bytes: u64, shared_max_bytes: u64, gauge: &Gauge) -> Arc<ByteBudget> {
         Arc::new(ByteBudget {
             max_bytes,
-            common_bytes,
+            shared_max_bytes,
             state: Mutex::default(),
             changed: Notify::new(),
             gauge: gauge.clone(),
@@ -79,15 +79,15 @@ impl ByteBudget {
 
     /// A holder of 0 bytes with a place in line, for [`HeldBytes::grow`].
     #[must_use]
-    pub fn hold_in_line(self: &Arc<Self>) -> HeldBytes {
+    pub fn hold_in_queue(self: &Arc<Self>) -> HeldBytes {
         let mut state = self.state.lock();
-        let number = state.next;
-        state.next += 1;
-        state.growing.insert(number);
+        let number = state.next_number;
+        state.next_number += 1;
+        state.queue.insert(number);
         HeldBytes {
             budget: Arc::clone(self),
             bytes: 0,
-            growing: Some(number),
+            queue_number: Some(number),
         }
     }
 
@@ -97,16 +97,16 @@ impl ByteBudget {
         HeldBytes {
             budget: Arc::clone(self),
             bytes: 0,
-            growing: None,
+            queue_number: None,
         }
     }
 
-    /// Up to here the eldest in line may grow.
-    fn eldest_bytes(&self) -> u64 {
+    /// Up to here the oldest in line may grow.
+    fn oldest_max_bytes(&self) -> u64 {
         self.max_bytes / 8 * 7
     }
 
-    fn record(&self, change: i64) {
+    fn add_to_gauge(&self, change: i64) {
         self.gauge.inc_by(change);
     }
 }
@@ -115,8 +115,8 @@ impl HeldBytes {
     /// Grows by `bytes`, waiting for room until `deadline`.
     ///
     /// # Errors
-    /// [`NoRoom`]; at once if the holder alone would exceed the budget.
-    pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), NoRoom> {
+    /// [`BudgetExceeded`]; at once if the holder alone would exceed the budget.
+    pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
         let budget = Arc::clone(&self.budget);
         loop {
             // Registered before the attempt, so that no change in between is missed.
@@ -124,10 +124,10 @@ impl HeldBytes {
             if self.try_grow(bytes).is_ok() {
                 return Ok(());
             }
-            if self.bytes + bytes > budget.eldest_bytes()
+            if self.bytes + bytes > budget.oldest_max_bytes()
                 || tokio::time::timeout_at(deadline, changed).await.is_err()
             {
-                return Err(NoRoom);
+                return Err(BudgetExceeded);
             }
         }
     }
@@ -135,31 +135,31 @@ impl HeldBytes {
     /// Grows by `bytes` if there is room now.
     ///
     /// # Errors
-    /// [`NoRoom`].
-    pub fn try_grow(&mut self, bytes: u64) -> Result<(), NoRoom> {
+    /// [`BudgetExceeded`].
+    pub fn try_grow(&mut self, bytes: u64) -> Result<(), BudgetExceeded> {
         let budget = &self.budget;
         let mut state = budget.state.lock();
-        let eldest = self.growing.is_some() && state.growing.first() == self.growing.as_ref();
-        let bound = if self.bytes + bytes <= budget.max_bytes / SMALL {
+        let oldest = self.queue_number.is_some() && state.queue.first() == self.queue_number.as_ref();
+        let bound = if self.bytes + bytes <= budget.max_bytes / SMALL_HOLDER_DIVISOR {
             budget.max_bytes
-        } else if eldest {
-            budget.eldest_bytes()
+        } else if oldest {
+            budget.oldest_max_bytes()
         } else {
-            budget.common_bytes
+            budget.shared_max_bytes
         };
         if state.used + bytes > bound {
-            return Err(NoRoom);
+            return Err(BudgetExceeded);
         }
         state.used += bytes;
         self.bytes += bytes;
-        budget.record(i64::try_from(bytes).unwrap_or(i64::MAX));
+        budget.add_to_gauge(i64::try_from(bytes).unwrap_or(i64::MAX));
         Ok(())
     }
 
-    /// Leaves the line: the next holder may become the eldest.
-    pub fn stop_growing(&mut self) {
-        if let Some(number) = self.growing.take() {
-            self.budget.state.lock().growing.remove(&number);
+    /// Leaves the line: the next holder may become the oldest.
+    pub fn leave_queue(&mut self) {
+        if let Some(number) = self.queue_number.take() {
+            self.budget.state.lock().queue.remove(&number);
             self.budget.changed.notify_waiters();
         }
     }
@@ -170,7 +170,8 @@ impl HeldBytes {
         if bytes > 0 {
             self.bytes -= bytes;
             self.budget.state.lock().used -= bytes;
-            self.budget.record(-i64::try_from(bytes).unwrap_or(i64::MAX));
+            self.budget
+                .add_to_gauge(-i64::try_from(bytes).unwrap_or(i64::MAX));
             self.budget.changed.notify_waiters();
         }
     }
@@ -183,7 +184,7 @@ impl HeldBytes {
         HeldBytes {
             budget: Arc::clone(&self.budget),
             bytes,
-            growing: None,
+            queue_number: None,
         }
     }
 
@@ -196,7 +197,7 @@ impl HeldBytes {
 
 impl Drop for HeldBytes {
     fn drop(&mut self) {
-        self.stop_growing();
+        self.leave_queue();
         self.shrink(self.bytes);
     }
 }
@@ -220,46 +221,46 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn beyond_the_common_part_only_the_eldest_grows() {
         let budget = budget(512);
-        let (mut eldest, mut next) = (budget.hold_in_line(), budget.hold_in_line());
-        eldest.grow(64 * MIB, soon()).await.unwrap();
+        let (mut oldest, mut next) = (budget.hold_in_queue(), budget.hold_in_queue());
+        oldest.grow(64 * MIB, soon()).await.unwrap();
         next.grow(64 * MIB, soon()).await.unwrap();
-        assert_eq!(next.try_grow(MIB), Err(NoRoom));
-        eldest.grow(320 * MIB, soon()).await.unwrap();
+        assert_eq!(next.try_grow(MIB), Err(BudgetExceeded));
+        oldest.grow(320 * MIB, soon()).await.unwrap();
         assert_eq!(
-            eldest.try_grow(MIB),
-            Err(NoRoom),
+            oldest.try_grow(MIB),
+            Err(BudgetExceeded),
             "the last eighth is for small holders"
         );
-        let mut small = budget.hold_in_line();
+        let mut small = budget.hold_in_queue();
         small.try_grow(MIB).unwrap();
-        assert_eq!(small.try_grow(1), Err(NoRoom));
+        assert_eq!(small.try_grow(1), Err(BudgetExceeded));
         drop(small);
 
         let waits = tokio::spawn(async move { next.grow(100 * MIB, soon()).await.map(|()| next) });
         tokio::task::yield_now().await;
-        eldest.stop_growing();
+        oldest.leave_queue();
         tokio::task::yield_now().await;
-        assert!(!waits.is_finished(), "it is the eldest now, but there is no room");
-        eldest.shrink(100 * MIB);
+        assert!(!waits.is_finished(), "it is the oldest now, but there is no room");
+        oldest.shrink(100 * MIB);
         let next = waits.await.unwrap().unwrap();
         assert_eq!(next.bytes(), 164 * MIB);
-        drop((eldest, next));
+        drop((oldest, next));
         assert_eq!(budget.state.lock().used, 0);
-        assert!(budget.state.lock().growing.is_empty());
+        assert!(budget.state.lock().queue.is_empty());
         assert_eq!(budget.gauge.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn waiting_for_room_ends_at_the_deadline() {
         let budget = budget(8);
-        let (mut eldest, mut next) = (budget.hold_in_line(), budget.hold_in_line());
-        eldest.grow(5 * MIB, soon()).await.unwrap();
+        let (mut oldest, mut next) = (budget.hold_in_queue(), budget.hold_in_queue());
+        oldest.grow(5 * MIB, soon()).await.unwrap();
         let deadline = soon();
-        assert_eq!(next.grow(2 * MIB, deadline).await, Err(NoRoom));
+        assert_eq!(next.grow(2 * MIB, deadline).await, Err(BudgetExceeded));
         assert_eq!(Instant::now(), deadline);
         assert_eq!(
-            eldest.grow(3 * MIB, soon()).await,
-            Err(NoRoom),
+            oldest.grow(3 * MIB, soon()).await,
+            Err(BudgetExceeded),
             "it can never fit"
         );
         assert_eq!(Instant::now(), deadline, "so it does not wait");
@@ -282,9 +283,9 @@ mod tests {
         let budget = ByteBudget::first_come(8 * MIB, &Gauge::default());
         let (mut one, mut other) = (budget.hold(), budget.hold());
         one.try_grow(7 * MIB).unwrap();
-        assert_eq!(other.try_grow(2 * MIB), Err(NoRoom));
+        assert_eq!(other.try_grow(2 * MIB), Err(BudgetExceeded));
         other.try_grow(MIB).unwrap();
-        assert_eq!(other.try_grow(1), Err(NoRoom));
+        assert_eq!(other.try_grow(1), Err(BudgetExceeded));
         assert_eq!(budget.gauge.get(), 8 << 20);
         drop(one);
         other.try_grow(7 * MIB).unwrap();

@@ -8,5 +8,5 @@ mod byte_budget;
 mod turns;
 
 pub use admission::Admission;
-pub use byte_budget::{ByteBudget, HeldBytes, NoRoom};
+pub use byte_budget::{BudgetExceeded, ByteBudget, HeldBytes};
 pub use turns::{NoTurn, Turn, Turns, Waiting};

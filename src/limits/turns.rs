@@ -60,11 +60,11 @@ impl Turns {
     ///
     /// # Errors
     /// [`NoTurn`], at once if too many reads wait already.
-    pub async fn take(&self) -> Result<Turn, NoTurn> {
+    pub async fn acquire(&self) -> Result<Turn, NoTurn> {
         let permit = match Arc::clone(&self.turns).try_acquire_owned() {
             Ok(permit) => permit,
             Err(_) => {
-                let _waiting = self.wait()?;
+                let _waiting = self.count_waiting()?;
                 let permit = Arc::clone(&self.turns).acquire_owned().await;
                 permit.map_err(|_| NoTurn::Stopping)?
             }
@@ -80,7 +80,7 @@ impl Turns {
     ///
     /// # Errors
     /// [`NoTurn::TooManyWaiting`].
-    pub fn wait(&self) -> Result<Waiting<'_>, NoTurn> {
+    pub fn count_waiting(&self) -> Result<Waiting<'_>, NoTurn> {
         let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
         self.waiting_gauge.inc();
         // Dropped on refusal, which undoes the count.
@@ -118,10 +118,10 @@ mod tests {
     #[tokio::test]
     async fn read_waits_until_a_turn_is_dropped() {
         let (turns, in_flight, waiting) = turns(1, 1);
-        let first = turns.take().await.unwrap();
+        let first = turns.acquire().await.unwrap();
         let second = tokio::spawn({
             let turns = Arc::clone(&turns);
-            async move { turns.take().await }
+            async move { turns.acquire().await }
         });
         tokio::task::yield_now().await;
         assert!(!second.is_finished());
@@ -136,14 +136,14 @@ mod tests {
     #[tokio::test]
     async fn read_beyond_the_waiting_bound_is_refused_at_once() {
         let (turns, _in_flight, waiting) = turns(1, 1);
-        let turn = turns.take().await.unwrap();
-        let guard = turns.wait().unwrap();
-        assert_eq!(turns.take().await.unwrap_err(), NoTurn::TooManyWaiting);
+        let turn = turns.acquire().await.unwrap();
+        let guard = turns.count_waiting().unwrap();
+        assert_eq!(turns.acquire().await.unwrap_err(), NoTurn::TooManyWaiting);
         assert_eq!(waiting.get(), 1, "the refused read is not counted");
         drop(guard);
         assert_eq!(waiting.get(), 0);
-        assert!(turns.wait().is_ok());
+        assert!(turns.count_waiting().is_ok());
         drop(turn);
-        assert!(turns.take().await.is_ok());
+        assert!(turns.acquire().await.is_ok());
     }
 }

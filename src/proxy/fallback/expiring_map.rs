@@ -27,7 +27,7 @@ struct State<K, V> {
 #[derive(Debug)]
 struct Entry<V> {
     value: V,
-    number: u64,
+    age_number: u64,
     bytes: u64,
     expires: Instant,
 }
@@ -62,14 +62,14 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
         {
             dropped.push(value);
         }
-        let number = state.next_number;
+        let age_number = state.next_number;
         state.next_number += 1;
         state.bytes += bytes;
-        state.by_age.insert(number, key.clone());
+        state.by_age.insert(age_number, key.clone());
         let expires = Instant::now() + self.ttl;
         let entry = Entry {
             value,
-            number,
+            age_number,
             bytes,
             expires,
         };
@@ -78,7 +78,7 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
     }
 
     /// Takes the entry out, if it is there and has not expired.
-    pub(super) fn take(&self, key: &K) -> Option<V> {
+    pub(super) fn remove(&self, key: &K) -> Option<V> {
         let entry = self.state.lock().remove(key)?;
         (entry.expires > Instant::now()).then_some(entry.value)
     }
@@ -100,7 +100,7 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
 impl<K: Eq + Hash, V> State<K, V> {
     fn remove(&mut self, key: &K) -> Option<Entry<V>> {
         let entry = self.by_key.remove(key)?;
-        self.by_age.remove(&entry.number);
+        self.by_age.remove(&entry.age_number);
         self.bytes -= entry.bytes;
         Some(entry)
     }
@@ -139,8 +139,8 @@ mod tests {
         let map = map();
         map.insert("a", 1, 10);
         map.insert("a", 2, 20);
-        assert_eq!(map.take(&"a"), Some(2));
-        assert_eq!(map.take(&"a"), None);
+        assert_eq!(map.remove(&"a"), Some(2));
+        assert_eq!(map.remove(&"a"), None);
         assert_empty(&map);
     }
 
@@ -151,11 +151,11 @@ mod tests {
         tokio::time::advance(TTL / 2).await;
         map.insert("b", 2, 10);
         tokio::time::advance(TTL / 2).await;
-        assert_eq!(map.take(&"a"), None, "expired, though not yet removed");
+        assert_eq!(map.remove(&"a"), None, "expired, though not yet removed");
         map.insert("c", 3, 10);
         tokio::time::advance(TTL / 2).await;
         assert_eq!(map.remove_expired(), 1);
-        assert_eq!(map.take(&"c"), Some(3));
+        assert_eq!(map.remove(&"c"), Some(3));
         assert_empty(&map);
     }
 
@@ -165,13 +165,13 @@ mod tests {
         map.insert("a", 1, 40);
         map.insert("b", 2, 40);
         map.insert("c", 3, 60);
-        assert_eq!(map.take(&"a"), None);
-        assert_eq!(map.take(&"b"), Some(2));
-        assert_eq!(map.take(&"c"), Some(3));
+        assert_eq!(map.remove(&"a"), None);
+        assert_eq!(map.remove(&"b"), Some(2));
+        assert_eq!(map.remove(&"c"), Some(3));
         map.insert("d", 4, 100);
         map.insert("e", 5, 101);
-        assert_eq!(map.take(&"e"), None, "larger than the budget");
-        assert_eq!(map.take(&"d"), Some(4), "not evicted for it");
+        assert_eq!(map.remove(&"e"), None, "larger than the budget");
+        assert_eq!(map.remove(&"d"), Some(4), "not evicted for it");
         assert_empty(&map);
     }
 }

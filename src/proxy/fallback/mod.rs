@@ -47,7 +47,7 @@ use refused::Refused;
 use shared_response::SharedResponse;
 use sharing::ShareScope;
 use single_flight::{Role, SingleFlight};
-use stream_over_pages::{NoPage, PageCalls, Pager};
+use stream_over_pages::{PageCalls, PageError, Pager};
 use unary_over_stream::{Converted, UnaryOverStream};
 
 /// The result of a call that several reads share.
@@ -167,7 +167,7 @@ impl Fallback {
                 };
             }
         };
-        let turn = match self.turns.take().await {
+        let turn = match self.turns.acquire().await {
             Ok(turn) => turn,
             Err(cause) => return refuse(read, cause.into()),
         };
@@ -186,13 +186,13 @@ impl Fallback {
     fn share_scope(&self, read: &Read<'_>) -> Option<ShareScope> {
         let has_own_user = self.forward.upstream.credentials().are_valid();
         let auth = self.forward.cluster_state.auth();
-        ShareScope::of(read.metadata, &read.parts.headers, auth, has_own_user)
+        ShareScope::from_call(read.metadata, &read.parts.headers, auth, has_own_user)
     }
 
     async fn next_page(&self, read: &mut Read<'_>, scope: Option<&ShareScope>) -> Option<PageAnswer> {
         let page = self
             .page_series
-            .page(read.query, scope?, &read.parts.headers)
+            .next_page(read.query, scope?, &read.parts.headers)
             .await?;
         *read.outcome = read.outcome.streamed();
         Some(page)
@@ -242,14 +242,14 @@ impl Fallback {
         let calls = PageCalls::new(&self.forward, &self.turns, read.parts.clone());
         match Pager::new(calls, read.query, read.deadline).start().await {
             Ok(stream) => Ok(ResponseBody::from_source(stream).into_response(content_type)),
-            Err(NoPage::Refused(refused)) => refuse(read, refused),
-            Err(NoPage::Etcd(status)) => {
+            Err(PageError::Refused(refused)) => refuse(read, refused),
+            Err(PageError::Etcd(status)) => {
                 let mut response = ResponseBody::empty().into_response(content_type);
                 response.headers_mut().extend(status);
                 Ok(response)
             }
-            Err(NoPage::Reset(error)) => Err(error.into()),
-            Err(NoPage::Own(status)) => Ok(status_response(&status, content_type)),
+            Err(PageError::Reset(error)) => Err(error.into()),
+            Err(PageError::Local(status)) => Ok(status_response(&status, content_type)),
         }
     }
 
@@ -273,7 +273,7 @@ impl Fallback {
 
     /// Waits for the shared call and returns its response.
     async fn join(&self, join: single_flight::Join<SharedResult>) -> SharedResult {
-        let _waiting = self.turns.wait()?;
+        let _waiting = self.turns.count_waiting()?;
         let cancelled = || Refused::shared_call(crate::grpc::Status::SharedCallCancelled);
         let shared = join.join().await.ok_or_else(cancelled)??;
         self.metrics.forwarding.joined.inc();
@@ -282,7 +282,7 @@ impl Fallback {
 
     /// The one call for several reads. All of its response is here when it ends.
     async fn shared_call(&self, parts: Parts, framed: Bytes, query: &RangeQuery) -> SharedResult {
-        let _turn = self.turns.take().await?;
+        let _turn = self.turns.acquire().await?;
         if let Some(converted) = self.convert(&parts, query, Some(&ShareScope::Everyone)).await {
             return Ok(Arc::new(converted.into()));
         }
@@ -304,7 +304,7 @@ impl Fallback {
         if !query.is_streamable() {
             return None;
         }
-        let history = self.page_series.history();
+        let history = self.page_series.history_number();
         let converted = match self.unary_over_stream.convert(&self.forward, parts, query).await {
             Ok(converted) => converted,
             Err(reason) => {

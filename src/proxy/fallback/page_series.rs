@@ -38,9 +38,9 @@ use crate::upstream::{ReceiveWindow, Upstream, gates};
 /// Interval at which expired series are dropped.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Series that wait for their next page may hold the streams' budget divided by this.
-const SHARE: u64 = 4;
+const WAITING_DIVISOR: u64 = 4;
 /// Memory of a series in addition to its keys and stream (an estimate).
-const SERIES_BYTES: u64 = 256;
+const SERIES_OVERHEAD_BYTES: u64 = 256;
 
 /// Identifies a page: its first key, the list that it is of, and the clients that may continue the list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -67,7 +67,7 @@ struct Series {
 /// The series that wait for their next page.
 #[derive(Debug)]
 pub(super) struct PageSeriesCache {
-    waiting: ExpiringMap<SeriesKey, Series>,
+    series: ExpiringMap<SeriesKey, Series>,
     budget: Arc<ByteBudget>,
     upstream: Arc<Upstream>,
     mirrors: Arc<Mirrors>,
@@ -122,7 +122,7 @@ impl PageSeriesCache {
         metrics: &Arc<Metrics>,
     ) -> Arc<PageSeriesCache> {
         Arc::new(PageSeriesCache {
-            waiting: ExpiringMap::new(ttl, max_bytes / SHARE),
+            series: ExpiringMap::new(ttl, max_bytes / WAITING_DIVISOR),
             budget: Arc::clone(budget),
             upstream: Arc::clone(upstream),
             mirrors: Arc::clone(mirrors),
@@ -140,7 +140,7 @@ impl PageSeriesCache {
     }
 
     fn sweep(&self) {
-        let count = self.waiting.remove_expired();
+        let count = self.series.remove_expired();
         self.metrics
             .forwarding
             .series
@@ -148,7 +148,7 @@ impl PageSeriesCache {
     }
 
     /// The page that `query` asks for, if an earlier page of the list was sent in the same `scope`. `headers` are the client's.
-    pub(super) async fn page(
+    pub(super) async fn next_page(
         &self,
         query: &RangeQuery,
         scope: &ShareScope,
@@ -158,7 +158,7 @@ impl PageSeriesCache {
             return None;
         }
         let key = SeriesKey::new(query, scope.clone());
-        let mut series = self.waiting.take(&key)?;
+        let mut series = self.series.remove(&key)?;
         let limit = u64::try_from(query.limit).ok()?;
         if series.source.is_none() && series.left <= limit {
             // The last page: a stream would save nothing.
@@ -169,10 +169,10 @@ impl PageSeriesCache {
             scope,
             headers,
         };
-        match self.cut(&mut series, request, limit).await {
+        match self.cut_page(&mut series, request, limit).await {
             Ok((page, last_key)) => {
                 self.metrics.forwarding.series_pages.inc();
-                self.put(key.after(&last_key, key.revision), series);
+                self.store(key.after(&last_key, key.revision), series);
                 Some(page)
             }
             Err(reason) => {
@@ -184,25 +184,27 @@ impl PageSeriesCache {
     }
 
     /// Cuts the next page from the series; returns it and its last key.
-    async fn cut(
+    async fn cut_page(
         &self,
         series: &mut Series,
         request: PageRequest<'_>,
         limit: u64,
     ) -> Result<(PageAnswer, Vec<u8>), StreamFallback> {
-        let granted = self.granted(request).await?;
-        self.header(series, request, granted).await?;
+        let granted = self.authorize(request).await?;
+        self.page_header(series, request, granted).await?;
         let source = match &mut series.source {
             Some(source) => source,
-            None => series.source.insert(self.open(request, series.left).await?),
+            None => series
+                .source
+                .insert(self.open_stream(request, series.left).await?),
         };
         let keys = usize::try_from(limit.min(series.left)).map_err(|_| StreamFallback::Budget)?;
-        let (entries, held) = source.take(keys).await?;
+        let (entries, held) = source.next_page(keys).await?;
         let last_key = entries.last().ok_or(StreamFallback::Malformed)?.key().to_vec();
         let (count, more) = (series.left, series.left > limit);
         series.left -= entries.len() as u64;
-        // Computed again, after all waiting: the floor (I11), and etcd's compaction, history and auth, must be current.
-        let header = self.header(series, request, granted).await?;
+        // Computed again, after all waiting: the minimum served revision (I11), and etcd's compaction, history and auth, must be current.
+        let header = self.page_header(series, request, granted).await?;
         self.mirrors.cluster_state.record_served(header.revision);
         let page = PageAnswer {
             header,
@@ -213,7 +215,7 @@ impl PageSeriesCache {
     }
 
     /// etcd's confirmation that the client may read this page; `None` where every client may.
-    async fn granted(&self, request: PageRequest<'_>) -> Result<Option<ResponseHeader>, StreamFallback> {
+    async fn authorize(&self, request: PageRequest<'_>) -> Result<Option<ResponseHeader>, StreamFallback> {
         if *request.scope == ShareScope::Everyone {
             return Ok(None);
         }
@@ -231,9 +233,9 @@ impl PageSeriesCache {
     }
 
     /// The header of the page, if etcd would still return the page now. As for reads from a mirror at a past revision, the known
-    /// cluster state decides, without a call to etcd unless the floor is unknown. The result is the header with which etcd
+    /// cluster state decides, without a call to etcd unless the minimum served revision is unknown. The result is the header with which etcd
     /// `granted` the page, if it did.
-    async fn header(
+    async fn page_header(
         &self,
         series: &Series,
         request: PageRequest<'_>,
@@ -244,10 +246,10 @@ impl PageSeriesCache {
         if cluster_state.min_served_revision().is_none() && self.mirrors.freshness.prove().await.is_err() {
             return Err(StreamFallback::NotProven);
         }
-        let floor = cluster_state
+        let min_served = cluster_state
             .min_served_revision()
             .ok_or(StreamFallback::NotProven)?;
-        let known = cluster_state.known().max(floor);
+        let known = cluster_state.known().max(min_served);
         let identity = cluster_state.identity().ok_or(StreamFallback::NotProven)?;
         if cluster_state.auth() != request.scope.auth() {
             return Err(StreamFallback::Auth);
@@ -266,7 +268,7 @@ impl PageSeriesCache {
     }
 
     /// Opens a stream of all `keys` that are left from the page on.
-    async fn open(&self, request: PageRequest<'_>, keys: u64) -> Result<PageSource, StreamFallback> {
+    async fn open_stream(&self, request: PageRequest<'_>, keys: u64) -> Result<PageSource, StreamFallback> {
         let mut held = self.budget.hold();
         held.try_grow(ReceiveWindow::SHARED.stream.into())
             .map_err(|_| StreamFallback::Budget)?;
@@ -298,17 +300,17 @@ impl PageSeriesCache {
         Ok(PageSource::new(Box::pin(stream), keys, held, reading))
     }
 
-    fn put(&self, key: SeriesKey, series: Series) {
+    fn store(&self, key: SeriesKey, series: Series) {
         if series.left > 0 {
             let held = series.source.as_ref().map_or(0, PageSource::held_bytes);
-            let bytes = SERIES_BYTES + (key.key.len() + key.range_end.len()) as u64 + held;
-            self.waiting.insert(key, series, bytes);
+            let bytes = SERIES_OVERHEAD_BYTES + (key.key.len() + key.range_end.len()) as u64 + held;
+            self.series.insert(key, series, bytes);
         }
         self.sweep();
     }
 
     /// The number of etcd's history now, for [`PageSeriesCache::expect_next`]: must be read before a page is requested.
-    pub(super) fn history(&self) -> u64 {
+    pub(super) fn history_number(&self) -> u64 {
         self.mirrors.cluster_state.history()
     }
 
@@ -339,7 +341,7 @@ impl PageSeriesCache {
             source: None,
         };
         let key = SeriesKey::new(query, scope).after(&page.last_key, revision);
-        self.put(key, series);
+        self.store(key, series);
     }
 
     /// An observer of the response to `query`, if it may be a page. `scanner` is one for responses of its method.
@@ -358,7 +360,7 @@ impl PageSeriesCache {
             scanner: Some(scanner),
             query: query.clone(),
             scope,
-            history: self.history(),
+            history: self.history_number(),
             cache: Arc::clone(self),
         })
     }

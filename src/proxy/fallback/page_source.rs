@@ -63,9 +63,9 @@ impl PageSource {
     ///
     /// # Errors
     /// Why the stream cannot give them.
-    pub(super) async fn take(&mut self, keys: usize) -> Result<(Vec<Entry>, HeldBytes), StreamFallback> {
+    pub(super) async fn next_page(&mut self, keys: usize) -> Result<(Vec<Entry>, HeldBytes), StreamFallback> {
         while self.ready.len() < keys {
-            self.receive().await?;
+            self.receive_chunk().await?;
         }
         let entries: Vec<Entry> = self.ready.drain(..keys).collect();
         let held = self.held.split(entries.iter().map(cost_bytes).sum());
@@ -73,7 +73,7 @@ impl PageSource {
     }
 
     /// Receives the next chunk.
-    async fn receive(&mut self) -> Result<(), StreamFallback> {
+    async fn receive_chunk(&mut self) -> Result<(), StreamFallback> {
         let chunk = tokio::time::timeout(CHUNK_TIMEOUT, self.stream.next())
             .await
             .map_err(|_| StreamFallback::Late)?
@@ -154,7 +154,7 @@ mod tests {
     async fn pages_are_cut_across_chunks() {
         let messages = vec![chunk(b"abc", None), chunk(b"d", None), chunk(b"ef", Some(6))];
         let (mut source, gauge) = source_within(messages, 6, 1 << 20);
-        let (page, first_held) = source.take(2).await.unwrap();
+        let (page, first_held) = source.next_page(2).await.unwrap();
         assert_eq!(keys(&page), [b"a", b"b"]);
         let per_entry = first_held.bytes() / 2;
         assert_eq!(
@@ -162,7 +162,7 @@ mod tests {
             3 * per_entry.cast_signed(),
             "one chunk was received, not more"
         );
-        let (page, _held) = source.take(4).await.unwrap();
+        let (page, _held) = source.next_page(4).await.unwrap();
         assert_eq!(keys(&page), [b"c", b"d", b"e", b"f"]);
         drop(source);
         drop((first_held, _held));
@@ -172,14 +172,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn another_count_than_expected_is_malformed() {
         let mut source = source(vec![chunk(b"a", None), chunk(b"b", Some(3))], 2);
-        assert_eq!(source.take(2).await.unwrap_err(), StreamFallback::Malformed);
+        assert_eq!(source.next_page(2).await.unwrap_err(), StreamFallback::Malformed);
     }
 
     #[tokio::test(start_paused = true)]
     async fn silent_stream_is_late() {
         let mut source = source(vec![chunk(b"a", None)], 2);
         let began = tokio::time::Instant::now();
-        assert_eq!(source.take(2).await.unwrap_err(), StreamFallback::Late);
+        assert_eq!(source.next_page(2).await.unwrap_err(), StreamFallback::Late);
         assert_eq!(began.elapsed(), CHUNK_TIMEOUT);
     }
 
@@ -189,13 +189,13 @@ mod tests {
             vec![chunk(b"a", None), Err(tonic::Status::unavailable("lost"))],
             2,
         );
-        assert_eq!(source.take(2).await.unwrap_err(), StreamFallback::Broken);
+        assert_eq!(source.next_page(2).await.unwrap_err(), StreamFallback::Broken);
     }
 
     #[tokio::test(start_paused = true)]
     async fn entries_beyond_the_budget_are_refused() {
         let (mut source, gauge) = source_within(vec![chunk(b"abc", Some(3))], 3, 2 * (64 + 6));
-        assert_eq!(source.take(3).await.unwrap_err(), StreamFallback::Budget);
+        assert_eq!(source.next_page(3).await.unwrap_err(), StreamFallback::Budget);
         drop(source);
         assert_eq!(gauge.get(), 0);
     }

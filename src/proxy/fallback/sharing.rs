@@ -19,7 +19,7 @@ impl ShareScope {
     /// The scope of a call, while etcd's auth is `auth`. `None` where nothing of the call may be used by another: it has special
     /// metadata, or it is not known which clients may read what it reads. Rights of a client with credentials are proven by
     /// further calls only with `has_own_user`, because rangecache without a user learns of no compactions while auth is on.
-    pub(super) fn of(
+    pub(super) fn from_call(
         metadata: &CallMetadata,
         headers: &HeaderMap,
         auth: Auth,
@@ -62,7 +62,7 @@ mod tests {
             map.insert(*name, HeaderValue::from_static(value));
         }
         let metadata = CallMetadata::from_headers(&map).unwrap();
-        ShareScope::of(&metadata, &map, auth, has_own_user)
+        ShareScope::from_call(&metadata, &map, auth, has_own_user)
     }
 
     #[test]

@@ -43,13 +43,13 @@ const ONE_PAGE_KEYS: i64 = 1000;
 /// Bound on the keys of a page.
 const PAGE_MAX_KEYS: i64 = 10_000;
 /// How often a page is requested that broke off: reads may be repeated.
-const TRIES: u32 = 5;
+const MAX_TRIES: u32 = 5;
 /// Pause before a page is requested again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Why there is no page.
 #[derive(Debug)]
-pub(super) enum NoPage {
+pub(super) enum PageError {
     /// A bound was reached.
     Refused(Refused),
     /// etcd's status, as metadata.
@@ -57,38 +57,38 @@ pub(super) enum NoPage {
     /// etcd reset the stream.
     Reset(hyper::Error),
     /// A status of rangecache's own.
-    Own(Status),
+    Local(Status),
 }
 
-impl NoPage {
+impl PageError {
     /// The end of a stream that has begun.
     fn trailers(self) -> HeaderMap {
         match self {
-            NoPage::Refused(refused) => refused.status.trailers(),
-            NoPage::Etcd(status) => status,
-            NoPage::Reset(error) => SendError::Reset(error).status().trailers(),
-            NoPage::Own(status) => status.trailers(),
+            PageError::Refused(refused) => refused.status.trailers(),
+            PageError::Etcd(status) => status,
+            PageError::Reset(error) => SendError::Reset(error).status().trailers(),
+            PageError::Local(status) => status.trailers(),
         }
     }
 }
 
 /// Gets one page at a time.
-pub(super) trait GetPage: Send + Sync + 'static {
+pub(super) trait FetchPage: Send + Sync + 'static {
     /// Sends `request`, and abandons a response longer than `max_bytes`.
-    fn get(
+    fn fetch_page(
         &self,
         request: &RangeRequest,
         max_bytes: Option<u64>,
-    ) -> impl Future<Output = Result<Got, NoPage>> + Send;
+    ) -> impl Future<Output = Result<PageResponse, PageError>> + Send;
 }
 
 /// What came of one call for a page.
 #[derive(Debug)]
-pub(super) enum Got {
+pub(super) enum PageResponse {
     /// A page and its length in bytes.
     Page(RangeResponse, u64),
     /// The response has this many bytes, more than allowed.
-    TooLong(u64),
+    TooLarge(u64),
     /// etcd's status, which is not success, as metadata.
     Status(HeaderMap),
     /// The connection was lost in mid-response.
@@ -119,10 +119,14 @@ impl PageCalls {
     }
 }
 
-impl GetPage for PageCalls {
-    async fn get(&self, request: &RangeRequest, max_bytes: Option<u64>) -> Result<Got, NoPage> {
-        let turn = self.turns.take().await;
-        let _turn = turn.map_err(|cause| NoPage::Refused(cause.into()))?;
+impl FetchPage for PageCalls {
+    async fn fetch_page(
+        &self,
+        request: &RangeRequest,
+        max_bytes: Option<u64>,
+    ) -> Result<PageResponse, PageError> {
+        let turn = self.turns.acquire().await;
+        let _turn = turn.map_err(|cause| PageError::Refused(cause.into()))?;
         let body = RequestBody::Read(framed(request));
         let sent = self
             .forward
@@ -132,8 +136,8 @@ impl GetPage for PageCalls {
             response,
             in_flight: _in_flight,
         } = sent.map_err(|error| match error {
-            SendError::Reset(error) => NoPage::Reset(error),
-            other => NoPage::Own(other.status()),
+            SendError::Reset(error) => PageError::Reset(error),
+            other => PageError::Local(other.status()),
         })?;
         let (head, body) = response.into_parts();
         let mut reader = ResponseReader::new(body, Method::Range, &self.forward.cluster_state);
@@ -142,25 +146,25 @@ impl GetPage for PageCalls {
             match reader.data().await {
                 Ok(Some(piece)) => data.extend_from_slice(&piece),
                 Ok(None) => break,
-                Err(error) => return Ok(Got::Lost(SendError::Lost(error).status())),
+                Err(error) => return Ok(PageResponse::Lost(SendError::Lost(error).status())),
             }
             let length_bytes = Prefix::parse(&data).map(|prefix| u64::from(prefix.length_bytes));
             if let (Some(length_bytes), Some(max_bytes)) = (length_bytes, max_bytes)
                 && length_bytes > max_bytes
             {
-                return Ok(Got::TooLong(length_bytes));
+                return Ok(PageResponse::TooLarge(length_bytes));
             }
         }
         let status = reader.into_trailers().unwrap_or(head.headers);
         if !is_ok(&status) {
-            return Ok(Got::Status(status_alone(&status)));
+            return Ok(PageResponse::Status(extract_status(&status)));
         }
         let data = data.freeze();
         let message = data.get(PREFIX_BYTES..).map(|message| data.slice_ref(message));
         let response = message.and_then(|message| RangeResponse::decode(message).ok());
         match response {
-            Some(response) if data.first() == Some(&0) => Ok(Got::Page(response, data.len() as u64)),
-            _ => Err(NoPage::Own(Status::UndecodableResponse)),
+            Some(response) if data.first() == Some(&0) => Ok(PageResponse::Page(response, data.len() as u64)),
+            _ => Err(PageError::Local(Status::UndecodableResponse)),
         }
     }
 }
@@ -171,9 +175,9 @@ pub(super) struct Pager<G> {
     /// The next request.
     request: RangeRequest,
     /// Keys that the client still wants; `None` without a limit.
-    wanted: Option<i64>,
+    keys_left: Option<i64>,
     /// Whether the request may be split into pages at all.
-    in_pages: bool,
+    is_paged: bool,
     /// The first page's header and count, which are the stream's.
     first: Option<(ResponseHeader, i64)>,
     deadline: Option<Instant>,
@@ -195,13 +199,13 @@ struct Tail {
     count: i64,
 }
 
-impl<G: GetPage> Pager<G> {
+impl<G: FetchPage> Pager<G> {
     /// A pager for `query`, by `calls`.
     pub(super) fn new(calls: G, query: &RangeQuery, deadline: Option<Instant>) -> Box<Pager<G>> {
-        let in_pages = query.may_page() && !query.count_only && !query.range_end.is_empty();
-        let wanted = Some(query.limit).filter(|limit| *limit > 0);
-        let limit = match wanted {
-            _ if !in_pages => query.limit,
+        let is_paged = query.may_page() && !query.count_only && !query.range_end.is_empty();
+        let keys_left = Some(query.limit).filter(|limit| *limit > 0);
+        let limit = match keys_left {
+            _ if !is_paged => query.limit,
             Some(limit) if limit <= ONE_PAGE_KEYS => limit,
             _ => FIRST_PAGE_KEYS,
         };
@@ -220,8 +224,8 @@ impl<G: GetPage> Pager<G> {
         Box::new(Pager {
             calls,
             request,
-            wanted,
-            in_pages,
+            keys_left,
+            is_paged,
             first: None,
             deadline,
         })
@@ -231,7 +235,7 @@ impl<G: GetPage> Pager<G> {
     ///
     /// # Errors
     /// The end of the call when there is none.
-    pub(super) async fn start(self: Box<Self>) -> Result<PagedStream<G>, NoPage> {
+    pub(super) async fn start(self: Box<Self>) -> Result<PagedStream<G>, PageError> {
         let (pager, page) = self.fetch().await;
         let page = page?;
         Ok(PagedStream {
@@ -245,38 +249,38 @@ impl<G: GetPage> Pager<G> {
         })
     }
 
-    async fn fetch(mut self: Box<Self>) -> Fetched<G> {
+    async fn fetch(mut self: Box<Self>) -> FetchResult<G> {
         let page = match self.deadline {
-            Some(deadline) => tokio::time::timeout_at(deadline, self.page())
+            Some(deadline) => tokio::time::timeout_at(deadline, self.fetch_with_retries())
                 .await
-                .unwrap_or(Err(NoPage::Own(Status::DeadlineExceeded))),
-            None => self.page().await,
+                .unwrap_or(Err(PageError::Local(Status::DeadlineExceeded))),
+            None => self.fetch_with_retries().await,
         };
         (self, page)
     }
 
-    async fn page(&mut self) -> Result<Page, NoPage> {
+    async fn fetch_with_retries(&mut self) -> Result<Page, PageError> {
         let mut tries = 0;
         loop {
-            let failure = match self.calls.get(&self.request, self.max_bytes()).await? {
-                Got::Page(response, bytes) => return self.accept(response, bytes),
-                Got::TooLong(bytes) if !self.in_pages => {
-                    return Err(NoPage::Own(Status::SortedTooLong(bytes)));
+            let failure = match self.calls.fetch_page(&self.request, self.max_bytes()).await? {
+                PageResponse::Page(response, bytes) => return self.accept(response, bytes),
+                PageResponse::TooLarge(bytes) if !self.is_paged => {
+                    return Err(PageError::Local(Status::SortedTooLong(bytes)));
                 }
-                Got::TooLong(bytes) => {
+                PageResponse::TooLarge(bytes) => {
                     let mean_bytes = (bytes / self.request.limit.max(1).unsigned_abs()).max(1);
                     self.request.limit = page_keys(mean_bytes).min(self.request.limit / 2).max(1);
                     continue;
                 }
                 // The leader changed, for instance: the page of a stream that has begun may be requested again.
-                Got::Status(status) if self.first.is_some() && is_unavailable(&status) => {
-                    NoPage::Etcd(status)
+                PageResponse::Status(status) if self.first.is_some() && is_unavailable(&status) => {
+                    PageError::Etcd(status)
                 }
-                Got::Status(status) => return Err(NoPage::Etcd(status)),
-                Got::Lost(status) => NoPage::Own(status),
+                PageResponse::Status(status) => return Err(PageError::Etcd(status)),
+                PageResponse::Lost(status) => PageError::Local(status),
             };
             tries += 1;
-            if tries == TRIES {
+            if tries == MAX_TRIES {
                 return Err(failure);
             }
             tokio::time::sleep(RETRY_PAUSE).await;
@@ -285,7 +289,7 @@ impl<G: GetPage> Pager<G> {
 
     /// Bound on the next response. A single key, or a count, may have any length.
     fn max_bytes(&self) -> Option<u64> {
-        if self.in_pages {
+        if self.is_paged {
             (self.request.limit != 1).then_some(PAGE_MAX_BYTES)
         } else {
             (!self.request.range_end.is_empty()).then_some(WHOLE_MAX_BYTES)
@@ -293,24 +297,24 @@ impl<G: GetPage> Pager<G> {
     }
 
     /// Takes a page of `bytes`, and prepares the request for the next one.
-    fn accept(&mut self, page: RangeResponse, bytes: u64) -> Result<Page, NoPage> {
-        let undecodable = || NoPage::Own(Status::UndecodableResponse);
+    fn accept(&mut self, page: RangeResponse, bytes: u64) -> Result<Page, PageError> {
+        let undecodable = || PageError::Local(Status::UndecodableResponse);
         let header = page.header.ok_or_else(undecodable)?;
         let (first, count) = *self.first.get_or_insert((header, page.count));
         if header.cluster_id != first.cluster_id
             || header.revision < first.revision
             || header.raft_term < first.raft_term
         {
-            return Err(NoPage::Own(Status::HistoryReplaced));
+            return Err(PageError::Local(Status::HistoryReplaced));
         }
         let keys = i64::try_from(page.kvs.len()).unwrap_or(i64::MAX);
-        if let Some(wanted) = &mut self.wanted {
-            *wanted -= keys;
+        if let Some(keys_left) = &mut self.keys_left {
+            *keys_left -= keys;
         }
         let last = page
             .kvs
             .last()
-            .filter(|_| self.in_pages && page.more && self.wanted != Some(0));
+            .filter(|_| self.is_paged && page.more && self.keys_left != Some(0));
         let tail = match last {
             None => Some(Tail {
                 header: first,
@@ -327,7 +331,7 @@ impl<G: GetPage> Pager<G> {
                 self.request.serializable = false;
                 let mean_bytes = (bytes / keys.max(1).unsigned_abs()).max(1);
                 let limit = page_keys(mean_bytes);
-                self.request.limit = self.wanted.map_or(limit, |wanted| limit.min(wanted));
+                self.request.limit = self.keys_left.map_or(limit, |keys_left| limit.min(keys_left));
                 None
             }
         };
@@ -352,7 +356,7 @@ fn is_unavailable(status: &HeaderMap) -> bool {
 }
 
 /// The gRPC status among other metadata.
-fn status_alone(metadata: &HeaderMap) -> HeaderMap {
+fn extract_status(metadata: &HeaderMap) -> HeaderMap {
     let mut status = HeaderMap::new();
     for name in [GRPC_STATUS, GRPC_MESSAGE] {
         if let Some(value) = metadata.get(&name) {
@@ -362,7 +366,7 @@ fn status_alone(metadata: &HeaderMap) -> HeaderMap {
     status
 }
 
-type Fetched<G> = (Box<Pager<G>>, Result<Page, NoPage>);
+type FetchResult<G> = (Box<Pager<G>>, Result<Page, PageError>);
 
 /// A RangeStream in flight: the chunks of one page after the other.
 pub(super) struct PagedStream<G> {
@@ -374,7 +378,7 @@ pub(super) struct PagedStream<G> {
 
 enum Next<G> {
     Idle(Box<Pager<G>>),
-    Fetching(Pin<Box<dyn Future<Output = Fetched<G>> + Send>>),
+    Fetching(Pin<Box<dyn Future<Output = FetchResult<G>> + Send>>),
     End(Option<HeaderMap>),
 }
 
@@ -385,10 +389,10 @@ impl<G> fmt::Debug for PagedStream<G> {
     }
 }
 
-impl<G: GetPage> BodySource for PagedStream<G> {
+impl<G: FetchPage> BodySource for PagedStream<G> {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
         loop {
-            if let Some(chunk) = self.page.as_mut().and_then(|page| page.cut(&mut self.size)) {
+            if let Some(chunk) = self.page.as_mut().and_then(|page| page.cut_chunk(&mut self.size)) {
                 return Poll::Ready(Some(Ok(Frame::data(chunk.into()))));
             }
             self.page = None;
@@ -408,7 +412,7 @@ impl<G: GetPage> BodySource for PagedStream<G> {
                             Next::Idle(pager)
                         }
                     }
-                    Poll::Ready((_, Err(no_page))) => Next::End(Some(no_page.trailers())),
+                    Poll::Ready((_, Err(error))) => Next::End(Some(error.trailers())),
                 },
                 Next::End(trailers) => {
                     return Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))));
@@ -420,7 +424,7 @@ impl<G: GetPage> BodySource for PagedStream<G> {
 
 impl Page {
     /// Cuts the next chunk, a framed message, by the same rule as streams from memory; `None` when all has been cut.
-    fn cut(&mut self, size: &mut ChunkSize) -> Option<Bytes> {
+    fn cut_chunk(&mut self, size: &mut ChunkSize) -> Option<Bytes> {
         if self.kvs.is_empty() && self.tail.is_none() {
             return None;
         }
@@ -462,12 +466,12 @@ mod tests {
     /// Returns scripted results, and records the requests.
     #[derive(Clone, Default)]
     struct Script {
-        results: Arc<Mutex<VecDeque<Got>>>,
+        results: Arc<Mutex<VecDeque<PageResponse>>>,
         requests: Arc<Mutex<Vec<RangeRequest>>>,
     }
 
     impl Script {
-        fn new(results: impl IntoIterator<Item = Got>) -> Script {
+        fn new(results: impl IntoIterator<Item = PageResponse>) -> Script {
             Script {
                 results: Arc::new(Mutex::new(results.into_iter().collect())),
                 requests: Arc::default(),
@@ -479,8 +483,12 @@ mod tests {
         }
     }
 
-    impl GetPage for Script {
-        async fn get(&self, request: &RangeRequest, _: Option<u64>) -> Result<Got, NoPage> {
+    impl FetchPage for Script {
+        async fn fetch_page(
+            &self,
+            request: &RangeRequest,
+            _: Option<u64>,
+        ) -> Result<PageResponse, PageError> {
             self.requests.lock().push(request.clone());
             Ok(self.results.lock().pop_front().unwrap())
         }
@@ -500,14 +508,14 @@ mod tests {
         [&[0x0a, 4][..], key.as_bytes()].concat().into()
     }
 
-    fn page(keys: std::ops::Range<usize>, count: i64, more: bool, revision: i64) -> Got {
+    fn page(keys: std::ops::Range<usize>, count: i64, more: bool, revision: i64) -> PageResponse {
         let response = RangeResponse {
             header: Some(header(revision)),
             kvs: keys.map(key_value).collect(),
             more,
             count,
         };
-        Got::Page(response, 1000)
+        PageResponse::Page(response, 1000)
     }
 
     fn list() -> RangeQuery {
@@ -596,7 +604,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn too_long_page_is_requested_with_fewer_keys() {
-        let script = Script::new([Got::TooLong(64 << 20), page(0..4, 4, false, 7)]);
+        let script = Script::new([PageResponse::TooLarge(64 << 20), page(0..4, 4, false, 7)]);
         let stream = Pager::new(script.clone(), &list(), None).start().await.unwrap();
         assert_eq!(read(stream).await.0.kvs.len(), 4);
         assert_eq!(script.limits(), [64, 4]);
@@ -608,9 +616,9 @@ mod tests {
             sort_target: 3,
             ..list()
         };
-        let script = Script::new([Got::TooLong(65 << 20)]);
+        let script = Script::new([PageResponse::TooLarge(65 << 20)]);
         let refused = Pager::new(script, &query, None).start().await.unwrap_err();
-        assert!(matches!(refused, NoPage::Own(Status::SortedTooLong(_))));
+        assert!(matches!(refused, PageError::Local(Status::SortedTooLong(_))));
         let script = Script::new([page(0..3, 3, false, 7)]);
         let stream = Pager::new(script.clone(), &query, None).start().await.unwrap();
         assert_eq!(read(stream).await.0.kvs.len(), 3);
@@ -619,7 +627,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn unavailable_in_mid_stream_is_retried_a_few_times() {
-        let failing = (0..TRIES - 1).map(|_| Got::Status(unavailable()));
+        let failing = (0..MAX_TRIES - 1).map(|_| PageResponse::Status(unavailable()));
         let script = Script::new(
             std::iter::once(page(0..64, 65, true, 7))
                 .chain(failing)
@@ -628,9 +636,9 @@ mod tests {
         let began = Instant::now();
         let stream = Pager::new(script, &list(), None).start().await.unwrap();
         assert_eq!(read(stream).await.0.kvs.len(), 65);
-        assert_eq!(began.elapsed(), RETRY_PAUSE * (TRIES - 1));
+        assert_eq!(began.elapsed(), RETRY_PAUSE * (MAX_TRIES - 1));
 
-        let failing = (0..TRIES).map(|_| Got::Status(unavailable()));
+        let failing = (0..MAX_TRIES).map(|_| PageResponse::Status(unavailable()));
         let script = Script::new(std::iter::once(page(0..64, 65, true, 7)).chain(failing));
         let stream = Pager::new(script, &list(), None).start().await.unwrap();
         assert_eq!(read(stream).await.2, "14");
@@ -638,9 +646,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn status_before_the_first_page_is_the_calls() {
-        let script = Script::new([Got::Status(unavailable())]);
+        let script = Script::new([PageResponse::Status(unavailable())]);
         let refused = Pager::new(script, &list(), None).start().await.unwrap_err();
-        assert!(matches!(refused, NoPage::Etcd(_)));
+        assert!(matches!(refused, PageError::Etcd(_)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -654,7 +662,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn deadline_ends_the_stream() {
-        let lost = (0..TRIES).map(|_| Got::Lost(Status::ConnectionLost(String::new())));
+        let lost = (0..MAX_TRIES).map(|_| PageResponse::Lost(Status::ConnectionLost(String::new())));
         let script = Script::new(std::iter::once(page(0..64, 65, true, 7)).chain(lost));
         let deadline = Instant::now() + RETRY_PAUSE * 2;
         let stream = Pager::new(script, &list(), Some(deadline)).start().await.unwrap();

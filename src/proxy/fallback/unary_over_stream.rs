@@ -32,13 +32,13 @@ use crate::proxy::response::{BodySource, Polled, ResponseBody, status_response};
 use crate::upstream::{Connection, Outgoing};
 
 /// The budget is taken in steps of this size; the unused part of the last step is released.
-const STEP_BYTES: u64 = 256 << 10;
+const BUDGET_STEP_BYTES: u64 = 256 << 10;
 /// Codes with which etcd refuses a stream for the same reasons and with the same text as the unary call: invalid argument,
 /// permission denied, out of range, unauthenticated. Other codes may be a stream's own (a learner serves none, for one).
-const SAME_AS_UNARY: [&[u8]; 4] = [b"3", b"7", b"11", b"16"];
+const CODES_SAME_AS_UNARY: [&[u8]; 4] = [b"3", b"7", b"11", b"16"];
 const UNIMPLEMENTED: &[u8] = b"12";
 /// Least size of a frame, in bytes: chunks of small entries come in many pieces.
-const FRAME_BYTES: usize = 128 << 10;
+const FRAME_MIN_BYTES: usize = 128 << 10;
 
 /// Converts Ranges to RangeStreams.
 #[derive(Debug)]
@@ -107,10 +107,10 @@ impl UnaryOverStream {
         let (mut head, body) = response.into_parts();
         // For the call's trace.
         head.extensions.insert(connection.url().clone());
-        let mut held = self.budget.hold_in_line();
+        let mut held = self.budget.hold_in_queue();
         if head.headers.contains_key(GRPC_STATUS) {
             let trailers = HeaderMap::new();
-            return refused(head, trailers, held, &connection);
+            return convert_refusal(head, trailers, held, &connection);
         }
         let mut reader = ResponseReader::new(body, Method::RangeStream, &forward.cluster_state);
         let (mut scanner, mut pieces, mut read_bytes) =
@@ -118,7 +118,7 @@ impl UnaryOverStream {
         while let Some(data) = reader.data().await.map_err(|_| StreamFallback::Broken)? {
             read_bytes += data.len() as u64;
             if read_bytes > held.bytes() {
-                let step = (read_bytes - held.bytes()).max(STEP_BYTES);
+                let step = (read_bytes - held.bytes()).max(BUDGET_STEP_BYTES);
                 if held.try_grow(step).is_err() {
                     held.grow(read_bytes - held.bytes(), Instant::now() + self.max_wait)
                         .await
@@ -135,7 +135,7 @@ impl UnaryOverStream {
             return if scanner.has_begun() {
                 Err(StreamFallback::Broken)
             } else {
-                refused(head, trailers, held, &connection)
+                convert_refusal(head, trailers, held, &connection)
             };
         }
         let summary = scanner.finish().map_err(|_| StreamFallback::Malformed)?;
@@ -153,9 +153,9 @@ fn assemble(
 ) -> Result<Converted, StreamFallback> {
     summary.header().map_err(|_| StreamFallback::Malformed)?;
     let kvs_bytes: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
-    held.stop_growing();
+    held.leave_queue();
     held.shrink(held.bytes().saturating_sub(kvs_bytes));
-    let (first, last) = (header_field(&summary.header), tail(&summary));
+    let (first, last) = (header_field(&summary.header), more_and_count_fields(&summary));
     let length = first.len() as u64 + kvs_bytes + last.len() as u64;
     if length > MAX_RESPONSE_BYTES {
         let content_type = grpc_content_type(&head.headers);
@@ -204,7 +204,12 @@ struct HeldBody(Arc<Watched<HeldFrames>>);
 
 impl BodySource for HeldBody {
     fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        Poll::Ready(self.0.read(HeldFrames::next).map_err(Into::into).transpose())
+        Poll::Ready(
+            self.0
+                .read(HeldFrames::next_frame)
+                .map_err(Into::into)
+                .transpose(),
+        )
     }
 }
 
@@ -216,9 +221,9 @@ struct HeldFrames {
 }
 
 impl HeldFrames {
-    fn next(&mut self) -> Option<Frame<Rope>> {
+    fn next_frame(&mut self) -> Option<Frame<Rope>> {
         let mut rope = Rope::default();
-        while rope.remaining() < FRAME_BYTES
+        while rope.remaining() < FRAME_MIN_BYTES
             && let Some(piece) = self.pieces.next()
         {
             rope.push_shared(piece);
@@ -232,7 +237,7 @@ impl HeldFrames {
 }
 
 /// etcd refused the stream before its first chunk. Where it would refuse the unary call too, that is the response.
-fn refused(
+fn convert_refusal(
     mut head: response::Parts,
     trailers: HeaderMap,
     held: HeldBytes,
@@ -250,7 +255,7 @@ fn refused(
             .into());
     }
     let is_grpc = head.status == StatusCode::OK && head.headers.contains_key(CONTENT_TYPE);
-    if !is_grpc || !SAME_AS_UNARY.contains(&code) {
+    if !is_grpc || !CODES_SAME_AS_UNARY.contains(&code) {
         return Err(StreamFallback::Refused);
     }
     Ok(Converted {
@@ -273,7 +278,7 @@ fn header_field(header: &[u8]) -> Bytes {
 }
 
 /// A RangeResponse's fields 3 and 4, which are omitted where they are 0.
-fn tail(summary: &ResponseSummary) -> Bytes {
+fn more_and_count_fields(summary: &ResponseSummary) -> Bytes {
     let mut tail = BytesMut::new();
     if summary.more {
         tail.put_slice(&[0x18, 1]);
