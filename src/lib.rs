@@ -21,6 +21,8 @@
 //! | [`memory`] | the memory limit of the container |
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
+
 pub mod admin;
 pub mod cache;
 pub mod cli;

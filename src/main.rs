@@ -1,5 +1,7 @@
 //! The boot sequence: parse, validate, read files, bind, serve, drain.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
+
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
