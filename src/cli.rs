@@ -9,7 +9,7 @@ use clap_complete::{Generator as _, Shell};
 
 use crate::config::{Config, DoctorConfig, effective, with_environment};
 
-/// What the command line asks for.
+/// The command that the command line names, with its flags.
 #[derive(Debug)]
 pub enum Task {
     /// Run the proxy.
@@ -33,7 +33,7 @@ impl Task {
     /// Reads the arguments and the environment of this process.
     ///
     /// # Errors
-    /// What is wrong with them, or the help that they ask for, ready to be printed.
+    /// The error in the arguments, or the help that they request, ready to be printed.
     pub fn from_args() -> Result<Task, clap::Error> {
         Task::new(&command().try_get_matches()?)
     }
@@ -57,7 +57,7 @@ impl Task {
     }
 }
 
-/// One line on `doctor`.
+/// Summary of `doctor` in the list of commands.
 const DOCTOR_SUMMARY: &str =
     "Examine etcd and report what would be cached, in how much memory, and what prevents it";
 
@@ -161,8 +161,8 @@ pub fn man(out: &mut dyn Write) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn task(words: &[&str]) -> Result<Task, clap::Error> {
-        Task::new(&command().try_get_matches_from(std::iter::once(&"rangecache").chain(words))?)
+    fn task(args: &[&str]) -> Result<Task, clap::Error> {
+        Task::new(&command().try_get_matches_from(std::iter::once(&"rangecache").chain(args))?)
     }
 
     #[test]
@@ -177,12 +177,12 @@ mod tests {
         };
         assert_eq!(options.config.etcd.endpoints[0].to_string(), "http://etcd:1");
         assert!(options.deep);
-        for words in [
+        for args in [
             vec!["--endpoints", "http://etcd:1"],
             vec!["serve", "--endpoints", "http://etcd:1"],
         ] {
-            let Ok(Task::Serve(config)) = task(&words) else {
-                panic!("{words:?} does not serve");
+            let Ok(Task::Serve(config)) = task(&args) else {
+                panic!("{args:?} does not serve");
             };
             assert_eq!(config.etcd.endpoints[0].to_string(), "http://etcd:1");
         }

@@ -135,7 +135,7 @@ fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
     }
 }
 
-/// What is read from files and the environment before a port is bound.
+/// Everything that is read from files and the environment before a port is bound.
 struct Files {
     connector: Arc<Connector>,
     acceptor: Option<Arc<Acceptor>>,

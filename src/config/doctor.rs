@@ -4,7 +4,7 @@ use clap::{Args, ValueEnum};
 
 use super::flags::Config;
 
-/// What `rangecache doctor` examines, and how it reports.
+/// Flags of `rangecache doctor`.
 #[derive(Args, Debug, Clone)]
 pub struct DoctorConfig {
     /// The flags of `serve`.

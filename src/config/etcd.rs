@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use super::units::parse_duration;
 use crate::net::Url;
 
-/// Where etcd is, and how rangecache calls it.
+/// Endpoints of etcd, credentials, and use of its features.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "etcd")]
 pub struct EtcdConfig {
@@ -51,7 +51,7 @@ pub struct EtcdConfig {
     pub old_etcd: OldEtcd,
 }
 
-/// What to do with an etcd below the version gate.
+/// Reaction to an etcd below the version gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OldEtcd {
     /// Forward linearizable reads, with a warning

@@ -11,7 +11,7 @@ use super::mirror::MirrorConfig;
 use super::tls::{TlsConfig, TlsFlagError};
 use crate::net::Url;
 
-/// All flags of serving. Each can also be given as the environment variable `RANGECACHE_<FLAG>`.
+/// Flags of serving. Each can also be given as the environment variable `RANGECACHE_<FLAG>`.
 #[derive(Parser, Debug, Clone)]
 #[command(
     name = "rangecache",

@@ -5,7 +5,7 @@ use clap::Args;
 use super::units::parse_mode;
 use crate::net::Url;
 
-/// Where clients and operators connect.
+/// Listening sockets for clients and for operators.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Listeners")]
 pub struct ListenConfig {
@@ -50,7 +50,7 @@ pub struct ListenConfig {
 }
 
 impl ListenConfig {
-    /// All URLs that are listened on.
+    /// URLs of all listeners.
     pub fn urls(&self) -> impl Iterator<Item = &Url> {
         self.client_urls.iter().chain(&self.metrics_urls)
     }

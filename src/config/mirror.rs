@@ -7,7 +7,7 @@ use clap::Args;
 use super::units::{parse_bytes, parse_duration};
 use crate::memory;
 
-/// What is mirrored, and how it is kept fresh.
+/// Mirrored prefixes, memory and freshness.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Mirrors")]
 pub struct MirrorConfig {

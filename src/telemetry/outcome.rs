@@ -33,7 +33,7 @@ pub enum Kind {
     Stream,
 }
 
-/// How a Range ended.
+/// Outcome of a Range or RangeStream, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Answered from memory at once.

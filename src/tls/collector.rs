@@ -49,8 +49,8 @@ impl Collector {
         let authorities = match files.get(CERTIFICATE) {
             Some(file) => file.authorities()?.0,
             None => system_authorities().map_err(|_| {
-                let says = format!("this system has no CA certificates: set {CERTIFICATE}");
-                FileError::Other(says)
+                let text = format!("this system has no CA certificates: set {CERTIFICATE}");
+                FileError::Other(text)
             })?,
         };
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))

@@ -24,7 +24,7 @@ use crate::config::{Config, TlsConfig};
 use crate::net::{self, Plain, Stream, Url};
 use crate::telemetry::Metrics;
 
-/// How long to wait for the first bytes of a server that may send only after the client does.
+/// Time to wait for the first bytes of a server, which may send only after the client does.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Application protocol of a connection to etcd.
@@ -169,7 +169,7 @@ impl Connector {
     /// The facts of the certificate that the server at `url` presents; `None` without TLS, or if it cannot be parsed.
     ///
     /// # Errors
-    /// As [`Connector::connect`].
+    /// The errors of [`Connector::connect`].
     pub async fn look_at_peer(&self, url: &Url) -> io::Result<Option<Facts>> {
         let Either::Right(stream) = self.connect(url, Protocol::Http2).await? else {
             return Ok(None);

@@ -28,7 +28,7 @@ fn flag_with_path(flag: &str, path: Option<&Path>, otherwise: &str) -> String {
 
 /// Why the handshake with `url` failed.
 pub(super) fn towards_etcd(error: io::Error, url: &Url, files: &TlsFilePaths) -> io::Error {
-    let words = match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+    let text = match error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
         Some(Error::InvalidCertificate(error)) => certificate(error, url, files),
         Some(Error::AlertReceived(alert)) => alert_of_etcd(*alert, files)
             .unwrap_or_else(|| format!("etcd refused the TLS handshake ({alert:?})")),
@@ -45,7 +45,7 @@ pub(super) fn towards_etcd(error: io::Error, url: &Url, files: &TlsFilePaths) ->
             .to_owned(),
         None => return error,
     };
-    io::Error::new(error.kind(), words)
+    io::Error::new(error.kind(), text)
 }
 
 /// Why the server sent nothing after the handshake with `url`.
@@ -99,7 +99,7 @@ fn certificate(error: &CertificateError, url: &Url, files: &TlsFilePaths) -> Str
     }
 }
 
-/// What an alert of etcd means for the flags.
+/// Explains an alert of etcd, with the flag that it concerns.
 fn alert_of_etcd(alert: AlertDescription, files: &TlsFilePaths) -> Option<String> {
     let Some(cert) = files.cert.as_deref() else {
         // If no certificate was presented, these alerts can only mean that one is required.
@@ -114,7 +114,7 @@ fn alert_of_etcd(alert: AlertDescription, files: &TlsFilePaths) -> Option<String
         .or_else(|| common(alert));
     };
     let cert = format!("--cert {}", cert.display());
-    let words = match alert {
+    let text = match alert {
         AlertDescription::CertificateExpired => format!("etcd refuses {cert} as expired: renew it"),
         AlertDescription::UnknownCA => {
             format!("{cert} was not issued by a CA in etcd's --trusted-ca-file: use one that was")
@@ -130,7 +130,7 @@ fn alert_of_etcd(alert: AlertDescription, files: &TlsFilePaths) -> Option<String
         }
         _ => return common(alert),
     };
-    Some(words)
+    Some(text)
 }
 
 fn common(alert: AlertDescription) -> Option<String> {
@@ -158,13 +158,13 @@ pub(super) fn after_handshake(text: &str, url: &Url, files: &TlsFilePaths) -> St
         Alert::UnknownCA,
         Alert::AccessDenied,
     ];
-    let said = |alert: &Alert| text.contains(&Error::AlertReceived(*alert).to_string());
-    if let Some(words) = alerts
+    let is_in_text = |alert: &Alert| text.contains(&Error::AlertReceived(*alert).to_string());
+    if let Some(explanation) = alerts
         .into_iter()
-        .find(said)
+        .find(is_in_text)
         .and_then(|alert| alert_of_etcd(alert, files))
     {
-        return words;
+        return explanation;
     }
     match (url.tls, files.cert.as_deref()) {
         (false, _) => format!(

@@ -1,4 +1,4 @@
-//! Handshakes between a [`Connector`] and an [`Acceptor`] over in-memory sockets; the acceptor stands for etcd, too.
+//! Handshakes between a [`Connector`] and an [`Acceptor`] over in-memory sockets; the acceptor also takes the place of etcd.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -416,7 +416,7 @@ fn facts_are_those_of_the_first_certificate() {
     assert!(connector.names_a_user());
 }
 
-/// What a client says of a server that does not complete the handshake.
+/// The error of a client whose server does not complete the handshake.
 async fn error_of(server: impl AsyncFnOnce(UnixStream)) -> String {
     let ca = Ca::new();
     let connector = connector(&calling(&ca.cert(), None));

@@ -2,7 +2,7 @@
 
 use prometheus_client::encoding::EncodeLabelSet;
 
-/// One mirror, by the name that logs use, too.
+/// Label with the name of a mirror, as in the log.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(super) struct MirrorLabels {
     pub(super) mirror: String,
@@ -16,7 +16,7 @@ impl MirrorLabels {
     }
 }
 
-/// How an operation ended.
+/// Label with the result of an operation.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(super) struct ResultLabels {
     pub(super) result: &'static str,

@@ -10,7 +10,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use super::context::child_context;
 use crate::net::{Address, Url};
 
-/// How rangecache fills in a span.
+/// Operations on spans that rangecache needs and the library lacks.
 pub trait SpanExt {
     /// Adds an attribute.
     fn set(&mut self, name: &'static str, value: impl Into<Value>);
