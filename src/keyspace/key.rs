@@ -29,7 +29,7 @@ mod tests {
     fn no_key_lies_between_a_key_and_its_successor() {
         assert_eq!(successor(b"/a"), Bytes::from_static(b"/a\0"));
         assert_eq!(successor(b""), Bytes::from_static(b"\0"));
-        assert!(b"/a".as_slice() < &successor(b"/a") && successor(b"/a") < Bytes::from_static(b"/a\0\0"));
+        assert!(b"/a".as_slice() < successor(b"/a") && successor(b"/a") < Bytes::from_static(b"/a\0\0"));
     }
 
     #[test]
