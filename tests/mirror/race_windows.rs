@@ -220,7 +220,7 @@ async fn feed_member_paused_between_check_and_response_is_not_stale() {
     }
     let left = rangecache
         .log()
-        .matches("silent and its member is unwell")
+        .matches("silent and its member is unhealthy")
         .count();
     assert!(left > 0, "no feed was moved because its member was unhealthy");
 }

@@ -425,6 +425,6 @@ async fn browser_updates_the_figures_live() {
     let stale = browser
         .evaluate("document.getElementById('stale').textContent")
         .await;
-    assert!(stale.as_str().unwrap().contains("does not answer"), "{stale}");
+    assert!(stale.as_str().unwrap().contains("does not respond"), "{stale}");
     browser.picture(&pictures().join("stale.png")).await;
 }
