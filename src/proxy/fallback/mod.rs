@@ -5,7 +5,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `page_series` | later pages of a list, from one RangeStream; `page_source` cuts them, `expiring_map` keeps the series |
+//! | `page_series` | later pages of a list, from one RangeStream; `page_source` cuts them, `page_header` checks that etcd would still return them, `expiring_map` keeps the series |
 //! | `sharing` | which clients may share |
 //! | `single_flight` | one call for identical reads; `shared_response` is its result |
 //! | `unary_over_stream` | a large Range as a RangeStream |
@@ -13,6 +13,7 @@
 //! | `reason`, `refused` | why a stream was not used; why a read was refused |
 
 mod expiring_map;
+mod page_header;
 mod page_series;
 mod page_source;
 mod reason;

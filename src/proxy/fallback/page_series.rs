@@ -18,6 +18,7 @@ use http_body::Frame;
 use tokio::time::Instant;
 
 use super::expiring_map::ExpiringMap;
+use super::page_header::{ListOrigin, page_header};
 use super::page_source::{CHUNK_TIMEOUT, PageSource};
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
@@ -246,25 +247,13 @@ impl PageSeriesCache {
         if cluster_state.min_served_revision().is_none() && self.mirrors.freshness.prove().await.is_err() {
             return Err(StreamFallback::NotProven);
         }
-        let min_served = cluster_state
-            .min_served_revision()
-            .ok_or(StreamFallback::NotProven)?;
-        let known = cluster_state.known().max(min_served);
-        let identity = cluster_state.identity().ok_or(StreamFallback::NotProven)?;
-        if cluster_state.auth() != request.scope.auth() {
-            return Err(StreamFallback::Auth);
-        }
-        let same = cluster_state.history() == series.history && identity.cluster_id == series.cluster_id;
-        if !same || known < revision {
-            return Err(StreamFallback::HistoryReplaced);
-        }
-        if revision < cluster_state.compacted() {
-            return Err(StreamFallback::Compacted);
-        }
-        Ok(granted.unwrap_or(ResponseHeader {
-            revision: known,
-            ..*identity
-        }))
+        let origin = ListOrigin {
+            history: series.history,
+            cluster_id: series.cluster_id,
+            revision,
+        };
+        let known = page_header(cluster_state, &origin, request.scope)?;
+        Ok(granted.unwrap_or(known))
     }
 
     /// Opens a stream of all `keys` that are left from the page on.
