@@ -1,20 +1,21 @@
-//! The bound on calls in flight (`--max-calls`).
+//! Bound on calls in flight (`--max-calls`).
 
 use prometheus_client::metrics::gauge::Gauge;
 use tokio_util::task::TaskTracker;
 
-/// Decides whether one more call is taken.
+/// Decides whether another call is accepted.
 #[derive(Debug)]
 pub struct Admission {
     max_calls: usize,
-    /// The tasks of connections and calls.
+    /// One task per open connection and one per call in flight.
     tasks: TaskTracker,
-    /// Connections that are open.
+    /// Open connections.
     connections: Gauge,
 }
 
 impl Admission {
-    /// At most `max_calls` in flight. `tasks` has one task per open connection, which `connections` counts, and one per call.
+    /// Accepts at most `max_calls` calls at once. `tasks` tracks one task per open connection, which `connections`
+    /// counts, and one per call.
     #[must_use]
     pub fn new(max_calls: usize, tasks: &TaskTracker, connections: &Gauge) -> Admission {
         Admission {
@@ -24,10 +25,11 @@ impl Admission {
         }
     }
 
-    /// Whether more than the bound are in flight, the asking call included. A call counts until the last byte of its response
-    /// is sent: hyper drives each in a task of its own, so that this check is two loads.
+    /// Whether more than `max_calls` calls are in flight, including the one that is being accepted.
     #[must_use]
     pub fn is_full(&self) -> bool {
+        // hyper runs each HTTP/2 call in a task until the last byte of its response is sent, so that the difference
+        // of two loads counts the calls: no counter has to be updated per call.
         let connections = usize::try_from(self.connections.get()).unwrap_or(0);
         self.tasks.len().saturating_sub(connections) > self.max_calls
     }
@@ -38,16 +40,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_tasks_beyond_those_of_connections() {
+    fn tasks_beyond_open_connections_count_as_calls() {
         let (tasks, connections) = (TaskTracker::new(), Gauge::default());
         let admission = Admission::new(2, &tasks, &connections);
         let mut tokens: Vec<_> = (0..3).map(|_| tasks.token()).collect();
         assert!(admission.is_full(), "three calls");
         connections.inc();
-        assert!(!admission.is_full(), "one of the tasks is a connection's");
+        assert!(!admission.is_full(), "one of the tasks belongs to a connection");
         tokens.push(tasks.token());
         assert!(admission.is_full());
         tokens.truncate(3);
-        assert!(!admission.is_full(), "a call has ended");
+        assert!(!admission.is_full(), "one call has completed");
     }
 }

@@ -1,9 +1,16 @@
-//! Byte budgets for buffered responses of etcd: one bound for all holders of an instance (I7).
+//! Byte budgets for buffered responses of etcd: an upper bound on the sum of bytes that all holders of one budget
+//! have (I7).
 //!
-//! With fair growth each response eventually completes, although its size is unknown until its end: all holders share the
-//! first quarter; beyond it only the oldest in line grows, while the others pause and, by HTTP/2's flow control, etcd with
-//! them. When the oldest is complete, the next in line is the oldest. The last eighth is reserved for the first bytes of each
-//! holder, so that a small response does not wait behind large ones.
+//! The size of a response is unknown until it is complete. If every holder could take bytes at any time, several large
+//! responses could fill the budget together, and none of them could be completed. With fair growth each one completes
+//! eventually:
+//!
+//! - All holders share the first quarter of the budget.
+//! - Above the quarter, only the oldest holder in the queue grows, up to seven eighths. The others wait, and flow
+//!   control stops etcd from sending. A holder leaves the queue when its response is complete; the next one is then the
+//!   oldest.
+//! - The last eighth is reserved for the first bytes of each holder, so that small responses do not wait for
+//!   large ones.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,34 +20,36 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// With fair growth: all holders share the budget divided by this.
+/// With fair growth, all holders share the budget divided by this.
 const SHARED_DIVISOR: u64 = 4;
-/// A holder's first bytes are the budget divided by this: 64 small holders leave half of the budget to the oldest.
+/// A holder is small up to the budget divided by this, and may then use the reserved eighth, which has room for 64
+/// small holders.
 const SMALL_HOLDER_DIVISOR: u64 = 512;
 
-/// A bound on bytes, shared by their holders.
+/// Upper bound on the bytes that several [`HeldBytes`] have together.
 #[derive(Debug)]
 pub struct ByteBudget {
     max_bytes: u64,
-    /// Up to here every holder may grow.
+    /// Used bytes up to which every holder may grow.
     shared_max_bytes: u64,
     state: Mutex<State>,
-    /// Woken whenever bytes are released or another holder becomes the oldest.
+    /// Notified when bytes are released and when a holder leaves the queue.
     changed: Notify,
-    /// Bytes held now.
+    /// Metric of the used bytes.
     gauge: Gauge,
 }
 
 #[derive(Debug, Default)]
 struct State {
+    /// Sum of the bytes of all holders.
     used: u64,
-    /// Number of the next holder in line.
+    /// Number that the next holder to queue gets. Increases, so that the lowest number is the oldest.
     next_number: u64,
-    /// Numbers of the holders in line, oldest first.
+    /// Numbers of the holders that are still growing.
     queue: BTreeSet<u64>,
 }
 
-/// The budget has no room, or had none until the deadline.
+/// The bytes do not fit the budget now, or did not until the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the byte budget is used up")]
 pub struct BudgetExceeded;
@@ -50,18 +59,18 @@ pub struct BudgetExceeded;
 pub struct HeldBytes {
     budget: Arc<ByteBudget>,
     bytes: u64,
-    /// Its number, while it is in line.
+    /// The holder's number while it is in the queue.
     queue_number: Option<u64>,
 }
 
 impl ByteBudget {
-    /// A budget whose holders grow fairly, see the module.
+    /// Creates a budget of `max_bytes` with fair growth: every queued holder completes eventually.
     #[must_use]
     pub fn with_fair_growth(max_bytes: u64, gauge: &Gauge) -> Arc<ByteBudget> {
         ByteBudget::new(max_bytes, max_bytes / SHARED_DIVISOR, gauge)
     }
 
-    /// A budget that gives bytes to whichever holder asks first, up to its bound.
+    /// Creates a budget of `max_bytes` in which every holder may grow up to the bound, in order of its calls.
     #[must_use]
     pub fn first_come(max_bytes: u64, gauge: &Gauge) -> Arc<ByteBudget> {
         ByteBudget::new(max_bytes, max_bytes, gauge)
@@ -77,7 +86,7 @@ impl ByteBudget {
         })
     }
 
-    /// A holder of 0 bytes with a place in line, for [`HeldBytes::grow`].
+    /// Returns a holder of 0 bytes that is in the queue, for [`HeldBytes::grow`].
     #[must_use]
     pub fn hold_in_queue(self: &Arc<Self>) -> HeldBytes {
         let mut state = self.state.lock();
@@ -91,7 +100,7 @@ impl ByteBudget {
         }
     }
 
-    /// A holder of 0 bytes without a place in line, for [`HeldBytes::try_grow`].
+    /// Returns a holder of 0 bytes that is not in the queue, for [`HeldBytes::try_grow`].
     #[must_use]
     pub fn hold(self: &Arc<Self>) -> HeldBytes {
         HeldBytes {
@@ -101,7 +110,7 @@ impl ByteBudget {
         }
     }
 
-    /// Up to here the oldest in line may grow.
+    /// Used bytes up to which the oldest holder in the queue may grow.
     fn oldest_max_bytes(&self) -> u64 {
         self.max_bytes / 8 * 7
     }
@@ -112,14 +121,14 @@ impl ByteBudget {
 }
 
 impl HeldBytes {
-    /// Grows by `bytes`, waiting for room until `deadline`.
+    /// Grows by `bytes`; waits until `deadline` for other holders to release bytes.
     ///
     /// # Errors
-    /// [`BudgetExceeded`]; at once if the holder alone would exceed the budget.
+    /// [`BudgetExceeded`] at the deadline; immediately if the bytes can never fit.
     pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
         let budget = Arc::clone(&self.budget);
         loop {
-            // Registered before the attempt, so that no change in between is missed.
+            // Created before the attempt: a release between the attempt and the wait is not missed.
             let changed = budget.changed.notified();
             if self.try_grow(bytes).is_ok() {
                 return Ok(());
@@ -132,10 +141,10 @@ impl HeldBytes {
         }
     }
 
-    /// Grows by `bytes` if there is room now.
+    /// Grows by `bytes` without waiting.
     ///
     /// # Errors
-    /// [`BudgetExceeded`].
+    /// [`BudgetExceeded`] if they do not fit now.
     pub fn try_grow(&mut self, bytes: u64) -> Result<(), BudgetExceeded> {
         let budget = &self.budget;
         let mut state = budget.state.lock();
@@ -156,7 +165,7 @@ impl HeldBytes {
         Ok(())
     }
 
-    /// Leaves the line: the next holder may become the oldest.
+    /// Leaves the queue, so that the next holder becomes the oldest. Called when the response is complete.
     pub fn leave_queue(&mut self) {
         if let Some(number) = self.queue_number.take() {
             self.budget.state.lock().queue.remove(&number);
@@ -164,7 +173,7 @@ impl HeldBytes {
         }
     }
 
-    /// Releases `bytes`, or all if it holds fewer.
+    /// Releases `bytes`, or all bytes if the holder has fewer.
     pub fn shrink(&mut self, bytes: u64) {
         let bytes = bytes.min(self.bytes);
         if bytes > 0 {
@@ -176,7 +185,7 @@ impl HeldBytes {
         }
     }
 
-    /// Moves `bytes`, or all if it holds fewer, to a holder of their own.
+    /// Moves `bytes`, or all bytes if the holder has fewer, to a new holder that is not in the queue.
     #[must_use]
     pub fn split(&mut self, bytes: u64) -> HeldBytes {
         let bytes = bytes.min(self.bytes);
@@ -188,7 +197,7 @@ impl HeldBytes {
         }
     }
 
-    /// Bytes held now.
+    /// Bytes that this holder has.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -219,7 +228,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn beyond_the_common_part_only_the_eldest_grows() {
+    async fn holders_above_the_shared_quarter_grow_only_if_oldest() {
         let budget = budget(512);
         let (mut oldest, mut next) = (budget.hold_in_queue(), budget.hold_in_queue());
         oldest.grow(64 * MIB, soon()).await.unwrap();
@@ -229,7 +238,7 @@ mod tests {
         assert_eq!(
             oldest.try_grow(MIB),
             Err(BudgetExceeded),
-            "the last eighth is for small holders"
+            "the last eighth is reserved for small holders"
         );
         let mut small = budget.hold_in_queue();
         small.try_grow(MIB).unwrap();
@@ -240,7 +249,10 @@ mod tests {
         tokio::task::yield_now().await;
         oldest.leave_queue();
         tokio::task::yield_now().await;
-        assert!(!waits.is_finished(), "it is the oldest now, but there is no room");
+        assert!(
+            !waits.is_finished(),
+            "it is the oldest now, but the budget is used up"
+        );
         oldest.shrink(100 * MIB);
         let next = waits.await.unwrap().unwrap();
         assert_eq!(next.bytes(), 164 * MIB);
@@ -251,7 +263,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiting_for_room_ends_at_the_deadline() {
+    async fn grow_without_free_bytes_fails_at_the_deadline() {
         let budget = budget(8);
         let (mut oldest, mut next) = (budget.hold_in_queue(), budget.hold_in_queue());
         oldest.grow(5 * MIB, soon()).await.unwrap();
@@ -261,9 +273,9 @@ mod tests {
         assert_eq!(
             oldest.grow(3 * MIB, soon()).await,
             Err(BudgetExceeded),
-            "it can never fit"
+            "the bytes can never fit"
         );
-        assert_eq!(Instant::now(), deadline, "so it does not wait");
+        assert_eq!(Instant::now(), deadline, "so the call does not wait");
     }
 
     #[test]
@@ -279,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn first_come_budget_is_given_up_to_its_bound() {
+    fn first_come_budget_grows_up_to_its_bound() {
         let budget = ByteBudget::first_come(8 * MIB, &Gauge::default());
         let (mut one, mut other) = (budget.hold(), budget.hold());
         one.try_grow(7 * MIB).unwrap();

@@ -1,7 +1,10 @@
-//! Bounds on what calls may use: calls in flight, large reads at etcd, bytes buffered.
+//! **limits**: bounds on calls in flight, on concurrent large reads of etcd, and on buffered bytes.
 //!
-//! `admission` refuses calls beyond `--max-calls`, `turns` lets a few large reads call etcd at once, `byte_budget` bounds the
-//! bytes that responses hold. This room imports `telemetry` alone; `proxy` uses it.
+//! | file | bound |
+//! |---|---|
+//! | `admission` | calls in flight (`--max-calls`) |
+//! | `turns` | large reads that call etcd at once (`--forward-max-large`), and reads that wait (`--forward-max-waiting`) |
+//! | `byte_budget` | buffered bytes of several responses |
 
 mod admission;
 mod byte_budget;

@@ -1,4 +1,5 @@
-//! Turns: how many large reads may call etcd at once, and how many may wait.
+//! Bounds on large reads: how many may call etcd at once (`--forward-max-large`), and how many may wait
+//! (`--forward-max-waiting`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bounds the large reads that call etcd, and those that wait.
+/// Bounds large reads that call etcd, and reads that wait. First come, first served.
 #[derive(Debug)]
 pub struct Turns {
     turns: Arc<Semaphore>,
@@ -16,21 +17,21 @@ pub struct Turns {
     waiting_gauge: Gauge,
 }
 
-/// The right to call etcd, until dropped.
+/// Permission for one large read to call etcd; released when dropped.
 #[derive(Debug)]
 pub struct Turn {
     _permit: OwnedSemaphorePermit,
     in_flight_gauge: Gauge,
 }
 
-/// Counts one read as waiting until dropped.
+/// Guard that counts one read as waiting until dropped.
 #[derive(Debug)]
 pub struct Waiting<'a>(&'a Turns);
 
-/// Why a read got no turn.
+/// Reason for which a read got no turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTurn {
-    /// As many reads wait as may.
+    /// The bound on waiting reads is reached.
     #[error("too many large reads wait for etcd")]
     TooManyWaiting,
     /// The process is stopping.
@@ -39,7 +40,7 @@ pub enum NoTurn {
 }
 
 impl Turns {
-    /// `max_turns` reads at once, while at most `max_waiting` wait. The gauges show how many do.
+    /// Lets `max_turns` reads call etcd at once and `max_waiting` reads wait. The gauges count both.
     #[must_use]
     pub fn new(
         max_turns: usize,
@@ -56,10 +57,10 @@ impl Turns {
         })
     }
 
-    /// Takes a turn, waiting for one in order of arrival.
+    /// Returns a turn; waits for one in order of arrival.
     ///
     /// # Errors
-    /// [`NoTurn`], at once if too many reads wait already.
+    /// [`NoTurn::TooManyWaiting`] immediately, if the bound on waiting reads is reached.
     pub async fn acquire(&self) -> Result<Turn, NoTurn> {
         let permit = match Arc::clone(&self.turns).try_acquire_owned() {
             Ok(permit) => permit,
@@ -76,14 +77,14 @@ impl Turns {
         })
     }
 
-    /// Counts the calling read as waiting: for a turn, or for another read's response.
+    /// Counts the calling read as waiting, for a turn or for another read's response, until the guard is dropped.
     ///
     /// # Errors
-    /// [`NoTurn::TooManyWaiting`].
+    /// [`NoTurn::TooManyWaiting`] if the bound is reached.
     pub fn count_waiting(&self) -> Result<Waiting<'_>, NoTurn> {
         let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
         self.waiting_gauge.inc();
-        // Dropped on refusal, which undoes the count.
+        // Created before the comparison: when the read is refused, dropping the guard takes its count back.
         let guard = Waiting(self);
         if waiting >= self.max_waiting {
             return Err(NoTurn::TooManyWaiting);

@@ -1,4 +1,5 @@
-//! A map whose entries expire, within a byte budget. An entry is only ever taken out, never read in place.
+//! Map whose entries expire, with an upper bound on their bytes. Entries can only be inserted and removed, not
+//! borrowed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
@@ -7,7 +8,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Entries by key. All live equally long, so the oldest expires first, and is evicted first when bytes run out.
+/// Entries by key. All have the same time to live: the oldest entry expires first, and is evicted first when bytes run
+/// out.
 #[derive(Debug)]
 pub(super) struct ExpiringMap<K, V> {
     ttl: Duration,
@@ -18,9 +20,11 @@ pub(super) struct ExpiringMap<K, V> {
 #[derive(Debug)]
 struct State<K, V> {
     by_key: HashMap<K, Entry<V>>,
-    /// Keys by the numbers of their entries, oldest first.
+    /// Keys by the age number of their entries, oldest first. Has the same keys as `by_key`.
     by_age: BTreeMap<u64, K>,
+    /// Age number of the next entry; increases.
     next_number: u64,
+    /// Sum of the entries' bytes.
     bytes: u64,
 }
 
@@ -33,7 +37,7 @@ struct Entry<V> {
 }
 
 impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
-    /// Entries live for `ttl`; together they have at most `max_bytes`.
+    /// Creates a map whose entries expire after `ttl` and have at most `max_bytes` together.
     pub(super) fn new(ttl: Duration, max_bytes: u64) -> ExpiringMap<K, V> {
         ExpiringMap {
             ttl,
@@ -47,13 +51,14 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
         }
     }
 
-    /// Adds an entry of `bytes`, in place of one with the same key. The oldest entries are dropped until all fit; one that is
-    /// larger than the budget is not added.
+    /// Inserts an entry of `bytes`, and replaces one with the same key. The oldest entries are evicted until it fits;
+    /// an entry larger than the bound is dropped instead.
     pub(super) fn insert(&self, key: K, value: V, bytes: u64) {
         if bytes > self.max_bytes {
             return;
         }
-        // Values are dropped after the lock is released: an open stream may take a moment.
+        // Dropped after the lock is released: dropping a value may close a stream, which takes longer than the map's
+        // work.
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
         dropped.extend(state.remove(&key));
@@ -77,13 +82,13 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
         drop(state);
     }
 
-    /// Takes the entry out, if it is there and has not expired.
+    /// Removes and returns the value of `key`; `None` if there is none or it has expired.
     pub(super) fn remove(&self, key: &K) -> Option<V> {
         let entry = self.state.lock().remove(key)?;
         (entry.expires > Instant::now()).then_some(entry.value)
     }
 
-    /// Drops entries that have expired; returns how many are left.
+    /// Drops expired entries; returns the number of remaining ones.
     pub(super) fn remove_expired(&self) -> usize {
         let now = Instant::now();
         let mut dropped = Vec::new();
@@ -98,6 +103,7 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
 }
 
 impl<K: Eq + Hash, V> State<K, V> {
+    /// Removes the entry of `key` from both maps.
     fn remove(&mut self, key: &K) -> Option<Entry<V>> {
         let entry = self.by_key.remove(key)?;
         self.by_age.remove(&entry.age_number);
@@ -105,6 +111,7 @@ impl<K: Eq + Hash, V> State<K, V> {
         Some(entry)
     }
 
+    /// Time at which the oldest entry expires.
     fn oldest_expires(&self) -> Option<Instant> {
         let (_, key) = self.by_age.first_key_value()?;
         self.by_key.get(key).map(|entry| entry.expires)
@@ -135,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn entry_is_taken_once() {
+    async fn inserted_entry_can_be_removed_once() {
         let map = map();
         map.insert("a", 1, 10);
         map.insert("a", 2, 20);
@@ -145,13 +152,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn entry_expires() {
+    async fn expired_entry_is_not_returned() {
         let map = map();
         map.insert("a", 1, 10);
         tokio::time::advance(TTL / 2).await;
         map.insert("b", 2, 10);
         tokio::time::advance(TTL / 2).await;
-        assert_eq!(map.remove(&"a"), None, "expired, though not yet removed");
+        assert_eq!(map.remove(&"a"), None, "expired, but not dropped yet");
         map.insert("c", 3, 10);
         tokio::time::advance(TTL / 2).await;
         assert_eq!(map.remove_expired(), 1);
@@ -170,8 +177,12 @@ mod tests {
         assert_eq!(map.remove(&"c"), Some(3));
         map.insert("d", 4, 100);
         map.insert("e", 5, 101);
-        assert_eq!(map.remove(&"e"), None, "larger than the budget");
-        assert_eq!(map.remove(&"d"), Some(4), "not evicted for it");
+        assert_eq!(map.remove(&"e"), None, "larger than the bound");
+        assert_eq!(
+            map.remove(&"d"),
+            Some(4),
+            "not evicted for an entry that cannot fit"
+        );
         assert_empty(&map);
     }
 }

@@ -1,16 +1,20 @@
-//! **fallback**: reads that memory cannot answer. [`Fallback::fetch`] has the order of the ways to get them from etcd.
+//! **fallback**: reads that memory cannot answer, fetched from etcd. [`Fallback::fetch`] has the order in which the
+//! alternatives are tried.
 //!
-//! This is the last step of degradation: what cannot be answered from memory must not stampede etcd. Large reads take turns,
-//! identical ones share a call, and a read beyond the bounds is refused with a retryable status.
+//! When a mirror is unavailable, all of its reads arrive here at once and must not overload etcd: large reads are
+//! queued for one of a few turns, identical reads share a call, and reads beyond the bounds are refused with a
+//! retryable status.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
-//! | `page_series` | later pages of a list, from one RangeStream; `page_source` cuts them, `page_header` checks that etcd would still return them, `expiring_map` keeps the series |
-//! | `sharing` | which clients may share |
-//! | `single_flight` | one call for identical reads; `shared_response` is its result |
-//! | `unary_over_stream` | a large Range as a RangeStream |
-//! | `stream_over_pages` | a RangeStream as unary pages |
-//! | `reason`, `refused` | why a stream was not used; why a read was refused |
+//! | `page_series` | serves later pages of a list from one RangeStream, and stores the series in an `expiring_map` |
+//! | `page_source` | splits the RangeStream into pages |
+//! | `page_header` | checks that etcd would still return a page |
+//! | `sharing` | determines which clients may share a response or a series |
+//! | `single_flight` | makes one call for identical reads; `shared_response` is its result |
+//! | `unary_over_stream` | serves a large Range by a RangeStream of etcd |
+//! | `stream_over_pages` | serves a RangeStream by unary pages, if etcd has no RangeStream |
+//! | `reason`, `refused` | reasons for not using a stream; refusals |
 
 mod expiring_map;
 mod page_header;
@@ -51,17 +55,19 @@ use single_flight::{Role, SingleFlight};
 use stream_over_pages::{PageCalls, PageError, Pager};
 use unary_over_stream::{Converted, UnaryOverStream};
 
-/// The result of a call that several reads share.
+/// Result of a call that several reads share.
 type SharedResult = Result<Arc<SharedResponse>, Refused>;
 
-/// Gets reads from etcd.
+/// Fetches reads from etcd, within the bounds that protect etcd and this process.
 #[derive(Debug)]
 pub(super) struct Fallback {
     forward: Arc<Forward>,
     page_series: Arc<PageSeriesCache>,
+    /// Calls in flight for large Ranges, by framed request.
     shared_calls: Arc<SingleFlight<SharedResult>>,
-    /// Bytes of the responses that several reads share.
+    /// Budget of the responses that several reads share (`--forward-shared-max-bytes`).
     shared_bytes: Arc<ByteBudget>,
+    /// Turns of large reads (`--forward-max-large`).
     turns: Arc<Turns>,
     unary_over_stream: UnaryOverStream,
     responses: Arc<ResponseRegistry>,
@@ -70,24 +76,24 @@ pub(super) struct Fallback {
 
 /// A Range or RangeStream that memory cannot answer.
 pub(super) struct Read<'a> {
-    /// Range or RangeStream.
+    /// Either Range or RangeStream.
     pub(super) method: Method,
     pub(super) parts: Parts,
-    /// The message with its prefix, unchanged.
+    /// The client's request message with its gRPC prefix, unchanged.
     pub(super) framed: Bytes,
     pub(super) query: &'a RangeQuery,
     pub(super) metadata: &'a CallMetadata,
-    /// The client's.
+    /// Deadline set by the client.
     pub(super) deadline: Option<Instant>,
-    /// Changed when the read is not simply forwarded.
+    /// Outcome for metrics; updated here if the read is streamed, paged or refused.
     pub(super) outcome: &'a mut Outcome,
 }
 
-/// What etcd returned for a read.
+/// Response to a read.
 pub(super) enum Fetched {
-    /// The call's result.
+    /// A complete response for the client.
     Result(CallResult),
-    /// A page in entries, of which the caller makes a response of its method.
+    /// Entries of a page, which the caller encodes as a response of its method.
     Page(PageAnswer),
 }
 
@@ -127,32 +133,34 @@ impl Fallback {
         })
     }
 
-    /// Gets a read from etcd: **the order** of the ways to do so. Each way passes on what it cannot serve.
+    /// Fetches a read from etcd. Defines **the order** of the alternatives; each one leaves reads that it cannot serve to
+    /// the next.
     pub(super) async fn fetch(self: &Arc<Self>, mut read: Read<'_>) -> Fetched {
         let scope = self.share_scope(&read);
-        // A client that reads around the cache gets a call of its own, of whatever length.
+        // A client that bypasses the cache gets its own call, without a turn, whatever the size of the response.
         if read.metadata.bypass && read.method == Method::Range {
             return Fetched::Result(self.forward(read, ConnectionClass::Stream, None).await);
         }
-        // 1. The next page of a list that an earlier call began.
+        // 1. The next page of a list whose earlier page was served in the same share scope.
         if let Some(page) = self.next_page(&mut read, scope.as_ref()).await {
             return Fetched::Page(page);
         }
         Fetched::Result(match read.method {
-            // 2. etcd's own stream, or pages where etcd has none.
+            // 2. etcd's own stream, or unary pages if etcd cannot stream the request.
             Method::RangeStream => self.stream_or_pages(read, scope).await,
-            // 3. Small reads are simply forwarded.
+            // 3. Small reads are forwarded without a turn.
             _ if !read.query.is_large() => {
-                let observer = self.observer(read.query, scope, RangeResponseScanner::unary());
+                let observer = self.page_observer(read.query, scope, RangeResponseScanner::unary());
                 self.forward(read, ConnectionClass::Unary, observer).await
             }
-            _ => self.large(read, scope).await,
+            _ => self.fetch_large(read, scope).await,
         })
     }
 
-    /// A large Range: shares a call in flight, or takes a turn, becomes a RangeStream or is forwarded.
-    async fn large(self: &Arc<Self>, read: Read<'_>, scope: Option<ShareScope>) -> CallResult {
-        // 4. Another client's call for the same range.
+    /// Fetches a large Range: joins a shared call, or waits for a turn and is then converted to a RangeStream or
+    /// forwarded.
+    async fn fetch_large(self: &Arc<Self>, read: Read<'_>, scope: Option<ShareScope>) -> CallResult {
+        // 4. A call that is shared with identical reads.
         let leader = match self.lead_or_join(&read, scope.as_ref()) {
             None => None,
             Some(Role::Lead(leader)) => Some(leader),
@@ -172,24 +180,27 @@ impl Fallback {
             Ok(turn) => turn,
             Err(cause) => return refuse(read, cause.into()),
         };
-        // 5. One RangeStream: all of its response is here when it ends, and etcd has nothing more to do.
+        // 5. One RangeStream. The response is complete here and etcd has nothing left to do, so that the turn and the
+        // leadership end before the client reads.
         if let Some(converted) = self.convert(&read.parts, read.query, scope.as_ref()).await {
             drop((turn, leader));
             *read.outcome = read.outcome.streamed();
             return Ok(converted.into_response(&self.responses));
         }
-        // 6. The unchanged call. The turn, and the leading of identical reads, end with the response.
-        let observer = self.observer(read.query, scope, RangeResponseScanner::unary());
+        // 6. The unchanged call. etcd buffers the response until the client has read it, so the body keeps both.
+        let observer = self.page_observer(read.query, scope, RangeResponseScanner::unary());
         let result = self.forward(read, ConnectionClass::Stream, observer).await;
         result.map(|response| response.map(|body| body.holding((turn, leader))))
     }
 
+    /// Clients that may share the response to this read; `None` if none may.
     fn share_scope(&self, read: &Read<'_>) -> Option<ShareScope> {
         let has_own_user = self.forward.upstream.credentials().are_valid();
         let auth = self.forward.cluster_state.auth();
         ShareScope::from_call(read.metadata, &read.parts.headers, auth, has_own_user)
     }
 
+    /// Serves a page from the series that an earlier page started.
     async fn next_page(&self, read: &mut Read<'_>, scope: Option<&ShareScope>) -> Option<PageAnswer> {
         let page = self
             .page_series
@@ -199,7 +210,7 @@ impl Fallback {
         Some(page)
     }
 
-    /// Forwards the call unchanged.
+    /// Forwards the call unchanged, with an observer that may start a page series.
     async fn forward(
         &self,
         read: Read<'_>,
@@ -214,7 +225,8 @@ impl Fallback {
         result.map(|response| response.map(|body| observed(body, observer)))
     }
 
-    fn observer(
+    /// Observer that starts a page series if the response is a page; `None` if it cannot be one.
+    fn page_observer(
         &self,
         query: &RangeQuery,
         scope: Option<ShareScope>,
@@ -225,14 +237,15 @@ impl Fallback {
 
     async fn stream_or_pages(self: &Arc<Self>, read: Read<'_>, scope: Option<ShareScope>) -> CallResult {
         let no_stream = if read.query.may_page() {
-            let observer = self.observer(read.query, scope, RangeResponseScanner::stream());
+            let observer = self.page_observer(read.query, scope, RangeResponseScanner::stream());
             match self.forward.open_stream(&read.parts, &read.framed).await {
                 Ok(Ok(response)) => return Ok(response.map(|body| observed(body, observer))),
                 Ok(Err(no_stream)) => no_stream,
                 Err(error) => return error.into_result(read.metadata.content_type.clone()),
             }
         } else {
-            // etcd's stream repeats keys if it sorts chunk by chunk: this one shape is read whole, and then cut.
+            // etcd sorts each chunk of a stream separately, so that sorted streams repeat keys. The pager reads such
+            // a range as one response and splits it.
             NoRangeStream::Shape
         };
         self.metrics.forwarding.record_stream_fallback(no_stream.as_str());
@@ -254,7 +267,7 @@ impl Fallback {
         }
     }
 
-    /// The role of a large Range among identical ones; `None` if it may not share.
+    /// Returns whether a large Range leads or joins; `None` if its response may not be shared.
     fn lead_or_join(
         self: &Arc<Self>,
         read: &Read<'_>,
@@ -265,7 +278,8 @@ impl Fallback {
         }
         Some(self.shared_calls.lead_or_join(&read.framed, || {
             let mut parts = read.parts.clone();
-            // Each client keeps its own deadline; the shared call has none.
+            // The first client's deadline must not fail the others: each client waits until its own, the shared call
+            // has none.
             parts.headers.remove("grpc-timeout");
             let (fallback, framed, query) = (Arc::clone(self), read.framed.clone(), read.query.clone());
             async move { fallback.shared_call(parts, framed, &query).await }
@@ -274,6 +288,7 @@ impl Fallback {
 
     /// Waits for the shared call and returns its response.
     async fn join(&self, join: single_flight::Join<SharedResult>) -> SharedResult {
+        // Counted like a read that waits for a turn: one bound covers both.
         let _waiting = self.turns.count_waiting()?;
         let cancelled = || Refused::shared_call(crate::grpc::Status::SharedCallCancelled);
         let shared = join.join().await.ok_or_else(cancelled)??;
@@ -281,7 +296,7 @@ impl Fallback {
         Ok(shared)
     }
 
-    /// The one call for several reads. All of its response is here when it ends.
+    /// Makes one call for several reads, and returns its complete response. Runs in a task of `shared_calls`.
     async fn shared_call(&self, parts: Parts, framed: Bytes, query: &RangeQuery) -> SharedResult {
         let _turn = self.turns.acquire().await?;
         if let Some(converted) = self.convert(&parts, query, Some(&ShareScope::Everyone)).await {
@@ -289,13 +304,14 @@ impl Fallback {
         }
         let body = RequestBody::Read(framed);
         let sent = self.forward.send(parts, body, ConnectionClass::Stream).await;
-        let answered = sent.map_err(|error| Refused::shared_call(error.status()))?;
+        let upstream_response = sent.map_err(|error| Refused::shared_call(error.status()))?;
         let shared =
-            SharedResponse::collect(answered, &self.forward.cluster_state, &self.shared_bytes).await?;
+            SharedResponse::collect(upstream_response, &self.forward.cluster_state, &self.shared_bytes)
+                .await?;
         Ok(Arc::new(shared))
     }
 
-    /// Serves a large Range by a RangeStream, if that is possible.
+    /// Serves a large Range by a RangeStream; `None` if it must be forwarded instead.
     async fn convert(
         &self,
         parts: &Parts,
@@ -305,6 +321,7 @@ impl Fallback {
         if !query.is_streamable() {
             return None;
         }
+        // Read before the call: if history is replaced during the call, the page must not start a series.
         let history = self.page_series.history_number();
         let converted = match self.unary_over_stream.convert(&self.forward, parts, query).await {
             Ok(converted) => converted,
@@ -321,12 +338,13 @@ impl Fallback {
         Some(converted)
     }
 
-    /// Drops page series that have expired, until cancelled.
+    /// Drops expired page series until the future is dropped.
     pub(super) async fn run(&self) {
         self.page_series.run().await;
     }
 }
 
+/// Attaches `observer` to `body`, if there is an observer.
 fn observed(body: ResponseBody, observer: Option<PageObserver>) -> ResponseBody {
     match observer {
         Some(observer) => body.observed_by(observer),
@@ -334,7 +352,7 @@ fn observed(body: ResponseBody, observer: Option<PageObserver>) -> ResponseBody 
     }
 }
 
-/// The response to a read that is refused at a bound.
+/// Responds with the status of a refusal, and sets the read's outcome to shed.
 fn refuse(read: Read<'_>, refused: Refused) -> CallResult {
     *read.outcome = Outcome::Shed(refused.reason);
     Ok(status_response(

@@ -1,8 +1,8 @@
-//! Why a read that could have used etcd's RangeStream did not.
+//! Reasons for which a read did not use a RangeStream of etcd although the request allows it.
 
 use crate::upstream::NoRangeStream;
 
-/// Label values of `rangecache_range_stream_fallback_total`; docs/consistency.md has them in a table.
+/// Label values of `rangecache_range_stream_fallback_total`; docs/consistency.md lists them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.as_str())]
 pub(super) enum StreamFallback {
@@ -10,21 +10,21 @@ pub(super) enum StreamFallback {
     NoRangeStream(NoRangeStream),
     /// No endpoint is connected.
     NoEndpoint,
-    /// The stream ended early: the connection was lost, or etcd returned an error in mid-stream.
+    /// The connection was lost, or etcd returned an error in mid-stream.
     Broken,
-    /// `--stream-max-bytes` are held.
+    /// `--stream-max-bytes` are in use.
     Budget,
-    /// The stream is not what etcd would send for the request.
+    /// The stream cannot be decoded, or its count differs from the expected one.
     Malformed,
-    /// etcd refused the stream with a status that the unary call may not get.
+    /// etcd refused the stream with a status that it might not return for the unary call.
     Refused,
-    /// etcd did not send the next chunk in time.
+    /// etcd did not send the next chunk within 5 s.
     Late,
-    /// The client's rights could not be proven, or auth was switched.
+    /// etcd did not confirm that the client may read the page, or auth was enabled or disabled since the first page.
     Auth,
-    /// etcd's current revision is not known.
+    /// etcd's current revision is unknown.
     NotProven,
-    /// etcd's history is not the one that the list's first page was read from.
+    /// etcd's history was replaced since the list's first page was read.
     HistoryReplaced,
     /// The list's revision has been compacted.
     Compacted,

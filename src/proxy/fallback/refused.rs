@@ -1,20 +1,20 @@
-//! Reads that are refused at a bound.
+//! Refusals: reads beyond a bound, and failed shared calls.
 
 use crate::grpc::Status;
 use crate::limits::NoTurn;
 use crate::telemetry::Reason;
 
-/// A read that is refused, or whose shared call failed.
+/// Refusal of a read, with its metric label and the client's status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
-    /// For metrics.
+    /// Label of the outcome `shed`.
     pub(super) reason: Reason,
-    /// For the client.
+    /// Status that the client gets.
     pub(super) status: Status,
 }
 
 impl Refused {
-    /// The call that several reads shared ended with `status`.
+    /// Refuses the reads of a shared call that failed with `status`.
     pub(super) fn shared_call(status: Status) -> Refused {
         Refused {
             reason: Reason::Gone,

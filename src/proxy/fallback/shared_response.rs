@@ -1,4 +1,4 @@
-//! A whole response of etcd that several reads share.
+//! Complete response of etcd that several reads share.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -16,13 +16,13 @@ use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use crate::telemetry::Reason;
 
-/// A whole response, held once for all of its readers.
+/// Complete response, held once in memory for all reads that share it.
 #[derive(Debug)]
 pub(super) struct SharedResponse {
     head: response::Parts,
     pieces: Vec<Bytes>,
     trailers: Option<HeaderMap>,
-    /// Whether a RangeStream was used.
+    /// Whether etcd sent it as a RangeStream.
     pub(super) is_streamed: bool,
     _held: HeldBytes,
 }
@@ -40,19 +40,19 @@ impl From<Converted> for SharedResponse {
 }
 
 impl SharedResponse {
-    /// Reads etcd's response to a Range to its end.
+    /// Reads etcd's whole response to a Range into memory.
     ///
     /// # Errors
-    /// [`Refused`] if the connection is lost, or the response does not fit `budget`.
+    /// [`Refused`] if the connection is lost or `budget` is used up.
     pub(super) async fn collect(
-        answered: UpstreamResponse,
+        upstream_response: UpstreamResponse,
         cluster_state: &ClusterState,
         budget: &Arc<ByteBudget>,
     ) -> Result<SharedResponse, Refused> {
         let UpstreamResponse {
             response,
             in_flight: _in_flight,
-        } = answered;
+        } = upstream_response;
         let (head, body) = response.into_parts();
         let mut reader = ResponseReader::new(body, Method::Range, cluster_state);
         let mut held = budget.hold();
@@ -74,7 +74,7 @@ impl SharedResponse {
         })
     }
 
-    /// One read's response.
+    /// Creates the response for one of the reads; shares the bytes.
     pub(super) fn response(self: &Arc<Self>) -> Response<ResponseBody> {
         let body = SharedBody {
             response: Arc::clone(self),
@@ -88,10 +88,11 @@ impl SharedResponse {
     }
 }
 
-/// The pieces of a shared response, then its trailers.
+/// Body that yields the pieces of a shared response, then its trailers.
 #[derive(Debug)]
 struct SharedBody {
     response: Arc<SharedResponse>,
+    /// Index of the next piece.
     next: usize,
     trailers: Option<HeaderMap>,
 }
@@ -122,7 +123,7 @@ mod tests {
     use crate::grpc::status::ok_trailers;
 
     #[tokio::test]
-    async fn every_reader_gets_all_pieces_and_the_bytes_are_held_until_the_last_has_gone() {
+    async fn shared_response_is_complete_for_every_read_and_held_until_the_last() {
         let gauge = Gauge::default();
         let budget = ByteBudget::first_come(100, &gauge);
         let mut held = budget.hold();

@@ -1,7 +1,8 @@
-//! Single flight: identical calls share one call to etcd.
+//! Single flight: identical calls share a call to etcd.
 //!
-//! While a call for a key is in flight, further ones for the same key wait, and are answered by **one** further call that starts
-//! after they arrived (I2). That call starts when the one in flight ends, and so on.
+//! The first call for a key is made at once. Calls for the same key that arrive while it is in flight do not use its
+//! response, which may be older than they are (I2). They wait for the **next** call, which starts when the one in
+//! flight is complete and serves all of them; calls that arrive during that call wait for the one after it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,39 +14,41 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-/// The calls in flight and waiting, by key.
+/// Calls in flight and the shared calls that follow them, by key.
 pub(super) struct SingleFlight<T> {
-    /// One entry per key with a call in flight, so that there are no more entries than calls. It holds the shared call that
-    /// starts next, if a call waits for it.
+    /// One entry per key with a call in flight, so that the map is bounded by the calls in flight. The value is the
+    /// shared call that starts next, if a call waits for it.
     next: Mutex<HashMap<Bytes, Option<SharedCall<T>>>>,
+    /// Joins the tasks of shared calls.
     tasks: TaskTracker,
 }
 
-/// A call for all that wait, which has not started.
+/// Call that has not started, for all calls that wait for it.
 struct SharedCall<T> {
     call: Pin<Box<dyn Future<Output = T> + Send>>,
+    /// Sends the result to the waiting calls; has no receivers once all of them are cancelled.
     result: watch::Sender<Option<T>>,
 }
 
-/// What a call has to do.
+/// Role of a call among identical calls.
 pub(super) enum Role<T: Clone + Send + Sync + 'static> {
-    /// No call for the key is in flight: make it, and keep the leader until it ends.
+    /// No call for the key is in flight: the caller makes it, and keeps the [`Leader`] until it is complete.
     Lead(Leader<T>),
-    /// Wait for the shared call.
+    /// A call for the key is in flight: the caller waits for the next one.
     Join(Join<T>),
 }
 
-/// Held by the in-flight call for a key; dropping it starts the next shared call.
+/// Guard held by the in-flight call for a key; dropping it starts the next shared call, or removes the key.
 pub(super) struct Leader<T: Clone + Send + Sync + 'static> {
     flights: Arc<SingleFlight<T>>,
     key: Bytes,
 }
 
-/// Waits for a shared call.
+/// Membership in a shared call. When all are dropped, the shared call is cancelled.
 pub(super) struct Join<T>(watch::Receiver<Option<T>>);
 
 impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
-    /// Shared calls run in tasks that are `tasks`' to join.
+    /// Creates an empty registry; `tasks` joins the tasks of shared calls.
     pub(super) fn new(tasks: &TaskTracker) -> Arc<SingleFlight<T>> {
         Arc::new(SingleFlight {
             next: Mutex::default(),
@@ -53,7 +56,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
         })
     }
 
-    /// The role of a call for `key`. `call` makes the shared call; it is used by the first that waits.
+    /// Returns the role of a call for `key`. The first call that has to wait provides the shared `call`.
     pub(super) fn lead_or_join<F>(self: &Arc<Self>, key: &Bytes, call: impl FnOnce() -> F) -> Role<T>
     where
         F: Future<Output = T> + Send + 'static,
@@ -79,7 +82,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
 }
 
 impl<T: Clone> Join<T> {
-    /// The result of the shared call; `None` if that was cancelled.
+    /// Waits for the shared call and returns its result; `None` if the call panicked or was cancelled.
     pub(super) async fn join(mut self) -> Option<T> {
         let result = self.0.wait_for(Option::is_some).await.ok()?;
         result.clone()
@@ -88,6 +91,8 @@ impl<T: Clone> Join<T> {
 
 impl<T: Clone + Send + Sync + 'static> Drop for Leader<T> {
     fn drop(&mut self) {
+        // The key stays in the map until no call waits for it. Take the waiting call and keep the key under one lock:
+        // otherwise a call that arrives in between would lead a second call for the same key.
         let shared = {
             let mut next = self.flights.next.lock();
             match next.get_mut(&self.key).and_then(Option::take) {
@@ -106,16 +111,16 @@ impl<T: Clone + Send + Sync + 'static> Drop for Leader<T> {
     }
 }
 
-/// Makes the shared call, unless all that waited for it have gone.
+/// Makes the shared call; stops when every call that waits for it is cancelled.
 async fn run<T: Clone + Send + Sync + 'static>(shared: SharedCall<T>, leader: Leader<T>) {
     let SharedCall { call, result } = shared;
     let value = tokio::select! {
-        // Checked first: a call that no client waits for is not started.
+        // The cancellation is polled first, so that a call without waiting clients is not even started.
         biased;
         () = result.closed() => return,
         value = call => value,
     };
-    // All of the response is here: the next shared call may start.
+    // The response is complete: the next shared call may start before the waiting calls have read it.
     drop(leader);
     result.send_replace(Some(value));
 }
@@ -166,6 +171,7 @@ mod tests {
         }
     }
 
+    /// Lets the tasks of shared calls run until they wait.
     async fn settle() {
         for _ in 0..10 {
             tokio::task::yield_now().await;
@@ -173,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiting_calls_share_one_that_starts_after_the_leader_ended() {
+    async fn waiting_calls_share_a_call_that_starts_after_the_leader_is_dropped() {
         let (flights, calls) = (flights(), Arc::new(AtomicUsize::new(0)));
         let leader = lead(&flights);
         let joins: Vec<_> = (0..3)
@@ -189,13 +195,13 @@ mod tests {
         assert_eq!(
             calls.load(Ordering::SeqCst),
             0,
-            "it must not start before they arrived"
+            "the shared call must not start while the leader exists"
         );
         drop(leader);
         for join in joins {
             assert_eq!(join.join().await, Some(1));
         }
-        assert!(flights.next.lock().is_empty(), "no key is kept");
+        assert!(flights.next.lock().is_empty(), "the key is removed");
     }
 
     #[tokio::test]
@@ -221,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn shared_call_is_cancelled_when_all_that_wait_have_gone() {
+    async fn shared_call_without_waiting_calls_is_cancelled() {
         let (flights, running) = (flights(), Arc::new(()));
         let leader = lead(&flights);
         let held = Arc::clone(&running);
@@ -239,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn shared_call_that_no_client_waits_for_is_not_started() {
+    async fn shared_call_whose_waiting_calls_were_dropped_is_not_started() {
         let flights = flights();
         let leader = lead(&flights);
         drop(join(&flights, || async { unreachable!("no client waits") }));
@@ -249,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn panic_in_a_shared_call_fails_its_waiters_and_frees_the_key() {
+    async fn panic_in_a_shared_call_fails_waiting_calls_and_removes_the_key() {
         let flights = flights();
         let leader = lead(&flights);
         let waiting = join(&flights, || async { panic!("a bug") });
