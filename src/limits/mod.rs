@@ -3,7 +3,7 @@
 //! | file | bound |
 //! |---|---|
 //! | `admission` | calls in flight (`--max-calls`) |
-//! | `turns` | large reads that call etcd at once (`--forward-max-large`), and reads that wait (`--forward-max-waiting`) |
+//! | `turns` | large reads that call etcd at once (`--forward-max-large`), reads that wait (`--forward-max-waiting`) |
 //! | `byte_budget` | buffered bytes of several responses |
 
 mod admission;

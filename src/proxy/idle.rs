@@ -1,8 +1,8 @@
-//! Idle responses: the timeout of clients that stop reading.
+//! Timeout for clients that stop reading a response.
 //!
-//! A response in flight holds the snapshot that it is made of, and with it all entries that have changed since: a client
-//! that reads nothing, but keeps its connection open, could keep one keyspace after the other in memory. A response that
-//! was not read for a minute drops its snapshot, and its stream is reset.
+//! A response in flight keeps its snapshot of the mirror, and with it all entries that have been replaced since. A
+//! client that opens many responses over time and reads none of them could thereby keep many versions of the keyspace
+//! in memory. A response of which nothing was read for one minute drops its snapshot, and its HTTP/2 stream is reset.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -10,37 +10,40 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Interval at which responses are checked.
+/// Interval of the check for idle responses.
 const TICK: Duration = Duration::from_secs(5);
-/// Ticks without a read after which a response is aborted: one minute.
+/// Number of ticks without a read after which a response is aborted; one minute.
 const IDLE_TICKS: u32 = 12;
 
-/// All responses in flight that hold something.
+/// Responses in flight that keep a snapshot or buffered bytes.
 #[derive(Debug, Default)]
 pub(super) struct ResponseRegistry {
-    /// Counts intervals, so that a response need not read the clock.
+    /// Number of the current interval. A read stores it instead of the time: one load instead of a clock call per
+    /// frame.
     tick: Arc<AtomicU32>,
+    /// Weak references: a response that is complete drops its state at once, and is removed here at the next tick.
     in_flight: Mutex<Vec<Weak<dyn Idle>>>,
 }
 
-/// A response's state; empty once the response was aborted.
+/// State of a response that is aborted if its client stops reading.
 #[derive(Debug)]
 pub(super) struct Watched<T> {
+    /// `None` after the response was aborted.
     state: Mutex<Option<T>>,
-    /// The registry's.
+    /// Current tick of the registry.
     tick: Arc<AtomicU32>,
-    /// The tick of the last read.
+    /// Tick of the last read.
     last_read: AtomicU32,
 }
 
-/// The response was aborted.
+/// Error of a response that was aborted because its client stopped reading.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the client has not read this response for a minute")]
 pub(super) struct IdleError;
 
-/// A [`Watched`] of any type.
+/// [`Watched`] of any state.
 trait Idle: std::fmt::Debug + Send + Sync {
-    /// The tick of the last read.
+    /// Returns the tick of the last read.
     fn last_read(&self) -> u32;
     /// Drops the state.
     fn abort(&self);
@@ -52,14 +55,15 @@ impl<T: std::fmt::Debug + Send> Idle for Watched<T> {
     }
 
     fn abort(&self) {
-        // Dropped after the lock is released: a snapshot may be large.
+        // Dropped after the lock is released: freeing a large snapshot takes long, and the body's task would block on
+        // the lock.
         let state = self.state.lock().take();
         drop(state);
     }
 }
 
 impl ResponseRegistry {
-    /// Watches the response with this `state` until it is dropped.
+    /// Registers a response with this `state`, until the result is dropped.
     pub(super) fn watch<T: std::fmt::Debug + Send + 'static>(&self, state: T) -> Arc<Watched<T>> {
         let watched = Arc::new(Watched {
             state: Mutex::new(Some(state)),
@@ -71,7 +75,7 @@ impl ResponseRegistry {
         watched
     }
 
-    /// Aborts idle responses, until cancelled.
+    /// Aborts idle responses every [`TICK`] until the future is dropped.
     pub(super) async fn run(&self) {
         let mut ticks = tokio::time::interval(TICK);
         loop {
@@ -86,6 +90,7 @@ impl ResponseRegistry {
         }
     }
 
+    /// Begins the next interval and aborts idle responses; returns their number.
     fn abort_idle(&self) -> usize {
         let now = self.tick.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let mut idle = Vec::new();
@@ -97,6 +102,7 @@ impl ResponseRegistry {
             Some(_) => true,
             None => false,
         });
+        // Aborted after the registry's lock is released: new responses must not wait until snapshots are freed.
         for response in &idle {
             response.abort();
         }
@@ -105,7 +111,7 @@ impl ResponseRegistry {
 }
 
 impl<T> Watched<T> {
-    /// Reads from the state, by `next`.
+    /// Records a read, and calls `next` with the state.
     ///
     /// # Errors
     /// [`IdleError`] if the response was aborted.
@@ -121,7 +127,7 @@ mod tests {
     use super::*;
     use crate::cache::{Answer, Dialect, Entry, RangeQuery, ResponseHeader, Selected, Tree, select};
 
-    /// A response of several pieces.
+    /// Response that is read in several pieces.
     fn answer() -> Answer {
         let entries = (0..100_u8).map(|n| {
             let mut key_value = vec![0x0a, 1, n, 0x2a, 100];
@@ -141,15 +147,15 @@ mod tests {
     }
 
     #[test]
-    fn response_that_is_not_read_for_a_minute_is_aborted() {
+    fn response_without_reads_for_a_minute_is_aborted() {
         let responses = ResponseRegistry::default();
-        let (read, unread, gone) = (
+        let (read, unread, dropped) = (
             responses.watch(answer()),
             responses.watch(answer()),
             responses.watch(answer()),
         );
         assert!(unread.read(|answer| answer.next_piece(1024)).is_ok());
-        drop(gone);
+        drop(dropped);
         for _ in 0..IDLE_TICKS {
             assert_eq!(responses.abort_idle(), 0);
         }
@@ -158,11 +164,11 @@ mod tests {
                 .is_ok_and(|piece| piece.is_some())
         );
         assert_eq!(responses.abort_idle(), 1);
-        assert!(unread.state.lock().is_none(), "its snapshot is dropped");
+        assert!(unread.state.lock().is_none(), "the snapshot is dropped");
         assert!(unread.read(|answer| answer.next_piece(1024)).is_err());
         while read
             .read(|answer| answer.next_piece(1024))
-            .expect("it is being read")
+            .expect("the response is being read")
             .is_some()
         {}
         assert_eq!(responses.in_flight.lock().len(), 1);

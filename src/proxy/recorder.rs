@@ -1,7 +1,7 @@
-//! Records a Range or RangeStream: its count, and its phases if it was slow or is traced.
+//! Records each Range and RangeStream: metrics, the trace if it is sampled, and its phases if it is one of the slowest.
 //!
-//! A read from memory records a few numbers that are at hand. The clock is read as often as the histograms need it: on
-//! arrival, once proven, and at the head of the response.
+//! A fast read from memory is recorded without an allocation. The clock is read only three times, as the histograms
+//! require: on arrival, when the mirror is proven fresh, and when the response begins.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -20,31 +20,32 @@ use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{Outcome, Reason, Telemetry};
 
-/// Counts the read exactly once, also when the client cancels it and the future is dropped.
+/// Collects the facts about one read, and records it exactly once: in [`Recorder::finish`], or on drop if the client
+/// cancels.
 pub(super) struct Recorder<'a> {
     telemetry: &'a Arc<Telemetry>,
     kind: Kind,
     arrived: Instant,
-    /// When memory was proven to be fresh enough.
+    /// Time at which the mirror was proven fresh enough; `None` before.
     pub(super) proven: Option<Instant>,
-    /// Whether the mirror had to catch up.
+    /// Whether the read waited for the mirror to catch up.
     pub(super) waited: bool,
+    /// Outcome so far; cancelled by the client until it is set.
     pub(super) outcome: Outcome,
-    /// The mirror that holds the range.
+    /// Mirror whose scope contains the range, if any.
     pub(super) mirror: Option<&'a Mirror>,
     pub(super) revisions: Revisions,
-    /// Entries in the response.
+    /// Number of entries in a response from memory.
     pub(super) keys: u64,
-    /// Length of the response from memory.
+    /// Length of a response from memory, in bytes.
     pub(super) bytes: u64,
     is_counted: bool,
-    /// Set if the call is traced.
+    /// Trace of the call; `None` if it is not sampled.
     pub(super) trace: Option<Box<Trace>>,
 }
 
 impl<'a> Recorder<'a> {
-    /// Records the call with this head, which arrives now. Until another outcome is set, it counts as cancelled by its
-    /// client.
+    /// Creates a recorder for a call that arrives now with the head of `request`, and begins its trace.
     pub(super) fn new<B>(telemetry: &'a Arc<Telemetry>, kind: Kind, request: &Request<B>) -> Recorder<'a> {
         let method = match kind {
             Kind::Unary => Method::Range,
@@ -66,90 +67,91 @@ impl<'a> Recorder<'a> {
         }
     }
 
-    /// When the call arrived.
+    /// Returns the time of arrival.
     pub(super) fn arrived(&self) -> Instant {
         self.arrived
     }
 
-    /// The client's deadline, by the timeout that it sent.
+    /// Returns the deadline for the `timeout` in the client's metadata.
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Option<Instant> {
         timeout.map(|timeout| self.arrived + timeout)
     }
 
-    /// The plan is made: **prove** begins.
-    pub(super) fn planned(&mut self) {
+    /// Begins the phase **prove**, after the plan is made.
+    pub(super) fn begin_prove(&mut self) {
         if let Some(trace) = &mut self.trace {
-            trace.planned();
+            trace.begin_prove();
         }
     }
 
-    /// The revision that the mirror must reach is known.
-    pub(super) fn checked(&mut self, revision: i64) {
+    /// Records the revision that the mirror must reach, for which the call may have to wait from now on.
+    pub(super) fn record_required_revision(&mut self, revision: i64) {
         self.revisions.proven = revision;
         if let Some(trace) = &mut self.trace {
-            trace.checked();
+            trace.record_required_revision();
         }
     }
 
-    /// The mirror is at `revision`, which is fresh enough.
-    pub(super) fn proven(&mut self, mirror: &Mirror, revision: i64, waited: bool) {
+    /// Records that `mirror` is at `revision`, which is fresh enough. Ends **prove**.
+    pub(super) fn record_proven(&mut self, mirror: &Mirror, revision: i64, waited: bool) {
         let now = Instant::now();
         self.proven = Some(now);
         self.waited = waited;
         self.revisions.served = revision;
         if let Some(trace) = &mut self.trace {
-            trace.proven(now, waited, mirror.last_progress_request(), None);
+            trace.end_prove(now, waited, mirror.last_progress_request(), None);
         }
     }
 
-    /// The mirror is not fresh enough, because of `reason`.
-    pub(super) fn not_proven(&mut self, reason: Reason) {
+    /// Records that the mirror was not proven fresh, for `reason`. Ends **prove**.
+    pub(super) fn record_not_proven(&mut self, reason: Reason) {
         self.waited = reason == Reason::NotFresh;
         if let Some(trace) = &mut self.trace {
-            let asked = self.mirror.and_then(Mirror::last_progress_request);
-            trace.proven(Instant::now(), self.waited, asked, Some(reason));
+            let progress_requested = self.mirror.and_then(Mirror::last_progress_request);
+            trace.end_prove(Instant::now(), self.waited, progress_requested, Some(reason));
         }
     }
 
-    /// The call is forwarded to etcd with these headers, to which the trace context is added.
-    pub(super) fn forward(&mut self, headers: &mut HeaderMap) {
+    /// Begins the phase **forward** and adds the trace context to the `headers` of the call to etcd.
+    pub(super) fn begin_forward(&mut self, headers: &mut HeaderMap) {
         if let Some(trace) = &mut self.trace {
-            trace.forward(headers);
+            trace.begin_forward(headers);
         }
     }
 
-    /// Counts the call when the head of its response is ready. A body that is not complete yet, or that is traced, gets an
-    /// observer that records its end.
-    pub(super) fn responded(mut self, result: CallResult) -> CallResult {
+    /// Records the call when its response begins. If the body is incomplete or the call is traced, an observer on the
+    /// body records the end.
+    pub(super) fn finish(mut self, result: CallResult) -> CallResult {
         let first_byte = self.count();
-        let trace = self.trace_ended(first_byte);
+        let trace = self.finish_trace(first_byte);
         let response = result?;
         if trace.is_none() && response.body().is_complete() {
-            self.offer(first_byte);
+            self.offer_to_slowest(first_byte);
             return Ok(response);
         }
-        let slow = Slow {
+        let slow = SlowCall {
             telemetry: Arc::clone(self.telemetry),
-            // Counted again as it is sent.
+            // The observer counts the bytes as they are sent.
             call: Call {
                 bytes: 0,
-                ..self.call(first_byte)
+                ..self.to_call(first_byte)
             },
             arrived: self.arrived,
         };
-        Ok(observed(response, Some(slow), trace))
+        Ok(observe_end(response, Some(slow), trace))
     }
 
-    /// Gives up the trace, with all that is known at the head of the response.
-    fn trace_ended(&mut self, first_byte: Duration) -> Option<Box<Trace>> {
+    /// Adds the outcome to the trace and returns it; the owner ends it by dropping it.
+    fn finish_trace(&mut self, first_byte: Duration) -> Option<Box<Trace>> {
         let mut trace = self.trace.take()?;
         if matches!(self.outcome, Outcome::Hit(_) | Outcome::Waited(_)) {
-            trace.answer(self.proven.unwrap_or_else(Instant::now));
+            trace.begin_answer(self.proven.unwrap_or_else(Instant::now));
         }
-        trace.ended(&self.call(first_byte));
+        trace.record_outcome(&self.to_call(first_byte));
         Some(trace)
     }
 
+    /// Records metrics, and returns the time since arrival.
     fn count(&mut self) -> Duration {
         self.is_counted = true;
         let waited = self
@@ -171,13 +173,14 @@ impl<'a> Recorder<'a> {
         total
     }
 
-    fn offer(&self, took: Duration) {
-        self.telemetry.slowest.offer(took, || self.call(took));
+    /// Keeps the call if it is one of the slowest; it ended after `took`.
+    fn offer_to_slowest(&self, took: Duration) {
+        self.telemetry.slowest.offer(took, || self.to_call(took));
     }
 
-    /// The call as if it ended now, after `took`.
+    /// Returns the facts of a call that ends now, after `took`.
     #[cold]
-    fn call(&self, took: Duration) -> Call {
+    fn to_call(&self, took: Duration) -> Call {
         Call {
             kind: self.kind,
             outcome: self.outcome,
@@ -196,38 +199,39 @@ impl<'a> Recorder<'a> {
 
 impl Drop for Recorder<'_> {
     fn drop(&mut self) {
+        // Not finished: the client cancelled the call and hyper dropped its future.
         if !self.is_counted {
             let took = self.count();
-            self.offer(took);
-            drop(self.trace_ended(took));
+            self.offer_to_slowest(took);
+            drop(self.finish_trace(took));
         }
     }
 }
 
-/// The same response, whose end is recorded.
-fn observed(
+/// Adds an observer that records the end of `response`.
+fn observe_end(
     response: Response<ResponseBody>,
-    slow: Option<Slow>,
+    slow: Option<SlowCall>,
     mut trace: Option<Box<Trace>>,
 ) -> Response<ResponseBody> {
     if let Some(trace) = &mut trace {
-        trace.head(&response);
+        trace.record_head(&response);
     }
     response.map(|body| body.observed_by(ResponseObserver { slow, trace }))
 }
 
-/// The result of a call that is only traced: `trace` ends with its body.
-pub(super) fn traced(trace: Option<Box<Trace>>, result: CallResult) -> CallResult {
+/// Keeps the `trace` of a call that has no recorder until the response's body is dropped.
+pub(super) fn with_trace(trace: Option<Box<Trace>>, result: CallResult) -> CallResult {
     match trace {
         None => result,
-        trace => result.map(|response| observed(response, None, trace)),
+        trace => result.map(|response| observe_end(response, None, trace)),
     }
 }
 
-/// Records the end of a response.
+/// Observer that records the end of a response when the body drops it.
 #[derive(Debug)]
 struct ResponseObserver {
-    slow: Option<Slow>,
+    slow: Option<SlowCall>,
     trace: Option<Box<Trace>>,
 }
 
@@ -238,23 +242,23 @@ impl Observer for ResponseObserver {
         }
         if let Some(trace) = &mut self.trace {
             match (frame.data_ref(), frame.trailers_ref()) {
-                (Some(data), _) => trace.sent(data),
-                (None, Some(trailers)) => trace.status(trailers),
+                (Some(data), _) => trace.record_sent(data),
+                (None, Some(trailers)) => trace.record_status(trailers),
                 (None, None) => {}
             }
         }
     }
 }
 
-/// A call that may be one of the slowest once it has ended.
+/// Facts of a call whose response is being sent; dropped at its end, and then kept if it is one of the slowest.
 #[derive(Debug)]
-struct Slow {
+struct SlowCall {
     telemetry: Arc<Telemetry>,
     call: Call,
     arrived: Instant,
 }
 
-impl Drop for Slow {
+impl Drop for SlowCall {
     fn drop(&mut self) {
         let took = self.arrived.elapsed();
         self.telemetry.slowest.offer(took, || Call {

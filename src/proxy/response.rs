@@ -1,7 +1,8 @@
-//! The body of every response, and what may be attached to it.
+//! [`ResponseBody`], the body of every response to a client, and [`Observer`]s that are attached to it.
 //!
-//! A small response is held here without a further allocation; every other body is a [`BodySource`], defined by the file
-//! that produces its frames. Code that must see a response's frames, or hold something until its end, is an [`Observer`].
+//! A small response is stored in the body itself, without an allocation. Every other body is a [`BodySource`],
+//! defined by the file that produces its frames. An observer sees every frame, and is dropped with the body: it
+//! records the end of a response, or holds a guard until then.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,8 +19,8 @@ use crate::grpc::Status;
 use crate::net::Url;
 use crate::upstream::BoxError;
 
-/// The response to a call, or the error with which etcd reset its stream: hyper resets the client's stream with the same
-/// reason.
+/// Response to a call, or the error with which etcd reset the HTTP/2 stream. hyper resets the client's stream with
+/// the same reason.
 pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
 
 /// Result of polling a body for its next frame.
@@ -27,20 +28,20 @@ pub(super) type Polled = Poll<Option<Result<Frame<Rope>, BoxError>>>;
 
 /// Produces the frames of one response.
 pub(super) trait BodySource: fmt::Debug + Send {
-    /// The next frame; see [`Body::poll_frame`].
+    /// Returns the next frame, like [`Body::poll_frame`].
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled;
 
-    /// Whether no frame is left.
+    /// Whether all frames have been returned. `false` is always allowed.
     fn is_end_stream(&self) -> bool {
         false
     }
 
-    /// The length, where it is known: HTTP/1 frames a body by it.
+    /// Length of the remaining data, if known: HTTP/1 then sends it as content-length.
     fn size_hint(&self) -> SizeHint {
         SizeHint::default()
     }
 
-    /// Whether all of the response is in memory already.
+    /// Whether the whole response is in memory, so that it needs no observer to record its length and end.
     fn is_complete(&self) -> bool {
         false
     }
@@ -53,18 +54,18 @@ pub(super) trait BodySource: fmt::Debug + Send {
 
 /// Receives every frame of a response before it is sent to the client; dropped with the body.
 pub(super) trait Observer: fmt::Debug + Send {
-    /// The next frame, of data or of trailers.
+    /// Called with each frame of data or trailers, in order.
     fn frame(&mut self, frame: &Frame<Rope>);
 }
 
-/// A response's body.
+/// Body of a response to a client.
 #[derive(Debug)]
 pub struct ResponseBody(Kind);
 
 #[derive(Debug)]
 enum Kind {
     Empty,
-    /// One piece, then trailers.
+    /// One message, then trailers.
     Whole {
         data: Option<Bytes>,
         trailers: Option<HeaderMap>,
@@ -73,12 +74,12 @@ enum Kind {
 }
 
 impl ResponseBody {
-    /// No frames: the status is in the headers.
+    /// Creates a body without frames, for a response whose status is in the headers.
     pub(super) fn empty() -> ResponseBody {
         ResponseBody(Kind::Empty)
     }
 
-    /// One piece, then `trailers`.
+    /// Creates a body of one framed message, then `trailers`.
     pub(super) fn whole(data: Bytes, trailers: HeaderMap) -> ResponseBody {
         let data = Some(data).filter(|data| !data.is_empty());
         ResponseBody(Kind::Whole {
@@ -87,7 +88,7 @@ impl ResponseBody {
         })
     }
 
-    /// The frames of `source`.
+    /// Creates a body that yields the frames of `source`.
     pub(super) fn from_source(source: impl BodySource + 'static) -> ResponseBody {
         ResponseBody(Kind::Source(Box::new(source)))
     }
@@ -105,14 +106,14 @@ impl ResponseBody {
         self.observed_by(Guard { _held: guard })
     }
 
-    /// The response to a gRPC call with this body.
+    /// Creates the response to a gRPC call, with HTTP status 200.
     pub(super) fn into_response(self, content_type: HeaderValue) -> Response<ResponseBody> {
         let mut response = Response::new(self);
         response.headers_mut().insert(CONTENT_TYPE, content_type);
         response
     }
 
-    /// Whether all of the response is in memory already: it needs no observer to know its length or its end.
+    /// Whether the whole response is in memory, so that it needs no observer to record its length and end.
     pub(super) fn is_complete(&self) -> bool {
         match &self.0 {
             Kind::Empty | Kind::Whole { .. } => true,
@@ -129,7 +130,7 @@ impl ResponseBody {
     }
 }
 
-/// A response to a gRPC call of `status` and nothing else ("trailers only").
+/// Creates a response to a gRPC call that has only a status, in the headers ("trailers only").
 pub(super) fn status_response(status: &Status, content_type: HeaderValue) -> Response<ResponseBody> {
     let mut response = ResponseBody::empty().into_response(content_type);
     status.write_to(response.headers_mut());
@@ -144,7 +145,8 @@ impl Body for ResponseBody {
         match catch_unwind(AssertUnwindSafe(|| self.0.poll_frame(cx))) {
             Ok(polled) => polled,
             Err(_) => {
-                // The source may be in any state, so it is dropped. hyper resets the stream, which clients take for Internal.
+                // The source may be inconsistent after a panic, so it is dropped. hyper resets the stream, which gRPC
+                // clients report as Internal. The panic hook has logged the panic.
                 self.0 = Kind::Empty;
                 Poll::Ready(Some(Err("the body of a response panicked".into())))
             }
@@ -186,14 +188,14 @@ impl Kind {
     fn size_hint(&self) -> SizeHint {
         match self {
             Kind::Empty => SizeHint::with_exact(0),
-            // gRPC has no use for a content-length.
+            // gRPC does not use content-length: messages are length-prefixed.
             Kind::Whole { .. } => SizeHint::default(),
             Kind::Source(source) => source.size_hint(),
         }
     }
 }
 
-/// A body with its observer, in one allocation.
+/// Body with its observer, in one allocation.
 #[derive(Debug)]
 struct Observed<O> {
     body: Kind,
@@ -232,7 +234,7 @@ impl<O: Observer> BodySource for Observed<O> {
     }
 }
 
-/// An observer that only lives as long as the body.
+/// Observer that ignores frames; holds a value until the body is dropped.
 #[derive(Debug)]
 struct Guard<T> {
     _held: T,
@@ -252,13 +254,13 @@ mod tests {
 
     use super::*;
 
-    /// Yields its pieces, then panics.
+    /// Source that yields its pieces and panics when polled again.
     #[derive(Debug)]
     struct Pieces(Vec<&'static str>);
 
     impl BodySource for Pieces {
         fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-            assert!(!self.0.is_empty(), "polled beyond the last piece");
+            assert!(!self.0.is_empty(), "polled after the last piece");
             let piece = Bytes::from_static(self.0.remove(0).as_bytes());
             Poll::Ready(Some(Ok(Frame::data(piece.into()))))
         }
@@ -315,7 +317,11 @@ mod tests {
         let mut body = ResponseBody::from_source(Pieces(vec!["a"])).holding(Arc::clone(&guard));
         assert!(body.frame().await.unwrap().is_ok());
         assert!(body.frame().await.unwrap().is_err());
-        assert_eq!(Arc::strong_count(&guard), 1, "nothing of it is kept");
+        assert_eq!(
+            Arc::strong_count(&guard),
+            1,
+            "the guard is dropped with the source"
+        );
         assert!(body.frame().await.is_none());
     }
 

@@ -99,10 +99,10 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Cal
     let mut request = request;
     let mut trace = Trace::begin(&proxy.telemetry, method, &request);
     if let Some(trace) = &mut trace {
-        trace.forward(request.headers_mut());
+        trace.begin_forward(request.headers_mut());
     }
     let forwarding = forward_call(&proxy.forward, &proxy.mirrors, request, method, is_call);
-    recorder::traced(trace, Box::pin(forwarding).await)
+    recorder::with_trace(trace, Box::pin(forwarding).await)
 }
 
 /// Plants the faults that the request asks for.

@@ -1,7 +1,7 @@
-//! The spans of a traced call: its server span and one for each phase, by the names in [`proxy`](super).
+//! Spans of a sampled call: a server span, and one child span for each phase named in [`proxy`](super).
 //!
-//! Only sampled calls have a [`Trace`]; others cost nothing here. Attributes contain neither keys nor values (I10): a range
-//! is named by its mirror, which the operator named.
+//! Calls that are not sampled have no [`Trace`] and allocate nothing here. Attributes contain neither keys nor values
+//! (I10): a range is identified by the mirror's name, which consists of configured prefixes.
 
 use bytes::Buf;
 use http::{HeaderMap, Request, Response};
@@ -20,33 +20,36 @@ use crate::telemetry::trace::{
 };
 use crate::telemetry::{Outcome, Reason, Telemetry};
 
-/// gRPC's code of a call that its client cancelled.
+/// gRPC code of a call whose client cancelled it: dropped before a status was sent.
 const CANCELLED: u16 = 1;
-/// gRPC's code of a call that failed by a bug.
+/// gRPC code of a call that panicked.
 const INTERNAL: u16 = 13;
 
-/// A traced call in flight; dropping it ends and exports its spans.
+/// Trace of a call in flight. Dropping it ends its spans and queues them for export.
 #[derive(Debug)]
 pub(super) struct Trace {
     tracer: Tracer,
     clock: Clock,
-    /// The server span, then the phases in the order of their start.
+    /// The server span, which is always first, then the spans of the phases.
     spans: Vec<Span>,
-    /// Index of the phase that ends with the call.
-    last: Option<usize>,
-    planned: Option<Instant>,
-    checked: Option<Instant>,
-    /// Context of the phase **prove**, for the calls to etcd that it makes.
+    /// Index of the span that ends with the call: **answer**, **forward** or **stream**.
+    last_phase: Option<usize>,
+    prove_began: Option<Instant>,
+    /// Time at which the required revision was known; **wait** begins there if the mirror is behind.
+    wait_began: Option<Instant>,
+    /// Context of **prove** while it lasts: parent of the calls to etcd that it makes.
     prove: Option<SpanContext>,
-    /// Context of the quorum check that the call waited for.
-    link: Option<SpanContext>,
+    /// Context of the quorum check that the call waited for. Linked, because several reads share a check.
+    check: Option<SpanContext>,
+    /// gRPC code of the response; `None` until it is sent.
     status: Option<u16>,
+    /// Bytes sent to the client.
     bytes: u64,
     messages: Messages,
 }
 
 impl Trace {
-    /// Begins the trace of the call with this head, if it is sampled.
+    /// Begins the trace of a call with the head of `request`; `None` if it is not sampled.
     #[inline]
     pub(super) fn begin<B>(
         telemetry: &Telemetry,
@@ -68,18 +71,18 @@ impl Trace {
             tracer: tracer.clone(),
             clock: Clock::new(),
             spans: vec![span],
-            last: None,
-            planned: None,
-            checked: None,
+            last_phase: None,
+            prove_began: None,
+            wait_began: None,
             prove: None,
-            link: None,
+            check: None,
             status: None,
             bytes: 0,
             messages: Messages::default(),
         })
     }
 
-    /// The id of the whole trace.
+    /// Returns the trace id, for exemplars.
     pub(super) fn id(&self) -> TraceId {
         self.server().span_context.trace_id()
     }
@@ -88,56 +91,59 @@ impl Trace {
         &self.spans[0]
     }
 
-    /// The plan is made: **prove** begins.
-    pub(super) fn planned(&mut self) {
-        self.planned = Some(Instant::now());
+    /// Begins the phase **prove**.
+    pub(super) fn begin_prove(&mut self) {
+        self.prove_began = Some(Instant::now());
         self.prove = Some(child_context(&self.server().span_context));
     }
 
-    /// Context of the phase **prove**, while it lasts.
-    pub(super) fn prove(&self) -> Option<SpanContext> {
+    /// Returns the context of **prove**; `None` outside of the phase.
+    pub(super) fn prove_context(&self) -> Option<SpanContext> {
         self.prove.clone()
     }
 
-    /// Set to the context of the quorum check that the call waits for.
-    pub(super) fn link(&mut self) -> &mut Option<SpanContext> {
-        &mut self.link
+    /// Returns the place for the context of the quorum check that the call waits for.
+    pub(super) fn check_context(&mut self) -> &mut Option<SpanContext> {
+        &mut self.check
     }
 
-    /// The revision that the mirror must reach is known.
-    pub(super) fn checked(&mut self) {
-        self.checked = Some(Instant::now());
+    /// Records the time at which the required revision is known: **wait** begins here if the mirror is behind.
+    pub(super) fn record_required_revision(&mut self) {
+        self.wait_began = Some(Instant::now());
     }
 
-    /// The phase **prove** ended at `proven`, without a proof if there is a `reason`. `asked` is when the feed last requested
-    /// etcd's progress.
-    pub(super) fn proven(
+    /// Ends **prove** at `proven`; with a `reason`, it failed. If the call `waited` for the mirror, adds the span
+    /// **wait**, and **progress** from `progress_requested`, the time at which the feed last requested a progress
+    /// notification.
+    pub(super) fn end_prove(
         &mut self,
         proven: Instant,
         waited: bool,
-        asked: Option<Instant>,
+        progress_requested: Option<Instant>,
         reason: Option<Reason>,
     ) {
-        let (Some(planned), Some(context)) = (self.planned, self.prove.take()) else {
+        let (Some(began), Some(context)) = (self.prove_began, self.prove.take()) else {
             return;
         };
         let end_time = self.clock.at(proven);
         let mut prove = Span {
             span_context: context,
             end_time,
-            ..self.server().child("prove", self.clock.at(planned))
+            ..self.server().child("prove", self.clock.at(began))
         };
-        if let Some(check) = self.link.clone() {
+        if let Some(check) = self.check.clone() {
             prove.link(check);
         }
         if let Some(reason) = reason {
             prove.fail(reason.as_str());
         }
-        if let Some(checked) = self.checked.filter(|_| waited) {
-            let mut wait = prove.child("wait", self.clock.at(checked));
+        if let Some(wait_began) = self.wait_began.filter(|_| waited) {
+            let mut wait = prove.child("wait", self.clock.at(wait_began));
             wait.end_time = end_time;
-            if let Some(asked) = asked.filter(|asked| (checked..proven).contains(asked)) {
-                let mut progress = wait.child("progress", self.clock.at(asked));
+            if let Some(requested) =
+                progress_requested.filter(|requested| (wait_began..proven).contains(requested))
+            {
+                let mut progress = wait.child("progress", self.clock.at(requested));
                 progress.end_time = end_time;
                 self.spans.push(progress);
             }
@@ -146,29 +152,29 @@ impl Trace {
         self.spans.push(prove);
     }
 
-    /// The call is forwarded to etcd as a part of this trace.
-    pub(super) fn forward(&mut self, headers: &mut HeaderMap) {
+    /// Begins the phase **forward**, and sets its context in the `headers` of the call to etcd.
+    pub(super) fn begin_forward(&mut self, headers: &mut HeaderMap) {
         let mut forward = self.server().child("forward", self.clock.at(Instant::now()));
         forward.span_kind = SpanKind::Client;
         forward.set("rpc.system.name", "grpc");
         forward.set("rpc.method", self.server().name.to_string());
         headers.insert(TRACEPARENT, traceparent(&forward.span_context));
-        self.last = Some(self.spans.len());
+        self.last_phase = Some(self.spans.len());
         self.spans.push(forward);
     }
 
-    /// A response from memory is being produced since `began`.
-    pub(super) fn answer(&mut self, began: Instant) {
+    /// Adds the phase **answer**, in which a response from memory is produced since `began`.
+    pub(super) fn begin_answer(&mut self, began: Instant) {
         let answer = self.server().child("answer", self.clock.at(began));
-        self.last = Some(self.spans.len());
+        self.last_phase = Some(self.spans.len());
         self.spans.push(answer);
     }
 
-    /// Adds the outcome of a Range or RangeStream.
-    pub(super) fn ended(&mut self, call: &Call) {
+    /// Adds the attributes of a Range or RangeStream. Renames **forward** to **stream** if the outcome is streamed.
+    pub(super) fn record_outcome(&mut self, call: &Call) {
         let (outcome, reason) = call.outcome.labels();
         if matches!(call.outcome, Outcome::Streamed(_))
-            && let Some(last) = self.last
+            && let Some(last) = self.last_phase
         {
             self.spans[last].name = "stream".into();
         }
@@ -192,26 +198,26 @@ impl Trace {
         }
     }
 
-    /// The head of the response is ready.
-    pub(super) fn head(&mut self, response: &Response<ResponseBody>) {
-        self.status(response.headers());
+    /// Records status and endpoint from the head of the response.
+    pub(super) fn record_head(&mut self, response: &Response<ResponseBody>) {
+        self.record_status(response.headers());
         let endpoint = response
             .body()
             .endpoint()
             .or_else(|| response.extensions().get::<Url>());
-        if let (Some(last), Some(endpoint)) = (self.last, endpoint) {
+        if let (Some(last), Some(endpoint)) = (self.last_phase, endpoint) {
             self.spans[last].set_endpoint(endpoint);
         }
     }
 
-    /// Reads gRPC's status, if these headers or trailers carry it.
-    pub(super) fn status(&mut self, headers: &HeaderMap) {
+    /// Records the gRPC status, if these headers or trailers have one.
+    pub(super) fn record_status(&mut self, headers: &HeaderMap) {
         let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok());
         self.status = status.and_then(|status| status.parse().ok()).or(self.status);
     }
 
-    /// A piece of the response is sent.
-    pub(super) fn sent(&mut self, piece: &Rope) {
+    /// Counts the bytes and messages of a frame that is sent to the client.
+    pub(super) fn record_sent(&mut self, piece: &Rope) {
         self.bytes += piece.remaining() as u64;
         self.messages.count(piece);
     }
@@ -226,7 +232,7 @@ impl Drop for Trace {
         };
         let now = self.clock.at(Instant::now());
         let (bytes, chunks) = (self.bytes, self.messages.count);
-        for index in [Some(0), self.last].into_iter().flatten() {
+        for index in [Some(0), self.last_phase].into_iter().flatten() {
             let Some(span) = self.spans.get_mut(index) else {
                 continue;
             };
@@ -236,9 +242,9 @@ impl Drop for Trace {
             if span.span_kind != SpanKind::Internal {
                 let name = status_code(code);
                 span.set("rpc.response.status_code", name);
-                // A client's mistake is an error of the client span, not of the server's.
-                let is_servers = matches!(code, 2 | 4 | 12..=15);
-                if code != 0 && (span.span_kind == SpanKind::Client || is_servers) {
+                // OpenTelemetry's rule for gRPC: codes for mistakes of the client are errors of client spans only.
+                let is_server_error = matches!(code, 2 | 4 | 12..=15);
+                if code != 0 && (span.span_kind == SpanKind::Client || is_server_error) {
                     span.set("error.type", name);
                     span.fail(name);
                 }
@@ -250,25 +256,26 @@ impl Drop for Trace {
     }
 }
 
-/// Counts the messages of a gRPC stream.
+/// Counter of the messages in a gRPC stream whose frames may split messages anywhere.
 #[derive(Debug, Default)]
 struct Messages {
     count: u64,
-    /// Bytes of the current message that are still to come.
-    left: u64,
+    /// Remaining bytes of the current message.
+    bytes_left: u64,
     prefix: PrefixReader,
 }
 
 impl Messages {
-    /// Counts the messages that begin in a frame. A frame in several pieces was made by rangecache, and a message begins
-    /// only at its front.
+    /// Counts the messages that begin in `frame`. Only the first piece is scanned for prefixes: frames of several
+    /// pieces are created by rangecache itself, which begins messages only at the front.
     fn count(&mut self, frame: &Rope) {
         let (length, front) = (frame.remaining() as u64, frame.chunk());
+        // Position in the frame.
         let mut at = 0;
         while at < length {
-            if self.left > 0 {
-                let step = self.left.min(length - at);
-                (self.left, at) = (self.left - step, at + step);
+            if self.bytes_left > 0 {
+                let step = self.bytes_left.min(length - at);
+                (self.bytes_left, at) = (self.bytes_left - step, at + step);
                 continue;
             }
             let rest = usize::try_from(at).ok().and_then(|at| front.get(at..));
@@ -278,7 +285,7 @@ impl Messages {
             let (taken, prefix) = self.prefix.read(rest);
             at += taken as u64;
             if let Some(prefix) = prefix {
-                self.left = prefix.length_bytes.into();
+                self.bytes_left = prefix.length_bytes.into();
                 self.count += 1;
             }
         }
@@ -292,7 +299,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_counted_however_they_are_cut() {
+    fn messages_split_at_any_byte_are_counted() {
         let mut stream = Vec::new();
         for length in [0_u8, 1, 7, 200] {
             stream.extend([0, 0, 0, 0, length]);
@@ -304,7 +311,7 @@ mod tests {
                 messages.count(&Bytes::copy_from_slice(piece).into());
             }
             assert_eq!(
-                (messages.count, messages.left, messages.prefix.is_empty()),
+                (messages.count, messages.bytes_left, messages.prefix.is_empty()),
                 (4, 0, true),
                 "{size}"
             );

@@ -1,13 +1,22 @@
-//! Lists that are read in pages: from the second page on they come from one RangeStream at the list's revision.
+//! Page series: lists that clients read in pages are served, from the second page on, by one RangeStream of etcd at the
+//! list's revision.
 //!
-//! Each page costs etcd a count of all keys that are still to come; a stream costs it one walk over the keys. A page that is
-//! forwarded and has `more` is remembered by the start of the next one. When that is requested, a stream of the whole rest is
-//! opened, and this page and those after it are cut from it: their `count` is what the first page counted, less the keys read.
+//! For each page, etcd counts all remaining keys of the list; for a stream, it iterates over them once. When a
+//! forwarded page has `more`, a series is stored under the key at which the next page begins. The request for that
+//! page opens a stream of all remaining keys, and this page and later ones are read from it. Their `count` is the
+//! first page's count, less the keys of earlier pages.
 //!
-//! No call waits for a series and nothing relies on one: a call for a page *takes* its series, and puts it back where the next
-//! page begins. A page may be requested by Range or by RangeStream, and the next one by the other. A page that is requested
-//! twice, out of order or late finds no series, and is forwarded, as is one that its series cannot give. With etcd's auth on, a
-//! series belongs to the client that began it, and etcd authorises each of its pages (I8).
+//! A series is an optimization that no call depends on:
+//!
+//! - A request for a page *removes* the series, so that no other request can use it, and stores it again under the
+//!   key of the
+//!   next page.
+//! - A page that is requested twice, out of order or too late finds no series, and is forwarded. So is a page that the
+//!   series fails to provide.
+//! - Each page may be requested by Range or by RangeStream.
+//! - While etcd's auth is on, a series can be continued only with the credentials of the client that started it, and
+//!   etcd
+//!   authorizes each page (I8).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,12 +47,12 @@ use crate::upstream::{ReceiveWindow, Upstream, gates};
 
 /// Interval at which expired series are dropped.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Series that wait for their next page may hold the streams' budget divided by this.
+/// Stored series may use the streams' budget (`--stream-max-bytes`) divided by this.
 const WAITING_DIVISOR: u64 = 4;
-/// Memory of a series in addition to its keys and stream (an estimate).
+/// Estimated memory of a series in addition to its keys and stream.
 const SERIES_OVERHEAD_BYTES: u64 = 256;
 
-/// Identifies a page: its first key, the list that it is of, and the clients that may continue the list.
+/// Identity of a page: its first key, its list, and the clients that may continue the list.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct SeriesKey {
     key: Bytes,
@@ -53,41 +62,43 @@ struct SeriesKey {
     scope: ShareScope,
 }
 
-/// The rest of a list of which a page was sent.
+/// Remaining pages of a list.
 #[derive(Debug)]
 struct Series {
-    /// Number of keys from the next page on, at the list's revision.
-    left: u64,
-    /// The number of etcd's history from which the first page was read.
+    /// Number of keys on the remaining pages, at the list's revision.
+    keys_left: u64,
+    /// Number of etcd's history that was current when the first page was requested.
     history: u64,
     cluster_id: u64,
-    /// Opened for the second page.
+    /// `None` until the second page is requested.
     source: Option<PageSource>,
 }
 
-/// The series that wait for their next page.
+/// Series whose next page has not been requested yet.
 #[derive(Debug)]
 pub(super) struct PageSeriesCache {
     series: ExpiringMap<SeriesKey, Series>,
+    /// Budget of open streams and their buffered entries (`--stream-max-bytes`).
     budget: Arc<ByteBudget>,
     upstream: Arc<Upstream>,
     mirrors: Arc<Mirrors>,
     metrics: Arc<Metrics>,
 }
 
-/// A page from a series, and what it counts against the budget.
+/// Page that was read from a series.
 pub(crate) struct PageAnswer {
     pub(crate) header: ResponseHeader,
     pub(crate) selection: Selection,
+    /// Budget for the entries; kept until the response is sent.
     pub(crate) held: HeldBytes,
 }
 
-/// A request for a page.
+/// Request for a page.
 #[derive(Clone, Copy)]
 struct PageRequest<'a> {
     query: &'a RangeQuery,
     scope: &'a ShareScope,
-    /// The client's.
+    /// Headers of the client's request, with its credentials.
     headers: &'a HeaderMap,
 }
 
@@ -102,7 +113,7 @@ impl SeriesKey {
         }
     }
 
-    /// The key of the page after one that ends with `last_key`, of a list at `revision`.
+    /// Identity of the page that follows this one, if this one ends with `last_key` and the list is at `revision`.
     fn after(&self, last_key: &[u8], revision: i64) -> SeriesKey {
         SeriesKey {
             key: successor(last_key),
@@ -113,7 +124,8 @@ impl SeriesKey {
 }
 
 impl PageSeriesCache {
-    /// Series expire after `ttl`. Their streams count against `budget`, which has `max_bytes`.
+    /// Creates an empty cache whose series expire after `ttl` (`--series-ttl`). Their streams use `budget`, whose
+    /// bound is `max_bytes`.
     pub(super) fn new(
         ttl: Duration,
         max_bytes: u64,
@@ -131,7 +143,7 @@ impl PageSeriesCache {
         })
     }
 
-    /// Drops expired series, until cancelled.
+    /// Drops expired series every second until the future is dropped.
     pub(super) async fn run(&self) {
         let mut ticks = tokio::time::interval(SWEEP_INTERVAL);
         loop {
@@ -140,6 +152,7 @@ impl PageSeriesCache {
         }
     }
 
+    /// Drops expired series and updates the metric of stored ones.
     fn sweep(&self) {
         let count = self.series.remove_expired();
         self.metrics
@@ -148,7 +161,8 @@ impl PageSeriesCache {
             .set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    /// The page that `query` asks for, if an earlier page of the list was sent in the same `scope`. `headers` are the client's.
+    /// Returns the page that `query` requests, if the series that precedes it is stored for the same `scope`; `None`
+    /// if the page must be forwarded. `headers` are those of the client's request.
     pub(super) async fn next_page(
         &self,
         query: &RangeQuery,
@@ -161,8 +175,8 @@ impl PageSeriesCache {
         let key = SeriesKey::new(query, scope.clone());
         let mut series = self.series.remove(&key)?;
         let limit = u64::try_from(query.limit).ok()?;
-        if series.source.is_none() && series.left <= limit {
-            // The last page: a stream would save nothing.
+        if series.source.is_none() && series.keys_left <= limit {
+            // The last page: a stream for one page costs etcd as much as forwarding it.
             return None;
         }
         let request = PageRequest {
@@ -184,7 +198,7 @@ impl PageSeriesCache {
         }
     }
 
-    /// Cuts the next page from the series; returns it and its last key.
+    /// Reads the next page from the series; returns it with its last key. Opens the stream for the second page.
     async fn cut_page(
         &self,
         series: &mut Series,
@@ -192,19 +206,21 @@ impl PageSeriesCache {
         limit: u64,
     ) -> Result<(PageAnswer, Vec<u8>), StreamFallback> {
         let granted = self.authorize(request).await?;
+        // Computed before a stream is opened, so that no stream is opened for a page that may not be served.
         self.page_header(series, request, granted).await?;
         let source = match &mut series.source {
             Some(source) => source,
             None => series
                 .source
-                .insert(self.open_stream(request, series.left).await?),
+                .insert(self.open_stream(request, series.keys_left).await?),
         };
-        let keys = usize::try_from(limit.min(series.left)).map_err(|_| StreamFallback::Budget)?;
+        let keys = usize::try_from(limit.min(series.keys_left)).map_err(|_| StreamFallback::Budget)?;
         let (entries, held) = source.next_page(keys).await?;
         let last_key = entries.last().ok_or(StreamFallback::Malformed)?.key().to_vec();
-        let (count, more) = (series.left, series.left > limit);
-        series.left -= entries.len() as u64;
-        // Computed again, after all waiting: the minimum served revision (I11), and etcd's compaction, history and auth, must be current.
+        let (count, more) = (series.keys_left, series.keys_left > limit);
+        series.keys_left -= entries.len() as u64;
+        // Computed again after the last await: meanwhile a newer revision may have been served (I11), or etcd may have
+        // compacted the revision, replaced its history or enabled auth.
         let header = self.page_header(series, request, granted).await?;
         self.mirrors.cluster_state.record_served(header.revision);
         let page = PageAnswer {
@@ -215,7 +231,7 @@ impl PageSeriesCache {
         Ok((page, last_key))
     }
 
-    /// etcd's confirmation that the client may read this page; `None` where every client may.
+    /// Requests etcd's confirmation that the client may read this page, and returns its header. `None` if auth is off.
     async fn authorize(&self, request: PageRequest<'_>) -> Result<Option<ResponseHeader>, StreamFallback> {
         if *request.scope == ShareScope::Everyone {
             return Ok(None);
@@ -224,7 +240,7 @@ impl PageSeriesCache {
             key: request.query.key.clone(),
             range_end: request.query.range_end.clone(),
             caller: Some(request.headers),
-            // The client's headers name the span already.
+            // The client's headers already carry the trace context.
             trace: None,
             serializable: false,
         };
@@ -233,9 +249,11 @@ impl PageSeriesCache {
         Ok(Some(granted.map_err(|_| StreamFallback::Auth)?.header))
     }
 
-    /// The header of the page, if etcd would still return the page now. As for reads from a mirror at a past revision, the known
-    /// cluster state decides, without a call to etcd unless the minimum served revision is unknown. The result is the header with which etcd
-    /// `granted` the page, if it did.
+    /// Returns the header for the page, if etcd would return the page now.
+    ///
+    /// Decides by the known cluster state, like reads from a mirror at a past revision; calls etcd only if the
+    /// minimum served revision is unknown. If etcd authorized the page, the result is the header `granted` with the
+    /// authorization.
     async fn page_header(
         &self,
         series: &Series,
@@ -256,7 +274,7 @@ impl PageSeriesCache {
         Ok(granted.unwrap_or(known))
     }
 
-    /// Opens a stream of all `keys` that are left from the page on.
+    /// Opens a stream of the remaining `keys`, the requested page included.
     async fn open_stream(&self, request: PageRequest<'_>, keys: u64) -> Result<PageSource, StreamFallback> {
         let mut held = self.budget.hold();
         held.try_grow(ReceiveWindow::SHARED.stream.into())
@@ -281,7 +299,7 @@ impl PageSeriesCache {
             Ok(Err(status)) if status.code() == tonic::Code::Unimplemented => {
                 return Err(connection.refused_range_stream(status.message()).into());
             }
-            // etcd returns the same status for the forwarded page, if it is not the stream's own.
+            // Not returned to the client: the forwarded page gets its own status from etcd.
             Ok(Err(_)) => return Err(StreamFallback::Refused),
             Err(_) => return Err(StreamFallback::Late),
         };
@@ -289,8 +307,9 @@ impl PageSeriesCache {
         Ok(PageSource::new(Box::pin(stream), keys, held, reading))
     }
 
+    /// Stores `series` under the identity of its next page, unless the list is complete.
     fn store(&self, key: SeriesKey, series: Series) {
-        if series.left > 0 {
+        if series.keys_left > 0 {
             let held = series.source.as_ref().map_or(0, PageSource::held_bytes);
             let bytes = SERIES_OVERHEAD_BYTES + (key.key.len() + key.range_end.len()) as u64 + held;
             self.series.insert(key, series, bytes);
@@ -298,12 +317,14 @@ impl PageSeriesCache {
         self.sweep();
     }
 
-    /// The number of etcd's history now, for [`PageSeriesCache::expect_next`]: must be read before a page is requested.
+    /// Returns the number of etcd's current history, for [`PageSeriesCache::expect_next`]. Must be called before the
+    /// page is requested from etcd.
     pub(super) fn history_number(&self) -> u64 {
         self.mirrors.cluster_state.history()
     }
 
-    /// Expects the page after one that etcd sent. `history` is the one known when that page was requested.
+    /// Starts a series after a forwarded `page`, the response to `query`. `history` is the history number from before
+    /// the page was requested: if history was replaced in between, the series is never used.
     pub(super) fn expect_next(
         &self,
         query: &RangeQuery,
@@ -314,8 +335,8 @@ impl PageSeriesCache {
         let Ok(header) = page.header() else {
             return;
         };
-        let left = page.count.saturating_sub(page.kvs);
-        if !query.is_page() || !page.more || page.kvs == 0 || left == 0 {
+        let keys_left = page.count.saturating_sub(page.kvs);
+        if !query.is_page() || !page.more || page.kvs == 0 || keys_left == 0 {
             return;
         }
         let revision = if query.revision > 0 {
@@ -324,7 +345,7 @@ impl PageSeriesCache {
             header.revision
         };
         let series = Series {
-            left,
+            keys_left,
             history,
             cluster_id: header.cluster_id,
             source: None,
@@ -333,7 +354,7 @@ impl PageSeriesCache {
         self.store(key, series);
     }
 
-    /// An observer of the response to `query`, if it may be a page. `scanner` is one for responses of its method.
+    /// Returns an observer for the response to `query`, if that may be a page. `scanner` must be one for its method.
     pub(super) fn observer(
         self: &Arc<Self>,
         query: &RangeQuery,
@@ -355,13 +376,14 @@ impl PageSeriesCache {
     }
 }
 
-/// Observes a page that is forwarded.
+/// Scans a forwarded page, and starts a series when it is complete.
 #[derive(Debug)]
 pub(super) struct PageObserver {
-    /// `None` after bytes that it could not scan.
+    /// `None` after an error: the response starts no series.
     scanner: Option<RangeResponseScanner>,
     query: RangeQuery,
     scope: ShareScope,
+    /// History number when the page was requested.
     history: u64,
     cache: Arc<PageSeriesCache>,
 }
@@ -369,7 +391,7 @@ pub(super) struct PageObserver {
 impl Observer for PageObserver {
     fn frame(&mut self, frame: &Frame<Rope>) {
         if let Some(data) = frame.data_ref() {
-            // A forwarded frame is one slice.
+            // Forwarded frames have one piece; a frame of several pieces would be scanned only in part.
             debug_assert_eq!(data.chunk().len(), data.remaining());
             let scanned = self
                 .scanner
@@ -379,7 +401,7 @@ impl Observer for PageObserver {
                 self.scanner = None;
             }
         } else if let Some(trailers) = frame.trailers_ref()
-            // Before the client has the trailers, so that its next call finds the series.
+            // The observer runs before the trailers are sent: the client's next request finds the series.
             && let Some(scanner) = self.scanner.take()
             && is_ok(trailers)
             && let Ok(page) = scanner.finish()

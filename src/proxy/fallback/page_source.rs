@@ -1,4 +1,4 @@
-//! The rest of a list, as a RangeStream of etcd's from which pages are cut.
+//! RangeStream of the remaining keys of a list, which is split into pages.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -13,37 +13,41 @@ use crate::etcdserverpb::RangeStreamResponse;
 use crate::limits::HeldBytes;
 use crate::mirror::pinned::Reading;
 
-/// Time for etcd to send the next chunk; afterwards the page is forwarded.
+/// Timeout for the next chunk from etcd. The page is then forwarded.
 pub(super) const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Memory of an entry in addition to its encoded bytes (an estimate).
+/// Estimated memory of an entry in addition to its encoded bytes.
 const ENTRY_OVERHEAD_BYTES: u64 = 64;
 
-/// A RangeStream's messages.
+/// Messages of a RangeStream.
 pub(super) type ChunkStream =
     Pin<Box<dyn Stream<Item = Result<RangeStreamResponse, tonic::Status>> + Send + Sync>>;
 
-/// An open stream, and the entries that were received but not asked for yet. etcd is held back by HTTP/2's flow control, so
-/// that only the rest of a chunk and a receive window are held.
+/// Open RangeStream, with the entries that were received but not requested yet.
+///
+/// Chunks are received only when a page needs them; HTTP/2 flow control then stops etcd from sending. Memory is
+/// bounded by one chunk and one receive window.
 pub(super) struct PageSource {
     stream: ChunkStream,
+    /// Received entries of the next page.
     ready: VecDeque<Entry>,
-    /// Keys of the whole stream, if the first page counted right.
+    /// Number of keys that the stream must have, according to the count of the list's first page.
     keys: u64,
-    /// The stream's receive window, and `ready`.
+    /// Budget for the stream's receive window and `ready`.
     held: HeldBytes,
-    /// Lets the probe watch for the compaction of the stream's revision.
+    /// Registers the stream's revision, so that the probe checks whether it is compacted.
     _reading: Reading,
 }
 
 impl fmt::Debug for PageSource {
-    // Without the entries: keys and values must not be logged (I10).
+    // Omits the entries: keys and values must not be logged (I10).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PageSource").finish_non_exhaustive()
     }
 }
 
 impl PageSource {
-    /// `stream` has `keys` keys; `held` covers its receive window, and grows with what is received.
+    /// Creates a source from a `stream` of `keys` keys. `held` covers its receive window, and grows with received
+    /// entries.
     pub(super) fn new(stream: ChunkStream, keys: u64, held: HeldBytes, reading: Reading) -> PageSource {
         PageSource {
             stream,
@@ -54,15 +58,15 @@ impl PageSource {
         }
     }
 
-    /// Bytes that count against the budget.
+    /// Bytes of the budget that the source uses.
     pub(super) fn held_bytes(&self) -> u64 {
         self.held.bytes()
     }
 
-    /// The next `keys` entries, at least one, and what they count against the budget.
+    /// Returns the next `keys` entries with their share of the budget. `keys` must be at least 1.
     ///
     /// # Errors
-    /// Why the stream cannot give them.
+    /// [`StreamFallback`] if the stream cannot provide them. The source must then be dropped.
     pub(super) async fn next_page(&mut self, keys: usize) -> Result<(Vec<Entry>, HeldBytes), StreamFallback> {
         while self.ready.len() < keys {
             self.receive_chunk().await?;
@@ -72,18 +76,18 @@ impl PageSource {
         Ok((entries, held))
     }
 
-    /// Receives the next chunk.
+    /// Receives one chunk and appends its entries to `ready`.
     async fn receive_chunk(&mut self) -> Result<(), StreamFallback> {
         let chunk = tokio::time::timeout(CHUNK_TIMEOUT, self.stream.next())
             .await
             .map_err(|_| StreamFallback::Late)?
-            // The stream ended before the keys that the first page counted.
+            // The stream ended before the number of keys that the first page counted.
             .ok_or(StreamFallback::Malformed)?
             .map_err(|_| StreamFallback::Broken)?;
         let Some(response) = chunk.range_response else {
             return Ok(());
         };
-        // Only the last chunk has a header. Another count means another history.
+        // Only the last chunk has a header and a count. A different count means that history was replaced.
         if response.header.is_some() && u64::try_from(response.count) != Ok(self.keys) {
             return Err(StreamFallback::Malformed);
         }
@@ -98,6 +102,7 @@ impl PageSource {
     }
 }
 
+/// Bytes of `entry` that count against the budget.
 fn cost_bytes(entry: &Entry) -> u64 {
     entry.encoded_len() as u64 + ENTRY_OVERHEAD_BYTES
 }
@@ -137,7 +142,7 @@ mod tests {
         let gauge = Gauge::default();
         let held = ByteBudget::first_come(max_bytes, &gauge).hold();
         let reading = Arc::new(Pinned::default()).read_at(7);
-        // Nothing follows the messages: etcd is silent.
+        // etcd sends the messages, and then stalls.
         let stream = stream::iter(messages).chain(stream::pending());
         (PageSource::new(Box::pin(stream), keys, held, reading), gauge)
     }
@@ -151,7 +156,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pages_are_cut_across_chunks() {
+    async fn page_spans_several_chunks() {
         let messages = vec![chunk(b"abc", None), chunk(b"d", None), chunk(b"ef", Some(6))];
         let (mut source, gauge) = source_within(messages, 6, 1 << 20);
         let (page, first_held) = source.next_page(2).await.unwrap();
@@ -160,7 +165,7 @@ mod tests {
         assert_eq!(
             gauge.get(),
             3 * per_entry.cast_signed(),
-            "one chunk was received, not more"
+            "only one chunk was received"
         );
         let (page, _held) = source.next_page(4).await.unwrap();
         assert_eq!(keys(&page), [b"c", b"d", b"e", b"f"]);
@@ -170,13 +175,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn another_count_than_expected_is_malformed() {
+    async fn unexpected_count_is_malformed() {
         let mut source = source(vec![chunk(b"a", None), chunk(b"b", Some(3))], 2);
         assert_eq!(source.next_page(2).await.unwrap_err(), StreamFallback::Malformed);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silent_stream_is_late() {
+    async fn stalled_stream_is_late() {
         let mut source = source(vec![chunk(b"a", None)], 2);
         let began = tokio::time::Instant::now();
         assert_eq!(source.next_page(2).await.unwrap_err(), StreamFallback::Late);
@@ -184,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn error_in_mid_stream_is_broken() {
+    async fn status_in_mid_stream_is_broken() {
         let mut source = source(
             vec![chunk(b"a", None), Err(tonic::Status::unavailable("lost"))],
             2,

@@ -1,4 +1,5 @@
-//! Which clients may share a response or continue a page series: all when auth is off, otherwise only the same credentials (I8).
+//! Clients that may share a response or continue a page series: all clients if etcd's auth is off, otherwise only those
+//! with the same credentials (I8).
 
 use http::{HeaderMap, HeaderValue};
 
@@ -6,19 +7,22 @@ use crate::grpc::CallMetadata;
 use crate::grpc::metadata::CREDENTIALS;
 use crate::mirror::cluster_state::Auth;
 
-/// The clients that may use what a call began.
+/// Clients that may use the response, or continue the page series, of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum ShareScope {
-    /// Every client: etcd's auth is off.
+    /// All clients, because etcd's auth is off.
     Everyone,
-    /// Clients that send these credentials; the values are marked as sensitive, so that no log shows them.
+    /// Clients that send these credentials. The values are marked as sensitive, so that they are not logged (I10).
     Credentials(Vec<HeaderValue>),
 }
 
 impl ShareScope {
-    /// The scope of a call, while etcd's auth is `auth`. `None` where nothing of the call may be used by another: it has special
-    /// metadata, or it is not known which clients may read what it reads. Rights of a client with credentials are proven by
-    /// further calls only with `has_own_user`, because rangecache without a user learns of no compactions while auth is on.
+    /// Returns the scope of a call with this metadata and `headers`, given the state of etcd's `auth`. `None` if no
+    /// other call may use its response: its metadata asks for more than a read, or it is unknown which clients may
+    /// read its range.
+    ///
+    /// While auth is on, `has_own_user` is required: without an etcd user of its own, rangecache is not informed of
+    /// compactions, and would continue a series at a compacted revision.
     pub(super) fn from_call(
         metadata: &CallMetadata,
         headers: &HeaderMap,
@@ -42,7 +46,8 @@ impl ShareScope {
         }
     }
 
-    /// The auth state in which the scope holds; after a switch nothing may be shared or continued.
+    /// State of etcd's auth for which the scope was determined. After auth is enabled or disabled, the scope is
+    /// invalid.
     pub(super) fn auth(&self) -> Auth {
         match self {
             ShareScope::Everyone => Auth::Off,
@@ -66,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_shares_only_without_auth_and_credentials() {
+    fn call_without_credentials_is_shared_only_if_auth_is_off() {
         assert_eq!(scope(&[], Auth::Off, false), Some(ShareScope::Everyone));
         assert_eq!(scope(&[], Auth::Unknown, true), None);
         assert_eq!(scope(&[], Auth::On, true), None);
@@ -74,16 +79,19 @@ mod tests {
     }
 
     #[test]
-    fn same_credentials_share_only_with_a_user_of_our_own() {
+    fn call_with_credentials_is_shared_only_if_rangecache_has_a_user() {
         let one = scope(&[("token", "a")], Auth::On, true).unwrap();
         assert_eq!(Some(&one), scope(&[("token", "a")], Auth::On, true).as_ref());
         assert_ne!(Some(&one), scope(&[("token", "b")], Auth::On, true).as_ref());
         assert_eq!(scope(&[("token", "a")], Auth::On, false), None);
-        assert!(!format!("{one:?}").contains("\"a\""), "credentials are not shown");
+        assert!(
+            !format!("{one:?}").contains("\"a\""),
+            "credentials are not printed"
+        );
     }
 
     #[test]
-    fn special_metadata_is_not_shared() {
+    fn call_with_leader_or_bypass_metadata_is_not_shared() {
         assert_eq!(scope(&[("hasleader", "true")], Auth::Off, false), None);
         assert_eq!(scope(&[("rangecache-bypass", "true")], Auth::Off, false), None);
     }

@@ -1,7 +1,9 @@
-//! Serves a RangeStream where etcd has none: by unary Ranges at one revision, one page at a time, cut into chunks.
+//! Serves a RangeStream by unary Ranges, if etcd has no RangeStream or cannot stream the request: pages at one
+//! revision, split into chunks.
 //!
-//! A page is requested when the client has read the one before, so that a stream holds one page at most; while etcd works on
-//! it, it takes a turn as a large Range. When the client leaves, the body is dropped, and the page in flight with it.
+//! A page is requested when the client has read the previous one, so that a stream buffers at most one page. Each
+//! request needs a turn, like a large Range. When the client cancels, the body is dropped, and the page in flight is
+//! cancelled.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -30,38 +32,38 @@ use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, Ups
 use crate::proxy::response::{BodySource, Polled};
 use crate::upstream::ConnectionClass;
 
-/// Target size of a page, in bytes: etcd counts the whole range for each.
+/// Target size of a page, in bytes. etcd counts all remaining keys for each page, so that small pages are expensive.
 const PAGE_TARGET_BYTES: u64 = 4 << 20;
-/// A longer page is requested again with fewer keys: values may differ in size.
+/// Bound on a page, in bytes. A larger one is requested again with fewer keys.
 const PAGE_MAX_BYTES: u64 = 16 << 20;
-/// Bound on a response that cannot be paged because it is sorted.
+/// Bound, in bytes, on a response that cannot be split into pages because it is sorted.
 const WHOLE_MAX_BYTES: u64 = 64 << 20;
-/// Keys of the first page, when the size of values is unknown.
+/// Number of keys on the first page, when the size of values is unknown.
 const FIRST_PAGE_KEYS: i64 = 64;
-/// A client's limit up to which all keys are requested as one page.
+/// Client's limit up to which all keys are requested on one page.
 const ONE_PAGE_KEYS: i64 = 1000;
-/// Bound on the keys of a page.
+/// Bound on the number of keys on a page.
 const PAGE_MAX_KEYS: i64 = 10_000;
-/// How often a page is requested that broke off: reads may be repeated.
+/// Number of attempts to get a page if the connection is lost or etcd is unavailable. Reads can be repeated safely.
 const MAX_TRIES: u32 = 5;
-/// Pause before a page is requested again.
+/// Pause before a failed page is requested again.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// Why there is no page.
+/// Failure to get a page, which ends the stream.
 #[derive(Debug)]
 pub(super) enum PageError {
-    /// A bound was reached.
+    /// A bound on large reads was reached.
     Refused(Refused),
-    /// etcd's status, as metadata.
+    /// etcd returned this status (headers or trailers).
     Etcd(HeaderMap),
-    /// etcd reset the stream.
+    /// etcd reset the HTTP/2 stream.
     Reset(hyper::Error),
-    /// A status of rangecache's own.
+    /// rangecache ends the stream with this status.
     Local(Status),
 }
 
 impl PageError {
-    /// The end of a stream that has begun.
+    /// Trailers that end a stream whose headers have been sent.
     fn trailers(self) -> HeaderMap {
         match self {
             PageError::Refused(refused) => refused.status.trailers(),
@@ -72,9 +74,9 @@ impl PageError {
     }
 }
 
-/// Gets one page at a time.
+/// Source of pages; replaced by a script in tests.
 pub(super) trait FetchPage: Send + Sync + 'static {
-    /// Sends `request`, and abandons a response longer than `max_bytes`.
+    /// Sends `request` and returns the response; stops reading one that is larger than `max_bytes`.
     fn fetch_page(
         &self,
         request: &RangeRequest,
@@ -82,33 +84,34 @@ pub(super) trait FetchPage: Send + Sync + 'static {
     ) -> impl Future<Output = Result<PageResponse, PageError>> + Send;
 }
 
-/// What came of one call for a page.
+/// Result of one request for a page.
 #[derive(Debug)]
 pub(super) enum PageResponse {
-    /// A page and its length in bytes.
+    /// A page and its encoded length in bytes.
     Page(RangeResponse, u64),
-    /// The response has this many bytes, more than allowed.
+    /// The response has this many bytes, more than `max_bytes`.
     TooLarge(u64),
-    /// etcd's status, which is not success, as metadata.
+    /// etcd's status, other than OK (headers or trailers).
     Status(HeaderMap),
-    /// The connection was lost in mid-response.
+    /// The connection was lost in the middle of the response.
     Lost(Status),
 }
 
-/// Gets pages from etcd by unary Ranges.
+/// Fetches pages from etcd by unary Ranges.
 #[derive(Debug)]
 pub(super) struct PageCalls {
     forward: Arc<Forward>,
     turns: Arc<Turns>,
-    /// The client's head, for a unary call.
+    /// Request head of the client, with the path of a unary Range.
     parts: Parts,
 }
 
 impl PageCalls {
-    /// Calls on behalf of the client whose RangeStream came with `parts`.
+    /// Creates unary calls with the metadata of the client's RangeStream request, `parts`.
     pub(super) fn new(forward: &Arc<Forward>, turns: &Arc<Turns>, mut parts: Parts) -> PageCalls {
         parts.uri = Uri::from_static(RANGE);
-        // The deadline is kept by the pager; and pages must be readable, so not compressed.
+        // The pager enforces the deadline for all pages together. Pages are decoded here, so they must not be
+        // compressed.
         parts.headers.remove("grpc-timeout");
         parts.headers.remove("grpc-accept-encoding");
         PageCalls {
@@ -169,29 +172,29 @@ impl FetchPage for PageCalls {
     }
 }
 
-/// Requests page after page.
+/// Requests the pages of a range one after the other, all at the first page's revision.
 pub(super) struct Pager<G> {
     calls: G,
     /// The next request.
     request: RangeRequest,
-    /// Keys that the client still wants; `None` without a limit.
+    /// Number of keys left of the client's limit; `None` without a limit.
     keys_left: Option<i64>,
-    /// Whether the request may be split into pages at all.
+    /// Whether the range can be split into pages: it is not sorted, not counted only, and has more than one key.
     is_paged: bool,
-    /// The first page's header and count, which are the stream's.
+    /// Header and count of the first page, which the stream reports.
     first: Option<(ResponseHeader, i64)>,
     deadline: Option<Instant>,
 }
 
-/// A page whose key-values have not been sent.
+/// Page of which key-values are still to be sent.
 #[derive(Debug)]
 struct Page {
     kvs: VecDeque<Bytes>,
-    /// The end of the stream, if this is the last page.
+    /// Fields for the last chunk of the stream, if this is the last page.
     tail: Option<Tail>,
 }
 
-/// What the last chunk of a stream carries in addition to key-values.
+/// Fields that only the last chunk of a stream has.
 #[derive(Debug)]
 struct Tail {
     header: ResponseHeader,
@@ -200,7 +203,7 @@ struct Tail {
 }
 
 impl<G: FetchPage> Pager<G> {
-    /// A pager for `query`, by `calls`.
+    /// Creates a pager for `query` that must complete by `deadline`.
     pub(super) fn new(calls: G, query: &RangeQuery, deadline: Option<Instant>) -> Box<Pager<G>> {
         let is_paged = query.may_page() && !query.count_only && !query.range_end.is_empty();
         let keys_left = Some(query.limit).filter(|limit| *limit > 0);
@@ -231,10 +234,10 @@ impl<G: FetchPage> Pager<G> {
         })
     }
 
-    /// Gets the first page.
+    /// Fetches the first page, and returns the stream that begins with it.
     ///
     /// # Errors
-    /// The end of the call when there is none.
+    /// [`PageError`] if there is no first page. Nothing has been sent to the client then.
     pub(super) async fn start(self: Box<Self>) -> Result<PagedStream<G>, PageError> {
         let (pager, page) = self.fetch().await;
         let page = page?;
@@ -249,6 +252,7 @@ impl<G: FetchPage> Pager<G> {
         })
     }
 
+    /// Fetches the next page before the deadline. Consumes and returns the pager, so that the future owns what it uses.
     async fn fetch(mut self: Box<Self>) -> FetchResult<G> {
         let page = match self.deadline {
             Some(deadline) => tokio::time::timeout_at(deadline, self.fetch_with_retries())
@@ -259,6 +263,8 @@ impl<G: FetchPage> Pager<G> {
         (self, page)
     }
 
+    /// Fetches the next page; repeats the request with fewer keys if the page is too large, and after retryable
+    /// failures.
     async fn fetch_with_retries(&mut self) -> Result<Page, PageError> {
         let mut tries = 0;
         loop {
@@ -272,7 +278,8 @@ impl<G: FetchPage> Pager<G> {
                     self.request.limit = page_keys(mean_bytes).min(self.request.limit / 2).max(1);
                     continue;
                 }
-                // The leader changed, for instance: the page of a stream that has begun may be requested again.
+                // Unavailable is retried only in mid-stream, during an election for example: the client cannot resume a
+                // stream. Before the first page the client gets the status, and may retry itself.
                 PageResponse::Status(status) if self.first.is_some() && is_unavailable(&status) => {
                     PageError::Etcd(status)
                 }
@@ -287,7 +294,7 @@ impl<G: FetchPage> Pager<G> {
         }
     }
 
-    /// Bound on the next response. A single key, or a count, may have any length.
+    /// Bound on the next response, in bytes. `None` for single keys and counts, which cannot be split.
     fn max_bytes(&self) -> Option<u64> {
         if self.is_paged {
             (self.request.limit != 1).then_some(PAGE_MAX_BYTES)
@@ -296,7 +303,8 @@ impl<G: FetchPage> Pager<G> {
         }
     }
 
-    /// Takes a page of `bytes`, and prepares the request for the next one.
+    /// Checks that a page of `bytes` belongs to the same history as the first, and prepares the request for the next
+    /// page.
     fn accept(&mut self, page: RangeResponse, bytes: u64) -> Result<Page, PageError> {
         let undecodable = || PageError::Local(Status::UndecodableResponse);
         let header = page.header.ok_or_else(undecodable)?;
@@ -324,7 +332,8 @@ impl<G: FetchPage> Pager<G> {
             Some(last) => {
                 let last = Entry::from_key_value(last).map_err(|_| undecodable())?;
                 self.request.key = successor(last.key());
-                // Later pages are read at the first one's revision; a member that lags behind it must catch up.
+                // Later pages are read at the first page's revision. They are linearizable, because a member that is
+                // behind would refuse the revision as a future one in a serializable read.
                 if self.request.revision <= 0 {
                     self.request.revision = first.revision;
                 }
@@ -342,20 +351,21 @@ impl<G: FetchPage> Pager<G> {
     }
 }
 
-/// Number of keys for a page whose entries take `mean_bytes` each.
+/// Returns the number of keys for a page whose entries have `mean_bytes` bytes on average.
 fn page_keys(mean_bytes: u64) -> i64 {
     i64::try_from(PAGE_TARGET_BYTES / mean_bytes)
         .unwrap_or(i64::MAX)
         .clamp(1, PAGE_MAX_KEYS)
 }
 
+/// Whether the gRPC status is Unavailable.
 fn is_unavailable(status: &HeaderMap) -> bool {
     status
         .get(GRPC_STATUS)
         .is_some_and(|code| code.as_bytes() == b"14")
 }
 
-/// The gRPC status among other metadata.
+/// Copies the gRPC status from other metadata.
 fn extract_status(metadata: &HeaderMap) -> HeaderMap {
     let mut status = HeaderMap::new();
     for name in [GRPC_STATUS, GRPC_MESSAGE] {
@@ -366,24 +376,31 @@ fn extract_status(metadata: &HeaderMap) -> HeaderMap {
     status
 }
 
+/// The pager and its next page.
 type FetchResult<G> = (Box<Pager<G>>, Result<Page, PageError>);
 
-/// A RangeStream in flight: the chunks of one page after the other.
+/// Body of a RangeStream: yields the chunks of one page after the other.
 pub(super) struct PagedStream<G> {
+    /// Page that is being sent.
     page: Option<Page>,
+    /// Number of entries of the next chunk; adapts to the size of previous chunks.
     size: ChunkSize,
-    /// The page after this one, which is requested when this one has been sent.
+    /// State of the following page.
     next: Next<G>,
 }
 
+/// State of the page after the current one.
 enum Next<G> {
+    /// Requested when the current page has been sent.
     Idle(Box<Pager<G>>),
+    /// In flight. Dropped, and thereby cancelled, with the body.
     Fetching(Pin<Box<dyn Future<Output = FetchResult<G>> + Send>>),
+    /// No further page; the trailers, until they are sent.
     End(Option<HeaderMap>),
 }
 
 impl<G> fmt::Debug for PagedStream<G> {
-    // Without the page: keys and values must not be logged (I10).
+    // Omits the page: keys and values must not be logged (I10).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PagedStream").finish_non_exhaustive()
     }
@@ -423,7 +440,8 @@ impl<G: FetchPage> BodySource for PagedStream<G> {
 }
 
 impl Page {
-    /// Cuts the next chunk, a framed message, by the same rule as streams from memory; `None` when all has been cut.
+    /// Removes the next chunk and returns it as a framed message; `None` if the page is empty. Chunk sizes follow the
+    /// same rule as in streams from memory.
     fn cut_chunk(&mut self, size: &mut ChunkSize) -> Option<Bytes> {
         if self.kvs.is_empty() && self.tail.is_none() {
             return None;
@@ -444,7 +462,7 @@ impl Page {
         let framed = framed(&RangeStreamResponse {
             range_response: Some(chunk),
         });
-        // The end of a page may leave a short chunk, which says nothing about the size of entries.
+        // A short chunk at the end of a page does not reach the target size, and must not be taken for a small one.
         if is_full {
             size.record((framed.len() - PREFIX_BYTES) as u64);
         }
@@ -530,7 +548,7 @@ mod tests {
         Status::Stopping.trailers()
     }
 
-    /// The merged response, and the trailers' status code.
+    /// Returns the merged response, the number of entries per chunk, and the trailers' status code.
     async fn read(stream: PagedStream<Script>) -> (RangeResponse, Vec<usize>, String) {
         let mut body = ResponseBody::from_source(stream);
         let (mut merged, mut chunks, mut code) = (RangeResponse::default(), Vec::new(), String::new());
@@ -554,7 +572,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pages_at_one_revision_become_one_stream() {
+    async fn pages_are_merged_at_the_first_pages_revision() {
         let script = Script::new([
             page(0..64, 100, true, 7),
             page(64..90, 36, true, 9),
@@ -575,21 +593,21 @@ mod tests {
         assert_eq!(
             chunks,
             [10, 20, 34, 26, 10],
-            "cut as etcd cuts, and at the ends of pages"
+            "split by etcd's rule, and at the ends of pages"
         );
         let requests = script.requests.lock();
-        let asked: Vec<_> = requests
+        let positions: Vec<_> = requests
             .iter()
             .map(|request| (&request.key[..], request.revision, request.serializable))
             .collect();
         assert_eq!(
-            asked,
+            positions,
             [(&b"0"[..], 0, true), (b"0063\0", 7, false), (b"0089\0", 7, false)]
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn limit_of_the_client_ends_the_stream() {
+    async fn stream_ends_at_the_clients_limit() {
         let script = Script::new([page(0..64, 5000, true, 7), page(64..1500, 4936, true, 7)]);
         let query = RangeQuery {
             limit: 1500,
@@ -603,7 +621,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn too_long_page_is_requested_with_fewer_keys() {
+    async fn too_large_page_is_requested_again_with_fewer_keys() {
         let script = Script::new([PageResponse::TooLarge(64 << 20), page(0..4, 4, false, 7)]);
         let stream = Pager::new(script.clone(), &list(), None).start().await.unwrap();
         assert_eq!(read(stream).await.0.kvs.len(), 4);
@@ -626,7 +644,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unavailable_in_mid_stream_is_retried_a_few_times() {
+    async fn unavailable_in_mid_stream_is_retried_up_to_max_tries() {
         let failing = (0..MAX_TRIES - 1).map(|_| PageResponse::Status(unavailable()));
         let script = Script::new(
             std::iter::once(page(0..64, 65, true, 7))
@@ -645,14 +663,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn status_before_the_first_page_is_the_calls() {
+    async fn status_before_the_first_page_fails_the_call() {
         let script = Script::new([PageResponse::Status(unavailable())]);
         let refused = Pager::new(script, &list(), None).start().await.unwrap_err();
         assert!(matches!(refused, PageError::Etcd(_)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn replaced_history_in_mid_stream_ends_it() {
+    async fn replaced_history_in_mid_stream_ends_the_stream() {
         let script = Script::new([page(0..64, 100, true, 7), page(64..100, 36, false, 6)]);
         let stream = Pager::new(script, &list(), None).start().await.unwrap();
         let (merged, _, code) = read(stream).await;
@@ -661,7 +679,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn deadline_ends_the_stream() {
+    async fn stream_ends_with_deadline_exceeded_at_the_deadline() {
         let lost = (0..MAX_TRIES).map(|_| PageResponse::Lost(Status::ConnectionLost(String::new())));
         let script = Script::new(std::iter::once(page(0..64, 65, true, 7)).chain(lost));
         let deadline = Instant::now() + RETRY_PAUSE * 2;

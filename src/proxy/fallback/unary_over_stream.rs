@@ -1,9 +1,10 @@
-//! Serves large unary Ranges by one RangeStream of etcd's (KEP-5966): etcd holds one chunk at a time instead of the whole
-//! response.
+//! Serves large unary Ranges by one RangeStream of etcd (KEP-5966), for which etcd buffers one chunk at a time
+//! instead of the whole response.
 //!
-//! The chunks' key-values are the pieces of the unary response, unchanged, for protobuf messages merge by concatenation. They
-//! are held until the last chunk is here: it carries the header, which goes first, and a gRPC message begins with its length.
-//! Until then nothing has been sent to the client, so that after any failure the call can still be forwarded unchanged.
+//! The encoded key-values of the chunks become the unary response without being decoded: concatenated protobuf
+//! messages are merged. They are buffered until the last chunk, because the response begins with its length and the
+//! header, and both are known only then. Nothing is sent to the client before that, so that after any failure the
+//! call can be forwarded unchanged.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -31,36 +32,42 @@ use crate::proxy::idle::{ResponseRegistry, Watched};
 use crate::proxy::response::{BodySource, Polled, ResponseBody, status_response};
 use crate::upstream::{Connection, Outgoing};
 
-/// The budget is taken in steps of this size; the unused part of the last step is released.
+/// Step, in bytes, by which a response takes bytes from the budget. The unused rest is released when it is complete.
 const BUDGET_STEP_BYTES: u64 = 256 << 10;
-/// Codes with which etcd refuses a stream for the same reasons and with the same text as the unary call: invalid argument,
-/// permission denied, out of range, unauthenticated. Other codes may be a stream's own (a learner serves none, for one).
+/// Codes with which etcd refuses a stream for the same reasons and with the same text as a unary call: invalid
+/// argument, permission denied, out of range, unauthenticated. Other codes may apply to streams only; learners, for
+/// example, refuse streams but serve some unary calls.
 const CODES_SAME_AS_UNARY: [&[u8]; 4] = [b"3", b"7", b"11", b"16"];
+/// Code of an etcd without RangeStream.
 const UNIMPLEMENTED: &[u8] = b"12";
-/// Least size of a frame, in bytes: chunks of small entries come in many pieces.
+/// Minimum size of a frame to the client, in bytes. Small entries arrive in many pieces, which are joined up to this
+/// size.
 const FRAME_MIN_BYTES: usize = 128 << 10;
 
-/// Converts Ranges to RangeStreams.
+/// Converts large Ranges to RangeStreams, within a byte budget.
 #[derive(Debug)]
 pub(super) struct UnaryOverStream {
+    /// Budget of buffered responses (`--stream-max-bytes`).
     budget: Arc<ByteBudget>,
-    /// Longest pause of a stream for want of budget (`--stream-max-wait`).
+    /// Longest wait of a stream for budget (`--stream-max-wait`). HTTP/2 flow control stops etcd during the wait.
     max_wait: Duration,
 }
 
-/// A whole response, or etcd's refusal.
+/// Complete response of a converted call: a success, or a refusal by etcd.
 #[derive(Debug)]
 pub(super) struct Converted {
     pub(super) head: response::Parts,
-    /// The unary response's bytes; empty for a refusal, which is all in the head.
+    /// Pieces of the framed unary response. Empty for a refusal, whose status is in the head.
     pub(super) pieces: Vec<Bytes>,
     pub(super) trailers: Option<HeaderMap>,
+    /// Budget for the pieces.
     pub(super) held: HeldBytes,
-    /// Summary of the response, if it is not a refusal.
+    /// Header, count and last key of the response; `None` for a refusal.
     pub(super) summary: Option<ResponseSummary>,
 }
 
-/// The request for a stream of the entries that `query` asks for. etcd pins a stream to one revision only where that is not negative.
+/// Returns the request for a stream of the entries that `query` requests. Negative limits and revisions become 0:
+/// etcd reads all chunks at the same revision only if the requested one is not negative.
 pub(super) fn stream_request(query: &RangeQuery) -> RangeRequest {
     RangeRequest {
         key: query.key.clone(),
@@ -81,17 +88,17 @@ impl UnaryOverStream {
         }
     }
 
-    /// Serves a [streamable](RangeQuery::is_streamable) Range by one RangeStream, with its client's own metadata.
+    /// Serves a [streamable](RangeQuery::is_streamable) Range by one RangeStream with the client's metadata in `parts`.
     ///
     /// # Errors
-    /// Why it cannot: the call is to be forwarded unchanged.
+    /// [`StreamFallback`] if that is impossible or fails; the call must then be forwarded unchanged.
     pub(super) async fn convert(
         &self,
         forward: &Forward,
         parts: &Parts,
         query: &RangeQuery,
     ) -> Result<Converted, StreamFallback> {
-        // Does not wait for an endpoint: the forwarded call does.
+        // The deadline is now: if no endpoint is connected, the forwarded call waits for one.
         let connection = forward
             .upstream
             .streaming(Instant::now())
@@ -105,7 +112,7 @@ impl UnaryOverStream {
             .await
             .map_err(|_| StreamFallback::Broken)?;
         let (mut head, body) = response.into_parts();
-        // For the call's trace.
+        // Read by the trace of the call.
         head.extensions.insert(connection.url().clone());
         let mut held = self.budget.hold_in_queue();
         if head.headers.contains_key(GRPC_STATUS) {
@@ -119,6 +126,7 @@ impl UnaryOverStream {
             read_bytes += data.len() as u64;
             if read_bytes > held.bytes() {
                 let step = (read_bytes - held.bytes()).max(BUDGET_STEP_BYTES);
+                // A full step if it fits; otherwise wait for the bytes that are already in memory.
                 if held.try_grow(step).is_err() {
                     held.grow(read_bytes - held.bytes(), Instant::now() + self.max_wait)
                         .await
@@ -131,7 +139,8 @@ impl UnaryOverStream {
         }
         let trailers = reader.into_trailers().ok_or(StreamFallback::Broken)?;
         if !is_ok(&trailers) {
-            // In mid-stream, where the unary call may well succeed: it does not depend on the revision being kept.
+            // An error in mid-stream may be specific to streams: etcd reads their later chunks at a past revision,
+            // which may be compacted meanwhile. The unary call reads everything at once.
             return if scanner.has_begun() {
                 Err(StreamFallback::Broken)
             } else {
@@ -143,7 +152,8 @@ impl UnaryOverStream {
     }
 }
 
-/// The unary response from the whole stream: header, key-values, then `more` and `count`. The first of `pieces` is empty.
+/// Builds the unary response from a complete stream: header, key-values, then `more` and `count`. The first of
+/// `pieces` is empty, and is replaced by the gRPC prefix and the header.
 fn assemble(
     head: response::Parts,
     trailers: HeaderMap,
@@ -184,7 +194,7 @@ fn assemble(
 }
 
 impl Converted {
-    /// The response for its client.
+    /// Creates the response for the client.
     pub(super) fn into_response(self, responses: &ResponseRegistry) -> Response<ResponseBody> {
         let body = match self.trailers {
             Some(trailers) => ResponseBody::from_source(HeldBody(responses.watch(HeldFrames {
@@ -198,7 +208,7 @@ impl Converted {
     }
 }
 
-/// The pieces of one client's response, released from the budget as they are sent.
+/// Body of a converted response; releases each piece from the budget when it is sent.
 #[derive(Debug)]
 struct HeldBody(Arc<Watched<HeldFrames>>);
 
@@ -213,6 +223,7 @@ impl BodySource for HeldBody {
     }
 }
 
+/// Frames of a [`HeldBody`] that have not been sent.
 #[derive(Debug)]
 struct HeldFrames {
     pieces: std::vec::IntoIter<Bytes>,
@@ -221,6 +232,7 @@ struct HeldFrames {
 }
 
 impl HeldFrames {
+    /// Joins the next pieces to a frame of at least [`FRAME_MIN_BYTES`], if there are enough.
     fn next_frame(&mut self) -> Option<Frame<Rope>> {
         let mut rope = Rope::default();
         while rope.remaining() < FRAME_MIN_BYTES
@@ -236,7 +248,8 @@ impl HeldFrames {
     }
 }
 
-/// etcd refused the stream before its first chunk. Where it would refuse the unary call too, that is the response.
+/// Decides about a stream that etcd refused before its first chunk: the refusal is the response if etcd would refuse
+/// the unary call alike; otherwise the call must be forwarded.
 fn convert_refusal(
     mut head: response::Parts,
     trailers: HeaderMap,
@@ -267,7 +280,7 @@ fn convert_refusal(
     })
 }
 
-/// A RangeResponse's field 1.
+/// Encodes field 1 of a RangeResponse.
 fn header_field(header: &[u8]) -> Bytes {
     let length = header.len() as u64;
     let mut field = BytesMut::with_capacity(1 + encoded_len_varint(length) + header.len());
@@ -277,7 +290,7 @@ fn header_field(header: &[u8]) -> Bytes {
     field.freeze()
 }
 
-/// A RangeResponse's fields 3 and 4, which are omitted where they are 0.
+/// Encodes fields 3 (`more`) and 4 (`count`) of a RangeResponse; zero values are omitted, as etcd does.
 fn more_and_count_fields(summary: &ResponseSummary) -> Bytes {
     let mut tail = BytesMut::new();
     if summary.more {

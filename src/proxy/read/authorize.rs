@@ -40,7 +40,7 @@ impl Authorized<'_> {
             key: self.query.key.clone(),
             range_end: self.query.range_end.clone(),
             caller: Some(self.metadata),
-            trace: recorder.trace.as_ref().and_then(|trace| trace.prove()),
+            trace: recorder.trace.as_ref().and_then(|trace| trace.prove_context()),
             serializable: self.serializable,
         };
         let granted = proxy
@@ -53,7 +53,7 @@ impl Authorized<'_> {
             // A member that lags, and was allowed to use its own state.
             return Err(Reason::NotFresh);
         }
-        recorder.checked(granted.revision);
+        recorder.record_required_revision(granted.revision);
         let (view, waited) = mirror.reach(granted.revision, self.deadline).await?;
         // Exactly that revision: the client may not be allowed to read what was written after the check.
         let view = if view.revision == granted.revision {
@@ -68,7 +68,7 @@ impl Authorized<'_> {
                 revision: granted.revision,
             }
         };
-        recorder.proven(mirror, view.revision, waited);
+        recorder.record_proven(mirror, view.revision, waited);
         tracing::debug!(revision = view.revision, waited, "authorised");
         let header = ResponseHeader {
             revision: view.revision,

@@ -59,7 +59,7 @@ pub(super) async fn decide<'a>(
     let inputs = inputs(proxy, mirror, metadata);
     let plan = plan(query, &inputs);
     tracing::debug!(?plan, "planned");
-    recorder.planned();
+    recorder.begin_prove();
     let decided = match plan {
         Plan::Refuse(error) => {
             let status = Status::InvalidArgument(error.to_string());
@@ -108,7 +108,7 @@ async fn quorum_check(
     deadlines: Deadlines,
     recorder: &mut Recorder<'_>,
 ) -> Result<i64, Reason> {
-    let link = recorder.trace.as_deref_mut().map(Trace::link);
+    let link = recorder.trace.as_deref_mut().map(Trace::check_context);
     let proving = proxy.mirrors.freshness.prove_for(link);
     // The check keeps to its own deadline; only an earlier one takes a timer.
     let proof = if deadlines.first() < deadlines.own {
@@ -139,9 +139,9 @@ async fn answer_at<'a>(
     let Some(mirror) = mirror else {
         return Ok(Decision::Forward(Reason::NotMirrored));
     };
-    recorder.checked(revision);
+    recorder.record_required_revision(revision);
     let (view, waited) = mirror.reach(revision, deadlines.first()).await?;
-    recorder.proven(mirror, view.revision, waited);
+    recorder.record_proven(mirror, view.revision, waited);
     tracing::debug!(at_or_above = revision, revision = view.revision, waited, "proven");
     let cluster_state = &proxy.mirrors.cluster_state;
     // Cluster, member and raft term are those of the last check; auth was off then, and must be off still.
@@ -166,7 +166,7 @@ async fn answer_at<'a>(
 
 /// A wait that the client's own timeout ended gets the client's error; any other is forwarded.
 fn not_proven(reason: Reason, deadlines: Deadlines, recorder: &mut Recorder<'_>) -> Decision {
-    recorder.not_proven(reason);
+    recorder.record_not_proven(reason);
     match deadlines.client {
         Some(client) if Instant::now() >= client => {
             Decision::Error(Status::DeadlineExceeded, Outcome::Cancelled(Reason::Deadline))

@@ -43,7 +43,7 @@ pub(super) async fn receive(
         RequestMessage::Whole { framed, body } => (framed, body),
         RequestMessage::Other { read, body } => {
             recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
-            recorder.forward(&mut parts.headers);
+            recorder.begin_forward(&mut parts.headers);
             let body = RequestBody::Once(Outgoing::resumed(read, body));
             let result = Box::pin(proxy.forward.forward(parts, body, method)).await;
             return Err(Box::new(result));
@@ -67,7 +67,7 @@ pub(super) async fn receive(
     let query = RangeQuery::decode(framed.slice(PREFIX_BYTES..));
     let (Some(metadata), Ok(query)) = (metadata, query) else {
         recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
-        recorder.forward(&mut parts.headers);
+        recorder.begin_forward(&mut parts.headers);
         let body = RequestBody::Read(framed);
         let result = Box::pin(proxy.forward.forward(parts, body, method)).await;
         return Err(Box::new(result));

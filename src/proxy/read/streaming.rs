@@ -27,7 +27,7 @@ pub(crate) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> C
     let result = handle(proxy, request, &mut recorder)
         .instrument(span.clone())
         .await;
-    span.in_scope(|| recorder.responded(result))
+    span.in_scope(|| recorder.finish(result))
 }
 
 async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut Recorder<'a>) -> CallResult {
@@ -78,7 +78,7 @@ async fn fetch(
     recorder: &mut Recorder<'_>,
 ) -> CallResult {
     recorder.outcome = Outcome::Forwarded(reason);
-    recorder.forward(&mut received.parts.headers);
+    recorder.begin_forward(&mut received.parts.headers);
     let content_type = received.metadata.content_type.clone();
     let read = Read {
         method: Method::RangeStream,

@@ -25,12 +25,12 @@ pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>) -> CallResu
     // Not instrumented where the span is disabled: that costs on every poll.
     if span.is_disabled() {
         let result = handle(proxy, request, &mut recorder).await;
-        return recorder.responded(result);
+        return recorder.finish(result);
     }
     let result = handle(proxy, request, &mut recorder)
         .instrument(span.clone())
         .await;
-    span.in_scope(|| recorder.responded(result))
+    span.in_scope(|| recorder.finish(result))
 }
 
 async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut Recorder<'a>) -> CallResult {
@@ -69,7 +69,7 @@ async fn fetch(
     recorder: &mut Recorder<'_>,
 ) -> CallResult {
     recorder.outcome = Outcome::Forwarded(reason);
-    recorder.forward(&mut received.parts.headers);
+    recorder.begin_forward(&mut received.parts.headers);
     let content_type = received.metadata.content_type.clone();
     let read = Read {
         method: Method::Range,
