@@ -1,23 +1,24 @@
-//! Whether etcd would still return a page of a list, and with which header.
+//! Check that etcd would still return a page of a list, by the known cluster state.
 
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
 use crate::cache::ResponseHeader;
 use crate::mirror::cluster_state::ClusterState;
 
-/// State of etcd from which a list's first page was read.
+/// State of etcd when the first page of a list was read.
 pub(super) struct ListOrigin {
     /// Number of etcd's history.
     pub(super) history: u64,
+    /// Cluster id in the first page's header.
     pub(super) cluster_id: u64,
-    /// Revision at which the list is read.
+    /// Revision of all pages of the list.
     pub(super) revision: i64,
 }
 
-/// The header with which etcd would return a page of the list now, by the known cluster state alone.
+/// Returns the header with which etcd would return a page of the list now. Makes no call to etcd.
 ///
 /// # Errors
-/// Why etcd would not return the page, or why that is not known.
+/// [`StreamFallback`] if etcd would refuse the page, or if the cluster state is unknown.
 pub(super) fn page_header(
     cluster_state: &ClusterState,
     list: &ListOrigin,
@@ -31,8 +32,8 @@ pub(super) fn page_header(
     if cluster_state.auth() != scope.auth() {
         return Err(StreamFallback::Auth);
     }
-    let is_same = cluster_state.history() == list.history && identity.cluster_id == list.cluster_id;
-    if !is_same || known < list.revision {
+    let is_same_history = cluster_state.history() == list.history && identity.cluster_id == list.cluster_id;
+    if !is_same_history || known < list.revision {
         return Err(StreamFallback::HistoryReplaced);
     }
     if list.revision < cluster_state.compacted() {
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn page_has_the_newest_revision_that_is_known() {
+    fn page_header_has_the_newest_known_revision() {
         let state = checked();
         assert_eq!(header(&state, &list(&state)), Ok(CHECKED));
         state.record_served(120);
@@ -88,7 +89,7 @@ mod tests {
         assert_eq!(
             header(&state, &list(&state)),
             Ok(expected),
-            "time must not run backwards"
+            "revisions in headers must not decrease"
         );
     }
 
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn replaced_history_ends_the_list() {
+    fn list_is_not_continued_after_history_is_replaced() {
         let state = checked();
         let list = list(&state);
         let other_cluster = ListOrigin {
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn auth_switch_ends_the_list() {
+    fn list_is_not_continued_after_auth_is_enabled() {
         let state = checked();
         let list = list(&state);
         state.auth_is_on();
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_served_revision_needs_a_proof() {
+    fn unknown_minimum_served_revision_is_not_proven() {
         let state = checked();
         state.note_unreadable();
         assert_eq!(header(&state, &list(&state)), Err(StreamFallback::NotProven));

@@ -207,7 +207,7 @@ impl PageSeriesCache {
     ) -> Result<(PageAnswer, Vec<u8>), StreamFallback> {
         let granted = self.authorize(request).await?;
         // Computed before a stream is opened, so that no stream is opened for a page that may not be served.
-        self.page_header(series, request, granted).await?;
+        self.current_header(series, request, granted).await?;
         let source = match &mut series.source {
             Some(source) => source,
             None => series
@@ -221,7 +221,7 @@ impl PageSeriesCache {
         series.keys_left -= entries.len() as u64;
         // Computed again after the last await: meanwhile a newer revision may have been served (I11), or etcd may have
         // compacted the revision, replaced its history or enabled auth.
-        let header = self.page_header(series, request, granted).await?;
+        let header = self.current_header(series, request, granted).await?;
         self.mirrors.cluster_state.record_served(header.revision);
         let page = PageAnswer {
             header,
@@ -254,7 +254,7 @@ impl PageSeriesCache {
     /// Decides by the known cluster state, like reads from a mirror at a past revision; calls etcd only if the
     /// minimum served revision is unknown. If etcd authorized the page, the result is the header `granted` with the
     /// authorization.
-    async fn page_header(
+    async fn current_header(
         &self,
         series: &Series,
         request: PageRequest<'_>,
