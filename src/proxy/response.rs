@@ -1,8 +1,8 @@
 //! [`ResponseBody`], the body of every response to a client, and [`Observer`]s that are attached to it.
 //!
 //! A small response is stored in the body itself, without an allocation. Every other body is a [`BodySource`],
-//! defined by the file that produces its frames. An observer sees every frame, and is dropped with the body: it
-//! records the end of a response, or holds a guard until then.
+//! defined by the file that produces its frames. An observer receives every frame, and is dropped with the body:
+//! it records the end of a response, or holds a guard until then.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn observer_sees_every_frame_and_is_dropped_with_the_body() {
+    async fn observer_receives_every_frame_and_is_dropped_with_the_body() {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let body = ResponseBody::whole(Bytes::from_static(b"message"), HeaderMap::new())
             .observed_by(Counter(Arc::clone(&seen)));

@@ -9,14 +9,12 @@
 //! A series is an optimization that no call depends on:
 //!
 //! - A request for a page *removes* the series, so that no other request can use it, and stores it again under the
-//!   key of the
-//!   next page.
+//!   key of the next page.
 //! - A page that is requested twice, out of order or too late finds no series, and is forwarded. So is a page that the
 //!   series fails to provide.
 //! - Each page may be requested by Range or by RangeStream.
 //! - While etcd's auth is on, a series can be continued only with the credentials of the client that started it, and
-//!   etcd
-//!   authorizes each page (I8).
+//!   etcd authorizes each page (I8).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +65,7 @@ struct SeriesKey {
 struct Series {
     /// Number of keys on the remaining pages, at the list's revision.
     keys_left: u64,
-    /// Number of etcd's history that was current when the first page was requested.
+    /// Number of etcd's history when the forwarded page that started the series was requested.
     history: u64,
     cluster_id: u64,
     /// `None` until the second page is requested.
