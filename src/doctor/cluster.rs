@@ -210,13 +210,13 @@ fn gates(config: &Config, members: &[Member], report: &mut Report) {
     for gate in gates::ALL {
         let is_off = **gate == gates::RANGE_STREAM && config.etcd.range_stream == RangeStream::Off;
         let mut finding = diagnosis::gates::finding(gate, gate.assess(is_off, &endpoints));
+        // The title says what is done without the capability.
+        finding.meaning.clear();
         if finding.severity == Severity::Warning {
             finding.severity = Severity::Bad;
             if config.etcd.old_etcd == OldEtcd::Refuse {
                 finding.meaning = "rangecache would stop at once (--old-etcd=refuse)".to_owned();
             }
-        } else {
-            finding.meaning.clear();
         }
         report.add(Area::Gates, finding);
     }
