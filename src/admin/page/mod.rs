@@ -112,3 +112,131 @@ fn sign(severity: Severity) -> &'static str {
         Severity::Bad => "✕",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admin::status::model::{
+        Budget, EndpointStatus, GateStatus, MirrorStatus, OutcomeCount, Phase, Reads, Samples, SlowCall,
+    };
+    use crate::telemetry::{Outcome, Reason};
+
+    const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"&/";
+
+    fn status() -> Status {
+        let forwarded = Outcome::Forwarded(Reason::NotMirrored);
+        Status {
+            version: "1.2.3",
+            at: "2026-01-01T12:34:56Z".to_owned(),
+            uptime_seconds: 61,
+            ready: true,
+            findings: vec![Finding::new(Severity::Warning, "title", "Raise --a-b.", "Do it.")],
+            reads: Reads {
+                since_start: 5,
+                per_second: 0.5,
+                other_calls_per_second: 0.0,
+                events_per_second: 0.0,
+                quorum_checks_per_second: 0.0,
+                per_quorum_check: None,
+                window_seconds: 60.0,
+                memory_ratio: Some(0.6),
+                outcomes: vec![OutcomeCount {
+                    outcome: forwarded,
+                    count: 2,
+                }],
+            },
+            slowest: vec![SlowCall {
+                method: "Range",
+                mirror: None,
+                outcome: forwarded,
+                ended_at: "2026-01-01T12:34:50Z".to_owned(),
+                total_seconds: 0.002,
+                phases: vec![Phase {
+                    name: "etcd",
+                    seconds: 0.002,
+                }],
+                revision_asked: 0,
+                revision_proven: 0,
+                revision_served: 0,
+                keys: 0,
+                bytes: 2048,
+            }],
+            mirrors: vec![MirrorStatus {
+                name: HOSTILE.to_owned(),
+                reason: None,
+                revision: Some(7),
+                lag_revisions: Some(1),
+                oldest_revision: Some(2),
+                keys: 1_234,
+                memory_bytes: 2048,
+                history_bytes: 0,
+                load_keys: 0,
+                load_bytes: 0,
+                events: 3,
+                mismatches: 0,
+                timeline: Vec::new(),
+            }],
+            endpoints: vec![EndpointStatus {
+                url: "http://etcd:2379".to_owned(),
+                version: None,
+                role: "no_leader",
+                is_connected: true,
+                is_healthy: false,
+                is_avoided: false,
+                connections: 4,
+                connections_wanted: 5,
+                calls: 1,
+                last_error: String::new(),
+                no_range_stream: None,
+            }],
+            gates: vec![GateStatus {
+                name: "RangeStream",
+                severity: Severity::Note,
+                state: "off".to_owned(),
+                meaning: "Meaning.",
+            }],
+            budgets: vec![Budget {
+                name: "Memory".to_owned(),
+                flag: "cache-max-bytes",
+                in_bytes: true,
+                used: 1024,
+                limit: 2048,
+                ratio: 0.5,
+                at_limit: "",
+                is_meant_to_fill: false,
+            }],
+            samples: Samples {
+                interval_seconds: 5,
+                reads_from_memory: Vec::new(),
+                reads_after_a_wait: Vec::new(),
+                reads_by_etcd: Vec::new(),
+                reads_refused_or_cancelled: Vec::new(),
+                other_calls: Vec::new(),
+                events: Vec::new(),
+                quorum_checks: Vec::new(),
+                all: Vec::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn page_shows_every_section_and_escapes_names() {
+        let page = render(&status());
+        for text in [
+            "Slower than it could be.",
+            "up 1 min 1 s",
+            "<code class=\"flag\">--a-b</code>",
+            "<dd id=\"reads-total\">5</dd>",
+            "<dd id=\"reads-memory\">60 %</dd>",
+            "forwarded{not_mirrored}",
+            "outside of the mirrors",
+            "<dt>role</dt><dd>knows no leader</dd>",
+            "<code>/&lt;img src=x onerror=alert(1)&gt;&quot;&amp;/</code>",
+            "1 KiB of 2 KiB",
+            "id=\"gates-title\"",
+        ] {
+            assert!(page.contains(text), "{text} is not in\n{page}");
+        }
+        assert!(!page.contains("<img"), "{page}");
+    }
+}
