@@ -49,7 +49,8 @@ planted: tools linearizer rust-present ## Apply each bug of tests/planted and ch
 	CARGO='$(CARGO)' tests/planted/run $(PLANTED)
 
 .PHONY: check
-check: rust-present ## Check formatting, lints, and licences and sources of dependencies
+check: rust-present ## Check phrases, formatting, lints, and licences and sources of dependencies
+	.ci/phrases
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	@if command -v cargo-deny >/dev/null; then \

@@ -201,7 +201,7 @@ fn odd_calls() -> Vec<Case> {
         Case::proper("binary metadata").with("x-nothing-bin", "AAEC"),
         Case::proper("binary metadata that is not base64").with("x-nothing-bin", "%%%"),
         Case::proper("the leader required").with("hasleader", "true"),
-        Case::proper("a token while auth is off").with("token", "nobody.1"),
+        Case::proper("a token while auth is off").with("token", "unknown.1"),
         Case::proper("GET").by(Method::GET),
         Case::proper("PUT").by(Method::PUT),
         Case::proper("no such method").at("/etcdserverpb.KV/Rank"),

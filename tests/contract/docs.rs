@@ -591,9 +591,9 @@ fn refused_phrases_are_found_with_their_line() {
         (Some(0), String::new())
     );
     for (text, line) in [
-        ("a\n// loads anew.\n", 2),
-        ("/// calls that are under\n/// way\n", 2),
-        ("fn is_held_against_etcd() {}\n", 1),
+        (concat!("a\n// loads a", "new.\n"), 2),
+        (concat!("/// calls that are under\n", "/// way\n"), 2),
+        (concat!("fn is_held_", "against_etcd() {}\n"), 1),
     ] {
         let (code, found) = check(text);
         assert_eq!(code, Some(1), "{text}");

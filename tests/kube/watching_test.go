@@ -149,7 +149,7 @@ func bookmarks(c *harness) {
 	if event := next.next(); event.Object.(*corev1.ConfigMap).ResourceVersion != changed.ResourceVersion {
 		c.Errorf("after the bookmark comes %v", event)
 	}
-	c.note("a bookmark, and what comes after it")
+	c.note("a bookmark, and the events after it")
 }
 
 // watchLists checks watches that start with the whole list (WatchList): each object once, a bookmark at the end of

@@ -79,7 +79,7 @@ func deleting(c *harness) {
 	namespace := c.namespace("deleted")
 	c.create(namespace, "a", 60)
 	c.create(namespace, "bb", 60)
-	wrong := types.UID("somebody-else")
+	wrong := types.UID("another-object")
 	c.noteError("another's", c.in(namespace, 0).Delete(c.ctx, "a-00000", metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &wrong}}))
 	old := c.set(namespace, "a-00001", "1", 0).ResourceVersion
 	c.set(namespace, "a-00001", "2", 1)

@@ -411,9 +411,9 @@ async fn listing_clients_share_calls_to_etcd() {
         "one call per range is in flight, the others wait",
         async || {
             let metrics = rangecache.metrics().await;
-            let under_way = metrics.sum("rangecache_forward_large");
-            assert!(under_way <= RANGES as f64, "{under_way} calls in flight");
-            (under_way == RANGES as f64 && metrics.sum("rangecache_forward_waiting") == 60.0).then_some(())
+            let in_flight = metrics.sum("rangecache_forward_large");
+            assert!(in_flight <= RANGES as f64, "{in_flight} calls in flight");
+            (in_flight == RANGES as f64 && metrics.sum("rangecache_forward_waiting") == 60.0).then_some(())
         },
     )
     .await;

@@ -1,5 +1,5 @@
 //! Large reads that memory cannot answer do not overload etcd: identical ones share a call sent after they arrived,
-//! they become RangeStreams, and over the limits they are refused with a status that says so.
+//! they become RangeStreams, and over the limits they are refused with a status that names the limit.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ impl Scene {
     }
 
     /// Resumes etcd; returns the responses, and the codes of refusals.
-    async fn go_on(&mut self) -> (Vec<RangeResponse>, Vec<i32>) {
+    async fn resume_and_collect(&mut self) -> (Vec<RangeResponse>, Vec<i32>) {
         self.etcd.resume();
         let (mut answers, mut codes) = (Vec::new(), Vec::new());
         for read in std::mem::take(&mut self.reads) {
@@ -101,7 +101,7 @@ async fn calls(etcd: &Etcd) -> f64 {
 async fn identical_large_reads_share_a_call() {
     let mut scene = Scene::new(64, &[]).await;
     scene.waiting(63.0).await;
-    let (answers, codes) = scene.go_on().await;
+    let (answers, codes) = scene.resume_and_collect().await;
     assert_eq!((answers.len(), codes), (64, vec![]));
     assert!(
         answers
@@ -131,7 +131,7 @@ async fn reads_beyond_the_wait_limit_are_refused() {
     })
     .await;
     scene.waiting(4.0).await;
-    let (answers, codes) = scene.go_on().await;
+    let (answers, codes) = scene.resume_and_collect().await;
     assert_eq!((answers.len(), codes), (5, vec![UNAVAILABLE; 7]));
     let outcomes = scene.rangecache.outcomes_since(&scene.before, 12).await;
     assert_eq!(
@@ -145,7 +145,7 @@ async fn shared_responses_over_the_budget_are_refused() {
     let flags = [("--forward-shared-max-bytes", "1KiB"), ("--range-stream", "off")];
     let mut scene = Scene::new(6, &flags).await;
     scene.waiting(5.0).await;
-    let (answers, codes) = scene.go_on().await;
+    let (answers, codes) = scene.resume_and_collect().await;
     assert_eq!(
         (answers.len(), codes),
         (1, vec![RESOURCE_EXHAUSTED; 5]),

@@ -377,9 +377,9 @@ async fn page_requested_after_the_series_expired_is_answered() {
     let (etcd, rangecache, through, request) = in_mid_series(&[("--series-ttl", "1s")]).await;
     until(SOON, "the series ends, and its stream at etcd", async || {
         let held = rangecache.metrics().await.sum("rangecache_stream_held_bytes");
-        let under_way = calls(&etcd, "RangeStream").await
+        let in_flight = calls(&etcd, "RangeStream").await
             - etcd_count(&etcd, "grpc_server_handled_total", "RangeStream").await;
-        (held == 0.0 && under_way == 0.0).then_some(())
+        (held == 0.0 && in_flight == 0.0).then_some(())
     })
     .await;
     let direct = etcd.client().await;

@@ -117,7 +117,7 @@ fn linearizer_finds_each_violation() {
         (
             "unknown writer",
             vec![event(0, 4, 70, &[("x", "none")])],
-            "nobody wrote",
+            "no client wrote",
         ),
         ("forgotten", vec![put(50, 60, 4, "x", "gone")], "no event for"),
         (

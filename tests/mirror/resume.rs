@@ -57,7 +57,7 @@ async fn loads(rangecache: &Rangecache) -> f64 {
     rangecache.metrics().await.sum("rangecache_mirror_reloads_total")
 }
 
-async fn goes_on(version: Version) {
+async fn load_resumes(version: Version) {
     let (_etcd, rangecache) = cut_loads(version, async |direct, cut| {
         // Writes before, at and after the position of the load; none of them is of the load's revision.
         let changes = [10, KEYS / 2, KEYS - 10].map(|n| RequestOp::put(key(n), format!("at cut {cut}")));
@@ -76,12 +76,12 @@ async fn goes_on(version: Version) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_stream_load_resumes() {
-    goes_on(Version::V3_7).await;
+    load_resumes(Version::V3_7).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn interrupted_page_load_resumes() {
-    goes_on(Version::V3_5).await;
+    load_resumes(Version::V3_5).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -733,7 +733,7 @@ async fn certificate_with_a_user_name_reads_nothing_from_memory() {
     let mut flags = server_flags(&ca.issue("server", &Leaf::default()));
     flags.extend(["--trusted-ca-file".to_owned(), text(&ca.cert()).to_owned()]);
     flags.push("--client-cert-auth".to_owned());
-    let trust = Trust::new(&ca).with(&ca.issue("nobody", &Leaf::default()));
+    let trust = Trust::new(&ca).with(&ca.issue("no_user", &Leaf::default()));
     let root = ca.issue(
         "root",
         &Leaf {

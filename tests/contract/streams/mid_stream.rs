@@ -200,7 +200,7 @@ async fn etcd_restart_during_a_stream_ends_it_with_an_error() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_stream_stops_the_calls_to_etcd() {
-    let under_way = async |etcd: &Etcd| {
+    let in_flight = async |etcd: &Etcd| {
         let metrics = etcd.metrics().await;
         let of = |what: &str| -> f64 {
             let name = format!("grpc_server_{what}_total");
@@ -221,10 +221,10 @@ async fn cancelled_stream_stops_the_calls_to_etcd() {
     let rangecache = start(&etcd, NOT_MIRRORED).await;
     let through = rangecache.client().await;
     let (stream, _) = stalled(&through).await;
-    assert_eq!(under_way(&etcd).await, 1.0, "the call waits for its reader");
+    assert_eq!(in_flight(&etcd).await, 1.0, "the call waits for its reader");
     drop(stream);
     until(SOON, "etcd's call ends", async || {
-        (under_way(&etcd).await == 0.0).then_some(())
+        (in_flight(&etcd).await == 0.0).then_some(())
     })
     .await;
 

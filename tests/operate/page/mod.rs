@@ -268,7 +268,7 @@ async fn problems_are_shown_with_a_remedy() {
         .get(format!("{PREFIX}0"))
         .await
         .expect("a response");
-    let aside = status_when(&small, "the mirror steps aside", |status| {
+    let aside = status_when(&small, "the mirror is disabled", |status| {
         (ended(status, "forwarded", "over_budget") == 1).then_some(())?;
         finding(status, "everything is not answered from memory")
     })

@@ -57,12 +57,12 @@ func authSection(t *tour) {
 		ctx = metadata.AppendToOutgoingContext(ctx, "token", "nonsense.1")
 		return t.rangeResponse(pb.NewKVClient(t.conn).Range(ctx, prefixRequest("open/")))
 	})
-	t.looks("nobody", c)
+	t.looks("anonymous", c)
 	for _, user := range []string{"root", "alice", "bob"} {
 		t.as(user, func(c *clientv3.Client) { t.looks(user, c) })
 	}
 	// The same read again after others': no identity may get another's response.
-	t.looks("nobody, after the others,", c)
+	t.looks("anonymous, after the others,", c)
 	t.as("bob", func(c *clientv3.Client) { t.looks("bob, after the others,", c) })
 
 	t.as("root", func(root *clientv3.Client) {
@@ -87,7 +87,7 @@ func authSection(t *tour) {
 		ok("disable", func(ctx context.Context) error { _, err := root.AuthDisable(ctx); return err })
 	})
 	status("status at the end")
-	t.looks("nobody, auth off,", c)
+	t.looks("anonymous, auth off,", c)
 }
 
 // as runs body with a client of that user; the passwords are those set above.

@@ -71,7 +71,7 @@ func maintenanceSection(t *tour) {
 		_, err := m.Defragment(ctx, &pb.DefragmentRequest{})
 		return "done", err
 	})
-	t.step("move leader to nobody", func(ctx context.Context) (string, error) {
+	t.step("move leader to an unknown member", func(ctx context.Context) (string, error) {
 		_, err := m.MoveLeader(ctx, &pb.MoveLeaderRequest{TargetID: 0x7fff})
 		return "", err
 	})

@@ -23,7 +23,7 @@ import (
 // stepTimeout ends a step that hangs; no step of a healthy server takes a tenth of it.
 const stepTimeout = 20 * time.Second
 
-// tour is what every chapter is handed: the connections, and what is needed to print without differing details.
+// tour is the argument of every section: the connections, and the state for printing without differing details.
 type tour struct {
 	sink    io.Writer
 	failed  error // the first failure to write the transcript
@@ -32,7 +32,7 @@ type tour struct {
 	client  *clientv3.Client
 	conn    *grpc.ClientConn
 	version string // as Maintenance.Status says
-	base    int64  // store revision at the start of the chapter; printed revisions are relative to it
+	base    int64  // store revision at the start of the section; printed revisions are relative to it
 	cluster uint64
 	members map[uint64]bool
 	leases  map[int64]string // id → the name it is printed as
@@ -59,7 +59,7 @@ func (t *tour) identify() error {
 	return nil
 }
 
-// rebase makes the store's present revision the zero of the chapter.
+// rebase makes the store's present revision the zero of the section.
 func (t *tour) rebase() {
 	ctx, cancel := context.WithTimeout(context.Background(), stepTimeout)
 	defer cancel()
@@ -127,7 +127,7 @@ func describe(err error) string {
 	return text
 }
 
-// rel prints a revision relative to the start of the chapter.
+// rel prints a revision relative to the start of the section.
 func (t *tour) rel(revision int64) string {
 	if revision == 0 {
 		return "0"

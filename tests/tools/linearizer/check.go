@@ -145,7 +145,7 @@ func (r *resolved) checkSnapshots(compacts []line) []string {
 			continue
 		case "compacted":
 			if !slices.ContainsFunc(compacts, func(c line) bool { return c.Rev > rev && c.At <= op.Return }) {
-				complain(op, "nobody had compacted so far")
+				complain(op, "no client had compacted so far")
 			}
 			continue
 		}

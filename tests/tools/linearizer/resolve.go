@@ -126,7 +126,7 @@ func resolve(s *segment) (*resolved, []string) {
 	r.resolveDeletes(deletes, own)
 	for rev := s.start + 1; rev <= r.last; rev++ {
 		if r.writers[rev] == nil {
-			complain("nobody wrote revision %d: %v", rev, s.events[rev].Changes)
+			complain("no client wrote revision %d: %v", rev, s.events[rev].Changes)
 		}
 	}
 	for _, op := range s.ops {
