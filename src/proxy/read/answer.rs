@@ -1,4 +1,4 @@
-//! **answer**: what the entries at the proven revision, or at the revision asked for, say.
+//! **answer**: selects the entries of a response at the proven revision, or at the revision that the request names.
 
 use crate::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
 use crate::grpc::Status;
@@ -8,34 +8,35 @@ use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::Version;
 
-/// How a Range or a RangeStream is completed.
+/// Result of **plan**, **prove** and **answer** for a Range or RangeStream.
 pub(super) enum Decision {
-    /// From memory, with these entries.
+    /// Responds from memory with the selected entries.
     Answer(ResponseHeader, Selection, Outcome),
-    /// With an error, in etcd's words.
+    /// Responds with the status that etcd would return.
     Error(Status, Outcome),
-    /// By etcd.
+    /// Gets the response from etcd.
     Forward(Reason),
 }
 
-/// A view of a mirror that was proven to be fresh enough for a read.
-pub(super) struct Proven<'a> {
+/// View of a mirror that was proven to be fresh enough for one read.
+pub(super) struct ProvenView<'a> {
     pub(super) mirror: &'a Mirror,
     pub(super) view: View,
-    /// For the response.
+    /// Header of the response; its revision is the view's.
     pub(super) header: ResponseHeader,
-    /// Whether the mirror had to catch up.
+    /// Whether the read waited for the mirror to catch up.
     pub(super) waited: bool,
 }
 
-/// Selects the entries that `query` asks for. `version` is the lowest of etcd's endpoints.
+/// Selects the entries that `query` requests. `version` is the lowest version among the endpoints, whose
+/// dialect the response follows.
 pub(super) fn answer(
     query: &RangeQuery,
-    proven: &Proven<'_>,
+    proven: &ProvenView<'_>,
     version: Option<Version>,
     cluster_state: &ClusterState,
 ) -> Decision {
-    let Proven {
+    let ProvenView {
         mirror,
         view,
         header,
@@ -49,12 +50,13 @@ pub(super) fn answer(
         }
     };
     if query.revision > view.revision {
-        // The view is at or above the proven revision, so the revision is in etcd's future, too.
+        // At the time of the proof etcd was at or below the view's revision, so the requested revision was in its
+        // future.
         return Decision::Error(Status::FutureRevision, outcome(Read::Refused));
     }
-    let at: Tree;
+    let pinned_tree: Tree;
     let (tree, read) = if query.revision > 0 {
-        at = match mirror.view_at(query.revision) {
+        pinned_tree = match mirror.view_at(query.revision) {
             Ok(tree) => tree,
             Err(ViewAtError::Unavailable(AtError::Compacted { .. })) => {
                 return Decision::Error(Status::Compacted, outcome(Read::Refused));
@@ -67,7 +69,7 @@ pub(super) fn answer(
             }
             Err(ViewAtError::OutOfService(reason)) => return Decision::Forward(reason),
         };
-        (&at, Read::Pinned)
+        (&pinned_tree, Read::Pinned)
     } else if query.serializable {
         (&view.tree, Read::Serializable)
     } else {
@@ -80,6 +82,7 @@ pub(super) fn answer(
         Selected::Answer(selection) => selection,
         Selected::TiesAreEtcds => return Decision::Forward(Reason::SortTies),
     };
+    // Recorded before the response is sent: no later response of this process may be older (I11).
     cluster_state.record_served(header.revision);
     Decision::Answer(*header, selection, outcome(read))
 }

@@ -1,9 +1,9 @@
-//! **prove** for a client whose rights must be proven, too (I8): etcd authorises the read, and memory answers it.
+//! **prove** for a caller whose permissions must be checked (I8): etcd authorizes the read, memory answers it.
 
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::answer::{Decision, Proven, answer};
+use super::answer::{Decision, ProvenView, answer};
 use super::plan::PlanInputs;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::mirror::freshness::authorize::Authorization;
@@ -12,23 +12,26 @@ use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::telemetry::Reason;
 
-/// A read that etcd must authorise.
-pub(super) struct Authorized<'a> {
+/// Read that etcd must authorize before it is answered from memory.
+pub(super) struct AuthorizedRead<'a> {
     pub(super) query: &'a RangeQuery,
-    /// The client's headers.
+    /// Headers of the request. They carry the caller's credentials to etcd.
     pub(super) metadata: &'a HeaderMap,
     pub(super) inputs: &'a PlanInputs,
-    /// See [`Plan::Authorize`](super::plan::Plan::Authorize).
+    /// Whether one member's local state suffices; see [`Plan::Authorize`](super::plan::Plan::Authorize).
     pub(super) serializable: bool,
-    pub(super) floor: i64,
+    /// Lowest acceptable revision of the authorization; see [`Plan::Authorize`](super::plan::Plan::Authorize).
+    pub(super) min_revision: i64,
+    /// Bound on the authorization and on the wait for the mirror together.
     pub(super) deadline: Instant,
 }
 
-impl Authorized<'_> {
-    /// Answers the read at the revision at which etcd authorises it.
+impl AuthorizedRead<'_> {
+    /// Answers the read at the revision at which etcd authorizes it.
     ///
     /// # Errors
-    /// Why there is no proof. A refusal is one: the read is forwarded, and etcd words its error.
+    /// Reason for which there is no proof. A refusal by etcd is such a reason, too: the read is forwarded, so that the
+    /// client gets etcd's own error.
     pub(super) async fn decide(
         self,
         proxy: &Proxy,
@@ -49,13 +52,15 @@ impl Authorized<'_> {
             .authorize(&authorization, self.deadline)
             .await?
             .header;
-        if granted.revision < self.floor {
-            // A member that lags, and was allowed to use its own state.
+        if granted.revision < self.min_revision {
+            // The permission was checked against the local state of a member that lags behind a revision which clients
+            // of this process have seen already (I11).
             return Err(Reason::NotFresh);
         }
         recorder.record_required_revision(granted.revision);
         let (view, waited) = mirror.reach(granted.revision, self.deadline).await?;
-        // Exactly that revision: the client may not be allowed to read what was written after the check.
+        // The view must be at exactly the authorized revision: the caller may have lost its permission since, and later
+        // writes may be ones that it must not read.
         let view = if view.revision == granted.revision {
             view
         } else {
@@ -69,12 +74,12 @@ impl Authorized<'_> {
             }
         };
         recorder.record_proven(mirror, view.revision, waited);
-        tracing::debug!(revision = view.revision, waited, "authorised");
+        tracing::debug!(revision = view.revision, waited, "authorized");
         let header = ResponseHeader {
             revision: view.revision,
             ..granted
         };
-        let proven = Proven {
+        let proven = ProvenView {
             mirror,
             view,
             header,

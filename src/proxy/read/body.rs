@@ -1,4 +1,4 @@
-//! Responses from memory, produced as the client reads (I5).
+//! Bodies of responses from memory, produced piece by piece as the client reads (I5).
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,16 +14,17 @@ use crate::limits::HeldBytes;
 use crate::proxy::idle::{IdleError, ResponseRegistry, Watched};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 
-/// Bytes of a response produced at a time: what one slow client can hold in addition to the connection's own buffers (I5).
+/// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to
+/// its connection's buffers (I5).
 const PIECE_BYTES: usize = 128 << 10;
-/// Responses and chunks up to this length are produced at once.
+/// Longest response or chunk that is produced as one piece, in bytes.
 const SMALL_BYTES: u64 = 16 << 10;
 
-/// A RangeResponse as a gRPC message with trailers. It must be shorter than 4 GiB. `held` is what its entries count against a
-/// byte budget, if they are not a mirror's.
+/// Returns a body with `answer` as one gRPC message, then OK trailers. The message must be shorter than 4 GiB.
+/// `held_bytes` counts the entries against a byte budget until the body is dropped; `None` for entries of a mirror.
 pub(super) fn unary_body(
     answer: Answer,
-    held: Option<HeldBytes>,
+    held_bytes: Option<HeldBytes>,
     responses: &ResponseRegistry,
 ) -> ResponseBody {
     let mut prefix = [0; PREFIX_BYTES];
@@ -35,26 +36,27 @@ pub(super) fn unary_body(
     }
     ResponseBody::from_source(AnswerBody {
         prefix: Some(Bytes::copy_from_slice(&prefix)),
-        answer: responses.watch((answer, held)),
+        answer: responses.watch((answer, held_bytes)),
         trailers_sent: false,
     })
 }
 
-/// A RangeStream's chunks as gRPC messages, with trailers; `held` as for [`unary_body`].
+/// Returns a body with one gRPC message per chunk, then OK trailers. `held_bytes` counts the entries against a byte
+/// budget until the body is dropped; `None` for entries of a mirror.
 pub(super) fn stream_body(
     chunks: Chunks,
-    held: Option<HeldBytes>,
+    held_bytes: Option<HeldBytes>,
     responses: &ResponseRegistry,
 ) -> ResponseBody {
     ResponseBody::from_source(ChunksBody(responses.watch(ChunkFrames {
         chunks,
         current: None,
         trailers_sent: false,
-        _held: held,
+        _held_bytes: held_bytes,
     })))
 }
 
-/// One long message.
+/// Body of a Range response that is longer than [`SMALL_BYTES`].
 #[derive(Debug)]
 struct AnswerBody {
     prefix: Option<Bytes>,
@@ -85,7 +87,7 @@ impl BodySource for AnswerBody {
     }
 }
 
-/// The messages of a stream.
+/// Body of a RangeStream.
 #[derive(Debug)]
 struct ChunksBody(Arc<Watched<ChunkFrames>>);
 
@@ -95,13 +97,14 @@ impl BodySource for ChunksBody {
     }
 }
 
+/// Frames of a RangeStream's body, encoded one chunk at a time. Dropped by the registry if the client stops reading.
 #[derive(Debug)]
 struct ChunkFrames {
     chunks: Chunks,
-    /// The rest of the chunk that is being sent.
+    /// Rest of the chunk whose head was sent already.
     current: Option<Answer>,
     trailers_sent: bool,
-    _held: Option<HeldBytes>,
+    _held_bytes: Option<HeldBytes>,
 }
 
 impl ChunkFrames {

@@ -1,11 +1,11 @@
-//! **plan** and **prove**: whether a read is answered from memory, and at which revision. The result knows no wire protocol, so
-//! that both methods share it.
+//! **plan** and **prove**: decides whether a read is answered from memory, and at which revision. The decision does not
+//! depend on the wire format, so Range and RangeStream share it.
 
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::answer::{Decision, Proven, answer};
-use super::authorize::Authorized;
+use super::answer::{Decision, ProvenView, answer};
+use super::authorize::AuthorizedRead;
 use super::plan::{Plan, PlanInputs, plan};
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::grpc::{CallMetadata, Status};
@@ -17,22 +17,24 @@ use crate::proxy::spans::Trace;
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 
-/// Until when a read may wait for its proof.
+/// Deadlines of one read's wait for its proof.
 #[derive(Clone, Copy)]
 struct Deadlines {
-    /// The client's, if it sent a timeout.
+    /// Deadline from the client's `grpc-timeout`, if it sent one.
     client: Option<Instant>,
-    /// `--freshness-timeout`.
-    own: Instant,
+    /// Arrival of the read plus `--freshness-timeout`.
+    freshness: Instant,
 }
 
 impl Deadlines {
-    fn first(self) -> Instant {
-        self.client.map_or(self.own, |client| client.min(self.own))
+    fn earliest(self) -> Instant {
+        self.client
+            .map_or(self.freshness, |client| client.min(self.freshness))
     }
 }
 
-/// Decides how `query` is completed. `metadata` was read from `headers`.
+/// Decides whether `query` gets a response from memory, an error, or etcd's response. `metadata` was parsed from
+/// `headers`.
 pub(super) async fn decide<'a>(
     proxy: &'a Proxy,
     query: &RangeQuery,
@@ -46,7 +48,7 @@ pub(super) async fn decide<'a>(
     }
     let deadlines = Deadlines {
         client: recorder.deadline(metadata.timeout),
-        own: recorder.arrived() + proxy.freshness_timeout,
+        freshness: recorder.arrived() + proxy.freshness_timeout,
     };
     if deadlines
         .client
@@ -56,7 +58,7 @@ pub(super) async fn decide<'a>(
     }
     let mirror = proxy.mirrors.holding(&query.interval());
     recorder.mirror = mirror;
-    let inputs = inputs(proxy, mirror, metadata);
+    let inputs = plan_inputs(proxy, mirror, metadata);
     let plan = plan(query, &inputs);
     tracing::debug!(?plan, "planned");
     recorder.begin_prove();
@@ -66,43 +68,53 @@ pub(super) async fn decide<'a>(
             return Decision::Error(status, Outcome::Hit(Read::Refused));
         }
         Plan::Forward(reason) => return Decision::Forward(reason),
-        Plan::AtOrAbove(floor) => answer_at(proxy, query, &inputs, mirror, floor, deadlines, recorder).await,
+        Plan::AtOrAbove(revision) => {
+            answer_at_or_above(proxy, query, &inputs, mirror, revision, deadlines, recorder).await
+        }
         Plan::Prove => match quorum_check(proxy, deadlines, recorder).await {
-            Ok(revision) => answer_at(proxy, query, &inputs, mirror, revision, deadlines, recorder).await,
+            Ok(revision) => {
+                answer_at_or_above(proxy, query, &inputs, mirror, revision, deadlines, recorder).await
+            }
             Err(reason) => Err(reason),
         },
-        Plan::Authorize { serializable, floor } => {
-            let authorized = Authorized {
+        Plan::Authorize {
+            serializable,
+            min_revision,
+        } => {
+            let read = AuthorizedRead {
                 query,
                 metadata: headers,
                 inputs: &inputs,
                 serializable,
-                floor,
-                deadline: deadlines.first(),
+                min_revision,
+                deadline: deadlines.earliest(),
             };
-            // Boxed, so that the future of a read that needs no authorisation stays small.
-            Box::pin(authorized.decide(proxy, mirror, recorder)).await
+            // Boxed, so that the future of a read that needs no authorization stays small.
+            Box::pin(read.decide(proxy, mirror, recorder)).await
         }
     };
-    decided.unwrap_or_else(|reason| not_proven(reason, deadlines, recorder))
+    decided.unwrap_or_else(|reason| without_proof(reason, deadlines, recorder))
 }
 
-fn inputs(proxy: &Proxy, mirror: Option<&Mirror>, metadata: &CallMetadata) -> PlanInputs {
+fn plan_inputs(proxy: &Proxy, mirror: Option<&Mirror>, metadata: &CallMetadata) -> PlanInputs {
     let cluster_state = &proxy.mirrors.cluster_state;
     let upstream = &proxy.forward.upstream;
     let auth = cluster_state.auth();
     PlanInputs {
-        mirror: mirror.map(Mirror::revision),
+        mirror_revision: mirror.map(Mirror::revision),
         version: upstream.lowest_version(),
         auth,
-        own_identity: auth == Auth::On && upstream.credentials().are_valid(),
-        floor: cluster_state.min_served_revision(),
-        credentials: metadata.has_credentials,
+        has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
+        min_served_revision: cluster_state.min_served_revision(),
+        has_credentials: metadata.has_credentials,
         require_leader: metadata.require_leader,
     }
 }
 
-/// The revision that a quorum check proves to be current.
+/// Waits for a quorum check that is sent after this call, and returns etcd's revision.
+///
+/// # Errors
+/// Reason for which the check failed; [`Reason::CheckFailed`] if the client's deadline expired first.
 async fn quorum_check(
     proxy: &Proxy,
     deadlines: Deadlines,
@@ -110,9 +122,10 @@ async fn quorum_check(
 ) -> Result<i64, Reason> {
     let link = recorder.trace.as_deref_mut().map(Trace::check_context);
     let proving = proxy.mirrors.freshness.prove_for(link);
-    // The check keeps to its own deadline; only an earlier one takes a timer.
-    let proof = if deadlines.first() < deadlines.own {
-        match Box::pin(tokio::time::timeout_at(deadlines.first(), proving)).await {
+    // The check has its own timeout (`--freshness-timeout`), so a timer is needed only for an earlier deadline of the
+    // client.
+    let proof = if deadlines.earliest() < deadlines.freshness {
+        match Box::pin(tokio::time::timeout_at(deadlines.earliest(), proving)).await {
             Ok(proof) => proof?,
             Err(_) => return Err(Reason::CheckFailed),
         }
@@ -122,11 +135,11 @@ async fn quorum_check(
     Ok(proof.header.revision)
 }
 
-/// Answers from a mirror once it is at `revision` or later.
+/// Waits until the mirror is at `revision` or later, and answers from it.
 ///
 /// # Errors
-/// Why the mirror did not get there.
-async fn answer_at<'a>(
+/// Reason for which the mirror did not reach the revision in time.
+async fn answer_at_or_above<'a>(
     proxy: &'a Proxy,
     query: &RangeQuery,
     inputs: &PlanInputs,
@@ -135,16 +148,17 @@ async fn answer_at<'a>(
     deadlines: Deadlines,
     recorder: &mut Recorder<'a>,
 ) -> Result<Decision, Reason> {
-    // The plan made sure that there is one.
+    // Not reached: the plan forwards reads that no mirror holds.
     let Some(mirror) = mirror else {
         return Ok(Decision::Forward(Reason::NotMirrored));
     };
     recorder.record_required_revision(revision);
-    let (view, waited) = mirror.reach(revision, deadlines.first()).await?;
+    let (view, waited) = mirror.reach(revision, deadlines.earliest()).await?;
     recorder.record_proven(mirror, view.revision, waited);
     tracing::debug!(at_or_above = revision, revision = view.revision, waited, "proven");
     let cluster_state = &proxy.mirrors.cluster_state;
-    // Cluster, member and raft term are those of the last check; auth was off then, and must be off still.
+    // Cluster, member and raft term are those of the last check. Auth is checked again here: it may have been unknown
+    // when the read was planned, or switched on while the read waited.
     let Some(identity) = cluster_state
         .identity()
         .filter(|_| cluster_state.auth() == Auth::Off)
@@ -155,7 +169,7 @@ async fn answer_at<'a>(
         revision: view.revision,
         ..*identity
     };
-    let proven = Proven {
+    let proven = ProvenView {
         mirror,
         view,
         header,
@@ -164,8 +178,8 @@ async fn answer_at<'a>(
     Ok(answer(query, &proven, inputs.version, cluster_state))
 }
 
-/// A wait that the client's own timeout ended gets the client's error; any other is forwarded.
-fn not_proven(reason: Reason, deadlines: Deadlines, recorder: &mut Recorder<'_>) -> Decision {
+/// Returns `DeadlineExceeded` if the client's own deadline has expired; otherwise the read is forwarded.
+fn without_proof(reason: Reason, deadlines: Deadlines, recorder: &mut Recorder<'_>) -> Decision {
     recorder.record_not_proven(reason);
     match deadlines.client {
         Some(client) if Instant::now() >= client => {

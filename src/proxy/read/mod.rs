@@ -1,14 +1,14 @@
-//! Range and RangeStream: **plan**, **prove** and **answer** from memory, or hand over to `fallback`.
+//! Range and RangeStream: **plan**, **prove** and **answer** from memory; other reads are passed to `fallback`.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `receive` | reads the request, for both methods |
-//! | `plan` | decides what must be proven; pure |
-//! | `decide` | carries the plan out: quorum check, wait for the mirror |
-//! | `authorize` | proves a client's rights by etcd's own check |
-//! | `answer` | selects the entries |
-//! | `unary`, `streaming` | write the response, or hand over |
-//! | `body` | produces responses from memory as the client reads |
+//! | `receive` | reads and decodes the request of either method |
+//! | `plan` | decides what must be proven; a pure function |
+//! | `decide` | executes the plan: quorum check, wait for the mirror |
+//! | `authorize` | has etcd check the caller's permission to read the range |
+//! | `answer` | selects the entries of the response from a proven view |
+//! | `unary`, `streaming` | build the response of KV/Range and of KV/RangeStream, or call `fallback` |
+//! | `body` | produces the bytes of responses from memory as the client reads |
 
 mod answer;
 mod authorize;

@@ -1,92 +1,99 @@
-//! **plan**: how a Range will be answered. A pure function of the request and of what is known, so that it is a table
-//! that tests can read.
+//! **plan**: decides how a Range is answered. [`plan`] is a pure function of the request and the known state, so that
+//! tests cover the rules without I/O.
 
 use crate::cache::{Dialect, QueryError, RangeQuery};
 use crate::mirror::cluster_state::Auth;
 use crate::telemetry::Reason;
 use crate::upstream::{Version, gates};
 
-/// What the plan depends on beside the request.
+/// State that a plan depends on in addition to the request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlanInputs {
-    /// The mirror that holds the range: its revision, or why it is out of service; `None` if none holds it.
-    pub(super) mirror: Option<Result<i64, Reason>>,
-    /// The lowest version among the endpoints, once one was reported.
+    /// Revision of the mirror that holds the range, or the reason for which that mirror is out of service. `None` if no
+    /// mirror holds the range.
+    pub(super) mirror_revision: Option<Result<i64, Reason>>,
+    /// Lowest version among the endpoints; `None` until an endpoint has reported its version.
     pub(super) version: Option<Version>,
     pub(super) auth: Auth,
-    /// The revision below which nothing may be answered (I11), if it is known.
-    pub(super) floor: Option<i64>,
-    /// rangecache's own user can read what is mirrored although auth is on.
-    pub(super) own_identity: bool,
+    /// Lowest revision that a response may have (I11). `None` while a forwarded response could not be read, which may
+    /// have shown a higher one.
+    pub(super) min_served_revision: Option<i64>,
+    /// Auth is on and rangecache's own user is authenticated, so mirrors can still be read from etcd.
+    pub(super) has_own_user: bool,
     /// The caller sent a token or other credentials.
-    pub(super) credentials: bool,
-    /// The caller asked for a member that has a leader.
+    pub(super) has_credentials: bool,
+    /// The caller set `hasleader`: a member without a leader must refuse the call.
     pub(super) require_leader: bool,
 }
 
-/// How a Range will be answered.
+/// Source of the response to a Range, and the proof that it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// With an error in etcd's words.
+    /// Refused with etcd's error.
     Refuse(QueryError),
-    /// From memory at a revision that a quorum check proves; then as the request says.
+    /// From memory, once a quorum check has returned etcd's revision and the mirror has reached it.
     Prove,
-    /// From memory at this revision or later.
+    /// From memory, once the mirror is at this revision or later. Needs no call to etcd.
     AtOrAbove(i64),
-    /// From memory at the revision at which etcd authorises this caller for this range (I8).
+    /// From memory, at the revision at which etcd authorizes the caller to read the range (I8).
     Authorize {
-        /// etcd's member may use what it knows itself, if its revision is at least `floor`.
+        /// One member's local state suffices, provided its revision is at least `min_revision`.
         serializable: bool,
-        /// I11; 0 where the authorisation proves enough by itself.
-        floor: i64,
+        /// Lowest acceptable revision of the authorization (I11). 0 if the authorization is linearizable: its revision
+        /// is at least that of any earlier response.
+        min_revision: i64,
     },
-    /// By etcd.
+    /// From etcd.
     Forward(Reason),
 }
 
-/// Decides. **I1, forward by default**: whatever is not known to be answerable goes to etcd.
+/// Plans the read. **I1, forward by default**: a read is forwarded unless every condition for an answer from memory is
+/// known to hold.
 pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
     let dialect = inputs
         .version
         .map(|version| Dialect::of_version(version.major, version.minor));
-    // Where the version is not known yet, the stricter rules: an unknown sort target crashes etcd 3.5.
+    // While the version is unknown the stricter rules of 3.5 apply: an unknown sort target crashes etcd before 3.6.
     if let Err(error) = query.check(&dialect.unwrap_or(Dialect::of_version(3, 5))) {
         return Plan::Refuse(error);
     }
     let Some(lowest) = inputs.version else {
         return Plan::Forward(Reason::VersionUnknown);
     };
-    if inputs.auth == Auth::On && !inputs.own_identity {
+    if inputs.auth == Auth::On && !inputs.has_own_user {
         return Plan::Forward(Reason::Auth);
     }
-    let revision = match inputs.mirror {
+    let mirror_revision = match inputs.mirror_revision {
         None => return Plan::Forward(Reason::NotMirrored),
         Some(Err(reason)) => return Plan::Forward(reason),
-        Some(Ok(revision)) => revision,
+        Some(Ok(mirror_revision)) => mirror_revision,
     };
+    // A serializable read with this flag fails on a member without a leader, which only etcd can know. A linearizable
+    // read needs a leader anyway, and so does its proof.
     if query.serializable && inputs.require_leader {
         return Plan::Forward(Reason::RequireLeader);
     }
-    // Credentials are etcd's to judge also while auth seems to be off.
-    if inputs.credentials || inputs.auth == Auth::On {
-        return match inputs.floor {
+    // Only etcd can check credentials (I8), even while auth seems to be off: it may have been switched on since the
+    // last check.
+    if inputs.has_credentials || inputs.auth == Auth::On {
+        return match inputs.min_served_revision {
             _ if !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) => Plan::Forward(Reason::VersionGate),
-            Some(floor) if query.serializable => Plan::Authorize {
+            Some(min_revision) if query.serializable => Plan::Authorize {
                 serializable: true,
-                floor,
+                min_revision,
             },
             _ => Plan::Authorize {
                 serializable: false,
-                floor: 0,
+                min_revision: 0,
             },
         };
     }
-    // A revision that is not here yet: is it etcd's future, or only ours?
-    let pinned = query.revision > 0 && query.revision <= revision;
-    let without_check = pinned || (query.serializable && query.revision <= 0);
-    if without_check && let Some(floor) = inputs.floor {
+    // A pinned revision above the mirror's may exist in etcd already or lie in its future: that takes a quorum check.
+    let is_pinned = query.revision > 0 && query.revision <= mirror_revision;
+    let needs_no_check = is_pinned || (query.serializable && query.revision <= 0);
+    if needs_no_check && let Some(revision) = inputs.min_served_revision {
         return match inputs.auth {
-            Auth::Off => Plan::AtOrAbove(floor),
+            Auth::Off => Plan::AtOrAbove(revision),
             Auth::Unknown | Auth::On => Plan::Forward(Reason::Auth),
         };
     }
@@ -102,12 +109,12 @@ mod tests {
     use super::*;
 
     const INPUTS: PlanInputs = PlanInputs {
-        mirror: Some(Ok(100)),
+        mirror_revision: Some(Ok(100)),
         version: Some(Version::new(3, 7, 3)),
         auth: Auth::Off,
-        floor: Some(90),
-        own_identity: false,
-        credentials: false,
+        min_served_revision: Some(90),
+        has_own_user: false,
+        has_credentials: false,
         require_leader: false,
     };
 
@@ -125,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn linearizable_reads_are_proven() {
+    fn linearizable_read_needs_a_quorum_check() {
         assert_eq!(plan(&get(), &INPUTS), Plan::Prove);
         assert_eq!(
             plan(
@@ -140,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_that_name_their_revision_or_their_laxity_need_no_check() {
+    fn pinned_or_serializable_read_needs_no_quorum_check() {
         for query in [
             RangeQuery {
                 serializable: true,
@@ -162,15 +169,15 @@ mod tests {
                 Plan::Forward(Reason::Auth)
             );
             assert_eq!(
-                planned(&query, |inputs| inputs.floor = None),
+                planned(&query, |inputs| inputs.min_served_revision = None),
                 Plan::Prove,
-                "the floor is hidden"
+                "the minimum served revision is unknown"
             );
         }
     }
 
     #[test]
-    fn a_revision_that_is_not_here_yet_is_proven() {
+    fn pinned_read_above_the_mirror_needs_a_quorum_check() {
         for serializable in [false, true] {
             assert_eq!(
                 plan(
@@ -187,16 +194,16 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_proven_is_forwarded() {
+    fn read_that_cannot_be_proven_is_forwarded_with_its_reason() {
         type Change = fn(&mut PlanInputs);
         let cases: [(Change, Reason); 7] = [
-            (|inputs| inputs.mirror = None, Reason::NotMirrored),
+            (|inputs| inputs.mirror_revision = None, Reason::NotMirrored),
             (
-                |inputs| inputs.mirror = Some(Err(Reason::Loading)),
+                |inputs| inputs.mirror_revision = Some(Err(Reason::Loading)),
                 Reason::Loading,
             ),
             (
-                |inputs| inputs.mirror = Some(Err(Reason::FeedLost)),
+                |inputs| inputs.mirror_revision = Some(Err(Reason::FeedLost)),
                 Reason::FeedLost,
             ),
             (|inputs| inputs.version = None, Reason::VersionUnknown),
@@ -224,16 +231,16 @@ mod tests {
     }
 
     #[test]
-    fn who_has_credentials_or_meets_auth_is_authorised_by_etcd_whatever_it_reads() {
+    fn read_with_credentials_or_auth_is_authorized_by_etcd_at_any_revision() {
         let linearizable = Plan::Authorize {
             serializable: false,
-            floor: 0,
+            min_revision: 0,
         };
         type Change = fn(&mut PlanInputs);
         let changes: [Change; 3] = [
-            |inputs| inputs.credentials = true,
-            |inputs| (inputs.auth, inputs.own_identity) = (Auth::On, true),
-            |inputs| (inputs.auth, inputs.own_identity, inputs.credentials) = (Auth::On, true, true),
+            |inputs| inputs.has_credentials = true,
+            |inputs| (inputs.auth, inputs.has_own_user) = (Auth::On, true),
+            |inputs| (inputs.auth, inputs.has_own_user, inputs.has_credentials) = (Auth::On, true, true),
         ];
         for change in changes {
             for revision in [0, 1, 100, 101] {
@@ -243,29 +250,29 @@ mod tests {
                     serializable: true,
                     ..query
                 };
-                let own_word = Plan::Authorize {
+                let from_local_state = Plan::Authorize {
                     serializable: true,
-                    floor: 90,
+                    min_revision: 90,
                 };
-                assert_eq!(planned(&query, change), own_word, "{query:?}");
-                let hidden = |inputs: &mut PlanInputs| {
+                assert_eq!(planned(&query, change), from_local_state, "{query:?}");
+                let minimum_unknown = |inputs: &mut PlanInputs| {
                     change(inputs);
-                    inputs.floor = None;
+                    inputs.min_served_revision = None;
                 };
-                assert_eq!(planned(&query, hidden), linearizable, "the floor is hidden");
+                assert_eq!(planned(&query, minimum_unknown), linearizable, "{query:?}");
             }
-            let out = |inputs: &mut PlanInputs| {
+            let out_of_service = |inputs: &mut PlanInputs| {
                 change(inputs);
-                inputs.mirror = Some(Err(Reason::FeedLost));
+                inputs.mirror_revision = Some(Err(Reason::FeedLost));
             };
-            assert_eq!(planned(&get(), out), Plan::Forward(Reason::FeedLost));
+            assert_eq!(planned(&get(), out_of_service), Plan::Forward(Reason::FeedLost));
         }
-        let stranger = |inputs: &mut PlanInputs| (inputs.auth, inputs.credentials) = (Auth::On, true);
-        assert_eq!(planned(&get(), stranger), Plan::Forward(Reason::Auth));
+        let no_own_user = |inputs: &mut PlanInputs| (inputs.auth, inputs.has_credentials) = (Auth::On, true);
+        assert_eq!(planned(&get(), no_own_user), Plan::Forward(Reason::Auth));
     }
 
     #[test]
-    fn what_etcd_refuses_is_refused_even_when_nothing_is_known() {
+    fn invalid_read_is_refused_even_without_version_or_mirror() {
         let unknown_target = RangeQuery {
             sort_target: 9,
             ..get()
@@ -277,7 +284,7 @@ mod tests {
         for change in [
             (|_| {}) as fn(&mut PlanInputs),
             |inputs| inputs.version = None,
-            |inputs| inputs.mirror = None,
+            |inputs| inputs.mirror_revision = None,
         ] {
             assert_eq!(
                 planned(&unknown_target, change),

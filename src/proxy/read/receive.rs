@@ -1,4 +1,4 @@
-//! The start of Range and RangeStream: reads the message and the metadata.
+//! Receives a Range or RangeStream: reads and decodes the message and the metadata.
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -17,21 +17,23 @@ use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{Outgoing, gates};
 
-/// A read that was decoded.
+/// Decoded request of a Range or RangeStream.
 pub(super) struct Received {
     pub(super) parts: Parts,
-    /// The message with its prefix, unchanged.
+    /// Message with its gRPC prefix, unchanged, for forwarding.
     pub(super) framed: Bytes,
     pub(super) metadata: CallMetadata,
     pub(super) query: RangeQuery,
-    /// Kept, so that the client's stream stays open in both directions while the call is in flight.
+    /// Kept until the call ends: dropping the body would close the client's half of the stream while the call is in
+    /// flight.
     _body: Incoming,
 }
 
-/// Reads a request of `method`, Range or RangeStream.
+/// Reads a request of `method`, which is Range or RangeStream.
 ///
 /// # Errors
-/// The call's result, if the request cannot be decoded: it is forwarded here, or refused.
+/// Result of the call if the request is not returned: a request that cannot be decoded is forwarded from here, an
+/// unknown sort target is refused, and a request that its client aborted gets an empty response.
 pub(super) async fn receive(
     proxy: &Proxy,
     request: Request<Incoming>,
@@ -53,7 +55,8 @@ pub(super) async fn receive(
             return Err(Box::new(Ok(Response::new(ResponseBody::empty()))));
         }
     };
-    // Checked before anything is forwarded: it would crash etcd 3.5, in whatever way it is encoded.
+    // An unknown sort target crashes etcd before 3.6. The raw message is checked, before anything is forwarded, because
+    // a message that `RangeQuery::decode` refuses is forwarded unread.
     if method == Method::Range
         && sort_targets_are_unchecked(proxy)
         && names_unknown_sort_target(&framed[PREFIX_BYTES..])
@@ -81,7 +84,7 @@ pub(super) async fn receive(
     })
 }
 
-/// Whether some endpoint may be an etcd that does not check sort targets.
+/// Whether an endpoint may run an etcd that does not check sort targets; true while versions are unknown.
 fn sort_targets_are_unchecked(proxy: &Proxy) -> bool {
     proxy
         .forward

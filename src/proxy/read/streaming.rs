@@ -1,7 +1,8 @@
-//! KV/RangeStream (KEP-5966): from memory like a Range, whatever etcd's version; otherwise from etcd's stream or from pages.
+//! KV/RangeStream (KEP-5966): answered from memory like a Range, whatever etcd's version; otherwise from etcd's
+//! RangeStream or from unary pages.
 //!
-//! A client that chose streaming never gets `Unimplemented` for a request that etcd 3.7 would serve: kube-apiserver stops
-//! streaming for ten minutes at one such response.
+//! A client never gets `Unimplemented` for a request that etcd 3.7 would serve: one such response makes kube-apiserver
+//! stop streaming for ten minutes.
 
 use http::Request;
 use hyper::body::Incoming;
@@ -20,7 +21,7 @@ use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::outcome::{self, Kind};
 use crate::telemetry::{Outcome, Reason};
 
-/// Handles a RangeStream.
+/// Handles a RangeStream call, and records it.
 pub(crate) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> CallResult {
     let span = tracing::debug_span!("range_stream");
     let mut recorder = Recorder::new(&proxy.telemetry, Kind::Stream, &request);
@@ -31,30 +32,39 @@ pub(crate) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> C
 }
 
 async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut Recorder<'a>) -> CallResult {
-    let read = match receive(proxy, request, Method::RangeStream, recorder).await {
-        Ok(read) => read,
+    let received = match receive(proxy, request, Method::RangeStream, recorder).await {
+        Ok(received) => received,
         Err(result) => return *result,
     };
-    if let Some(status) = refusal(&read.query) {
+    if let Some(status) = refusal(&received.query) {
         recorder.outcome = Outcome::Hit(outcome::Read::Refused);
-        return Ok(status_response(&status, read.metadata.content_type));
+        return Ok(status_response(&status, received.metadata.content_type));
     }
-    match decide(proxy, &read.query, &read.metadata, &read.parts.headers, recorder).await {
+    match decide(
+        proxy,
+        &received.query,
+        &received.metadata,
+        &received.parts.headers,
+        recorder,
+    )
+    .await
+    {
         Decision::Answer(header, selection, outcome) => {
             recorder.outcome = outcome;
             recorder.keys = selection.len();
             let body = stream_body(Chunks::new(header, selection), None, &proxy.responses);
-            Ok(body.into_response(read.metadata.content_type))
+            Ok(body.into_response(received.metadata.content_type))
         }
         Decision::Error(status, outcome) => {
             recorder.outcome = outcome;
-            Ok(status_response(&status, read.metadata.content_type))
+            Ok(status_response(&status, received.metadata.content_type))
         }
-        Decision::Forward(reason) => fetch(proxy, read, reason, recorder).await,
+        Decision::Forward(reason) => fetch_from_etcd(proxy, received, reason, recorder).await,
     }
 }
 
-/// What etcd 3.7 refuses before it reads anything, with its text, whatever version the endpoints have.
+/// Returns the status with which etcd 3.7 refuses `query` before reading any key; `None` if it serves the query. The
+/// texts are those of 3.7, whatever version the endpoints have.
 fn refusal(query: &RangeQuery) -> Option<Status> {
     if let Err(error) = query.check(&Dialect::of_version(3, 7)) {
         return Some(Status::InvalidArgument(error.to_string()));
@@ -70,8 +80,8 @@ fn refusal(query: &RangeQuery) -> Option<Status> {
     }
 }
 
-/// Gets the response from etcd.
-async fn fetch(
+/// Gets the response from etcd by way of `fallback`.
+async fn fetch_from_etcd(
     proxy: &Proxy,
     mut received: Received,
     reason: Reason,
@@ -104,22 +114,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_that_etcd_refuses_get_its_status() {
+    fn request_that_etcd_refuses_gets_its_status() {
         let list = RangeQuery {
             key: "k".into(),
             range_end: "l".into(),
             ..RangeQuery::default()
         };
-        let said =
+        let status_of =
             |query: RangeQuery| refusal(&query).map(|status| (status.code() as u16, status.to_string()));
-        assert_eq!(said(list.clone()), None);
+        assert_eq!(status_of(list.clone()), None);
         for (sort_order, sort_target) in [(0, 1), (0, 4), (1, 0), (0, 0)] {
             let query = RangeQuery {
                 sort_order,
                 sort_target,
                 ..list.clone()
             };
-            assert_eq!(said(query), None, "{sort_order} {sort_target}");
+            assert_eq!(status_of(query), None, "{sort_order} {sort_target}");
         }
         let sorted = "RangeStream does not support custom sort orders".to_owned();
         for (sort_order, sort_target) in [(2, 0), (1, 1), (2, 4)] {
@@ -129,7 +139,7 @@ mod tests {
                 min_mod_revision: 1,
                 ..list.clone()
             };
-            assert_eq!(said(query), Some((12, sorted.clone())));
+            assert_eq!(status_of(query), Some((12, sorted.clone())));
         }
         let filtered = "RangeStream does not support revision filters".to_owned();
         for query in [
@@ -142,17 +152,17 @@ mod tests {
                 ..list.clone()
             },
         ] {
-            assert_eq!(said(query), Some((12, filtered.clone())));
+            assert_eq!(status_of(query), Some((12, filtered.clone())));
         }
         assert_eq!(
-            said(RangeQuery {
+            status_of(RangeQuery {
                 sort_order: 7,
                 ..list
             }),
             Some((3, "etcdserver: invalid sort option".to_owned()))
         );
         assert_eq!(
-            said(RangeQuery::default()),
+            status_of(RangeQuery::default()),
             Some((3, "etcdserver: key is not provided".to_owned()))
         );
     }

@@ -1,4 +1,4 @@
-//! KV/Range.
+//! KV/Range: answered from memory, or fetched from etcd.
 
 use http::Request;
 use hyper::body::Incoming;
@@ -18,11 +18,11 @@ use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{Outcome, Reason};
 
-/// Handles a Range.
+/// Handles a Range call, and records it.
 pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>) -> CallResult {
     let span = tracing::debug_span!("range");
     let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request);
-    // Not instrumented where the span is disabled: that costs on every poll.
+    // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
         let result = handle(proxy, request, &mut recorder).await;
         return recorder.finish(result);
@@ -34,35 +34,44 @@ pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>) -> CallResu
 }
 
 async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut Recorder<'a>) -> CallResult {
-    let read = match receive(proxy, request, Method::Range, recorder).await {
-        Ok(read) => read,
+    let received = match receive(proxy, request, Method::Range, recorder).await {
+        Ok(received) => received,
         Err(result) => return *result,
     };
-    match decide(proxy, &read.query, &read.metadata, &read.parts.headers, recorder).await {
+    match decide(
+        proxy,
+        &received.query,
+        &received.metadata,
+        &received.parts.headers,
+        recorder,
+    )
+    .await
+    {
         Decision::Answer(header, selection, outcome) => {
             recorder.keys = selection.len();
             let answer = Answer::new(header, selection);
             recorder.bytes = answer.len();
+            // etcd's gRPC library refuses to send longer messages, too.
             if answer.len() > MAX_RESPONSE_BYTES {
                 recorder.outcome = outcome.refused();
                 let status = Status::LargerThanMax(answer.len());
-                return Ok(status_response(&status, read.metadata.content_type));
+                return Ok(status_response(&status, received.metadata.content_type));
             }
             recorder.outcome = outcome;
             let body = unary_body(answer, None, &proxy.responses);
-            Ok(body.into_response(read.metadata.content_type))
+            Ok(body.into_response(received.metadata.content_type))
         }
         Decision::Error(status, outcome) => {
             recorder.outcome = outcome;
-            Ok(status_response(&status, read.metadata.content_type))
+            Ok(status_response(&status, received.metadata.content_type))
         }
         // Boxed, so that the future of a read from memory stays small.
-        Decision::Forward(reason) => Box::pin(fetch(proxy, read, reason, recorder)).await,
+        Decision::Forward(reason) => Box::pin(fetch_from_etcd(proxy, received, reason, recorder)).await,
     }
 }
 
-/// Gets the response from etcd.
-async fn fetch(
+/// Gets the response from etcd by way of `fallback`.
+async fn fetch_from_etcd(
     proxy: &Proxy,
     mut received: Received,
     reason: Reason,
