@@ -1,7 +1,5 @@
 //! Sizes of keys in etcd's encoding and in the cache, from samples or from all keys.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use tokio::time::Instant;
 
@@ -10,6 +8,7 @@ use super::model::{KeyGroup, SizeSample};
 use crate::cache::Entry;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::successor;
+use crate::upstream::{pace, page_limit};
 
 /// Keys that one sample reads.
 const SAMPLE_KEYS: i64 = 8;
@@ -129,10 +128,10 @@ pub(super) async fn read_all(client: &mut PacedClient<'_>, groups: &mut [KeyGrou
     for group in groups {
         let mut key = group.range.start.clone();
         loop {
-            let mean = group.sample.encoded_bytes_of(1).max(1);
+            let mean = group.sample.encoded_bytes_of(1);
             let limit = match group.sample.keys {
                 0 => SAMPLE_KEYS,
-                _ => i64::try_from(PAGE_BYTES / mean).unwrap_or(1).clamp(1, 10_000),
+                _ => page_limit(PAGE_BYTES, mean),
             };
             let response = client
                 .range(RangeRequest {
@@ -149,9 +148,7 @@ pub(super) async fn read_all(client: &mut PacedClient<'_>, groups: &mut [KeyGrou
                 bytes += entry.encoded_len() as u64;
                 key = successor(entry.key());
             }
-            #[allow(clippy::cast_precision_loss, reason = "fewer than 2^53 bytes")]
-            let due = Duration::from_secs_f64(bytes as f64 / DEEP_BYTES_PER_SECOND);
-            tokio::time::sleep_until(began + due).await;
+            pace(began, bytes, DEEP_BYTES_PER_SECOND).await;
             if !response.more || response.kvs.is_empty() {
                 break;
             }

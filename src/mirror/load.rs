@@ -17,7 +17,7 @@ use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::scope::Scope;
 use crate::keyspace::successor;
 use crate::net::Url;
-use crate::upstream::{Channel, ConnectError, Connection, ReceiveWindow, current_header};
+use crate::upstream::{Channel, ConnectError, Connection, ReceiveWindow, current_header, pace, page_limit};
 
 /// Timeout for the next page or chunk.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -270,7 +270,7 @@ impl<'a> Gathered<'a> {
                 // Only the last chunk has a header.
                 is_whole |= response.header.is_some();
                 self.add(&response)?;
-                self.pace().await;
+                pace(self.began, self.bytes, LOAD_BYTES_PER_SECOND).await;
             }
         }
         if is_whole {
@@ -294,23 +294,15 @@ impl<'a> Gathered<'a> {
             if !response.more || response.kvs.is_empty() {
                 return Ok(());
             }
-            self.pace().await;
+            pace(self.began, self.bytes, LOAD_BYTES_PER_SECOND).await;
         }
     }
 
-    /// Waits until the load's mean rate is at most [`LOAD_BYTES_PER_SECOND`].
-    async fn pace(&self) {
-        #[allow(clippy::cast_precision_loss, reason = "a load has fewer than 2^53 bytes")]
-        let seconds = self.bytes as f64 / LOAD_BYTES_PER_SECOND;
-        tokio::time::sleep_until(self.began + Duration::from_secs_f64(seconds)).await;
-    }
-
+    /// Limit of the next page.
     fn page_limit(&self) -> i64 {
         match self.entries.len() as u64 {
             0 => FIRST_PAGE_KEYS,
-            keys => i64::try_from(PAGE_TARGET_BYTES / (self.bytes / keys).max(1))
-                .unwrap_or(i64::MAX)
-                .clamp(1, 10_000),
+            keys => page_limit(PAGE_TARGET_BYTES, self.bytes / keys),
         }
     }
 

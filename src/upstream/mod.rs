@@ -29,6 +29,7 @@ pub(crate) mod fake;
 pub mod gates;
 mod health;
 mod outgoing;
+mod paging;
 mod pool;
 mod role;
 #[cfg(test)]
@@ -48,6 +49,7 @@ pub use credentials::{Credentials, UserProblem};
 pub use endpoint::EndpointView;
 pub use error::{ConnectError, NoEndpoint};
 pub use outgoing::{BoxError, Outgoing};
+pub use paging::{pace, page_limit};
 pub use pool::Upstream;
 pub use role::Role;
 pub use version::Version;

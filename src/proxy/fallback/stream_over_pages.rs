@@ -30,7 +30,7 @@ use crate::keyspace::successor;
 use crate::limits::Turns;
 use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled};
-use crate::upstream::ConnectionClass;
+use crate::upstream::{ConnectionClass, page_limit};
 
 /// Target size of a page, in bytes. etcd counts all remaining keys for each page, so that small pages are expensive.
 const PAGE_TARGET_BYTES: u64 = 4 << 20;
@@ -42,8 +42,6 @@ const WHOLE_MAX_BYTES: u64 = 64 << 20;
 const FIRST_PAGE_KEYS: i64 = 64;
 /// Client's limit up to which all keys are requested on one page.
 const ONE_PAGE_KEYS: i64 = 1000;
-/// Bound on the number of keys on a page.
-const PAGE_MAX_KEYS: i64 = 10_000;
 /// Number of attempts to get a page if the connection is lost or etcd is unavailable. Reads can be repeated safely.
 const MAX_TRIES: u32 = 5;
 /// Pause before a failed page is requested again.
@@ -275,7 +273,9 @@ impl<G: FetchPage> Pager<G> {
                 }
                 PageResponse::TooLarge(bytes) => {
                     let mean_bytes = (bytes / self.request.limit.max(1).unsigned_abs()).max(1);
-                    self.request.limit = page_keys(mean_bytes).min(self.request.limit / 2).max(1);
+                    self.request.limit = page_limit(PAGE_TARGET_BYTES, mean_bytes)
+                        .min(self.request.limit / 2)
+                        .max(1);
                     continue;
                 }
                 // Unavailable is retried only in mid-stream, during an election for example: the client cannot resume a
@@ -339,7 +339,7 @@ impl<G: FetchPage> Pager<G> {
                 }
                 self.request.serializable = false;
                 let mean_bytes = (bytes / keys.max(1).unsigned_abs()).max(1);
-                let limit = page_keys(mean_bytes);
+                let limit = page_limit(PAGE_TARGET_BYTES, mean_bytes);
                 self.request.limit = self.keys_left.map_or(limit, |keys_left| limit.min(keys_left));
                 None
             }
@@ -349,13 +349,6 @@ impl<G: FetchPage> Pager<G> {
             tail,
         })
     }
-}
-
-/// Returns the number of keys for a page whose entries have `mean_bytes` bytes on average.
-fn page_keys(mean_bytes: u64) -> i64 {
-    i64::try_from(PAGE_TARGET_BYTES / mean_bytes)
-        .unwrap_or(i64::MAX)
-        .clamp(1, PAGE_MAX_KEYS)
 }
 
 /// Whether the gRPC status is Unavailable.
