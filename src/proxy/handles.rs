@@ -16,25 +16,25 @@ use crate::panics::restarting;
 use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 
-/// Interval at which expired slow calls are forgotten.
+/// Interval at which calls are dropped from the list of slowest calls when they are too old.
 const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Serves requests; see [`handle`](super::handle).
+/// State that serves the requests of all clients; see [`handle`](super::handle).
 #[derive(Debug)]
 pub struct Proxy {
     pub(super) mirrors: Arc<Mirrors>,
     pub(super) telemetry: Arc<Telemetry>,
     pub(super) forward: Arc<Forward>,
     pub(super) fallback: Arc<Fallback>,
-    /// Longest wait of a read for its proof (`--freshness-timeout`).
+    /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
     pub(super) freshness_timeout: Duration,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
 }
 
 impl Proxy {
-    /// A proxy to the etcd of `upstream`, whose keys `mirrors` hold. `tasks` joins the tasks of connections and calls; with
-    /// `drain` endless calls are ended.
+    /// Creates a proxy that answers from `mirrors` and forwards to `upstream`. `tasks` joins the tasks of connections
+    /// and calls; calls without an end, such as watches, are ended when `drain` is cancelled.
     #[must_use]
     pub fn new(
         config: &Config,
@@ -64,7 +64,8 @@ impl Proxy {
         })
     }
 
-    /// Aborts responses that their clients do not read, drops expired page series and forgets old slow calls, until `stop`.
+    /// Runs periodic work until `stop`: aborts responses whose clients stopped reading, drops expired page series and
+    /// old entries of the slowest calls.
     pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
         let sweeping = async {
             tokio::join!(

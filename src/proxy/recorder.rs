@@ -159,7 +159,7 @@ impl<'a> Recorder<'a> {
             .map_or(Duration::ZERO, |proven| proven.duration_since(self.arrived));
         let total = self.arrived.elapsed();
         let (outcome, reason) = self.outcome.labels();
-        tracing::debug!(outcome, reason, waited = ?waited, total = ?total, "range ended");
+        tracing::debug!(outcome, reason, waited = ?waited, total = ?total, "read finished");
         self.telemetry
             .metrics
             .reads

@@ -326,7 +326,7 @@ impl Fallback {
         let converted = match self.unary_over_stream.convert(&self.forward, parts, query).await {
             Ok(converted) => converted,
             Err(reason) => {
-                tracing::debug!(%reason, "a large Range could not be served by a RangeStream");
+                tracing::debug!(%reason, "a large Range could not be served by a RangeStream; the call is forwarded");
                 self.metrics.forwarding.record_stream_fallback(reason.as_str());
                 return None;
             }
