@@ -6,9 +6,9 @@
 //! eventually:
 //!
 //! - All holders share the first quarter of the budget.
-//! - Above the quarter, only the oldest holder in the queue grows, up to seven eighths. The others wait, and flow
-//!   control stops etcd from sending. A holder leaves the queue when its response is complete; the next one is then the
-//!   oldest.
+//! - Above the quarter, only the oldest holder in the queue grows, up to seven eighths. The others wait, and HTTP/2
+//!   flow control stops etcd from sending. A holder leaves the queue when its response is complete; the next one is
+//!   then the oldest.
 //! - The last eighth is reserved for the first bytes of each holder, so that small responses do not wait for
 //!   large ones.
 
@@ -147,6 +147,7 @@ impl HeldBytes {
     /// [`BudgetExceeded`] if they do not fit now.
     pub fn try_grow(&mut self, bytes: u64) -> Result<(), BudgetExceeded> {
         let budget = &self.budget;
+        // One lock for the comparison and the addition: two holders must not both use the last bytes.
         let mut state = budget.state.lock();
         let oldest = self.queue_number.is_some() && state.queue.first() == self.queue_number.as_ref();
         let bound = if self.bytes + bytes <= budget.max_bytes / SMALL_HOLDER_DIVISOR {

@@ -116,6 +116,7 @@ impl<T> Watched<T> {
     /// # Errors
     /// [`IdleError`] if the response was aborted.
     pub(super) fn read<R>(&self, next: impl FnOnce(&mut T) -> R) -> Result<R, IdleError> {
+        // Recorded before the lock is taken, and relaxed: a tick that is missed only delays the abort by one interval.
         self.last_read
             .store(self.tick.load(Ordering::Relaxed), Ordering::Relaxed);
         self.state.lock().as_mut().map(next).ok_or(IdleError)

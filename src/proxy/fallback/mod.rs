@@ -133,8 +133,8 @@ impl Fallback {
         })
     }
 
-    /// Fetches a read from etcd. Defines **the order** of the alternatives; each one leaves what it cannot
-    /// serve to the next.
+    /// Fetches a read from etcd. Defines **the order** of the alternatives; each one leaves what it cannot serve to the
+    /// next.
     pub(super) async fn fetch(self: &Arc<Self>, mut read: Read<'_>) -> Fetched {
         let scope = self.share_scope(&read);
         // A client that bypasses the cache gets its own call, without a turn, whatever the size of the response.
