@@ -165,7 +165,7 @@ impl Fallback {
             None => None,
             Some(Role::Lead(leader)) => Some(leader),
             Some(Role::Join(join)) => {
-                return match self.join(join).await {
+                return match self.wait_for_shared_call(join).await {
                     Ok(shared) => {
                         if shared.is_streamed {
                             *read.outcome = read.outcome.streamed();
@@ -222,7 +222,7 @@ impl Fallback {
             .forward
             .forward_on(read.parts, body, read.method, class)
             .await;
-        result.map(|response| response.map(|body| observed(body, observer)))
+        result.map(|response| response.map(|body| with_observer(body, observer)))
     }
 
     /// Observer that starts a page series if the response is a page; `None` if it cannot be one.
@@ -239,7 +239,7 @@ impl Fallback {
         let no_stream = if read.query.may_page() {
             let observer = self.page_observer(read.query, scope, RangeResponseScanner::stream());
             match self.forward.open_stream(&read.parts, &read.framed).await {
-                Ok(Ok(response)) => return Ok(response.map(|body| observed(body, observer))),
+                Ok(Ok(response)) => return Ok(response.map(|body| with_observer(body, observer))),
                 Ok(Err(no_stream)) => no_stream,
                 Err(error) => return error.into_result(read.metadata.content_type.clone()),
             }
@@ -287,11 +287,11 @@ impl Fallback {
     }
 
     /// Waits for the shared call and returns its response.
-    async fn join(&self, join: single_flight::Join<SharedResult>) -> SharedResult {
+    async fn wait_for_shared_call(&self, join: single_flight::Join<SharedResult>) -> SharedResult {
         // Counted like a read that waits for a turn: one bound covers both.
         let _waiting = self.turns.count_waiting()?;
         let cancelled = || Refused::shared_call(crate::grpc::Status::SharedCallCancelled);
-        let shared = join.join().await.ok_or_else(cancelled)??;
+        let shared = join.wait().await.ok_or_else(cancelled)??;
         self.metrics.forwarding.joined.inc();
         Ok(shared)
     }
@@ -345,7 +345,7 @@ impl Fallback {
 }
 
 /// Attaches `observer` to `body`, if there is an observer.
-fn observed(body: ResponseBody, observer: Option<PageObserver>) -> ResponseBody {
+fn with_observer(body: ResponseBody, observer: Option<PageObserver>) -> ResponseBody {
     match observer {
         Some(observer) => body.observed_by(observer),
         None => body,

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 pub(super) struct SingleFlight<T> {
     /// One entry per key with a call in flight, so that the map is bounded by the calls in flight. The value is the
     /// shared call that starts next, if a call waits for it.
-    next: Mutex<HashMap<Bytes, Option<SharedCall<T>>>>,
+    next_calls: Mutex<HashMap<Bytes, Option<SharedCall<T>>>>,
     /// Joins the tasks of shared calls.
     tasks: TaskTracker,
 }
@@ -40,7 +40,7 @@ pub(super) enum Role<T: Clone + Send + Sync + 'static> {
 
 /// Guard held by the in-flight call for a key; dropping it starts the next shared call, or removes the key.
 pub(super) struct Leader<T: Clone + Send + Sync + 'static> {
-    flights: Arc<SingleFlight<T>>,
+    registry: Arc<SingleFlight<T>>,
     key: Bytes,
 }
 
@@ -51,7 +51,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     /// Creates an empty registry; `tasks` joins the tasks of shared calls.
     pub(super) fn new(tasks: &TaskTracker) -> Arc<SingleFlight<T>> {
         Arc::new(SingleFlight {
-            next: Mutex::default(),
+            next_calls: Mutex::default(),
             tasks: tasks.clone(),
         })
     }
@@ -61,12 +61,12 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     where
         F: Future<Output = T> + Send + 'static,
     {
-        let mut next = self.next.lock();
+        let mut next = self.next_calls.lock();
         match next.get_mut(key) {
             None => {
                 next.insert(key.clone(), None);
                 Role::Lead(Leader {
-                    flights: Arc::clone(self),
+                    registry: Arc::clone(self),
                     key: key.clone(),
                 })
             }
@@ -83,7 +83,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
 
 impl<T: Clone> Join<T> {
     /// Waits for the shared call and returns its result; `None` if the call panicked or was cancelled.
-    pub(super) async fn join(mut self) -> Option<T> {
+    pub(super) async fn wait(mut self) -> Option<T> {
         let result = self.0.wait_for(Option::is_some).await.ok()?;
         result.clone()
     }
@@ -94,7 +94,7 @@ impl<T: Clone + Send + Sync + 'static> Drop for Leader<T> {
         // The key stays in the map until no call waits for it. Take the waiting call and keep the key under one lock:
         // otherwise a call that arrives in between would lead a second call for the same key.
         let shared = {
-            let mut next = self.flights.next.lock();
+            let mut next = self.registry.next_calls.lock();
             match next.get_mut(&self.key).and_then(Option::take) {
                 Some(shared) => shared,
                 None => {
@@ -104,10 +104,10 @@ impl<T: Clone + Send + Sync + 'static> Drop for Leader<T> {
             }
         };
         let leader = Leader {
-            flights: Arc::clone(&self.flights),
+            registry: Arc::clone(&self.registry),
             key: self.key.clone(),
         };
-        self.flights.tasks.spawn(run(shared, leader));
+        self.registry.tasks.spawn(run(shared, leader));
     }
 }
 
@@ -128,7 +128,7 @@ async fn run<T: Clone + Send + Sync + 'static>(shared: SharedCall<T>, leader: Le
 impl<T> fmt::Debug for SingleFlight<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SingleFlight")
-            .field("keys", &self.next.lock().len())
+            .field("keys", &self.next_calls.lock().len())
             .finish_non_exhaustive()
     }
 }
@@ -150,22 +150,22 @@ mod tests {
 
     const KEY: Bytes = Bytes::from_static(b"key");
 
-    fn flights() -> Arc<SingleFlight<usize>> {
+    fn registry() -> Arc<SingleFlight<usize>> {
         SingleFlight::new(&TaskTracker::new())
     }
 
-    fn lead(flights: &Arc<SingleFlight<usize>>) -> Leader<usize> {
-        match flights.lead_or_join(&KEY, || async { unreachable!("no call is in flight") }) {
+    fn lead(registry: &Arc<SingleFlight<usize>>) -> Leader<usize> {
+        match registry.lead_or_join(&KEY, || async { unreachable!("no call is in flight") }) {
             Role::Lead(leader) => leader,
             Role::Join(_) => panic!("a call is in flight"),
         }
     }
 
     fn join<F: Future<Output = usize> + Send + 'static>(
-        flights: &Arc<SingleFlight<usize>>,
+        registry: &Arc<SingleFlight<usize>>,
         call: impl FnOnce() -> F,
     ) -> Join<usize> {
-        match flights.lead_or_join(&KEY, call) {
+        match registry.lead_or_join(&KEY, call) {
             Role::Join(join) => join,
             Role::Lead(_) => panic!("no call is in flight"),
         }
@@ -180,13 +180,13 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_calls_share_a_call_that_starts_after_the_leader_is_dropped() {
-        let (flights, calls) = (flights(), Arc::new(AtomicUsize::new(0)));
-        let leader = lead(&flights);
+        let (registry, calls) = (registry(), Arc::new(AtomicUsize::new(0)));
+        let leader = lead(&registry);
         let joins: Vec<_> = (0..3)
             .map(|_| {
                 let calls = Arc::clone(&calls);
                 join(
-                    &flights,
+                    &registry,
                     || async move { calls.fetch_add(1, Ordering::SeqCst) + 1 },
                 )
             })
@@ -199,16 +199,16 @@ mod tests {
         );
         drop(leader);
         for join in joins {
-            assert_eq!(join.join().await, Some(1));
+            assert_eq!(join.wait().await, Some(1));
         }
-        assert!(flights.next.lock().is_empty(), "the key is removed");
+        assert!(registry.next_calls.lock().is_empty(), "the key is removed");
     }
 
     #[tokio::test]
     async fn call_that_arrives_during_a_shared_call_gets_the_next_one() {
-        let (flights, finish) = (flights(), Arc::new(Notify::new()));
-        let leader = lead(&flights);
-        let first = join(&flights, || {
+        let (registry, finish) = (registry(), Arc::new(Notify::new()));
+        let leader = lead(&registry);
+        let first = join(&registry, || {
             let finish = Arc::clone(&finish);
             async move {
                 finish.notified().await;
@@ -217,21 +217,21 @@ mod tests {
         });
         drop(leader);
         settle().await;
-        let second = join(&flights, || async { 2 });
+        let second = join(&registry, || async { 2 });
         settle().await;
         finish.notify_one();
-        assert_eq!(first.join().await, Some(1));
-        assert_eq!(second.join().await, Some(2));
+        assert_eq!(first.wait().await, Some(1));
+        assert_eq!(second.wait().await, Some(2));
         settle().await;
-        assert!(flights.next.lock().is_empty());
+        assert!(registry.next_calls.lock().is_empty());
     }
 
     #[tokio::test]
     async fn shared_call_without_waiting_calls_is_cancelled() {
-        let (flights, running) = (flights(), Arc::new(()));
-        let leader = lead(&flights);
+        let (registry, running) = (registry(), Arc::new(()));
+        let leader = lead(&registry);
         let held = Arc::clone(&running);
-        let waiting = join(&flights, || async move {
+        let waiting = join(&registry, || async move {
             let _held = held;
             std::future::pending().await
         });
@@ -241,27 +241,27 @@ mod tests {
         drop(waiting);
         settle().await;
         assert_eq!(Arc::strong_count(&running), 1);
-        assert!(flights.next.lock().is_empty(), "the next call leads");
+        assert!(registry.next_calls.lock().is_empty(), "the next call leads");
     }
 
     #[tokio::test]
     async fn shared_call_whose_waiting_calls_were_dropped_is_not_started() {
-        let flights = flights();
-        let leader = lead(&flights);
-        drop(join(&flights, || async { unreachable!("no client waits") }));
+        let registry = registry();
+        let leader = lead(&registry);
+        drop(join(&registry, || async { unreachable!("no client waits") }));
         drop(leader);
         settle().await;
-        assert!(flights.next.lock().is_empty());
+        assert!(registry.next_calls.lock().is_empty());
     }
 
     #[tokio::test]
     async fn panic_in_a_shared_call_fails_waiting_calls_and_removes_the_key() {
-        let flights = flights();
-        let leader = lead(&flights);
-        let waiting = join(&flights, || async { panic!("a bug") });
+        let registry = registry();
+        let leader = lead(&registry);
+        let waiting = join(&registry, || async { panic!("a bug") });
         drop(leader);
-        assert_eq!(waiting.join().await, None);
+        assert_eq!(waiting.wait().await, None);
         settle().await;
-        assert!(flights.next.lock().is_empty());
+        assert!(registry.next_calls.lock().is_empty());
     }
 }
