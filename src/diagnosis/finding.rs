@@ -64,12 +64,12 @@ impl Finding {
         Finding { severity, ..self }
     }
 
-    /// Title and meaning as one text: `title: meaning`, without the last full stop.
+    /// Title and meaning as one text: `title. meaning`, without the last full stop.
     #[must_use]
     pub fn text(&self) -> String {
         match self.meaning.trim_end_matches('.') {
             "" => self.title.clone(),
-            meaning => format!("{}: {meaning}", self.title),
+            meaning => format!("{}. {meaning}", self.title),
         }
     }
 }
@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn text_joins_title_and_meaning() {
         let finding = Finding::new(Severity::Bad, "etcd is down", "No call succeeds.", "Start etcd.");
-        assert_eq!(finding.text(), "etcd is down: No call succeeds");
+        assert_eq!(finding.text(), "etcd is down. No call succeeds");
         assert_eq!(Finding::new(Severity::Good, "fine", "", "").text(), "fine");
         assert!(Severity::Bad > Severity::Warning && Severity::Note > Severity::Good);
     }

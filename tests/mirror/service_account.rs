@@ -83,10 +83,11 @@ async fn missing_permissions_and_wrong_passwords_are_reported_until_fixed() {
             let ready = rangecache.admin("/readyz").await;
             let log = rangecache.log().replace("\\\"", "\"");
             (ready.status == 503
-                && ready
-                    .body
-                    .to_lowercase()
-                    .contains(&says.to_lowercase().replace("set --user", "there is no --user"))
+                && ready.body.to_lowercase().contains(
+                    &says
+                        .to_lowercase()
+                        .replace("set --user", "no user of its own (--user)"),
+                )
                 && log.to_lowercase().contains(&says.to_lowercase()))
             .then_some(())
         })
