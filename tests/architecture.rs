@@ -16,197 +16,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Imports that the tables do not allow yet: (importing file, imported file). Empty once the tree is in order.
-const IMPORT_EXCEPTIONS: &[(&str, &str)] = &[];
-/// Files that are in a circle as yet. Empty once the tree is in order.
-const CIRCLE_EXCEPTIONS: &[&str] = &[];
-
-// --- tokens -----------------------------------------------------------------------------------------------------------
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Token {
-    Word(String),
-    /// `::` is one token; every other punctuation is one character.
-    PathSeparator,
-    Punct(char),
-}
-
-/// The tokens of `text` with their line numbers. Comments and literals are dropped, except string literals that are a path
-/// (`#[serde(with = "super::seconds")]`).
-fn tokens(text: &str) -> Vec<(Token, usize)> {
-    let chars: Vec<char> = text.chars().collect();
-    let (mut found, mut at, mut line) = (Vec::new(), 0, 1);
-    let peek = |at: usize| chars.get(at).copied().unwrap_or('\0');
-    let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    while at < chars.len() {
-        let c = chars[at];
-        if c == '\n' {
-            line += 1;
-            at += 1;
-        } else if c == '/' && peek(at + 1) == '/' {
-            while at < chars.len() && chars[at] != '\n' {
-                at += 1;
-            }
-        } else if c == '/' && peek(at + 1) == '*' {
-            let mut depth = 0;
-            while at < chars.len() {
-                match (chars[at], peek(at + 1)) {
-                    ('/', '*') => (depth, at) = (depth + 1, at + 1),
-                    ('*', '/') => (depth, at) = (depth - 1, at + 1),
-                    ('\n', _) => line += 1,
-                    _ => {}
-                }
-                at += 1;
-                if depth == 0 {
-                    break;
-                }
-            }
-        } else if let Some(hashes) = raw_string_hashes(&chars[at..]) {
-            let close: String = std::iter::once('"')
-                .chain(std::iter::repeat_n('#', hashes))
-                .collect();
-            let open = at + chars[at..].iter().position(|c| *c == '"').unwrap();
-            let rest: String = chars[open + 1..].iter().collect();
-            let body = &rest[..rest.find(&close).unwrap()];
-            line += body.matches('\n').count();
-            at = open + 1 + body.chars().count() + close.len();
-        } else if c == '"' {
-            let start = at + 1;
-            at = start;
-            while at < chars.len() && chars[at] != '"' {
-                if chars[at] == '\\' {
-                    at += 1;
-                }
-                if peek(at) == '\n' {
-                    line += 1;
-                }
-                at += 1;
-            }
-            let body: String = chars[start..at.min(chars.len())].iter().collect();
-            let is_path = ["crate::", "super::", "self::"]
-                .iter()
-                .any(|start| body.starts_with(start));
-            if is_path && body.chars().all(|c| is_word(c) || c == ':') {
-                found.extend(tokens(&body).into_iter().map(|(token, _)| (token, line)));
-                // So that it cannot run into what follows.
-                found.push((Token::Punct('"'), line));
-            }
-            at += 1;
-        } else if c == '\'' {
-            // A lifetime has no closing quote behind one character.
-            if peek(at + 1) == '\\' {
-                at += 3;
-                while at < chars.len() && chars[at] != '\'' {
-                    at += 1;
-                }
-                at += 1;
-            } else if peek(at + 2) == '\'' {
-                at += 3;
-            } else {
-                at += 1;
-                while is_word(peek(at)) {
-                    at += 1;
-                }
-            }
-        } else if is_word(c) {
-            let start = at;
-            while is_word(peek(at)) {
-                at += 1;
-            }
-            found.push((Token::Word(chars[start..at].iter().collect()), line));
-        } else if c == ':' && peek(at + 1) == ':' {
-            found.push((Token::PathSeparator, line));
-            at += 2;
-        } else {
-            if !c.is_whitespace() {
-                found.push((Token::Punct(c), line));
-            }
-            at += 1;
-        }
-    }
-    found
-}
-
-/// The number of `#` of the raw string literal that `chars` starts with, if it starts with one.
-fn raw_string_hashes(chars: &[char]) -> Option<usize> {
-    let prefix = chars.iter().take_while(|c| matches!(c, 'b' | 'c' | 'r')).count();
-    let is_raw = prefix > 0 && prefix <= 2 && chars[prefix - 1] == 'r';
-    let hashes = chars[prefix..].iter().take_while(|c| **c == '#').count();
-    (is_raw && chars.get(prefix + hashes) == Some(&'"')).then_some(hashes)
-}
-
-/// `tokens` without the items that are compiled for tests only, and the names of the modules declared among those.
-fn without_tests(tokens: Vec<(Token, usize)>) -> (Vec<(Token, usize)>, BTreeSet<String>) {
-    let text = |at: usize| match tokens.get(at) {
-        Some((Token::Word(word), _)) => word.clone(),
-        Some((Token::PathSeparator, _)) => "::".to_owned(),
-        Some((Token::Punct(c), _)) => c.to_string(),
-        None => String::new(),
-    };
-    let matches = |at: usize, wanted: &[&str]| (0..wanted.len()).all(|i| text(at + i) == wanted[i]);
-    let (mut kept, mut test_modules, mut at) = (Vec::new(), BTreeSet::new(), 0);
-    while at < tokens.len() {
-        if !matches(at, &["#", "[", "cfg", "(", "test", ")", "]"])
-            && !matches(at, &["#", "[", "cfg", "(", "all", "(", "test"])
-        {
-            kept.push(tokens[at].clone());
-            at += 1;
-            continue;
-        }
-        at = after_group(&tokens, at + 1);
-        while text(at) == "#" {
-            at = after_group(&tokens, at + 1);
-        }
-        // To the end of the item: a semicolon, or a block, outside parentheses.
-        if text(at) == "pub" {
-            at += 1;
-            if text(at) == "(" {
-                at = after_group(&tokens, at);
-            }
-        }
-        let ends_with_semicolon = matches!(text(at).as_str(), "use" | "let" | "const" | "static" | "type");
-        loop {
-            match text(at).as_str() {
-                "mod" if text(at + 2) == ";" => {
-                    test_modules.insert(text(at + 1));
-                    at += 1;
-                }
-                ";" => {
-                    at += 1;
-                    break;
-                }
-                "{" => {
-                    at = after_group(&tokens, at);
-                    if !ends_with_semicolon {
-                        break;
-                    }
-                }
-                "(" | "[" => at = after_group(&tokens, at),
-                // The end of the block around a last expression.
-                "}" | "" => break,
-                _ => at += 1,
-            }
-        }
-    }
-    (kept, test_modules)
-}
-
-/// The position behind the bracket that closes the one at `at`.
-fn after_group(tokens: &[(Token, usize)], mut at: usize) -> usize {
-    let mut depth = 0;
-    while let Some((token, _)) = tokens.get(at) {
-        at += 1;
-        match token {
-            Token::Punct('(' | '[' | '{') => depth += 1,
-            Token::Punct(')' | ']' | '}') => depth -= 1,
-            _ => {}
-        }
-        if depth == 0 {
-            break;
-        }
-    }
-    at
-}
+use proc_macro2::{TokenStream, TokenTree};
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+use syn::{Attribute, ImplItem, Item, Meta, UseTree};
 
 // --- one file ---------------------------------------------------------------------------------------------------------
 
@@ -225,120 +38,184 @@ struct File {
 }
 
 fn parse(text: &str, module: &[String]) -> File {
-    let (tokens, test_modules) = without_tests(tokens(text));
-    let mut file = File {
-        test_modules,
-        ..File::default()
+    let mut reader = Reader {
+        file: File::default(),
+        module: module.to_vec(),
     };
-    let word = |at: usize| match tokens.get(at) {
-        Some((Token::Word(word), _)) => Some(word.as_str()),
-        _ => None,
-    };
-    let is = |at: usize, c: char| matches!(tokens.get(at), Some((Token::Punct(found), _)) if *found == c);
-    let is_separator = |at: usize| matches!(tokens.get(at), Some((Token::PathSeparator, _)));
-    let mut module = module.to_vec();
-    // Depths of braces at which inline modules end.
-    let (mut inline, mut depth, mut at) = (Vec::new(), 0, 0);
-    while at < tokens.len() {
-        let line = tokens[at].1;
-        match (&tokens[at].0, word(at + 1)) {
-            (Token::Punct('{'), _) => depth += 1,
-            (Token::Punct('}'), _) => {
-                depth -= 1;
-                if inline.last() == Some(&depth) {
-                    inline.pop();
-                    module.pop();
-                }
-            }
-            (Token::Word(keyword), Some(name)) if keyword == "mod" && is(at + 2, '{') => {
-                inline.push(depth);
-                module.push(name.to_owned());
-                depth += 1;
-                at += 2;
-            }
-            (Token::Word(keyword), _) if keyword == "use" && !is(at + 1, '<') => {
-                let mut found = Vec::new();
-                at = use_tree(&tokens, at + 1, &mut Vec::new(), &mut found);
-                for (name, segments) in found {
-                    file.uses.push((name, module.clone(), segments, line));
-                }
-                continue;
-            }
-            (Token::Word(keyword), Some(name))
-                if matches!(
-                    keyword.as_str(),
-                    "struct" | "enum" | "union" | "trait" | "fn" | "type" | "const" | "static"
-                ) =>
-            {
-                file.defined.insert(name.to_owned());
-            }
-            (Token::Word(keyword), _) if keyword == "macro_rules" && is(at + 1, '!') => {
-                file.defined.extend(word(at + 2).map(str::to_owned));
-            }
-            (Token::Word(first), _)
-                if is_separator(at + 1) && (at == 0 || !is_separator(at - 1) && !is(at - 1, '.')) =>
-            {
-                let mut segments = vec![first.clone()];
-                let mut end = at + 1;
-                while let (true, Some(next)) = (is_separator(end), word(end + 1)) {
-                    segments.push(next.to_owned());
-                    end += 2;
-                }
-                file.paths.push((module.clone(), segments, line));
-                at = end;
-                continue;
-            }
-            _ => {}
-        }
-        at += 1;
-    }
-    file
+    reader.visit_file(&syn::parse_file(text).expect("a source file is Rust"));
+    reader.file
 }
 
-/// Reads a use tree from `at` on; returns the position behind it.
-fn use_tree(
-    tokens: &[(Token, usize)],
-    mut at: usize,
-    prefix: &mut Vec<String>,
-    found: &mut Vec<(String, Vec<String>)>,
-) -> usize {
-    let length = prefix.len();
-    let mut name = None;
-    while let Some((token, _)) = tokens.get(at) {
-        match token {
-            Token::Word(word) if word == "as" => {
-                at += 1;
-                if let Some((Token::Word(alias), _)) = tokens.get(at) {
-                    name = Some(alias.clone());
-                }
+/// Fills a [`File`] from its syntax tree.
+struct Reader {
+    file: File,
+    /// The module that is being read: the file's own, or an inline one in it.
+    module: ModulePath,
+}
+
+/// Whether only tests compile what has `attributes`.
+fn is_for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| {
+        let Meta::List(list) = &attribute.meta else {
+            return false;
+        };
+        let condition = list.tokens.to_string().replace(' ', "");
+        list.path.is_ident("cfg") && (condition == "test" || condition.starts_with("all(test"))
+    })
+}
+
+/// Attributes of `item`, and the name that it defines.
+fn header(item: &Item) -> (&[Attribute], Option<&syn::Ident>) {
+    match item {
+        Item::Const(item) => (&item.attrs, Some(&item.ident)),
+        Item::Enum(item) => (&item.attrs, Some(&item.ident)),
+        Item::Fn(item) => (&item.attrs, Some(&item.sig.ident)),
+        Item::Macro(item) => (&item.attrs, item.ident.as_ref()),
+        Item::Static(item) => (&item.attrs, Some(&item.ident)),
+        Item::Struct(item) => (&item.attrs, Some(&item.ident)),
+        Item::Trait(item) => (&item.attrs, Some(&item.ident)),
+        Item::Type(item) => (&item.attrs, Some(&item.ident)),
+        Item::Impl(item) => (&item.attrs, None),
+        Item::Mod(item) => (&item.attrs, None),
+        Item::Use(item) => (&item.attrs, None),
+        _ => (&[], None),
+    }
+}
+
+impl Reader {
+    /// Reads the names that a use tree binds.
+    fn read_use(&mut self, tree: &UseTree, prefix: &[String], line: usize) {
+        let with = |name: &syn::Ident| [prefix, &[name.to_string()]].concat();
+        let (name, path) = match tree {
+            UseTree::Path(tree) => return self.read_use(&tree.tree, &with(&tree.ident), line),
+            UseTree::Group(group) => {
+                group
+                    .items
+                    .iter()
+                    .for_each(|tree| self.read_use(tree, prefix, line));
+                return;
             }
             // `a::{self}` is `a`.
-            Token::Word(word) if word == "self" && !prefix.is_empty() => name = prefix.last().cloned(),
-            Token::Word(word) => {
-                prefix.push(word.clone());
-                name = Some(word.clone());
-            }
-            Token::PathSeparator => {}
-            Token::Punct('*') => name = Some("*".to_owned()),
-            Token::Punct('{') => {
-                at += 1;
-                while !matches!(tokens.get(at), Some((Token::Punct('}'), _)) | None) {
-                    at = use_tree(tokens, at, prefix, found);
-                    if matches!(tokens.get(at), Some((Token::Punct(','), _))) {
-                        at += 1;
+            UseTree::Name(name) if name.ident == "self" => (prefix.last().unwrap().clone(), prefix.to_vec()),
+            UseTree::Name(name) => (name.ident.to_string(), with(&name.ident)),
+            UseTree::Rename(name) if name.ident == "self" => (name.rename.to_string(), prefix.to_vec()),
+            UseTree::Rename(name) => (name.rename.to_string(), with(&name.ident)),
+            UseTree::Glob(_) => ("*".to_owned(), prefix.to_vec()),
+        };
+        self.file.uses.push((name, self.module.clone(), path, line));
+    }
+
+    /// Reads the paths in `tokens`, which are not parsed: the arguments of a macro or of an attribute. With `in_literals`,
+    /// also those in string literals (`#[serde(with = "super::seconds")]`).
+    fn read_tokens(&mut self, tokens: TokenStream, in_literals: bool) {
+        let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+        let is_punct = |at: usize, c: char| matches!(tokens.get(at), Some(TokenTree::Punct(found)) if found.as_char() == c);
+        let is_separator = |at: usize| is_punct(at, ':') && is_punct(at + 1, ':');
+        let mut at = 0;
+        while let Some(token) = tokens.get(at) {
+            at += 1;
+            match token {
+                TokenTree::Group(group) => self.read_tokens(group.stream(), in_literals),
+                TokenTree::Literal(literal) if in_literals => {
+                    if let Ok(path) = syn::parse_str::<syn::LitStr>(&literal.to_string())
+                        && let Ok(path) = path.parse::<syn::Path>()
+                    {
+                        let segments = path.segments.iter().map(|segment| segment.ident.to_string());
+                        self.add_path(segments.collect(), literal.span().start().line);
                     }
                 }
-                name = None;
+                TokenTree::Ident(first) => {
+                    let line = first.span().start().line;
+                    let mut segments = vec![first.to_string()];
+                    while is_separator(at)
+                        && let Some(TokenTree::Ident(next)) = tokens.get(at + 2)
+                    {
+                        segments.push(next.to_string());
+                        at += 3;
+                    }
+                    self.add_path(segments, line);
+                }
+                _ => {}
             }
-            _ => break,
         }
-        at += 1;
     }
-    if let Some(name) = name {
-        found.push((name, prefix.clone()));
+
+    fn add_path(&mut self, segments: Vec<String>, line: usize) {
+        if segments.len() > 1 {
+            self.file.paths.push((self.module.clone(), segments, line));
+        }
     }
-    prefix.truncate(length);
-    at
+}
+
+impl<'ast> Visit<'ast> for Reader {
+    fn visit_item(&mut self, item: &'ast Item) {
+        let (attributes, name) = header(item);
+        match item {
+            Item::Mod(module) if is_for_tests(attributes) => {
+                if module.content.is_none() {
+                    self.file.test_modules.insert(module.ident.to_string());
+                }
+            }
+            _ if is_for_tests(attributes) => {}
+            Item::Mod(module) if module.content.is_some() => {
+                self.module.push(module.ident.to_string());
+                visit::visit_item(self, item);
+                self.module.pop();
+            }
+            Item::Use(used) => self.read_use(&used.tree, &[], used.span().start().line),
+            _ => {
+                self.file.defined.extend(name.map(ToString::to_string));
+                visit::visit_item(self, item);
+            }
+        }
+    }
+
+    fn visit_impl_item(&mut self, item: &'ast ImplItem) {
+        let attributes = match item {
+            ImplItem::Const(item) => &item.attrs,
+            ImplItem::Fn(item) => &item.attrs,
+            ImplItem::Type(item) => &item.attrs,
+            _ => &Vec::new(),
+        };
+        if !is_for_tests(attributes) {
+            visit::visit_impl_item(self, item);
+        }
+    }
+
+    fn visit_field(&mut self, field: &'ast syn::Field) {
+        if !is_for_tests(&field.attrs) {
+            visit::visit_field(self, field);
+        }
+    }
+
+    fn visit_field_value(&mut self, field: &'ast syn::FieldValue) {
+        if !is_for_tests(&field.attrs) {
+            visit::visit_field_value(self, field);
+        }
+    }
+
+    fn visit_local(&mut self, local: &'ast syn::Local) {
+        if !is_for_tests(&local.attrs) {
+            visit::visit_local(self, local);
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        let segments = path.segments.iter().map(|segment| segment.ident.to_string());
+        self.add_path(segments.collect(), path.span().start().line);
+        visit::visit_path(self, path);
+    }
+
+    fn visit_macro(&mut self, called: &'ast syn::Macro) {
+        self.visit_path(&called.path);
+        self.read_tokens(called.tokens.clone(), false);
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast Attribute) {
+        if let Meta::List(list) = &attribute.meta {
+            self.read_tokens(list.tokens.clone(), true);
+        }
+    }
 }
 
 // --- the tree ---------------------------------------------------------------------------------------------------------
@@ -526,7 +403,7 @@ impl Table {
     }
 
     /// What is wrong with `edges`: files without a row, and imports that no row allows. Files outside `within` are skipped.
-    fn offences(&self, edges: &Edges, within: &str) -> Vec<((String, String), String)> {
+    fn offences(&self, edges: &Edges, within: &str) -> Vec<String> {
         let mut found = Vec::new();
         for ((from, to), line) in edges {
             if !from.starts_with(within) || !to.starts_with(within) {
@@ -544,11 +421,11 @@ impl Table {
                     a.0, b.0
                 ),
             };
-            found.push(((from.clone(), to.clone()), text));
+            found.push(text);
         }
         // A file without a row is named once.
         let mut seen = BTreeSet::new();
-        found.retain(|(_, text)| seen.insert(text.clone()));
+        found.retain(|text| seen.insert(text.clone()));
         found
     }
 }
@@ -661,39 +538,22 @@ fn page() -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// Fails with every offence that is no exception, and with every exception that is none any longer.
-fn check_imports(offences: &[((String, String), String)], within: &str) {
-    let mut report = String::new();
-    let is_exception =
-        |(from, to): &(String, String)| IMPORT_EXCEPTIONS.contains(&(from.as_str(), to.as_str()));
-    for (edge, text) in offences {
-        if !is_exception(edge) {
-            let _ = writeln!(report, "{text}");
-        }
-    }
-    for (from, to) in IMPORT_EXCEPTIONS {
-        let is_needed = offences.iter().any(|((a, b), _)| a == from && b == to);
-        if !is_needed && from.starts_with(within) && to.starts_with(within) == !within.is_empty() {
-            let _ = writeln!(
-                report,
-                "remove the exception {from} -> {to}: it is no longer needed"
-            );
-        }
-    }
-    assert!(report.is_empty(), "\n{report}");
+/// Fails with every offence.
+fn check_imports(offences: &[String]) {
+    assert!(offences.is_empty(), "\n{}", offences.join("\n"));
 }
 
 #[test]
 fn imports_between_rooms_are_those_that_the_architecture_page_allows() {
     let edges = Tree::new(&source()).edges();
     assert!(edges.len() > 200, "only {} imports were found", edges.len());
-    check_imports(&rooms(&page()).offences(&edges, ""), "");
+    check_imports(&rooms(&page()).offences(&edges, ""));
 }
 
 #[test]
 fn imports_inside_proxy_point_from_route_down_to_response() {
     let edges = Tree::new(&source()).edges();
-    check_imports(&layers(&page()).offences(&edges, "proxy/"), "proxy/");
+    check_imports(&layers(&page()).offences(&edges, "proxy/"));
 }
 
 #[test]
@@ -702,12 +562,6 @@ fn no_circle_of_imports_exists_between_files() {
     let circles = circles(&edges);
     let mut report = String::new();
     for circle in &circles {
-        if circle
-            .iter()
-            .all(|file| CIRCLE_EXCEPTIONS.contains(&file.as_str()))
-        {
-            continue;
-        }
         let _ = writeln!(
             report,
             "{} files import each other in a circle; remove some of these imports (move the shared item to a file of its own, \
@@ -718,11 +572,6 @@ fn no_circle_of_imports_exists_between_files() {
             if circle.contains(from) && circle.contains(to) {
                 let _ = writeln!(report, "  src/{from}:{line} imports src/{to}");
             }
-        }
-    }
-    for file in CIRCLE_EXCEPTIONS {
-        if !circles.iter().any(|circle| circle.contains(*file)) {
-            let _ = writeln!(report, "remove the exception {file}: it is in no circle any more");
         }
     }
     assert!(report.is_empty(), "\n{report}");
@@ -858,11 +707,7 @@ mod tests {
         ]);
         let found = rooms(page).offences(&edges, "");
         assert_eq!(found.len(), 2, "{found:?}");
-        assert!(
-            found[0]
-                .1
-                .starts_with("src/low/b.rs:3 imports src/high/a.rs, but low may not import high")
-        );
-        assert!(found[1].1.contains("src/new.rs is in no row"));
+        assert!(found[0].starts_with("src/low/b.rs:3 imports src/high/a.rs, but low may not import high"));
+        assert!(found[1].contains("src/new.rs is in no row"));
     }
 }
