@@ -66,6 +66,12 @@ pub struct Pair {
     pub key: PathBuf,
 }
 
+impl Default for Ca {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Ca {
     pub fn new() -> Self {
         let dir = TempDir::with_prefix("rangecache-ca-").unwrap();
