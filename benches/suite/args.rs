@@ -15,16 +15,16 @@ Examples:
   cargo bench --bench suite                                  every case, about a quarter of an hour
   cargo bench --bench suite -- CASES=P1,P5 --rounds 7        two cases, seven rounds each
   cargo bench --bench suite -- --json out.json --svg docs    raw figures and drawings
-  cargo bench --bench suite -- soak --seconds 600            does memory grow under a long mixed load?
+  cargo bench --bench suite -- soak --seconds 600            does memory grow over time?
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
   cargo bench --bench suite -- tracing --rounds 15           what tracing costs a read from memory
 
-etcd is target/tools/etcd-3.7, built by `make tools`. The environment variable ETCD_3_7 names another etcd, and
-RANGECACHE another rangecache.";
+etcd is target/tools/etcd-3.7, built by `make tools`. The environment variable ETCD_3_7 names
+another etcd, and RANGECACHE another rangecache.";
 
 /// Benchmarks of rangecache against etcd, etcd's grpc-proxy and a replay server, which is the floor: no server can be faster.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "suite", after_help = EXAMPLES, max_term_width = 110)]
+#[command(name = "suite", bin_name = "cargo bench --bench suite --", after_help = EXAMPLES, max_term_width = 110)]
 pub(crate) struct Args {
     /// Measure something other than the cases.
     #[command(subcommand)]
