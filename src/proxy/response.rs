@@ -296,8 +296,9 @@ mod tests {
         let collected = body.collect().await.unwrap();
         assert!(collected.trailers().is_some());
         assert_eq!(collected.to_bytes(), "message");
-        assert_eq!((seen.lock().bytes, seen.lock().trailers), (7, 1));
         assert_eq!(Arc::strong_count(&seen), 1);
+        let seen = seen.lock();
+        assert_eq!((seen.bytes, seen.trailers), (7, 1));
     }
 
     #[tokio::test]
