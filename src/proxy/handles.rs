@@ -16,10 +16,11 @@ use crate::panics::restarting;
 use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 
-/// Interval at which calls are dropped from the list of slowest calls when they are too old.
+/// Interval at which expired entries are dropped from the list of slowest calls.
 const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);
 
-/// State that serves the requests of all clients; see [`handle`](super::handle).
+/// State that all requests share: handles to the other rooms, and limits. [`handle`](super::handle) serves a request
+/// with it.
 #[derive(Debug)]
 pub struct Proxy {
     pub(super) mirrors: Arc<Mirrors>,
@@ -33,8 +34,8 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Creates a proxy that answers from `mirrors` and forwards to `upstream`. `tasks` joins the tasks of connections
-    /// and calls; calls without an end, such as watches, are ended when `drain` is cancelled.
+    /// Creates a proxy that forwards to `upstream` and answers reads from `mirrors`. Tasks of calls are spawned on
+    /// `tasks`, whose owner joins them; cancelling `drain` ends endless calls.
     #[must_use]
     pub fn new(
         config: &Config,
@@ -64,13 +65,13 @@ impl Proxy {
         })
     }
 
-    /// Runs periodic work until `stop`: aborts responses whose clients stopped reading, drops expired page series and
-    /// old entries of the slowest calls.
+    /// Aborts responses whose clients have stopped reading, and drops expired page series and expired slow calls, until
+    /// `stop` is cancelled. The three loops restart separately after a panic.
     pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
-        let sweeping = async {
+        let loops = async {
             tokio::join!(
-                restarting("sweep", || self.responses.run()),
-                restarting("series", || self.fallback.run()),
+                restarting("idle responses", || self.responses.run()),
+                restarting("page series", || self.fallback.run()),
                 restarting("slow calls", async || {
                     let mut ticks = tokio::time::interval(SLOW_CALLS_INTERVAL);
                     loop {
@@ -80,6 +81,6 @@ impl Proxy {
                 })
             )
         };
-        stop.run_until_cancelled(sweeping).await;
+        stop.run_until_cancelled(loops).await;
     }
 }

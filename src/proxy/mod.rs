@@ -1,26 +1,27 @@
-//! The proxy: how a request is handled. Code, spans, metrics and docs use the same names for its phases, in this order:
+//! Handles requests. Code, spans, metrics and docs name the phases of a request as follows, in this order:
 //!
 //! ```text
-//! accept → route → plan → prove → answer            (from the cache)
-//!                     ├──→ stream                   (a RangeStream of etcd's, returned as a unary response)
-//!                     └──→ forward                  (opaque bytes)
+//! accept → route → plan → prove → answer            (from memory)
+//!                     ├──→ stream                   (etcd's RangeStream, returned as a unary response)
+//!                     └──→ forward                  (etcd's response, as opaque bytes)
 //! ```
 //!
 //! | phase | where |
 //! |---|---|
-//! | accept | [`server`](crate::server), which passes each request to [`handle`] |
-//! | route | `route`: by path alone |
-//! | plan | `read/plan`: pure; whether a read may be answered from memory, and what must be proven |
-//! | prove | `read/decide`, with `mirror::freshness`; `read/authorize` where a client's rights must be proven, too |
+//! | accept | [`server`](crate::server) calls [`handle`] for each request |
+//! | route | `route` chooses the handler by the request's path |
+//! | plan | `read/plan`, a pure function: whether a read may be answered from memory, and what must be proven |
+//! | prove | `read/decide`, with `mirror::freshness`; `read/authorize` if etcd must check a permission, too |
 //! | answer | `read/answer` selects, `read/body` produces bytes as the client reads (I5) |
 //! | stream | `fallback/unary_over_stream` (a large Range), `fallback/page_series` (pages of a list) |
-//! | forward | `forward`; for reads `fallback` has the order of the ways to get them from etcd |
+//! | forward | `forward`; for reads, `fallback` first tries the ways that cost etcd less |
 //!
-//! Rooms import downward only: `route` → `read` → `fallback` → `forward` → `response`. `handles` is what every request needs,
-//! `response` the body of every response, `idle` aborts responses that their clients do not read, `recorder` counts a read at
-//! its end, `spans` traces a call.
+//! Imports point in one direction: `route` → `read` → `fallback` → `forward` → `response`. `handles` defines [`Proxy`],
+//! the state that all requests share; `response` defines the body of every response; `idle` aborts responses whose
+//! clients have stopped reading; `recorder` counts each read when it completes; `spans` traces calls.
 //!
-//! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses it.
+//! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses
+//! it.
 
 mod fallback;
 mod forward;

@@ -1,4 +1,5 @@
-//! **route**: by path alone. KV/Range and KV/RangeStream have a handler each; everything else is forwarded.
+//! **route**: chooses the handler by the request's path. KV/Range and KV/RangeStream have handlers in `read`; every
+//! other request is forwarded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,11 +21,11 @@ use crate::telemetry::outcome::Kind;
 use crate::telemetry::{self, Reason};
 use crate::upstream::BoxError;
 
-/// Handles one request, of whatever kind. `over_tls`: the client's connection has TLS.
+/// Handles one request: gRPC, HTTP/1 or the JSON gateway. `over_tls` is whether the client's connection has TLS. A
+/// panic fails this request alone, with status `Internal`.
 ///
 /// # Errors
-/// The error with which etcd reset the stream: hyper resets the client's stream with the same reason. A panic is no error: it
-/// fails this call alone, with `Internal`.
+/// Error with which etcd reset the stream; hyper resets the client's stream with the same reason.
 pub async fn handle(
     proxy: Arc<Proxy>,
     request: Request<Incoming>,
@@ -33,11 +34,11 @@ pub async fn handle(
     let is_http2 = request.version() == Version::HTTP_2;
     match caught(route(&proxy, request, over_tls)).await {
         Ok(outcome) => outcome,
-        Err(_) => Ok(panicked(is_http2)),
+        Err(_) => Ok(internal_error(is_http2)),
     }
 }
 
-/// Refuses a call beyond `--max-calls`.
+/// Counts a call beyond `--max-calls` as shed, and returns its response: `Unavailable`, or 503 for HTTP/1.
 #[cold]
 fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<ResponseBody> {
     proxy.telemetry.metrics.connections.shed_calls.inc();
@@ -63,7 +64,8 @@ fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<
     response
 }
 
-fn panicked(is_http2: bool) -> Response<ResponseBody> {
+/// Returns the response to a request whose handler panicked: status `Internal`, or 500 for HTTP/1.
+fn internal_error(is_http2: bool) -> Response<ResponseBody> {
     if is_http2 {
         return status_response(&Status::Internal, HeaderValue::from_static("application/grpc"));
     }
@@ -73,26 +75,27 @@ fn panicked(is_http2: bool) -> Response<ResponseBody> {
     response
 }
 
-/// All futures but that of a Range are boxed, because hyper moves this one.
+/// Passes the request to its handler. Every handler's future except that of a Range is boxed: hyper moves this
+/// function's future, so it must not be as large as the largest handler's.
 async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> CallResult {
     #[cfg(debug_assertions)]
-    plant(proxy, request.headers());
+    arm_faults(proxy, request.headers());
     faults::trip(Fault::Request);
     let method = Method::from_path(request.uri().path());
     if proxy.admission.is_full() {
         return Ok(shed(proxy, &request, method));
     }
-    // With TLS, etcd serves its health and its gateway over HTTP/2, too; without TLS its HTTP/2 is gRPC alone.
+    // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
     if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(request.headers())) {
         proxy.telemetry.metrics.forwarding.calls.inc();
         return Ok(Box::pin(forward_http1(&proxy.forward, request, method)).await);
     }
-    // To etcd's gRPC server a path with a query is another method.
-    let is_call = request.method() == http::Method::POST && request.uri().query().is_none();
-    if is_call && method == Method::Range {
+    // etcd's gRPC server takes the query for a part of the path, so such a request names an unknown method.
+    let is_grpc_call = request.method() == http::Method::POST && request.uri().query().is_none();
+    if is_grpc_call && method == Method::Range {
         return range(proxy, request).await;
     }
-    if is_call && method == Method::RangeStream {
+    if is_grpc_call && method == Method::RangeStream {
         return Box::pin(range_stream(proxy, request)).await;
     }
     proxy.telemetry.metrics.forwarding.calls.inc();
@@ -101,13 +104,13 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Cal
     if let Some(trace) = &mut trace {
         trace.begin_forward(request.headers_mut());
     }
-    let forwarding = forward_call(&proxy.forward, &proxy.mirrors, request, method, is_call);
+    let forwarding = forward_call(&proxy.forward, &proxy.mirrors, request, method, is_grpc_call);
     recorder::with_trace(trace, Box::pin(forwarding).await)
 }
 
-/// Plants the faults that the request asks for.
+/// Injects the faults that the request's headers name; for tests, in debug builds only.
 #[cfg(debug_assertions)]
-fn plant(proxy: &Proxy, headers: &HeaderMap) {
+fn arm_faults(proxy: &Proxy, headers: &HeaderMap) {
     faults::arm(headers);
     if faults::is_armed(Fault::Corrupt) {
         proxy.mirrors.corrupt();

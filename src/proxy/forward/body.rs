@@ -1,4 +1,4 @@
-//! The body of a response that passes through unchanged.
+//! Body of a forwarded response, which passes through unchanged.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,27 +17,28 @@ use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
 use crate::upstream::{BoxError, InFlight};
 
-/// Yields etcd's frames, and records the revisions in them before they are sent to the client (I11).
+/// Yields etcd's frames unchanged, and records the revisions in them before they are sent to the client (I11).
 #[derive(Debug)]
 pub(crate) struct ForwardedBody {
-    /// A frame that was read already, to see how etcd responds.
+    /// Frame that was read from `body` already, to learn etcd's status before the response was passed through.
     first: Option<Frame<Bytes>>,
     body: Incoming,
-    /// For gRPC methods whose responses carry etcd's header.
+    /// Finds the revisions in the data; `None` unless the method is gRPC and its responses carry etcd's header.
     scanner: Option<HeaderScanner>,
-    /// Every piece may show a revision that is not read (the JSON gateway's).
-    is_opaque: bool,
+    /// The data may contain revisions as JSON, which is not parsed.
+    has_unreadable_revisions: bool,
     cluster_state: Arc<ClusterState>,
-    /// Whether trailers with a status may end the body, instead of a broken stream: for gRPC, until trailers are sent.
-    may_end_with_status: bool,
+    /// Whether rangecache may end the body with a status of its own: for gRPC, until trailers have been sent.
+    may_send_status: bool,
+    /// Counts the call as in flight at its endpoint until the body is dropped.
     in_flight: Option<InFlight>,
-    /// For calls that only their client ends.
+    /// Set for endless calls.
     stop: Option<StopSignal>,
 }
 
 impl ForwardedBody {
-    /// `body` is etcd's response to a call of `method`, `in_flight` counts the call at its endpoint, and `stop` ends an endless
-    /// call when the process stops.
+    /// Creates the body for etcd's response to a call of `method`. `in_flight` counts the call at its endpoint; `stop`
+    /// ends endless calls when the process stops.
     pub(crate) fn new(
         body: Incoming,
         method: Method,
@@ -50,15 +51,15 @@ impl ForwardedBody {
             first: None,
             body,
             scanner: if is_grpc { HeaderScanner::new(method) } else { None },
-            is_opaque: !is_grpc && method.may_show_revision_as_json(),
+            has_unreadable_revisions: !is_grpc && method.may_show_revision_as_json(),
             cluster_state: Arc::clone(cluster_state),
-            may_end_with_status: is_grpc,
+            may_send_status: is_grpc,
             in_flight,
             stop,
         }
     }
 
-    /// The same body after `first`, which was read from it already.
+    /// Returns the body with `first` put back in front, after it was read separately.
     pub(crate) fn with_first(self, first: Option<Frame<Bytes>>) -> ForwardedBody {
         ForwardedBody { first, ..self }
     }
@@ -67,22 +68,24 @@ impl ForwardedBody {
         self.scanner.as_ref().is_some_and(HeaderScanner::is_at_boundary)
     }
 
-    /// The end of an endless call at a stop: `Unavailable`, and for the JSON gateway the end of its body.
-    fn stopped(&mut self) -> Option<Result<Frame<Rope>, BoxError>> {
-        if !self.may_end_with_status {
+    /// Ends an endless call because the process stops: with status `Unavailable`, or without trailers for the JSON
+    /// gateway.
+    fn end_at_stop(&mut self) -> Option<Result<Frame<Rope>, BoxError>> {
+        if !self.may_send_status {
             return None;
         }
-        self.may_end_with_status = false;
+        self.may_send_status = false;
         Some(Ok(Frame::trailers(Status::StoppingReconnect.trailers())))
     }
 
-    /// A lost connection is reported as `Unavailable`, as an etcd client does. A stream that etcd itself reset is reset for the
-    /// client too, with the same reason.
-    fn broken(&mut self, error: hyper::Error) -> Option<Result<Frame<Rope>, BoxError>> {
-        if is_reset(&error) || !self.is_between_messages() || !self.may_end_with_status {
+    /// Ends the body after `error`. A lost connection becomes status `Unavailable`, as in etcd's own clients; a stream
+    /// that etcd reset is reset for the client with the same reason.
+    fn end_with_error(&mut self, error: hyper::Error) -> Option<Result<Frame<Rope>, BoxError>> {
+        // A status may follow a complete message only. In mid-message the client's stream is reset.
+        if is_reset(&error) || !self.is_between_messages() || !self.may_send_status {
             return Some(Err(error.into()));
         }
-        self.may_end_with_status = false;
+        self.may_send_status = false;
         let status = Status::ConnectionLost(error.to_string());
         Some(Ok(Frame::trailers(status.trailers())))
     }
@@ -90,11 +93,12 @@ impl ForwardedBody {
 
 impl BodySource for ForwardedBody {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
+        // Without a scanner the boundaries of messages are not known, and the call is ended at once.
         if let Some(stop) = &mut self.stop
             && stop.is_stopping(cx)
             && self.scanner.as_ref().is_none_or(HeaderScanner::is_at_boundary)
         {
-            return Poll::Ready(self.stopped());
+            return Poll::Ready(self.end_at_stop());
         }
         let frame = match self.first.take() {
             Some(first) => first,
@@ -102,21 +106,21 @@ impl BodySource for ForwardedBody {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Ready(Some(Ok(frame))) => frame,
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(self.broken(error)),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(self.end_with_error(error)),
             },
         };
         Poll::Ready(Some(Ok(match frame.into_data() {
             Ok(data) => {
                 if let Some(scanner) = &mut self.scanner {
                     record_revisions(scanner, &data, &self.cluster_state);
-                } else if self.is_opaque {
+                } else if self.has_unreadable_revisions {
                     self.cluster_state.note_unreadable();
                 }
                 Frame::data(data.into())
             }
             Err(frame) => {
-                self.may_end_with_status = false;
-                // A frame that is not data is trailers.
+                self.may_send_status = false;
+                // A frame without data has trailers.
                 Frame::trailers(frame.into_trailers().unwrap_or_default())
             }
         })))
@@ -135,7 +139,7 @@ impl BodySource for ForwardedBody {
     }
 }
 
-/// Records the revisions that `data` will show its client.
+/// Records the revisions in `data`, before it is sent to the client.
 pub(crate) fn record_revisions(scanner: &mut HeaderScanner, data: &[u8], cluster_state: &ClusterState) {
     scanner.scan(data, |scanned| match scanned {
         Scanned::Header { cluster_id, revision } => cluster_state.record_forwarded(cluster_id, revision),

@@ -1,4 +1,4 @@
-//! Reads a response of etcd to its end, for calls whose response is needed whole.
+//! Reads a response of etcd to its end, for callers that need all of it before they respond.
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -9,7 +9,7 @@ use super::body::record_revisions;
 use crate::grpc::{HeaderScanner, Method};
 use crate::mirror::cluster_state::ClusterState;
 
-/// Reads a response piece by piece, and records the revisions in it before its caller can use them (I11).
+/// Reads a response piece by piece, and records the revisions in each piece before returning it (I11).
 #[derive(Debug)]
 pub(crate) struct ResponseReader<'a, B> {
     body: B,
@@ -19,7 +19,7 @@ pub(crate) struct ResponseReader<'a, B> {
 }
 
 impl<'a, B: Body<Data = Bytes> + Unpin> ResponseReader<'a, B> {
-    /// Reads `body`, the response to a call of `method`.
+    /// Creates a reader of `body`, the response to a call of `method`.
     pub(crate) fn new(body: B, method: Method, cluster_state: &'a ClusterState) -> ResponseReader<'a, B> {
         ResponseReader {
             body,
@@ -29,10 +29,10 @@ impl<'a, B: Body<Data = Bytes> + Unpin> ResponseReader<'a, B> {
         }
     }
 
-    /// The next piece of data; `None` at the end, when all trailers have been read.
+    /// Returns the next piece of data; `None` at the end of the body, after the trailers have been read.
     ///
     /// # Errors
-    /// The body's: the connection was lost, or etcd reset the stream.
+    /// Error of the body: the connection was lost, or etcd reset the stream.
     pub(crate) async fn data(&mut self) -> Result<Option<Bytes>, B::Error> {
         while let Some(frame) = self.body.frame().await.transpose()? {
             match frame.into_data() {
@@ -48,7 +48,7 @@ impl<'a, B: Body<Data = Bytes> + Unpin> ResponseReader<'a, B> {
         Ok(None)
     }
 
-    /// The trailers, if the response had any.
+    /// Returns the trailers that have been read, if any.
     pub(crate) fn into_trailers(self) -> Option<HeaderMap> {
         self.trailers
     }
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn data_and_trailers_are_read_and_the_revision_recorded_at_once() {
+    async fn reader_returns_data_and_trailers_and_records_the_revision_at_once() {
         let cluster_state = ClusterState::default();
         let message = message(7);
         let frames = vec![
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lost_connection_is_an_error_not_an_end() {
+    async fn lost_connection_is_an_error() {
         let cluster_state = ClusterState::default();
         let frames = vec![Ok(Frame::data(message(7))), Err("lost")];
         let mut reader = ResponseReader::new(body(frames), Method::Range, &cluster_state);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn response_without_trailers_has_none() {
+    async fn response_without_trailers_returns_none() {
         let cluster_state = ClusterState::default();
         let mut reader = ResponseReader::new(
             http_body_util::Empty::<Bytes>::new(),

@@ -1,4 +1,4 @@
-//! Why etcd did not answer a forwarded call.
+//! Errors of calls to which etcd did not respond.
 
 use http::HeaderValue;
 
@@ -6,20 +6,20 @@ use crate::grpc::Status;
 use crate::proxy::response::{CallResult, status_response};
 use crate::upstream::NoEndpoint;
 
-/// Why etcd did not answer a call.
+/// Reason for which a call got no response from etcd.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SendError {
     #[error(transparent)]
     NoEndpoint(#[from] NoEndpoint),
     #[error("the connection to etcd was lost: {0}")]
     Lost(hyper::Error),
-    /// etcd itself reset the stream: that is its response.
+    /// etcd itself reset the stream. The call is not retried: the reset is etcd's response.
     #[error("etcd reset the stream: {0}")]
     Reset(hyper::Error),
 }
 
 impl SendError {
-    /// `error` of a connection that was used for a call.
+    /// Classifies an error of the connection on which a call was sent.
     pub(crate) fn from_hyper(error: hyper::Error) -> SendError {
         if is_reset(&error) {
             SendError::Reset(error)
@@ -28,7 +28,7 @@ impl SendError {
         }
     }
 
-    /// The response for the client.
+    /// Returns the client's result: a reset of etcd's is passed on as a reset, any other error as status `Unavailable`.
     pub(crate) fn into_result(self, content_type: HeaderValue) -> CallResult {
         match self {
             SendError::Reset(error) => Err(error.into()),
@@ -36,7 +36,8 @@ impl SendError {
         }
     }
 
-    /// The status for a client whose stream cannot be reset any more.
+    /// Returns the error as a status, for responses that cannot be reset any more because they have begun or are
+    /// shared.
     pub(crate) fn status(&self) -> Status {
         match self {
             SendError::NoEndpoint(error) => Status::NoEndpoint(error.to_string()),
@@ -46,7 +47,7 @@ impl SendError {
     }
 }
 
-/// Whether etcd itself reset the stream, as opposed to a lost connection.
+/// Whether etcd reset the stream; false if the connection was lost.
 pub(super) fn is_reset(error: &hyper::Error) -> bool {
     std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<h2::Error>())

@@ -1,4 +1,4 @@
-//! Forwards HTTP/1: etcd's health, version and metrics, its JSON gateway, and the gateway's WebSockets.
+//! Forwards HTTP/1 requests: etcd's health, version and metrics, and its JSON gateway with WebSockets.
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
 use hyper::body::Incoming;
@@ -13,7 +13,8 @@ use crate::net::Url;
 use crate::proxy::response::ResponseBody;
 use crate::upstream::{BoxError, ConnectionClass, Outgoing};
 
-/// Forwards the request over a connection of its own: such requests are few, and some last for ever.
+/// Forwards the request over a dedicated connection: such requests are rare, and some are open-ended. Without a
+/// response the client gets 502.
 pub(crate) async fn forward_http1(
     forward: &Forward,
     request: Request<Incoming>,
@@ -22,7 +23,7 @@ pub(crate) async fn forward_http1(
     match send(forward, request, method).await {
         Ok(response) => response,
         Err(error) => {
-            tracing::debug!(%error, "an HTTP/1 request failed");
+            tracing::debug!(%error, "an HTTP/1 request could not be forwarded; responding with 502");
             let text = format!("rangecache: etcd did not respond: {error}\n");
             let mut response = Response::new(ResponseBody::whole(text.into(), http::HeaderMap::new()));
             *response.status_mut() = StatusCode::BAD_GATEWAY;
@@ -37,23 +38,24 @@ async fn send(
     method: Method,
 ) -> Result<Response<ResponseBody>, BoxError> {
     let url = reachable_endpoint(forward).await?;
-    // Includes the handshake, to which etcd may never respond.
+    // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
     let connecting = forward.upstream.open_http1(&url);
     let stream = tokio::time::timeout(forward.connect_timeout, connecting).await??;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Closed with the response's body: hyper alone would not notice a client that has left until etcd sends something.
-    let alive = CancellationToken::new();
-    let closed = alive.clone();
+    // The response's body owns the guard, so that the connection closes as soon as the client disconnects. Without it
+    // hyper would notice only when etcd sends data.
+    let close = CancellationToken::new();
+    let closed = close.clone();
     forward.tasks.spawn(async move {
         if let Some(Err(error)) = closed.run_until_cancelled(connection.with_upgrades()).await {
             tracing::debug!(%error, "an HTTP/1 connection to etcd was closed");
         }
     });
-    let mut alive = Some(alive.drop_guard());
+    let mut close_on_drop = Some(close.drop_guard());
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let path = path.parse::<Uri>()?;
     if !request.headers().contains_key(header::HOST) {
-        // HTTP/2 has it in a pseudo header.
+        // An HTTP/2 request has the host in the pseudo-header `:authority`.
         let host = match request.uri().authority() {
             Some(authority) => HeaderValue::from_str(authority.as_str())?,
             None => url.authority().parse()?,
@@ -71,16 +73,17 @@ async fn send(
         && response.status() == StatusCode::SWITCHING_PROTOCOLS
     {
         let etcd = hyper::upgrade::on(&mut response);
-        let alive = alive.take();
+        // From here on the copying task owns the connection, not the response's body.
+        let close_on_drop = close_on_drop.take();
         let copying = async move {
-            let _alive = alive;
+            let _close_on_drop = close_on_drop;
             if let (Ok(client), Ok(etcd)) = (client.await, etcd.await) {
-                // Either side may close it at any time: that is no error.
+                // Not an error: either side may close the WebSocket at any time.
                 let _ =
                     tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(etcd)).await;
             }
         };
-        // A WebSocket lasts until one side closes it.
+        // Without the signal an open WebSocket would delay the stop of the process.
         let stop = forward.drain.clone();
         forward
             .tasks
@@ -88,14 +91,14 @@ async fn send(
     }
     Ok(response.map(|body| {
         let body = ResponseBody::from_source(forward.forwarded_body(body, method, false, None));
-        match alive {
-            Some(alive) => body.holding(alive),
+        match close_on_drop {
+            Some(guard) => body.holding(guard),
             None => body,
         }
     }))
 }
 
-/// The URL of an endpoint with a live connection.
+/// Returns the URL of an endpoint that is connected; waits for one for at most `--connect-timeout`.
 async fn reachable_endpoint(forward: &Forward) -> Result<Url, BoxError> {
     let deadline = Instant::now() + forward.connect_timeout;
     Ok(forward

@@ -1,14 +1,15 @@
-//! **forward**: opaque bytes to etcd and back.
+//! **forward**: sends calls to etcd and passes requests and responses through as opaque bytes.
 //!
 //! | file | what it does |
 //! |---|---|
-//! | `send` | chooses connections and retries, `error` says why a call failed |
+//! | `send` | chooses connections and retries |
+//! | `error` | errors of calls to which etcd did not respond |
 //! | `body` | passes a response through, and records the revisions in it |
-//! | `collect` | reads a response to its end |
-//! | `range_stream` | sends a RangeStream to an endpoint that has the method |
-//! | `side_effects` | Compact and the auth switch, which change what memory may answer |
+//! | `collect` | reads a response to its end, for callers that need all of it |
+//! | `range_stream` | sends a RangeStream to an endpoint that implements it |
+//! | `side_effects` | forwards Compact, AuthEnable and AuthDisable, and updates cluster state |
 //! | `shutdown` | ends endless calls when the process stops |
-//! | `http1` | HTTP/1 |
+//! | `http1` | forwards HTTP/1: health, metrics, JSON gateway, WebSockets |
 
 mod body;
 mod collect;
@@ -33,16 +34,16 @@ use crate::grpc::metadata::grpc_content_type;
 use crate::mirror::Mirrors;
 use crate::upstream::Outgoing;
 
-/// Forwards any gRPC call but reads. Compact and AuthEnable/Disable also update cluster state; `is_call` is false for requests
-/// that etcd's gRPC server does not take for a call of their path, which have no such effect.
+/// Forwards a gRPC call that is not a read. Compact, AuthEnable and AuthDisable also update cluster state, unless
+/// `is_grpc_call` is false: etcd's gRPC server then refuses the request (not a POST, or a path with a query).
 pub(super) async fn forward_call(
     forward: &Forward,
     mirrors: &Mirrors,
     request: Request<Incoming>,
     method: Method,
-    is_call: bool,
+    is_grpc_call: bool,
 ) -> CallResult {
-    if is_call && let Some(effect) = method.side_effect() {
+    if is_grpc_call && let Some(effect) = method.side_effect() {
         return side_effects::forward_with_effect(forward, mirrors, request, method, effect).await;
     }
     let (parts, body) = request.into_parts();
@@ -51,8 +52,8 @@ pub(super) async fn forward_call(
         return forward.forward(parts, RequestBody::Once(body), method).await;
     }
     let content_type = grpc_content_type(&parts.headers);
-    shutdown::end_at_stop(&forward.drain, content_type, |ended| {
-        forward.forward(parts, RequestBody::Once(body.until(ended)), method)
+    shutdown::end_at_stop(&forward.drain, content_type, |call_ended| {
+        forward.forward(parts, RequestBody::Once(body.until(call_ended)), method)
     })
     .await
 }

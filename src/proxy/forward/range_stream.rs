@@ -1,4 +1,4 @@
-//! Sends a RangeStream to an endpoint that has the method.
+//! Sends a RangeStream to an endpoint that implements it.
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -17,11 +17,11 @@ use crate::proxy::response::ResponseBody;
 use crate::upstream::{InFlight, NoRangeStream};
 
 impl Forward {
-    /// Sends a RangeStream to an endpoint that has it. An endpoint that responds with `Unimplemented` is followed by another,
-    /// until none is left.
+    /// Sends a RangeStream to an endpoint that implements it, and returns the client's response. After `Unimplemented`
+    /// the next endpoint is tried, until none is left or `--connect-timeout` has expired.
     ///
     /// # Errors
-    /// [`SendError`], or within `Ok` why no endpoint can serve the request as a stream.
+    /// [`SendError`]; or, within `Ok`, the reason for which no endpoint can serve the request as a stream.
     pub(crate) async fn open_stream(
         &self,
         parts: &Parts,
@@ -34,26 +34,26 @@ impl Forward {
                 Ok(connection) => connection,
                 Err(reason) => return Ok(Err(reason)),
             };
-            let Some(answered) = attempts.send_on(&connection).await? else {
+            let Some(upstream_response) = attempts.send_on(&connection).await? else {
                 continue;
             };
-            self.avoid_if_unavailable(&connection, answered.response.headers());
-            let stream = match OpenedStream::open(answered).await {
+            self.avoid_if_unavailable(&connection, upstream_response.response.headers());
+            let stream = match OpenedStream::open(upstream_response).await {
                 Ok(stream) => stream,
                 Err(error) => {
                     // Nothing has been sent to the client yet, so retrying is safe.
-                    attempts.failed(SendError::from_hyper(error)).await?;
+                    attempts.pause_after(SendError::from_hyper(error)).await?;
                     continue;
                 }
             };
-            let Some(message) = stream.unimplemented() else {
+            let Some(message) = stream.unimplemented_message() else {
                 return Ok(Ok(self.pass_stream_through(stream)));
             };
             let reason = connection.refused_range_stream(&message);
             if reason == NoRangeStream::Shape || Instant::now() >= attempts.deadline() {
                 return Ok(Err(reason));
             }
-            // Another endpoint may have it.
+            // `refused_range_stream` has marked the endpoint, so the next turn of the loop chooses another.
         }
     }
 
@@ -66,7 +66,7 @@ impl Forward {
     }
 }
 
-/// A RangeStream of etcd's whose first frame has been read.
+/// Response of etcd to a RangeStream, whose first frame has been read.
 struct OpenedStream {
     head: response::Parts,
     first: Option<Frame<Bytes>>,
@@ -75,9 +75,9 @@ struct OpenedStream {
 }
 
 impl OpenedStream {
-    /// Waits for the first frame: etcd sends the head of its response together with it.
-    async fn open(answered: UpstreamResponse) -> Result<OpenedStream, hyper::Error> {
-        let UpstreamResponse { response, in_flight } = answered;
+    /// Waits for the first frame. This delays no client: etcd sends the head of the response together with that frame.
+    async fn open(upstream_response: UpstreamResponse) -> Result<OpenedStream, hyper::Error> {
+        let UpstreamResponse { response, in_flight } = upstream_response;
         let (head, mut body) = response.into_parts();
         let first = if head.headers.contains_key(GRPC_STATUS) {
             None
@@ -92,20 +92,20 @@ impl OpenedStream {
         })
     }
 
-    /// The text of status `Unimplemented`, for the method or for the request's shape; in the head or, behind another proxy, in
-    /// trailers that are the first frame.
-    fn unimplemented(&self) -> Option<String> {
+    /// Returns the message of status `Unimplemented`, if that is the response. The status is in the head or, behind
+    /// another proxy, in trailers that are the first frame.
+    fn unimplemented_message(&self) -> Option<String> {
         if self.head.status == StatusCode::NOT_FOUND {
-            // A proxy that routes by path: to a gRPC client this is Unimplemented.
+            // From a proxy that routes by path. gRPC clients take HTTP status 404 for `Unimplemented`.
             return Some(String::new());
         }
         let trailers = self.first.as_ref().and_then(Frame::trailers_ref);
-        unimplemented(trailers.unwrap_or(&self.head.headers))
+        unimplemented_message(trailers.unwrap_or(&self.head.headers))
     }
 }
 
-/// The text of status `Unimplemented` in these headers or trailers.
-fn unimplemented(headers: &HeaderMap) -> Option<String> {
+/// Returns the message of status `Unimplemented` in headers or trailers; `None` for any other status.
+fn unimplemented_message(headers: &HeaderMap) -> Option<String> {
     let is_unimplemented =
         headers.get(GRPC_STATUS)?.as_bytes() == (Code::Unimplemented as u16).to_string().as_bytes();
     let message = headers.get(GRPC_MESSAGE).map(|text| text.as_bytes());

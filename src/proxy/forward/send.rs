@@ -1,4 +1,4 @@
-//! Sends calls to etcd: which connection, and when a call is sent again.
+//! Sends calls to etcd: chooses connections and decides about retries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::mirror::cluster_state::ClusterState;
 use crate::proxy::response::{CallResult, ResponseBody};
 use crate::upstream::{Connection, ConnectionClass, InFlight, Outgoing, SendFailure, Upstream};
 
-/// Pause before a call that failed on one connection is sent on another.
+/// Pause between two attempts to send a call.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Forwards calls to etcd.
@@ -29,24 +29,24 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Forward {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) cluster_state: Arc<ClusterState>,
-    /// Longest wait of a call for a connection (`--connect-timeout`).
+    /// Time in which a call may wait for a connection and be sent again (`--connect-timeout`).
     pub(crate) connect_timeout: Duration,
-    /// Joins the tasks of HTTP/1 connections.
+    /// Owner of the tasks of HTTP/1 connections and WebSockets.
     pub(crate) tasks: TaskTracker,
-    /// The process stops: endless calls are ended.
+    /// Cancelled when the process stops, which ends endless calls.
     pub(crate) drain: CancellationToken,
 }
 
-/// A request's body on its way to etcd.
+/// Body of a request to etcd, by whether it can be sent again.
 #[derive(Debug)]
 pub(crate) enum RequestBody {
-    /// Can be sent only once, and again only while nothing of it has left.
+    /// Streamed from the client. Sent again only if the connection reports that nothing of it was sent.
     Once(Outgoing),
-    /// The complete message of a read: may be sent again, for reads change nothing.
+    /// Complete message of a read. May be sent again even if etcd may have received it, because reads change nothing.
     Read(Bytes),
 }
 
-/// etcd's response, before its body is wrapped.
+/// Response of etcd whose body has not been read yet.
 #[derive(Debug)]
 pub(crate) struct UpstreamResponse {
     pub(crate) response: Response<Incoming>,
@@ -54,20 +54,19 @@ pub(crate) struct UpstreamResponse {
     pub(crate) in_flight: InFlight,
 }
 
-/// One call that is sent on connection after connection until etcd responds.
-///
-/// A call that may have reached etcd is sent again only if it is a read.
+/// Attempts to send one call, each on another connection, until etcd responds. A call that may have reached etcd is
+/// sent again only if it is a read.
 #[derive(Debug)]
 pub(super) struct Attempts {
-    /// What to send next; `None` after the call was sent and cannot be sent again.
+    /// Request of the next attempt; `None` if the call must not be sent again.
     next: Option<(Parts, RequestBody)>,
     deadline: Instant,
 }
 
 impl Attempts {
-    /// Attempts until `deadline`.
+    /// Creates the attempts for a call; none starts after `deadline`.
     pub(super) fn new(mut parts: Parts, body: RequestBody, deadline: Instant) -> Attempts {
-        // For rangecache, not for etcd.
+        // This header addresses rangecache; etcd does not know it.
         parts.headers.remove(BYPASS.0);
         Attempts {
             next: Some((parts, body)),
@@ -79,7 +78,8 @@ impl Attempts {
         self.deadline
     }
 
-    /// Sends the call on `connection`. `None`: it may be tried on another connection, after a pause that this made.
+    /// Sends the call on `connection`. Returns `None` if the call may be sent on another connection; the pause before
+    /// that is over.
     ///
     /// # Errors
     /// [`SendError`] when the call must not be sent again.
@@ -87,6 +87,7 @@ impl Attempts {
         &mut self,
         connection: &Arc<Connection>,
     ) -> Result<Option<UpstreamResponse>, SendError> {
+        // Always set: `pause_after` returns an error when no attempt is left.
         let Some((parts, body)) = self.next.take() else {
             return Ok(None);
         };
@@ -107,15 +108,15 @@ impl Attempts {
             }
             Err(SendFailure::Lost(error)) => SendError::from_hyper(error),
         };
-        self.failed(error).await?;
+        self.pause_after(error).await?;
         Ok(None)
     }
 
-    /// Decides about another attempt after `error`, and pauses before it.
+    /// Pauses before another attempt, if one is allowed after `error`.
     ///
     /// # Errors
     /// [`SendError`] when the call must not be sent again.
-    pub(super) async fn failed(&mut self, error: SendError) -> Result<(), SendError> {
+    pub(super) async fn pause_after(&mut self, error: SendError) -> Result<(), SendError> {
         if matches!(error, SendError::Reset(_)) || self.next.is_none() || Instant::now() >= self.deadline {
             return Err(error);
         }
@@ -125,14 +126,14 @@ impl Attempts {
 }
 
 impl Forward {
-    /// Sends the call on connections of its method's class, and passes the response through. No response shows as
-    /// `Unavailable`.
+    /// Sends the call on connections of its method's class, and returns the client's response. If etcd does not
+    /// respond, that is status `Unavailable`.
     pub(crate) async fn forward(&self, parts: Parts, body: RequestBody, method: Method) -> CallResult {
         self.forward_on(parts, body, method, connection_class(method))
             .await
     }
 
-    /// As [`Forward::forward`], on connections of `class`.
+    /// Sends the call like [`Forward::forward`], but on connections of `class`.
     pub(crate) async fn forward_on(
         &self,
         parts: Parts,
@@ -142,7 +143,7 @@ impl Forward {
     ) -> CallResult {
         let content_type = grpc_content_type(&parts.headers);
         match self.send(parts, body, class).await {
-            Ok(answered) => Ok(self.pass_through(answered, method)),
+            Ok(upstream_response) => Ok(self.pass_through(upstream_response, method)),
             Err(error) => error.into_result(content_type),
         }
     }
@@ -150,7 +151,7 @@ impl Forward {
     /// Sends the call on one connection after the other until etcd responds.
     ///
     /// # Errors
-    /// [`SendError`].
+    /// [`SendError`] if no endpoint is connected, the call must not be sent again, or `--connect-timeout` has expired.
     pub(crate) async fn send(
         &self,
         parts: Parts,
@@ -160,23 +161,23 @@ impl Forward {
         let mut attempts = Attempts::new(parts, body, Instant::now() + self.connect_timeout);
         loop {
             let connection = self.upstream.connection(class, attempts.deadline()).await?;
-            if let Some(answered) = attempts.send_on(&connection).await? {
-                self.avoid_if_unavailable(&connection, answered.response.headers());
-                return Ok(answered);
+            if let Some(upstream_response) = attempts.send_on(&connection).await? {
+                self.avoid_if_unavailable(&connection, upstream_response.response.headers());
+                return Ok(upstream_response);
             }
         }
     }
 
-    /// The client's response, whose body passes through.
-    fn pass_through(&self, answered: UpstreamResponse, method: Method) -> Response<ResponseBody> {
-        let UpstreamResponse { response, in_flight } = answered;
+    /// Turns etcd's response into the client's, whose body passes through.
+    fn pass_through(&self, upstream_response: UpstreamResponse, method: Method) -> Response<ResponseBody> {
+        let UpstreamResponse { response, in_flight } = upstream_response;
         let is_grpc = is_grpc(response.headers());
         response.map(|body| {
             ResponseBody::from_source(self.forwarded_body(body, method, is_grpc, Some(in_flight)))
         })
     }
 
-    /// `body` as the body of a client's response.
+    /// Wraps etcd's `body` as the body of the client's response.
     pub(super) fn forwarded_body(
         &self,
         body: Incoming,
@@ -188,7 +189,8 @@ impl Forward {
         ForwardedBody::new(body, method, is_grpc, &self.cluster_state, in_flight, stop)
     }
 
-    /// Sends the next calls elsewhere for a moment if the member responds with `Unavailable`: it may be cut off from the others.
+    /// Prefers other endpoints for two seconds if this one responds with `Unavailable`: its member may be cut off from
+    /// the cluster.
     pub(super) fn avoid_if_unavailable(&self, connection: &Connection, headers: &HeaderMap) {
         if headers
             .get(GRPC_STATUS)
@@ -199,7 +201,7 @@ impl Forward {
     }
 }
 
-/// The class of connections that calls of `method` use.
+/// Returns the class of connections that calls of `method` use.
 fn connection_class(method: Method) -> ConnectionClass {
     if method.is_streaming() {
         ConnectionClass::Stream
@@ -216,12 +218,12 @@ mod tests {
 
     use super::*;
 
-    /// An etcd that closes the connection on the first KV call; also returns the number of KV calls.
-    async fn lossy() -> (Forward, Arc<AtomicUsize>, tokio_util::sync::DropGuard) {
+    /// Starts a server that closes each connection on its first KV call; also returns the number of KV calls.
+    async fn forward_to_lossy_server() -> (Forward, Arc<AtomicUsize>, tokio_util::sync::DropGuard) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let calls = Arc::new(AtomicUsize::new(0));
-        let seen = Arc::clone(&calls);
+        let kv_calls = Arc::clone(&calls);
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -254,7 +256,7 @@ mod tests {
             tasks: TaskTracker::new(),
             drain: CancellationToken::new(),
         };
-        (forward, seen, stop.drop_guard())
+        (forward, kv_calls, stop.drop_guard())
     }
 
     async fn send(forward: &Forward, path: &str, body: RequestBody) -> Result<UpstreamResponse, SendError> {
@@ -265,7 +267,7 @@ mod tests {
     #[tokio::test]
     async fn call_that_may_have_reached_etcd_is_sent_again_only_if_it_is_a_read() {
         let message = Bytes::from_static(b"\0\0\0\0\0");
-        let (forward, calls, _stop) = lossy().await;
+        let (forward, calls, _stop) = forward_to_lossy_server().await;
         let write = RequestBody::Once(Outgoing::whole(message.clone()));
         let lost = send(&forward, "/etcdserverpb.KV/Put", write).await;
         assert!(
@@ -275,7 +277,10 @@ mod tests {
         assert_eq!(calls.load(Ordering::SeqCst), 1);
 
         let lost = send(&forward, "/etcdserverpb.KV/Range", RequestBody::Read(message)).await;
-        assert!(lost.is_err(), "it never responds");
-        assert!(calls.load(Ordering::SeqCst) > 2, "until the deadline");
+        assert!(lost.is_err(), "the server never responds");
+        assert!(
+            calls.load(Ordering::SeqCst) > 2,
+            "reads are sent again until the deadline"
+        );
     }
 }

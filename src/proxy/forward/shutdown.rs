@@ -1,8 +1,9 @@
-//! The end of endless calls when the process stops: their clients resume elsewhere at once, instead of delaying the stop.
+//! Ends endless calls when the process stops, so that their clients resume on another endpoint at once and do not delay
+//! the stop.
 //!
-//! Before the head of the response, [`end_at_stop`] cancels the call; after it, [`StopSignal`] ends the body between two
-//! messages. Both end with `Unavailable`, on which etcd's clients re-create their watches and keepalives from where they were.
-//! Calls that end by themselves are left to finish.
+//! Before the head of the response, [`end_at_stop`] cancels the call; after it, [`StopSignal`] ends the body between
+//! two messages. The status is `Unavailable`, on which etcd's clients create their watches and keepalives again and
+//! resume where they were. All other calls are left to complete.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,8 +15,9 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use crate::grpc::{Method, Status};
 use crate::proxy::response::{CallResult, status_response};
 
-/// Sends an endless call by `send`, unless `drain` comes before the head of its response. The token that `send` gets is
-/// cancelled when the call ends, in whatever way: the request's body ends with it.
+/// Runs `send`, which sends an endless call; returns `Unavailable` if `drain` is cancelled before the head of the
+/// response. `send` gets a token that is cancelled when the call ends for any reason, and ends the body of the request
+/// with it.
 pub(super) async fn end_at_stop<F>(
     drain: &CancellationToken,
     content_type: HeaderValue,
@@ -24,15 +26,16 @@ pub(super) async fn end_at_stop<F>(
 where
     F: Future<Output = CallResult>,
 {
-    let ended = CancellationToken::new();
-    let guard = ended.clone().drop_guard();
-    match drain.run_until_cancelled(send(ended)).await {
+    let call_ended = CancellationToken::new();
+    // Moves into the body of the response; on every other path it is dropped on return.
+    let guard = call_ended.clone().drop_guard();
+    match drain.run_until_cancelled(send(call_ended)).await {
         Some(result) => result.map(|response| response.map(|body| body.holding(guard))),
         None => Ok(status_response(&Status::StoppingReconnect, content_type)),
     }
 }
 
-/// Reports to the body of an endless call that the process stops.
+/// Signals the stop of the process to the body of an endless call.
 #[derive(Debug)]
 pub(crate) struct StopSignal {
     drain: Pin<Box<WaitForCancellationFutureOwned>>,
@@ -40,7 +43,7 @@ pub(crate) struct StopSignal {
 }
 
 impl StopSignal {
-    /// A signal for calls of `method`; `None` for calls that end by themselves.
+    /// Returns a signal for a call of `method`; `None` unless the method is endless.
     pub(super) fn new(method: Method, drain: &CancellationToken) -> Option<StopSignal> {
         method.is_endless().then(|| StopSignal {
             drain: Box::pin(drain.clone().cancelled_owned()),
@@ -48,7 +51,7 @@ impl StopSignal {
         })
     }
 
-    /// Whether the process stops; if not, `cx` is woken when it does.
+    /// Whether the process is stopping; otherwise registers `cx` to be woken when it stops.
     pub(super) fn is_stopping(&mut self, cx: &mut Context<'_>) -> bool {
         self.is_stopping = self.is_stopping || matches!(self.drain.as_mut().poll(cx), Poll::Ready(()));
         self.is_stopping
@@ -69,7 +72,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn call_without_a_head_ends_with_unavailable_at_the_stop() {
+    async fn call_without_response_head_ends_with_unavailable_on_stop() {
         let drain = CancellationToken::new();
         let mut request = None;
         let call = end_at_stop(&drain, content_type(), |ended| {
@@ -83,7 +86,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_of_an_answered_call_ends_with_its_body() {
+    async fn request_ends_when_the_body_of_its_response_is_dropped() {
         let drain = CancellationToken::new();
         let mut request = None;
         let response = end_at_stop(&drain, content_type(), |ended| {
@@ -99,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn only_endless_methods_have_a_signal() {
+    fn stop_signal_exists_only_for_endless_methods() {
         let drain = CancellationToken::new();
         assert!(StopSignal::new(Method::Watch, &drain).is_some());
         assert!(StopSignal::new(Method::Snapshot, &drain).is_none());

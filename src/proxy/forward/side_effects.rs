@@ -1,5 +1,5 @@
-//! Forwards calls that change what memory may answer: Compact and the auth switch. The change is recorded before the client
-//! gets the response, so that its next read sees it.
+//! Forwards calls that change cluster state: Compact, AuthEnable and AuthDisable. The change is recorded before the
+//! client gets the response, so that it applies to the client's next read.
 
 use bytes::{Bytes, BytesMut};
 use http::{Request, Response};
@@ -18,12 +18,12 @@ use crate::mirror::Mirrors;
 use crate::proxy::response::{CallResult, ResponseBody};
 use crate::upstream::{ConnectionClass, Outgoing};
 
-/// Bound on the requests of these methods; longer ones are forwarded without being decoded.
+/// Longest request that is decoded, in bytes; longer ones are forwarded unread.
 const MAX_REQUEST_BYTES: usize = 1024;
-/// Bound on their responses, which are a header and little else.
+/// Longest response that is read, in bytes. Responses of these methods are little more than a header.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// Forwards a call of `method`, and records `effect` if it succeeds.
+/// Forwards a call of `method`, and records `effect` before the response is returned if the call succeeds.
 pub(super) async fn forward_with_effect(
     forward: &Forward,
     mirrors: &Mirrors,
@@ -39,17 +39,18 @@ pub(super) async fn forward_with_effect(
         RequestMessage::Broken => return Ok(Response::new(ResponseBody::empty())),
     };
     if effect == SideEffect::Auth {
-        // etcd may switch it at any moment from now on.
+        // etcd may switch auth at any moment from now on, and the response may be lost, so auth counts as unknown
+        // already before the call is sent.
         mirrors.cluster_state.auth_may_have_changed();
     }
-    let answered = match forward
+    let upstream_response = match forward
         .send(parts, RequestBody::Once(outgoing), ConnectionClass::Unary)
         .await
     {
-        Ok(answered) => answered,
+        Ok(upstream_response) => upstream_response,
         Err(error) => return error.into_result(content_type),
     };
-    let (head, body) = answered.response.into_parts();
+    let (head, body) = upstream_response.response.into_parts();
     let mut reader = ResponseReader::new(body, method, &mirrors.cluster_state);
     let mut data = BytesMut::new();
     loop {
@@ -74,6 +75,7 @@ pub(super) async fn forward_with_effect(
 
 fn record_effect(mirrors: &Mirrors, effect: SideEffect, framed: Option<&Bytes>) {
     match effect {
+        // Recorded a second time: a check during the call may have seen the state before the switch.
         SideEffect::Auth => mirrors.cluster_state.auth_may_have_changed(),
         SideEffect::Compaction => {
             let request = framed.map(|framed| CompactionRequest::decode(framed.slice(PREFIX_BYTES..)));
