@@ -302,7 +302,7 @@ impl Tree {
             }
         };
         while let Some((name, next)) = rest.split_first() {
-            let child = [current.as_slice(), &[name.clone()]].concat();
+            let child = [current.as_slice(), std::slice::from_ref(name)].concat();
             if self.files.contains_key(&child) {
                 current = child;
                 rest = next;
@@ -316,7 +316,7 @@ impl Tree {
             for (bound, at, target, _) in &file.uses {
                 let target = match bound.as_str() {
                     bound if bound == name => target.clone(),
-                    "*" => [target.as_slice(), &[name.clone()]].concat(),
+                    "*" => [target.as_slice(), std::slice::from_ref(name)].concat(),
                     _ => continue,
                 };
                 match self.resolve(at, &target, depth + 1) {
