@@ -408,7 +408,7 @@ async fn broken_stream_falls_back_to_the_unary_call() {
     let direct = etcd.client().await;
     fill(&direct, PREFIX, 4000, 1000).await;
     let link = FaultLink::cutting_after(&etcd.url(), 1 << 20, 1).await;
-    let rangecache = Rangecache::at(&link.url())
+    let rangecache = Rangecache::at(link.url())
         .with("--cache-prefix", "/elsewhere/")
         .start()
         .await;

@@ -32,7 +32,7 @@ async fn cut_loads(version: Version, meanwhile: impl AsyncFn(&Client, u64)) -> (
     let direct = etcd.client().await;
     write_all(&direct).await;
     let link = FaultLink::cutting_after(&etcd.url(), CUT_AFTER_BYTES, CUTS).await;
-    let rangecache = Rangecache::at(&link.url()).start_cold().await;
+    let rangecache = Rangecache::at(link.url()).start_cold().await;
     for cut in 1..=CUTS {
         until(SOON, "the load is cut", async || {
             (link.cuts() >= cut).then_some(())
