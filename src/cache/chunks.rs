@@ -37,6 +37,12 @@ impl ChunkSize {
         self.entries
     }
 
+    /// Whether a chunk with this many entries and bytes is full, where its entries are copied together: such a chunk stays
+    /// near the target size, however large its entries are.
+    pub fn is_full(&self, entries: u64, bytes: u64) -> bool {
+        entries >= self.entries || bytes >= CHUNK_TARGET_BYTES
+    }
+
     /// Adapts the number to a chunk of `chunk_bytes` that has been cut.
     pub fn record(&mut self, chunk_bytes: u64) {
         if chunk_bytes < CHUNK_TARGET_BYTES / 2 {

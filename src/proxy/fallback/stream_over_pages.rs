@@ -439,11 +439,13 @@ impl Page {
         if self.kvs.is_empty() && self.tail.is_none() {
             return None;
         }
-        let entries = usize::try_from(size.entries()).unwrap_or(usize::MAX);
-        let mut chunk = RangeResponse {
-            kvs: self.kvs.drain(..entries.min(self.kvs.len())).collect(),
-            ..RangeResponse::default()
-        };
+        let (mut chunk, mut bytes) = (RangeResponse::default(), 0);
+        while !size.is_full(chunk.kvs.len() as u64, bytes)
+            && let Some(kv) = self.kvs.pop_front()
+        {
+            bytes += kv.len() as u64;
+            chunk.kvs.push(kv);
+        }
         if self.kvs.is_empty()
             && let Some(tail) = self.tail.take()
         {
@@ -451,7 +453,7 @@ impl Page {
             chunk.more = tail.more;
             chunk.count = tail.count;
         }
-        let is_full = chunk.kvs.len() == entries;
+        let is_full = size.is_full(chunk.kvs.len() as u64, bytes);
         let framed = framed(&RangeStreamResponse {
             range_response: Some(chunk),
         });
@@ -679,5 +681,17 @@ mod tests {
         let stream = Pager::new(script, &list(), Some(deadline)).start().await.unwrap();
         assert_eq!(read(stream).await.2, "4");
         assert_eq!(Instant::now(), deadline);
+    }
+
+    #[test]
+    fn chunks_of_large_values_stay_near_the_target_size() {
+        let mut page = Page {
+            kvs: vec![Bytes::from(vec![0; 1 << 20]); 5].into(),
+            tail: None,
+        };
+        let mut size = ChunkSize::default();
+        let chunks = std::iter::from_fn(|| page.cut_chunk(&mut size));
+        let mebibytes: Vec<_> = chunks.map(|chunk| chunk.len() >> 20).collect();
+        assert_eq!(mebibytes, [2, 2, 1]);
     }
 }
