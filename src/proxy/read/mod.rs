@@ -7,13 +7,15 @@
 //! | `decide` | executes the plan: quorum check, wait for the mirror |
 //! | `authorize` | has etcd check the caller's permission to read the range |
 //! | `answer` | selects the entries of the response from a proven view |
-//! | `unary`, `streaming` | build the response of KV/Range and of KV/RangeStream, or call `fallback` |
+//! | `unary`, `streaming` | build the response of KV/Range and of KV/RangeStream, or call `fetch` |
+//! | `fetch` | gets the response from etcd by way of `fallback` |
 //! | `body` | produces the bytes of responses from memory as the client reads |
 
 mod answer;
 mod authorize;
 mod body;
 mod decide;
+mod fetch;
 mod plan;
 mod receive;
 mod streaming;

@@ -11,15 +11,15 @@ use tracing::Instrument;
 use super::answer::Decision;
 use super::body::stream_body;
 use super::decide::decide;
-use super::receive::{Received, receive};
+use super::fetch::fetch_from_etcd;
+use super::receive::receive;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
 use crate::grpc::{Method, Status};
-use crate::proxy::fallback::{Fetched, Read};
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, status_response};
+use crate::telemetry::Outcome;
 use crate::telemetry::outcome::{self, Kind};
-use crate::telemetry::{Outcome, Reason};
 
 /// Handles a RangeStream call, and records it.
 pub(crate) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> CallResult {
@@ -59,7 +59,9 @@ async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut
             recorder.outcome = outcome;
             Ok(status_response(&status, received.metadata.content_type))
         }
-        Decision::Forward(reason) => fetch_from_etcd(proxy, received, reason, recorder).await,
+        Decision::Forward(reason) => {
+            fetch_from_etcd(proxy, received, Method::RangeStream, reason, recorder).await
+        }
     }
 }
 
@@ -77,35 +79,6 @@ fn refusal(query: &RangeQuery) -> Option<Status> {
         Some(Status::StreamUnsupported("revision filters"))
     } else {
         None
-    }
-}
-
-/// Gets the response from etcd by way of `fallback`.
-async fn fetch_from_etcd(
-    proxy: &Proxy,
-    mut received: Received,
-    reason: Reason,
-    recorder: &mut Recorder<'_>,
-) -> CallResult {
-    recorder.outcome = Outcome::Forwarded(reason);
-    recorder.begin_forward(&mut received.parts.headers);
-    let content_type = received.metadata.content_type.clone();
-    let read = Read {
-        method: Method::RangeStream,
-        parts: received.parts,
-        framed: received.framed,
-        query: &received.query,
-        metadata: &received.metadata,
-        deadline: recorder.deadline(received.metadata.timeout),
-        outcome: &mut recorder.outcome,
-    };
-    match proxy.fallback.fetch(read).await {
-        Fetched::Result(result) => result,
-        Fetched::Page(page) => {
-            let chunks = Chunks::new(page.header, page.selection);
-            let body = stream_body(chunks, Some(page.held), &proxy.responses);
-            Ok(body.into_response(content_type))
-        }
     }
 }
 

@@ -7,16 +7,15 @@ use tracing::Instrument;
 use super::answer::Decision;
 use super::body::unary_body;
 use super::decide::decide;
-use super::receive::{Received, receive};
+use super::fetch::fetch_from_etcd;
+use super::receive::receive;
 use crate::cache::Answer;
 use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{Method, Status};
-use crate::proxy::fallback::{Fetched, Read};
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::outcome::Kind;
-use crate::telemetry::{Outcome, Reason};
 
 /// Handles a Range call, and records it.
 pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>) -> CallResult {
@@ -66,35 +65,8 @@ async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut
             Ok(status_response(&status, received.metadata.content_type))
         }
         // Boxed, so that the future of a read from memory stays small.
-        Decision::Forward(reason) => Box::pin(fetch_from_etcd(proxy, received, reason, recorder)).await,
-    }
-}
-
-/// Gets the response from etcd by way of `fallback`.
-async fn fetch_from_etcd(
-    proxy: &Proxy,
-    mut received: Received,
-    reason: Reason,
-    recorder: &mut Recorder<'_>,
-) -> CallResult {
-    recorder.outcome = Outcome::Forwarded(reason);
-    recorder.begin_forward(&mut received.parts.headers);
-    let content_type = received.metadata.content_type.clone();
-    let read = Read {
-        method: Method::Range,
-        parts: received.parts,
-        framed: received.framed,
-        query: &received.query,
-        metadata: &received.metadata,
-        deadline: recorder.deadline(received.metadata.timeout),
-        outcome: &mut recorder.outcome,
-    };
-    match proxy.fallback.fetch(read).await {
-        Fetched::Result(result) => result,
-        Fetched::Page(page) => {
-            let answer = Answer::new(page.header, page.selection);
-            let body = unary_body(answer, Some(page.held), &proxy.responses);
-            Ok(body.into_response(content_type))
+        Decision::Forward(reason) => {
+            Box::pin(fetch_from_etcd(proxy, received, Method::Range, reason, recorder)).await
         }
     }
 }

@@ -1,0 +1,45 @@
+//! Reads that memory cannot answer: fetched from etcd by way of `fallback`.
+
+use super::body::{stream_body, unary_body};
+use super::receive::Received;
+use crate::cache::{Answer, Chunks};
+use crate::grpc::Method;
+use crate::proxy::fallback::{Fetched, Read};
+use crate::proxy::handles::Proxy;
+use crate::proxy::recorder::Recorder;
+use crate::proxy::response::CallResult;
+use crate::telemetry::{Outcome, Reason};
+
+/// Gets the response from etcd, as a response of `method`. Memory could not answer for `reason`.
+pub(super) async fn fetch_from_etcd(
+    proxy: &Proxy,
+    mut received: Received,
+    method: Method,
+    reason: Reason,
+    recorder: &mut Recorder<'_>,
+) -> CallResult {
+    recorder.outcome = Outcome::Forwarded(reason);
+    recorder.begin_forward(&mut received.parts.headers);
+    let content_type = received.metadata.content_type.clone();
+    let read = Read {
+        method,
+        parts: received.parts,
+        framed: received.framed,
+        query: &received.query,
+        metadata: &received.metadata,
+        deadline: recorder.deadline(received.metadata.timeout),
+        outcome: &mut recorder.outcome,
+    };
+    let page = match proxy.fallback.fetch(read).await {
+        Fetched::Result(result) => return result,
+        Fetched::Page(page) => page,
+    };
+    let body = if method == Method::RangeStream {
+        let chunks = Chunks::new(page.header, page.selection);
+        stream_body(chunks, Some(page.held), &proxy.responses)
+    } else {
+        let answer = Answer::new(page.header, page.selection);
+        unary_body(answer, Some(page.held), &proxy.responses)
+    };
+    Ok(body.into_response(content_type))
+}
