@@ -16,6 +16,7 @@
 //! | [`upstream`] | etcd's endpoints: connections, credentials, versions, calls |
 //! | [`tls`] | TLS on both sides: files, handshakes, errors with remedies |
 //! | [`telemetry`] | metrics, logs, traces |
+//! | [`otlp`] | export of spans to a collector |
 //! | [`admin`] | health, readiness and metrics over HTTP |
 //! | [`net`] | URLs, and the byte streams of both sides |
 //! | [`memory`] | the memory limit of the container |
@@ -36,6 +37,7 @@ pub mod limits;
 pub mod memory;
 pub mod mirror;
 pub mod net;
+pub mod otlp;
 pub mod panics;
 pub mod proxy;
 pub mod server;

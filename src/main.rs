@@ -15,10 +15,10 @@ use rangecache::config::{Config, DoctorConfig, OtelConfig, RangeStream, ReportFo
 use rangecache::doctor::{self, Style};
 use rangecache::mirror;
 use rangecache::net::Url;
+use rangecache::otlp::Exporter;
 use rangecache::panics;
 use rangecache::proxy::{self, Proxy};
 use rangecache::server::{Listener, ServeConfig};
-use rangecache::telemetry::otlp::Exporter;
 use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector};

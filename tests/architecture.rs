@@ -516,8 +516,9 @@ fn layers(page: &str) -> Table {
     }
 }
 
-fn source() -> BTreeMap<String, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+/// Texts of the Rust files in `folder` of the repository, by path in it.
+fn source(folder: &str) -> BTreeMap<String, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
     let (mut texts, mut left) = (BTreeMap::new(), vec![root.clone()]);
     while let Some(dir) = left.pop() {
         for entry in std::fs::read_dir(dir).unwrap() {
@@ -545,23 +546,22 @@ fn check_imports(offences: &[String]) {
 
 #[test]
 fn imports_between_rooms_are_those_that_the_architecture_page_allows() {
-    let edges = Tree::new(&source()).edges();
+    let edges = Tree::new(&source("src")).edges();
     assert!(edges.len() > 200, "only {} imports were found", edges.len());
     check_imports(&rooms(&page()).offences(&edges, ""));
 }
 
 #[test]
 fn imports_inside_proxy_point_from_route_down_to_response() {
-    let edges = Tree::new(&source()).edges();
+    let edges = Tree::new(&source("src")).edges();
     check_imports(&layers(&page()).offences(&edges, "proxy/"));
 }
 
-#[test]
-fn no_circle_of_imports_exists_between_files() {
-    let edges = Tree::new(&source()).edges();
-    let circles = circles(&edges);
+/// Fails if files of `folder` import each other in a circle.
+fn check_circles(folder: &str) {
+    let edges = Tree::new(&source(folder)).edges();
     let mut report = String::new();
-    for circle in &circles {
+    for circle in circles(&edges) {
         let _ = writeln!(
             report,
             "{} files import each other in a circle; remove some of these imports (move the shared item to a file of its own, \
@@ -570,11 +570,35 @@ fn no_circle_of_imports_exists_between_files() {
         );
         for ((from, to), line) in &edges {
             if circle.contains(from) && circle.contains(to) {
-                let _ = writeln!(report, "  src/{from}:{line} imports src/{to}");
+                let _ = writeln!(report, "  {folder}/{from}:{line} imports {folder}/{to}");
             }
         }
     }
     assert!(report.is_empty(), "\n{report}");
+}
+
+#[test]
+fn no_circle_of_imports_exists_between_files() {
+    check_circles("src");
+    check_circles("testkit/src");
+}
+
+#[test]
+fn no_circle_of_imports_exists_between_rooms() {
+    let rooms = rooms(&page());
+    let rows = |path: &String| rooms.row(path).map(|row| row.0.clone());
+    let between_rooms: Edges = Tree::new(&source("src"))
+        .edges()
+        .into_iter()
+        .filter_map(|((from, to), line)| Some(((rows(&from)?, rows(&to)?), line)))
+        .filter(|((from, to), _)| from != to)
+        .collect();
+    assert!(between_rooms.len() > 30, "{between_rooms:?}");
+    let circles = circles(&between_rooms);
+    assert!(
+        circles.is_empty(),
+        "rooms import each other in a circle: {circles:?}"
+    );
 }
 
 // --- tests of the reader ----------------------------------------------------------------------------------------------

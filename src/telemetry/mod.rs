@@ -1,7 +1,7 @@
 //! Metrics, logs, traces, outcomes of Range calls, and the slowest calls.
 //!
-//! No values are recorded here, and keys only as the prefixes that the operator configured (I10). Uses `net` alone,
-//! except for [`otlp`], which also uses `config` and `tls`.
+//! No values are recorded here, and keys only as the prefixes that the operator configured (I10). Uses `net` alone;
+//! `otlp`, a room above, exports the spans.
 //!
 //! | file | contents |
 //! |---|---|
@@ -10,14 +10,12 @@
 //! | `calls` | the slowest calls of the last minutes |
 //! | `exposition` | the text formats of `/metrics` |
 //! | `trace` | sampling and spans |
-//! | `otlp` | export of spans |
 //! | `log` | the log on standard error |
 
 pub mod calls;
 pub mod exposition;
 pub mod log;
 pub mod metrics;
-pub mod otlp;
 pub mod outcome;
 pub mod trace;
 

@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use tokio::time::timeout;
 
 use crate::grpc::Client;
+use crate::metrics::Metrics;
 use crate::pb::{Empty, MemberAddRequest, MemberAddResponse, RangeRequest, SnapshotResponse};
 use crate::process::{Process, tool};
-use crate::proxy::Metrics;
 use crate::wait::{SOON, until};
 
 /// Versions of etcd that rangecache supports, each by its newest patch release.

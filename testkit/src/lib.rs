@@ -5,7 +5,8 @@
 //! | [`process`] | child processes with logs and signals, killed on drop; paths of tools |
 //! | [`collector`] | an OpenTelemetry collector that keeps what it receives |
 //! | [`etcd`] | real etcd: one member or three, stopped, restarted, suspended, restored |
-//! | [`proxy`] | rangecache as a process, its metrics and its log |
+//! | [`proxy`] | rangecache as a process, and its log |
+//! | [`metrics`] | metrics pages of etcd and rangecache, and counts by outcome |
 //! | [`grpc`] | a gRPC client on bare HTTP/2, which returns every byte, header and trailer |
 //! | [`kv`] | etcd's calls with typed requests and responses |
 //! | [`fault_link`] | a TCP link that fails on command |
@@ -25,6 +26,7 @@ pub mod fault_link;
 pub mod grpc;
 pub mod http;
 pub mod kv;
+pub mod metrics;
 pub mod pb;
 pub mod process;
 pub mod proxy;

@@ -1,6 +1,5 @@
-//! rangecache as a process, with its metrics and its log.
+//! rangecache as a process, and its log.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -11,6 +10,7 @@ use tempfile::TempDir;
 use crate::etcd::Etcd;
 use crate::grpc::Client;
 use crate::http;
+use crate::metrics::{Metrics, Outcomes};
 use crate::process::Process;
 use crate::wait::{SOON, until};
 
@@ -286,93 +286,4 @@ fn logged_url(process: &Process, message: &str) -> Option<String> {
         let line: Value = serde_json::from_str(line).ok()?;
         (line["message"] == message).then(|| line["url"].as_str().expect("the line names its url").to_owned())
     })
-}
-
-/// Samples by name and labels as in the text format, such as `rangecache_range_total{outcome="hit",reason="x"}`.
-#[derive(Clone, Debug)]
-pub struct Metrics(pub BTreeMap<String, f64>);
-
-impl Metrics {
-    /// Reads and parses a metrics page.
-    pub async fn read(url: &str) -> Self {
-        let page = http::get(url).await.unwrap();
-        assert_eq!(page.status, 200, "{url}: {}", page.body);
-        let samples = page
-            .body
-            .lines()
-            .filter(|line| !line.starts_with('#'))
-            .filter_map(|line| {
-                let (name, value) = line.rsplit_once(' ')?;
-                Some((name.to_owned(), value.parse().ok()?))
-            });
-        Self(samples.collect())
-    }
-
-    /// Sum of a metric over all its labels.
-    pub fn sum(&self, name: &str) -> f64 {
-        let of_name = |sample: &str| sample.split('{').next() == Some(name);
-        self.0
-            .iter()
-            .filter(|(sample, _)| of_name(sample))
-            .map(|(_, value)| value)
-            .sum()
-    }
-
-    fn outcomes(&self) -> Outcomes {
-        self.outcomes_of("rangecache_range_total")
-    }
-
-    /// Counts of the counter `name`, by outcome and reason.
-    fn outcomes_of(&self, name: &str) -> Outcomes {
-        let mut outcomes = Outcomes::default();
-        for (sample, value) in &self.0 {
-            let rest = sample.strip_prefix(name);
-            if let Some(labels) = rest.and_then(|rest| rest.strip_prefix('{')) {
-                let label = |name: &str| {
-                    let (_, rest) = labels.split_once(&format!("{name}=\""))?;
-                    Some(rest.split('"').next()?.to_owned())
-                };
-                let ended = (
-                    label("outcome").expect("has an outcome"),
-                    label("reason").expect("has a reason"),
-                );
-                outcomes.0.insert(ended, *value as u64);
-            }
-        }
-        outcomes
-    }
-}
-
-/// Number of calls by outcome and reason.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcomes(pub BTreeMap<(String, String), u64>);
-
-impl Outcomes {
-    /// Calls added since `before`.
-    pub fn since(&self, before: &Self) -> Self {
-        let added = self
-            .0
-            .iter()
-            .map(|(key, n)| (key.clone(), n - before.0.get(key).unwrap_or(&0)));
-        Self(added.filter(|(_, n)| *n > 0).collect())
-    }
-
-    /// Number of all calls.
-    pub fn total(&self) -> u64 {
-        self.0.values().sum()
-    }
-
-    /// Number of calls with this outcome, whatever the reason.
-    pub fn of(&self, outcome: &str) -> u64 {
-        self.0
-            .iter()
-            .filter(|((of, _), _)| of == outcome)
-            .map(|(_, n)| n)
-            .sum()
-    }
-
-    /// Number of calls answered from memory.
-    pub fn memory_answers(&self) -> u64 {
-        self.of("hit") + self.of("waited")
-    }
 }

@@ -9,8 +9,9 @@ use rand::rngs::StdRng;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Reply};
 use testkit::kv::RANGE;
+use testkit::metrics::Outcomes;
 use testkit::pb::{RangeRequest, RangeResponse};
-use testkit::proxy::{Outcomes, Rangecache};
+use testkit::proxy::Rangecache;
 use testkit::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
 use testkit::wait::{SOON, until};
 

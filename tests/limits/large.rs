@@ -22,7 +22,7 @@ type Read = JoinHandle<Result<RangeResponse, Status>>;
 struct Scene {
     etcd: Etcd,
     rangecache: Rangecache,
-    before: testkit::proxy::Outcomes,
+    before: testkit::metrics::Outcomes,
     calls_before: f64,
     reads: Vec<Read>,
 }

@@ -14,8 +14,9 @@ use crate::recorder::Recorder;
 use testkit::etcd::{Cluster, Version, free_port};
 use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::Client;
+use testkit::metrics::Outcomes;
 use testkit::pb::RangeRequest;
-use testkit::proxy::{Outcomes, Rangecache};
+use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
 /// Number of clients per rangecache, and of etcd itself.

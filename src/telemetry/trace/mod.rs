@@ -1,4 +1,4 @@
-//! Traces: which calls are sampled, their spans, and the queue to the exporter in [`otlp`](crate::telemetry::otlp).
+//! Traces: which calls are sampled, their spans, and the queue to the exporter in [`otlp`](crate::otlp).
 //!
 //! Contexts, spans and samplers are OpenTelemetry's own types. An unsampled call costs one lookup of one header, and
 //! nothing if tracing is off. Recording a span never waits: if the queue is full, the span is dropped and counted.

@@ -6,8 +6,9 @@ use super::scripted::{Scripted, scripted};
 use super::{fill, key, list, start};
 use testkit::etcd::{Etcd, Version};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM};
+use testkit::metrics::Outcomes;
 use testkit::pb::RangeRequest;
-use testkit::proxy::{Outcomes, Rangecache};
+use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
 const BYPASS: &str = "rangecache-bypass";

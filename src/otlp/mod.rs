@@ -4,7 +4,7 @@
 //! counts of dropped and failed spans, one log line per outage, and connections with our own TLS (`transport`).
 //!
 //! A collector that is slow, down or absent costs spans and nothing else: the queue is bounded, and spans that find it
-//! full or are not delivered are counted. Uses `config`, `net`, `tls` and the rest of `telemetry`; only `main` uses it.
+//! full or are not delivered are counted. Uses `config`, `net`, `tls` and `telemetry`; only `main` uses it.
 
 mod transport;
 
