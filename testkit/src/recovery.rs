@@ -67,14 +67,16 @@ pub async fn recovers(
         let what = format!("etcd lists what rangecache listed after {after}");
         let (expected, _) = until(SOON, &what, async || direct.range(&at_its_revision).await.ok()).await;
         let elapsed = started.elapsed();
-        assert_eq!(got.kvs, expected.kvs, "{elapsed:?} after {after}");
         assert_eq!(got.count, expected.count, "{elapsed:?} after {after}");
+        assert_eq!(got.kvs.len(), expected.kvs.len(), "{elapsed:?} after {after}");
+        // Only the first difference: the lists may have thousands of keys.
+        let different = got.kvs.iter().zip(&expected.kvs).find(|(a, b)| a != b);
+        assert_eq!(different, None, "{elapsed:?} after {after}");
         assert!(
             got.kvs
                 .iter()
                 .any(|kv| kv.key == key.as_bytes() && kv.value == value.as_bytes()),
-            "{elapsed:?} after {after}: {key} is missing in {:?}",
-            got.kvs
+            "{elapsed:?} after {after}: {key} is missing or has another value"
         );
         if rangecache.outcomes_since(&before, 1).await.memory_answers() > 0 {
             println!("responses come from memory {:?} after {after}", started.elapsed());

@@ -156,8 +156,8 @@ func TestMetricsExist(t *testing.T) {
 	if len(exported) < 20 {
 		t.Fatalf("rangecache exports %v", keysOf(exported))
 	}
-	words := read(t, root+"/src/telemetry/outcome.rs") + read(t, root+"/src/mirror/lifecycle.rs") + read(t, root+"/src/mirror/freshness.rs")
-	registered := read(t, root+"/src/telemetry/metrics.rs")
+	registered := readFolder(t, root+"/src/telemetry/metrics")
+	words := registered + read(t, root+"/src/telemetry/outcome.rs") + readFolder(t, root+"/src/mirror")
 	exprs := dashboardExprs(t)
 	for _, rule := range alerts(t) {
 		exprs = append(exprs, rule.Expr)
@@ -183,6 +183,20 @@ func TestMetricsExist(t *testing.T) {
 			}
 		}
 	}
+}
+
+// readFolder returns the texts of all Rust files in a folder.
+func readFolder(t *testing.T, folder string) string {
+	t.Helper()
+	paths, err := filepath.Glob(folder + "/*.rs")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no sources in %s: %v", folder, err)
+	}
+	text := ""
+	for _, path := range paths {
+		text += read(t, path)
+	}
+	return text
 }
 
 func promtool(t *testing.T, args ...string) {
