@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::etcdserverpb::RangeRequest;
 use crate::keyspace::scope::{self, Scope, scopes};
 use crate::keyspace::{PrefixGroup, PrefixGrouper};
-use crate::upstream::{Connection, compact_revision, is_compacted};
+use crate::upstream::{Connection, compact_revision, header_request, is_compacted};
 
 /// Groups into which one range is divided at most; a Kubernetes cluster has some 70 resources.
 const MAX_GROUPS: usize = 128;
@@ -124,13 +124,7 @@ fn first_readable<'a>(mirrors: &'a [Scope], readable: &[bool]) -> &'a Scope {
 
 /// etcd's current revision, by a linearizable read of one key.
 async fn current_revision(client: &mut PacedClient<'_>, key: &Bytes) -> Result<i64, String> {
-    let request = RangeRequest {
-        key: key.clone(),
-        limit: 1,
-        keys_only: true,
-        ..RangeRequest::default()
-    };
-    let header = client.range(request).await?.header;
+    let header = client.range(header_request(key.clone())).await?.header;
     Ok(header.ok_or("the response has no header")?.revision)
 }
 

@@ -73,14 +73,21 @@ pub async fn current_header(
     key: Bytes,
 ) -> Result<Option<ResponseHeader>, tonic::Status> {
     let (channel, origin) = connection.own_channel();
-    let request = RangeRequest {
+    let response = KvClient::with_origin(channel, origin)
+        .range(header_request(key))
+        .await?;
+    Ok(response.into_inner().header)
+}
+
+/// The smallest linearizable read of `key`, for the header of its response.
+#[must_use]
+pub fn header_request(key: Bytes) -> RangeRequest {
+    RangeRequest {
         key,
         limit: 1,
         keys_only: true,
         ..RangeRequest::default()
-    };
-    let response = KvClient::with_origin(channel, origin).range(request).await?;
-    Ok(response.into_inner().header)
+    }
 }
 
 /// Checks permission to read `range` without reading a key, as the caller that `caller` identifies, or without it as

@@ -2,13 +2,19 @@
 //! answered.
 
 use testkit::etcd::{Cluster, Version, free_port};
+use testkit::grpc::Client;
 use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::proxy::Rangecache;
-use testkit::recovery::{Reads, put_when_possible, recovers};
+use testkit::recovery::{self, Reads, put_when_possible};
 
 use crate::EXCLUSIVE;
 
 const PREFIX: &str = "/cluster/";
+
+/// Reads below the test's prefix come from memory again; they may fail until the cluster has a leader.
+async fn recovers(after: &str, direct: &Client, rangecache: &Rangecache, through: &Client) {
+    recovery::recovers(after, PREFIX, direct, rangecache, through, Reads::MayFail).await;
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_stay_right_while_members_are_killed_in_turn() {
@@ -20,15 +26,7 @@ async fn reads_stay_right_while_members_are_killed_in_turn() {
     for n in 0..3 {
         cluster.members[n].stop();
         let live = cluster.members[(n + 1) % 3].client().await;
-        recovers(
-            &format!("the stop of member {n}"),
-            PREFIX,
-            &live,
-            &rangecache,
-            &through,
-            Reads::MayFail,
-        )
-        .await;
+        recovers(&format!("the stop of member {n}"), &live, &rangecache, &through).await;
         cluster.members[n].run();
         cluster.members[n].ready().await;
     }
@@ -47,25 +45,9 @@ async fn reads_stay_right_while_the_leader_is_paused() {
     let through = rangecache.client().await;
     cluster.members[n].pause();
     let live = cluster.members[(n + 1) % 3].client().await;
-    recovers(
-        "the leader's suspension",
-        PREFIX,
-        &live,
-        &rangecache,
-        &through,
-        Reads::MayFail,
-    )
-    .await;
+    recovers("the leader's suspension", &live, &rangecache, &through).await;
     cluster.members[n].resume();
-    recovers(
-        "the leader's resumption",
-        PREFIX,
-        &live,
-        &rangecache,
-        &through,
-        Reads::MayFail,
-    )
-    .await;
+    recovers("the leader's resumption", &live, &rangecache, &through).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -79,11 +61,9 @@ async fn first_endpoint_down_at_start_does_not_matter() {
     let through = rangecache.client().await;
     recovers(
         "a start with an endpoint that refuses connections",
-        PREFIX,
         &live,
         &rangecache,
         &through,
-        Reads::MayFail,
     )
     .await;
 }
@@ -99,15 +79,7 @@ async fn member_without_quorum_proves_nothing() {
     put_when_possible(&direct, "first", "v").await;
     let rangecache = Rangecache::before(alone).start().await;
     let through = rangecache.client().await;
-    recovers(
-        "the start",
-        PREFIX,
-        &direct,
-        &rangecache,
-        &through,
-        Reads::MayFail,
-    )
-    .await;
+    recovers("the start", &direct, &rangecache, &through).await;
 
     others.iter().for_each(|member| member.pause());
     let before = rangecache.outcomes().await;
@@ -130,15 +102,7 @@ async fn member_without_quorum_proves_nothing() {
     assert_eq!(got.kvs, expected.kvs);
 
     others.iter().for_each(|member| member.resume());
-    recovers(
-        "the quorum's return",
-        PREFIX,
-        &direct,
-        &rangecache,
-        &through,
-        Reads::MayFail,
-    )
-    .await;
+    recovers("the quorum's return", &direct, &rangecache, &through).await;
 }
 
 /// Members' responses differ only in their ids: pages from different members make one list.
