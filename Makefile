@@ -65,6 +65,10 @@ check: rust-present ## Check phrases, formatting, lints, and licences and source
 bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; options: CASES=P1,P5 ROUNDS=7
 	$(CARGO) bench --locked --bench suite -- $(if $(CASES),CASES=$(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH_ARGS)
 
+.PHONY: abuse
+abuse: $(TOOLS_DIR)/etcd-3.7 rust-present ## Misbehave in every known way next to an honest client; options: SECONDS=10 BEHAVIOURS=ping-flood
+	SECONDS='$(SECONDS)' BEHAVIOURS='$(BEHAVIOURS)' $(CARGO) bench --locked --bench abuse -- $(ABUSE_ARGS)
+
 # Not part of `make test`: Helm and promtool take minutes to build the first time.
 .PHONY: chart-test
 chart-test: $(addprefix $(TOOLS_DIR)/,helm-4 helm-3 promtool etcd-3.7 etcdctl) rust-present ## Test the Helm chart, its alerts and its dashboard

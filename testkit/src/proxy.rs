@@ -20,6 +20,7 @@ pub struct Builder {
     listen: String,
     environment: Vec<(String, String)>,
     hosts: Option<PathBuf>,
+    control_group: Option<PathBuf>,
 }
 
 impl Builder {
@@ -53,6 +54,12 @@ impl Builder {
         self
     }
 
+    /// Makes it join the control group whose `cgroup.procs` file this is, before it starts.
+    pub fn in_control_group(mut self, processes: &Path) -> Self {
+        self.control_group = Some(processes.to_owned());
+        self
+    }
+
     /// Lets calls inject faults; see [`Client::inject_fault`].
     pub fn with_fault_injection(self) -> Self {
         self.with_environment("RANGECACHE_TEST_FAULTS", "1")
@@ -68,9 +75,10 @@ impl Builder {
     /// Starts it, and waits only until it listens.
     pub async fn start_cold(self) -> Rangecache {
         let dir = TempDir::with_prefix("rangecache-").unwrap();
-        let mut command = match &self.hosts {
-            Some(hosts) => rangecache_command_with_hosts(hosts),
-            None => rangecache_command(),
+        let mut command = match (&self.hosts, &self.control_group) {
+            (Some(hosts), _) => rangecache_command_with_hosts(hosts),
+            (None, Some(processes)) => rangecache_command_in_control_group(processes),
+            (None, None) => rangecache_command(),
         };
         command.envs(self.environment);
         command.args(["--listen-client-urls", &self.listen]);
@@ -124,6 +132,7 @@ impl Rangecache {
             listen: "http://127.0.0.1:0".to_owned(),
             environment: Vec::new(),
             hosts: None,
+            control_group: None,
         }
     }
 
@@ -135,6 +144,11 @@ impl Rangecache {
     /// URL for clients.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// All URLs for clients, in the order of the log.
+    pub fn client_urls(&self) -> Vec<String> {
+        logged_urls(&self.process, "serving clients")
     }
 
     /// URL of the status page and the metrics.
@@ -249,8 +263,12 @@ impl Rangecache {
 }
 
 /// Path of the rangecache binary that cargo built together with the running test, benchmark or example:
-/// `target/debug/deps/contract-…` and `target/release/examples/tour` lead to `rangecache` one folder up.
+/// `target/debug/deps/contract-…` and `target/release/examples/tour` lead to `rangecache` one folder up. The environment
+/// variable `RANGECACHE` names another binary.
 pub fn rangecache_binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("RANGECACHE") {
+        return path.into();
+    }
     let this = std::env::current_exe().expect("the path of this program");
     let folder = this.ancestors().nth(2).expect("a folder of cargo's");
     folder.join("rangecache")
@@ -281,9 +299,26 @@ fn rangecache_command_with_hosts(hosts: &Path) -> Command {
     command
 }
 
+/// The same command, in the control group whose `cgroup.procs` file is `processes`.
+fn rangecache_command_in_control_group(processes: &Path) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", r#"echo $$ > "$1" && shift && exec "$@""#, "sh"]);
+    command.arg(processes).arg(rangecache_command().get_program());
+    command
+}
+
 fn logged_url(process: &Process, message: &str) -> Option<String> {
-    process.log().lines().find_map(|line| {
-        let line: Value = serde_json::from_str(line).ok()?;
-        (line["message"] == message).then(|| line["url"].as_str().expect("the line names its url").to_owned())
-    })
+    logged_urls(process, message).into_iter().next()
+}
+
+/// URLs of the log lines with this message.
+fn logged_urls(process: &Process, message: &str) -> Vec<String> {
+    let log = process.log();
+    let lines = log
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    lines
+        .filter(|line| line["message"] == message)
+        .map(|line| line["url"].as_str().expect("the line names its url").to_owned())
+        .collect()
 }

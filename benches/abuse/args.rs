@@ -1,0 +1,130 @@
+//! Command line of the abuse run.
+
+use std::time::Duration;
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+
+const EXAMPLES: &str = "\
+Examples:
+  make abuse                                             every behaviour for a minute, about 25 minutes
+  make abuse SECONDS=10 BEHAVIOURS=ping-flood,unread-lists
+  RANGECACHE=/path/to/binary make abuse                  another build of rangecache
+
+etcd is target/tools/etcd-3.7, built by `make tools`.";
+
+/// Misbehaves towards rangecache in every known way, next to an honest client, and prints what it cost.
+#[derive(Debug, Parser)]
+#[command(name = "abuse", bin_name = "cargo bench --bench abuse --", after_help = EXAMPLES, max_term_width = 110)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) mode: Option<Mode>,
+    /// Duration of each behaviour in seconds
+    #[arg(long, env = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    pub(crate) seconds: Duration,
+    /// Measure only these behaviours, separated by commas [default: all, and all together]
+    #[arg(long, env = "BEHAVIOURS", value_delimiter = ',', value_parser = parse_behaviour)]
+    pub(crate) behaviours: Vec<Option<Behaviour>>,
+    /// Connections that the misbehaving client opens, where the behaviour is not about their number
+    #[arg(long, default_value_t = 25)]
+    pub(crate) connections: usize,
+    /// Memory cap of rangecache in MiB
+    #[arg(long, default_value_t = 512)]
+    pub(crate) memory_mib: u64,
+    /// Added by cargo to every benchmark
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Mode {
+    /// Misbehave until killed; started by the run itself, in a process of its own
+    #[command(hide = true)]
+    Attack(Attack),
+}
+
+/// What a misbehaving process does, and to whom.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Attack {
+    /// Behaviours, all at once
+    #[arg(long, required = true, value_delimiter = ',')]
+    pub(crate) behaviours: Vec<Behaviour>,
+    /// Address of the plaintext client listener
+    #[arg(long)]
+    pub(crate) client: String,
+    /// Address of the TLS client listener
+    #[arg(long)]
+    pub(crate) tls: String,
+    /// Address of the admin listener
+    #[arg(long)]
+    pub(crate) admin: String,
+    /// Connections of each behaviour
+    #[arg(long)]
+    pub(crate) connections: usize,
+}
+
+/// What a client can do to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Behaviour {
+    /// Calls held open with 60 KiB of headers each, sent as references of one byte to HPACK's table
+    HeaderBlocks,
+    /// The same with 1 MiB of headers
+    HugeHeaderBlocks,
+    /// Ranges of which 64 KiB are sent and the end never
+    UnfinishedRanges,
+    /// Puts of which 64 KiB are sent and the end never
+    UnfinishedPuts,
+    /// Forwarded values of 1 MB of which nothing is read
+    UnreadValues,
+    /// Forwarded lists of which nothing is read
+    UnreadLists,
+    /// Forwarded RangeStreams of which nothing is read
+    UnreadStreams,
+    /// First pages of lists whose next page is never requested
+    AbandonedPages,
+    /// Lists from memory read at a kilobyte a second, while every value is overwritten
+    SlowSnapshots,
+    /// Watches of which nothing is read
+    UnreadWatches,
+    /// Calls reset as soon as they are sent
+    ResetFlood,
+    /// HTTP/2 pings
+    PingFlood,
+    /// HTTP/2 settings
+    SettingsFlood,
+    /// Thousands of connections that send nothing
+    SilentConnections,
+    /// Thousands of TLS connections that send nothing
+    MuteHandshakes,
+    /// HTTP/1 requests whose body never ends
+    UnfinishedHttp1,
+    /// Unfinished requests to the admin port, and its pages requested without pause
+    AdminPort,
+}
+
+/// An empty text, as `make` exports it, selects nothing.
+fn parse_behaviour(text: &str) -> Result<Option<Behaviour>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    Behaviour::from_str(text, true).map(Some)
+}
+
+/// An empty text counts as the default: `make abuse` exports its variables even if they are not set.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    match text {
+        "" => Ok(Duration::from_secs(60)),
+        text => match text.parse() {
+            Ok(0) | Err(_) => Err("expected a number of at least 1".to_owned()),
+            Ok(seconds) => Ok(Duration::from_secs(seconds)),
+        },
+    }
+}
+
+impl Behaviour {
+    /// The behaviour's name on the command line.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value()
+            .map(|value| value.get_name().to_owned())
+            .unwrap_or_default()
+    }
+}

@@ -1,0 +1,139 @@
+//! The misbehaving client: a process of its own at the lowest priority, so that its own need for CPU time does not count.
+//! It runs until it is killed, and prints its counts once a second as a line of JSON.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinSet;
+
+use crate::args::{Attack, Behaviour};
+use crate::held_calls::{self, Held, Unread};
+use crate::raw_http2::{self, Raw};
+use crate::sockets;
+
+/// Pause before a closed connection is replaced.
+pub(crate) const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
+/// Connections of the behaviours that are about their number.
+const MANY_CONNECTIONS: usize = 4_000;
+/// Connections of unfinished HTTP/1 requests, and to the admin port.
+const HTTP1_CONNECTIONS: usize = 1_000;
+/// Pause between two writes of 100 KB: about 5 MB a second.
+const OVERWRITE_PAUSE: Duration = Duration::from_millis(20);
+
+/// What happened so far.
+#[derive(Default)]
+pub(crate) struct Counts {
+    /// Connections opened.
+    pub(crate) connections: AtomicU64,
+    /// Connections that the server closed.
+    pub(crate) closed: AtomicU64,
+    /// Calls, or frames of a flood.
+    pub(crate) calls: AtomicU64,
+    /// Calls that the server refused, reset or ended.
+    pub(crate) refused: AtomicU64,
+    /// GOAWAY frames.
+    pub(crate) goaway: AtomicU64,
+}
+
+/// [`Counts`] as printed.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Counted {
+    pub(crate) connections: u64,
+    pub(crate) closed: u64,
+    pub(crate) calls: u64,
+    pub(crate) refused: u64,
+    pub(crate) goaway: u64,
+}
+
+impl Counts {
+    fn read(&self) -> Counted {
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counted {
+            connections: of(&self.connections),
+            closed: of(&self.closed),
+            calls: of(&self.calls),
+            refused: of(&self.refused),
+            goaway: of(&self.goaway),
+        }
+    }
+}
+
+/// Misbehaves until killed.
+pub(crate) async fn run(attack: &Attack) -> Result<()> {
+    let counts = Arc::new(Counts::default());
+    let mut tasks = JoinSet::new();
+    for behaviour in &attack.behaviours {
+        start(*behaviour, attack, &counts, &mut tasks);
+    }
+    let mut tick = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        tick.tick().await;
+        println!("{}", serde_json::to_string(&counts.read())?);
+    }
+}
+
+fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mut JoinSet<()>) {
+    let client = || attack.client.clone();
+    let count = || Arc::clone(counts);
+    match behaviour {
+        // 15 values of 4,032 bytes, as HPACK counts them, are just below 64 KiB.
+        Behaviour::HeaderBlocks => raw(attack, Raw::HeaderBlocks { references: 15 }, counts, tasks),
+        Behaviour::HugeHeaderBlocks => raw(attack, Raw::HeaderBlocks { references: 255 }, counts, tasks),
+        Behaviour::ResetFlood => raw(attack, Raw::Resets, counts, tasks),
+        Behaviour::PingFlood => raw(attack, Raw::Pings, counts, tasks),
+        Behaviour::SettingsFlood => raw(attack, Raw::Settings, counts, tasks),
+        Behaviour::UnfinishedRanges => held(attack, Held::RANGES, counts, tasks),
+        Behaviour::UnfinishedPuts => held(attack, Held::PUTS, counts, tasks),
+        Behaviour::UnreadValues => held(attack, Held::Unread(Unread::Value), counts, tasks),
+        Behaviour::UnreadLists => held(attack, Held::Unread(Unread::List), counts, tasks),
+        Behaviour::UnreadStreams => held(attack, Held::Unread(Unread::Stream), counts, tasks),
+        Behaviour::AbandonedPages => held(attack, Held::AbandonedPages, counts, tasks),
+        Behaviour::SlowSnapshots => {
+            tasks.spawn(held_calls::overwrite(client(), OVERWRITE_PAUSE));
+            held(attack, Held::SlowLists, counts, tasks);
+        }
+        Behaviour::UnreadWatches => {
+            // Slower: each write is an event on every watch.
+            tasks.spawn(held_calls::overwrite(client(), 50 * OVERWRITE_PAUSE));
+            held(attack, Held::Unread(Unread::Watch), counts, tasks);
+        }
+        Behaviour::SilentConnections => {
+            for _ in 0..MANY_CONNECTIONS {
+                tasks.spawn(sockets::silent(client(), count()));
+            }
+        }
+        Behaviour::MuteHandshakes => {
+            for _ in 0..MANY_CONNECTIONS {
+                tasks.spawn(sockets::silent(attack.tls.clone(), count()));
+            }
+        }
+        Behaviour::UnfinishedHttp1 => {
+            for _ in 0..HTTP1_CONNECTIONS {
+                tasks.spawn(sockets::unfinished_http1(client(), count()));
+            }
+        }
+        Behaviour::AdminPort => {
+            for _ in 0..HTTP1_CONNECTIONS {
+                tasks.spawn(sockets::unfinished_admin(attack.admin.clone(), count()));
+            }
+            for _ in 0..attack.connections {
+                tasks.spawn(sockets::scrape(attack.admin.clone(), count()));
+            }
+        }
+    }
+}
+
+fn raw(attack: &Attack, raw: Raw, counts: &Arc<Counts>, tasks: &mut JoinSet<()>) {
+    for _ in 0..attack.connections {
+        tasks.spawn(raw_http2::run(attack.client.clone(), raw, Arc::clone(counts)));
+    }
+}
+
+fn held(attack: &Attack, held: Held, counts: &Arc<Counts>, tasks: &mut JoinSet<()>) {
+    for _ in 0..attack.connections {
+        tasks.spawn(held_calls::run(attack.client.clone(), held, Arc::clone(counts)));
+    }
+}

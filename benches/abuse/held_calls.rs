@@ -1,0 +1,234 @@
+//! Calls that are begun properly and then neither ended nor read, through an ordinary HTTP/2 library.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use h2::client::SendRequest;
+use prost::Message;
+use testkit::grpc::{Client, frame};
+use testkit::pb::{PutRequest, RangeRequest, WatchCreateRequest, WatchRequest, prefix_end};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use crate::attacker::{Counts, RECONNECT_PAUSE};
+use crate::dataset;
+
+/// Path of Range.
+pub(crate) const RANGE_PATH: &str = "/etcdserverpb.KV/Range";
+const RANGE_STREAM_PATH: &str = "/etcdserverpb.KV/RangeStream";
+const PUT_PATH: &str = "/etcdserverpb.KV/Put";
+const WATCH_PATH: &str = "/etcdserverpb.Watch/Watch";
+
+/// Bytes of a message that is never complete.
+const UNFINISHED_BYTES: usize = 64 << 10;
+/// Bytes that a slow reader reads per second and call.
+const SLOW_BYTES_PER_SECOND: usize = 1_000;
+/// Pause after a call that the server has refused, before the next one.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+
+/// What each call of a connection does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Held {
+    /// A Range or a Put whose message never ends.
+    Unfinished { path: &'static str },
+    /// A request whose response is never read.
+    Unread(Unread),
+    /// First pages whose next page is never requested.
+    AbandonedPages,
+    /// Lists from memory, read slowly.
+    SlowLists,
+}
+
+/// A response that is never read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unread {
+    /// A forwarded value of 1 MB.
+    Value,
+    /// A forwarded list of 20 MB.
+    List,
+    /// A forwarded RangeStream of 20 MB.
+    Stream,
+    /// A watch over the overwritten keys.
+    Watch,
+}
+
+impl Held {
+    pub(crate) const RANGES: Held = Held::Unfinished { path: RANGE_PATH };
+    pub(crate) const PUTS: Held = Held::Unfinished { path: PUT_PATH };
+
+    /// Calls that one connection keeps in flight.
+    fn calls_per_connection(self) -> usize {
+        match self {
+            Held::Unfinished { .. } | Held::Unread(Unread::Watch) => 1_000,
+            Held::Unread(Unread::Value) => 100,
+            Held::Unread(_) | Held::AbandonedPages => 20,
+            Held::SlowLists => 8,
+        }
+    }
+
+    /// Receive window that the connection announces for each stream, in bytes.
+    fn stream_window(self) -> u32 {
+        match self {
+            Held::Unread(_) => 0,
+            Held::Unfinished { .. } | Held::AbandonedPages => 65_535,
+            Held::SlowLists => 1_024,
+        }
+    }
+}
+
+/// Misbehaves on one connection after another, forever.
+pub(crate) async fn run(address: String, held: Held, counts: Arc<Counts>) {
+    loop {
+        // An error is the end of a connection: the server's defence, counted below.
+        let _ = connection(&address, held, &counts).await;
+        counts.closed.fetch_add(1, Ordering::Relaxed);
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+async fn connection(address: &str, held: Held, counts: &Arc<Counts>) -> Result<()> {
+    let tcp = TcpStream::connect(address).await?;
+    counts.connections.fetch_add(1, Ordering::Relaxed);
+    let mut builder = h2::client::Builder::new();
+    builder
+        .initial_window_size(held.stream_window())
+        .initial_connection_window_size(16 << 20);
+    let (sender, connection) = builder.handshake::<_, Bytes>(tcp).await?;
+    let mut calls = JoinSet::new();
+    for number in 0..held.calls_per_connection() {
+        calls.spawn(call_repeatedly(
+            sender.clone(),
+            format!("http://{address}"),
+            held,
+            number,
+            Arc::clone(counts),
+        ));
+    }
+    // Ends with the connection; the calls are then dropped.
+    connection.await?;
+    Ok(())
+}
+
+async fn call_repeatedly(
+    sender: SendRequest<Bytes>,
+    url: String,
+    held: Held,
+    number: usize,
+    counts: Arc<Counts>,
+) {
+    for round in 0.. {
+        counts.calls.fetch_add(1, Ordering::Relaxed);
+        if call(sender.clone(), &url, held, number + 1_000 * round)
+            .await
+            .is_err()
+        {
+            counts.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+    }
+}
+
+/// Makes one call; returns when the server has ended it.
+async fn call(sender: SendRequest<Bytes>, url: &str, held: Held, number: usize) -> Result<()> {
+    let mut sender = sender.ready().await?;
+    let (path, message, end) = request(held, number);
+    let request = http::Request::post(format!("{url}{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())?;
+    let (response, mut stream) = sender.send_request(request, false)?;
+    stream.send_data(message, end)?;
+    let response = response.await?;
+    if response.headers().contains_key("grpc-status") {
+        anyhow::bail!("refused");
+    }
+    let mut body = response.into_body();
+    match held {
+        Held::SlowLists => loop {
+            let piece = body.data().await.context("the end of the list")??;
+            body.flow_control().release_capacity(piece.len())?;
+            tokio::time::sleep(
+                Duration::from_secs(1) * u32::try_from(piece.len())? / SLOW_BYTES_PER_SECOND as u32,
+            )
+            .await;
+        },
+        Held::AbandonedPages => {
+            while let Some(piece) = body.data().await {
+                let length = piece?.len();
+                body.flow_control().release_capacity(length)?;
+            }
+            Ok(())
+        }
+        // With a window of 0 nothing arrives but the end.
+        Held::Unfinished { .. } | Held::Unread(_) => {
+            while let Some(piece) = body.data().await {
+                piece?;
+            }
+            body.trailers().await?;
+            anyhow::bail!("ended by the server")
+        }
+    }
+}
+
+/// Path, first bytes, and whether the request ends with them.
+fn request(held: Held, number: usize) -> (&'static str, Bytes, bool) {
+    let range = |request: RangeRequest| frame(&request.encode_to_vec());
+    match held {
+        Held::Unfinished { path } => {
+            let put = PutRequest {
+                key: b"/unfinished".to_vec(),
+                value: vec![b'u'; 2 * UNFINISHED_BYTES],
+                lease: 0,
+            };
+            (path, frame(&put.encode_to_vec()).slice(..UNFINISHED_BYTES), false)
+        }
+        Held::Unread(Unread::Value) => {
+            let key = format!("{}{:02}", dataset::LARGE, number % 20);
+            (RANGE_PATH, range(RangeRequest::one(key)), true)
+        }
+        Held::Unread(Unread::List) => (RANGE_PATH, range(dataset::all(dataset::LARGE)), true),
+        Held::Unread(Unread::Stream) => (RANGE_STREAM_PATH, range(dataset::all(dataset::LARGE)), true),
+        Held::Unread(Unread::Watch) => {
+            let create = WatchCreateRequest {
+                key: dataset::HOT.into(),
+                range_end: prefix_end(dataset::HOT.as_bytes()),
+                ..WatchCreateRequest::default()
+            };
+            let watch = WatchRequest {
+                create_request: Some(create),
+                ..WatchRequest::default()
+            };
+            (WATCH_PATH, frame(&watch.encode_to_vec()), false)
+        }
+        Held::AbandonedPages => {
+            // A different end each time: each page starts a series of its own.
+            let page = RangeRequest {
+                key: dataset::NOT_MIRRORED.into(),
+                range_end: format!("/direct/m{number}").into(),
+                limit: 500,
+                ..RangeRequest::default()
+            };
+            (RANGE_PATH, range(page), true)
+        }
+        Held::SlowLists => (RANGE_PATH, range(dataset::all(dataset::HOT)), true),
+    }
+}
+
+/// Overwrites the hot keys, forever.
+pub(crate) async fn overwrite(address: String, pause: Duration) {
+    loop {
+        if let Ok(client) = Client::try_connect(&format!("http://{address}")).await {
+            for number in 0.. {
+                let key = format!("{}{:03}", dataset::HOT, number % dataset::HOT_KEYS);
+                if client.put(key, dataset::hot_value(number)).await.is_err() {
+                    break;
+                }
+                tokio::time::sleep(pause).await;
+            }
+        }
+        tokio::time::sleep(RETRY_PAUSE).await;
+    }
+}

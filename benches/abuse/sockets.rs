@@ -1,0 +1,60 @@
+//! Connections that send little or nothing, and requests to the admin port.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::attacker::{Counts, RECONNECT_PAUSE};
+
+/// The beginning of an HTTP/1 request to the JSON gateway whose body never ends.
+const UNFINISHED_HTTP1: &[u8] =
+    b"POST /v3/kv/range HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n{";
+/// The beginning of a request to the admin port.
+const UNFINISHED_ADMIN: &[u8] = b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ";
+
+/// Holds one connection after another on which only `first_bytes` are sent.
+async fn hold(address: String, first_bytes: &'static [u8], counts: Arc<Counts>) {
+    loop {
+        if let Ok(mut tcp) = TcpStream::connect(&address).await {
+            counts.connections.fetch_add(1, Ordering::Relaxed);
+            let _ = tcp.write_all(first_bytes).await;
+            // Returns when the server closes the connection.
+            let mut byte = [0];
+            while tcp.read(&mut byte).await.is_ok_and(|n| n > 0) {}
+            counts.closed.fetch_add(1, Ordering::Relaxed);
+        }
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+/// A connection that sends nothing.
+pub(crate) async fn silent(address: String, counts: Arc<Counts>) {
+    hold(address, b"", counts).await;
+}
+
+/// An HTTP/1 request whose body never ends.
+pub(crate) async fn unfinished_http1(address: String, counts: Arc<Counts>) {
+    hold(address, UNFINISHED_HTTP1, counts).await;
+}
+
+/// A request to the admin port whose head never ends.
+pub(crate) async fn unfinished_admin(address: String, counts: Arc<Counts>) {
+    hold(address, UNFINISHED_ADMIN, counts).await;
+}
+
+/// Requests the metrics of the admin port without pause, over new connections.
+pub(crate) async fn scrape(address: String, counts: Arc<Counts>) {
+    loop {
+        counts.calls.fetch_add(1, Ordering::Relaxed);
+        match testkit::http::get(&format!("http://{address}/metrics")).await {
+            Ok(response) if response.status == 200 => {}
+            _ => {
+                counts.refused.fetch_add(1, Ordering::Relaxed);
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+}
