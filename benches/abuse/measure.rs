@@ -113,6 +113,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     report::print_bounds(&bounds, args.memory_mib);
     report::print_heading();
     let mut rows = Vec::new();
+    let mut failed = Vec::new();
     for behaviours in chosen(args) {
         match measure(&world, args, &behaviours, group.as_ref()).await {
             Ok(row) => {
@@ -120,16 +121,15 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
                 rows.push(row);
             }
             Err(error) => {
-                println!(
-                    "{}: {error:#}; rangecache is started again",
-                    report::name(&behaviours)
-                );
+                let name = report::name(&behaviours);
+                println!("\n{name}\n  {error:#}; it is started again");
+                failed.push(name);
                 drop(world);
                 world = World::start(group.as_ref(), memory_bytes).await?;
             }
         }
     }
-    report::print_summary(&rows, memory_bytes);
+    report::print_summary(&rows, &failed, memory_bytes);
     Ok(())
 }
 
@@ -164,18 +164,17 @@ async fn measure(
     let counted = attacker.stop().await?;
     let after = honest.run(AFTER).await;
     let killed = group.map_or(Ok(0), ControlGroup::kills)? - kills;
-    let status = process(&world.rangecache)
-        .and_then(|process| Ok(process.status()?))
-        .with_context(|| {
-            format!(
-                "rangecache was killed ({killed} times for its memory); the log ends with:\n{}",
-                tail(world)
-            )
-        })?;
+    anyhow::ensure!(
+        killed == 0,
+        "MISSED memory: the kernel killed rangecache at its memory limit"
+    );
+    let peak_kib = process(&world.rangecache)
+        .and_then(|process| process.status()?.vmhwm.context("it is a zombie"))
+        .with_context(|| format!("MISSED rangecache has ended; its log ends with:\n{}", tail(world)))?;
     Ok(Row {
         name: report::name(behaviours),
         phases: [before, during, after],
-        peak_bytes: status.vmhwm.context("no peak memory")? * 1024,
+        peak_bytes: peak_kib * 1024,
         usage_before,
         usage_after: world.usage().await?,
         counted,

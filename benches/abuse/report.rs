@@ -143,21 +143,22 @@ impl Row {
     }
 }
 
-/// Prints the behaviours whose goals were missed.
-pub(crate) fn print_summary(rows: &[Row], memory_bytes: u64) {
-    let missed: Vec<&str> = rows
-        .iter()
-        .filter(|row| !row.missed(memory_bytes).is_empty())
+/// Prints the behaviours whose goals were missed; rangecache did not survive those of `failed`.
+pub(crate) fn print_summary(rows: &[Row], failed: &[String], memory_bytes: u64) {
+    let missed = rows.iter().filter(|row| !row.missed(memory_bytes).is_empty());
+    let names: Vec<&str> = missed
         .map(|row| row.name.as_str())
+        .chain(failed.iter().map(String::as_str))
         .collect();
-    match missed.as_slice() {
-        [] => println!("\nevery goal is reached by all {} behaviours", rows.len()),
-        missed => println!(
-            "\ngoals are missed by {} of {}: {}",
-            missed.len(),
-            rows.len(),
-            missed.join(", ")
-        ),
+    let all = rows.len() + failed.len();
+    if names.is_empty() {
+        println!("\nevery goal is reached by all {all} behaviours");
+    } else {
+        println!(
+            "\ngoals are missed by {} of {all}: {}",
+            names.len(),
+            names.join(", ")
+        );
     }
 }
 
