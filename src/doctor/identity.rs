@@ -110,7 +110,7 @@ async fn may_read(
         range_end: scope.range_end(),
         ..RangeRequest::default()
     };
-    let error = match timeout(CALL_TIMEOUT, check_read_permission(connection, range, None)).await {
+    let error = match timeout(CALL_TIMEOUT, check_read_permission(connection, range, 0, None)).await {
         Ok(Ok(_)) => return true,
         Ok(Err(status)) if is_refusal(&status) => {
             let problem = UserProblem::NoPermission {

@@ -5,6 +5,10 @@
 //! yet*; reads that arrive while a check is in flight gather in the next round. A further round starts in addition to
 //! a slow one.
 //!
+//! Reads at past revisions wait for a check, too: their header is etcd's revision, and etcd may have compacted theirs.
+//! The same check proves both, by reading *at* the lowest past revision of its round. If etcd has compacted that
+//! revision, the reads at it end, and the other reads join the next round.
+//!
 //! While etcd's auth is on, checks are not shared: each requests the caller's permission as well ([`authorize`], I8).
 
 pub mod authorize;
@@ -25,10 +29,10 @@ use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanExt as _, SpanKind, root_context};
 use crate::telemetry::{Reason, Telemetry};
-use crate::upstream::{Connection, ConnectionClass, Upstream, is_refusal};
+use crate::upstream::{Connection, ConnectionClass, Upstream, is_compaction, is_future_revision, is_refusal};
 use authorize::{Authorization, Caller};
-pub use round::Proof;
 use round::{COALESCE_DELAY, Round, Rounds, SLOW_ROUND};
+pub use round::{Proof, Unproven};
 
 /// Timeout of one attempt of a check. A member that takes longer may be cut off from the others, so another one is
 /// tried.
@@ -38,15 +42,20 @@ const ATTEMPT_PAUSE: Duration = Duration::from_millis(20);
 /// Timeout of one authorization of rangecache's own user.
 const OWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Called when a check shows that history was replaced, with the header of the new history.
-pub type OnReplaced = Box<dyn Fn(&ResponseHeader) + Send + Sync>;
+/// What to do about a change that a check has found.
+pub struct Findings {
+    /// History was replaced; called with the header of the new one.
+    pub replaced: Box<dyn Fn(&ResponseHeader) + Send + Sync>,
+    /// etcd has compacted every revision below this one, or more.
+    pub compacted: Box<dyn Fn(i64) + Send + Sync>,
+}
 
 /// Sends quorum checks: as few as prove all reads.
 pub struct Freshness {
     upstream: Arc<Upstream>,
     cluster_state: Arc<ClusterState>,
     telemetry: Arc<Telemetry>,
-    on_replaced: OnReplaced,
+    findings: Findings,
     /// Bound on a round with all its attempts.
     timeout: Duration,
     tasks: TaskTracker,
@@ -74,13 +83,13 @@ impl Freshness {
         timeout: Duration,
         tasks: TaskTracker,
         stop: CancellationToken,
-        on_replaced: OnReplaced,
+        findings: Findings,
     ) -> Freshness {
         Freshness {
             upstream,
             cluster_state,
             telemetry,
-            on_replaced,
+            findings,
             timeout,
             tasks,
             stop,
@@ -94,38 +103,94 @@ impl Freshness {
     /// # Errors
     /// The reason why there is no proof.
     pub async fn prove(self: &Arc<Self>) -> Result<Proof, Reason> {
-        self.prove_for(None).await
+        self.prove_at(0, None).await.map_err(|unproven| match unproven {
+            Unproven::For(reason) => reason,
+            // Not reached: no revision is checked for this read.
+            Unproven::Compacted(_) => Reason::CheckFailed,
+        })
     }
 
-    /// Like [`Freshness::prove`], for a read that is traced if `link` is given: receives the check's span, which all
-    /// reads of the round share.
+    /// Like [`Freshness::prove`], for a read at the past `revision`, unless that is 0 or less: also proves that etcd
+    /// has not compacted the revision, or that it has not reached it (the header's revision is lower then). A traced
+    /// read gives a `link`, which receives the check's span, shared by all reads of the round.
     ///
     /// # Errors
-    /// Those of [`Freshness::prove`].
-    pub async fn prove_for(
+    /// [`Unproven::Compacted`], or the reason why there is no proof.
+    pub async fn prove_at(
         self: &Arc<Self>,
-        link: Option<&mut Option<SpanContext>>,
-    ) -> Result<Proof, Reason> {
-        let round = self.join(link);
-        round.wait().await
+        revision: i64,
+        mut link: Option<&mut Option<SpanContext>>,
+    ) -> Result<Proof, Unproven> {
+        let round = self.join(self.checkable(revision), link.as_deref_mut());
+        if let Some(settled) = self.settle(revision, round.wait().await) {
+            return settled;
+        }
+        // Rare: the revision of another read of the round was compacted, or this one was not known yet.
+        let again = Box::pin(async {
+            loop {
+                let round = self.join(self.checkable(revision), link.as_deref_mut());
+                if let Some(settled) = self.settle(revision, round.wait().await) {
+                    return settled;
+                }
+            }
+        });
+        tokio::time::timeout_at(round.created + self.timeout, again)
+            .await
+            .unwrap_or(Err(Reason::CheckFailed.into()))
+    }
+
+    /// The revision at which a check for a read at `revision` is made; 0 if that must not be part of the check. A
+    /// revision that is known to be compacted, or that etcd may not have reached, would fail the check for all other
+    /// reads of its round; a check of the newest state suffices to refuse it.
+    fn checkable(&self, revision: i64) -> i64 {
+        let is_past = revision >= self.cluster_state.compacted() && revision <= self.cluster_state.known();
+        if is_past { revision.max(0) } else { 0 }
+    }
+
+    /// What the result of a check means for a read at `revision`; `None` if the read needs another check.
+    fn settle(&self, revision: i64, result: Result<Proof, Unproven>) -> Option<Result<Proof, Unproven>> {
+        match result {
+            Ok(proof) if revision <= 0 || proof.header.revision < revision => Some(Ok(proof)),
+            Ok(proof) if proof.at > 0 && proof.at <= revision => Some(Ok(proof)),
+            Ok(_) => {
+                let is_compacted = revision < self.cluster_state.compacted();
+                is_compacted.then_some(Err(Unproven::Compacted(revision)))
+            }
+            Err(Unproven::Compacted(compacted)) => {
+                let is_compacted = revision > 0 && revision <= compacted;
+                is_compacted.then_some(Err(Unproven::Compacted(revision)))
+            }
+            Err(Unproven::For(reason)) => Some(Err(reason.into())),
+        }
     }
 
     /// Requests `authorization` from etcd, and its revision. That of a serializable one may be older than what is
-    /// known: the caller compares.
+    /// known: the caller compares. Proves for the authorization's revision what [`Freshness::prove_at`] proves.
     ///
     /// # Errors
-    /// [`Reason::Auth`] if etcd refuses; the read itself, forwarded, gets etcd's own message. Otherwise the reason
-    /// why there is no response.
+    /// [`Reason::Auth`] if etcd refuses; the read itself, forwarded, gets etcd's own message. Otherwise those of
+    /// [`Freshness::prove_at`].
     pub async fn authorize(
         &self,
         authorization: &Authorization<'_>,
         deadline: Instant,
-    ) -> Result<Proof, Reason> {
+    ) -> Result<Proof, Unproven> {
         let began = Instant::now();
         let deadline = deadline.min(began + self.timeout);
-        let caller = Caller::Authenticated(authorization);
-        let result = self.check(&caller, None, deadline).await;
-        let result_name = result.map_or_else(Reason::as_str, |_| "granted");
+        let (caller, revision) = (Caller::Authenticated(authorization), authorization.revision);
+        let result = loop {
+            let result = self
+                .check(&caller, self.checkable(revision), None, deadline)
+                .await;
+            if let Some(settled) = self.settle(revision, result) {
+                break settled;
+            }
+        };
+        let result_name = match result {
+            // A caller without the permission is refused before etcd compares revisions.
+            Ok(_) | Err(Unproven::Compacted(_)) => "granted",
+            Err(Unproven::For(reason)) => reason.as_str(),
+        };
         self.telemetry
             .metrics
             .freshness
@@ -136,26 +201,32 @@ impl Freshness {
     /// Requests permission for rangecache's own user to read a range: all keys of a mirror.
     ///
     /// # Errors
-    /// Those of [`Freshness::authorize`].
+    /// Those of [`Freshness::authorize`], as reasons.
     pub async fn authorize_own(&self, key: Bytes, range_end: Bytes) -> Result<Proof, Reason> {
         let authorization = Authorization {
             key,
             range_end,
             caller: None,
             trace: None,
+            revision: 0,
             serializable: false,
         };
-        self.authorize(&authorization, Instant::now() + OWN_TIMEOUT).await
+        let authorized = self.authorize(&authorization, Instant::now() + OWN_TIMEOUT).await;
+        authorized.map_err(|unproven| match unproven {
+            Unproven::For(reason) => reason,
+            // Not reached: no revision is checked for this read.
+            Unproven::Compacted(_) => Reason::CheckFailed,
+        })
     }
 
-    /// Joins the gathering round, and sends it if it is due.
-    fn join(self: &Arc<Self>, link: Option<&mut Option<SpanContext>>) -> Arc<Round> {
+    /// Joins the gathering round with a read that needs the revision `at`, and sends it if it is due.
+    fn join(self: &Arc<Self>, at: i64, link: Option<&mut Option<SpanContext>>) -> Arc<Round> {
         // Held until the read is counted: a round is sent only after it was taken out of `rounds` under this lock.
         let mut rounds = self.rounds.lock();
         let round = Arc::clone(rounds.gathering.get_or_insert_default());
         {
             let mut state = round.state.lock();
-            state.reads += 1;
+            state.add_read(at);
             if let Some(link) = link {
                 *link = Some(state.span.get_or_insert_with(root_context).clone());
             }
@@ -197,13 +268,17 @@ impl Freshness {
     async fn run(self: &Arc<Self>, round: &Round) {
         let began = Instant::now();
         let tracer = &self.telemetry.tracer;
-        let span = round.state.lock().span.clone();
+        // No read joins any more: the round was taken out of `rounds`.
+        let (span, at) = {
+            let state = round.state.lock();
+            (state.span.clone(), state.at)
+        };
         let mut span = span.and_then(|context| tracer.linked("quorum check", context));
         let result = {
             // A panic is caught, so that the waiting reads get a result in any case.
             let deadline = round.created + self.timeout;
-            let check = caught(self.check(&Caller::Anonymous, span.as_deref_mut(), deadline));
-            let check = async { check.await.unwrap_or(Err(Reason::CheckFailed)) };
+            let check = caught(self.check(&Caller::Anonymous, at, span.as_deref_mut(), deadline));
+            let check = async { check.await.unwrap_or(Err(Reason::CheckFailed.into())) };
             tokio::pin!(check);
             match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
                 Ok(result) => result,
@@ -225,29 +300,37 @@ impl Freshness {
             rounds.record_done(reads);
             self.send_if_due(&mut rounds);
         }
+        let counted = match result {
+            // A compaction is proven, too.
+            Ok(_) | Err(Unproven::Compacted(_)) => Ok(()),
+            Err(Unproven::For(reason)) => Err(reason),
+        };
         self.telemetry
             .metrics
             .freshness
-            .record_check(result.map(|_| ()), reads, began.elapsed());
+            .record_check(counted, reads, began.elapsed());
         if let Some(mut span) = span {
             span.span_kind = SpanKind::Client;
             span.set_count("rangecache.reads", reads);
             match result {
                 Ok(proof) => span.set("rangecache.revision.proven", proof.header.revision),
-                Err(reason) => span.fail(reason.as_str()),
+                Err(Unproven::Compacted(_)) => span.fail("compacted"),
+                Err(Unproven::For(reason)) => span.fail(reason.as_str()),
             }
             tracer.end(*span);
         }
         round.wake(reads).await;
     }
 
-    /// Makes one check: attempts at one member after another, until one responds or `deadline` has passed.
+    /// Makes one check, at the revision `at` unless that is 0: attempts at one member after another, until one responds
+    /// or `deadline` has passed.
     async fn check(
         &self,
         caller: &Caller<'_>,
+        mut at: i64,
         mut span: Option<&mut Span>,
         deadline: Instant,
-    ) -> Result<Proof, Reason> {
+    ) -> Result<Proof, Unproven> {
         let trace = span.as_ref().map(|span| span.span_context.clone());
         loop {
             let connection = self
@@ -258,40 +341,53 @@ impl Freshness {
             if let Some(span) = &mut span {
                 span.set_endpoint(connection.url());
             }
+            let history = self.cluster_state.history();
             let before = self.cluster_state.before_check();
             faults::trip(Fault::Check);
             let attempt = async {
-                let (header, is_quorum) = caller.check(&connection, trace.as_ref()).await?;
-                let history = if is_quorum {
+                let (header, is_quorum) = caller.check(&connection, at, trace.as_ref()).await?;
+                let verdict = if is_quorum {
                     self.check_history(&connection, before, header.revision).await?
                 } else {
                     Verdict::Continues
                 };
-                Ok::<_, tonic::Status>((header, is_quorum, history))
+                Ok::<_, tonic::Status>((header, is_quorum, verdict))
             };
             let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
             let attempted = tokio::time::timeout_at(attempt_deadline, attempt).await;
             faults::hold(Fault::Hold).await;
             let status = match attempted {
-                Ok(Ok((header, true, history))) => return self.finish_check(caller, before, header, history),
-                Ok(Ok((header, false, _))) => return Ok(Proof { header }),
+                Ok(Ok((header, true, verdict))) => {
+                    self.finish_check(caller, before, header, verdict)?;
+                    return Ok(Proof { header, history, at });
+                }
+                Ok(Ok((header, false, _))) => return Ok(Proof { header, history, at }),
+                Ok(Err(status)) if at > 0 && is_compaction(&status) => {
+                    (self.findings.compacted)(at.saturating_add(1));
+                    return Err(Unproven::Compacted(at));
+                }
+                Ok(Err(status)) if at > 0 && is_future_revision(&status) => {
+                    // The revision was known to be reached: only the newest revision shows what has happened.
+                    at = 0;
+                    continue;
+                }
                 Ok(Err(status)) => status,
                 // The caller's time is up, which is no evidence against the member.
-                Err(_) if attempt_deadline == deadline => return Err(Reason::CheckFailed),
+                Err(_) if attempt_deadline == deadline => return Err(Reason::CheckFailed.into()),
                 Err(_) => tonic::Status::deadline_exceeded("no response to a quorum check in time"),
             };
             if is_refusal(&status) {
                 self.record_refusal(caller, &status);
-                return Err(Reason::Auth);
+                return Err(Reason::Auth.into());
             }
             tracing::debug!(endpoint = %connection.url(), code = ?status.code(), message_of_etcd = status.message(),
                 "a quorum check failed");
             if !caller.may_try_another_member(&status) {
-                return Err(Reason::CheckFailed);
+                return Err(Reason::CheckFailed.into());
             }
             self.upstream.avoid(connection.url());
             if Instant::now() + ATTEMPT_PAUSE >= deadline {
-                return Err(Reason::CheckFailed);
+                return Err(Reason::CheckFailed.into());
             }
             tokio::time::sleep(ATTEMPT_PAUSE).await;
         }
@@ -345,15 +441,15 @@ impl Freshness {
         before: Before,
         header: ResponseHeader,
         history: Verdict,
-    ) -> Result<Proof, Reason> {
+    ) -> Result<(), Reason> {
         // Only an unauthenticated check can show that auth is off.
         if matches!(caller, Caller::Anonymous) && self.cluster_state.auth_seems_off(before) == Auth::On {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
         match (self.cluster_state.after_check(before, header), history) {
-            (Verdict::Continues, Verdict::Continues) => Ok(Proof { header }),
+            (Verdict::Continues, Verdict::Continues) => Ok(()),
             _ => {
-                (self.on_replaced)(&header);
+                (self.findings.replaced)(&header);
                 Err(Reason::HistoryReplaced)
             }
         }

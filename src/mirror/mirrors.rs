@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::cluster_state::ClusterState;
-use super::freshness::Freshness;
+use super::freshness::{Findings, Freshness};
 use super::pinned::Pinned;
 use super::state::Mirror;
 use crate::cache::HistoryLimits;
@@ -34,6 +35,8 @@ pub struct Mirrors {
     /// Bound on the memory of all mirrors together, in bytes.
     max_bytes: u64,
     pub(super) probe_interval: Duration,
+    /// Wakes the probe: a check has found a compaction, and the probe asks how far it reaches.
+    pub(super) compaction_found: Arc<Notify>,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
 }
@@ -55,7 +58,21 @@ impl Mirrors {
                 Mirror::new(scope, Arc::clone(&cluster_state), mirror_metrics)
             })
             .collect();
-        let replaced = Arc::clone(&all);
+        let compaction_found = Arc::new(Notify::new());
+        let findings = Findings {
+            replaced: {
+                let all = Arc::clone(&all);
+                Box::new(move |_| drop_all(&all, "a quorum check shows another history"))
+            },
+            compacted: {
+                let (all, cluster_state) = (Arc::clone(&all), Arc::clone(&cluster_state));
+                let found = Arc::clone(&compaction_found);
+                Box::new(move |revision| {
+                    compacted(&all, &cluster_state, revision);
+                    found.notify_one();
+                })
+            },
+        };
         let freshness = Arc::new(Freshness::new(
             Arc::clone(upstream),
             Arc::clone(&cluster_state),
@@ -63,7 +80,7 @@ impl Mirrors {
             config.mirror.freshness_timeout,
             tasks.clone(),
             stop.clone(),
-            Box::new(move |_| drop_all(&replaced, "a quorum check shows another history")),
+            findings,
         ));
         Mirrors {
             all,
@@ -79,6 +96,7 @@ impl Mirrors {
             },
             max_bytes: config.mirror.max_bytes(),
             probe_interval: config.etcd.probe_interval,
+            compaction_found,
             tasks: tasks.clone(),
             stop: stop.clone(),
         }
@@ -98,8 +116,7 @@ impl Mirrors {
 
     /// Records that etcd has compacted below `revision`.
     pub fn compacted(&self, revision: i64) {
-        self.cluster_state.note_compacted(revision);
-        self.all.iter().for_each(|mirror| mirror.compacted(revision));
+        compacted(&self.all, &self.cluster_state, revision);
     }
 
     /// Drops every mirror because etcd's history was replaced; `explanation` goes to the log.
@@ -130,6 +147,11 @@ impl Mirrors {
     pub(super) fn within_budget(&self, mirror: &Mirror) -> bool {
         mirror.memory_bytes() <= self.budget_of(mirror)
     }
+}
+
+fn compacted(mirrors: &[Mirror], cluster_state: &ClusterState, revision: i64) {
+    cluster_state.note_compacted(revision);
+    mirrors.iter().for_each(|mirror| mirror.compacted(revision));
 }
 
 fn drop_all(mirrors: &[Mirror], explanation: &str) {

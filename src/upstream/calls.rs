@@ -26,17 +26,20 @@ const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
 const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Quorum check without credentials: a linearizable Range for one key that does not exist, the cheapest read that
-/// etcd has. Where auth is on, etcd refuses it, but only after asking the quorum. `metadata` is sent along.
+/// etcd has, at `revision` unless that is 0. Where auth is on, etcd refuses it, but only after asking the quorum.
+/// `metadata` is sent along.
 ///
 /// # Errors
-/// etcd's status; see [`is_refusal`].
+/// etcd's status; see [`is_refusal`], [`is_compaction`] and [`is_future_revision`].
 pub async fn anonymous_check(
     connection: &Arc<Connection>,
+    revision: i64,
     metadata: MetadataMap,
 ) -> Result<Option<ResponseHeader>, tonic::Status> {
     let (channel, origin) = connection.channel();
     let mut request = tonic::Request::new(RangeRequest {
         key: CHECK_KEY.into(),
+        revision,
         keys_only: true,
         limit: 1,
         ..RangeRequest::default()
@@ -61,6 +64,18 @@ pub fn is_refusal(status: &tonic::Status) -> bool {
         status.code(),
         Code::InvalidArgument | Code::PermissionDenied | Code::Unauthenticated
     )
+}
+
+/// Whether `status` is etcd's response to a read at a revision that it has compacted.
+#[must_use]
+pub fn is_compaction(status: &tonic::Status) -> bool {
+    status.code() == Code::OutOfRange && status.message().contains("compacted")
+}
+
+/// Whether `status` is etcd's response to a read at a revision that it has not reached.
+#[must_use]
+pub fn is_future_revision(status: &tonic::Status) -> bool {
+    status.code() == Code::OutOfRange && status.message().contains("future")
 }
 
 /// etcd's current header, by a linearizable read of one key as rangecache's own user, who must be allowed to read
@@ -91,7 +106,8 @@ pub fn header_request(key: Bytes) -> RangeRequest {
 }
 
 /// Checks permission to read `range` without reading a key, as the caller that `caller` identifies, or without it as
-/// rangecache's own user. The call is a quorum check as well, unless the range is serializable.
+/// rangecache's own user. The call is a quorum check as well, unless the range is serializable. Given a `revision`
+/// other than 0, it fails if etcd has compacted that revision.
 ///
 /// The call is a transaction that compares nothing and has the range in the branch that is never taken. etcd checks a
 /// transaction's ranges against the caller's permissions in both branches, by the same function as a Range's, before
@@ -99,14 +115,28 @@ pub fn header_request(key: Bytes) -> RangeRequest {
 /// which no Range of any shape does (each counts its range). A transaction that only reads takes no raft entry, and a
 /// linearizable one waits for the quorum before permissions are checked.
 ///
+/// etcd compares revisions with its compaction only in the branch that is taken. With a `revision` that branch counts
+/// the range's first key, which the caller may read if it may read the range, and which is looked up in the index only.
+///
 /// # Errors
-/// etcd's status; see [`is_refusal`].
+/// etcd's status; see [`is_refusal`], [`is_compaction`] and [`is_future_revision`].
 pub async fn check_read_permission(
     connection: &Arc<Connection>,
     range: RangeRequest,
+    revision: i64,
     caller: Option<MetadataMap>,
 ) -> Result<Option<ResponseHeader>, tonic::Status> {
+    let counted = (revision > 0).then(|| RequestOp {
+        request_range: Some(RangeRequest {
+            key: range.key.clone(),
+            revision,
+            count_only: true,
+            serializable: range.serializable,
+            ..RangeRequest::default()
+        }),
+    });
     let mut request = tonic::Request::new(TxnRequest {
+        success: counted.into_iter().collect(),
         failure: vec![RequestOp {
             request_range: Some(range),
         }],
@@ -149,7 +179,7 @@ pub async fn is_compacted(connection: &Arc<Connection>, key: &Bytes, revision: i
         ..RangeRequest::default()
     };
     let response = tokio::time::timeout(COMPACTION_TIMEOUT, client.range(request)).await;
-    matches!(response, Ok(Err(status)) if status.code() == Code::OutOfRange && status.message().contains("compacted"))
+    matches!(response, Ok(Err(status)) if is_compaction(&status))
 }
 
 /// Revision up to which etcd has compacted, given that it has compacted past `below`: etcd cancels a watch from there

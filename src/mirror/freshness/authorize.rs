@@ -35,6 +35,9 @@ pub struct Authorization<'a> {
     pub caller: Option<&'a HeaderMap>,
     /// Span of the call, if the caller's request is traced.
     pub trace: Option<SpanContext>,
+    /// Past revision that the caller wants to read: etcd also reports whether it is compacted. 0 for the newest state,
+    /// and for serializable reads.
+    pub revision: i64,
     /// Whether one member's local state suffices, whose revision may lag, because the read itself is serializable.
     pub serializable: bool,
 }
@@ -48,18 +51,19 @@ pub(super) enum Caller<'a> {
 }
 
 impl Caller<'_> {
-    /// Sends the check to the member behind `connection`. Also returns whether the member asked the quorum, so that
-    /// no other member is ahead of its revision.
+    /// Sends the check to the member behind `connection`, to read at `revision` unless that is 0. Also returns whether
+    /// the member asked the quorum, so that no other member is ahead of its revision.
     pub(super) async fn check(
         &self,
         connection: &Arc<Connection>,
+        revision: i64,
         trace: Option<&SpanContext>,
     ) -> Result<(ResponseHeader, bool), tonic::Status> {
         let (header, is_quorum) = match self {
             Caller::Anonymous => {
                 let mut metadata = MetadataMap::new();
                 insert_traceparent(&mut metadata, trace);
-                (anonymous_check(connection, metadata).await?, true)
+                (anonymous_check(connection, revision, metadata).await?, true)
             }
             Caller::Authenticated(authorization) => {
                 // The first check on a connection compares histories, which takes a linearizable revision.
@@ -75,7 +79,7 @@ impl Caller<'_> {
                     insert_traceparent(&mut metadata, authorization.trace.as_ref());
                     metadata
                 });
-                let header = check_read_permission(connection, range, caller).await?;
+                let header = check_read_permission(connection, range, revision, caller).await?;
                 (header, !serializable)
             }
         };

@@ -29,6 +29,26 @@ pub(super) const SLOW_ROUND: Duration = Duration::from_millis(50);
 pub struct Proof {
     /// etcd's header. Answers from memory carry it, with the revision of the mirror.
     pub header: ResponseHeader,
+    /// Number of etcd's history that the check belongs to.
+    pub history: u64,
+    /// Revision at which the check read, so that neither it nor any later one was compacted; 0 if it read the newest
+    /// state.
+    pub(super) at: i64,
+}
+
+/// Why a check proves nothing for a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unproven {
+    /// etcd has compacted this revision, and with it every lower one.
+    Compacted(i64),
+    /// No response, or one that proves nothing.
+    For(Reason),
+}
+
+impl From<Reason> for Unproven {
+    fn from(reason: Reason) -> Self {
+        Unproven::For(reason)
+    }
 }
 
 /// The rounds of one [`Freshness`](super::Freshness).
@@ -89,9 +109,23 @@ pub(super) struct Round {
 #[derive(Default)]
 pub(super) struct RoundState {
     pub(super) reads: u64,
+    /// Lowest past revision that a read of the round needs, which is the revision of the check: its success proves for
+    /// all of them that etcd has not compacted their revisions. 0 if every read wants the newest state.
+    pub(super) at: i64,
     /// The check's span, once a traced read has joined.
     pub(super) span: Option<SpanContext>,
-    pub(super) result: Option<Result<Proof, Reason>>,
+    pub(super) result: Option<Result<Proof, Unproven>>,
+}
+
+impl RoundState {
+    /// Adds a read of the past revision `at`, or of the newest state if that is 0.
+    pub(super) fn add_read(&mut self, at: i64) {
+        self.reads += 1;
+        self.at = match (self.at, at) {
+            (0, one) | (one, 0) => one,
+            (one, other) => one.min(other),
+        };
+    }
 }
 
 impl Default for Round {
@@ -106,7 +140,7 @@ impl Default for Round {
 
 impl Round {
     /// Waits for the round's result.
-    pub(super) async fn wait(&self) -> Result<Proof, Reason> {
+    pub(super) async fn wait(&self) -> Result<Proof, Unproven> {
         loop {
             // Registered before the result is read, so that the end of the round is not missed.
             let done = self.done.notified();

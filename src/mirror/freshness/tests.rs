@@ -7,7 +7,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::*;
-use crate::etcdserverpb::TxnRequest;
+use crate::etcdserverpb::{RangeRequest, TxnRequest};
 use crate::upstream::Credentials;
 use crate::upstream::fake::{self, Answer, FakeEtcd};
 
@@ -22,6 +22,8 @@ struct Bench {
     freshness: Arc<Freshness>,
     checks: mpsc::UnboundedReceiver<Held>,
     replaced: Arc<AtomicUsize>,
+    /// Revisions below which a check found everything compacted.
+    compacted: Arc<Mutex<Vec<i64>>>,
     _etcd: FakeEtcd,
     _stop: DropGuard,
 }
@@ -58,21 +60,32 @@ async fn bench() -> Bench {
     );
     let replaced = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&replaced);
+    let compacted = Arc::new(Mutex::new(Vec::new()));
+    let cluster_state = Arc::new(ClusterState::default());
+    let (found, state) = (Arc::clone(&compacted), Arc::clone(&cluster_state));
+    let findings = Findings {
+        replaced: Box::new(move |_| {
+            count.fetch_add(1, Ordering::SeqCst);
+        }),
+        compacted: Box::new(move |revision| {
+            state.note_compacted(revision);
+            found.lock().push(revision);
+        }),
+    };
     let freshness = Arc::new(Freshness::new(
         upstream,
-        Arc::new(ClusterState::default()),
+        cluster_state,
         Arc::default(),
         Duration::from_secs(20),
         tasks,
         stop.clone(),
-        Box::new(move |_| {
-            count.fetch_add(1, Ordering::SeqCst);
-        }),
+        findings,
     ));
     Bench {
         freshness,
         checks,
         replaced,
+        compacted,
         _etcd: etcd,
         _stop: stop.drop_guard(),
     }
@@ -80,8 +93,25 @@ async fn bench() -> Bench {
 
 impl Bench {
     fn read(&self) -> tokio::task::JoinHandle<Result<i64, Reason>> {
-        let round = self.freshness.join(None);
-        tokio::spawn(async move { round.wait().await.map(|proof| proof.header.revision) })
+        let read = self.read_at(0);
+        tokio::spawn(async move {
+            read.await.unwrap().map_err(|unproven| match unproven {
+                Unproven::For(reason) => reason,
+                Unproven::Compacted(_) => panic!("a read of the newest state: {unproven:?}"),
+            })
+        })
+    }
+
+    /// A read that has joined a round when this returns.
+    fn read_at(&self, revision: i64) -> tokio::task::JoinHandle<Result<i64, Unproven>> {
+        let freshness = Arc::clone(&self.freshness);
+        let mut read = Box::pin(async move {
+            let proof = freshness.prove_at(revision, None).await?;
+            Ok(proof.header.revision)
+        });
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        assert!(read.as_mut().poll(&mut context).is_pending());
+        tokio::spawn(read)
     }
 
     async fn check(&mut self) -> Held {
@@ -206,11 +236,17 @@ impl Bench {
                 range_end: "l".into(),
                 caller: Some(&HeaderMap::new()),
                 trace: None,
+                revision: 0,
                 serializable,
             };
             let deadline = Instant::now() + Duration::from_secs(20);
             let granted = freshness.authorize(&authorization, deadline).await;
-            granted.map(|proof| proof.header.revision)
+            granted.map(|proof| proof.header.revision).map_err(|unproven| {
+                let Unproven::For(reason) = unproven else {
+                    panic!("no revision was checked: {unproven:?}");
+                };
+                reason
+            })
         })
     }
 }
@@ -299,4 +335,150 @@ async fn serializable_authorization_may_lag_once_the_connection_is_checked() {
     held.answer(fake::range_at(1, 8, 2));
     assert_eq!(authorized.await.unwrap(), Ok(8));
     assert_eq!(bench.replaced.load(Ordering::SeqCst), 0, "a lagging member");
+}
+
+const COMPACTED: Answer = Err((11, "etcdserver: mvcc: required revision has been compacted"));
+const FUTURE: Answer = Err((11, "etcdserver: mvcc: required revision is a future revision"));
+
+impl Held {
+    /// Revision at which the check reads.
+    fn revision(&self) -> i64 {
+        assert!(self.path.ends_with("/Range"), "{}", self.path);
+        RangeRequest::decode(self.message.clone()).unwrap().revision
+    }
+}
+
+/// A bench at revision 10, with a check in flight, so that reads gather.
+async fn gathering() -> (Bench, Held) {
+    let mut bench = bench().await;
+    bench.freshness.cluster_state.note_known(10);
+    drop(bench.read());
+    let in_flight = bench.check().await;
+    (bench, in_flight)
+}
+
+#[tokio::test]
+async fn past_reads_share_one_check_at_their_lowest_revision() {
+    let (mut bench, in_flight) = gathering().await;
+    let reads = [5, 3, 0, 10, -1].map(|revision| bench.read_at(revision));
+    in_flight.answer(fake::range_at(1, 11, 2));
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 3);
+    check.answer(fake::range_at(1, 12, 2));
+    for read in reads {
+        assert_eq!(read.await.unwrap(), Ok(12));
+    }
+    assert!(bench.checks.try_recv().is_err(), "one check for all");
+    let read = bench.read();
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 0, "the next round has no past read");
+    check.answer(fake::range_at(1, 12, 2));
+    read.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn compacted_revision_ends_its_reads_and_the_others_get_the_next_check() {
+    let (mut bench, in_flight) = gathering().await;
+    let compacted = [3, 3].map(|revision| bench.read_at(revision));
+    let others = [5, 0, 7].map(|revision| bench.read_at(revision));
+    in_flight.answer(fake::range_at(1, 11, 2));
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 3);
+    check.answer(COMPACTED);
+    for read in compacted {
+        assert_eq!(read.await.unwrap(), Err(Unproven::Compacted(3)));
+    }
+    assert_eq!(*bench.compacted.lock(), [4]);
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 5);
+    check.answer(COMPACTED);
+    let [five, newest, seven] = others;
+    assert_eq!(five.await.unwrap(), Err(Unproven::Compacted(5)));
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 7);
+    check.answer(fake::range_at(1, 12, 2));
+    assert_eq!((newest.await.unwrap(), seven.await.unwrap()), (Ok(12), Ok(12)));
+}
+
+#[tokio::test]
+async fn revision_known_to_be_compacted_does_not_fail_the_check_of_others() {
+    let (mut bench, in_flight) = gathering().await;
+    bench.freshness.cluster_state.note_compacted(8);
+    let (compacted, newest) = (bench.read_at(7), bench.read_at(0));
+    in_flight.answer(fake::range_at(1, 11, 2));
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 0);
+    check.answer(fake::range_at(1, 12, 2));
+    assert_eq!(compacted.await.unwrap(), Err(Unproven::Compacted(7)));
+    assert_eq!(newest.await.unwrap(), Ok(12));
+}
+
+#[tokio::test]
+async fn revision_not_known_yet_takes_a_check_that_it_is_reached_before_one_at_it() {
+    let (mut bench, in_flight) = gathering().await;
+    in_flight.answer(fake::range_at(1, 11, 2));
+    let future = bench.read_at(20);
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 0);
+    check.answer(fake::range_at(1, 15, 2));
+    assert_eq!(
+        future.await.unwrap(),
+        Ok(15),
+        "below the revision: it is in the future"
+    );
+    let reached = bench.read_at(20);
+    bench.check().await.answer(fake::range_at(1, 25, 2));
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 20, "it may be compacted");
+    check.answer(fake::range_at(1, 26, 2));
+    assert_eq!(reached.await.unwrap(), Ok(26));
+}
+
+#[tokio::test]
+async fn known_revision_in_the_future_of_etcd_is_a_replaced_history() {
+    let (mut bench, in_flight) = gathering().await;
+    let read = bench.read_at(9);
+    in_flight.answer(fake::range_at(1, 11, 2));
+    bench.check().await.answer(FUTURE);
+    let check = bench.check().await;
+    assert_eq!(check.revision(), 0, "for the newest revision");
+    check.answer(fake::range_at(1, 8, 2));
+    assert_eq!(read.await.unwrap(), Err(Unproven::For(Reason::HistoryReplaced)));
+    assert_eq!(bench.replaced.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn authorization_at_a_past_revision_finds_its_compaction() {
+    let (mut bench, in_flight) = gathering().await;
+    in_flight.answer(fake::range_at(1, 11, 2));
+    for (answer, expected) in [
+        (fake::range_at(1, 12, 2), Ok(12)),
+        (COMPACTED, Err(Unproven::Compacted(5))),
+    ] {
+        let freshness = Arc::clone(&bench.freshness);
+        let authorized = tokio::spawn(async move {
+            let authorization = Authorization {
+                key: "k".into(),
+                range_end: "l".into(),
+                caller: Some(&HeaderMap::new()),
+                trace: None,
+                revision: 5,
+                serializable: false,
+            };
+            let deadline = Instant::now() + Duration::from_secs(20);
+            freshness.authorize(&authorization, deadline).await
+        });
+        let held = bench.check().await;
+        let request = TxnRequest::decode(held.message.clone()).unwrap();
+        let counted = request.success[0].request_range.as_ref().unwrap();
+        assert_eq!(
+            (&counted.key[..], counted.revision, counted.count_only),
+            (&b"k"[..], 5, true)
+        );
+        let asked = request.failure[0].request_range.as_ref().unwrap();
+        assert_eq!((&asked.range_end[..], asked.revision), (&b"l"[..], 0));
+        held.answer(answer);
+        let authorized = authorized.await.unwrap();
+        assert_eq!(authorized.map(|proof| proof.header.revision), expected);
+    }
 }

@@ -1,4 +1,6 @@
-//! Check that etcd would still return a page of a list, by the known cluster state.
+//! Check that etcd would still return a page of a list, as far as the known cluster state shows.
+
+use std::sync::Arc;
 
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
@@ -15,7 +17,7 @@ pub(super) struct ListOrigin {
     pub(super) revision: i64,
 }
 
-/// Returns the header with which etcd would return a page of the list now. Makes no call to etcd.
+/// Returns the header of a serializable page of the list. Makes no call to etcd.
 ///
 /// # Errors
 /// [`StreamFallback`] if etcd would refuse the page, or if the cluster state is unknown.
@@ -27,22 +29,34 @@ pub(super) fn page_header(
     let min_served = cluster_state
         .min_served_revision()
         .ok_or(StreamFallback::NotProven)?;
-    let known = cluster_state.known().max(min_served);
+    let identity = check_list(cluster_state, list, scope)?;
+    Ok(ResponseHeader {
+        revision: cluster_state.known().max(min_served),
+        ..*identity
+    })
+}
+
+/// Checks that etcd would still return pages of the list, and returns the header of the last quorum check.
+///
+/// # Errors
+/// [`StreamFallback`] if etcd would refuse a page, or if the cluster state is unknown.
+pub(super) fn check_list(
+    cluster_state: &ClusterState,
+    list: &ListOrigin,
+    scope: &ShareScope,
+) -> Result<Arc<ResponseHeader>, StreamFallback> {
     let identity = cluster_state.identity().ok_or(StreamFallback::NotProven)?;
     if cluster_state.auth() != scope.auth() {
         return Err(StreamFallback::Auth);
     }
     let is_same_history = cluster_state.history() == list.history && identity.cluster_id == list.cluster_id;
-    if !is_same_history || known < list.revision {
+    if !is_same_history || cluster_state.known() < list.revision {
         return Err(StreamFallback::HistoryReplaced);
     }
     if list.revision < cluster_state.compacted() {
         return Err(StreamFallback::Compacted);
     }
-    Ok(ResponseHeader {
-        revision: known,
-        ..*identity
-    })
+    Ok(identity)
 }
 
 #[cfg(test)]
@@ -139,9 +153,14 @@ mod tests {
     fn unknown_minimum_served_revision_is_not_proven() {
         let state = checked();
         state.note_unreadable();
-        assert_eq!(header(&state, &list(&state)), Err(StreamFallback::NotProven));
+        let list = list(&state);
+        assert_eq!(header(&state, &list), Err(StreamFallback::NotProven));
+        assert!(
+            check_list(&state, &list, &ShareScope::Everyone).is_ok(),
+            "a page with a check of its own"
+        );
         assert_eq!(
-            header(&ClusterState::default(), &list(&state)),
+            header(&ClusterState::default(), &list),
             Err(StreamFallback::NotProven)
         );
     }

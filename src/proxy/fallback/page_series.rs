@@ -13,6 +13,8 @@
 //! - A page that is requested twice, out of order or too late finds no series, and is forwarded. So is a page that the
 //!   series fails to provide.
 //! - Each page may be requested by Range or by RangeStream.
+//! - Each page has a quorum check of its own at the list's revision, unless it is serializable: its header is as new as
+//!   etcd's, and a compaction ends the list at once.
 //! - While etcd's auth is on, a series can be continued only with the credentials of the client that started it, and
 //!   etcd authorizes each page (I8).
 
@@ -25,7 +27,7 @@ use http_body::Frame;
 use tokio::time::Instant;
 
 use super::expiring_map::ExpiringMap;
-use super::page_header::{ListOrigin, page_header};
+use super::page_header::{ListOrigin, check_list, page_header};
 use super::page_source::{CHUNK_TIMEOUT, PageSource};
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
@@ -38,6 +40,7 @@ use crate::grpc::{RangeResponseScanner, ResponseSummary};
 use crate::keyspace::successor;
 use crate::limits::{ByteBudget, HeldBytes};
 use crate::mirror::Mirrors;
+use crate::mirror::freshness::Unproven;
 use crate::mirror::freshness::authorize::{Authorization, caller_identity};
 use crate::proxy::response::Observer;
 use crate::telemetry::Metrics;
@@ -109,6 +112,11 @@ impl SeriesKey {
             keys_only: query.keys_only,
             scope,
         }
+    }
+
+    /// Bytes of the keys and of the credentials.
+    fn bytes(&self) -> u64 {
+        (self.key.len() + self.range_end.len()) as u64 + self.scope.bytes()
     }
 
     /// Identity of the page that follows this one, if this one ends with `last_key` and the list is at `revision`.
@@ -205,7 +213,7 @@ impl PageSeriesCache {
     ) -> Result<(PageAnswer, Vec<u8>), StreamFallback> {
         let granted = self.authorize(request).await?;
         // Computed before a stream is opened, so that no stream is opened for a page that may not be served.
-        self.current_header(series, request, granted).await?;
+        self.check_list(series, request)?;
         let source = match &mut series.source {
             Some(source) => source,
             None => series
@@ -217,9 +225,15 @@ impl PageSeriesCache {
         let last_key = entries.last().ok_or(StreamFallback::Malformed)?.key().to_vec();
         let (count, more) = (series.keys_left, series.keys_left > limit);
         series.keys_left -= entries.len() as u64;
-        // Computed again after the last await: meanwhile a newer revision may have been served (I11), or etcd may have
-        // compacted the revision, replaced its history or enabled auth.
-        let header = self.current_header(series, request, granted).await?;
+        // Checked after the entries were read: meanwhile etcd may have compacted the revision, replaced its history or
+        // enabled auth. No await follows.
+        let header = match granted {
+            Some(granted) => {
+                self.check_list(series, request)?;
+                granted
+            }
+            None => self.proven_header(series, request).await?,
+        };
         self.mirrors.cluster_state.record_served(header.revision);
         let page = PageAnswer {
             header,
@@ -240,36 +254,44 @@ impl PageSeriesCache {
             caller: Some(request.headers),
             // The client's headers already carry the trace context.
             trace: None,
+            revision: request.query.revision,
             serializable: false,
         };
         let deadline = Instant::now() + CHUNK_TIMEOUT;
-        let granted = self.mirrors.freshness.authorize(&authorization, deadline).await;
-        Ok(Some(granted.map_err(|_| StreamFallback::Auth)?.header))
+        match self.mirrors.freshness.authorize(&authorization, deadline).await {
+            Ok(granted) => Ok(Some(granted.header)),
+            Err(Unproven::Compacted(_)) => Err(StreamFallback::Compacted),
+            Err(Unproven::For(_)) => Err(StreamFallback::Auth),
+        }
     }
 
-    /// Returns the header for the page, if etcd would return the page now.
-    ///
-    /// Decides by the known cluster state, like reads from a mirror at a past revision; calls etcd only if the
-    /// minimum served revision is unknown. If etcd authorized the page, the result is the header `granted` with the
-    /// authorization.
-    async fn current_header(
+    /// Returns the header of a page that needs no authorization: that of a quorum check at the list's revision which is
+    /// sent now, or for a serializable page the known one. Fails if etcd would not return the page.
+    async fn proven_header(
         &self,
         series: &Series,
         request: PageRequest<'_>,
-        granted: Option<ResponseHeader>,
     ) -> Result<ResponseHeader, StreamFallback> {
-        let cluster_state = &self.mirrors.cluster_state;
-        let revision = request.query.revision;
-        if cluster_state.min_served_revision().is_none() && self.mirrors.freshness.prove().await.is_err() {
-            return Err(StreamFallback::NotProven);
+        let is_min_served_known = self.mirrors.cluster_state.min_served_revision().is_some();
+        if request.query.serializable && is_min_served_known {
+            let origin = list_origin(series, request.query);
+            return page_header(&self.mirrors.cluster_state, &origin, request.scope);
         }
-        let origin = ListOrigin {
-            history: series.history,
-            cluster_id: series.cluster_id,
-            revision,
+        let revision = request.query.revision;
+        let proof = match self.mirrors.freshness.prove_at(revision, None).await {
+            Ok(proof) => proof,
+            Err(Unproven::Compacted(_)) => return Err(StreamFallback::Compacted),
+            Err(Unproven::For(_)) => return Err(StreamFallback::NotProven),
         };
-        let known = page_header(cluster_state, &origin, request.scope)?;
-        Ok(granted.unwrap_or(known))
+        self.check_list(series, request)?;
+        Ok(proof.header)
+    }
+
+    /// Checks that etcd would still return the page, by the known cluster state.
+    fn check_list(&self, series: &Series, request: PageRequest<'_>) -> Result<(), StreamFallback> {
+        let origin = list_origin(series, request.query);
+        check_list(&self.mirrors.cluster_state, &origin, request.scope)?;
+        Ok(())
     }
 
     /// Opens a stream of the remaining `keys`, the requested page included.
@@ -309,7 +331,8 @@ impl PageSeriesCache {
     fn store(&self, key: SeriesKey, series: Series) {
         if series.keys_left > 0 {
             let held = series.source.as_ref().map_or(0, PageSource::held_bytes);
-            let bytes = SERIES_OVERHEAD_BYTES + (key.key.len() + key.range_end.len()) as u64 + held;
+            // The map keeps its keys twice.
+            let bytes = SERIES_OVERHEAD_BYTES + 2 * key.bytes() + held;
             self.series.insert(key, series, bytes);
         }
         self.sweep();
@@ -371,6 +394,15 @@ impl PageSeriesCache {
             history: self.history_number(),
             cache: Arc::clone(self),
         })
+    }
+}
+
+/// State of etcd when the list of `series` began; `query` requests one of its pages.
+fn list_origin(series: &Series, query: &RangeQuery) -> ListOrigin {
+    ListOrigin {
+        history: series.history,
+        cluster_id: series.cluster_id,
+        revision: query.revision,
     }
 }
 

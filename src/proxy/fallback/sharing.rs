@@ -46,6 +46,14 @@ impl ShareScope {
         }
     }
 
+    /// Bytes of the credentials.
+    pub(super) fn bytes(&self) -> u64 {
+        match self {
+            ShareScope::Everyone => 0,
+            ShareScope::Credentials(values) => values.iter().map(|value| value.len() as u64).sum(),
+        }
+    }
+
     /// State of etcd's auth for which the scope was determined. After auth is enabled or disabled, the scope is
     /// invalid.
     pub(super) fn auth(&self) -> Auth {

@@ -3,7 +3,7 @@
 use crate::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
 use crate::grpc::Status;
 use crate::mirror::cluster_state::ClusterState;
-use crate::mirror::state::{Mirror, View, ViewAtError};
+use crate::mirror::state::{Mirror, ViewAtError};
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::Version;
@@ -18,11 +18,12 @@ pub(super) enum Decision {
     Forward(Reason),
 }
 
-/// View of a mirror that was proven to be fresh enough for one read.
-pub(super) struct ProvenView<'a> {
+/// Header that was proven for one read, and where its entries are.
+pub(super) struct Proven<'a> {
     pub(super) mirror: &'a Mirror,
-    pub(super) view: View,
-    /// Header of the response; its revision is the view's.
+    /// Keys at the header's revision. Not used by a read at a past revision, whose keys the mirror's history has.
+    pub(super) newest: Tree,
+    /// Header of the response. At the time of the proof etcd was at or below its revision.
     pub(super) header: ResponseHeader,
     /// Whether the read waited for the mirror to catch up.
     pub(super) waited: bool,
@@ -32,32 +33,29 @@ pub(super) struct ProvenView<'a> {
 /// dialect the response follows.
 pub(super) fn answer(
     query: &RangeQuery,
-    proven: &ProvenView<'_>,
+    proven: Proven<'_>,
     version: Option<Version>,
     cluster_state: &ClusterState,
 ) -> Decision {
-    let ProvenView {
+    let Proven {
         mirror,
-        view,
+        newest,
         header,
         waited,
     } = proven;
     let outcome = |read: Read| {
-        if *waited {
+        if waited {
             Outcome::Waited(read)
         } else {
             Outcome::Hit(read)
         }
     };
-    if query.revision > view.revision {
-        // At the time of the proof etcd was at or below the view's revision, so the requested revision was in its
-        // future.
+    if query.revision > header.revision {
         return Decision::Error(Status::FutureRevision, outcome(Read::Refused));
     }
-    let pinned_tree: Tree;
     let (tree, read) = if query.revision > 0 {
-        pinned_tree = match mirror.view_at(query.revision) {
-            Ok(tree) => tree,
+        match mirror.view_at(query.revision) {
+            Ok(tree) => (tree, Read::Pinned),
             Err(ViewAtError::Unavailable(AtError::Compacted { .. })) => {
                 return Decision::Error(Status::Compacted, outcome(Read::Refused));
             }
@@ -68,21 +66,20 @@ pub(super) fn answer(
                 return Decision::Forward(Reason::HistoryGone);
             }
             Err(ViewAtError::OutOfService(reason)) => return Decision::Forward(reason),
-        };
-        (&pinned_tree, Read::Pinned)
+        }
     } else if query.serializable {
-        (&view.tree, Read::Serializable)
+        (newest, Read::Serializable)
     } else {
-        (&view.tree, Read::Linearizable)
+        (newest, Read::Linearizable)
     };
     let Some(version) = version else {
         return Decision::Forward(Reason::VersionUnknown);
     };
-    let selection = match select(tree, query, &Dialect::of_version(version.major, version.minor)) {
+    let selection = match select(&tree, query, &Dialect::of_version(version.major, version.minor)) {
         Selected::Answer(selection) => selection,
         Selected::TiesAreEtcds => return Decision::Forward(Reason::SortTies),
     };
     // Recorded before the response is sent: no later response of this process may be older (I11).
     cluster_state.record_served(header.revision);
-    Decision::Answer(*header, selection, outcome(read))
+    Decision::Answer(header, selection, outcome(read))
 }

@@ -3,11 +3,12 @@
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::answer::{Decision, ProvenView, answer};
+use super::answer::{Decision, Proven, answer};
+use super::past::{answer_proven_past, unproven_result};
 use super::plan::PlanInputs;
-use crate::cache::{RangeQuery, ResponseHeader};
+use crate::cache::RangeQuery;
 use crate::mirror::freshness::authorize::Authorization;
-use crate::mirror::state::{Mirror, View, ViewAtError};
+use crate::mirror::state::{Mirror, ViewAtError};
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::telemetry::Reason;
@@ -43,15 +44,21 @@ impl AuthorizedRead<'_> {
             key: self.query.key.clone(),
             range_end: self.query.range_end.clone(),
             caller: Some(self.metadata),
+            revision: if self.serializable { 0 } else { self.query.revision },
             trace: recorder.trace.as_ref().and_then(|trace| trace.prove_context()),
             serializable: self.serializable,
         };
-        let granted = proxy
-            .mirrors
-            .freshness
-            .authorize(&authorization, self.deadline)
-            .await?
-            .header;
+        let authorized = proxy.mirrors.freshness.authorize(&authorization, self.deadline);
+        let proof = match authorized.await {
+            Ok(proof) => proof,
+            Err(unproven) => return unproven_result(unproven),
+        };
+        if authorization.revision > 0 {
+            let (query, inputs) = (self.query, self.inputs);
+            return answer_proven_past(proxy, query, inputs, Some(mirror), proof, self.deadline, recorder)
+                .await;
+        }
+        let granted = proof.header;
         if granted.revision < self.min_revision {
             // The permission was checked against the local state of a member that lags behind a revision which clients
             // of this process have seen already (I11).
@@ -61,31 +68,23 @@ impl AuthorizedRead<'_> {
         let (view, waited) = mirror.reach(granted.revision, self.deadline).await?;
         // The view must be at exactly the authorized revision: the caller may have lost its permission since, and later
         // writes may be ones that it must not read.
-        let view = if view.revision == granted.revision {
-            view
+        let newest = if view.revision == granted.revision {
+            view.tree
         } else {
-            let tree = mirror.view_at(granted.revision).map_err(|error| match error {
+            mirror.view_at(granted.revision).map_err(|error| match error {
                 ViewAtError::OutOfService(reason) => reason,
                 ViewAtError::Unavailable(_) => Reason::HistoryGone,
-            })?;
-            View {
-                tree,
-                revision: granted.revision,
-            }
+            })?
         };
-        recorder.record_proven(mirror, view.revision, waited);
-        tracing::debug!(revision = view.revision, waited, "authorized");
-        let header = ResponseHeader {
-            revision: view.revision,
-            ..granted
-        };
-        let proven = ProvenView {
+        recorder.record_proven(mirror, granted.revision, waited);
+        tracing::debug!(revision = granted.revision, waited, "authorized");
+        let proven = Proven {
             mirror,
-            view,
-            header,
+            newest,
+            header: granted,
             waited,
         };
         let cluster_state = &proxy.mirrors.cluster_state;
-        Ok(answer(self.query, &proven, self.inputs.version, cluster_state))
+        Ok(answer(self.query, proven, self.inputs.version, cluster_state))
     }
 }

@@ -4,12 +4,14 @@
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::answer::{Decision, ProvenView, answer};
+use super::answer::{Decision, Proven, answer};
 use super::authorize::AuthorizedRead;
+use super::past::{answer_proven_past, unproven_result};
 use super::plan::{Plan, PlanInputs, plan};
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::grpc::{CallMetadata, Status};
 use crate::mirror::cluster_state::Auth;
+use crate::mirror::freshness::{Proof, Unproven};
 use crate::mirror::state::Mirror;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
@@ -71,12 +73,15 @@ pub(super) async fn decide<'a>(
         Plan::AtOrAbove(revision) => {
             answer_at_or_above(proxy, query, &inputs, mirror, revision, deadlines, recorder).await
         }
-        Plan::Prove => match quorum_check(proxy, deadlines, recorder).await {
-            Ok(revision) => {
+        Plan::Prove => match quorum_check(proxy, 0, deadlines, recorder).await {
+            Ok(proof) => {
+                let revision = proof.header.revision;
                 answer_at_or_above(proxy, query, &inputs, mirror, revision, deadlines, recorder).await
             }
-            Err(reason) => Err(reason),
+            Err(unproven) => unproven_result(unproven),
         },
+        // Boxed, so that the future of a read of the newest state stays small.
+        Plan::ProvePast => Box::pin(answer_past(proxy, query, &inputs, mirror, deadlines, recorder)).await,
         Plan::Authorize {
             serializable,
             min_revision,
@@ -111,28 +116,63 @@ fn plan_inputs(proxy: &Proxy, mirror: Option<&Mirror>, metadata: &CallMetadata) 
     }
 }
 
-/// Waits for a quorum check that is sent after this call, and returns etcd's revision.
+/// Waits for a quorum check that is sent after this call, and returns its proof for a read at `revision`, or of the
+/// newest state if that is 0.
 ///
 /// # Errors
 /// Reason for which the check failed; [`Reason::CheckFailed`] if the client's deadline expired first.
 async fn quorum_check(
     proxy: &Proxy,
+    revision: i64,
     deadlines: Deadlines,
     recorder: &mut Recorder<'_>,
-) -> Result<i64, Reason> {
+) -> Result<Proof, Unproven> {
     let link = recorder.trace.as_deref_mut().map(Trace::check_context);
-    let proving = proxy.mirrors.freshness.prove_for(link);
+    let proving = proxy.mirrors.freshness.prove_at(revision, link);
     // The check has its own timeout (`--freshness-timeout`), so a timer is needed only for an earlier deadline of the
     // client.
     let proof = if deadlines.earliest() < deadlines.freshness {
         match Box::pin(tokio::time::timeout_at(deadlines.earliest(), proving)).await {
             Ok(proof) => proof?,
-            Err(_) => return Err(Reason::CheckFailed),
+            Err(_) => return Err(Reason::CheckFailed.into()),
         }
     } else {
         proving.await?
     };
-    Ok(proof.header.revision)
+    Ok(proof)
+}
+
+/// Answers a read at a past revision. Its header is that of its check: a later one might be from after a compaction
+/// that etcd has acknowledged meanwhile.
+///
+/// # Errors
+/// Reason for which there is no proof, or for which the mirror did not reach the past revision in time.
+async fn answer_past<'a>(
+    proxy: &'a Proxy,
+    query: &RangeQuery,
+    inputs: &PlanInputs,
+    mirror: Option<&'a Mirror>,
+    deadlines: Deadlines,
+    recorder: &mut Recorder<'a>,
+) -> Result<Decision, Reason> {
+    let proof = match quorum_check(proxy, query.revision, deadlines, recorder).await {
+        Ok(proof) => proof,
+        Err(unproven) => return unproven_result(unproven),
+    };
+    // Checked after the proof, as in `answer_at_or_above`.
+    if proxy.mirrors.cluster_state.auth() != Auth::Off {
+        return Ok(Decision::Forward(Reason::Auth));
+    }
+    answer_proven_past(
+        proxy,
+        query,
+        inputs,
+        mirror,
+        proof,
+        deadlines.earliest(),
+        recorder,
+    )
+    .await
 }
 
 /// Waits until the mirror is at `revision` or later, and answers from it.
@@ -169,13 +209,13 @@ async fn answer_at_or_above<'a>(
         revision: view.revision,
         ..*identity
     };
-    let proven = ProvenView {
+    let proven = Proven {
         mirror,
-        view,
+        newest: view.tree,
         header,
         waited,
     };
-    Ok(answer(query, &proven, inputs.version, cluster_state))
+    Ok(answer(query, proven, inputs.version, cluster_state))
 }
 
 /// Returns `DeadlineExceeded` if the client's own deadline has expired; otherwise the read is forwarded.

@@ -6,6 +6,7 @@
 //! | `plan` | decides what must be proven; a pure function |
 //! | `decide` | executes the plan: quorum check, wait for the mirror |
 //! | `authorize` | has etcd check the caller's permission to read the range |
+//! | `past` | answers a read at a past revision with the header of its check |
 //! | `answer` | selects the entries of the response from a proven view |
 //! | `unary`, `streaming` | build the response of KV/Range and of KV/RangeStream, or call `fetch` |
 //! | `fetch` | gets the response from etcd by way of `fallback` |
@@ -16,6 +17,7 @@ mod authorize;
 mod body;
 mod decide;
 mod fetch;
+mod past;
 mod plan;
 mod receive;
 mod streaming;

@@ -33,6 +33,9 @@ pub(super) enum Plan {
     Refuse(QueryError),
     /// From memory, once a quorum check has returned etcd's revision and the mirror has reached it.
     Prove,
+    /// From memory, once a quorum check has returned etcd's revision and has proven that the requested past revision is
+    /// not compacted. The mirror must have reached only the past revision.
+    ProvePast,
     /// From memory, once the mirror is at this revision or later. Needs no call to etcd.
     AtOrAbove(i64),
     /// From memory, at the revision at which etcd authorizes the caller to read the range (I8).
@@ -88,19 +91,26 @@ pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
             },
         };
     }
-    // A pinned revision above the mirror's may exist in etcd already or lie in its future: that takes a quorum check.
-    let is_pinned = query.revision > 0 && query.revision <= mirror_revision;
-    let needs_no_check = is_pinned || (query.serializable && query.revision <= 0);
-    if needs_no_check && let Some(revision) = inputs.min_served_revision {
+    // A revision above the mirror's may exist in etcd already or lie in its future: that takes a quorum check, even if
+    // the read is serializable, and progress of the mirror.
+    let is_reached = query.revision <= mirror_revision;
+    if query.serializable
+        && is_reached
+        && let Some(revision) = inputs.min_served_revision
+    {
         return match inputs.auth {
             Auth::Off => Plan::AtOrAbove(revision),
             Auth::Unknown | Auth::On => Plan::Forward(Reason::Auth),
         };
     }
-    if gates::PROGRESS_NOTIFICATIONS.is_open(lowest) {
-        Plan::Prove
-    } else {
+    let is_past = query.revision > 0 && !query.serializable;
+    let needs_progress = !(is_past && is_reached);
+    if needs_progress && !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) {
         Plan::Forward(Reason::VersionGate)
+    } else if is_past {
+        Plan::ProvePast
+    } else {
+        Plan::Prove
     }
 }
 
@@ -147,14 +157,10 @@ mod tests {
     }
 
     #[test]
-    fn pinned_or_serializable_read_needs_no_quorum_check() {
+    fn serializable_read_needs_no_quorum_check() {
         for query in [
             RangeQuery {
                 serializable: true,
-                ..get()
-            },
-            RangeQuery {
-                revision: 100,
                 ..get()
             },
             RangeQuery {
@@ -177,20 +183,35 @@ mod tests {
     }
 
     #[test]
-    fn pinned_read_above_the_mirror_needs_a_quorum_check() {
-        for serializable in [false, true] {
-            assert_eq!(
-                plan(
-                    &RangeQuery {
-                        revision: 101,
-                        serializable,
-                        ..get()
-                    },
-                    &INPUTS
-                ),
-                Plan::Prove
-            );
+    fn past_read_needs_a_quorum_check_at_its_revision() {
+        for revision in [1, 100, 101] {
+            let query = RangeQuery { revision, ..get() };
+            assert_eq!(plan(&query, &INPUTS), Plan::ProvePast, "{revision}");
+            for auth in [Auth::Unknown, Auth::Off] {
+                let unknown = |inputs: &mut PlanInputs| {
+                    (inputs.min_served_revision, inputs.auth) = (None, auth);
+                };
+                assert_eq!(planned(&query, unknown), Plan::ProvePast, "{revision}");
+            }
+            let old = planned(&query, |inputs| inputs.version = Some(Version::new(3, 5, 12)));
+            let expected = if revision > 100 {
+                Plan::Forward(Reason::VersionGate)
+            } else {
+                // No progress is needed to reach it.
+                Plan::ProvePast
+            };
+            assert_eq!(old, expected, "{revision}");
         }
+    }
+
+    #[test]
+    fn serializable_read_above_the_mirror_needs_a_quorum_check() {
+        let query = RangeQuery {
+            revision: 101,
+            serializable: true,
+            ..get()
+        };
+        assert_eq!(plan(&query, &INPUTS), Plan::Prove);
     }
 
     #[test]

@@ -1,0 +1,64 @@
+//! Reads at a past revision: the header is that of their check, the entries are the mirror's history.
+
+use tokio::time::Instant;
+
+use super::answer::{Decision, Proven, answer};
+use super::plan::PlanInputs;
+use crate::cache::RangeQuery;
+use crate::grpc::Status;
+use crate::mirror::freshness::{Proof, Unproven};
+use crate::mirror::state::Mirror;
+use crate::proxy::handles::Proxy;
+use crate::proxy::recorder::Recorder;
+use crate::telemetry::outcome::Read;
+use crate::telemetry::{Outcome, Reason};
+
+/// The decision about a read without a proof: a compacted revision is refused, as by etcd.
+///
+/// # Errors
+/// Reason for which there is no proof.
+pub(super) fn unproven_result(unproven: Unproven) -> Result<Decision, Reason> {
+    match unproven {
+        Unproven::Compacted(_) => Ok(Decision::Error(Status::Compacted, Outcome::Hit(Read::Refused))),
+        Unproven::For(reason) => Err(reason),
+    }
+}
+
+/// Answers a read at a past revision with the header of `proof`, for a caller who may read it.
+///
+/// # Errors
+/// Reason for which the mirror did not reach the past revision by `deadline`.
+pub(super) async fn answer_proven_past<'a>(
+    proxy: &'a Proxy,
+    query: &RangeQuery,
+    inputs: &PlanInputs,
+    mirror: Option<&'a Mirror>,
+    proof: Proof,
+    deadline: Instant,
+    recorder: &mut Recorder<'_>,
+) -> Result<Decision, Reason> {
+    let mirror = mirror.ok_or(Reason::NotMirrored)?;
+    // A revision in etcd's future is refused whatever the mirror has.
+    let is_future = query.revision > proof.header.revision;
+    let required = if is_future { 0 } else { query.revision };
+    recorder.record_required_revision(required);
+    let (view, waited) = mirror.reach(required, deadline).await?;
+    recorder.record_proven(mirror, proof.header.revision, waited);
+    tracing::debug!(
+        revision = proof.header.revision,
+        waited,
+        "proven at a past revision"
+    );
+    let proven = Proven {
+        mirror,
+        newest: view.tree,
+        header: proof.header,
+        waited,
+    };
+    let decision = answer(query, proven, inputs.version, &proxy.mirrors.cluster_state);
+    if proxy.mirrors.cluster_state.history() != proof.history {
+        // The mirror's contents may be those of another history than the check's.
+        return Err(Reason::HistoryReplaced);
+    }
+    Ok(decision)
+}
