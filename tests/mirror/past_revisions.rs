@@ -1,5 +1,5 @@
 //! Reads at a past revision are as linearizable as etcd's: their header is no older than any write that was acknowledged
-//! before them, and no revision is read after anybody's acknowledged Compact of it. Only serializable ones may lag.
+//! before them, and no revision is read after any client's acknowledged Compact of it. Only serializable ones may lag.
 //!
 //! The probe makes no check during these tests, so that only the reads themselves can find out.
 
@@ -95,7 +95,7 @@ async fn past_read_has_a_header_at_or_above_every_acknowledged_write() {
         let (writer, acknowledged) = (etcd.client().await, newest.clone());
         tasks.spawn(async move {
             for n in 0..WRITES {
-                // Every other write is one that no mirror is told of.
+                // Every other write reaches no mirror by an event.
                 let prefix = if n % 2 == 0 { "/elsewhere/" } else { PREFIX };
                 let put = writer.put(format!("{prefix}written"), n.to_string()).await;
                 acknowledged.fetch_max(put.expect("etcd writes"), Ordering::SeqCst);
