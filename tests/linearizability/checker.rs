@@ -72,6 +72,80 @@ fn linearizer_finds_each_violation() {
         ("early", vec![list(22, 29, 3, 0, &[two])], "not linearizable"),
         ("wrong", vec![list(50, 60, 3, 0, &[one])], "not linearizable"),
         ("pinned", vec![list(50, 60, 3, 2, &[one])], ""),
+        (
+            "pinned with an old header",
+            vec![list(50, 60, 2, 2, &[one])],
+            "time runs backwards",
+        ),
+        (
+            "pinned before its header's write",
+            vec![list(22, 29, 3, 2, &[one])],
+            "not linearizable",
+        ),
+        (
+            "serializable with an old header",
+            vec![serializable(50, 60, 2, 2, &[one])],
+            "",
+        ),
+        (
+            "compacted later",
+            vec![list(50, 60, 3, 2, &[one]), compact(55, 70, 3, 3)],
+            "",
+        ),
+        (
+            "compacted before",
+            vec![compact(50, 60, 3, 3), list(70, 80, 3, 2, &[one])],
+            "a compacted revision was read",
+        ),
+        (
+            "compaction not acknowledged",
+            vec![compact(50, -1, 0, 3), list(70, 80, 3, 2, &[one])],
+            "",
+        ),
+        (
+            "compacted before, read serializably",
+            vec![compact(50, 60, 3, 3), serializable(70, 80, 3, 2, &[one])],
+            "",
+        ),
+        (
+            "compacted revision itself",
+            vec![compact(50, 60, 3, 2), list(70, 80, 3, 2, &[one])],
+            "",
+        ),
+        (
+            "compaction seen by another client",
+            vec![
+                compact(50, -1, 0, 3),
+                refused(55, 60, 2, "compacted"),
+                list(70, 80, 3, 2, &[one]),
+            ],
+            "a compacted revision was read",
+        ),
+        (
+            "header newer than the compaction's",
+            vec![
+                compact(50, 60, 3, 3),
+                put(61, 62, 4, "x", "three"),
+                event(0, 4, 63, &[("x", "three")]),
+                list(49, 80, 4, 2, &[one]),
+            ],
+            "has a newer header",
+        ),
+        (
+            "header of a compaction goes back",
+            vec![compact(50, 60, 2, 2)],
+            "time runs backwards",
+        ),
+        (
+            "refused without a compaction",
+            vec![refused(50, 60, 2, "compacted")],
+            "no client had compacted",
+        ),
+        (
+            "future of a revision shown by a read",
+            vec![list(31, 33, 3, 0, &[two]), refused(34, 36, 3, "future")],
+            "ended before that",
+        ),
         ("pinned wrong", vec![list(50, 60, 3, 2, &[two])], "the keys were"),
         (
             "pinned refused",
@@ -162,6 +236,27 @@ fn put(call: i64, end: i64, revision: i64, key: &str, value: &str) -> String {
         end > 0
     );
     op(call, end, "put", &write)
+}
+
+/// A Compact, acknowledged unless `end` is negative.
+fn compact(call: i64, end: i64, revision: i64, compacted: i64) -> String {
+    op(
+        call,
+        end,
+        "compact",
+        &format!(r#""rev":{revision},"compact":{compacted}"#),
+    )
+}
+
+/// A read of all keys at a revision, refused with `error`.
+fn refused(call: i64, end: i64, at: i64, error: &str) -> String {
+    let more = format!(r#""read":{{"key":"a","end":"z","rev":{at}}},"error":"{error}""#);
+    op(call, end, "pinned", &more)
+}
+
+/// A serializable read of all keys at a revision.
+fn serializable(call: i64, end: i64, revision: i64, at: i64, kvs: &[&str]) -> String {
+    list(call, end, revision, at, kvs).replace(r#""end":"z","#, r#""end":"z","serializable":true,"#)
 }
 
 /// A read of all keys, at a revision unless that is 0.

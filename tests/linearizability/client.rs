@@ -13,10 +13,10 @@ use tokio::time::{sleep, timeout};
 
 use crate::history::{self, History};
 use testkit::grpc::{Client, Status};
-use testkit::kv::{PUT, RANGE, TXN};
+use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
 use testkit::pb::{
-    Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest, PutResponse, RangeRequest, RangeResponse,
-    RequestOp, TxnRequest, TxnResponse,
+    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
+    PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, TxnRequest, TxnResponse,
 };
 
 /// Prefix of all keys in the store.
@@ -27,10 +27,17 @@ const KEYS: usize = 6;
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many revisions reads of the past go back.
 const BACK: i64 = 300;
+/// How many revisions Compacts go back: reads of the past meet them on both sides.
+const COMPACT_BACK: std::ops::Range<i64> = 30..BACK;
+/// One of so many calls is a Compact.
+const COMPACT_EVERY: u32 = 250;
 /// gRPC's status code for a compacted or future revision.
 const OUT_OF_RANGE: i32 = 11;
 /// etcd's number of the comparison target.
 const MOD_REVISION: i32 = 2;
+
+/// Kind of write: a Compact.
+const COMPACT: u32 = 100;
 
 /// State shared by all clients.
 pub struct Shared {
@@ -86,9 +93,13 @@ impl Caller {
     }
 
     async fn turn(&mut self) {
+        if self.random.random_range(0..COMPACT_EVERY) == 0 {
+            return self.write(COMPACT).await;
+        }
         match self.random.random_range(0..100) {
-            0..24 => self.get().await,
-            24..40 => self.list().await,
+            0..20 => self.get().await,
+            20..36 => self.list().await,
+            36..40 => self.stream().await,
             40..46 => self.count().await,
             46..52 => self.pages().await,
             52..60 => self.pinned().await,
@@ -140,7 +151,16 @@ impl Caller {
             serializable: self.random.random_range(0..3) == 0,
             ..RangeRequest::prefix(PREFIX)
         };
-        self.read("pinned", request).await;
+        if self.random.random_range(0..4) == 0 {
+            self.read_by(RANGE_STREAM, "pinned-stream", request).await;
+        } else {
+            self.read("pinned", request).await;
+        }
+    }
+
+    async fn stream(&mut self) {
+        self.read_by(RANGE_STREAM, "stream", RangeRequest::prefix(PREFIX))
+            .await;
     }
 
     async fn serializable(&mut self) {
@@ -155,6 +175,7 @@ impl Caller {
         self.shared.writing.fetch_add(1, Ordering::SeqCst);
         if !self.shared.writes_suspended.load(Ordering::SeqCst) {
             match kind {
+                COMPACT => self.compact().await,
                 0..80 => self.put().await,
                 80..87 => self.delete().await,
                 87..95 => self.compare().await,
@@ -264,10 +285,47 @@ impl Caller {
         self.end(call, result);
     }
 
+    /// Compacts revisions that the recorder has seen.
+    async fn compact(&mut self) {
+        let revision = self.shared.history.recorded() - self.random.random_range(COMPACT_BACK);
+        if revision <= 0 {
+            return;
+        }
+        let request = CompactionRequest {
+            revision,
+            ..CompactionRequest::default()
+        };
+        let call = self.begin("compact", "compact", json!(revision));
+        let answer = self
+            .call::<CompactionResponse>("/etcdserverpb.KV/Compact", &request)
+            .await;
+        let result = match answer {
+            Some(Ok(done)) => {
+                let header = done.header.expect("a header").revision;
+                Some(json!({"rev": self.record_revision(header)}))
+            }
+            // It may be compacted by another client, or by this call's first attempt.
+            _ => None,
+        };
+        self.end(call, result);
+    }
+
     /// Sends and records one read; returns a successful response.
     async fn read(&mut self, kind: &str, request: RangeRequest) -> Option<RangeResponse> {
+        self.read_by(RANGE, kind, request).await
+    }
+
+    /// Like [`Caller::read`], by a Range or a RangeStream.
+    async fn read_by(&mut self, path: &str, kind: &str, request: RangeRequest) -> Option<RangeResponse> {
         let call = self.begin(kind, "read", history::read(&request));
-        match self.call::<RangeResponse>(RANGE, &request).await {
+        let answer = if path == RANGE_STREAM {
+            // The store has fewer keys than a stream's first chunk.
+            let chunk = self.call::<RangeStreamResponse>(path, &request).await;
+            chunk.map(|chunk| chunk.map(|chunk| chunk.range_response.expect("a chunk holds an answer")))
+        } else {
+            self.call::<RangeResponse>(path, &request).await
+        };
+        match answer {
             Some(Ok(response)) => {
                 self.record_mod_revisions(&request, &response);
                 let result = json!({"rev": self.record_revision(response.revision()), "answer": history::answer(&response)});

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -16,6 +17,8 @@ pub struct History {
     path: PathBuf,
     began: Instant,
     file: Mutex<BufWriter<File>>,
+    /// Revision up to which the recorder has seen all events of the current history.
+    recorded: AtomicI64,
 }
 
 impl History {
@@ -28,6 +31,7 @@ impl History {
             path,
             began: Instant::now(),
             file,
+            recorded: AtomicI64::new(0),
         }
     }
 
@@ -53,6 +57,16 @@ impl History {
     /// Records the start of a compaction.
     pub fn compact(&self, revision: i64) {
         self.write(&json!({"t": "compact", "at": self.now(), "rev": revision}));
+    }
+
+    /// Revision up to which the recorder has seen all events.
+    pub fn recorded(&self) -> i64 {
+        self.recorded.load(Ordering::SeqCst)
+    }
+
+    /// Sets the revision up to which the recorder has seen all events.
+    pub fn set_recorded(&self, revision: i64) {
+        self.recorded.store(revision, Ordering::SeqCst);
     }
 
     /// Records etcd's changes at a revision: values put, and keys deleted.

@@ -40,6 +40,7 @@ struct Seen {
 impl Recorder {
     /// Starts after a revision. `segment` is the number of the history.
     pub fn start(history: &Arc<History>, members: &[String], segment: usize, revision: i64) -> Self {
+        history.set_recorded(revision);
         let log = Arc::new(Log {
             history: history.clone(),
             segment,
@@ -122,6 +123,7 @@ impl Log {
             while let Some(next) = seen.ahead.first().copied().filter(|next| *next == seen.whole + 1) {
                 seen.ahead.remove(&next);
                 seen.whole = next;
+                self.history.set_recorded(next);
             }
         }
     }

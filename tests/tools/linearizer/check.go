@@ -66,6 +66,10 @@ func model(first store) porcupine.Model {
 }
 
 func (s store) step(op *operation) (bool, store) {
+	if op.Compact > 0 || op.Read != nil && op.Read.Rev > 0 {
+		// The header alone: checkSnapshots compares the keys, checkCompactions the compacted revision.
+		return op.Rev == s.rev, s
+	}
 	if op.Read != nil {
 		return op.Rev == s.rev && s.kvs.answer(op.Read).equal(*op.Answer), s
 	}
@@ -124,13 +128,71 @@ func (r *resolved) linearize(html string) (pieces int, wrong []string) {
 	return pieces, wrong
 }
 
-// checkSnapshots compares reads at a revision with the state at that revision.
+// checkCompactions finds reads at a revision that were answered although it was compacted: after a response that shows
+// the compaction, or with a header that is newer than that of the Compact. Serializable reads may be served by a member
+// that lags.
+func (r *resolved) checkCompactions() []string {
+	reads := slices.DeleteFunc(slices.Clone(r.snapshots), func(op *operation) bool {
+		return op.Error != "" || op.Read.Serializable || op.Read.Rev <= 0
+	})
+	slices.SortFunc(reads, func(a, b *operation) int { return cmp.Compare(a.Call, b.Call) })
+	byReturn := slices.SortedFunc(slices.Values(r.compactions), func(a, b *operation) int { return cmp.Compare(a.Return, b.Return) })
+	byRev := slices.SortedFunc(slices.Values(r.compactions), func(a, b *operation) int { return cmp.Compare(a.Rev, b.Rev) })
+	byRev = slices.DeleteFunc(byRev, func(op *operation) bool { return op.Rev == 0 })
+	var wrong []string
+	var highest *operation
+	next := 0
+	for _, op := range reads {
+		for ; next < len(byReturn) && byReturn[next].Return < op.Call; next++ {
+			if highest == nil || byReturn[next].compacted() > highest.compacted() {
+				highest = byReturn[next]
+			}
+		}
+		if highest != nil && highest.compacted() > op.Read.Rev {
+			wrong = append(wrong, fmt.Sprintf("a compacted revision was read: %s\n    began %v after the end of %s",
+				describe(op), time.Duration(op.Call-highest.Return), describe(highest)))
+		}
+	}
+	slices.SortFunc(reads, func(a, b *operation) int { return cmp.Compare(a.Rev, b.Rev) })
+	highest, next = nil, 0
+	for _, op := range reads {
+		for ; next < len(byRev) && byRev[next].Rev < op.Rev; next++ {
+			if highest == nil || byRev[next].compacted() > highest.compacted() {
+				highest = byRev[next]
+			}
+		}
+		if highest != nil && highest.compacted() > op.Read.Rev {
+			wrong = append(wrong, fmt.Sprintf("a compacted revision was read: %s\n    has a newer header than %s",
+				describe(op), describe(highest)))
+		}
+	}
+	return wrong
+}
+
+// compacted returns the revision below which etcd refuses reads, at least, after this operation.
+func (op *operation) compacted() int64 {
+	if op.Compact > 0 {
+		return op.Compact
+	}
+	return op.Read.Rev + 1
+}
+
+// checkSnapshots compares reads at a revision with the state at that revision. compacts are the Compacts of all
+// histories: a restored store keeps its compaction.
 func (r *resolved) checkSnapshots(compacts []line) []string {
 	var wrong []string
 	complain := func(op *operation, format string, args ...any) {
 		wrong = append(wrong, fmt.Sprintf("%s: %s", describe(op), fmt.Sprintf(format, args...)))
 	}
-	for _, op := range r.snapshots {
+	byReturn := slices.SortedFunc(slices.Values(r.linearizable), func(a, b *operation) int { return cmp.Compare(a.Return, b.Return) })
+	var newest *operation
+	next := 0
+	for _, op := range slices.SortedFunc(slices.Values(r.snapshots), func(a, b *operation) int { return cmp.Compare(a.Call, b.Call) }) {
+		for ; next < len(byReturn) && byReturn[next].Return < op.Call; next++ {
+			if newest == nil || byReturn[next].Rev > newest.Rev {
+				newest = byReturn[next]
+			}
+		}
 		rev := op.Read.Rev
 		if rev == 0 {
 			rev = op.Rev
@@ -139,8 +201,8 @@ func (r *resolved) checkSnapshots(compacts []line) []string {
 		switch op.Error {
 		case "future":
 			// A serializable read may have been served by a member that lags.
-			if !op.Read.Serializable && writer != nil && writer.Return < op.Call {
-				complain(op, "but %s ended before that", describe(writer))
+			if !op.Read.Serializable && newest != nil && newest.Rev >= rev {
+				complain(op, "but %s ended before that", describe(newest))
 			}
 			continue
 		case "compacted":
@@ -160,6 +222,8 @@ func (r *resolved) checkSnapshots(compacts []line) []string {
 			complain(op, "the keys were %+v", s.answer(op.Read))
 		case writer != nil && writer.Call > op.Return:
 			complain(op, "answered before the write began: %s", describe(writer))
+		case r.writers[op.Rev] != nil && r.writers[op.Rev].Call > op.Return:
+			complain(op, "the header names a write that had not begun: %s", describe(r.writers[op.Rev]))
 		}
 	}
 	return wrong

@@ -40,16 +40,18 @@ type change struct {
 
 // operation is one call of a client. Times are nanoseconds of one clock.
 type operation struct {
-	Client int     `json:"client"`
-	Via    string  `json:"via"` // which server it was sent to
-	Kind   string  `json:"kind"`
-	Call   int64   `json:"call"`
-	Return int64   `json:"return"` // or unanswered
-	Read   *read   `json:"read"`
-	Write  *write  `json:"write"`
-	Rev    int64   `json:"rev"`    // in the answer's header
-	Answer *answer `json:"answer"` // of a read, or of the read in a transaction that did not succeed
-	Error  string  `json:"error"`  // with which a read at a revision was refused: future or compacted
+	Client int    `json:"client"`
+	Via    string `json:"via"` // which server it was sent to
+	Kind   string `json:"kind"`
+	Call   int64  `json:"call"`
+	Return int64  `json:"return"` // or unanswered
+	Read   *read  `json:"read"`
+	Write  *write `json:"write"`
+	// Compact is the revision of a Compact: etcd refuses lower ones afterwards.
+	Compact int64   `json:"compact"`
+	Rev     int64   `json:"rev"`    // in the answer's header
+	Answer  *answer `json:"answer"` // of a read, or of the read in a transaction that did not succeed
+	Error   string  `json:"error"`  // with which a read at a revision, or a Compact, was refused: future or compacted
 }
 
 type read struct {

@@ -3,7 +3,8 @@
 //
 // The file has one JSON object per line (see history.go): the operations, and the events that a recorder has watched
 // on etcd itself, which show the outcome of writes whose responses were lost. Linearizable operations are checked by
-// porcupine; reads at a revision are compared with the state at that revision. It prints the result, and exits 1 on a
+// porcupine; reads at a revision are compared with the state at that revision, and must be refused once it is compacted.
+// The headers of all responses but serializable ones are part of the order. It prints the result, and exits 1 on a
 // violation.
 package main
 
@@ -40,6 +41,11 @@ func check(path string) (int, error) {
 		return 0, err
 	}
 	h.split()
+	for _, op := range h.ops {
+		if op.Compact > 0 {
+			h.compacts = append(h.compacts, line{At: op.Call, Rev: op.Compact})
+		}
+	}
 	fmt.Println("operations:", counts(h.ops))
 	total := 0
 	for n, s := range h.segments {
@@ -53,6 +59,7 @@ func check(path string) (int, error) {
 		pieces, wrong := r.linearize(fmt.Sprintf("%s.%d.html", strings.TrimSuffix(path, ".jsonl"), n))
 		total += report("linearizability", wrong)
 		total += report("reads at a revision", r.checkSnapshots(h.compacts))
+		total += report("compactions", r.checkCompactions())
 		fmt.Printf("history %d: revisions %d to %d, %d linearizable operations in %d pieces, %d reads at a revision\n",
 			n, s.start, r.last, len(r.linearizable), pieces, len(r.snapshots))
 	}
@@ -103,6 +110,8 @@ func describe(op *operation) string {
 		asked = fmt.Sprintf("if mod(%s) = %d then %s", op.Write.Compare.Key, op.Write.Compare.Mod, changes(op.Write.Then))
 	case op.Write != nil:
 		asked = changes(op.Write.Then)
+	case op.Compact > 0:
+		asked = fmt.Sprintf("revisions below %d", op.Compact)
 	case op.Read != nil:
 		asked = fmt.Sprintf("%+v", *op.Read)
 	}

@@ -12,11 +12,13 @@ type resolved struct {
 	states  map[int64]state
 	last    int64
 	writers map[int64]*operation
-	// linearizable holds all writes that took effect or have a response, and all reads of the newest state with a
-	// response.
+	// linearizable holds all operations whose response shows the store's revision at some time during the call: writes
+	// that took effect or have a response, reads that are not serializable, at a past revision too, and Compacts.
 	linearizable []*operation
 	// snapshots holds the reads of the state at some revision that have a response.
 	snapshots []*operation
+	// compactions holds the operations that show that a revision is compacted: Compacts, and reads that were refused.
+	compactions []*operation
 }
 
 // split assigns each operation to its history. A write in flight at a cut belongs to the history in which the
@@ -130,11 +132,16 @@ func resolve(s *segment) (*resolved, []string) {
 		}
 	}
 	for _, op := range s.ops {
-		switch {
-		case op.Read == nil || op.Return == unanswered:
-		case op.Read.Serializable || op.Read.Rev > 0:
+		if op.Return == unanswered || op.Write != nil {
+			continue
+		}
+		if op.Error == "compacted" || op.Compact > 0 && op.Error == "" {
+			r.compactions = append(r.compactions, op)
+		}
+		if op.Read != nil && (op.Read.Serializable || op.Read.Rev > 0) {
 			r.snapshots = append(r.snapshots, op)
-		default:
+		}
+		if op.Error == "" && (op.Read == nil || !op.Read.Serializable) {
 			r.linearizable = append(r.linearizable, op)
 		}
 	}
