@@ -28,6 +28,24 @@ pub(super) enum Step {
     Fenced(u64),
 }
 
+impl Step {
+    /// What the step does behind `revision`: events up to there are known.
+    pub(super) fn behind(self, known: i64) -> Step {
+        let Step::Apply {
+            mut changes,
+            revision,
+        } = self
+        else {
+            return self;
+        };
+        changes.retain(|change| change.revision() > known);
+        if changes.is_empty() {
+            return Step::Wait;
+        }
+        Step::Apply { changes, revision }
+    }
+}
+
 /// Collects events until their revisions are whole.
 #[derive(Debug)]
 pub(super) struct Assembler {
@@ -50,6 +68,11 @@ impl Assembler {
     /// Revision up to which every event has arrived.
     pub(super) fn revision(&self) -> i64 {
         self.revision
+    }
+
+    /// Records that every event up to `revision` is known to have arrived.
+    pub(super) fn raise(&mut self, revision: i64) {
+        self.revision = self.revision.max(revision);
     }
 
     /// Adds a response that neither creates nor cancels the watch.

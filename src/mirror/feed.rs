@@ -3,25 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
-use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
 use super::assemble::{Assembler, Step};
 use super::cluster_state::Verdict;
+use super::continuity::{Continuity, Judgement, Proof, compare, current_revision, still_responds};
+use super::feed_end::FeedEnd;
+use super::lag::Lateness;
 use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
-use super::state::{Anchor, Epoch, Mirror, StaleEpoch};
-use crate::cache::Entry;
-use crate::etcdserverpb::kv_client::KvClient;
+use super::state::{Anchor, Epoch, Mirror};
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
-use crate::etcdserverpb::{
-    RangeRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
-};
+use crate::etcdserverpb::{WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse};
 use crate::faults::{self, Fault};
 use crate::telemetry::trace::{Span, SpanExt as _};
 use crate::upstream::Connection;
@@ -35,51 +32,20 @@ const PROGRESS_PAUSE_LAST: Duration = Duration::from_millis(100);
 /// Delay of the first progress request to a feed of the whole keyspace, which receives an event for every revision
 /// anyway.
 const PROGRESS_DELAY: Duration = Duration::from_millis(10);
-/// Silence after which a feed is replaced while a reader waits for it.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Silence after which a feed is replaced if its member is unhealthy and another one is healthy.
-const SILENCE_TIMEOUT_UNHEALTHY: Duration = Duration::from_millis(200);
 /// Bound on requests waiting to be written to the stream: one create, then one progress request at a time.
 const REQUEST_QUEUE: usize = 8;
 
-/// End of a feed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum FeedEnd {
-    /// Connection, stream or member lost: the next feed resumes at the mirror's revision.
-    #[error("{0}")]
-    Lost(String),
-    /// The contents cannot be resumed and have to be loaded again.
-    #[error("{1}")]
-    Reload(LoadCause, String),
-    /// The mirror has outgrown its budget.
-    #[error("the mirror takes more memory than --cache-max-bytes allows")]
-    OverBudget,
-    /// The epoch ended: history was replaced, or the contents were dropped.
-    #[error("history was replaced")]
-    StaleEpoch,
-}
-
-impl From<StaleEpoch> for FeedEnd {
-    fn from(_: StaleEpoch) -> Self {
-        FeedEnd::StaleEpoch
-    }
-}
-
-impl From<tonic::Status> for FeedEnd {
-    fn from(status: tonic::Status) -> Self {
-        FeedEnd::Lost(format!("{} ({:?})", status.message(), status.code()))
-    }
-}
-
-/// Follows etcd from the mirror's revision until the feed ends. `span` covers the creation of the watch.
+/// Follows etcd from the mirror's revision until the feed ends. `loaded_by` is the connection that loaded the mirror, if
+/// this is its first feed. `span` covers the creation of the watch.
 pub(super) async fn follow(
     mirrors: &Mirrors,
     mirror: &Mirror,
     epoch: Epoch,
     connection: &Arc<Connection>,
+    loaded_by: Option<Arc<Connection>>,
     span: Option<Box<Span>>,
 ) -> FeedEnd {
-    let opened = Feed::open(mirrors, mirror, epoch, connection).await;
+    let opened = Feed::open(mirrors, mirror, epoch, connection, loaded_by).await;
     if let Some(mut span) = span {
         span.set_endpoint(connection.url());
         match &opened {
@@ -109,21 +75,85 @@ struct Feed<'a> {
 enum Never {}
 
 impl<'a> Feed<'a> {
-    /// Creates the watch, checks that it continues the mirror's history, and puts the mirror in service.
+    /// Creates the watch, proves that it continues the mirror's history, and puts the mirror in service.
     async fn open(
         mirrors: &Mirrors,
         mirror: &'a Mirror,
         epoch: Epoch,
         connection: &Arc<Connection>,
+        loaded_by: Option<Arc<Connection>>,
     ) -> Result<Feed<'a>, FeedEnd> {
         let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::StaleEpoch)?;
+        let mut proofs = [
+            loaded_by.map(Proof::Load),
+            anchor.first_event().map(Proof::FirstEvent),
+            Some(Proof::Comparison),
+        ]
+        .into_iter()
+        .flatten();
+        loop {
+            // The last one decides.
+            let proof = proofs.next().ok_or(FeedEnd::StaleEpoch)?;
+            let is_last = matches!(proof, Proof::Comparison);
+            match Feed::open_by(mirrors, mirror, epoch, connection, &anchor, proof).await {
+                Ok(feed) => return Ok(feed),
+                Err(FeedEnd::Reload(LoadCause::Compacted | LoadCause::Unproven, _)) if !is_last => {}
+                Err(end) => return Err(end),
+            }
+        }
+    }
+
+    /// Creates the watch, and proves by `proof` that it continues the history of `anchor`.
+    async fn open_by(
+        mirrors: &Mirrors,
+        mirror: &'a Mirror,
+        epoch: Epoch,
+        connection: &Arc<Connection>,
+        anchor: &Anchor,
+        proof: Proof,
+    ) -> Result<Feed<'a>, FeedEnd> {
+        let start_revision = match &proof {
+            Proof::FirstEvent(event) => *event,
+            Proof::Load(_) | Proof::Comparison => anchor.revision + 1,
+        };
+        let mut feed = Feed::create(mirror, epoch, connection, start_revision).await?;
+        check_member(mirrors, mirror, anchor, connection).await?;
+        let continues = match &proof {
+            Proof::FirstEvent(event) => {
+                let proving = feed.prove(Continuity::new(anchor, *event));
+                let proven = tokio::time::timeout(RESPONSE_TIMEOUT, proving).await;
+                proven.map_err(|_| {
+                    FeedEnd::Lost("the mirror's last event was not delivered again in time".into())
+                })??
+            }
+            Proof::Load(loaded_by) => still_responds(mirror, anchor, loaded_by).await?,
+            // After the watch was created: if the revision can still be read, no delete behind it was compacted before
+            // (etcd 18089, 19179).
+            Proof::Comparison => compare(mirror, anchor, connection).await?,
+        };
+        if !continues {
+            return Err(another_history(mirrors));
+        }
+        if !matches!(proof, Proof::FirstEvent(_)) {
+            mirror.put_in_service(epoch)?;
+        }
+        Ok(feed)
+    }
+
+    /// Creates a watch of the mirror's scope from `start_revision`.
+    async fn create(
+        mirror: &'a Mirror,
+        epoch: Epoch,
+        connection: &Arc<Connection>,
+        start_revision: i64,
+    ) -> Result<Feed<'a>, FeedEnd> {
         let (channel, origin) = connection.own_channel();
         let mut client = WatchClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         let (requests, queue) = mpsc::channel(REQUEST_QUEUE);
         let create = WatchCreateRequest {
             key: mirror.scope.key(),
             range_end: mirror.scope.range_end(),
-            start_revision: anchor.revision + 1,
+            start_revision,
             fragment: true,
             ..WatchCreateRequest::default()
         };
@@ -147,35 +177,70 @@ impl<'a> Feed<'a> {
                 .check_watch_rejected(&created.cancel_reason);
             return Err(cancelled(&created));
         }
-        let before = mirrors.cluster_state.before_check();
-        let (same, revision) = continues(&anchor, connection).await?;
-        let raft_index = connection.member_status().await?.raft_index;
-        if !same || mirrors.cluster_state.after_status(before, revision, raft_index) == Verdict::Replaced {
-            mirrors.cluster_state.forget();
-            mirrors.replace_history("the history behind the watch is not the mirror's");
-            return Err(FeedEnd::StaleEpoch);
-        }
-        mirror.put_in_service(epoch)?;
         Ok(Feed {
             mirror,
             epoch,
             requests,
             responses,
-            assembler: Assembler::new(anchor.revision),
+            assembler: Assembler::new(start_revision - 1),
         })
+    }
+
+    /// Waits until the responses show whether the feed continues the mirror's history. If it does, puts the mirror in
+    /// service, with the events behind its revision that have arrived. The caller bounds the wait.
+    async fn prove(&mut self, mut continuity: Continuity<'_>) -> Result<bool, FeedEnd> {
+        let mut pause = PROGRESS_PAUSE_FIRST;
+        loop {
+            // Without events behind the last one only a progress notification shows that there are none.
+            let Ok(response) = tokio::time::timeout(pause, self.responses.message()).await else {
+                send(
+                    &self.requests,
+                    RequestUnion::ProgressRequest(WatchProgressRequest {}),
+                )
+                .await?;
+                pause = (pause * 2).min(PROGRESS_PAUSE_LAST);
+                continue;
+            };
+            let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
+            let Some(step) = self.step(&response)? else {
+                continue;
+            };
+            let judgement = match &step {
+                Step::Wait | Step::Fenced(_) => Judgement::Open,
+                Step::Apply { changes, .. } => continuity.events(changes),
+                Step::Advance(revision) => continuity.progress(*revision),
+            };
+            match judgement {
+                Judgement::Open => {}
+                Judgement::Another(explanation) => {
+                    tracing::debug!(
+                        mirror = self.mirror.name,
+                        explanation,
+                        "the feed is of another history"
+                    );
+                    return Ok(false);
+                }
+                Judgement::Continues => {
+                    self.assembler.raise(continuity.revision());
+                    self.mirror.put_in_service(self.epoch)?;
+                    self.take(step.behind(continuity.revision()))?;
+                    return Ok(true);
+                }
+            }
+        }
     }
 
     async fn run(mut self, mirrors: &Mirrors, connection: &Connection) -> Result<Never, FeedEnd> {
         let mut wanted = self.mirror.wanted();
         let mut pause = PROGRESS_PAUSE_FIRST;
         let mut next_request: Option<Instant> = None;
-        let mut last_response = Instant::now();
+        let mut lateness = Lateness::new();
         loop {
-            let behind = *wanted.borrow_and_update() > self.assembler.revision();
+            let revision = *wanted.borrow_and_update();
+            let behind = lateness.is_behind(revision, self.assembler.revision());
             if !behind {
                 next_request = None;
                 pause = PROGRESS_PAUSE_FIRST;
-                last_response = Instant::now();
             } else if next_request.is_none() {
                 let delay = if self.mirror.scope.is_everything() {
                     PROGRESS_DELAY
@@ -183,7 +248,6 @@ impl<'a> Feed<'a> {
                     Duration::ZERO
                 };
                 next_request = Some(Instant::now() + delay);
-                last_response = Instant::now();
             }
             let due = next_request.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
             tokio::select! {
@@ -191,8 +255,14 @@ impl<'a> Feed<'a> {
                 biased;
                 response = self.responses.message() => {
                     let response = response?.ok_or_else(|| FeedEnd::Lost("etcd ended the watch".into()))?;
-                    last_response = Instant::now();
-                    self.handle(&response)?;
+                    let before = self.assembler.revision();
+                    if let Some(step) = self.step(&response)? {
+                        self.take(step)?;
+                    }
+                    // A progress notification at an old revision shows nothing but that the member is there.
+                    if !response.events.is_empty() || self.assembler.revision() > before {
+                        lateness.record_advance();
+                    }
                     if !mirrors.within_budget(self.mirror) {
                         return Err(FeedEnd::OverBudget);
                     }
@@ -202,12 +272,8 @@ impl<'a> Feed<'a> {
                     changed.map_err(|_| FeedEnd::StaleEpoch)?;
                 }
                 () = tokio::time::sleep_until(due), if next_request.is_some() => {
-                    let silent = last_response.elapsed();
-                    if silent > SILENCE_TIMEOUT {
-                        return Err(FeedEnd::Lost(format!("the watch has been silent for {SILENCE_TIMEOUT:?}")));
-                    }
-                    if silent > SILENCE_TIMEOUT_UNHEALTHY && mirrors.upstream.has_better_than(connection.url()) {
-                        return Err(FeedEnd::Lost("the watch is silent and its member is unhealthy".into()));
+                    if let Some(explanation) = lateness.is_too_late(mirrors, connection) {
+                        return Err(FeedEnd::Lost(explanation.into()));
                     }
                     self.mirror.record_progress_request();
                     send(&self.requests, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
@@ -218,14 +284,14 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// Handles one response: events, a fragment of them, progress, or the end of the watch.
-    fn handle(&mut self, response: &WatchResponse) -> Result<(), FeedEnd> {
+    /// What one response does: events, a fragment of them, or progress. `None` if it created the watch.
+    fn step(&mut self, response: &WatchResponse) -> Result<Option<Step>, FeedEnd> {
         faults::trip(Fault::Feed);
         if response.canceled {
             return Err(cancelled(response));
         }
         if response.created {
-            return Ok(());
+            return Ok(None);
         }
         let step = self.assembler.add(response).map_err(|error| {
             FeedEnd::Reload(
@@ -233,6 +299,11 @@ impl<'a> Feed<'a> {
                 format!("an event is not understood: {error}"),
             )
         })?;
+        Ok(Some(step))
+    }
+
+    /// Changes the mirror.
+    fn take(&self, step: Step) -> Result<(), FeedEnd> {
         match step {
             Step::Wait => {}
             Step::Apply { changes, revision } => {
@@ -270,44 +341,28 @@ fn cancelled(response: &WatchResponse) -> FeedEnd {
     FeedEnd::Lost(format!("etcd cancelled the watch: {}", response.cancel_reason))
 }
 
-/// Reads the key that was changed last, at the mirror's revision, from the member that will feed the mirror, and
-/// compares the entries. After a replacement of history without a feed (a restore, followed by writes past the
-/// mirror's revision) they differ with near certainty. Returns whether they are equal, and etcd's current revision.
-async fn continues(anchor: &Anchor, connection: &Arc<Connection>) -> Result<(bool, i64), FeedEnd> {
-    let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-    let request = RangeRequest {
-        key: anchor.key.clone().unwrap_or_else(|| Bytes::from_static(b"\0")),
-        revision: anchor.revision,
-        ..RangeRequest::default()
-    };
-    let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
-        .await
-        .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))?;
-    let response = match response {
-        Ok(response) => response.into_inner(),
-        Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => {
-            return Err(FeedEnd::Reload(
-                LoadCause::Compacted,
-                "etcd has compacted past the mirror".into(),
-            ));
-        }
-        // A revision in the future: this member's history is shorter than the mirror's.
-        Err(status) if status.code() == Code::OutOfRange => return Ok((false, 0)),
-        Err(status) => return Err(status.into()),
-    };
-    let revision = response.header.map_or(0, |header| header.revision);
-    let Some(key) = &anchor.key else {
-        return Ok((true, revision));
-    };
-    let theirs = response
-        .kvs
-        .first()
-        .map(|key_value| Entry::from_key_value(key_value));
-    let same = match (anchor.tree.get(key), theirs) {
-        (None, None) => true,
-        (Some(ours), Some(Ok(theirs))) => ours.encoded().contiguous() == theirs.encoded().contiguous(),
-        _ => false,
-    };
-    Ok((same, revision))
+/// Checks the member that is to feed the mirror: it has reached the mirror's revision, and its raft log is that of the
+/// known history.
+async fn check_member(
+    mirrors: &Mirrors,
+    mirror: &Mirror,
+    anchor: &Anchor,
+    connection: &Arc<Connection>,
+) -> Result<(), FeedEnd> {
+    let before = mirrors.cluster_state.before_check();
+    let revision = current_revision(connection, mirror).await?;
+    let raft_index = connection.member_status().await?.raft_index;
+    let verdict = mirrors.cluster_state.after_status(before, revision, raft_index);
+    // Read linearizably, so a lower revision is no lag.
+    if revision < anchor.revision || verdict == Verdict::Replaced {
+        return Err(another_history(mirrors));
+    }
+    Ok(())
+}
+
+/// Drops every mirror, because a feed is of another history.
+fn another_history(mirrors: &Mirrors) -> FeedEnd {
+    mirrors.cluster_state.forget();
+    mirrors.replace_history("the history behind the watch is not the mirror's");
+    FeedEnd::StaleEpoch
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::feed::{self, FeedEnd};
+use super::feed;
+use super::feed_end::FeedEnd;
 use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadError};
 use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
@@ -16,7 +17,7 @@ use crate::net::Url;
 use crate::panics::caught;
 use crate::telemetry::Reason;
 use crate::telemetry::trace::{Span, SpanExt as _};
-use crate::upstream::{Backoff, ReceiveWindow};
+use crate::upstream::{Backoff, Connection, ReceiveWindow};
 
 /// First pause before a lost watch is created again, and before a failed load is retried.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
@@ -69,7 +70,7 @@ async fn run(mirrors: &Mirrors, mirror: &Mirror, mut cause: LoadCause) {
     loop {
         let epoch = mirror.epoch();
         cause = match lifecycle.load(epoch, cause).await {
-            Ok(()) => lifecycle.follow(epoch).await,
+            Ok(loaded_by) => lifecycle.follow(epoch, loaded_by).await,
             Err(cause) => cause,
         };
     }
@@ -84,8 +85,9 @@ struct Lifecycle<'a> {
 }
 
 impl Lifecycle<'_> {
-    /// Loads the mirror once. After a failure, waits until another attempt makes sense and returns its cause.
-    async fn load(&mut self, epoch: Epoch, cause: LoadCause) -> Result<(), LoadCause> {
+    /// Loads the mirror once, and returns the connection of the load. After a failure, waits until another attempt
+    /// makes sense and returns its cause.
+    async fn load(&mut self, epoch: Epoch, cause: LoadCause) -> Result<Arc<Connection>, LoadCause> {
         let (mirrors, mirror) = (self.mirrors, self.mirror);
         let metrics = &mirrors.telemetry.metrics.mirrors;
         metrics.record_reload(&mirror.name, cause.as_str());
@@ -98,13 +100,13 @@ impl Lifecycle<'_> {
         let span = mirrors.background(span_name, mirror);
         let loaded = tokio::select! {
             loaded = load(mirrors, mirror, epoch, self.reason_while_loading) => loaded,
-            () = mirror.epoch_ended(epoch) => Ok(false),
+            () = mirror.epoch_ended(epoch) => Ok(None),
         };
         if let Some(span) = span {
             end_load_span(mirrors, mirror, *span, cause, &loaded);
         }
         match loaded {
-            Ok(true) => {
+            Ok(Some(connection)) => {
                 self.load_backoff.reset();
                 self.reason_while_loading = Reason::Loading;
                 tracing::info!(
@@ -114,9 +116,9 @@ impl Lifecycle<'_> {
                     seconds = began.elapsed().as_secs_f64(),
                     "loaded"
                 );
-                Ok(())
+                Ok(connection)
             }
-            Ok(false) => Err(LoadCause::Dropped(reason_out(mirror))),
+            Ok(None) => Err(LoadCause::Dropped(reason_out(mirror))),
             Err(error @ LoadError::OverBudget { .. }) => {
                 if self.reason_while_loading == Reason::OverBudget {
                     tracing::info!(mirror = mirror.name, %error, "the mirror still does not fit");
@@ -137,10 +139,11 @@ impl Lifecycle<'_> {
         }
     }
 
-    /// Follows etcd until the mirror has to be loaded again; returns the cause of that load.
-    async fn follow(&mut self, epoch: Epoch) -> LoadCause {
+    /// Follows etcd until the mirror has to be loaded again; returns the cause of that load. `loaded_by` is the
+    /// connection of the last one.
+    async fn follow(&mut self, epoch: Epoch, loaded_by: Arc<Connection>) -> LoadCause {
         let mirror = self.mirror;
-        match follow(self.mirrors, mirror, epoch).await {
+        match follow(self.mirrors, mirror, epoch, loaded_by).await {
             FeedEnd::OverBudget => {
                 tracing::warn!(
                     mirror = mirror.name,
@@ -181,14 +184,14 @@ fn end_load_span(
     mirror: &Mirror,
     mut span: Span,
     cause: LoadCause,
-    loaded: &Result<bool, LoadError>,
+    loaded: &Result<Option<Arc<Connection>>, LoadError>,
 ) {
     span.set("rangecache.reason", cause.as_str());
     span.set("rangecache.keys", mirror.metrics.load_keys.get());
     span.set("rangecache.bytes", mirror.metrics.load_bytes.get());
     match loaded {
-        Ok(true) => {}
-        Ok(false) => span.fail(reason_out(mirror).as_str()),
+        Ok(Some(_)) => {}
+        Ok(None) => span.fail(reason_out(mirror).as_str()),
         Err(error) => span.fail(error.to_string()),
     }
     mirrors.telemetry.tracer.end(span);
@@ -203,15 +206,15 @@ fn reason_out(mirror: &Mirror) -> Reason {
     mirror.revision().err().unwrap_or(Reason::HistoryReplaced)
 }
 
-/// Loads `mirror`; `Ok(false)` if its epoch ended meanwhile.
+/// Loads `mirror`, and returns the connection of the load; `None` if its epoch ended meanwhile.
 async fn load(
     mirrors: &Mirrors,
     mirror: &Mirror,
     epoch: Epoch,
     reason_while_loading: Reason,
-) -> Result<bool, LoadError> {
+) -> Result<Option<Arc<Connection>>, LoadError> {
     if mirror.drop_contents(epoch, reason_while_loading).is_err() {
-        return Ok(false);
+        return Ok(None);
     }
     let loaded = Load { mirrors, mirror }.run().await?;
     let store = Store::new(
@@ -220,11 +223,13 @@ async fn load(
         mirrors.history_limits,
         mirror.now(),
     );
-    Ok(mirror.fill(epoch, store, loaded.newest_key).is_ok())
+    let filled = mirror.fill(epoch, store, loaded.newest_key);
+    Ok(filled.is_ok().then_some(loaded.connection))
 }
 
 /// Follows etcd, one feed after another, as long as the mirror's contents can be resumed.
-async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
+async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, loaded_by: Arc<Connection>) -> FeedEnd {
+    let mut loaded_by = Some(loaded_by);
     let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
     let mut last: Option<Url> = None;
     let mut span_name = "follow";
@@ -239,7 +244,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch) -> FeedEnd {
         {
             Ok(connection) => {
                 last = Some(connection.url().clone());
-                feed::follow(mirrors, mirror, epoch, &connection, span).await
+                feed::follow(mirrors, mirror, epoch, &connection, loaded_by.take(), span).await
             }
             Err(error) => FeedEnd::Lost(error.to_string()),
         };

@@ -50,6 +50,8 @@ pub(super) struct Loaded {
     pub(super) header: ResponseHeader,
     /// A key changed at the newest revision, by which a later feed is compared with this load.
     pub(super) newest_key: Option<Bytes>,
+    /// The connection of the load. As long as it responds, its member has kept the history of the load.
+    pub(super) connection: Arc<Connection>,
 }
 
 /// Failure of a load.
@@ -138,7 +140,7 @@ impl Load<'_> {
         let (mut resumes, mut keys) = (0, 0);
         loop {
             let error = match gathered.read(&connection).await {
-                Ok(()) => return gathered.finish().await,
+                Ok(()) => return gathered.finish(connection).await,
                 Err(error) => error,
             };
             if gathered.entries.len() > keys {
@@ -347,7 +349,7 @@ impl<'a> Gathered<'a> {
         Ok(())
     }
 
-    async fn finish(self) -> Result<Loaded, LoadError> {
+    async fn finish(self, connection: Arc<Connection>) -> Result<Loaded, LoadError> {
         let Gathered {
             pinned,
             entries,
@@ -362,6 +364,7 @@ impl<'a> Gathered<'a> {
             tree,
             header: pinned,
             newest_key: newest.map(|(_, key)| key),
+            connection,
         })
     }
 }

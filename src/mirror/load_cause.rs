@@ -13,6 +13,8 @@ pub(super) enum LoadCause {
     MayFit,
     /// etcd has compacted past the mirror's revision.
     Compacted,
+    /// It cannot be proven that etcd continues the mirror's history.
+    Unproven,
     /// etcd sent an event that is not understood.
     Malformed,
     /// The contents were dropped, for this reason.
@@ -27,6 +29,7 @@ impl LoadCause {
             LoadCause::LoadFailed => "load_failed",
             LoadCause::MayFit => "may_fit",
             LoadCause::Compacted => "compacted",
+            LoadCause::Unproven => "unproven",
             LoadCause::Malformed => "malformed",
             LoadCause::Dropped(reason) => reason.as_str(),
         }

@@ -6,7 +6,8 @@
 //! | `lifecycle` | load, follow, resume, reload |
 //! | `load` | a scope's keys at one pinned revision |
 //! | `load_cause` | causes of loads, for the metric and the log |
-//! | `feed` | the watch that keeps a mirror up to date (I9) |
+//! | `feed`, `feed_end` | the watch that keeps a mirror up to date (I9), and how it ends |
+//! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
 //! | `assemble` | whole revisions from watch responses (I3) |
 //! | `state` | the view that readers see, and the epoch that guards it |
 //! | `past_revisions` | rebuilt states at past revisions |
@@ -23,7 +24,9 @@
 
 mod assemble;
 pub mod cluster_state;
+mod continuity;
 mod feed;
+mod feed_end;
 pub mod freshness;
 mod lag;
 mod lifecycle;

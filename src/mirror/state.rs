@@ -5,7 +5,7 @@
 //! rejected.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -20,6 +20,9 @@ use crate::cache::{Applied, AtError, Change, Rebuild, Rebuilt, Snapshot, Store, 
 use crate::keyspace::scope::Scope;
 use crate::telemetry::Reason;
 use crate::telemetry::metrics::MirrorMetrics;
+
+/// A reader that has waited this long in vain shows that the mirror lags. One with a shorter deadline shows nothing.
+const OVERDUE_AFTER: Duration = Duration::from_millis(500);
 
 /// Keys at one revision; immutable.
 #[derive(Clone, Debug)]
@@ -80,6 +83,8 @@ struct Loaded {
     store: Store,
     /// A key changed at the newest revision, by which a resumed feed is compared with the mirror.
     newest_key: Option<Bytes>,
+    /// Revision of the last event that changed anything; `None` since the load.
+    last_event: Option<i64>,
     /// Rebuilt states of `store`. Outside the store, so that readers fill it without the lock on [`Contents`].
     past: Arc<PastRevisions>,
 }
@@ -90,6 +95,7 @@ impl Loaded {
         Loaded {
             store,
             newest_key,
+            last_event: None,
             past,
         }
     }
@@ -113,6 +119,8 @@ pub struct Mirror {
     /// Highest revision that a reader waits for. While the mirror is behind it, the feed requests progress
     /// notifications.
     wanted: watch::Sender<i64>,
+    /// Highest revision that a reader has waited for in vain: until the mirror has reached it, readers do not wait.
+    overdue: AtomicI64,
     /// The current epoch; its advance ends the feed and the load of the old one.
     replaced: watch::Sender<u64>,
     /// Origin of `now`.
@@ -141,6 +149,7 @@ impl Mirror {
             contents: Mutex::default(),
             changed: watch::Sender::new(()),
             wanted: watch::Sender::new(0),
+            overdue: AtomicI64::new(0),
             replaced: watch::Sender::new(0),
             born: Instant::now(),
             progress_requested_nanos: AtomicU64::new(0),
@@ -169,18 +178,23 @@ impl Mirror {
         }
     }
 
-    /// Waits until the view is at `revision` or later; also returns whether it had to wait.
+    /// Waits until the view is at `revision` or later; also returns whether it had to wait. While the mirror is known to
+    /// lag, because another reader has waited in vain, no reader waits.
     ///
     /// # Errors
-    /// The reason why the mirror is out of service, or [`Reason::NotFresh`] at `deadline`.
+    /// The reason why the mirror is out of service, or [`Reason::NotFresh`] at `deadline` or while the mirror lags.
     pub async fn reach(&self, revision: i64, deadline: Instant) -> Result<(View, bool), Reason> {
         let view = self.view()?;
         if view.revision >= revision {
             return Ok((view, false));
         }
+        self.want(revision);
+        if view.revision < self.overdue.load(Ordering::Acquire) {
+            return Err(Reason::NotFresh);
+        }
+        let (began, epoch) = (Instant::now(), Epoch(*self.replaced.borrow()));
         // Subscribed before the state is read again, so that no change in between is missed.
         let mut changed = self.changed.subscribe();
-        self.want(revision);
         loop {
             let view = self.view()?;
             if view.revision >= revision {
@@ -190,6 +204,12 @@ impl Mirror {
                 tokio::time::timeout_at(deadline, changed.changed()).await,
                 Ok(Ok(()))
             ) {
+                // Under the lock: a revision of a replaced history must not be waited for.
+                if began.elapsed() >= OVERDUE_AFTER
+                    && let Ok(_contents) = self.contents_of(epoch)
+                {
+                    self.overdue.fetch_max(revision, Ordering::AcqRel);
+                }
                 return Err(Reason::NotFresh);
             }
         }
@@ -334,6 +354,7 @@ impl Mirror {
         contents.epoch += 1;
         contents.loaded = None;
         self.wanted.send_replace(0);
+        self.overdue.store(0, Ordering::Release);
         self.replaced.send_replace(contents.epoch);
         self.set_out(reason);
     }
@@ -347,9 +368,12 @@ impl Mirror {
             if let Some(key) = tree.at(tree.len() / 2).map(|entry| entry.key().to_vec()) {
                 tree.remove(&key);
                 let limits = *loaded.store.limits();
-                let newest_key = loaded.newest_key.clone();
+                let (newest_key, last_event) = (loaded.newest_key.clone(), loaded.last_event);
                 let store = Store::new(tree, revision, limits, self.now());
-                contents.loaded = Some(Loaded::new(store, newest_key));
+                contents.loaded = Some(Loaded {
+                    last_event,
+                    ..Loaded::new(store, newest_key)
+                });
                 let _ = self.publish(&contents);
             }
         }
@@ -392,6 +416,7 @@ impl Mirror {
         Ok(contents.loaded.as_ref().map(|loaded| Anchor {
             revision: loaded.store.revision(),
             key: loaded.newest_key.clone(),
+            last_event: loaded.last_event,
             tree: loaded.store.tree().clone(),
         }))
     }
@@ -413,12 +438,13 @@ impl Mirror {
         let Some(last) = changes.last() else {
             return Err(StaleEpoch);
         };
-        let newest_key = Bytes::copy_from_slice(last.key());
+        let (newest_key, last_event) = (Bytes::copy_from_slice(last.key()), last.revision());
         let now = self.now();
         let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;
         let applied = loaded.store.apply(changes, revision, now);
         if applied.applied > 0 {
             loaded.newest_key = Some(newest_key);
+            loaded.last_event = Some(last_event);
         }
         self.metrics.events.inc_by(applied.applied as u64);
         self.metrics.events_fenced.inc_by(applied.fenced as u64);
@@ -487,6 +513,8 @@ pub(super) struct Anchor {
     pub(super) revision: i64,
     /// A key changed at the newest revision; `None` if the mirror has never held a key.
     pub(super) key: Option<Bytes>,
+    /// Revision of the last event that changed anything; `None` if there was none since the load.
+    pub(super) last_event: Option<i64>,
     /// Keys at `revision`.
     pub(super) tree: Tree,
 }

@@ -31,6 +31,8 @@ const PING_INTERVAL: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of TCP and TLS handshakes and, with TLS, of a first response.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
+/// Timeout of a status request.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bound on the metadata of a response.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 
@@ -274,11 +276,15 @@ impl Connection {
     /// Calls Maintenance.Status as rangecache's own user: with auth on, etcd permits it only to users.
     ///
     /// # Errors
-    /// etcd's status.
+    /// etcd's status, or `DeadlineExceeded` after [`STATUS_TIMEOUT`].
     pub async fn member_status(self: &Arc<Self>) -> Result<StatusResponse, tonic::Status> {
         let (channel, origin) = self.own_channel();
         let mut client = MaintenanceClient::with_origin(channel, origin);
-        Ok(client.status(StatusRequest {}).await?.into_inner())
+        let status = tokio::time::timeout(STATUS_TIMEOUT, client.status(StatusRequest {})).await;
+        let status = status
+            .map_err(|_| tonic::Status::deadline_exceeded("no response to a status request in time"))?;
+        let status = status?.into_inner();
+        Ok(status)
     }
 
     async fn wait_for_any_response(self: &Arc<Self>) {

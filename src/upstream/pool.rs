@@ -239,12 +239,15 @@ impl Upstream {
     /// Whether `url` is unhealthy and another endpoint is connected and healthy.
     #[must_use]
     pub fn has_better_than(&self, url: &Url) -> bool {
-        let (of_url, others): (Vec<_>, Vec<_>) =
-            self.endpoints.iter().partition(|endpoint| endpoint.url == *url);
-        of_url.iter().all(|endpoint| !endpoint.is_healthy())
-            && others.iter().any(|endpoint| {
-                endpoint.is_healthy() && endpoint.live(ConnectionClass::Check).next().is_some()
-            })
+        let mut of_url = self.endpoints.iter().filter(|endpoint| endpoint.url == *url);
+        of_url.all(|endpoint| !endpoint.is_healthy()) && self.has_another_than(url)
+    }
+
+    /// Whether an endpoint other than `url` is connected and healthy.
+    #[must_use]
+    pub fn has_another_than(&self, url: &Url) -> bool {
+        let mut others = self.endpoints.iter().filter(|endpoint| endpoint.url != *url);
+        others.any(|endpoint| endpoint.is_healthy() && endpoint.live(ConnectionClass::Check).next().is_some())
     }
 
     /// rangecache's own identity.

@@ -131,6 +131,11 @@ impl Etcd {
 
     /// Starts the process on its ports and data, without waiting until it serves.
     pub fn run(&mut self) {
+        self.run_with(&[]);
+    }
+
+    /// Like [`Etcd::run`], with additional flags for this start only.
+    pub fn run_with(&mut self, once: &[&str]) {
         assert!(self.process.is_none(), "already running");
         let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer_port));
         let mut command = Command::new(self.version.binary());
@@ -165,7 +170,8 @@ impl Etcd {
             ])
             // No test cuts the power, and disk latency is not under test.
             .arg("--unsafe-no-fsync")
-            .args(&self.more);
+            .args(&self.more)
+            .args(once);
         let log = self.dir.path().join("log");
         self.process = Some(Process::spawn(&format!("etcd {}", self.name), &mut command, &log));
     }
@@ -256,9 +262,42 @@ impl Etcd {
         );
     }
 
+    /// Copies the data directory as a disk snapshot would, while the process is suspended.
+    pub fn copy_data(&self) {
+        self.pause();
+        copy_folder(&self.data, &self.data_copy());
+        self.resume();
+    }
+
+    /// Stops, and puts the data directory of the last [`Etcd::copy_data`] back; [`Etcd::run`] starts it again.
+    pub fn roll_back(&mut self) {
+        self.stop();
+        std::fs::remove_dir_all(&self.data).unwrap();
+        copy_folder(&self.data_copy(), &self.data);
+    }
+
+    fn data_copy(&self) -> PathBuf {
+        self.dir.path().join("data-copy")
+    }
+
     /// Scrapes its metrics.
     pub async fn metrics(&self) -> Metrics {
         Metrics::read(&format!("{}/metrics", self.url())).await
+    }
+}
+
+/// Copies a folder with all that is in it, in place of what `to` held.
+fn copy_folder(from: &Path, to: &Path) {
+    let _ = std::fs::remove_dir_all(to);
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`grpc`] | a gRPC client on bare HTTP/2, which returns every byte, header and trailer |
 //! | [`kv`] | etcd's calls with typed requests and responses |
 //! | [`fault_link`] | a TCP link that fails on command |
+//! | [`relay`] | a member behind a relay that changes what it says |
 //! | [`roles`] | users, roles, permissions and tokens |
 //! | [`recovery`] | the check that responses come from memory again after a fault |
 //! | [`register`] | keys that change together, and checks of what readers see of them |
@@ -32,6 +33,7 @@ pub mod process;
 pub mod proxy;
 pub mod recovery;
 pub mod register;
+pub mod relay;
 pub mod roles;
 pub mod shapes;
 pub mod streams;

@@ -20,10 +20,12 @@ mod cluster;
 mod endpoints;
 mod faults;
 mod feeds;
+mod lagging;
 mod never_stale;
 mod past_revisions;
 mod race_windows;
 mod resume;
+mod rollbacks;
 mod service_account;
 
 /// Held by tests that run three members of etcd, or keep a machine of two cores busy: two of them at once would starve

@@ -166,3 +166,64 @@ async fn signed_tokens_are_renewed_when_permissions_change() {
         root.grant_role("carol", role).await.unwrap();
     }
 }
+
+/// The user may read one prefix, below which there is nothing yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn empty_mirror_of_a_restricted_user_comes_into_service() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let root = create_users(&etcd).await;
+    root.put("/b/elsewhere", "v").await.unwrap();
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", "/a/")
+        .with("--user", &format!("alice:{}", password("alice")))
+        .start()
+        .await;
+    let read = RangeRequest::prefix("/a/");
+    let from_memory = async |keys: usize| {
+        until(SOON, "memory answers", async || {
+            let direct = etcd.client().await;
+            let through = rangecache.client().await;
+            let through = through.with_metadata("token", &token(&direct, "alice").await);
+            let before = rangecache.outcomes().await;
+            assert_eq!(through.range(&read).await.ok()?.kvs.len(), keys);
+            (rangecache.outcomes_since(&before, 1).await.memory_answers() == 1).then_some(())
+        })
+        .await;
+    };
+    from_memory(0).await;
+    root.put("/a/first", "v").await.unwrap();
+    from_memory(1).await;
+    root.delete("/a/first").await.unwrap();
+    from_memory(0).await;
+    assert_eq!(
+        rangecache.metrics().await.sum("rangecache_mirror_reloads_total"),
+        1.0
+    );
+}
+
+/// A restart of etcd while the mirror holds no key and has never seen an event.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn empty_mirror_of_a_restricted_user_resumes_after_a_restart() {
+    let mut etcd = Etcd::start(Version::V3_5).await;
+    create_users(&etcd).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", "/a/")
+        .with("--user", &format!("alice:{}", password("alice")))
+        .start()
+        .await;
+    etcd.restart().await;
+    let direct = etcd.client().await;
+    until(SOON, "memory answers after a restart", async || {
+        let through = rangecache.client().await;
+        let through = through.with_metadata("token", &token(&direct, "alice").await);
+        let before = rangecache.outcomes().await;
+        through.range(&RangeRequest::prefix("/a/")).await.ok()?;
+        (rangecache.outcomes_since(&before, 1).await.memory_answers() == 1).then_some(())
+    })
+    .await;
+    assert_eq!(
+        rangecache.metrics().await.sum("rangecache_mirror_reloads_total"),
+        1.0,
+        "the mirror was resumed"
+    );
+}

@@ -238,3 +238,37 @@ fn compaction_refuses_rebuilt_revisions_and_frees_them() {
     assert!(0 < left && left < both, "{left} of {both} bytes");
     assert_eq!(keys(&mirror.view_at(300).unwrap()), expected_at(300));
 }
+
+#[tokio::test(start_paused = true)]
+async fn readers_do_not_wait_for_a_mirror_that_is_known_to_lag() {
+    let mirror = mirror_up_to(LOADED);
+    let timeout = Duration::from_secs(3);
+    let reach = async |revision, timeout| {
+        let began = Instant::now();
+        let reached = mirror.reach(revision, began + timeout).await;
+        (reached.map(|(view, _)| view.revision), began.elapsed())
+    };
+    let short = Duration::from_millis(100);
+    assert_eq!(reach(12, short).await, (Err(Reason::NotFresh), short));
+    assert_eq!(
+        reach(12, timeout).await,
+        (Err(Reason::NotFresh), timeout),
+        "a short deadline shows nothing"
+    );
+    assert_eq!(reach(11, timeout).await, (Err(Reason::NotFresh), Duration::ZERO));
+    assert_eq!(reach(LOADED, timeout).await, (Ok(LOADED), Duration::ZERO));
+    assert_eq!(*mirror.wanted().borrow(), 12, "the feed is still asked for it");
+    put(&mirror, 1, 11);
+    assert_eq!(reach(12, timeout).await, (Err(Reason::NotFresh), Duration::ZERO));
+    put(&mirror, 1, 12);
+    assert_eq!(reach(12, timeout).await, (Ok(12), Duration::ZERO));
+    assert_eq!(
+        reach(13, timeout).await,
+        (Err(Reason::NotFresh), timeout),
+        "it has caught up: readers wait again"
+    );
+    // The new history is at a lower revision.
+    mirror.replace_history();
+    load(&mirror, LOADED);
+    assert_eq!(reach(11, timeout).await, (Err(Reason::NotFresh), timeout));
+}

@@ -1,0 +1,342 @@
+//! Continuity: whether the history behind a feed is the one that the mirror holds (I4).
+//!
+//! Recoveries that keep the cluster's id, its term and its raft log (a data directory put back from a disk snapshot,
+//! `--force-new-cluster`) show in nothing but the events. So a feed resumes *at* the revision of the last event that it
+//! delivered, and the first event delivered again must be that very event. Events between it and the mirror's revision
+//! belong to another history, because the mirror would have them. [`Continuity`] is pure, so that every order of
+//! responses can be tested. Where etcd cannot send that event any more, [`compare`] reads the mirror's revision instead.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::Code;
+
+use super::feed_end::FeedEnd;
+use super::load_cause::LoadCause;
+use super::state::{Anchor, Mirror};
+use crate::cache::{Change, Entry};
+use crate::etcdserverpb::kv_client::KvClient;
+use crate::etcdserverpb::{RangeRequest, RangeResponse};
+use crate::upstream::{Connection, current_header, header_request};
+
+/// Timeout of a small read.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Revisions between the last event and the mirror's revision up to which a feed resumes at the last event: etcd reads
+/// every one of them, and lets writes wait meanwhile (about a microsecond each).
+const FIRST_EVENT_MAX_REVISIONS: i64 = 10_000;
+/// Largest mirror that [`compare`] compares: before 3.7 etcd reads its values into memory for that.
+const COMPARE_MAX_BYTES: u64 = 64 << 20;
+
+/// How a feed is proven to continue the mirror's history.
+#[derive(Debug)]
+pub(super) enum Proof {
+    /// The mirror was just loaded by this connection, and its member still responds.
+    Load(Arc<Connection>),
+    /// The last event, of this revision, is delivered again.
+    FirstEvent(i64),
+    /// etcd's keys at the mirror's revision are compared.
+    Comparison,
+}
+
+/// What the responses of a feed show so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Judgement {
+    /// The next response decides.
+    Open,
+    /// The feed continues the mirror's history.
+    Continues,
+    /// The feed is of another history, for the reason given.
+    Another(&'static str),
+}
+
+/// The events that a feed delivers again, compared with what the mirror holds.
+#[derive(Debug)]
+pub(super) struct Continuity<'a> {
+    anchor: &'a Anchor,
+    /// Revision of the last event that was delivered before.
+    event: i64,
+    is_found: bool,
+}
+
+impl<'a> Continuity<'a> {
+    /// A comparison with `anchor`, whose last event was of revision `event`.
+    pub(super) fn new(anchor: &'a Anchor, event: i64) -> Continuity<'a> {
+        Continuity {
+            anchor,
+            event,
+            is_found: false,
+        }
+    }
+
+    /// Revision of the mirror.
+    pub(super) fn revision(&self) -> i64 {
+        self.anchor.revision
+    }
+
+    /// Judges the events of whole revisions, in order.
+    pub(super) fn events(&mut self, changes: &[Change]) -> Judgement {
+        // Below: a member that lags sends events from before the start (etcd 20221).
+        for change in changes.iter().filter(|change| change.revision() >= self.event) {
+            if change.revision() > self.anchor.revision {
+                return self.judge_end();
+            }
+            if change.revision() > self.event {
+                return Judgement::Another("it has an event that the mirror does not have");
+            }
+            if !self.is_held(change) {
+                return Judgement::Another("the mirror's last event is another one");
+            }
+            self.is_found |= Some(change.key()) == self.anchor.key.as_deref();
+        }
+        // A revision is whole, so nothing more of this one follows.
+        let is_past_event = changes.last().is_some_and(|last| last.revision() >= self.event);
+        if is_past_event && (!self.is_found || self.anchor.revision <= self.event) {
+            return self.judge_end();
+        }
+        Judgement::Open
+    }
+
+    /// Judges a progress notification: every event up to `revision` was delivered.
+    pub(super) fn progress(&self, revision: i64) -> Judgement {
+        if revision >= self.anchor.revision || (revision >= self.event && !self.is_found) {
+            self.judge_end()
+        } else {
+            Judgement::Open
+        }
+    }
+
+    /// Judges what was delivered, once that is every event up to the mirror's revision.
+    fn judge_end(&self) -> Judgement {
+        if self.is_found {
+            Judgement::Continues
+        } else {
+            Judgement::Another("it lacks the mirror's last event")
+        }
+    }
+
+    /// Whether the mirror holds the result of `change`, which is of the last revision that changed anything.
+    fn is_held(&self, change: &Change) -> bool {
+        match (change, self.anchor.tree.get(change.key())) {
+            (Change::Put(theirs), Some(ours)) => is_same(ours, theirs),
+            (Change::Delete { .. }, None) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Anchor {
+    /// Revision at which a feed resumes to be proven by its first event; `None` if [`compare`] has to prove it: since
+    /// the load there was no event, or the last one is too far behind the mirror's revision.
+    pub(super) fn first_event(&self) -> Option<i64> {
+        self.last_event
+            .filter(|event| self.revision - event <= FIRST_EVENT_MAX_REVISIONS)
+    }
+}
+
+/// etcd's current revision, by a linearizable read of the scope's first key: the user of a restricted `--user` may read
+/// it.
+///
+/// # Errors
+/// [`FeedEnd::Lost`].
+pub(super) async fn current_revision(connection: &Arc<Connection>, mirror: &Mirror) -> Result<i64, FeedEnd> {
+    let header = tokio::time::timeout(RESPONSE_TIMEOUT, current_header(connection, mirror.scope.key()));
+    let header = header
+        .await
+        .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))??;
+    Ok(header.map_or(0, |header| header.revision))
+}
+
+/// Whether the member that has just loaded the mirror still responds on the same connection: its history, and so the
+/// one of every member in its quorum, has not been replaced since.
+///
+/// # Errors
+/// [`FeedEnd::Reload`] if it does not respond, which proves nothing, or if the mirror's revision was compacted.
+pub(super) async fn still_responds(
+    mirror: &Mirror,
+    anchor: &Anchor,
+    loaded_by: &Arc<Connection>,
+) -> Result<bool, FeedEnd> {
+    let request = RangeRequest {
+        revision: anchor.revision,
+        ..header_request(mirror.scope.key())
+    };
+    match read(loaded_by, request).await {
+        Ok(response) => Ok(response.is_some()),
+        Err(FeedEnd::Lost(explanation)) => Err(FeedEnd::Reload(LoadCause::Unproven, explanation)),
+        Err(end) => Err(end),
+    }
+}
+
+/// Compares `mirror` with etcd at the mirror's revision: the key that was changed last is the same, no key was changed
+/// after it, and there are as many keys. Returns whether they are equal.
+///
+/// # Errors
+/// [`FeedEnd::Reload`] if that would prove nothing, or if loading again is cheaper.
+pub(super) async fn compare(
+    mirror: &Mirror,
+    anchor: &Anchor,
+    connection: &Arc<Connection>,
+) -> Result<bool, FeedEnd> {
+    let last = anchor.key.as_ref().and_then(|key| anchor.tree.get(key));
+    // A delete leaves nothing to compare.
+    let ends_with_a_delete =
+        anchor.last_event.is_some() && last.map(Entry::mod_revision) != anchor.last_event;
+    if ends_with_a_delete || anchor.tree.memory_bytes() > COMPARE_MAX_BYTES {
+        return Err(FeedEnd::Reload(
+            LoadCause::Unproven,
+            "the last event can no longer be had from etcd".into(),
+        ));
+    }
+    if let Some(ours) = last {
+        let request = RangeRequest {
+            key: ours.key().to_vec().into(),
+            revision: anchor.revision,
+            ..RangeRequest::default()
+        };
+        let Some(response) = read(connection, request).await? else {
+            return Ok(false);
+        };
+        let theirs = response.kvs.first().map(|theirs| Entry::from_key_value(theirs));
+        if !matches!(theirs, Some(Ok(theirs)) if is_same(ours, &theirs)) {
+            return Ok(false);
+        }
+    }
+    let request = RangeRequest {
+        key: mirror.scope.key(),
+        range_end: mirror.scope.range_end(),
+        revision: anchor.revision,
+        min_mod_revision: last.map_or(0, Entry::mod_revision) + 1,
+        limit: 1,
+        keys_only: true,
+        ..RangeRequest::default()
+    };
+    let Some(response) = read(connection, request).await? else {
+        return Ok(false);
+    };
+    let keys = u64::try_from(response.count).unwrap_or(0);
+    Ok(response.kvs.is_empty() && keys == anchor.tree.len())
+}
+
+/// Reads at the mirror's revision; `None` if etcd has not reached it.
+async fn read(connection: &Arc<Connection>, request: RangeRequest) -> Result<Option<RangeResponse>, FeedEnd> {
+    let (channel, origin) = connection.own_channel();
+    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
+        .await
+        .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))?;
+    match response {
+        Ok(response) => Ok(Some(response.into_inner())),
+        Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => Err(
+            FeedEnd::Reload(LoadCause::Compacted, "etcd has compacted past the mirror".into()),
+        ),
+        // A revision in the future: this member's history is shorter than the mirror's.
+        Err(status) if status.code() == Code::OutOfRange => Ok(None),
+        Err(status) => Err(status.into()),
+    }
+}
+
+fn is_same(ours: &Entry, theirs: &Entry) -> bool {
+    ours.encoded().contiguous() == theirs.encoded().contiguous()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::Tree;
+    use crate::cache::testing::KeyValue;
+
+    fn put(key: &str, revision: i64, value: &str) -> Change {
+        Change::Put(KeyValue::new(key, revision, value).entry())
+    }
+
+    fn delete(key: &str, mod_revision: i64) -> Change {
+        Change::Delete {
+            key: key.as_bytes().into(),
+            mod_revision,
+        }
+    }
+
+    /// A mirror at revision 20 that holds `a` of revision 5 and `b` of revision 10.
+    fn anchor(key: &str, last_event: i64) -> Anchor {
+        let keys = [("a", 5), ("b", 10)];
+        Anchor {
+            revision: 20,
+            key: Some(key.as_bytes().to_vec().into()),
+            last_event: Some(last_event),
+            tree: Tree::from_sorted(keys.map(|(key, revision)| KeyValue::new(key, revision, "v").entry())),
+        }
+    }
+
+    const ANOTHER_EVENT: Judgement = Judgement::Another("the mirror's last event is another one");
+    const MORE_EVENTS: Judgement = Judgement::Another("it has an event that the mirror does not have");
+    const NO_EVENT: Judgement = Judgement::Another("it lacks the mirror's last event");
+
+    #[test]
+    fn first_event_and_nothing_up_to_the_revision_continue_the_history() {
+        let anchor = anchor("b", 10);
+        let mut feed = Continuity::new(&anchor, 10);
+        assert_eq!(
+            feed.events(&[put("a", 9, "old")]),
+            Judgement::Open,
+            "a lagging member"
+        );
+        assert_eq!(feed.events(&[put("b", 10, "v")]), Judgement::Open);
+        assert_eq!(feed.progress(19), Judgement::Open);
+        assert_eq!(feed.progress(20), Judgement::Continues);
+        let mut feed = Continuity::new(&anchor, 10);
+        assert_eq!(
+            feed.events(&[put("b", 10, "v"), put("a", 21, "new")]),
+            Judgement::Continues
+        );
+    }
+
+    #[test]
+    fn other_or_missing_first_event_is_another_history() {
+        let anchor = anchor("b", 10);
+        for (changes, expected) in [
+            (vec![put("b", 10, "w")], ANOTHER_EVENT),
+            (vec![delete("b", 10)], ANOTHER_EVENT),
+            (vec![put("c", 10, "v")], ANOTHER_EVENT),
+            (vec![put("b", 10, "v"), put("c", 20, "v")], MORE_EVENTS),
+            (vec![put("c", 11, "v")], MORE_EVENTS),
+            (vec![put("c", 21, "v")], NO_EVENT),
+        ] {
+            assert_eq!(
+                Continuity::new(&anchor, 10).events(&changes),
+                expected,
+                "{changes:?}"
+            );
+        }
+        assert_eq!(Continuity::new(&anchor, 10).progress(9), Judgement::Open);
+        assert_eq!(Continuity::new(&anchor, 10).progress(10), NO_EVENT);
+    }
+
+    #[test]
+    fn last_event_may_be_a_delete() {
+        let anchor = anchor("gone", 20);
+        let judge = |changes: &[Change]| Continuity::new(&anchor, 20).events(changes);
+        assert_eq!(judge(&[delete("gone", 20)]), Judgement::Continues);
+        assert_eq!(judge(&[delete("other", 20)]), NO_EVENT);
+        assert_eq!(judge(&[put("gone", 20, "v")]), ANOTHER_EVENT);
+    }
+
+    #[test]
+    fn every_event_of_the_last_revision_is_compared() {
+        let anchor = anchor("b", 10);
+        let judge = |changes: &[Change]| Continuity::new(&anchor, 10).events(changes);
+        assert_eq!(judge(&[delete("c", 10), put("b", 10, "v")]), Judgement::Open);
+        assert_eq!(judge(&[delete("a", 10), put("b", 10, "v")]), ANOTHER_EVENT);
+        assert_eq!(judge(&[put("b", 10, "v"), put("c", 10, "v")]), ANOTHER_EVENT);
+    }
+
+    #[test]
+    fn event_far_behind_the_revision_is_not_asked_for() {
+        let near = anchor("b", 10);
+        assert_eq!(near.first_event(), Some(10));
+        let far = Anchor {
+            revision: 10 + FIRST_EVENT_MAX_REVISIONS + 1,
+            ..near
+        };
+        assert_eq!(far.first_event(), None);
+    }
+}

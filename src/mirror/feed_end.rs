@@ -1,0 +1,33 @@
+//! How a feed ends.
+
+use super::load_cause::LoadCause;
+use super::state::StaleEpoch;
+
+/// End of a feed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FeedEnd {
+    /// Connection, stream or member lost: the next feed resumes where this one was.
+    #[error("{0}")]
+    Lost(String),
+    /// The contents cannot be resumed and have to be loaded again.
+    #[error("{1}")]
+    Reload(LoadCause, String),
+    /// The mirror has outgrown its budget.
+    #[error("the mirror takes more memory than --cache-max-bytes allows")]
+    OverBudget,
+    /// The epoch ended: history was replaced, or the contents were dropped.
+    #[error("history was replaced")]
+    StaleEpoch,
+}
+
+impl From<StaleEpoch> for FeedEnd {
+    fn from(_: StaleEpoch) -> Self {
+        FeedEnd::StaleEpoch
+    }
+}
+
+impl From<tonic::Status> for FeedEnd {
+    fn from(status: tonic::Status) -> Self {
+        FeedEnd::Lost(format!("{} ({:?})", status.message(), status.code()))
+    }
+}

@@ -1,0 +1,202 @@
+//! A member as rangecache sees it through a relay that changes what the member says: for faults that a real etcd cannot
+//! be made to show.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures_util::stream;
+use http::{Request, Response, StatusCode, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Empty, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::client::conn::http2::SendRequest;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
+use prost::Message;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+use crate::pb::{Event, StatusResponse, WatchResponse};
+
+const WATCH: &str = "/etcdserverpb.Watch/Watch";
+const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+/// gRPC's prefix of a message: a flag and the length.
+const PREFIX_BYTES: usize = 5;
+
+type Body = UnsyncBoxBody<Bytes, hyper::Error>;
+
+/// A relay to one member, dropped with its connections' acceptor.
+pub struct Relay {
+    url: String,
+    state: Arc<State>,
+    accepting: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Revision at which watches stand still; 0 while they do not.
+    frozen_at: AtomicI64,
+    /// Watches that were created.
+    watches: AtomicUsize,
+    /// Version to report in place of the member's own.
+    version: Mutex<Option<String>>,
+}
+
+impl Relay {
+    /// A relay to `url`, such as `http://127.0.0.1:2379`, that changes nothing yet.
+    pub async fn to(url: &str) -> Self {
+        let target = url.strip_prefix("http://").expect("an http:// URL").to_owned();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("is bound"));
+        let state = Arc::<State>::default();
+        let of_task = state.clone();
+        let accepting = tokio::spawn(async move {
+            loop {
+                let Ok((client, _)) = listener.accept().await else {
+                    continue;
+                };
+                tokio::spawn(carry(client, target.clone(), of_task.clone()));
+            }
+        });
+        Self {
+            url,
+            state,
+            accepting,
+        }
+    }
+
+    /// URL to connect to in place of the member's.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// From now on watches deliver no events behind `revision`, which their progress notifications name: what a member
+    /// does that the leader no longer reaches.
+    pub fn freeze_watches(&self, revision: i64) {
+        self.state.frozen_at.store(revision, Ordering::SeqCst);
+    }
+
+    /// Number of watches created so far.
+    pub fn watches(&self) -> usize {
+        self.state.watches.load(Ordering::SeqCst)
+    }
+
+    /// From now on the member reports this version.
+    pub fn report_version(&self, version: &str) {
+        *self.state.version.lock() = Some(version.to_owned());
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Carries one connection of a client over one connection to the target.
+async fn carry(client: TcpStream, target: String, state: Arc<State>) {
+    let Ok(server) = TcpStream::connect(&target).await else {
+        return;
+    };
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(server));
+    let Ok((sender, driver)) = handshake.await else {
+        return;
+    };
+    let service = service_fn(move |request| forward(sender.clone(), target.clone(), state.clone(), request));
+    let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+        .serve_connection(TokioIo::new(client), service);
+    // Either side's end ends both.
+    tokio::select! {
+        _ = serving => {}
+        _ = driver => {}
+    }
+}
+
+async fn forward(
+    mut sender: SendRequest<Incoming>,
+    target: String,
+    state: Arc<State>,
+    mut request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    let path = request.uri().path().to_owned();
+    *request.uri_mut() = format!("http://{target}{path}").parse::<Uri>().expect("is one");
+    let Ok(response) = sender.send_request(request).await else {
+        let body = Empty::new()
+            .map_err(|never: Infallible| match never {})
+            .boxed_unsync();
+        let mut lost = Response::new(body);
+        *lost.status_mut() = StatusCode::BAD_GATEWAY;
+        return Ok(lost);
+    };
+    Ok(response.map(|body| match path.as_str() {
+        WATCH => rewritten(body, move |message| state.watch_response(message)),
+        STATUS => rewritten(body, move |message| state.status_response(message)),
+        _ => body.boxed_unsync(),
+    }))
+}
+
+impl State {
+    fn watch_response(&self, message: Bytes) -> Bytes {
+        let frozen_at = self.frozen_at.load(Ordering::SeqCst);
+        let mut response = WatchResponse::decode(message.clone()).expect("a watch's response");
+        self.watches
+            .fetch_add(usize::from(response.created), Ordering::SeqCst);
+        if frozen_at == 0 || response.created || response.canceled {
+            return message;
+        }
+        let revision = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+        response.events.retain(|event| revision(event) <= frozen_at);
+        response.header.as_mut().expect("has a header").revision = frozen_at;
+        response.encode_to_vec().into()
+    }
+
+    fn status_response(&self, message: Bytes) -> Bytes {
+        let Some(version) = self.version.lock().clone() else {
+            return message;
+        };
+        let mut response = StatusResponse::decode(message).expect("a status");
+        response.version = version;
+        response.encode_to_vec().into()
+    }
+}
+
+/// `body` with every message changed by `change`.
+fn rewritten(body: Incoming, change: impl Fn(Bytes) -> Bytes + Send + 'static) -> Body {
+    let begun = (body, BytesMut::new(), change);
+    let frames = stream::unfold(begun, async |(mut body, mut buffer, change)| {
+        loop {
+            let mut messages = BytesMut::new();
+            while let Some(message) = next_message(&mut buffer) {
+                let message = change(message);
+                messages.put_u8(0);
+                messages.put_u32(u32::try_from(message.len()).expect("is small"));
+                messages.extend_from_slice(&message);
+            }
+            if !messages.is_empty() {
+                return Some((Ok(Frame::data(messages.freeze())), (body, buffer, change)));
+            }
+            match body.frame().await? {
+                Ok(frame) => match frame.into_data() {
+                    Ok(data) => buffer.extend_from_slice(&data),
+                    Err(trailers) => return Some((Ok(trailers), (body, buffer, change))),
+                },
+                Err(error) => return Some((Err(error), (body, buffer, change))),
+            }
+        }
+    });
+    BodyExt::boxed_unsync(StreamBody::new(Box::pin(frames)))
+}
+
+/// Takes a whole message off the front of `buffer`.
+fn next_message(buffer: &mut BytesMut) -> Option<Bytes> {
+    let length = buffer.get(1..PREFIX_BYTES)?;
+    let length = u32::from_be_bytes(length.try_into().expect("four bytes")) as usize;
+    if buffer.len() < PREFIX_BYTES + length {
+        return None;
+    }
+    buffer.advance(PREFIX_BYTES);
+    Some(buffer.split_to(length).freeze())
+}

@@ -1,0 +1,285 @@
+//! Lossy recoveries that keep the cluster's id and the raft log: a data directory put back from a disk snapshot, and
+//! `--force-new-cluster` on a member that was behind. What a mirror held of the lost history is never served once etcd
+//! answers again.
+
+use std::time::Instant;
+
+use testkit::etcd::{Cluster, Etcd, Version};
+use testkit::fault_link::{Condition, FaultLink};
+use testkit::grpc::Client;
+use testkit::pb::RangeRequest;
+use testkit::proxy::Rangecache;
+use testkit::recovery::{Reads, put_when_possible, recovers};
+use testkit::wait::{SOON, until};
+
+use crate::EXCLUSIVE;
+
+/// Scope of the prefix mirror.
+const PREFIX: &str = "/rolled/";
+/// Keys outside that scope.
+const OTHER: &str = "/other/";
+const KEYS: usize = 20;
+/// Writes that a rollback loses.
+const LOST: usize = 40;
+/// Revisions of the new history past the last one of the lost history.
+const PAST: i64 = 5;
+
+/// What the mirrors hold, and so what the lost writes are to change for the mirror not to notice.
+#[derive(Clone, Copy, PartialEq)]
+enum Mirrored {
+    /// Every key. The last lost change is the delete of a key that the new history never has.
+    Everything,
+    /// One prefix, which the lost writes do not touch.
+    Prefix,
+}
+
+/// One member or three, and a rangecache behind a link to each.
+struct Scene {
+    members: Vec<Etcd>,
+    links: Vec<FaultLink>,
+    rangecache: Rangecache,
+    through: Client,
+}
+
+impl Scene {
+    async fn start(members: Vec<Etcd>, mirrored: Mirrored) -> Scene {
+        let direct = members[0].client().await;
+        for n in 0..KEYS {
+            put_when_possible(&direct, &format!("{PREFIX}{n:02}"), "first").await;
+            put_when_possible(&direct, &format!("{OTHER}{n:02}"), "first").await;
+        }
+        let mut links = Vec::new();
+        for member in &members {
+            links.push(FaultLink::to(&member.url(), 0).await);
+        }
+        let urls: Vec<_> = links.iter().map(FaultLink::url).collect();
+        let mut rangecache = Rangecache::at(&urls.join(","));
+        if mirrored == Mirrored::Prefix {
+            rangecache = rangecache.with("--cache-prefix", PREFIX);
+        }
+        let rangecache = rangecache.start().await;
+        let through = rangecache.client().await;
+        // The feed has delivered an event of its own: the mirror's last one.
+        recovers(
+            "the start",
+            PREFIX,
+            &direct,
+            &rangecache,
+            &through,
+            Reads::MayFail,
+        )
+        .await;
+        Scene {
+            members,
+            links,
+            rangecache,
+            through,
+        }
+    }
+
+    /// Writes what will be lost to the member `n`, and returns the last revision once the mirror has reached it.
+    async fn write_lost(&self, n: usize, mirrored: Mirrored) -> i64 {
+        let direct = self.members[n].client().await;
+        for n in 0..LOST {
+            put_when_possible(&direct, &format!("{OTHER}lost/{n}"), "lost").await;
+        }
+        if mirrored == Mirrored::Everything {
+            put_when_possible(&direct, &format!("{PREFIX}brief"), "lost").await;
+            direct
+                .delete(format!("{PREFIX}brief"))
+                .await
+                .expect("etcd deletes");
+        }
+        let last = current(&direct).await;
+        until(
+            SOON,
+            "the mirror has reached the last lost revision",
+            async || {
+                let before = self.rangecache.outcomes().await;
+                let list = self.through.range(&RangeRequest::prefix(PREFIX)).await.ok()?;
+                let outcomes = self.rangecache.outcomes_since(&before, 1).await;
+                (outcomes.memory_answers() == 1 && list.revision() == last).then_some(())
+            },
+        )
+        .await;
+        last
+    }
+
+    /// Writes other keys to the member `n` until the revision is past `lost`, and lets rangecache see etcd again. Each
+    /// answer is etcd's from now on.
+    async fn overtake(&self, n: usize, lost: i64) {
+        let direct = self.members[n].client().await;
+        let rolled_back_to = current(&direct).await;
+        assert!(rolled_back_to < lost, "nothing was lost");
+        put_when_possible(&direct, &format!("{PREFIX}new"), "new").await;
+        direct.delete(format!("{PREFIX}07")).await.expect("etcd deletes");
+        for turn in 0.. {
+            put_when_possible(&direct, &format!("{OTHER}new/{turn}"), "new").await;
+            if current(&direct).await >= lost + PAST {
+                break;
+            }
+        }
+        let expected = direct
+            .range(&RangeRequest::prefix(PREFIX))
+            .await
+            .expect("etcd answers");
+        println!(
+            "rolled back from {lost} to {rolled_back_to}, now at {}",
+            expected.revision()
+        );
+        self.links.iter().for_each(|link| link.set(Condition::Normal));
+        let started = Instant::now();
+        let serializable = RangeRequest {
+            serializable: true,
+            ..RangeRequest::prefix(PREFIX)
+        };
+        // Nothing is written meanwhile, so every answer of the new history is the same.
+        until(SOON, "both kinds of reads come from memory", async || {
+            let before = self.rangecache.outcomes().await;
+            for list in [&serializable, &RangeRequest::prefix(PREFIX)] {
+                // A read fails as long as rangecache has no connection.
+                let Ok(got) = self.through.range(list).await else {
+                    continue;
+                };
+                assert_eq!(
+                    (got.count, &got.kvs),
+                    (expected.count, &expected.kvs),
+                    "stale {:?} after etcd answered again (serializable: {})",
+                    started.elapsed(),
+                    list.serializable
+                );
+            }
+            let outcomes = self.rangecache.outcomes_since(&before, 2).await;
+            (outcomes.memory_answers() == 2).then_some(())
+        })
+        .await;
+        recovers(
+            "the rollback",
+            PREFIX,
+            &direct,
+            &self.rangecache,
+            &self.through,
+            Reads::MayFail,
+        )
+        .await;
+    }
+
+    fn cut(&self) {
+        self.links.iter().for_each(|link| link.set(Condition::Cut));
+    }
+}
+
+async fn current(client: &Client) -> i64 {
+    let read = RangeRequest::one("any");
+    until(SOON, "etcd answers", async || client.range(&read).await.ok())
+        .await
+        .0
+        .revision()
+}
+
+async fn data_directories_are_rolled_back(members: Vec<Etcd>, mirrored: Mirrored) {
+    let mut scene = Scene::start(members, mirrored).await;
+    for member in &scene.members {
+        member.copy_data();
+    }
+    let lost = scene.write_lost(0, mirrored).await;
+    scene.cut();
+    for member in &mut scene.members {
+        member.roll_back();
+    }
+    for member in &mut scene.members {
+        member.run();
+    }
+    for member in &scene.members {
+        member.ready().await;
+    }
+    scene.overtake(0, lost).await;
+}
+
+async fn one_member_is_rolled_back(version: Version) {
+    for mirrored in [Mirrored::Prefix, Mirrored::Everything] {
+        data_directories_are_rolled_back(vec![Etcd::start(version).await], mirrored).await;
+    }
+}
+
+async fn three_members_are_rolled_back(version: Version) {
+    let _exclusive = EXCLUSIVE.lock().await;
+    for mirrored in [Mirrored::Prefix, Mirrored::Everything] {
+        let cluster = Cluster::start(version).await;
+        data_directories_are_rolled_back(cluster.members, mirrored).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_one_member_is_never_served_stale_3_7() {
+    one_member_is_rolled_back(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_one_member_is_never_served_stale_3_6() {
+    one_member_is_rolled_back(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_one_member_is_never_served_stale_3_5() {
+    one_member_is_rolled_back(Version::V3_5).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_three_members_is_never_served_stale_3_7() {
+    three_members_are_rolled_back(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_three_members_is_never_served_stale_3_6() {
+    three_members_are_rolled_back(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_of_three_members_is_never_served_stale_3_5() {
+    three_members_are_rolled_back(Version::V3_5).await;
+}
+
+/// A member that was down while the others wrote becomes the whole cluster: it keeps the cluster's id and its log.
+async fn new_cluster_is_forced(version: Version) {
+    let _exclusive = EXCLUSIVE.lock().await;
+    for mirrored in [Mirrored::Prefix, Mirrored::Everything] {
+        let cluster = Cluster::start(version).await;
+        let mut scene = Scene::start(cluster.members, mirrored).await;
+        let revision = current(&scene.members[1].client().await).await;
+        let behind = scene.members[0].client().await;
+        let serializable = RangeRequest {
+            serializable: true,
+            ..RangeRequest::one("any")
+        };
+        until(SOON, "the member has every write so far", async || {
+            let reached = behind.range(&serializable).await.ok()?.revision();
+            (reached == revision).then_some(())
+        })
+        .await;
+        scene.members[0].stop();
+        let lost = scene.write_lost(1, mirrored).await;
+        scene.cut();
+        for member in &mut scene.members {
+            member.stop();
+        }
+        scene.members[0].run_with(&["--force-new-cluster"]);
+        scene.members[0].ready().await;
+        scene.overtake(0, lost).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forced_new_cluster_is_never_served_stale_3_7() {
+    new_cluster_is_forced(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forced_new_cluster_is_never_served_stale_3_6() {
+    new_cluster_is_forced(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forced_new_cluster_is_never_served_stale_3_5() {
+    new_cluster_is_forced(Version::V3_5).await;
+}
