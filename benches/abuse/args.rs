@@ -79,7 +79,7 @@ pub(crate) enum Behaviour {
     UnreadLists,
     /// Forwarded RangeStreams of which nothing is read
     UnreadStreams,
-    /// First pages of lists whose next page is never requested
+    /// Lists of which two pages are read, and the third is never requested
     AbandonedPages,
     /// Lists from memory read at a kilobyte a second, while every value is overwritten
     SlowSnapshots,

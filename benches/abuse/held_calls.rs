@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use prost::Message;
 use testkit::grpc::{Client, frame};
-use testkit::pb::{PutRequest, RangeRequest, WatchCreateRequest, WatchRequest, prefix_end};
+use testkit::pb::{PutRequest, RangeRequest, RangeResponse, WatchCreateRequest, WatchRequest, prefix_end};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
@@ -36,7 +36,7 @@ pub(crate) enum Held {
     Unfinished { path: &'static str },
     /// A request whose response is never read.
     Unread(Unread),
-    /// First pages whose next page is never requested.
+    /// Lists of which two pages are read, and the third is never requested.
     AbandonedPages,
     /// Lists from memory, read slowly.
     SlowLists,
@@ -155,13 +155,8 @@ async fn call(sender: SendRequest<Bytes>, url: &str, held: Held, number: usize) 
             )
             .await;
         },
-        Held::AbandonedPages => {
-            while let Some(piece) = body.data().await {
-                let length = piece?.len();
-                body.flow_control().release_capacity(length)?;
-            }
-            Ok(())
-        }
+        // Not reached: see `abandon`.
+        Held::AbandonedPages => Ok(()),
         // With a window of 0 nothing arrives but the end.
         Held::Unfinished { .. } | Held::Unread(_) => {
             while let Some(piece) = body.data().await {
@@ -171,6 +166,48 @@ async fn call(sender: SendRequest<Bytes>, url: &str, held: Held, number: usize) 
             anyhow::bail!("ended by the server")
         }
     }
+}
+
+/// A page of ten keys, of a list with an end of its own: its pages are a series of their own.
+fn first_page(number: usize) -> RangeRequest {
+    RangeRequest {
+        key: dataset::DIRECT_LIST.into(),
+        range_end: format!("/direct/list0{number}").into(),
+        limit: 10,
+        ..RangeRequest::default()
+    }
+}
+
+/// Reads two pages of a list, and never requests the third.
+async fn abandon(sender: SendRequest<Bytes>, url: &str, number: usize) -> Result<()> {
+    let first = read_page(sender.clone(), url, &first_page(number)).await?;
+    let last = first.kvs.last().context("an empty page")?;
+    let next = RangeRequest {
+        key: [&last.key[..], &[0]].concat(),
+        revision: first.header.context("a header")?.revision,
+        ..first_page(number)
+    };
+    read_page(sender, url, &next).await?;
+    Ok(())
+}
+
+async fn read_page(sender: SendRequest<Bytes>, url: &str, page: &RangeRequest) -> Result<RangeResponse> {
+    let mut sender = sender.ready().await?;
+    let request = http::Request::post(format!("{url}{RANGE_PATH}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())?;
+    let (response, mut stream) = sender.send_request(request, false)?;
+    stream.send_data(frame(&page.encode_to_vec()), true)?;
+    let mut body = response.await?.into_body();
+    let mut message = Vec::new();
+    while let Some(piece) = body.data().await {
+        let piece = piece?;
+        body.flow_control().release_capacity(piece.len())?;
+        message.extend_from_slice(&piece);
+    }
+    // The prefix of gRPC's message has five bytes.
+    Ok(RangeResponse::decode(message.get(5..).context("no message")?)?)
 }
 
 /// Path, first bytes, and whether the request ends with them.
@@ -203,16 +240,7 @@ fn request(held: Held, number: usize) -> (&'static str, Bytes, bool) {
             };
             (WATCH_PATH, frame(&watch.encode_to_vec()), false)
         }
-        Held::AbandonedPages => {
-            // A different end each time: each page starts a series of its own.
-            let page = RangeRequest {
-                key: dataset::NOT_MIRRORED.into(),
-                range_end: format!("/direct/m{number}").into(),
-                limit: 500,
-                ..RangeRequest::default()
-            };
-            (RANGE_PATH, range(page), true)
-        }
+        Held::AbandonedPages => (RANGE_PATH, range(first_page(number)), true),
         Held::SlowLists => (RANGE_PATH, range(dataset::all(dataset::HOT)), true),
     }
 }
