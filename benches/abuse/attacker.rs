@@ -87,18 +87,18 @@ fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mu
         Behaviour::SettingsFlood => raw(attack, Raw::Settings, counts, tasks),
         Behaviour::UnfinishedRanges => held(attack, Held::RANGES, counts, tasks),
         Behaviour::UnfinishedPuts => held(attack, Held::PUTS, counts, tasks),
-        Behaviour::UnreadValues => held(attack, Held::Unread(Unread::Value), counts, tasks),
-        Behaviour::UnreadLists => held(attack, Held::Unread(Unread::List), counts, tasks),
-        Behaviour::UnreadStreams => held(attack, Held::Unread(Unread::Stream), counts, tasks),
+        Behaviour::UnreadValues => held(attack, Held::unread(Unread::Value), counts, tasks),
+        Behaviour::UnreadLists => held(attack, Held::unread(Unread::List), counts, tasks),
+        Behaviour::UnreadStreams => held(attack, Held::unread(Unread::Stream), counts, tasks),
         Behaviour::AbandonedPages => held(attack, Held::AbandonedPages, counts, tasks),
         Behaviour::SlowSnapshots => {
             tasks.spawn(held_calls::overwrite(client(), OVERWRITE_PAUSE));
-            held(attack, Held::SlowLists, counts, tasks);
+            held(attack, Held::SLOW_LISTS, counts, tasks);
         }
         Behaviour::UnreadWatches => {
             // Slower: each write is an event on every watch.
             tasks.spawn(held_calls::overwrite(client(), 50 * OVERWRITE_PAUSE));
-            held(attack, Held::Unread(Unread::Watch), counts, tasks);
+            held(attack, Held::unread(Unread::Watch), counts, tasks);
         }
         Behaviour::SilentConnections => {
             for _ in 0..MANY_CONNECTIONS {

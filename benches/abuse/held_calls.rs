@@ -32,14 +32,21 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// What each call of a connection does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Held {
+    /// Stays open.
+    Open(OpenCall),
+    /// Lists of which two pages are read, and the third is never requested.
+    AbandonedPages,
+}
+
+/// A call that stays open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OpenCall {
     /// A Range or a Put whose message never ends.
     Unfinished { path: &'static str },
     /// A request whose response is never read.
     Unread(Unread),
-    /// Lists of which two pages are read, and the third is never requested.
-    AbandonedPages,
     /// Lists from memory, read slowly.
-    SlowLists,
+    SlowList,
 }
 
 /// A response that is never read.
@@ -56,25 +63,31 @@ pub(crate) enum Unread {
 }
 
 impl Held {
-    pub(crate) const RANGES: Held = Held::Unfinished { path: RANGE_PATH };
-    pub(crate) const PUTS: Held = Held::Unfinished { path: PUT_PATH };
+    pub(crate) const RANGES: Held = Held::Open(OpenCall::Unfinished { path: RANGE_PATH });
+    pub(crate) const PUTS: Held = Held::Open(OpenCall::Unfinished { path: PUT_PATH });
+    pub(crate) const SLOW_LISTS: Held = Held::Open(OpenCall::SlowList);
+
+    /// Calls whose responses are never read.
+    pub(crate) const fn unread(unread: Unread) -> Held {
+        Held::Open(OpenCall::Unread(unread))
+    }
 
     /// Calls that one connection keeps in flight.
     fn calls_per_connection(self) -> usize {
         match self {
-            Held::Unfinished { .. } | Held::Unread(Unread::Watch) => 1_000,
-            Held::Unread(Unread::Value) => 100,
-            Held::Unread(_) | Held::AbandonedPages => 20,
-            Held::SlowLists => 8,
+            Held::Open(OpenCall::Unfinished { .. } | OpenCall::Unread(Unread::Watch)) => 1_000,
+            Held::Open(OpenCall::Unread(Unread::Value)) => 100,
+            Held::Open(OpenCall::Unread(_)) | Held::AbandonedPages => 20,
+            Held::Open(OpenCall::SlowList) => 8,
         }
     }
 
     /// Receive window that the connection announces for each stream, in bytes.
     fn stream_window(self) -> u32 {
         match self {
-            Held::Unread(_) => 0,
-            Held::Unfinished { .. } | Held::AbandonedPages => 65_535,
-            Held::SlowLists => 1_024,
+            Held::Open(OpenCall::Unread(_)) => 0,
+            Held::Open(OpenCall::Unfinished { .. }) | Held::AbandonedPages => 65_535,
+            Held::Open(OpenCall::SlowList) => 1_024,
         }
     }
 }
@@ -121,10 +134,12 @@ async fn call_repeatedly(
 ) {
     for round in 0.. {
         counts.calls.fetch_add(1, Ordering::Relaxed);
-        if call(sender.clone(), &url, held, number + 1_000 * round)
-            .await
-            .is_err()
-        {
+        let number = number + 1_000 * round;
+        let outcome = match held {
+            Held::AbandonedPages => abandon(sender.clone(), &url, number).await,
+            Held::Open(call) => hold(sender.clone(), &url, call, number).await,
+        };
+        if outcome.is_err() {
             counts.refused.fetch_add(1, Ordering::Relaxed);
         }
         tokio::time::sleep(RETRY_PAUSE).await;
@@ -132,9 +147,9 @@ async fn call_repeatedly(
 }
 
 /// Makes one call; returns when the server has ended it.
-async fn call(sender: SendRequest<Bytes>, url: &str, held: Held, number: usize) -> Result<()> {
+async fn hold(sender: SendRequest<Bytes>, url: &str, call: OpenCall, number: usize) -> Result<()> {
     let mut sender = sender.ready().await?;
-    let (path, message, end) = request(held, number);
+    let (path, message, end) = request(call, number);
     let request = http::Request::post(format!("{url}{path}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
@@ -146,8 +161,8 @@ async fn call(sender: SendRequest<Bytes>, url: &str, held: Held, number: usize) 
         anyhow::bail!("refused");
     }
     let mut body = response.into_body();
-    match held {
-        Held::SlowLists => loop {
+    match call {
+        OpenCall::SlowList => loop {
             let piece = body.data().await.context("the end of the list")??;
             body.flow_control().release_capacity(piece.len())?;
             tokio::time::sleep(
@@ -155,10 +170,8 @@ async fn call(sender: SendRequest<Bytes>, url: &str, held: Held, number: usize) 
             )
             .await;
         },
-        // Not reached: see `abandon`.
-        Held::AbandonedPages => Ok(()),
         // With a window of 0 nothing arrives but the end.
-        Held::Unfinished { .. } | Held::Unread(_) => {
+        OpenCall::Unfinished { .. } | OpenCall::Unread(_) => {
             while let Some(piece) = body.data().await {
                 piece?;
             }
@@ -211,10 +224,10 @@ async fn read_page(sender: SendRequest<Bytes>, url: &str, page: &RangeRequest) -
 }
 
 /// Path, first bytes, and whether the request ends with them.
-fn request(held: Held, number: usize) -> (&'static str, Bytes, bool) {
+fn request(call: OpenCall, number: usize) -> (&'static str, Bytes, bool) {
     let range = |request: RangeRequest| frame(&request.encode_to_vec());
-    match held {
-        Held::Unfinished { path } => {
+    match call {
+        OpenCall::Unfinished { path } => {
             let put = PutRequest {
                 key: b"/unfinished".to_vec(),
                 value: vec![b'u'; 2 * UNFINISHED_BYTES],
@@ -222,13 +235,13 @@ fn request(held: Held, number: usize) -> (&'static str, Bytes, bool) {
             };
             (path, frame(&put.encode_to_vec()).slice(..UNFINISHED_BYTES), false)
         }
-        Held::Unread(Unread::Value) => {
+        OpenCall::Unread(Unread::Value) => {
             let key = format!("{}{:02}", dataset::LARGE, number % 20);
             (RANGE_PATH, range(RangeRequest::one(key)), true)
         }
-        Held::Unread(Unread::List) => (RANGE_PATH, range(dataset::all(dataset::LARGE)), true),
-        Held::Unread(Unread::Stream) => (RANGE_STREAM_PATH, range(dataset::all(dataset::LARGE)), true),
-        Held::Unread(Unread::Watch) => {
+        OpenCall::Unread(Unread::List) => (RANGE_PATH, range(dataset::all(dataset::LARGE)), true),
+        OpenCall::Unread(Unread::Stream) => (RANGE_STREAM_PATH, range(dataset::all(dataset::LARGE)), true),
+        OpenCall::Unread(Unread::Watch) => {
             let create = WatchCreateRequest {
                 key: dataset::HOT.into(),
                 range_end: prefix_end(dataset::HOT.as_bytes()),
@@ -240,8 +253,7 @@ fn request(held: Held, number: usize) -> (&'static str, Bytes, bool) {
             };
             (WATCH_PATH, frame(&watch.encode_to_vec()), false)
         }
-        Held::AbandonedPages => (RANGE_PATH, range(first_page(number)), true),
-        Held::SlowLists => (RANGE_PATH, range(dataset::all(dataset::HOT)), true),
+        OpenCall::SlowList => (RANGE_PATH, range(dataset::all(dataset::HOT)), true),
     }
 }
 
