@@ -273,7 +273,10 @@ impl Server {
         for listener in sockets.clients {
             tracing::info!(url = %listener.url(), "serving clients");
             let proxy = Arc::clone(&proxy);
-            let handler = move |request, over_tls| proxy::handle(Arc::clone(&proxy), request, over_tls);
+            let handler = move || {
+                let client = proxy.client();
+                move |request, over_tls| proxy::handle(Arc::clone(&client), request, over_tls)
+            };
             server.listeners.spawn(listener.serve(handler, serving.clone()));
         }
         let admin = Admin::new(

@@ -288,16 +288,10 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
             "At the bound more reads are refused with Unavailable.",
         ),
         (
-            "Shared responses",
-            &bounds::FORWARD_SHARED_MAX_BYTES,
-            gauge(forwarding.shared_bytes.get()),
-            "At the bound such reads are refused with ResourceExhausted.",
-        ),
-        (
-            "Buffered streams from etcd",
-            &bounds::STREAM_MAX_BYTES,
-            gauge(forwarding.stream_held_bytes.get()),
-            "At the bound reads are forwarded unchanged.",
+            "Buffered bytes",
+            &bounds::BUFFER_MAX_BYTES,
+            metrics.buffers.used_bytes(),
+            "At the bound calls are refused with ResourceExhausted.",
         ),
     ]
     .map(|(name, bound, used, at_limit)| (name.to_owned(), bound, used, at_limit));

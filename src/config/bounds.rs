@@ -65,10 +65,6 @@ bounds! {
         |config| f64::from(config.forward.max_large);
     FORWARD_MAX_WAITING, "forward-max-waiting", "forward_max_waiting", Count,
         |config| f64::from(config.forward.max_waiting);
-    FORWARD_SHARED_MAX_BYTES, "forward-shared-max-bytes", "forward_shared_max_bytes", Bytes,
-        |config| bytes(config.forward.shared_max_bytes);
-    STREAM_MAX_BYTES, "stream-max-bytes", "stream_max_bytes", Bytes,
-        |config| bytes(config.forward.stream_max_bytes);
     STREAM_MAX_WAIT, "stream-max-wait", "stream_max_wait_seconds", Seconds,
         |config| config.forward.stream_max_wait.as_secs_f64();
     SERIES_TTL, "series-ttl", "series_ttl_seconds", Seconds,
@@ -79,6 +75,10 @@ bounds! {
         |config| f64::from(config.limits.max_concurrent_streams);
     MAX_CALLS, "max-calls", "max_calls", Count,
         |config| f64::from(config.limits.max_calls);
+    BUFFER_MAX_BYTES, "buffer-max-bytes", "buffer_max_bytes", Bytes,
+        |config| bytes(config.limits.buffer_max_bytes(config.mirror.max_bytes()));
+    REQUEST_TIMEOUT, "request-timeout", "request_timeout_seconds", Seconds,
+        |config| config.limits.request_timeout.as_secs_f64();
     WORKER_THREADS, "worker-threads", "worker_threads", Count,
         |config| f64::from(u32::try_from(config.limits.worker_threads()).unwrap_or(u32::MAX));
     SHUTDOWN_TIMEOUT, "shutdown-timeout", "shutdown_timeout_seconds", Seconds,

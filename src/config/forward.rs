@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::units::{parse_bytes, parse_duration};
+use super::units::parse_duration;
 
 /// Bounds on reads that are forwarded to etcd.
 #[derive(Args, Debug, Clone)]
@@ -23,21 +23,8 @@ pub struct ForwardConfig {
     #[arg(long = "forward-max-waiting", value_name = "N", default_value_t = 4096)]
     pub max_waiting: u32,
 
-    /// Memory for responses from etcd that several identical reads share; reads over it are refused with
-    /// ResourceExhausted
-    #[arg(
-        long = "forward-shared-max-bytes",
-        value_name = "BYTES",
-        value_parser = parse_bytes,
-        default_value = "512MiB"
-    )]
-    pub shared_max_bytes: u64,
-
-    /// Memory for RangeStreams from etcd that become unary responses and pages; reads over it are forwarded unchanged
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
-    pub stream_max_bytes: u64,
-
-    /// Time limit for a RangeStream from etcd that waits for memory; its call is forwarded unchanged after it
+    /// Time limit for a read that waits for memory of --buffer-max-bytes; after it a conversion is forwarded unchanged,
+    /// and a RangeStream is refused with ResourceExhausted
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub stream_max_wait: Duration,
 

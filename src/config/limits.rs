@@ -1,12 +1,20 @@
-//! Flags that bound connections, calls and threads.
+//! Flags that bound connections, calls, buffered bytes and threads.
 
 use std::time::Duration;
 
 use clap::Args;
 
-use super::units::parse_duration;
+use super::units::{parse_bytes, parse_duration};
+use crate::memory;
 
-/// Bounds on connections, calls and threads.
+/// Memory for the program, its tasks and its metrics, in bytes.
+const FIXED_BYTES: u64 = 48 << 20;
+/// Lowest default of `--buffer-max-bytes`.
+const MIN_BUFFER_BYTES: u64 = 16 << 20;
+/// Highest default of `--buffer-max-bytes`.
+const MAX_BUFFER_BYTES: u64 = 2 << 30;
+
+/// Bounds on connections, calls, buffered bytes and threads.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitsConfig {
@@ -37,6 +45,15 @@ pub struct LimitsConfig {
     )]
     pub max_calls: u32,
 
+    /// Memory for requests, responses that wait for etcd or for their client, and conversions; calls over it are
+    /// refused with ResourceExhausted [default: half of what --cache-max-bytes leaves of the memory limit]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    pub buffer_max_bytes: Option<u64>,
+
+    /// Time limit for a client to send a request message that it has begun
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "30s")]
+    pub request_timeout: Duration,
+
     /// Threads that serve calls [default: half the cores, at least 1; etcd and the clients need the others]
     #[arg(
         long = "worker-threads",
@@ -58,5 +75,35 @@ impl LimitsConfig {
         self.worker_threads
             .map_or_else(half, |threads| threads as usize)
             .max(1)
+    }
+
+    /// Bound on buffered bytes: the flag, otherwise half of what mirrors of `cache_max_bytes` and the program leave of
+    /// the memory limit; the other half is for connections and the allocator. At least 16 MiB, at most 2 GiB.
+    #[must_use]
+    pub fn buffer_max_bytes(&self, cache_max_bytes: u64) -> u64 {
+        self.buffer_max_bytes
+            .unwrap_or_else(|| default_buffer_bytes(memory::limit_bytes(), cache_max_bytes))
+    }
+}
+
+fn default_buffer_bytes(memory_bytes: u64, cache_max_bytes: u64) -> u64 {
+    let left = memory_bytes.saturating_sub(cache_max_bytes.saturating_add(FIXED_BYTES));
+    (left / 2).clamp(MIN_BUFFER_BYTES, MAX_BUFFER_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn default_bounds_together_stay_below_the_memory_limit() {
+        for mib in [256, 512, 1024, 2048, 16_384, 262_144] {
+            let memory = mib << 20;
+            let cache = memory / 4 * 3;
+            let buffers = default_buffer_bytes(memory, cache);
+            assert!(cache + buffers + FIXED_BYTES <= memory, "{mib} MiB");
+        }
+        assert_eq!(default_buffer_bytes(1 << 30, 1 << 30), MIN_BUFFER_BYTES);
+        assert_eq!(default_buffer_bytes(512 << 20, 384 << 20), 40 << 20);
     }
 }

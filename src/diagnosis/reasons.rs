@@ -229,10 +229,10 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "--max-calls calls were in flight.",
             "Find the client that makes so many, or raise --max-calls.",
         ),
-        Reason::SharedBytes => (
-            "no memory for shared responses",
-            "Responses that identical reads share would take more than --forward-shared-max-bytes.",
-            "Find out why memory cannot answer, or raise --forward-shared-max-bytes.",
+        Reason::BufferBytes => (
+            "no memory for buffers",
+            "Requests and responses in flight would take more than --buffer-max-bytes, or more than one connection may take of it.",
+            "Find the client that does not read its responses or complete its requests, or raise --buffer-max-bytes.",
         ),
         Reason::Bypass => (
             "bypass requested",

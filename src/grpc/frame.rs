@@ -79,11 +79,20 @@ pub enum RequestMessage<B> {
     },
     /// The client closed the stream in mid-message.
     Broken,
+    /// The next bytes were refused.
+    Refused,
+    /// The message was not complete in time. For callers with a deadline.
+    Late,
 }
 
 /// Reads until one message is complete, or until it is clear that there is none of at most `max_bytes`. Every byte is kept, so
-/// that the request can be forwarded unchanged.
-pub async fn read_message<B>(mut body: B, max_bytes: usize) -> RequestMessage<B>
+/// that the request can be forwarded unchanged. `take` is called with the number of bytes of each frame, and refuses them by
+/// returning false.
+pub async fn read_message<B>(
+    mut body: B,
+    max_bytes: usize,
+    mut take: impl FnMut(u64) -> bool,
+) -> RequestMessage<B>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -116,6 +125,9 @@ where
                         body,
                     };
                 };
+                if !take(data.len() as u64) {
+                    return RequestMessage::Refused;
+                }
                 match &mut more {
                     Some(more) => more.extend_from_slice(&data),
                     None if first.is_empty() => first = data,
@@ -183,7 +195,7 @@ mod tests {
     async fn whole_message_is_read_however_it_is_cut() {
         let message = [&[0, 0, 0, 0, 10][..], &[7; 10]].concat();
         for size in 1..=message.len() {
-            match read_message(body(&message, size), 10).await {
+            match read_message(body(&message, size), 10, |_| true).await {
                 RequestMessage::Whole { framed, .. } => assert_eq!(framed, message),
                 _ => panic!("{size}"),
             }
@@ -199,11 +211,24 @@ mod tests {
             &[0, 0, 0, 0, 2, 7],
             &[],
         ] {
-            match read_message(body(other, 100), 10).await {
+            match read_message(body(other, 100), 10, |_| true).await {
                 RequestMessage::Other { read, .. } => assert_eq!(read, other),
                 _ => panic!("{other:?}"),
             }
         }
+    }
+
+    #[tokio::test]
+    async fn refused_bytes_end_the_message() {
+        let message = [&[0, 0, 0, 0, 10][..], &[7; 10]].concat();
+        let mut left = 8;
+        let take = |bytes| {
+            left -= i64::try_from(bytes).unwrap();
+            left >= 0
+        };
+        let read = read_message(body(&message, 1), 10, take).await;
+        assert!(matches!(read, RequestMessage::Refused));
+        assert_eq!(left, -1, "no byte is read after the refused one");
     }
 
     #[test]

@@ -56,9 +56,12 @@ pub enum Status {
     /// More than `--forward-max-waiting` large reads wait.
     #[error("rangecache: too many large reads wait for etcd; try again")]
     TooManyWaiting,
-    /// More than `--forward-shared-max-bytes` are held.
-    #[error("rangecache: responses that several reads share take too much memory; try again")]
-    SharedBytes,
+    /// The bytes of the call do not fit `--buffer-max-bytes`.
+    #[error("rangecache: requests and responses in flight take too much memory; try again")]
+    BufferBytes,
+    /// The client has not completed a request message within `--request-timeout`.
+    #[error("rangecache: the request message was not complete in time")]
+    RequestTimeout,
     /// The call that was made for several reads ended without a result.
     #[error("rangecache: the shared read was cancelled; try again")]
     SharedCallCancelled,
@@ -99,8 +102,8 @@ impl Status {
             Status::InvalidArgument(_) => Code::InvalidArgument,
             Status::FutureRevision | Status::Compacted => Code::OutOfRange,
             Status::StreamUnsupported(_) => Code::Unimplemented,
-            Status::DeadlineExceeded => Code::DeadlineExceeded,
-            Status::LargerThanMax(_) | Status::SharedBytes | Status::SortedTooLong(_) => {
+            Status::DeadlineExceeded | Status::RequestTimeout => Code::DeadlineExceeded,
+            Status::LargerThanMax(_) | Status::BufferBytes | Status::SortedTooLong(_) => {
                 Code::ResourceExhausted
             }
             Status::UndecodableResponse | Status::Internal => Code::Internal,
@@ -181,6 +184,6 @@ mod tests {
             assert_eq!(trailers[GRPC_STATUS], "14", "{status}");
             assert_eq!(trailers[GRPC_MESSAGE], status.to_string());
         }
-        assert_eq!(Status::SharedBytes.trailers()[GRPC_STATUS], "8");
+        assert_eq!(Status::BufferBytes.trailers()[GRPC_STATUS], "8");
     }
 }

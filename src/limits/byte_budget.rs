@@ -20,6 +20,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::telemetry::metrics::BufferKindMetrics;
+
 /// With fair growth, all holders share the budget divided by this.
 const SHARED_DIVISOR: u64 = 4;
 /// A holder is small up to the budget divided by this, and may then use the reserved eighth, which has room for 64
@@ -35,8 +37,7 @@ pub struct ByteBudget {
     state: Mutex<State>,
     /// Notified when bytes are released and when a holder leaves the queue.
     changed: Notify,
-    /// Metric of the used bytes.
-    gauge: Gauge,
+    metrics: BufferKindMetrics,
 }
 
 #[derive(Debug, Default)]
@@ -66,23 +67,23 @@ pub struct HeldBytes {
 impl ByteBudget {
     /// Creates a budget of `max_bytes` with fair growth: every queued holder completes eventually.
     #[must_use]
-    pub fn with_fair_growth(max_bytes: u64, gauge: &Gauge) -> Arc<ByteBudget> {
-        ByteBudget::new(max_bytes, max_bytes / SHARED_DIVISOR, gauge)
+    pub fn with_fair_growth(max_bytes: u64, metrics: BufferKindMetrics) -> Arc<ByteBudget> {
+        ByteBudget::new(max_bytes, max_bytes / SHARED_DIVISOR, metrics)
     }
 
     /// Creates a budget of `max_bytes` in which every holder may grow up to the bound, in order of its calls.
     #[must_use]
-    pub fn first_come(max_bytes: u64, gauge: &Gauge) -> Arc<ByteBudget> {
-        ByteBudget::new(max_bytes, max_bytes, gauge)
+    pub fn first_come(max_bytes: u64, metrics: BufferKindMetrics) -> Arc<ByteBudget> {
+        ByteBudget::new(max_bytes, max_bytes, metrics)
     }
 
-    fn new(max_bytes: u64, shared_max_bytes: u64, gauge: &Gauge) -> Arc<ByteBudget> {
+    fn new(max_bytes: u64, shared_max_bytes: u64, metrics: BufferKindMetrics) -> Arc<ByteBudget> {
         Arc::new(ByteBudget {
             max_bytes,
             shared_max_bytes,
             state: Mutex::default(),
             changed: Notify::new(),
-            gauge: gauge.clone(),
+            metrics,
         })
     }
 
@@ -116,7 +117,7 @@ impl ByteBudget {
     }
 
     fn add_to_gauge(&self, change: i64) {
-        self.gauge.inc_by(change);
+        self.metrics.used.inc_by(change);
     }
 }
 
@@ -127,17 +128,21 @@ impl HeldBytes {
     /// [`BudgetExceeded`] at the deadline; immediately if the bytes can never fit.
     pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
         let budget = Arc::clone(&self.budget);
+        let mut waiting = None;
         loop {
             // Created before the attempt: a release between the attempt and the wait is not missed.
             let changed = budget.changed.notified();
             if self.try_grow(bytes).is_ok() {
                 return Ok(());
             }
-            if self.bytes + bytes > budget.oldest_max_bytes()
-                || tokio::time::timeout_at(deadline, changed).await.is_err()
-            {
-                return Err(BudgetExceeded);
+            if self.bytes + bytes <= budget.oldest_max_bytes() {
+                waiting.get_or_insert_with(|| Waiting::new(&budget.metrics.waiting));
+                if tokio::time::timeout_at(deadline, changed).await.is_ok() {
+                    continue;
+                }
             }
+            self.record_refusal();
+            return Err(BudgetExceeded);
         }
     }
 
@@ -164,6 +169,11 @@ impl HeldBytes {
         self.bytes += bytes;
         budget.add_to_gauge(i64::try_from(bytes).unwrap_or(i64::MAX));
         Ok(())
+    }
+
+    /// Counts a call whose bytes did not fit. [`HeldBytes::grow`] counts its own.
+    pub fn record_refusal(&self) {
+        self.budget.metrics.refused.inc();
     }
 
     /// Leaves the queue, so that the next holder becomes the oldest. Called when the response is complete.
@@ -205,6 +215,23 @@ impl HeldBytes {
     }
 }
 
+/// Counts one call as waiting until dropped.
+#[derive(Debug)]
+pub(super) struct Waiting(Gauge);
+
+impl Waiting {
+    pub(super) fn new(gauge: &Gauge) -> Waiting {
+        gauge.inc();
+        Waiting(gauge.clone())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.leave_queue();
@@ -221,7 +248,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     fn budget(mib: u64) -> Arc<ByteBudget> {
-        ByteBudget::with_fair_growth(mib * MIB, &Gauge::default())
+        ByteBudget::with_fair_growth(mib * MIB, BufferKindMetrics::default())
     }
 
     fn soon() -> Instant {
@@ -260,7 +287,7 @@ mod tests {
         drop((oldest, next));
         assert_eq!(budget.state.lock().used, 0);
         assert!(budget.state.lock().queue.is_empty());
-        assert_eq!(budget.gauge.get(), 0);
+        assert_eq!(budget.metrics.used.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]
@@ -293,13 +320,13 @@ mod tests {
 
     #[test]
     fn first_come_budget_grows_up_to_its_bound() {
-        let budget = ByteBudget::first_come(8 * MIB, &Gauge::default());
+        let budget = ByteBudget::first_come(8 * MIB, BufferKindMetrics::default());
         let (mut one, mut other) = (budget.hold(), budget.hold());
         one.try_grow(7 * MIB).unwrap();
         assert_eq!(other.try_grow(2 * MIB), Err(BudgetExceeded));
         other.try_grow(MIB).unwrap();
         assert_eq!(other.try_grow(1), Err(BudgetExceeded));
-        assert_eq!(budget.gauge.get(), 8 << 20);
+        assert_eq!(budget.metrics.used.get(), 8 << 20);
         drop(one);
         other.try_grow(7 * MIB).unwrap();
     }

@@ -4,12 +4,18 @@
 //! |---|---|
 //! | `admission` | calls in flight (`--max-calls`) |
 //! | `turns` | large reads that call etcd at once (`--forward-max-large`), reads that wait (`--forward-max-waiting`) |
+//! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
+//! | `call_bytes` | bytes of single calls, by connection |
 //! | `byte_budget` | buffered bytes of several responses |
 
 mod admission;
+mod buffers;
 mod byte_budget;
+mod call_bytes;
 mod turns;
 
 pub use admission::Admission;
+pub use buffers::Buffers;
 pub use byte_budget::{BudgetExceeded, ByteBudget, HeldBytes};
+pub use call_bytes::{CallBuffers, CallBytes, CallKind, ClientAccount};
 pub use turns::{NoTurn, Turn, Turns, Waiting};

@@ -10,7 +10,7 @@ use super::fallback::Fallback;
 use super::forward::Forward;
 use super::idle::ResponseRegistry;
 use crate::config::Config;
-use crate::limits::Admission;
+use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::Telemetry;
@@ -31,6 +31,18 @@ pub struct Proxy {
     pub(super) freshness_timeout: Duration,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
+    /// Buffered bytes of calls (`--buffer-max-bytes`).
+    call_buffers: Arc<CallBuffers>,
+    /// Time limit for a request message (`--request-timeout`).
+    pub(super) request_timeout: Duration,
+}
+
+/// One connection of a client.
+#[derive(Debug)]
+pub struct Client {
+    pub(super) proxy: Arc<Proxy>,
+    /// Bytes that the connection's calls hold.
+    pub(super) account: Arc<ClientAccount>,
 }
 
 impl Proxy {
@@ -46,10 +58,14 @@ impl Proxy {
         drain: &CancellationToken,
     ) -> Arc<Proxy> {
         let metrics = &telemetry.metrics;
+        let max_bytes = config.limits.buffer_max_bytes(config.mirror.max_bytes());
+        let buffers = Buffers::new(max_bytes, &metrics.buffers);
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),
             cluster_state: Arc::clone(&mirrors.cluster_state),
             connect_timeout: config.etcd.connect_timeout,
+            request_timeout: config.limits.request_timeout,
+            max_wait: config.forward.stream_max_wait,
             tasks: tasks.clone(),
             drain: drain.clone(),
         });
@@ -57,11 +73,22 @@ impl Proxy {
         Arc::new(Proxy {
             mirrors: Arc::clone(mirrors),
             telemetry: Arc::clone(telemetry),
-            fallback: Fallback::new(config, &forward, mirrors, &responses, metrics, tasks),
+            fallback: Fallback::new(config, &forward, mirrors, &buffers, metrics, tasks),
             forward,
             freshness_timeout: config.mirror.freshness_timeout,
             responses,
             admission: Admission::new(config.limits.max_calls as usize, tasks, &metrics.connections.open),
+            call_buffers: buffers.calls,
+            request_timeout: config.limits.request_timeout,
+        })
+    }
+
+    /// Returns the state of a new connection.
+    #[must_use]
+    pub fn client(self: &Arc<Self>) -> Arc<Client> {
+        Arc::new(Client {
+            proxy: Arc::clone(self),
+            account: self.call_buffers.account(),
         })
     }
 

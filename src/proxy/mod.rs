@@ -17,8 +17,8 @@
 //! | forward | `forward`; for reads, `fallback` first tries the ways that cost etcd less |
 //!
 //! Imports point in one direction: `route` → `read` → `fallback` → `forward` → `response`. `handles` defines [`Proxy`],
-//! the state that all requests share; `response` defines the body of every response; `idle` aborts responses whose
-//! clients have stopped reading; `recorder` counts each read when it completes; `spans` traces calls.
+//! the state that all requests share; `response` defines the body of every response, `source` what produces its
+//! frames; `idle` aborts responses whose clients have stopped reading; `recorder` counts each read when it completes; `spans` traces calls.
 //!
 //! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses
 //! it.
@@ -31,8 +31,9 @@ mod read;
 mod recorder;
 mod response;
 mod route;
+mod source;
 mod spans;
 
-pub use handles::Proxy;
-pub use response::ResponseBody;
+pub use handles::{Client, Proxy};
+pub use response::{Outbound, ResponseBody};
 pub use route::handle;

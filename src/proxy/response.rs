@@ -3,19 +3,27 @@
 //! A small response is stored in the body itself, without an allocation. Every other body is a [`BodySource`],
 //! defined by the file that produces its frames. An observer receives every frame, and is dropped with the body:
 //! it records the end of a response, or holds a guard until then.
+//!
+//! Before a body is given to hyper, [`ResponseBody::deliver`] counts its bytes against the buffers of its client's
+//! connection until they are written to the connection, and registers it to be aborted if its client stops reading.
 
 use std::fmt;
+use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 
+use super::idle::{Progress, ResponseRegistry, Watched};
+pub(super) use super::source::{BodySource, Polled};
 use crate::cache::Rope;
 use crate::grpc::Status;
+use crate::limits::{BudgetExceeded, CallBytes, CallKind};
 use crate::net::Url;
 use crate::upstream::BoxError;
 
@@ -23,34 +31,8 @@ use crate::upstream::BoxError;
 /// the same reason.
 pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
 
-/// Result of polling a body for its next frame.
-pub(super) type Polled = Poll<Option<Result<Frame<Rope>, BoxError>>>;
-
-/// Produces the frames of one response.
-pub(super) trait BodySource: fmt::Debug + Send {
-    /// Returns the next frame, like [`Body::poll_frame`].
-    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled;
-
-    /// Whether all frames have been returned. `false` is always allowed.
-    fn is_end_stream(&self) -> bool {
-        false
-    }
-
-    /// Length of the remaining data, if known: HTTP/1 then sends it as content-length.
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::default()
-    }
-
-    /// Whether the whole response is in memory, so that it needs no observer to record its length and end.
-    fn is_complete(&self) -> bool {
-        false
-    }
-
-    /// URL of the endpoint, for a response that is forwarded.
-    fn endpoint(&self) -> Option<&Url> {
-        None
-    }
-}
+/// Bytes that a call counts as until its response has been sent: its task and its stream, on both sides.
+pub(super) const CALL_BYTES: u64 = 4 << 10;
 
 /// Receives every frame of a response before it is sent to the client; dropped with the body.
 pub(super) trait Observer: fmt::Debug + Send {
@@ -69,8 +51,31 @@ enum Kind {
     Whole {
         data: Option<Bytes>,
         trailers: Option<HeaderMap>,
+        /// Counts the data; `None` before the body is delivered, and after the data.
+        held: Option<CallBytes>,
     },
     Source(Box<dyn BodySource>),
+    Delivered(Box<Delivery>),
+}
+
+/// A source whose response is being sent to its client.
+#[derive(Debug)]
+struct Delivery {
+    source: Arc<Watched>,
+    /// Counts the call.
+    call: CallBytes,
+    /// Whether the response waits until other frames of its connection have been sent.
+    waits: bool,
+}
+
+/// Data of a frame on its way to the client; counts as buffered until it is dropped, which is when the last byte was
+/// written to the connection.
+#[derive(Debug)]
+pub struct Outbound {
+    rope: Rope,
+    _held: Option<CallBytes>,
+    /// Records that the client reads.
+    progress: Option<Arc<Progress>>,
 }
 
 impl ResponseBody {
@@ -85,7 +90,48 @@ impl ResponseBody {
         ResponseBody(Kind::Whole {
             data,
             trailers: Some(trailers),
+            held: None,
         })
+    }
+
+    /// Prepares the body for its client: its bytes count against the buffers of the connection, and it is aborted if
+    /// the client stops reading. `call` has counted the request. With `is_read`, the data of a small response is
+    /// refused if it does not fit: repeating a read changes nothing.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`] if the data is refused.
+    pub(super) fn deliver(
+        self,
+        mut call: CallBytes,
+        responses: &ResponseRegistry,
+        is_read: bool,
+    ) -> Result<ResponseBody, BudgetExceeded> {
+        Ok(ResponseBody(match self.0 {
+            Kind::Whole { data, trailers, .. } => {
+                let bytes = CALL_BYTES + data.as_ref().map_or(0, Bytes::len) as u64;
+                let mut held = call.account().hold(CallKind::Sending);
+                call.shrink_to(0);
+                if is_read {
+                    held.try_grow(bytes)?;
+                } else {
+                    held.force_grow(bytes);
+                }
+                Kind::Whole {
+                    data,
+                    trailers,
+                    held: Some(held),
+                }
+            }
+            Kind::Source(source) => {
+                call.shrink_to(CALL_BYTES);
+                Kind::Delivered(Box::new(Delivery {
+                    source: responses.watch(source),
+                    call,
+                    waits: false,
+                }))
+            }
+            other => other,
+        }))
     }
 
     /// Creates a body that yields the frames of `source`.
@@ -118,13 +164,14 @@ impl ResponseBody {
         match &self.0 {
             Kind::Empty | Kind::Whole { .. } => true,
             Kind::Source(source) => source.is_complete(),
+            Kind::Delivered(_) => false,
         }
     }
 
     /// URL of the endpoint, for a response that is forwarded.
     pub(super) fn endpoint(&self) -> Option<&Url> {
         match &self.0 {
-            Kind::Empty | Kind::Whole { .. } => None,
+            Kind::Empty | Kind::Whole { .. } | Kind::Delivered(_) => None,
             Kind::Source(source) => source.endpoint(),
         }
     }
@@ -138,11 +185,14 @@ pub(super) fn status_response(status: &Status, content_type: HeaderValue) -> Res
 }
 
 impl Body for ResponseBody {
-    type Data = Rope;
+    type Data = Outbound;
     type Error = BoxError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Polled {
-        match catch_unwind(AssertUnwindSafe(|| self.0.poll_frame(cx))) {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Outbound>, BoxError>>> {
+        match catch_unwind(AssertUnwindSafe(|| self.0.poll_outbound(cx))) {
             Ok(polled) => polled,
             Err(_) => {
                 // The source may be inconsistent after a panic, so it is dropped. hyper resets the stream, which gRPC
@@ -163,10 +213,30 @@ impl Body for ResponseBody {
 }
 
 impl Kind {
+    /// Polls for the next frame to the client.
+    fn poll_outbound(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Outbound>, BoxError>>> {
+        if let Kind::Delivered(delivery) = self {
+            return delivery.poll_frame(cx);
+        }
+        let held = match self {
+            Kind::Whole { held, .. } => held.take(),
+            _ => None,
+        };
+        let frame = |frame: Frame<Rope>| {
+            frame.map_data(|rope| Outbound {
+                rope,
+                _held: held,
+                progress: None,
+            })
+        };
+        self.poll_frame(cx)
+            .map(|polled| polled.map(|polled| polled.map(frame)))
+    }
+
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
         match self {
             Kind::Empty => Poll::Ready(None),
-            Kind::Whole { data, trailers } => {
+            Kind::Whole { data, trailers, .. } => {
                 let frame = match data.take() {
                     Some(data) => Some(Frame::data(data.into())),
                     None => trailers.take().map(Frame::trailers),
@@ -174,14 +244,16 @@ impl Kind {
                 Poll::Ready(frame.map(Ok))
             }
             Kind::Source(source) => source.poll_frame(cx),
+            Kind::Delivered(delivery) => delivery.source.poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Kind::Empty => true,
-            Kind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
+            Kind::Whole { data, trailers, .. } => data.is_none() && trailers.is_none(),
             Kind::Source(source) => source.is_end_stream(),
+            Kind::Delivered(delivery) => delivery.source.is_end_stream(),
         }
     }
 
@@ -191,7 +263,69 @@ impl Kind {
             // gRPC does not use content-length: messages are length-prefixed.
             Kind::Whole { .. } => SizeHint::default(),
             Kind::Source(source) => source.size_hint(),
+            Kind::Delivered(delivery) => delivery.source.size_hint(),
         }
+    }
+}
+
+impl Delivery {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Outbound>, BoxError>>> {
+        let may_send = self.call.account().may_send(cx.waker());
+        self.set_waits(!may_send);
+        if !may_send {
+            return Poll::Pending;
+        }
+        let frame = |frame: Frame<Rope>| {
+            frame.map_data(|rope| {
+                let mut held = self.call.account().hold(CallKind::Sending);
+                held.force_grow(rope.remaining() as u64);
+                Outbound {
+                    rope,
+                    _held: Some(held),
+                    progress: Some(Arc::clone(self.source.progress())),
+                }
+            })
+        };
+        let polled = self.source.poll_frame(cx);
+        polled.map(|polled| polled.map(|polled| polled.map(frame)))
+    }
+
+    /// Counts the response as waiting, or not.
+    fn set_waits(&mut self, waits: bool) {
+        if self.waits != waits {
+            self.waits = waits;
+            let waiting = &self.call.account().sending_metrics().waiting;
+            waiting.inc_by(if waits { 1 } else { -1 });
+        }
+    }
+}
+
+impl Drop for Delivery {
+    fn drop(&mut self) {
+        self.set_waits(false);
+    }
+}
+
+impl Buf for Outbound {
+    fn remaining(&self) -> usize {
+        self.rope.remaining()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        self.rope.chunk()
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        self.rope.chunks_vectored(slices)
+    }
+
+    /// # Panics
+    /// Panics beyond the end, as [`Buf`] requires.
+    fn advance(&mut self, count: usize) {
+        if let Some(progress) = &self.progress {
+            progress.record();
+        }
+        self.rope.advance(count);
     }
 }
 
@@ -223,12 +357,20 @@ impl<O: Observer> BodySource for Observed<O> {
         match &self.body {
             Kind::Empty | Kind::Whole { .. } => true,
             Kind::Source(source) => source.is_complete(),
+            Kind::Delivered(_) => false,
+        }
+    }
+
+    fn may_be_idle(&self) -> bool {
+        match &self.body {
+            Kind::Source(source) => source.may_be_idle(),
+            _ => false,
         }
     }
 
     fn endpoint(&self) -> Option<&Url> {
         match &self.body {
-            Kind::Empty | Kind::Whole { .. } => None,
+            Kind::Empty | Kind::Whole { .. } | Kind::Delivered(_) => None,
             Kind::Source(source) => source.endpoint(),
         }
     }
@@ -246,13 +388,14 @@ impl<T: fmt::Debug + Send> Observer for Guard<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use bytes::Buf;
     use http_body_util::BodyExt;
     use parking_lot::Mutex;
 
     use super::*;
+    use crate::limits::CallBuffers;
+    use crate::proxy::idle::IDLE_TICKS;
+    use crate::telemetry::Metrics;
+    use crate::telemetry::metrics::BufferKindMetrics;
 
     /// Source that yields its pieces and panics when polled again.
     #[derive(Debug)]
@@ -324,6 +467,65 @@ mod tests {
             "the guard is dropped with the source"
         );
         assert!(body.frame().await.is_none());
+    }
+
+    fn call(max_bytes: u64) -> (CallBytes, BufferKindMetrics) {
+        let account = CallBuffers::new(max_bytes, &Metrics::new().buffers).account();
+        let metrics = account.sending_metrics().clone();
+        (account.hold(CallKind::Request), metrics)
+    }
+
+    #[tokio::test]
+    async fn frames_count_until_they_are_written() {
+        let responses = ResponseRegistry::default();
+        let (call, sending) = call(1 << 20);
+        let body = ResponseBody::from_source(Pieces(vec!["first", "second"]));
+        let mut body = body.deliver(call, &responses, true).unwrap();
+        let mut first = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        let second = body.frame().await.unwrap().unwrap();
+        assert_eq!(sending.used.get(), 11, "both frames wait in the connection");
+        first.advance(5);
+        drop(first);
+        assert_eq!(sending.used.get(), 6);
+        drop((body, second));
+        assert_eq!(sending.used.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn small_response_counts_until_it_is_written_and_is_refused_over_the_bound() {
+        let responses = ResponseRegistry::default();
+        let message = || ResponseBody::whole(Bytes::from_static(b"message"), HeaderMap::new());
+        let (held, sending) = call(1 << 20);
+        let mut body = message().deliver(held, &responses, true).unwrap();
+        let unread = sending.used.get();
+        assert!(unread > 7, "{unread}");
+        let frame = body.frame().await.unwrap().unwrap();
+        drop(body);
+        assert_eq!(sending.used.get(), unread);
+        drop(frame);
+        assert_eq!(sending.used.get(), 0);
+        let (full, _) = call(100);
+        assert!(message().deliver(full, &responses, true).is_err());
+        let (full, _) = call(100);
+        let written = message().deliver(full, &responses, false);
+        assert!(written.is_ok(), "the response to a write is kept");
+    }
+
+    #[tokio::test]
+    async fn unread_response_gives_up_its_turn_and_its_stream() {
+        let responses = ResponseRegistry::default();
+        let (call, _) = call(1 << 20);
+        let turn = Arc::new(());
+        let body = ResponseBody::from_source(Pieces(vec!["a", "b"])).holding(Arc::clone(&turn));
+        let mut body = body.deliver(call, &responses, true).unwrap();
+        let _unwritten = body.frame().await.unwrap().unwrap();
+        for _ in 0..IDLE_TICKS {
+            assert_eq!(responses.abort_idle(), 0);
+        }
+        assert_eq!(Arc::strong_count(&turn), 2);
+        assert_eq!(responses.abort_idle(), 1);
+        assert_eq!(Arc::strong_count(&turn), 1, "the turn is free");
+        assert!(body.frame().await.unwrap().is_err(), "the stream is reset");
     }
 
     #[test]

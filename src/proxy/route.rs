@@ -8,18 +8,22 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 
 use super::forward::{forward_call, forward_http1};
-use super::handles::Proxy;
+use super::handles::{Client, Proxy};
 use super::read::{range, range_stream};
 use super::recorder;
-use super::response::{CallResult, ResponseBody, status_response};
+use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::spans::Trace;
 use crate::faults::{self, Fault};
 use crate::grpc::metadata::{grpc_content_type, is_grpc};
 use crate::grpc::{Method, Status};
+use crate::limits::{BudgetExceeded, CallBytes, CallKind};
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{self, Reason};
 use crate::upstream::BoxError;
+
+/// Memory of a header field in addition to its name and value, in bytes.
+const FIELD_BYTES: usize = 96;
 
 /// Handles one request: gRPC, HTTP/1 or the JSON gateway. `over_tls` is whether the client's connection has TLS. A
 /// panic fails this request alone, with status `Internal`.
@@ -27,20 +31,57 @@ use crate::upstream::BoxError;
 /// # Errors
 /// Error with which etcd reset the stream; hyper resets the client's stream with the same reason.
 pub async fn handle(
-    proxy: Arc<Proxy>,
+    client: Arc<Client>,
     request: Request<Incoming>,
     over_tls: bool,
 ) -> Result<Response<ResponseBody>, BoxError> {
+    let proxy = &client.proxy;
     let is_http2 = request.version() == Version::HTTP_2;
-    match caught(route(&proxy, request, over_tls)).await {
-        Ok(outcome) => outcome,
-        Err(_) => Ok(internal_error(is_http2)),
+    let method = Method::from_path(request.uri().path());
+    let mut call = client.account.hold(CallKind::Request);
+    if call.try_grow(CALL_BYTES + head_bytes(&request)).is_err() {
+        return Ok(refuse(
+            proxy,
+            &request,
+            method,
+            &Status::BufferBytes,
+            Reason::BufferBytes,
+        ));
+    }
+    let response = match caught(route(proxy, request, method, over_tls, &mut call)).await {
+        Ok(outcome) => outcome?,
+        Err(_) => internal_error(is_http2),
+    };
+    let (head, body) = response.into_parts();
+    match body.deliver(call, &proxy.responses, is_http2 && method == Method::Range) {
+        Ok(body) => Ok(Response::from_parts(head, body)),
+        Err(BudgetExceeded) => Ok(status_response(
+            &Status::BufferBytes,
+            grpc_content_type(&head.headers),
+        )),
     }
 }
 
-/// Counts a call beyond `--max-calls` as shed, and returns its response: `Unavailable`, or 503 for HTTP/1.
+/// Memory of a request's path and header list, in bytes.
+fn head_bytes(request: &Request<Incoming>) -> u64 {
+    let fields = request.headers().iter();
+    let fields = fields.map(|(name, value)| FIELD_BYTES + name.as_str().len() + value.len());
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or(0, |path| path.as_str().len());
+    (path + fields.sum::<usize>()) as u64
+}
+
+/// Counts a call beyond a bound as shed, and returns its response: `status`, or 503 for HTTP/1.
 #[cold]
-fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<ResponseBody> {
+fn refuse(
+    proxy: &Proxy,
+    request: &Request<Incoming>,
+    method: Method,
+    status: &Status,
+    reason: Reason,
+) -> Response<ResponseBody> {
     proxy.telemetry.metrics.connections.shed_calls.inc();
     let kind = match method {
         Method::Range => Some(Kind::Unary),
@@ -48,7 +89,7 @@ fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<
         _ => None,
     };
     if let Some(kind) = kind {
-        let outcome = telemetry::Outcome::Shed(Reason::TooManyCalls);
+        let outcome = telemetry::Outcome::Shed(reason);
         proxy
             .telemetry
             .metrics
@@ -56,9 +97,9 @@ fn shed(proxy: &Proxy, request: &Request<Incoming>, method: Method) -> Response<
             .record(kind, outcome, Duration::ZERO, Duration::ZERO);
     }
     if request.version() == Version::HTTP_2 {
-        return status_response(&Status::TooManyCalls, grpc_content_type(request.headers()));
+        return status_response(status, grpc_content_type(request.headers()));
     }
-    let text = Status::TooManyCalls.to_string();
+    let text = status.to_string();
     let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
     *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
     response
@@ -77,26 +118,32 @@ fn internal_error(is_http2: bool) -> Response<ResponseBody> {
 
 /// Passes the request to its handler. Every handler's future except that of a Range is boxed: hyper moves this
 /// function's future, so it must not be as large as the largest handler's.
-async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> CallResult {
+async fn route(
+    proxy: &Proxy,
+    request: Request<Incoming>,
+    method: Method,
+    over_tls: bool,
+    call: &mut CallBytes,
+) -> CallResult {
     #[cfg(debug_assertions)]
     arm_faults(proxy, request.headers());
     faults::trip(Fault::Request);
-    let method = Method::from_path(request.uri().path());
     if proxy.admission.is_full() {
-        return Ok(shed(proxy, &request, method));
+        let (status, reason) = (Status::TooManyCalls, Reason::TooManyCalls);
+        return Ok(refuse(proxy, &request, method, &status, reason));
     }
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
     if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(request.headers())) {
         proxy.telemetry.metrics.forwarding.calls.inc();
-        return Ok(Box::pin(forward_http1(&proxy.forward, request, method)).await);
+        return Ok(Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await);
     }
     // etcd's gRPC server takes the query for a part of the path, so such a request names an unknown method.
     let is_grpc_call = request.method() == http::Method::POST && request.uri().query().is_none();
     if is_grpc_call && method == Method::Range {
-        return range(proxy, request).await;
+        return range(proxy, request, call).await;
     }
     if is_grpc_call && method == Method::RangeStream {
-        return Box::pin(range_stream(proxy, request)).await;
+        return Box::pin(range_stream(proxy, request, call)).await;
     }
     proxy.telemetry.metrics.forwarding.calls.inc();
     let mut request = request;
@@ -104,7 +151,8 @@ async fn route(proxy: &Proxy, request: Request<Incoming>, over_tls: bool) -> Cal
     if let Some(trace) = &mut trace {
         trace.begin_forward(request.headers_mut());
     }
-    let forwarding = forward_call(&proxy.forward, &proxy.mirrors, request, method, is_grpc_call);
+    let (forward, mirrors, account) = (&proxy.forward, &proxy.mirrors, call.account());
+    let forwarding = forward_call(forward, mirrors, request, method, is_grpc_call, account);
     recorder::with_trace(trace, Box::pin(forwarding).await)
 }
 

@@ -27,12 +27,13 @@ use crate::net::{self, Address, Plain, Stream, Url};
 use crate::panics::restarting;
 use crate::tls::Acceptor;
 
-/// Receive window of one stream, in bytes: etcd's largest request fits.
-const STREAM_WINDOW_BYTES: u32 = 2 << 20;
-/// Receive window of a connection, for all of its streams together.
-const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
-/// Response bytes queued per connection in addition to what its client's window takes (I5).
-const SEND_BUFFER_BYTES: usize = 1 << 20;
+/// Receive window of one stream, in bytes.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+/// Receive window of a connection, for all of its streams together: what a client can make this process hold without
+/// being counted in `--buffer-max-bytes`.
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+/// Response bytes queued per stream, in addition to one frame, although its client's window would take more (I5).
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Bound on a request's metadata: tokens and trace state are far below.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 /// Streams that a client may reset before they were handled, before hyper takes it for an attacker and closes the connection.
@@ -167,10 +168,11 @@ impl Listener {
         }
     }
 
-    /// Serves connections by `handler` until `closing`, then also those that the kernel has queued by then. `handler` gets each
-    /// request, and whether it came over TLS. The port is closed when this returns; calls in flight continue in `tasks`.
-    pub async fn serve<H, F, B, E>(self, handler: H, config: ServeConfig)
+    /// Serves each connection by a new handler until `closing`, then also those that the kernel has queued by then. A handler gets each
+    /// request of its connection, and whether it came over TLS. The port is closed when this returns; calls in flight continue in `tasks`.
+    pub async fn serve<N, H, F, B, E>(self, new_handler: N, config: ServeConfig)
     where
+        N: Fn() -> H,
         H: Fn(Request<Incoming>, bool) -> F + Clone + Send + 'static,
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
         B: Body + Send + 'static,
@@ -180,7 +182,7 @@ impl Listener {
     {
         let server = server(&config);
         let start = |stream, permit| {
-            let (tls, server, handler) = (self.tls(), server.clone(), handler.clone());
+            let (tls, server, handler) = (self.tls(), server.clone(), new_handler());
             let connection = serve_connection(stream, permit, tls, server, handler, config.clone());
             config.tasks.spawn(connection);
         };

@@ -112,8 +112,8 @@ labels! {
         TooManyWaiting => "too_many_waiting",
         /// Too many calls are in flight.
         TooManyCalls => "too_many_calls",
-        /// Shared responses would exceed `--forward-shared-max-bytes`.
-        SharedBytes => "shared_bytes",
+        /// The bytes of the call do not fit `--buffer-max-bytes`.
+        BufferBytes => "buffer_bytes",
         /// The caller asked to bypass the cache.
         Bypass => "bypass",
     }

@@ -45,7 +45,7 @@ pub struct ReceiveWindow {
 
 impl ReceiveWindow {
     /// For responses that are forwarded unchanged.
-    pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 1 << 20 };
+    pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
     /// For the connection of one feed or one load, which is always read.
     pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
 }

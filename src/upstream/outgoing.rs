@@ -3,11 +3,15 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::time::Sleep;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use crate::grpc::frame::PrefixReader;
 
 /// Error type of hyper's and tonic's bodies and services.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -21,6 +25,32 @@ pub struct Outgoing {
     rest: Rest,
     /// Cancelled once the response has ended: the rest of the request is not needed.
     answered: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
+    /// Set for requests of clients.
+    limit: Option<MessageProgress>,
+}
+
+/// Time limit for the messages of a client's request.
+#[derive(Debug)]
+pub struct MessageLimit {
+    /// Time from the first wait for a message's bytes until the message is complete.
+    pub timeout: Duration,
+    /// Whether the first message may not be awaited longer either.
+    pub from_the_start: bool,
+    /// Cancelled when a message is late; the body then ends with an error.
+    pub late: CancellationToken,
+}
+
+/// Progress of the message that is being received.
+#[derive(Debug)]
+struct MessageProgress {
+    limit: MessageLimit,
+    prefix: PrefixReader,
+    /// Bytes of the message that are still missing.
+    missing_bytes: u64,
+    /// Whether a message is awaited.
+    awaited: bool,
+    /// Expires when the message is late; `None` until it was waited for.
+    expires: Option<Pin<Box<Sleep>>>,
 }
 
 #[derive(Debug)]
@@ -38,6 +68,7 @@ impl Outgoing {
             kept: None,
             rest: Rest::Incoming(body),
             answered: None,
+            limit: None,
         }
     }
 
@@ -49,6 +80,19 @@ impl Outgoing {
         self
     }
 
+    /// Ends the body with an error if a message of the client is late. Waits for etcd do not count.
+    #[must_use]
+    pub fn limited(mut self, limit: MessageLimit) -> Outgoing {
+        self.limit = Some(MessageProgress {
+            awaited: limit.from_the_start,
+            limit,
+            prefix: PrefixReader::default(),
+            missing_bytes: 0,
+            expires: None,
+        });
+        self
+    }
+
     /// Bytes that were already read, then the rest of the client's body.
     #[must_use]
     pub fn resumed(kept: Bytes, rest: Incoming) -> Outgoing {
@@ -56,6 +100,7 @@ impl Outgoing {
             kept: Some(kept).filter(|bytes| !bytes.is_empty()),
             rest: Rest::Incoming(rest),
             answered: None,
+            limit: None,
         }
     }
 
@@ -66,6 +111,7 @@ impl Outgoing {
             kept: Some(bytes).filter(|bytes| !bytes.is_empty()),
             rest: Rest::Nothing,
             answered: None,
+            limit: None,
         }
     }
 
@@ -76,6 +122,41 @@ impl Outgoing {
             kept: None,
             rest: Rest::Tonic(body),
             answered: None,
+            limit: None,
+        }
+    }
+}
+
+impl MessageProgress {
+    /// Whether the message that is being received is late; otherwise registers `cx` to be woken when it is.
+    fn is_late(&mut self, cx: &mut Context<'_>) -> bool {
+        if !self.awaited {
+            return false;
+        }
+        let timeout = self.limit.timeout;
+        let expires = self
+            .expires
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        expires.as_mut().poll(cx).is_ready()
+    }
+
+    /// Follows the boundaries of messages in `data`.
+    fn receive(&mut self, mut data: &[u8]) {
+        while !data.is_empty() {
+            let skipped =
+                usize::try_from(self.missing_bytes).map_or(data.len(), |missing| missing.min(data.len()));
+            self.missing_bytes -= skipped as u64;
+            data = &data[skipped..];
+            let (read, prefix) = self.prefix.read(data);
+            data = &data[read..];
+            if let Some(prefix) = prefix {
+                self.missing_bytes = prefix.length_bytes.into();
+            }
+            if self.missing_bytes == 0 && self.prefix.is_empty() {
+                (self.awaited, self.expires) = (false, None);
+            } else {
+                self.awaited = true;
+            }
         }
     }
 }
@@ -98,7 +179,24 @@ impl Body for Outgoing {
         }
         match &mut self.rest {
             Rest::Nothing => Poll::Ready(None),
-            Rest::Incoming(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+            Rest::Incoming(body) => {
+                let polled = Pin::new(body).poll_frame(cx).map_err(Into::into);
+                if let Some(limit) = &mut self.limit {
+                    match &polled {
+                        Poll::Pending if limit.is_late(cx) => {
+                            limit.limit.late.cancel();
+                            return Poll::Ready(Some(Err(
+                                "a request message was not complete in time".into()
+                            )));
+                        }
+                        Poll::Ready(Some(Ok(frame))) => {
+                            limit.receive(frame.data_ref().map_or(&[], |data| data))
+                        }
+                        _ => {}
+                    }
+                }
+                polled
+            }
             Rest::Tonic(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
         }
     }

@@ -34,6 +34,12 @@ impl Metrics {
             .sum()
     }
 
+    /// Buffered bytes of `kind`.
+    pub fn buffered(&self, kind: &str) -> f64 {
+        let name = format!("rangecache_buffer_used_bytes{{kind=\"{kind}\"}}");
+        self.0.get(&name).copied().unwrap_or_default()
+    }
+
     pub(crate) fn outcomes(&self) -> Outcomes {
         self.outcomes_of("rangecache_range_total")
     }

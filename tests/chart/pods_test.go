@@ -191,13 +191,13 @@ func TestPlaintextNeedsAFlag(t *testing.T) {
 const plaintextFlag = "--allow-plaintext-listener"
 
 func TestMemoryFollowsTheCache(t *testing.T) {
-	for _, c := range []struct{ cache, shared, stream, flag, request, limit string }{
-		{"1Gi", "512Mi", "256Mi", "1073741824", "1Gi", "2Gi"},            // the rest decides
-		{"6Gi", "512Mi", "256Mi", "6442450944", "6Gi", "8Gi"},            // four thirds decide
-		{"1500000000", "64Mi", "64Mi", "1500000000", "1431Mi", "1908Mi"}, // rounded up
-		{"2Ti", "512Mi", "1Gi", "2199023255552", "2Ti", "2796203Mi"},
+	for _, c := range []struct{ cache, buffers, flag, request, limit string }{
+		{"1Gi", "768Mi", "1073741824", "1Gi", "2Gi"},            // the rest decides
+		{"6Gi", "768Mi", "6442450944", "6Gi", "8Gi"},            // four thirds decide
+		{"1500000000", "128Mi", "1500000000", "1431Mi", "1908Mi"}, // rounded up
+		{"2Ti", "1536Mi", "2199023255552", "2Ti", "2796203Mi"},
 	} {
-		container := renderMode(t, "deployment-plain", "--set", "cache.maxBytes="+c.cache, "--set", "forward.sharedMaxBytes="+c.shared, "--set", "forward.streamMaxBytes="+c.stream).proxy.Spec.Containers[0]
+		container := renderMode(t, "deployment-plain", "--set", "cache.maxBytes="+c.cache, "--set", "buffers.maxBytes="+c.buffers).proxy.Spec.Containers[0]
 		if !slices.Contains(container.Args, "--cache-max-bytes="+c.flag) {
 			t.Errorf("%s: %q", c.cache, container.Args)
 		}

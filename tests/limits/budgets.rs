@@ -16,11 +16,11 @@ use testkit::wait::{SOON, until};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-const PREFIX: &str = "/budgets/";
+pub const PREFIX: &str = "/budgets/";
 /// Maximum duration of a flood.
 const FLOOD: Duration = Duration::from_secs(10);
 
-async fn etcd_with(keys: usize, value_bytes: usize) -> Etcd {
+pub async fn etcd_with(keys: usize, value_bytes: usize) -> Etcd {
     let etcd = Etcd::start(Version::V3_7).await;
     let direct = etcd.client().await;
     for n in 0..keys {
@@ -32,7 +32,7 @@ async fn etcd_with(keys: usize, value_bytes: usize) -> Etcd {
     etcd
 }
 
-async fn watch(client: &Client) -> Stream {
+pub async fn watch(client: &Client) -> Stream {
     let create = WatchCreateRequest {
         key: PREFIX.into(),
         ..WatchCreateRequest::default()
@@ -143,7 +143,7 @@ async fn silent_connections_do_not_keep_others_out() {
 }
 
 /// A client on bare HTTP/2, which can break any rule; its windows are HTTP/2's default, 64 KiB.
-async fn rude(
+pub async fn rude(
     rangecache: &Rangecache,
 ) -> (SendRequest<Bytes>, tokio::task::JoinHandle<Result<(), h2::Error>>) {
     let address = rangecache.url().strip_prefix("http://").unwrap();
@@ -152,7 +152,7 @@ async fn rude(
     (sender, tokio::spawn(connection))
 }
 
-fn call(rangecache: &Rangecache, path: &str) -> http::Request<()> {
+pub fn call(rangecache: &Rangecache, path: &str) -> http::Request<()> {
     http::Request::post(format!("{}{path}", rangecache.url()))
         .header("content-type", "application/grpc")
         .header("te", "trailers")

@@ -33,7 +33,7 @@ impl Scene {
         let direct = etcd.client().await;
         for n in 0..50 {
             direct
-                .put(format!("{PREFIX}{n:02}"), vec![b'v'; 100])
+                .put(format!("{PREFIX}{n:02}"), vec![b'v'; 12_000])
                 .await
                 .expect("etcd puts");
         }
@@ -142,7 +142,7 @@ async fn reads_beyond_the_wait_limit_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shared_responses_over_the_budget_are_refused() {
-    let flags = [("--forward-shared-max-bytes", "1KiB"), ("--range-stream", "off")];
+    let flags = [("--buffer-max-bytes", "4MiB"), ("--range-stream", "off")];
     let mut scene = Scene::new(6, &flags).await;
     scene.waiting(5.0).await;
     let (answers, codes) = scene.resume_and_collect().await;
@@ -152,7 +152,7 @@ async fn shared_responses_over_the_budget_are_refused() {
         "the first is forwarded, not held"
     );
     let outcomes = scene.rangecache.outcomes_since(&scene.before, 6).await;
-    assert_eq!(outcomes.0.get(&("shed".into(), "shared_bytes".into())), Some(&5));
+    assert_eq!(outcomes.0.get(&("shed".into(), "buffer_bytes".into())), Some(&5));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -357,7 +357,7 @@ async fn converted_responses_equal_etcds(version: Version) {
         0
     };
     assert_eq!(outcomes.of("streamed"), streamed, "{outcomes:?}");
-    let held = rangecache.metrics().await.sum("rangecache_stream_held_bytes");
+    let held = rangecache.metrics().await.buffered("converted");
     assert_eq!(held, 0.0, "nothing is held at the end");
 }
 
@@ -457,7 +457,7 @@ async fn concurrent_large_responses_stay_within_the_budget() {
     }
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-prefix", "/elsewhere/")
-        .with("--stream-max-bytes", "16MiB")
+        .with("--buffer-max-bytes", "64MiB")
         .start()
         .await;
     let resident_before = resident_bytes(rangecache.pid());
@@ -490,7 +490,7 @@ async fn concurrent_large_responses_stay_within_the_budget() {
         tokio::select! {
             read = reads.join_next() => answered += read.expect("not empty").expect("the read ends"),
             metrics = rangecache.metrics() => {
-                held = held.max(metrics.sum("rangecache_stream_held_bytes"));
+                held = held.max(metrics.buffered("converted"));
                 resident = resident.max(resident_bytes(rangecache.pid()));
             }
         }
@@ -510,7 +510,7 @@ async fn response_larger_than_the_budget_is_forwarded_unchanged() {
     fill(&direct, PREFIX, 500, 10_000).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-prefix", "/elsewhere/")
-        .with("--stream-max-bytes", "2MiB")
+        .with("--buffer-max-bytes", "8MiB")
         .start()
         .await;
     let through = rangecache.client().await;

@@ -17,5 +17,6 @@
 )]
 
 mod budgets;
+mod buffers;
 mod large;
 mod series;

@@ -140,7 +140,7 @@ async fn costs_etcd_one_stream(by: By, keys: usize) {
     assert_eq!(read, whole.kvs);
     until(SOON, "nothing is held", async || {
         let metrics = rangecache.metrics().await;
-        let held = metrics.sum("rangecache_stream_held_bytes") + metrics.sum("rangecache_series");
+        let held = metrics.buffered("series") + metrics.sum("rangecache_series");
         (held == 0.0).then_some(())
     })
     .await;
@@ -377,7 +377,7 @@ async fn streamed_pages_of_a_series_equal_etcds() {
 async fn page_requested_after_the_series_expired_is_answered() {
     let (etcd, rangecache, through, request) = in_mid_series(&[("--series-ttl", "1s")]).await;
     until(SOON, "the series ends, and its stream at etcd", async || {
-        let held = rangecache.metrics().await.sum("rangecache_stream_held_bytes");
+        let held = rangecache.metrics().await.buffered("series");
         let in_flight = calls(&etcd, "RangeStream").await
             - etcd_count(&etcd, "grpc_server_handled_total", "RangeStream").await;
         (held == 0.0 && in_flight == 0.0).then_some(())

@@ -17,13 +17,13 @@ use crate::targets::{Kind, Setup, Target, connections};
 use crate::wire;
 
 /// A prefix that contains none of the listed keys.
-const NOT_MIRRORED: [&str; 2] = ["--cache-prefix", "/nothing-here/"];
+const NOT_MIRRORED: [&str; 4] = ["--cache-prefix", "/nothing-here/", "--buffer-max-bytes", "1GiB"];
 const KINDS: [Kind; 2] = [Kind::Direct, Kind::Rangecache];
 /// Number of P16's clients, each with its own list.
 const CLIENTS: usize = 16;
 /// Total size of their lists.
 const WANTED_BYTES: usize = 1 << 30;
-/// Bound on the bytes that rangecache holds for them: the default of `--stream-max-bytes`.
+/// Bound on the bytes that rangecache holds for them: a quarter of `--buffer-max-bytes`.
 const HELD_BYTES: u32 = 256 << 20;
 
 async fn start(setup: &mut Setup, kind: Kind) -> Result<Target> {

@@ -59,11 +59,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- /*
 The memory request is what the mirrors may take. The limit leaves room for what else takes memory: four thirds, because
-rangecache itself takes three quarters of a limit by default, but at least the shared answers, the streams and 256Mi for the rest.
+rangecache itself takes three quarters of a limit by default, but at least the buffers and 256Mi for the rest.
 */ -}}
 {{- define "rangecache.resources" -}}
 {{- $cache := include "rangecache.bytes" .Values.cache.maxBytes | int64 -}}
-{{- $rest := add (include "rangecache.bytes" .Values.forward.sharedMaxBytes | int64) (include "rangecache.bytes" .Values.forward.streamMaxBytes | int64) 268435456 -}}
+{{- $rest := add (include "rangecache.bytes" .Values.buffers.maxBytes | int64) 268435456 -}}
 {{- $limit := max (div (mul $cache 4) 3) (add $cache $rest) -}}
 {{- $derived := dict
   "requests" (dict "cpu" "100m" "memory" (include "rangecache.mebibytes" $cache))

@@ -163,8 +163,7 @@ volumes:
 {{- with .Values.cache.historyMaxBytes }}
 - --history-max-bytes={{ include "rangecache.bytes" . }}
 {{- end }}
-- --forward-shared-max-bytes={{ include "rangecache.bytes" .Values.forward.sharedMaxBytes }}
-- --stream-max-bytes={{ include "rangecache.bytes" .Values.forward.streamMaxBytes }}
+- --buffer-max-bytes={{ include "rangecache.bytes" .Values.buffers.maxBytes }}
 - --shutdown-timeout={{ .Values.shutdown.timeoutSeconds }}s
 - --log-format={{ .Values.log.format }}
 - {{ printf "--log-level=%s" .Values.log.level | quote }}

@@ -31,6 +31,7 @@ mod unary_over_stream;
 pub(super) use page_series::PageAnswer;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -38,21 +39,20 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::forward::{Forward, RequestBody};
-use super::idle::ResponseRegistry;
 use super::response::{CallResult, ResponseBody, status_response};
 use crate::cache::RangeQuery;
 use crate::config::Config;
 use crate::grpc::{CallMetadata, Method, RangeResponseScanner};
-use crate::limits::{ByteBudget, Turns};
+use crate::limits::{Buffers, ByteBudget, CallKind, ClientAccount, Turns};
 use crate::mirror::Mirrors;
 use crate::telemetry::{Metrics, Outcome};
-use crate::upstream::{ConnectionClass, NoRangeStream};
+use crate::upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
 use page_series::{PageObserver, PageSeriesCache};
 use refused::Refused;
 use shared_response::SharedResponse;
 use sharing::ShareScope;
 use single_flight::{Role, SingleFlight};
-use stream_over_pages::{PageCalls, PageError, Pager};
+use stream_over_pages::{PageBuffers, PageCalls, PageError, Pager};
 use unary_over_stream::{Converted, UnaryOverStream};
 
 /// Result of a call that several reads share.
@@ -65,12 +65,15 @@ pub(super) struct Fallback {
     page_series: Arc<PageSeriesCache>,
     /// Calls in flight for large Ranges, by framed request.
     shared_calls: Arc<SingleFlight<SharedResult>>,
-    /// Budget of the responses that several reads share (`--forward-shared-max-bytes`).
+    /// Budget of the responses that several reads share.
     shared_bytes: Arc<ByteBudget>,
+    /// Budget of conversions.
+    converted_bytes: Arc<ByteBudget>,
+    /// Longest wait of a read for buffered bytes (`--stream-max-wait`).
+    max_wait: Duration,
     /// Turns of large reads (`--forward-max-large`).
     turns: Arc<Turns>,
     unary_over_stream: UnaryOverStream,
-    responses: Arc<ResponseRegistry>,
     metrics: Arc<Metrics>,
 }
 
@@ -83,6 +86,8 @@ pub(super) struct Read<'a> {
     pub(super) framed: Bytes,
     pub(super) query: &'a RangeQuery,
     pub(super) metadata: &'a CallMetadata,
+    /// Account of the client's connection.
+    pub(super) account: &'a Arc<ClientAccount>,
     /// Deadline set by the client.
     pub(super) deadline: Option<Instant>,
     /// Outcome for metrics; updated here if the read is streamed, paged or refused.
@@ -102,33 +107,33 @@ impl Fallback {
         config: &Config,
         forward: &Arc<Forward>,
         mirrors: &Arc<Mirrors>,
-        responses: &Arc<ResponseRegistry>,
+        buffers: &Buffers,
         metrics: &Arc<Metrics>,
         tasks: &TaskTracker,
     ) -> Arc<Fallback> {
         let gauges = &metrics.forwarding;
-        let stream_bytes =
-            ByteBudget::with_fair_growth(config.forward.stream_max_bytes, &gauges.stream_held_bytes);
+        let max_wait = config.forward.stream_max_wait;
         Arc::new(Fallback {
             forward: Arc::clone(forward),
             page_series: PageSeriesCache::new(
                 config.forward.series_ttl,
-                config.forward.stream_max_bytes,
-                &stream_bytes,
+                buffers.series_max_bytes,
+                &buffers.series,
                 &forward.upstream,
                 mirrors,
                 metrics,
             ),
             shared_calls: SingleFlight::new(tasks),
-            shared_bytes: ByteBudget::first_come(config.forward.shared_max_bytes, &gauges.shared_bytes),
+            shared_bytes: Arc::clone(&buffers.shared),
+            converted_bytes: Arc::clone(&buffers.converted),
+            max_wait,
             turns: Turns::new(
                 config.forward.max_large as usize,
                 config.forward.max_waiting,
                 &gauges.large,
                 &gauges.waiting,
             ),
-            unary_over_stream: UnaryOverStream::new(&stream_bytes, config.forward.stream_max_wait),
-            responses: Arc::clone(responses),
+            unary_over_stream: UnaryOverStream::new(&buffers.converted, max_wait),
             metrics: Arc::clone(metrics),
         })
     }
@@ -185,7 +190,7 @@ impl Fallback {
         if let Some(converted) = self.convert(&read.parts, read.query, scope.as_ref()).await {
             drop((turn, leader));
             *read.outcome = read.outcome.streamed();
-            return Ok(converted.into_response(&self.responses));
+            return Ok(converted.into_response());
         }
         // 6. The unchanged call. etcd buffers the response until the client has read it, so the body keeps both.
         let observer = self.page_observer(read.query, scope, RangeResponseScanner::unary());
@@ -220,7 +225,7 @@ impl Fallback {
         let body = RequestBody::Read(read.framed);
         let result = self
             .forward
-            .forward_on(read.parts, body, read.method, class)
+            .forward_on(read.parts, body, read.method, class, read.account)
             .await;
         result.map(|response| response.map(|body| with_observer(body, observer)))
     }
@@ -238,7 +243,16 @@ impl Fallback {
     async fn stream_or_pages(self: &Arc<Self>, read: Read<'_>, scope: Option<ShareScope>) -> CallResult {
         let no_stream = if read.query.may_page() {
             let observer = self.page_observer(read.query, scope, RangeResponseScanner::stream());
-            match self.forward.open_stream(&read.parts, &read.framed).await {
+            let mut held = read.account.hold(CallKind::Forwarded);
+            let window_bytes = ReceiveWindow::SHARED.stream.into();
+            if held
+                .grow(window_bytes, self.wait_deadline(read.deadline))
+                .await
+                .is_err()
+            {
+                return refuse(read, Refused::buffer_bytes());
+            }
+            match self.forward.open_stream(&read.parts, &read.framed, held).await {
                 Ok(Ok(response)) => return Ok(response.map(|body| with_observer(body, observer))),
                 Ok(Err(no_stream)) => no_stream,
                 Err(error) => return error.into_result(read.metadata.content_type.clone()),
@@ -253,7 +267,11 @@ impl Fallback {
             *read.outcome = Outcome::Paged(reason);
         }
         let content_type = read.metadata.content_type.clone();
-        let calls = PageCalls::new(&self.forward, &self.turns, read.parts.clone());
+        let buffers = PageBuffers {
+            budget: Arc::clone(&self.converted_bytes),
+            max_wait: self.max_wait,
+        };
+        let calls = PageCalls::new(&self.forward, &self.turns, buffers, read.parts.clone());
         match Pager::new(calls, read.query, read.deadline).start().await {
             Ok(stream) => Ok(ResponseBody::from_source(stream).into_response(content_type)),
             Err(PageError::Refused(refused)) => refuse(read, refused),
@@ -265,6 +283,12 @@ impl Fallback {
             Err(PageError::Reset(error)) => Err(error.into()),
             Err(PageError::Local(status)) => Ok(status_response(&status, content_type)),
         }
+    }
+
+    /// Time until which a read may wait for buffered bytes.
+    fn wait_deadline(&self, of_caller: Option<Instant>) -> Instant {
+        let deadline = Instant::now() + self.max_wait;
+        of_caller.map_or(deadline, |of_caller| of_caller.min(deadline))
     }
 
     /// Returns whether a large Range leads or joins; `None` if its response may not be shared.

@@ -48,8 +48,6 @@ use crate::upstream::{ReceiveWindow, Upstream, gates};
 
 /// Interval at which expired series are dropped.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
-/// Stored series may use the streams' budget (`--stream-max-bytes`) divided by this.
-const WAITING_DIVISOR: u64 = 4;
 /// Estimated memory of a series in addition to its keys and stream.
 const SERIES_OVERHEAD_BYTES: u64 = 256;
 
@@ -79,7 +77,7 @@ struct Series {
 #[derive(Debug)]
 pub(super) struct PageSeriesCache {
     series: ExpiringMap<SeriesKey, Series>,
-    /// Budget of open streams and their buffered entries (`--stream-max-bytes`).
+    /// Budget of open streams and their buffered entries, a share of `--buffer-max-bytes`.
     budget: Arc<ByteBudget>,
     upstream: Arc<Upstream>,
     mirrors: Arc<Mirrors>,
@@ -141,7 +139,7 @@ impl PageSeriesCache {
         metrics: &Arc<Metrics>,
     ) -> Arc<PageSeriesCache> {
         Arc::new(PageSeriesCache {
-            series: ExpiringMap::new(ttl, max_bytes / WAITING_DIVISOR),
+            series: ExpiringMap::new(ttl, max_bytes),
             budget: Arc::clone(budget),
             upstream: Arc::clone(upstream),
             mirrors: Arc::clone(mirrors),
@@ -297,8 +295,10 @@ impl PageSeriesCache {
     /// Opens a stream of the remaining `keys`, the requested page included.
     async fn open_stream(&self, request: PageRequest<'_>, keys: u64) -> Result<PageSource, StreamFallback> {
         let mut held = self.budget.hold();
-        held.try_grow(ReceiveWindow::SHARED.stream.into())
-            .map_err(|_| StreamFallback::Budget)?;
+        if held.try_grow(ReceiveWindow::SHARED.stream.into()).is_err() {
+            held.record_refusal();
+            return Err(StreamFallback::Budget);
+        }
         let connection = self
             .upstream
             .streaming(Instant::now())

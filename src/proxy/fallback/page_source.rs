@@ -93,9 +93,10 @@ impl PageSource {
         }
         for key_value in &response.kvs {
             let entry = Entry::from_key_value(key_value).map_err(|_| StreamFallback::Malformed)?;
-            self.held
-                .try_grow(cost_bytes(&entry))
-                .map_err(|_| StreamFallback::Budget)?;
+            if self.held.try_grow(cost_bytes(&entry)).is_err() {
+                self.held.record_refusal();
+                return Err(StreamFallback::Budget);
+            }
             self.ready.push_back(entry);
         }
         Ok(())
@@ -119,6 +120,7 @@ mod tests {
     use crate::etcdserverpb::{RangeResponse, ResponseHeader};
     use crate::limits::ByteBudget;
     use crate::mirror::pinned::Pinned;
+    use crate::telemetry::metrics::BufferKindMetrics;
 
     type Messages = Vec<Result<RangeStreamResponse, tonic::Status>>;
 
@@ -139,8 +141,9 @@ mod tests {
     }
 
     fn source_within(messages: Messages, keys: u64, max_bytes: u64) -> (PageSource, Gauge) {
-        let gauge = Gauge::default();
-        let held = ByteBudget::first_come(max_bytes, &gauge).hold();
+        let metrics = BufferKindMetrics::default();
+        let gauge = metrics.used.clone();
+        let held = ByteBudget::first_come(max_bytes, metrics).hold();
         let reading = Arc::new(Pinned::default()).read_at(7);
         // etcd sends the messages, and then stalls.
         let stream = stream::iter(messages).chain(stream::pending());

@@ -12,7 +12,7 @@ pub(super) enum StreamFallback {
     NoEndpoint,
     /// The connection was lost, or etcd returned an error in mid-stream.
     Broken,
-    /// `--stream-max-bytes` are in use.
+    /// The share of `--buffer-max-bytes` is in use.
     Budget,
     /// The stream cannot be decoded, or its count differs from the expected one.
     Malformed,

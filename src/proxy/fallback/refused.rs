@@ -21,6 +21,14 @@ impl Refused {
             status,
         }
     }
+
+    /// Refuses a read whose response does not fit `--buffer-max-bytes`.
+    pub(super) fn buffer_bytes() -> Refused {
+        Refused {
+            reason: Reason::BufferBytes,
+            status: Status::BufferBytes,
+        }
+    }
 }
 
 impl From<NoTurn> for Refused {

@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, Response, response};
 use http_body::Frame;
 
 use super::refused::Refused;
 use super::unary_over_stream::Converted;
-use crate::grpc::{Method, Status};
+use crate::grpc::Method;
 use crate::limits::{ByteBudget, HeldBytes};
 use crate::mirror::cluster_state::ClusterState;
 use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
-use crate::telemetry::Reason;
 
 /// Complete response, held once in memory for all reads that share it.
 #[derive(Debug)]
@@ -53,16 +53,18 @@ impl SharedResponse {
             response,
             in_flight: _in_flight,
         } = upstream_response;
-        let (head, body) = response.into_parts();
+        let (mut head, body) = response.into_parts();
+        // A response that is merged from pieces has a length of its own.
+        head.headers.remove(CONTENT_LENGTH);
         let mut reader = ResponseReader::new(body, Method::Range, cluster_state);
         let mut held = budget.hold();
         let mut pieces = Vec::new();
         let lost = |error| Refused::shared_call(SendError::Lost(error).status());
         while let Some(data) = reader.data().await.map_err(lost)? {
-            held.try_grow(data.len() as u64).map_err(|_| Refused {
-                reason: Reason::SharedBytes,
-                status: Status::SharedBytes,
-            })?;
+            if held.try_grow(data.len() as u64).is_err() {
+                held.record_refusal();
+                return Err(Refused::buffer_bytes());
+            }
             pieces.push(data);
         }
         Ok(SharedResponse {
@@ -117,15 +119,16 @@ impl BodySource for SharedBody {
 #[cfg(test)]
 mod tests {
     use http_body_util::BodyExt;
-    use prometheus_client::metrics::gauge::Gauge;
 
     use super::*;
     use crate::grpc::status::ok_trailers;
+    use crate::telemetry::metrics::BufferKindMetrics;
 
     #[tokio::test]
     async fn shared_response_is_complete_for_every_read_and_held_until_the_last() {
-        let gauge = Gauge::default();
-        let budget = ByteBudget::first_come(100, &gauge);
+        let metrics = BufferKindMetrics::default();
+        let gauge = metrics.used.clone();
+        let budget = ByteBudget::first_come(100, metrics);
         let mut held = budget.hold();
         held.try_grow(6).unwrap();
         let (head, ()) = Response::builder()

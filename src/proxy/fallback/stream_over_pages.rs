@@ -27,7 +27,7 @@ use crate::grpc::method::RANGE;
 use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
 use crate::grpc::{Method, Status};
 use crate::keyspace::successor;
-use crate::limits::Turns;
+use crate::limits::{ByteBudget, HeldBytes, Turns};
 use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled};
 use crate::upstream::{ConnectionClass, page_limit};
@@ -85,8 +85,8 @@ pub(super) trait FetchPage: Send + Sync + 'static {
 /// Result of one request for a page.
 #[derive(Debug)]
 pub(super) enum PageResponse {
-    /// A page and its encoded length in bytes.
-    Page(RangeResponse, u64),
+    /// A page, its encoded length in bytes, and the budget for it.
+    Page(RangeResponse, u64, Option<HeldBytes>),
     /// The response has this many bytes, more than `max_bytes`.
     TooLarge(u64),
     /// etcd's status, other than OK (headers or trailers).
@@ -95,18 +95,32 @@ pub(super) enum PageResponse {
     Lost(Status),
 }
 
+/// Budget of pages that are being received or sent.
+#[derive(Debug)]
+pub(super) struct PageBuffers {
+    pub(super) budget: Arc<ByteBudget>,
+    /// Longest wait of a page for budget.
+    pub(super) max_wait: Duration,
+}
+
 /// Fetches pages from etcd by unary Ranges.
 #[derive(Debug)]
 pub(super) struct PageCalls {
     forward: Arc<Forward>,
     turns: Arc<Turns>,
+    buffers: PageBuffers,
     /// Request head of the client, with the path of a unary Range.
     parts: Parts,
 }
 
 impl PageCalls {
     /// Creates unary calls with the metadata of the client's RangeStream request, `parts`.
-    pub(super) fn new(forward: &Arc<Forward>, turns: &Arc<Turns>, mut parts: Parts) -> PageCalls {
+    pub(super) fn new(
+        forward: &Arc<Forward>,
+        turns: &Arc<Turns>,
+        buffers: PageBuffers,
+        mut parts: Parts,
+    ) -> PageCalls {
         parts.uri = Uri::from_static(RANGE);
         // The pager enforces the deadline for all pages together. Pages are decoded here, so they must not be
         // compressed.
@@ -115,6 +129,7 @@ impl PageCalls {
         PageCalls {
             forward: Arc::clone(forward),
             turns: Arc::clone(turns),
+            buffers,
             parts,
         }
     }
@@ -143,9 +158,16 @@ impl FetchPage for PageCalls {
         let (head, body) = response.into_parts();
         let mut reader = ResponseReader::new(body, Method::Range, &self.forward.cluster_state);
         let mut data = BytesMut::new();
+        let mut held = self.buffers.budget.hold_in_queue();
         loop {
             match reader.data().await {
-                Ok(Some(piece)) => data.extend_from_slice(&piece),
+                Ok(Some(piece)) => {
+                    let deadline = Instant::now() + self.buffers.max_wait;
+                    held.grow(piece.len() as u64, deadline)
+                        .await
+                        .map_err(|_| PageError::Refused(Refused::buffer_bytes()))?;
+                    data.extend_from_slice(&piece);
+                }
                 Ok(None) => break,
                 Err(error) => return Ok(PageResponse::Lost(SendError::Lost(error).status())),
             }
@@ -160,11 +182,14 @@ impl FetchPage for PageCalls {
         if !is_ok(&status) {
             return Ok(PageResponse::Status(extract_status(&status)));
         }
+        held.leave_queue();
         let data = data.freeze();
         let message = data.get(PREFIX_BYTES..).map(|message| data.slice_ref(message));
         let response = message.and_then(|message| RangeResponse::decode(message).ok());
         match response {
-            Some(response) if data.first() == Some(&0) => Ok(PageResponse::Page(response, data.len() as u64)),
+            Some(response) if data.first() == Some(&0) => {
+                Ok(PageResponse::Page(response, data.len() as u64, Some(held)))
+            }
             _ => Err(PageError::Local(Status::UndecodableResponse)),
         }
     }
@@ -190,6 +215,8 @@ struct Page {
     kvs: VecDeque<Bytes>,
     /// Fields for the last chunk of the stream, if this is the last page.
     tail: Option<Tail>,
+    /// Budget for the key-values, which share one allocation.
+    _held: Option<HeldBytes>,
 }
 
 /// Fields that only the last chunk of a stream has.
@@ -267,7 +294,7 @@ impl<G: FetchPage> Pager<G> {
         let mut tries = 0;
         loop {
             let failure = match self.calls.fetch_page(&self.request, self.max_bytes()).await? {
-                PageResponse::Page(response, bytes) => return self.accept(response, bytes),
+                PageResponse::Page(response, bytes, held) => return self.accept(response, bytes, held),
                 PageResponse::TooLarge(bytes) if !self.is_paged => {
                     return Err(PageError::Local(Status::SortedTooLong(bytes)));
                 }
@@ -305,7 +332,12 @@ impl<G: FetchPage> Pager<G> {
 
     /// Checks that a page of `bytes` belongs to the same history as the first, and prepares the request for the next
     /// page.
-    fn accept(&mut self, page: RangeResponse, bytes: u64) -> Result<Page, PageError> {
+    fn accept(
+        &mut self,
+        page: RangeResponse,
+        bytes: u64,
+        held: Option<HeldBytes>,
+    ) -> Result<Page, PageError> {
         let undecodable = || PageError::Local(Status::UndecodableResponse);
         let header = page.header.ok_or_else(undecodable)?;
         let (first, count) = *self.first.get_or_insert((header, page.count));
@@ -347,6 +379,7 @@ impl<G: FetchPage> Pager<G> {
         Ok(Page {
             kvs: page.kvs.into(),
             tail,
+            _held: held,
         })
     }
 }

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode, Uri, response};
 use http_body::Frame;
@@ -28,7 +28,6 @@ use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_RESPONSE_BYTES, is_ok};
 use crate::grpc::{Method, RangeResponseScanner, ResponseSummary, Status};
 use crate::limits::{ByteBudget, HeldBytes};
 use crate::proxy::forward::{Forward, ResponseReader};
-use crate::proxy::idle::{ResponseRegistry, Watched};
 use crate::proxy::response::{BodySource, Polled, ResponseBody, status_response};
 use crate::upstream::{Connection, Outgoing};
 
@@ -47,7 +46,7 @@ const FRAME_MIN_BYTES: usize = 128 << 10;
 /// Converts large Ranges to RangeStreams, within a byte budget.
 #[derive(Debug)]
 pub(super) struct UnaryOverStream {
-    /// Budget of buffered responses (`--stream-max-bytes`).
+    /// Budget of buffered responses, a share of `--buffer-max-bytes`.
     budget: Arc<ByteBudget>,
     /// Longest wait of a stream for budget (`--stream-max-wait`). HTTP/2 flow control stops etcd during the wait.
     max_wait: Duration,
@@ -112,6 +111,8 @@ impl UnaryOverStream {
             .await
             .map_err(|_| StreamFallback::Broken)?;
         let (mut head, body) = response.into_parts();
+        // The length of the stream, which is not that of the unary response.
+        head.headers.remove(CONTENT_LENGTH);
         // Read by the trace of the call.
         head.extensions.insert(connection.url().clone());
         let mut held = self.budget.hold_in_queue();
@@ -195,13 +196,13 @@ fn assemble(
 
 impl Converted {
     /// Creates the response for the client.
-    pub(super) fn into_response(self, responses: &ResponseRegistry) -> Response<ResponseBody> {
+    pub(super) fn into_response(self) -> Response<ResponseBody> {
         let body = match self.trailers {
-            Some(trailers) => ResponseBody::from_source(HeldBody(responses.watch(HeldFrames {
+            Some(trailers) => ResponseBody::from_source(HeldBody {
                 pieces: self.pieces.into_iter(),
                 trailers: Some(trailers),
                 held: self.held,
-            }))),
+            }),
             None => ResponseBody::empty(),
         };
         Response::from_parts(self.head, body)
@@ -210,28 +211,20 @@ impl Converted {
 
 /// Body of a converted response; releases each piece from the budget when it is sent.
 #[derive(Debug)]
-struct HeldBody(Arc<Watched<HeldFrames>>);
-
-impl BodySource for HeldBody {
-    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        Poll::Ready(
-            self.0
-                .read(HeldFrames::next_frame)
-                .map_err(Into::into)
-                .transpose(),
-        )
-    }
-}
-
-/// Frames of a [`HeldBody`] that have not been sent.
-#[derive(Debug)]
-struct HeldFrames {
+struct HeldBody {
+    /// Pieces that have not been sent.
     pieces: std::vec::IntoIter<Bytes>,
     trailers: Option<HeaderMap>,
     held: HeldBytes,
 }
 
-impl HeldFrames {
+impl BodySource for HeldBody {
+    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
+        Poll::Ready(self.next_frame().map(Ok))
+    }
+}
+
+impl HeldBody {
     /// Joins the next pieces to a frame of at least [`FRAME_MIN_BYTES`], if there are enough.
     fn next_frame(&mut self) -> Option<Frame<Rope>> {
         let mut rope = Rope::default();

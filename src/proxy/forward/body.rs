@@ -12,6 +12,7 @@ use super::error::is_reset;
 use super::shutdown::StopSignal;
 use crate::cache::Rope;
 use crate::grpc::{HeaderScanner, Method, Scanned, Status};
+use crate::limits::CallBytes;
 use crate::mirror::cluster_state::ClusterState;
 use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
@@ -34,6 +35,8 @@ pub(crate) struct ForwardedBody {
     in_flight: Option<InFlight>,
     /// Set for endless calls.
     stop: Option<StopSignal>,
+    /// Counts what etcd has sent, or may send, and the client has not read.
+    held: Option<CallBytes>,
 }
 
 impl ForwardedBody {
@@ -56,12 +59,19 @@ impl ForwardedBody {
             may_send_status: is_grpc,
             in_flight,
             stop,
+            held: None,
         }
     }
 
     /// Returns the body with `first` put back in front, after it was read separately.
     pub(crate) fn with_first(self, first: Option<Frame<Bytes>>) -> ForwardedBody {
         ForwardedBody { first, ..self }
+    }
+
+    /// Keeps `held` as long as the body.
+    pub(crate) fn with_held(self, held: CallBytes) -> ForwardedBody {
+        let held = Some(held);
+        ForwardedBody { held, ..self }
     }
 
     fn is_between_messages(&self) -> bool {
@@ -120,6 +130,7 @@ impl BodySource for ForwardedBody {
             }
             Err(frame) => {
                 self.may_send_status = false;
+                self.held = None;
                 // A frame without data has trailers.
                 Frame::trailers(frame.into_trailers().unwrap_or_default())
             }
@@ -132,6 +143,10 @@ impl BodySource for ForwardedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+
+    fn may_be_idle(&self) -> bool {
+        self.stop.is_some()
     }
 
     fn endpoint(&self) -> Option<&Url> {

@@ -3,6 +3,7 @@
 use http::HeaderValue;
 
 use crate::grpc::Status;
+use crate::limits::BudgetExceeded;
 use crate::proxy::response::{CallResult, status_response};
 use crate::upstream::NoEndpoint;
 
@@ -13,6 +14,9 @@ pub(crate) enum SendError {
     NoEndpoint(#[from] NoEndpoint),
     #[error("the connection to etcd was lost: {0}")]
     Lost(hyper::Error),
+    /// The response does not fit the buffers.
+    #[error(transparent)]
+    Buffers(#[from] BudgetExceeded),
     /// etcd itself reset the stream. The call is not retried: the reset is etcd's response.
     #[error("etcd reset the stream: {0}")]
     Reset(hyper::Error),
@@ -42,6 +46,7 @@ impl SendError {
         match self {
             SendError::NoEndpoint(error) => Status::NoEndpoint(error.to_string()),
             SendError::Lost(error) => Status::ConnectionLost(error.to_string()),
+            SendError::Buffers(_) => Status::BufferBytes,
             SendError::Reset(error) => Status::StreamReset(error.to_string()),
         }
     }

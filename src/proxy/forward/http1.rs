@@ -1,5 +1,7 @@
 //! Forwards HTTP/1 requests: etcd's health, version and metrics, and its JSON gateway with WebSockets.
 
+use std::sync::Arc;
+
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -9,9 +11,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::send::Forward;
 use crate::grpc::Method;
+use crate::limits::{CallKind, ClientAccount};
 use crate::net::Url;
 use crate::proxy::response::ResponseBody;
-use crate::upstream::{BoxError, ConnectionClass, Outgoing};
+use crate::upstream::{BoxError, ConnectionClass, MessageLimit, Outgoing};
+
+/// Bytes of a response, and of a WebSocket in each direction, that are buffered.
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Forwards the request over a dedicated connection: such requests are rare, and some are open-ended. Without a
 /// response the client gets 502.
@@ -19,8 +25,9 @@ pub(crate) async fn forward_http1(
     forward: &Forward,
     request: Request<Incoming>,
     method: Method,
+    account: &Arc<ClientAccount>,
 ) -> Response<ResponseBody> {
-    match send(forward, request, method).await {
+    match send(forward, request, method, account).await {
         Ok(response) => response,
         Err(error) => {
             tracing::debug!(%error, "an HTTP/1 request could not be forwarded; responding with 502");
@@ -36,12 +43,18 @@ async fn send(
     forward: &Forward,
     mut request: Request<Incoming>,
     method: Method,
+    account: &Arc<ClientAccount>,
 ) -> Result<Response<ResponseBody>, BoxError> {
+    let mut held = account.hold(CallKind::Forwarded);
+    held.try_grow(2 * BUFFER_BYTES as u64)?;
     let url = reachable_endpoint(forward).await?;
     // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
     let connecting = forward.upstream.open_http1(&url);
     let stream = tokio::time::timeout(forward.connect_timeout, connecting).await??;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let (mut sender, connection) = http1::Builder::new()
+        .max_buf_size(BUFFER_BYTES)
+        .handshake(TokioIo::new(stream))
+        .await?;
     // The response's body owns the guard, so that the connection closes as soon as the client disconnects. Without it
     // hyper would notice only when etcd sends data.
     let close = CancellationToken::new();
@@ -51,7 +64,7 @@ async fn send(
             tracing::debug!(%error, "an HTTP/1 connection to etcd was closed");
         }
     });
-    let mut close_on_drop = Some(close.drop_guard());
+    let mut close_on_drop = Some((close.drop_guard(), held));
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     let path = path.parse::<Uri>()?;
     if !request.headers().contains_key(header::HOST) {
@@ -68,7 +81,22 @@ async fn send(
         .headers()
         .contains_key(header::UPGRADE)
         .then(|| hyper::upgrade::on(&mut request));
-    let mut response = sender.send_request(request.map(Outgoing::incoming)).await?;
+    let limit = MessageLimit {
+        timeout: forward.request_timeout,
+        from_the_start: true,
+        late: CancellationToken::new(),
+    };
+    let mut response = sender
+        .send_request(request.map(|body| {
+            let body = Outgoing::incoming(body);
+            // A stream's request may stay open, and its messages are not gRPC's.
+            if method.is_endless() {
+                body
+            } else {
+                body.limited(limit)
+            }
+        }))
+        .await?;
     if let Some(client) = upgrade
         && response.status() == StatusCode::SWITCHING_PROTOCOLS
     {

@@ -25,14 +25,18 @@ pub(super) use error::SendError;
 pub(super) use http1::forward_http1;
 pub(super) use send::{Forward, RequestBody, UpstreamResponse};
 
+use std::sync::Arc;
+
 use http::Request;
 use hyper::body::Incoming;
+use tokio_util::sync::CancellationToken;
 
-use super::response::CallResult;
-use crate::grpc::Method;
+use super::response::{CallResult, status_response};
 use crate::grpc::metadata::grpc_content_type;
+use crate::grpc::{Method, Status};
+use crate::limits::ClientAccount;
 use crate::mirror::Mirrors;
-use crate::upstream::Outgoing;
+use crate::upstream::{MessageLimit, Outgoing};
 
 /// Forwards a gRPC call that is not a read. Compact, AuthEnable and AuthDisable also update cluster state, unless
 /// `is_grpc_call` is false: etcd's gRPC server then refuses the request (not a POST, or a path with a query).
@@ -42,18 +46,30 @@ pub(super) async fn forward_call(
     request: Request<Incoming>,
     method: Method,
     is_grpc_call: bool,
+    account: &Arc<ClientAccount>,
 ) -> CallResult {
     if is_grpc_call && let Some(effect) = method.side_effect() {
         return side_effects::forward_with_effect(forward, mirrors, request, method, effect).await;
     }
     let (parts, body) = request.into_parts();
-    let body = Outgoing::incoming(body);
-    if !method.is_endless() {
-        return forward.forward(parts, RequestBody::Once(body), method).await;
-    }
     let content_type = grpc_content_type(&parts.headers);
+    let late = CancellationToken::new();
+    let limit = MessageLimit {
+        timeout: forward.request_timeout,
+        // An endless call may be without a message for as long as it likes.
+        from_the_start: !method.is_streaming(),
+        late: late.clone(),
+    };
+    let body = Outgoing::incoming(body).limited(limit);
+    if !method.is_endless() {
+        let forwarding = forward.forward(parts, RequestBody::Once(body), method, account);
+        return match late.run_until_cancelled(forwarding).await {
+            Some(result) => result,
+            None => Ok(status_response(&Status::RequestTimeout, content_type)),
+        };
+    }
     shutdown::end_at_stop(&forward.drain, content_type, |call_ended| {
-        forward.forward(parts, RequestBody::Once(body.until(call_ended)), method)
+        forward.forward(parts, RequestBody::Once(body.until(call_ended)), method, account)
     })
     .await
 }

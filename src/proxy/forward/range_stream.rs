@@ -13,12 +13,14 @@ use super::send::{Attempts, Forward, RequestBody, UpstreamResponse};
 use crate::grpc::Method;
 use crate::grpc::metadata::is_grpc;
 use crate::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
+use crate::limits::CallBytes;
 use crate::proxy::response::ResponseBody;
 use crate::upstream::{InFlight, NoRangeStream};
 
 impl Forward {
     /// Sends a RangeStream to an endpoint that implements it, and returns the client's response. After `Unimplemented`
-    /// the next endpoint is tried, until none is left or `--connect-timeout` has expired.
+    /// the next endpoint is tried, until none is left or `--connect-timeout` has expired. `held` counts the bytes that
+    /// etcd may send before its flow control stops it.
     ///
     /// # Errors
     /// [`SendError`]; or, within `Ok`, the reason for which no endpoint can serve the request as a stream.
@@ -26,6 +28,7 @@ impl Forward {
         &self,
         parts: &Parts,
         framed: &Bytes,
+        held: CallBytes,
     ) -> Result<Result<Response<ResponseBody>, NoRangeStream>, SendError> {
         let body = RequestBody::Read(framed.clone());
         let mut attempts = Attempts::new(parts.clone(), body, Instant::now() + self.connect_timeout);
@@ -47,7 +50,7 @@ impl Forward {
                 }
             };
             let Some(message) = stream.unimplemented_message() else {
-                return Ok(Ok(self.pass_stream_through(stream)));
+                return Ok(Ok(self.pass_stream_through(stream, held)));
             };
             let reason = connection.refused_range_stream(&message);
             if reason == NoRangeStream::Shape || Instant::now() >= attempts.deadline() {
@@ -57,11 +60,12 @@ impl Forward {
         }
     }
 
-    fn pass_stream_through(&self, stream: OpenedStream) -> Response<ResponseBody> {
+    fn pass_stream_through(&self, stream: OpenedStream, held: CallBytes) -> Response<ResponseBody> {
         let is_grpc = is_grpc(&stream.head.headers);
         let body = self
             .forwarded_body(stream.body, Method::RangeStream, is_grpc, Some(stream.in_flight))
-            .with_first(stream.first);
+            .with_first(stream.first)
+            .with_held(held);
         Response::from_parts(stream.head, ResponseBody::from_source(body))
     }
 }

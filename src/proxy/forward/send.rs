@@ -6,6 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, Request, Response};
+use http_body::Frame;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -15,12 +17,18 @@ use super::body::ForwardedBody;
 use super::error::SendError;
 use super::shutdown::StopSignal;
 use crate::grpc::Method;
+use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::grpc::metadata::{BYPASS, grpc_content_type, is_grpc};
 use crate::grpc::status::GRPC_STATUS;
+use crate::limits::{CallBytes, CallKind, ClientAccount};
 use crate::mirror::cluster_state::ClusterState;
 use crate::proxy::response::{CallResult, ResponseBody};
-use crate::upstream::{Connection, ConnectionClass, InFlight, Outgoing, SendFailure, Upstream};
+use crate::upstream::{
+    Connection, ConnectionClass, InFlight, Outgoing, ReceiveWindow, SendFailure, Upstream,
+};
 
+/// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
+const SHORT_RESPONSE_BYTES: u64 = 1 << 10;
 /// Pause between two attempts to send a call.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -31,6 +39,10 @@ pub(crate) struct Forward {
     pub(crate) cluster_state: Arc<ClusterState>,
     /// Time in which a call may wait for a connection and be sent again (`--connect-timeout`).
     pub(crate) connect_timeout: Duration,
+    /// Time limit for a client's request message (`--request-timeout`).
+    pub(crate) request_timeout: Duration,
+    /// Longest wait of a read for buffered bytes (`--stream-max-wait`).
+    pub(crate) max_wait: Duration,
     /// Owner of the tasks of HTTP/1 connections and WebSockets.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the process stops, which ends endless calls.
@@ -128,8 +140,14 @@ impl Attempts {
 impl Forward {
     /// Sends the call on connections of its method's class, and returns the client's response. If etcd does not
     /// respond, that is status `Unavailable`.
-    pub(crate) async fn forward(&self, parts: Parts, body: RequestBody, method: Method) -> CallResult {
-        self.forward_on(parts, body, method, connection_class(method))
+    pub(crate) async fn forward(
+        &self,
+        parts: Parts,
+        body: RequestBody,
+        method: Method,
+        account: &Arc<ClientAccount>,
+    ) -> CallResult {
+        self.forward_on(parts, body, method, connection_class(method), account)
             .await
     }
 
@@ -140,10 +158,20 @@ impl Forward {
         body: RequestBody,
         method: Method,
         class: ConnectionClass,
+        account: &Arc<ClientAccount>,
     ) -> CallResult {
         let content_type = grpc_content_type(&parts.headers);
-        match self.send(parts, body, class).await {
-            Ok(upstream_response) => Ok(self.pass_through(upstream_response, method)),
+        let sent = async {
+            let mut held = account.hold(CallKind::Forwarded);
+            if method == Method::Snapshot {
+                // Its length is unknown: as many bytes as etcd may send before its flow control stops it.
+                held.try_grow(ReceiveWindow::SHARED.stream.into())?;
+            }
+            let upstream_response = self.send(parts, body, class).await?;
+            self.pass_through(upstream_response, method, held).await
+        };
+        match sent.await {
+            Ok(response) => Ok(response),
             Err(error) => error.into_result(content_type),
         }
     }
@@ -168,13 +196,38 @@ impl Forward {
         }
     }
 
-    /// Turns etcd's response into the client's, whose body passes through.
-    fn pass_through(&self, upstream_response: UpstreamResponse, method: Method) -> Response<ResponseBody> {
+    /// Turns etcd's response into the client's, whose body passes through. `held` counts the bytes that etcd has sent,
+    /// or may send before its flow control stops it.
+    ///
+    /// # Errors
+    /// [`SendError::Buffers`] if the bytes do not fit; other errors if the response breaks off before its first frame.
+    async fn pass_through(
+        &self,
+        upstream_response: UpstreamResponse,
+        method: Method,
+        mut held: CallBytes,
+    ) -> Result<Response<ResponseBody>, SendError> {
         let UpstreamResponse { response, in_flight } = upstream_response;
         let is_grpc = is_grpc(response.headers());
-        response.map(|body| {
-            ResponseBody::from_source(self.forwarded_body(body, method, is_grpc, Some(in_flight)))
-        })
+        let (head, mut body) = response.into_parts();
+        let mut first = None;
+        // This delays no client: etcd sends the head of a unary response together with the first frame.
+        if is_grpc && !method.is_streaming() && !head.headers.contains_key(GRPC_STATUS) {
+            first = body.frame().await.transpose().map_err(SendError::from_hyper)?;
+            let bytes = first.as_ref().map_or(0, bytes_to_receive);
+            if method == Method::Range {
+                held.grow(bytes, Instant::now() + self.max_wait).await?;
+            } else if bytes <= SHORT_RESPONSE_BYTES {
+                held.force_grow(bytes);
+            } else {
+                held.try_grow(bytes)?;
+            }
+        }
+        let body = self
+            .forwarded_body(body, method, is_grpc, Some(in_flight))
+            .with_first(first)
+            .with_held(held);
+        Ok(Response::from_parts(head, ResponseBody::from_source(body)))
     }
 
     /// Wraps etcd's `body` as the body of the client's response.
@@ -199,6 +252,20 @@ impl Forward {
             self.upstream.avoid(connection.url());
         }
     }
+}
+
+/// Bytes of a unary response, by its first frame, that may have to be kept until the client reads: the frame, and the
+/// rest of the message as far as etcd may send it.
+fn bytes_to_receive(first: &Frame<Bytes>) -> u64 {
+    let Some(data) = first.data_ref() else {
+        return 0;
+    };
+    let whole = Prefix::parse(data).map_or(0, |prefix| PREFIX_BYTES as u64 + u64::from(prefix.length_bytes));
+    let received = data.len() as u64;
+    received
+        + whole
+            .saturating_sub(received)
+            .min(ReceiveWindow::SHARED.stream.into())
 }
 
 /// Returns the class of connections that calls of `method` use.
@@ -253,6 +320,8 @@ mod tests {
             ),
             cluster_state: Arc::default(),
             connect_timeout: Duration::from_secs(2),
+            request_timeout: Duration::from_secs(30),
+            max_wait: Duration::from_secs(10),
             tasks: TaskTracker::new(),
             drain: CancellationToken::new(),
         };

@@ -2,6 +2,7 @@
 //! client gets the response, so that it applies to the client's next read.
 
 use bytes::{Bytes, BytesMut};
+use http::header::CONTENT_LENGTH;
 use http::{Request, Response};
 use hyper::body::Incoming;
 use prost::Message as _;
@@ -13,9 +14,9 @@ use crate::etcdserverpb::CompactionRequest;
 use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::status::is_ok;
-use crate::grpc::{Method, SideEffect};
+use crate::grpc::{Method, SideEffect, Status};
 use crate::mirror::Mirrors;
-use crate::proxy::response::{CallResult, ResponseBody};
+use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::upstream::{ConnectionClass, Outgoing};
 
 /// Longest request that is decoded, in bytes; longer ones are forwarded unread.
@@ -33,10 +34,16 @@ pub(super) async fn forward_with_effect(
 ) -> CallResult {
     let (parts, body) = request.into_parts();
     let content_type = grpc_content_type(&parts.headers);
-    let (framed, outgoing) = match read_message(body, MAX_REQUEST_BYTES).await {
+    // At most a frame longer than the bound, which the bytes of the call cover.
+    let reading = read_message(body, MAX_REQUEST_BYTES, |_| true);
+    let message = tokio::time::timeout(forward.request_timeout, reading).await;
+    let (framed, outgoing) = match message.unwrap_or(RequestMessage::Late) {
         RequestMessage::Whole { framed, body } => (Some(framed.clone()), Outgoing::resumed(framed, body)),
         RequestMessage::Other { read, body } => (None, Outgoing::resumed(read, body)),
-        RequestMessage::Broken => return Ok(Response::new(ResponseBody::empty())),
+        RequestMessage::Late => return Ok(status_response(&Status::RequestTimeout, content_type)),
+        RequestMessage::Broken | RequestMessage::Refused => {
+            return Ok(Response::new(ResponseBody::empty()));
+        }
     };
     if effect == SideEffect::Auth {
         // etcd may switch auth at any moment from now on, and the response may be lost, so auth counts as unknown
@@ -50,7 +57,9 @@ pub(super) async fn forward_with_effect(
         Ok(upstream_response) => upstream_response,
         Err(error) => return error.into_result(content_type),
     };
-    let (head, body) = upstream_response.response.into_parts();
+    let (mut head, body) = upstream_response.response.into_parts();
+    // The data is merged, and may be cut.
+    head.headers.remove(CONTENT_LENGTH);
     let mut reader = ResponseReader::new(body, method, &mirrors.cluster_state);
     let mut data = BytesMut::new();
     loop {

@@ -1,6 +1,5 @@
 //! Bodies of responses from memory, produced piece by piece as the client reads (I5).
 
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -11,7 +10,6 @@ use crate::faults::{self, Fault};
 use crate::grpc::frame::{PREFIX_BYTES, put_prefix};
 use crate::grpc::status::ok_trailers;
 use crate::limits::HeldBytes;
-use crate::proxy::idle::{IdleError, ResponseRegistry, Watched};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 
 /// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to
@@ -22,11 +20,7 @@ const SMALL_BYTES: u64 = 16 << 10;
 
 /// Returns a body with `answer` as one gRPC message, then OK trailers. The message must be shorter than 4 GiB.
 /// `held_bytes` counts the entries against a byte budget until the body is dropped; `None` for entries of a mirror.
-pub(super) fn unary_body(
-    answer: Answer,
-    held_bytes: Option<HeldBytes>,
-    responses: &ResponseRegistry,
-) -> ResponseBody {
+pub(super) fn unary_body(answer: Answer, held_bytes: Option<HeldBytes>) -> ResponseBody {
     let mut prefix = [0; PREFIX_BYTES];
     put_prefix(&mut prefix, answer.len());
     if answer.len() <= SMALL_BYTES {
@@ -36,70 +30,58 @@ pub(super) fn unary_body(
     }
     ResponseBody::from_source(AnswerBody {
         prefix: Some(Bytes::copy_from_slice(&prefix)),
-        answer: responses.watch((answer, held_bytes)),
+        answer,
+        _held_bytes: held_bytes,
         trailers_sent: false,
     })
 }
 
 /// Returns a body with one gRPC message per chunk, then OK trailers. `held_bytes` counts the entries against a byte
 /// budget until the body is dropped; `None` for entries of a mirror.
-pub(super) fn stream_body(
-    chunks: Chunks,
-    held_bytes: Option<HeldBytes>,
-    responses: &ResponseRegistry,
-) -> ResponseBody {
-    ResponseBody::from_source(ChunksBody(responses.watch(ChunkFrames {
+pub(super) fn stream_body(chunks: Chunks, held_bytes: Option<HeldBytes>) -> ResponseBody {
+    ResponseBody::from_source(ChunksBody {
         chunks,
         current: None,
         trailers_sent: false,
         _held_bytes: held_bytes,
-    })))
+    })
 }
 
 /// Body of a Range response that is longer than [`SMALL_BYTES`].
 #[derive(Debug)]
 struct AnswerBody {
     prefix: Option<Bytes>,
-    answer: Arc<Watched<(Answer, Option<HeldBytes>)>>,
+    answer: Answer,
+    _held_bytes: Option<HeldBytes>,
     trailers_sent: bool,
 }
 
 impl AnswerBody {
-    fn next(&mut self) -> Result<Option<Frame<Rope>>, IdleError> {
+    fn next(&mut self) -> Option<Frame<Rope>> {
         faults::trip(Fault::Body);
         if let Some(prefix) = self.prefix.take() {
-            return Ok(Some(Frame::data(prefix.into())));
+            return Some(Frame::data(prefix.into()));
         }
-        if let Some(piece) = self.answer.read(|(answer, _)| answer.next_piece(PIECE_BYTES))? {
-            return Ok(Some(Frame::data(piece)));
+        if let Some(piece) = self.answer.next_piece(PIECE_BYTES) {
+            return Some(Frame::data(piece));
         }
         if self.trailers_sent {
-            return Ok(None);
+            return None;
         }
         self.trailers_sent = true;
-        Ok(Some(Frame::trailers(ok_trailers())))
+        Some(Frame::trailers(ok_trailers()))
     }
 }
 
 impl BodySource for AnswerBody {
     fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        Poll::Ready(self.next().map_err(Into::into).transpose())
+        Poll::Ready(self.next().map(Ok))
     }
 }
 
-/// Body of a RangeStream.
+/// Body of a RangeStream, encoded one chunk at a time.
 #[derive(Debug)]
-struct ChunksBody(Arc<Watched<ChunkFrames>>);
-
-impl BodySource for ChunksBody {
-    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
-        Poll::Ready(self.0.read(ChunkFrames::next).map_err(Into::into).transpose())
-    }
-}
-
-/// Frames of a RangeStream's body, encoded one chunk at a time. Dropped by the registry if the client stops reading.
-#[derive(Debug)]
-struct ChunkFrames {
+struct ChunksBody {
     chunks: Chunks,
     /// Rest of the chunk whose head was sent already.
     current: Option<Answer>,
@@ -107,7 +89,13 @@ struct ChunkFrames {
     _held_bytes: Option<HeldBytes>,
 }
 
-impl ChunkFrames {
+impl BodySource for ChunksBody {
+    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
+        Poll::Ready(self.next().map(Ok))
+    }
+}
+
+impl ChunksBody {
     fn next(&mut self) -> Option<Frame<Rope>> {
         if let Some(piece) = self
             .current

@@ -1,9 +1,12 @@
 //! Reads that memory cannot answer: fetched from etcd by way of `fallback`.
 
+use std::sync::Arc;
+
 use super::body::{stream_body, unary_body};
 use super::receive::Received;
 use crate::cache::{Answer, Chunks};
 use crate::grpc::Method;
+use crate::limits::ClientAccount;
 use crate::proxy::fallback::{Fetched, Read};
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
@@ -13,6 +16,7 @@ use crate::telemetry::{Outcome, Reason};
 /// Gets the response from etcd, as a response of `method`. Memory could not answer for `reason`.
 pub(super) async fn fetch_from_etcd(
     proxy: &Proxy,
+    account: &Arc<ClientAccount>,
     mut received: Received,
     method: Method,
     reason: Reason,
@@ -27,6 +31,7 @@ pub(super) async fn fetch_from_etcd(
         framed: received.framed,
         query: &received.query,
         metadata: &received.metadata,
+        account,
         deadline: recorder.deadline(received.metadata.timeout),
         outcome: &mut recorder.outcome,
     };
@@ -36,10 +41,10 @@ pub(super) async fn fetch_from_etcd(
     };
     let body = if method == Method::RangeStream {
         let chunks = Chunks::new(page.header, page.selection);
-        stream_body(chunks, Some(page.held), &proxy.responses)
+        stream_body(chunks, Some(page.held))
     } else {
         let answer = Answer::new(page.header, page.selection);
-        unary_body(answer, Some(page.held), &proxy.responses)
+        unary_body(answer, Some(page.held))
     };
     Ok(body.into_response(content_type))
 }

@@ -9,6 +9,7 @@ use crate::cache::{QueryError, RangeQuery, names_unknown_sort_target};
 use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
 use crate::grpc::{CallMetadata, Method, Status};
+use crate::limits::CallBytes;
 use crate::proxy::forward::RequestBody;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
@@ -29,26 +30,44 @@ pub(super) struct Received {
     _body: Incoming,
 }
 
-/// Reads a request of `method`, which is Range or RangeStream.
+/// Reads a request of `method`, which is Range or RangeStream. `call` counts the bytes of the message as they arrive.
 ///
 /// # Errors
 /// Result of the call if the request is not returned: a request that cannot be decoded is forwarded from here, an
-/// unknown sort target is refused, and a request that its client aborted gets an empty response.
+/// unknown sort target, a message that does not fit the buffers or is not complete in time are refused, and a request
+/// that its client aborted gets an empty response.
 pub(super) async fn receive(
     proxy: &Proxy,
     request: Request<Incoming>,
     method: Method,
+    call: &mut CallBytes,
     recorder: &mut Recorder<'_>,
 ) -> Result<Received, Box<CallResult>> {
     let (mut parts, body) = request.into_parts();
-    let (framed, body) = match read_message(body, MAX_MESSAGE_BYTES).await {
+    let deadline = recorder.arrived() + proxy.request_timeout;
+    let reading = read_message(body, MAX_MESSAGE_BYTES, |bytes| call.try_grow(bytes).is_ok());
+    let message = tokio::time::timeout_at(deadline, reading).await;
+    let (framed, body) = match message.unwrap_or(RequestMessage::Late) {
         RequestMessage::Whole { framed, body } => (framed, body),
         RequestMessage::Other { read, body } => {
             recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
             recorder.begin_forward(&mut parts.headers);
             let body = RequestBody::Once(Outgoing::resumed(read, body));
-            let result = Box::pin(proxy.forward.forward(parts, body, method)).await;
+            let result = Box::pin(proxy.forward.forward(parts, body, method, call.account())).await;
             return Err(Box::new(result));
+        }
+        RequestMessage::Late => {
+            recorder.outcome = Outcome::Cancelled(Reason::BrokenRequest);
+            let content_type = grpc_content_type(&parts.headers);
+            return Err(Box::new(Ok(status_response(
+                &Status::RequestTimeout,
+                content_type,
+            ))));
+        }
+        RequestMessage::Refused => {
+            recorder.outcome = Outcome::Shed(Reason::BufferBytes);
+            let content_type = grpc_content_type(&parts.headers);
+            return Err(Box::new(Ok(status_response(&Status::BufferBytes, content_type))));
         }
         RequestMessage::Broken => {
             recorder.outcome = Outcome::Cancelled(Reason::BrokenRequest);
@@ -72,7 +91,7 @@ pub(super) async fn receive(
         recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
         recorder.begin_forward(&mut parts.headers);
         let body = RequestBody::Read(framed);
-        let result = Box::pin(proxy.forward.forward(parts, body, method)).await;
+        let result = Box::pin(proxy.forward.forward(parts, body, method, call.account())).await;
         return Err(Box::new(result));
     };
     Ok(Received {

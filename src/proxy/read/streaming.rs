@@ -15,24 +15,34 @@ use super::fetch::fetch_from_etcd;
 use super::receive::receive;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
 use crate::grpc::{Method, Status};
+use crate::limits::CallBytes;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::Outcome;
 use crate::telemetry::outcome::{self, Kind};
 
-/// Handles a RangeStream call, and records it.
-pub(crate) async fn range_stream(proxy: &Proxy, request: Request<Incoming>) -> CallResult {
+/// Handles a RangeStream call, and records it. `call` counts its bytes.
+pub(crate) async fn range_stream(
+    proxy: &Proxy,
+    request: Request<Incoming>,
+    call: &mut CallBytes,
+) -> CallResult {
     let span = tracing::debug_span!("range_stream");
     let mut recorder = Recorder::new(&proxy.telemetry, Kind::Stream, &request);
-    let result = handle(proxy, request, &mut recorder)
+    let result = handle(proxy, request, call, &mut recorder)
         .instrument(span.clone())
         .await;
     span.in_scope(|| recorder.finish(result))
 }
 
-async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut Recorder<'a>) -> CallResult {
-    let received = match receive(proxy, request, Method::RangeStream, recorder).await {
+async fn handle<'a>(
+    proxy: &'a Proxy,
+    request: Request<Incoming>,
+    call: &mut CallBytes,
+    recorder: &mut Recorder<'a>,
+) -> CallResult {
+    let received = match receive(proxy, request, Method::RangeStream, call, recorder).await {
         Ok(received) => received,
         Err(result) => return *result,
     };
@@ -52,7 +62,7 @@ async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut
         Decision::Answer(header, selection, outcome) => {
             recorder.outcome = outcome;
             recorder.keys = selection.len();
-            let body = stream_body(Chunks::new(header, selection), None, &proxy.responses);
+            let body = stream_body(Chunks::new(header, selection), None);
             Ok(body.into_response(received.metadata.content_type))
         }
         Decision::Error(status, outcome) => {
@@ -60,7 +70,15 @@ async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut
             Ok(status_response(&status, received.metadata.content_type))
         }
         Decision::Forward(reason) => {
-            fetch_from_etcd(proxy, received, Method::RangeStream, reason, recorder).await
+            fetch_from_etcd(
+                proxy,
+                call.account(),
+                received,
+                Method::RangeStream,
+                reason,
+                recorder,
+            )
+            .await
         }
     }
 }

@@ -12,28 +12,34 @@ use super::receive::receive;
 use crate::cache::Answer;
 use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{Method, Status};
+use crate::limits::CallBytes;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::outcome::Kind;
 
-/// Handles a Range call, and records it.
-pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>) -> CallResult {
+/// Handles a Range call, and records it. `call` counts its bytes.
+pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>, call: &mut CallBytes) -> CallResult {
     let span = tracing::debug_span!("range");
     let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request);
     // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
-        let result = handle(proxy, request, &mut recorder).await;
+        let result = handle(proxy, request, call, &mut recorder).await;
         return recorder.finish(result);
     }
-    let result = handle(proxy, request, &mut recorder)
+    let result = handle(proxy, request, call, &mut recorder)
         .instrument(span.clone())
         .await;
     span.in_scope(|| recorder.finish(result))
 }
 
-async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut Recorder<'a>) -> CallResult {
-    let received = match receive(proxy, request, Method::Range, recorder).await {
+async fn handle<'a>(
+    proxy: &'a Proxy,
+    request: Request<Incoming>,
+    call: &mut CallBytes,
+    recorder: &mut Recorder<'a>,
+) -> CallResult {
+    let received = match receive(proxy, request, Method::Range, call, recorder).await {
         Ok(received) => received,
         Err(result) => return *result,
     };
@@ -57,7 +63,7 @@ async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut
                 return Ok(status_response(&status, received.metadata.content_type));
             }
             recorder.outcome = outcome;
-            let body = unary_body(answer, None, &proxy.responses);
+            let body = unary_body(answer, None);
             Ok(body.into_response(received.metadata.content_type))
         }
         Decision::Error(status, outcome) => {
@@ -66,7 +72,15 @@ async fn handle<'a>(proxy: &'a Proxy, request: Request<Incoming>, recorder: &mut
         }
         // Boxed, so that the future of a read from memory stays small.
         Decision::Forward(reason) => {
-            Box::pin(fetch_from_etcd(proxy, received, Method::Range, reason, recorder)).await
+            Box::pin(fetch_from_etcd(
+                proxy,
+                call.account(),
+                received,
+                Method::Range,
+                reason,
+                recorder,
+            ))
+            .await
         }
     }
 }

@@ -1,19 +1,19 @@
-//! Metrics of calls that go to etcd, and of the buffers that hold its responses.
+//! Metrics of calls that go to etcd.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
-use super::register::{register, register_unit};
+use super::register::register;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct FallbackLabels {
     reason: &'static str,
 }
 
-/// Calls forwarded to etcd and buffered responses.
+/// Calls forwarded to etcd.
 #[derive(Debug)]
 pub struct ForwardingMetrics {
     /// Calls other than Range and RangeStream that were forwarded to etcd.
@@ -22,12 +22,8 @@ pub struct ForwardingMetrics {
     pub large: Gauge,
     /// Large Ranges that wait for their turn or for an identical one.
     pub waiting: Gauge,
-    /// Bytes of responses that several reads share.
-    pub shared_bytes: Gauge,
     /// Reads that were answered by an upstream call which another read shares.
     pub joined: Counter,
-    /// Bytes of RangeStreams from etcd that are buffered for responses.
-    pub stream_held_bytes: Gauge,
     /// Page series that are remembered or open.
     pub series: Gauge,
     /// Pages that were answered from a series.
@@ -49,22 +45,10 @@ impl ForwardingMetrics {
                 "forward_waiting",
                 "Large Ranges waiting for their turn or for an identical one",
             ),
-            shared_bytes: register_unit(
-                registry,
-                "forward_shared",
-                Unit::Bytes,
-                "Responses held for several identical reads",
-            ),
             joined: register(
                 registry,
                 "forward_joined",
                 "Large Ranges answered by an upstream call that others share",
-            ),
-            stream_held_bytes: register_unit(
-                registry,
-                "stream_held",
-                Unit::Bytes,
-                "RangeStreams from etcd held for unary responses and page series; bounded by --stream-max-bytes",
             ),
             series: register(
                 registry,

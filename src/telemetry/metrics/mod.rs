@@ -1,6 +1,7 @@
 //! Every metric. Each room's metrics are a struct in a file of its own, which registers them with name, unit and help
 //! text.
 
+mod buffers;
 mod connections;
 mod forwarding;
 mod freshness;
@@ -16,6 +17,7 @@ mod upstream;
 use prometheus_client::registry::Registry;
 
 use super::exposition::{self, Format};
+pub use buffers::{BufferKindMetrics, BufferMetrics};
 pub use connections::ConnectionMetrics;
 pub use forwarding::ForwardingMetrics;
 pub use freshness::{FreshnessMetrics, QuorumChecks};
@@ -31,7 +33,9 @@ pub use upstream::UpstreamMetrics;
 pub struct Metrics {
     /// Range and RangeStream.
     pub reads: ReadMetrics,
-    /// Calls to etcd and buffered responses.
+    /// Bytes buffered for calls.
+    pub buffers: BufferMetrics,
+    /// Calls to etcd.
     pub forwarding: ForwardingMetrics,
     /// Quorum checks and authorizations.
     pub freshness: FreshnessMetrics,
@@ -63,6 +67,7 @@ impl Metrics {
         let mut registry = Registry::with_prefix("rangecache");
         Metrics {
             reads: ReadMetrics::new(&mut registry),
+            buffers: BufferMetrics::new(&mut registry),
             forwarding: ForwardingMetrics::new(&mut registry),
             freshness: FreshnessMetrics::new(&mut registry),
             mirrors: MirrorsMetrics::new(&mut registry),

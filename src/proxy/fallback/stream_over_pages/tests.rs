@@ -55,7 +55,7 @@ fn page(keys: std::ops::Range<usize>, count: i64, more: bool, revision: i64) -> 
         more,
         count,
     };
-    PageResponse::Page(response, 1000)
+    PageResponse::Page(response, 1000, None)
 }
 
 fn list() -> RangeQuery {
@@ -215,6 +215,7 @@ fn chunks_of_large_values_stay_near_the_target_size() {
     let mut page = Page {
         kvs: vec![Bytes::from(vec![0; 1 << 20]); 5].into(),
         tail: None,
+        _held: None,
     };
     let mut size = ChunkSize::default();
     let chunks = std::iter::from_fn(|| page.cut_chunk(&mut size));

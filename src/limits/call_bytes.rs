@@ -1,0 +1,363 @@
+//! Bytes that single calls of clients make this process hold: request messages and header lists, responses of etcd
+//! that were received and not sent, and frames that wait for their client (I7).
+//!
+//! All calls share one bound. So that a few clients cannot use it up, the bound of one connection follows what is
+//! still free:
+//!
+//! - Three quarters are for all connections. The calls of one connection may hold half as much as is free of them.
+//! - The last quarter is for connections that hold little: up to [`SMALL_BYTES`], and up to a sixteenth of what is
+//!   free. Connections that hold more do not take from it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::byte_budget::{BudgetExceeded, Waiting};
+use crate::telemetry::metrics::{BufferKindMetrics, BufferMetrics};
+
+/// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
+const FRAME_BYTES: u64 = 128 << 10;
+
+/// Bytes up to which a connection may use the last quarter.
+const SMALL_BYTES: u64 = 256 << 10;
+/// A connection may use the last quarter up to its free bytes divided by this.
+const SMALL_DIVISOR: u64 = 16;
+
+/// What bytes of a call are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallKind {
+    /// Header list and message of a request.
+    Request,
+    /// Bytes of a response that etcd has sent, or may send before its flow control stops it.
+    Forwarded,
+    /// Bytes of a response that wait for the client to read.
+    Sending,
+}
+
+/// Upper bound on the bytes of all calls.
+#[derive(Debug)]
+pub struct CallBuffers {
+    max_bytes: u64,
+    used: AtomicU64,
+    metrics: [BufferKindMetrics; 3],
+    /// Notified when bytes are released.
+    changed: Notify,
+}
+
+/// Bytes of the calls of one client connection.
+#[derive(Debug)]
+pub struct ClientAccount {
+    buffers: Arc<CallBuffers>,
+    used: AtomicU64,
+    /// Part of `used` that has the kind `Sending`.
+    sending: AtomicU64,
+    /// Tasks of responses that wait until frames of the connection have been sent.
+    senders: Mutex<Vec<Waker>>,
+}
+
+/// Bytes of one call that count until dropped.
+#[derive(Debug)]
+pub struct CallBytes {
+    account: Arc<ClientAccount>,
+    kind: CallKind,
+    bytes: u64,
+}
+
+impl CallBuffers {
+    /// Creates a bound of `max_bytes`.
+    #[must_use]
+    pub fn new(max_bytes: u64, metrics: &BufferMetrics) -> Arc<CallBuffers> {
+        let kind = |name| metrics.kind(name, max_bytes);
+        Arc::new(CallBuffers {
+            max_bytes,
+            used: AtomicU64::new(0),
+            metrics: [kind("request"), kind("forwarded"), kind("sending")],
+            changed: Notify::new(),
+        })
+    }
+
+    /// Returns the account of a new client connection.
+    #[must_use]
+    pub fn account(self: &Arc<Self>) -> Arc<ClientAccount> {
+        Arc::new(ClientAccount {
+            buffers: Arc::clone(self),
+            used: AtomicU64::new(0),
+            sending: AtomicU64::new(0),
+            senders: Mutex::default(),
+        })
+    }
+
+    /// Whether a connection may hold `of_connection` bytes while all connections hold `used`.
+    fn may_hold(&self, of_connection: u64, used: u64) -> bool {
+        let for_all = self.max_bytes - self.max_bytes / 4;
+        used.saturating_add(of_connection.saturating_mul(2)) <= for_all
+            || (of_connection <= SMALL_BYTES
+                && used.saturating_add(of_connection * SMALL_DIVISOR) <= self.max_bytes)
+    }
+
+    fn metrics(&self, kind: CallKind) -> &BufferKindMetrics {
+        let [request, forwarded, sending] = &self.metrics;
+        match kind {
+            CallKind::Request => request,
+            CallKind::Forwarded => forwarded,
+            CallKind::Sending => sending,
+        }
+    }
+}
+
+impl ClientAccount {
+    /// Returns a holder of 0 bytes.
+    #[must_use]
+    pub fn hold(self: &Arc<Self>, kind: CallKind) -> CallBytes {
+        CallBytes {
+            account: Arc::clone(self),
+            kind,
+            bytes: 0,
+        }
+    }
+
+    /// Whether a response may produce its next frame now. Otherwise wakes `waker` once frames of this connection have
+    /// been sent: the connection always has a frame to send, so that no client waits for another one to read.
+    #[must_use]
+    pub fn may_send(&self, waker: &Waker) -> bool {
+        if self.may_send_now() {
+            return true;
+        }
+        self.senders.lock().push(waker.clone());
+        // Frames may have been sent before the waker was stored.
+        self.may_send_now()
+    }
+
+    fn may_send_now(&self) -> bool {
+        if self.sending.load(Ordering::SeqCst) == 0 {
+            return true;
+        }
+        let used = self.buffers.used.load(Ordering::Relaxed);
+        let of_connection = self.used.load(Ordering::Relaxed) + FRAME_BYTES;
+        self.buffers.may_hold(of_connection, used)
+    }
+
+    /// Metrics of responses that wait to be sent.
+    #[must_use]
+    pub fn sending_metrics(&self) -> &BufferKindMetrics {
+        self.buffers.metrics(CallKind::Sending)
+    }
+
+    fn wake_senders(&self) {
+        let senders = std::mem::take(&mut *self.senders.lock());
+        for sender in senders {
+            sender.wake();
+        }
+    }
+}
+
+impl CallBytes {
+    /// Counts `bytes` in the buffers' `used`, if the connection may hold them.
+    fn fit(&self, bytes: u64) -> Result<(), BudgetExceeded> {
+        let account = &self.account;
+        let buffers = &account.buffers;
+        let of_connection = account.used.load(Ordering::Relaxed) + bytes;
+        let fitted = buffers
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                buffers.may_hold(of_connection, used).then_some(used + bytes)
+            });
+        fitted.map(|_| ()).map_err(|_| BudgetExceeded)
+    }
+
+    /// Grows by `bytes` without waiting.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`] if the connection may not hold them.
+    pub fn try_grow(&mut self, bytes: u64) -> Result<(), BudgetExceeded> {
+        let fitted = self.fit(bytes);
+        match fitted {
+            Ok(()) => self.add(bytes),
+            Err(BudgetExceeded) => self.record_refusal(),
+        }
+        fitted
+    }
+
+    /// Grows by `bytes`; waits until `deadline` for other calls to release bytes.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`] at the deadline; immediately if the bytes can never fit.
+    pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
+        let buffers = Arc::clone(&self.account.buffers);
+        let mut waiting = None;
+        loop {
+            // Created before the attempt: a release between the attempt and the wait is not missed.
+            let changed = buffers.changed.notified();
+            if self.fit(bytes).is_ok() {
+                self.add(bytes);
+                return Ok(());
+            }
+            if buffers.may_hold(bytes, 0) {
+                waiting.get_or_insert_with(|| Waiting::new(&buffers.metrics(self.kind).waiting));
+                if tokio::time::timeout_at(deadline, changed).await.is_ok() {
+                    continue;
+                }
+            }
+            self.record_refusal();
+            return Err(BudgetExceeded);
+        }
+    }
+
+    /// Grows by bytes that are in memory already and must be kept, even beyond the bound. The connection gets nothing
+    /// more until it holds less than its bound again.
+    pub fn force_grow(&mut self, bytes: u64) {
+        self.account.buffers.used.fetch_add(bytes, Ordering::Relaxed);
+        self.add(bytes);
+    }
+
+    /// Releases all but `bytes`.
+    pub fn shrink_to(&mut self, bytes: u64) {
+        let released = self.bytes.saturating_sub(bytes);
+        if released == 0 {
+            return;
+        }
+        self.bytes -= released;
+        let account = &self.account;
+        account.used.fetch_sub(released, Ordering::Relaxed);
+        account.buffers.used.fetch_sub(released, Ordering::Relaxed);
+        let change = i64::try_from(released).unwrap_or(i64::MAX);
+        account.buffers.metrics(self.kind).used.dec_by(change);
+        if self.kind == CallKind::Sending {
+            account.sending.fetch_sub(released, Ordering::SeqCst);
+            account.wake_senders();
+        }
+        account.buffers.changed.notify_waiters();
+    }
+
+    /// Bytes that this holder has.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Account of the connection.
+    #[must_use]
+    pub fn account(&self) -> &Arc<ClientAccount> {
+        &self.account
+    }
+
+    fn record_refusal(&self) {
+        self.account.buffers.metrics(self.kind).refused.inc();
+    }
+
+    /// Adds bytes that are counted in the buffers' `used` already.
+    fn add(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        let account = &self.account;
+        account.used.fetch_add(bytes, Ordering::Relaxed);
+        if self.kind == CallKind::Sending {
+            account.sending.fetch_add(bytes, Ordering::SeqCst);
+        }
+        let change = i64::try_from(bytes).unwrap_or(i64::MAX);
+        account.buffers.metrics(self.kind).used.inc_by(change);
+    }
+}
+
+impl Drop for CallBytes {
+    fn drop(&mut self) {
+        self.shrink_to(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Wake;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::telemetry::Metrics;
+
+    fn buffers(max_bytes: u64) -> Arc<CallBuffers> {
+        CallBuffers::new(max_bytes, &Metrics::new().buffers)
+    }
+
+    /// Takes bytes in steps of `step` until they are refused.
+    fn take_all(account: &Arc<ClientAccount>, step: u64) -> CallBytes {
+        let mut held = account.hold(CallKind::Request);
+        while held.try_grow(step).is_ok() {}
+        held
+    }
+
+    #[test]
+    fn connections_that_take_all_they_get_leave_a_share_to_the_next() {
+        let buffers = buffers(16 << 20);
+        let accounts: Vec<_> = (0..30).map(|_| buffers.account()).collect();
+        let held: Vec<CallBytes> = accounts.iter().map(|account| take_all(account, 512)).collect();
+        let honest = take_all(&buffers.account(), 512);
+        assert!(honest.bytes() > 32 << 10, "{}", honest.bytes());
+        assert!(buffers.used.load(Ordering::Relaxed) <= 16 << 20);
+        drop((held, honest));
+        assert_eq!(buffers.used.load(Ordering::Relaxed), 0);
+        assert_eq!(buffers.metrics(CallKind::Request).used.get(), 0);
+        let alone = take_all(&buffers.account(), 512);
+        assert_eq!(alone.bytes() / 512, (4 << 20) / 512, "a third of three quarters");
+    }
+
+    #[test]
+    fn forced_bytes_count_against_the_next_ones() {
+        let buffers = buffers(1600);
+        let account = buffers.account();
+        let mut forced = account.hold(CallKind::Forwarded);
+        forced.force_grow(2000);
+        assert_eq!(account.hold(CallKind::Request).try_grow(1), Err(BudgetExceeded));
+        assert_eq!(buffers.metrics(CallKind::Request).refused.get(), 1);
+        forced.shrink_to(100);
+        assert_eq!(account.hold(CallKind::Request).try_grow(300), Ok(()));
+        assert_eq!(forced.bytes(), 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_call_continues_when_bytes_are_released() {
+        let buffers = buffers(1600);
+        let mut taken = buffers.account().hold(CallKind::Request);
+        taken.force_grow(1200);
+        let mut held = buffers.account().hold(CallKind::Forwarded);
+        let soon = Instant::now() + Duration::from_secs(1);
+        assert_eq!(held.grow(601, soon).await, Err(BudgetExceeded));
+        assert!(Instant::now() < soon, "bytes that can never fit do not wait");
+        assert_eq!(held.grow(600, soon).await, Err(BudgetExceeded));
+        let soon = soon + Duration::from_secs(10);
+        let grown = tokio::spawn(async move { held.grow(600, soon).await });
+        tokio::task::yield_now().await;
+        assert_eq!(buffers.metrics(CallKind::Forwarded).waiting.get(), 1);
+        drop(taken);
+        assert_eq!(grown.await.unwrap(), Ok(()));
+        assert_eq!(buffers.metrics(CallKind::Forwarded).waiting.get(), 0);
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn connection_always_has_a_frame_to_send_and_waits_for_its_own_frames_only() {
+        let buffers = buffers(4 * FRAME_BYTES);
+        let mut others = buffers.account().hold(CallKind::Forwarded);
+        others.force_grow(4 * FRAME_BYTES);
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let account = buffers.account();
+        assert!(account.may_send(&waker));
+        let mut frame = account.hold(CallKind::Sending);
+        frame.force_grow(FRAME_BYTES);
+        assert!(!account.may_send(&waker));
+        drop(frame);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+        assert!(account.may_send(&waker));
+    }
+}

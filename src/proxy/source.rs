@@ -1,0 +1,45 @@
+//! [`BodySource`]: produces the frames of one response.
+
+use std::fmt;
+use std::task::{Context, Poll};
+
+use http_body::{Frame, SizeHint};
+
+use crate::cache::Rope;
+use crate::net::Url;
+use crate::upstream::BoxError;
+
+/// Result of polling a body for its next frame.
+pub(super) type Polled = Poll<Option<Result<Frame<Rope>, BoxError>>>;
+
+/// Produces the frames of one response.
+pub(super) trait BodySource: fmt::Debug + Send {
+    /// Returns the next frame, like [`Body::poll_frame`](http_body::Body::poll_frame).
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled;
+
+    /// Whether all frames have been returned. `false` is always allowed.
+    fn is_end_stream(&self) -> bool {
+        false
+    }
+
+    /// Length of the remaining data, if known: HTTP/1 then sends it as content-length.
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+
+    /// Whether the whole response is in memory, so that it needs no observer to record its length and end.
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    /// URL of the endpoint, for a response that is forwarded.
+    fn endpoint(&self) -> Option<&Url> {
+        None
+    }
+
+    /// Whether there may be nothing to send for a long time. Such a source is polled before it is given up as unread:
+    /// a watch without events is not unread.
+    fn may_be_idle(&self) -> bool {
+        false
+    }
+}
