@@ -3,16 +3,25 @@
 //! Two invariants are enforced here. **I4**: revisions never decrease; a decrease means that history was replaced (a
 //! restore). **I11**: time never runs backwards for clients; no answer from memory is older than any response that a
 //! client of this process has received.
+//!
+//! The current [`History`] is replaced by one function, [`ClusterState::replace`], on one of these transitions:
+//!
+//! | what happens | transition | history is replaced if |
+//! |---|---|---|
+//! | a quorum check ends | [`ClusterState::after_check`] | another cluster, a lower revision, or another raft log |
+//! | a feed or a load begins | [`Before::log_continues`], then [`ClusterState::contradict`] | another raft log |
+//! | a feed's or a load's contents differ | [`ClusterState::contradict`] | always |
+//!
+//! The one that replaces it ([`Verdict::Replaced`]) drops the mirrors. All that began in the old history and end later
+//! prove nothing ([`Verdict::Outdated`]), and their notes go to the old history.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::ArcSwap;
 
+pub use super::history::{Before, History};
 use crate::cache::ResponseHeader;
-
-/// Value of `raft_gap` before the first status.
-const UNKNOWN_GAP: i64 = i64::MIN;
 
 /// Whether etcd's auth is on (I8).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,47 +34,26 @@ pub enum Auth {
     On,
 }
 
-/// State when a quorum check began.
-#[derive(Clone, Copy, Debug)]
-pub struct Before {
-    revision: i64,
-    unreadable: u64,
-    identity: Option<(u64, u64)>,
-    auth_changes: u64,
-    raft_gap: i64,
-}
-
-/// Result of comparing a response with the known history.
+/// Result of comparing a response with the history in which its call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The same history, at the same or a later revision.
     Continues,
-    /// Another cluster, an older revision or an older raft term: the known history was replaced.
+    /// The history was replaced, and this response is the first that shows it: the caller drops the mirrors.
     Replaced,
+    /// The history was replaced while the call was in flight: the response belongs to no known history.
+    Outdated,
 }
 
-/// Known state of the cluster, updated by checks, loads, feeds and forwarded responses. All fields are atomic; there
-/// is no lock.
+/// Known state of the cluster, updated by checks, loads, feeds and forwarded responses. There is no lock.
 #[derive(Debug)]
 pub struct ClusterState {
-    /// Highest revision in any message from etcd.
-    known_revision: AtomicI64,
-    /// Highest revision in the header of a response to a client.
-    shown_revision: AtomicI64,
-    /// Highest known compaction revision.
-    compacted_revision: AtomicI64,
-    /// Number of replacements of history.
-    history: AtomicU64,
-    /// Number of forwarded responses whose header could not be read (compressed, or of the JSON gateway).
+    history: ArcSwap<History>,
+    /// Number of forwarded responses whose header could not be read (compressed, or of the JSON gateway), or that began
+    /// in an earlier history.
     unreadable: AtomicU64,
     /// Value of `unreadable` before the last quorum check that has ended.
     unreadable_covered: AtomicU64,
-    /// Lower bound of the difference between raft index and revision ([`UNKNOWN_GAP`] at first). Each revision takes
-    /// a raft entry of its own, so the difference never shrinks in one history. A restore keeps the revisions but
-    /// starts a new raft log, and no number of writes brings the old difference back.
-    raft_gap: AtomicI64,
-    /// cluster_id, member_id and raft_term of the last quorum check.
-    identity: ArcSwapOption<ResponseHeader>,
     auth: AtomicU8,
     /// Number of calls through this process that may have changed auth.
     auth_changes: AtomicU64,
@@ -74,14 +62,9 @@ pub struct ClusterState {
 impl Default for ClusterState {
     fn default() -> Self {
         ClusterState {
-            known_revision: AtomicI64::new(0),
-            shown_revision: AtomicI64::new(0),
-            compacted_revision: AtomicI64::new(0),
-            history: AtomicU64::new(0),
+            history: ArcSwap::from_pointee(History::new(0)),
             unreadable: AtomicU64::new(0),
             unreadable_covered: AtomicU64::new(0),
-            raft_gap: AtomicI64::new(UNKNOWN_GAP),
-            identity: ArcSwapOption::empty(),
             auth: AtomicU8::new(0),
             auth_changes: AtomicU64::new(0),
         }
@@ -89,56 +72,66 @@ impl Default for ClusterState {
 }
 
 impl ClusterState {
-    /// Records `revision` of a feed, a load or a check.
-    pub fn note_known(&self, revision: i64) {
-        self.known_revision.fetch_max(revision, Ordering::AcqRel);
-    }
-
-    /// Highest revision in any message from etcd.
+    /// The current history.
     #[must_use]
-    pub fn known(&self) -> i64 {
-        self.known_revision.load(Ordering::Acquire)
-    }
-
-    /// Records that etcd has compacted: it refuses revisions below `revision`.
-    pub fn note_compacted(&self, revision: i64) {
-        self.compacted_revision.fetch_max(revision, Ordering::AcqRel);
-    }
-
-    /// Highest known compaction revision; etcd refuses lower revisions.
-    #[must_use]
-    pub fn compacted(&self) -> i64 {
-        self.compacted_revision.load(Ordering::Acquire)
+    pub fn current(&self) -> Arc<History> {
+        self.history.load_full()
     }
 
     /// Number of the current history, increased by each replacement.
     #[must_use]
     pub fn history(&self) -> u64 {
-        self.history.load(Ordering::Acquire)
+        self.history.load().number
     }
 
-    /// Records `revision` of an answer from memory, before it is sent.
-    pub fn record_served(&self, revision: i64) {
-        // Nearly always nothing changes: a load does not take the cache line away from other cores.
-        if self.shown_revision.load(Ordering::Acquire) < revision {
-            self.shown_revision.fetch_max(revision, Ordering::AcqRel);
-        }
+    /// Highest revision of the current history in any message from etcd.
+    #[must_use]
+    pub fn known(&self) -> i64 {
+        self.history.load().known()
     }
 
-    /// Records `revision` of a forwarded response of the cluster `cluster_id`.
-    pub fn record_forwarded(&self, cluster_id: u64, revision: i64) {
-        // A response that was in flight while history was replaced must not raise the new history's minimum.
-        if self
-            .identity
-            .load()
-            .as_ref()
-            .is_some_and(|identity| identity.cluster_id != cluster_id)
-        {
-            return;
+    /// Records that etcd has compacted: it refuses revisions below `revision`. Returns whether `history` is still the
+    /// current one; otherwise nothing is recorded.
+    pub fn note_compacted(&self, history: u64, revision: i64) -> bool {
+        let current = self.history.load();
+        let is_current = current.number == history;
+        if is_current {
+            current.note_compacted(revision);
         }
-        self.record_served(revision);
-        if self.known_revision.load(Ordering::Acquire) < revision {
-            self.note_known(revision);
+        is_current
+    }
+
+    /// Highest known compaction revision; etcd refuses lower revisions.
+    #[must_use]
+    pub fn compacted(&self) -> i64 {
+        self.history.load().compacted()
+    }
+
+    /// Records `revision` of an answer from memory that was proven in `history`, before it is sent. Returns whether that
+    /// is still the current history; otherwise the answer must not be sent.
+    #[must_use]
+    pub fn record_served(&self, history: u64, revision: i64) -> bool {
+        let current = self.history.load();
+        let is_current = current.number == history;
+        if is_current {
+            current.note_shown(revision);
+        }
+        is_current
+    }
+
+    /// Records `revision` of a forwarded response of the cluster `cluster_id`, which began in `history`.
+    pub fn record_forwarded(&self, history: &Arc<History>, cluster_id: u64, revision: i64) {
+        let is_same_cluster = history
+            .identity()
+            .is_none_or(|identity| identity.cluster_id == cluster_id);
+        if is_same_cluster {
+            history.note_shown(revision);
+            history.note_known(revision);
+        }
+        // A response of an old history must not raise the new one's minimum, and one of a new history that was
+        // requested before it was known must not be forgotten: the next check decides.
+        if !is_same_cluster || !self.is_current(history) {
+            self.note_unreadable();
         }
     }
 
@@ -152,14 +145,13 @@ impl ClusterState {
     #[must_use]
     pub fn min_served_revision(&self) -> Option<i64> {
         let covered = self.unreadable_covered.load(Ordering::Acquire);
-        (self.unreadable.load(Ordering::Acquire) == covered)
-            .then(|| self.shown_revision.load(Ordering::Acquire))
+        (self.unreadable.load(Ordering::Acquire) == covered).then(|| self.history.load().shown())
     }
 
     /// Header of the last quorum check, for answers without a check of their own.
     #[must_use]
     pub fn identity(&self) -> Option<Arc<ResponseHeader>> {
-        self.identity.load_full()
+        self.history.load().identity()
     }
 
     /// Whether etcd's auth is on.
@@ -174,7 +166,7 @@ impl ClusterState {
 
     /// Records that a check without credentials succeeded, unless a call may have changed auth since the check began.
     /// Returns the previous state.
-    pub fn auth_seems_off(&self, before: Before) -> Auth {
+    pub fn auth_seems_off(&self, before: &Before) -> Auth {
         let previous = self.auth();
         if self.auth_changes.load(Ordering::Acquire) == before.auth_changes {
             self.auth.store(Auth::Off as u8, Ordering::Release);
@@ -194,77 +186,69 @@ impl ClusterState {
         self.auth_changes.fetch_add(1, Ordering::AcqRel);
         self.auth.store(Auth::Unknown as u8, Ordering::Release);
     }
-
-    /// State to compare a quorum check with; to be read before the check is sent.
-    #[must_use]
-    pub fn before_check(&self) -> Before {
-        Before {
-            revision: self.known_revision.load(Ordering::Acquire),
-            unreadable: self.unreadable.load(Ordering::Acquire),
-            identity: self
-                .identity
-                .load()
-                .as_ref()
-                .map(|identity| (identity.cluster_id, identity.raft_term)),
-            auth_changes: self.auth_changes.load(Ordering::Acquire),
-            raft_gap: self.raft_gap.load(Ordering::Acquire),
-        }
-    }
-
-    /// Compares a quorum check's header with the state when the check began. On [`Verdict::Replaced`] the known state
-    /// is reset; the caller drops the mirrors.
-    pub fn after_check(&self, before: Before, header: ResponseHeader) -> Verdict {
-        let replaced = header.revision < before.revision
-            || before.identity.is_some_and(|(cluster_id, raft_term)| {
-                header.cluster_id != cluster_id || header.raft_term < raft_term
-            });
-        self.unreadable_covered
-            .fetch_max(before.unreadable, Ordering::AcqRel);
-        if replaced {
-            self.forget();
-            self.note_known(header.revision);
-            self.identity.store(Some(Arc::new(header)));
-            return Verdict::Replaced;
-        }
-        self.note_known(header.revision);
-        // Compared first: nearly always only the revision changes, and a store would slow down readers.
-        let same = self.identity.load().as_ref().is_some_and(|identity| {
-            (identity.cluster_id, identity.member_id, identity.raft_term)
-                == (header.cluster_id, header.member_id, header.raft_term)
-        });
-        if !same {
-            self.identity.store(Some(Arc::new(header)));
-        }
-        Verdict::Continues
-    }
 }
 
 impl ClusterState {
-    /// Records a member's `raft_index`, and the `revision` of a linearizable read that began after that status.
-    pub fn note_raft_index(&self, raft_index: u64, revision: i64) {
-        self.raft_gap
-            .fetch_max(gap(raft_index, revision), Ordering::AcqRel);
+    /// State to compare a quorum check, a feed or a load with; to be read before it begins.
+    #[must_use]
+    pub fn before_check(&self) -> Before {
+        let unreadable = self.unreadable.load(Ordering::Acquire);
+        Before::new(
+            self.current(),
+            unreadable,
+            self.auth_changes.load(Ordering::Acquire),
+        )
     }
 
-    /// Compares a member's history with the state `before`, given the `revision` of a linearizable read and the
-    /// `raft_index` of a later status. On [`Verdict::Replaced`] the known state is reset; the caller drops the
-    /// mirrors.
-    pub fn after_status(&self, before: Before, revision: i64, raft_index: u64) -> Verdict {
-        // A server that implements etcd's API without raft reports 0.
-        if raft_index == 0 || gap(raft_index, revision) >= before.raft_gap {
-            return Verdict::Continues;
+    /// Compares a quorum check's `header` with the state when the check began, and with the `raft_index` of a later
+    /// status of the same member if it was read ([`Before::needs_raft_index`]).
+    pub fn after_check(&self, before: &Before, header: ResponseHeader, raft_index: Option<u64>) -> Verdict {
+        let history = &before.history;
+        if !before.continues_with(&header, raft_index) {
+            let next = History::new(history.number + 1);
+            next.note_known(header.revision);
+            next.note_identity(header);
+            return self.replace(before, next);
         }
-        self.forget();
+        if !self.is_current(history) {
+            return Verdict::Outdated;
+        }
+        history.note_known(header.revision);
+        history.note_identity(header);
+        if self.unreadable_covered.load(Ordering::Acquire) < before.unreadable {
+            // The unreadable responses may have shown any revision up to this one. Raised before they count as covered.
+            history.note_shown(header.revision);
+            self.unreadable_covered
+                .fetch_max(before.unreadable, Ordering::AcqRel);
+        }
+        Verdict::Continues
+    }
+
+    /// Records a member's `raft_index`, and the `revision` of a linearizable read that began after that status. Both
+    /// belong to the history of `before`, the state before the status.
+    pub fn note_raft_index(&self, before: &Before, raft_index: u64, revision: i64) {
+        before.history.note_raft_index(raft_index, revision);
+    }
+
+    /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began.
+    pub fn contradict(&self, before: &Before) -> Verdict {
+        self.replace(before, History::new(before.history.number + 1))
+    }
+
+    /// Replaces the history of `before`, unless that has happened already.
+    fn replace(&self, before: &Before, next: History) -> Verdict {
+        let previous = self.history.compare_and_swap(&before.history, Arc::new(next));
+        if !Arc::ptr_eq(&previous, &before.history) {
+            return Verdict::Outdated;
+        }
+        // What was shown before the replacement was shown before the new history is loaded.
+        self.unreadable_covered
+            .fetch_max(before.unreadable, Ordering::AcqRel);
         Verdict::Replaced
     }
 
-    /// Resets the known state because history was replaced.
-    pub fn forget(&self) {
-        self.history.fetch_add(1, Ordering::AcqRel);
-        self.known_revision.store(0, Ordering::Release);
-        self.compacted_revision.store(0, Ordering::Release);
-        self.shown_revision.store(0, Ordering::Release);
-        self.raft_gap.store(UNKNOWN_GAP, Ordering::Release);
+    fn is_current(&self, history: &Arc<History>) -> bool {
+        Arc::ptr_eq(&self.history.load(), history)
     }
 }
 
@@ -277,12 +261,6 @@ impl From<crate::etcdserverpb::ResponseHeader> for ResponseHeader {
             raft_term: header.raft_term,
         }
     }
-}
-
-fn gap(raft_index: u64, revision: i64) -> i64 {
-    i64::try_from(raft_index)
-        .unwrap_or(i64::MAX)
-        .saturating_sub(revision)
 }
 
 #[cfg(test)]
@@ -298,126 +276,180 @@ mod tests {
         }
     }
 
-    #[test]
-    fn older_revision_or_term_or_another_cluster_is_a_replaced_history() {
-        let cluster_state = ClusterState::default();
+    /// State after a check of cluster 1 at revision 100 and term 5, and a status at raft index 120.
+    fn checked() -> ClusterState {
+        let state = ClusterState::default();
+        let before = state.before_check();
         assert_eq!(
-            cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2)),
+            state.after_check(&before, header(1, 100, 5), None),
             Verdict::Continues
         );
-        for replaced in [header(1, 9, 2), header(2, 11, 2), header(1, 11, 1)] {
-            let cluster_state = ClusterState::default();
-            cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2));
-            cluster_state.record_served(10);
-            assert_eq!(
-                cluster_state.after_check(cluster_state.before_check(), replaced),
-                Verdict::Replaced,
-                "{replaced:?}"
-            );
-            assert_eq!(
-                cluster_state.min_served_revision(),
-                Some(0),
-                "the old history's minimum must not apply to the new one"
-            );
-            assert_eq!(
-                cluster_state.after_check(cluster_state.before_check(), replaced),
-                Verdict::Continues
-            );
-        }
+        state.note_raft_index(&before, 120, 100);
+        assert!(state.record_served(0, 100));
+        state
     }
 
     #[test]
-    fn restored_raft_log_is_a_replaced_history_despite_later_writes() {
-        let cluster_state = ClusterState::default();
+    fn history_is_replaced_by_each_contradiction_and_by_nothing_else() {
+        let continues = [
+            ("the same", header(1, 100, 5), None),
+            ("later", header(1, 101, 6), None),
+            ("raft log of the known history", header(1, 300, 5), Some(320)),
+            ("entries without a revision", header(1, 300, 5), Some(900)),
+            (
+                "lower term after a snapshot was installed",
+                header(1, 100, 4),
+                Some(120),
+            ),
+            ("server without raft", header(1, 101, 5), Some(0)),
+        ];
+        let replaced = [
+            ("lower revision", header(1, 99, 5), None),
+            ("lower revision in a later term", header(1, 99, 9), Some(119)),
+            ("another cluster", header(2, 101, 5), None),
+            ("shorter raft log", header(1, 300, 5), Some(319)),
+            ("shorter raft log in a lower term", header(1, 300, 2), Some(204)),
+            ("lower term without raft", header(1, 300, 4), Some(0)),
+        ];
+        let expected = continues
+            .map(|case| (case, Verdict::Continues))
+            .into_iter()
+            .chain(replaced.map(|case| (case, Verdict::Replaced)));
+        for ((what, header, raft_index), expected) in expected {
+            let state = checked();
+            let (before, concurrent) = (state.before_check(), state.before_check());
+            assert_eq!(state.after_check(&before, header, raft_index), expected, "{what}");
+            let is_replaced = expected == Verdict::Replaced;
+            assert_eq!(state.history(), u64::from(is_replaced), "{what}");
+            assert_eq!(
+                state.min_served_revision(),
+                Some(if is_replaced { 0 } else { 100 }),
+                "{what}: an old history's minimum must not apply to the new one"
+            );
+            if is_replaced {
+                assert_eq!(
+                    state.after_check(&concurrent, header, raft_index),
+                    Verdict::Outdated,
+                    "{what}: replaced once"
+                );
+                assert_eq!(state.contradict(&concurrent), Verdict::Outdated, "{what}");
+                assert_eq!(state.history(), 1, "{what}");
+                assert_eq!(
+                    state.after_check(&state.before_check(), header, raft_index),
+                    Verdict::Continues,
+                    "{what}: the new history"
+                );
+            }
+        }
+        let state = checked();
+        assert_eq!(state.contradict(&state.before_check()), Verdict::Replaced);
+        assert_eq!((state.history(), state.known(), state.compacted()), (1, 0, 0));
+        assert_eq!(state.identity(), None);
+    }
+
+    #[test]
+    fn lower_term_needs_a_raft_index() {
+        let before = checked().before_check();
+        assert!(before.needs_raft_index(&header(1, 100, 4)));
+        assert!(!before.needs_raft_index(&header(1, 100, 5)));
+        let nothing_known = ClusterState::default().before_check();
+        assert!(!nothing_known.needs_raft_index(&header(1, 100, 1)));
+        assert!(nothing_known.log_continues(100, 5));
+        assert!(before.log_continues(400, 420));
+        assert!(!before.log_continues(400, 419));
+    }
+
+    #[test]
+    fn late_note_of_an_old_history_does_not_change_the_new_one() {
+        let state = checked();
+        let (old, number) = (state.current(), state.history());
+        let before = state.before_check();
+        state.after_check(&before, header(1, 60, 6), None);
+        old.note_known(1_000);
+        state.note_raft_index(&before, 9_000, 10);
+        assert!(!state.note_compacted(number, 1_000));
+        assert!(!state.record_served(number, 1_000), "its answer must not be sent");
+        assert_eq!((state.known(), state.compacted()), (60, 0));
+        assert_eq!(state.min_served_revision(), Some(0));
+        state.record_forwarded(&old, 1, 1_000);
+        assert_eq!(state.known(), 60);
         assert_eq!(
-            cluster_state.after_status(cluster_state.before_check(), 100, 5),
-            Verdict::Continues,
-            "nothing is known"
+            state.min_served_revision(),
+            None,
+            "it may have been a response of the new history"
         );
-        cluster_state.note_raft_index(108, 101);
-        cluster_state.note_raft_index(300, 295);
-        assert_eq!(
-            cluster_state.after_status(cluster_state.before_check(), 400, 407),
-            Verdict::Continues
-        );
-        assert_eq!(
-            cluster_state.after_status(cluster_state.before_check(), 400, 420),
-            Verdict::Continues,
-            "lease grants"
-        );
-        cluster_state.note_raft_index(0, 401);
-        assert_eq!(
-            cluster_state.after_status(cluster_state.before_check(), 402, 0),
-            Verdict::Continues,
-            "no raft log"
-        );
-        // Restored at revision 90, then written up to revision 500.
-        assert_eq!(
-            cluster_state.after_status(cluster_state.before_check(), 500, 4 + 410),
-            Verdict::Replaced
-        );
-        assert_eq!(
-            cluster_state.after_status(cluster_state.before_check(), 500, 4 + 410),
-            Verdict::Continues
-        );
+        let check = state.after_check(&state.before_check(), header(1, 61, 6), Some(70));
+        assert_eq!(check, Verdict::Continues);
+        assert_eq!(state.min_served_revision(), Some(61));
     }
 
     #[test]
     fn revision_recorded_during_a_check_is_no_regression() {
-        let cluster_state = ClusterState::default();
-        let before = cluster_state.before_check();
-        cluster_state.note_known(11);
+        let state = ClusterState::default();
+        let before = state.before_check();
+        state.current().note_known(11);
         assert_eq!(
-            cluster_state.after_check(before, header(1, 10, 2)),
+            state.after_check(&before, header(1, 10, 2), None),
             Verdict::Continues
         );
     }
 
     #[test]
     fn min_served_revision_is_the_highest_revision_in_a_response() {
-        let cluster_state = ClusterState::default();
-        cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2));
+        let state = ClusterState::default();
+        state.after_check(&state.before_check(), header(1, 10, 2), None);
         assert_eq!(
-            cluster_state.min_served_revision(),
+            state.min_served_revision(),
             Some(0),
             "a check is no response to a client"
         );
-        cluster_state.record_forwarded(1, 12);
-        cluster_state.record_served(11);
-        assert_eq!(cluster_state.min_served_revision(), Some(12));
-        cluster_state.record_forwarded(9, 99);
+        state.record_forwarded(&state.current(), 1, 12);
+        assert!(state.record_served(0, 11));
+        assert_eq!(state.min_served_revision(), Some(12));
+        state.record_forwarded(&state.current(), 9, 99);
         assert_eq!(
-            cluster_state.min_served_revision(),
-            Some(12),
-            "a response of another cluster"
+            state.min_served_revision(),
+            None,
+            "a response of another cluster: a check decides"
         );
+        assert_eq!(state.known(), 12);
     }
 
     #[test]
     fn check_that_began_before_auth_changed_does_not_show_that_it_is_off() {
-        let cluster_state = ClusterState::default();
-        assert_eq!(cluster_state.auth(), Auth::Unknown);
-        let before = cluster_state.before_check();
-        cluster_state.auth_may_have_changed();
-        cluster_state.auth_seems_off(before);
-        assert_eq!(cluster_state.auth(), Auth::Unknown);
-        cluster_state.auth_seems_off(cluster_state.before_check());
-        assert_eq!(cluster_state.auth(), Auth::Off);
+        let state = ClusterState::default();
+        assert_eq!(state.auth(), Auth::Unknown);
+        let before = state.before_check();
+        state.auth_may_have_changed();
+        state.auth_seems_off(&before);
+        assert_eq!(state.auth(), Auth::Unknown);
+        state.auth_seems_off(&state.before_check());
+        assert_eq!(state.auth(), Auth::Off);
     }
 
     #[test]
-    fn unreadable_response_hides_the_minimum_until_a_later_check() {
-        let cluster_state = ClusterState::default();
-        let early = cluster_state.before_check();
-        cluster_state.note_unreadable();
-        assert_eq!(cluster_state.min_served_revision(), None);
-        cluster_state.after_check(early, header(1, 10, 2));
+    fn check_that_covers_an_unreadable_response_raises_the_minimum_to_its_revision() {
+        let state = ClusterState::default();
+        let early = state.before_check();
+        state.note_unreadable();
+        assert_eq!(state.min_served_revision(), None);
+        state.after_check(&early, header(1, 10, 2), None);
         assert_eq!(
-            cluster_state.min_served_revision(),
+            state.min_served_revision(),
             None,
             "the check began before the response"
         );
-        cluster_state.after_check(cluster_state.before_check(), header(1, 10, 2));
-        assert_eq!(cluster_state.min_served_revision(), Some(0));
+        state.after_check(&state.before_check(), header(1, 12, 2), None);
+        assert_eq!(
+            state.min_served_revision(),
+            Some(12),
+            "the response may have shown revision 12"
+        );
+        state.after_check(&state.before_check(), header(1, 20, 2), None);
+        assert_eq!(
+            state.min_served_revision(),
+            Some(12),
+            "a check that covers nothing shows nothing"
+        );
     }
 }

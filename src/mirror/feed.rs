@@ -9,7 +9,7 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
 use super::assemble::{Assembler, Step};
-use super::cluster_state::Verdict;
+use super::cluster_state::Before;
 use super::continuity::{Continuity, Judgement, Proof, compare, current_revision, still_responds};
 use super::feed_end::FeedEnd;
 use super::lag::Lateness;
@@ -112,12 +112,13 @@ impl<'a> Feed<'a> {
         anchor: &Anchor,
         proof: Proof,
     ) -> Result<Feed<'a>, FeedEnd> {
+        let before = mirrors.cluster_state.before_check();
         let start_revision = match &proof {
             Proof::FirstEvent(event) => *event,
             Proof::Load(_) | Proof::Comparison => anchor.revision + 1,
         };
         let mut feed = Feed::create(mirror, epoch, connection, start_revision).await?;
-        check_member(mirrors, mirror, anchor, connection).await?;
+        check_member(mirrors, &before, mirror, anchor, connection).await?;
         let continues = match &proof {
             Proof::FirstEvent(event) => {
                 let proving = feed.prove(Continuity::new(anchor, *event));
@@ -132,7 +133,7 @@ impl<'a> Feed<'a> {
             Proof::Comparison => compare(mirror, anchor, connection).await?,
         };
         if !continues {
-            return Err(another_history(mirrors));
+            return Err(another_history(mirrors, &before));
         }
         if !matches!(proof, Proof::FirstEvent(_)) {
             mirror.put_in_service(epoch)?;
@@ -345,24 +346,22 @@ fn cancelled(response: &WatchResponse) -> FeedEnd {
 /// known history.
 async fn check_member(
     mirrors: &Mirrors,
+    before: &Before,
     mirror: &Mirror,
     anchor: &Anchor,
     connection: &Arc<Connection>,
 ) -> Result<(), FeedEnd> {
-    let before = mirrors.cluster_state.before_check();
     let revision = current_revision(connection, mirror).await?;
     let raft_index = connection.member_status().await?.raft_index;
-    let verdict = mirrors.cluster_state.after_status(before, revision, raft_index);
     // Read linearizably, so a lower revision is no lag.
-    if revision < anchor.revision || verdict == Verdict::Replaced {
-        return Err(another_history(mirrors));
+    if revision < anchor.revision || !before.log_continues(revision, raft_index) {
+        return Err(another_history(mirrors, before));
     }
     Ok(())
 }
 
 /// Drops every mirror, because a feed is of another history.
-fn another_history(mirrors: &Mirrors) -> FeedEnd {
-    mirrors.cluster_state.forget();
-    mirrors.replace_history("the history behind the watch is not the mirror's");
+fn another_history(mirrors: &Mirrors, before: &Before) -> FeedEnd {
+    mirrors.replace_history(before, "the history behind the watch is not the mirror's");
     FeedEnd::StaleEpoch
 }

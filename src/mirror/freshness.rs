@@ -46,8 +46,8 @@ const OWN_TIMEOUT: Duration = Duration::from_secs(3);
 pub struct Findings {
     /// History was replaced; called with the header of the new one.
     pub replaced: Box<dyn Fn(&ResponseHeader) + Send + Sync>,
-    /// etcd has compacted every revision below this one, or more.
-    pub compacted: Box<dyn Fn(i64) + Send + Sync>,
+    /// In the history of this number, etcd has compacted every revision below this one, or more.
+    pub compacted: Box<dyn Fn(u64, i64) + Send + Sync>,
 }
 
 /// Sends quorum checks: as few as prove all reads.
@@ -341,29 +341,33 @@ impl Freshness {
             if let Some(span) = &mut span {
                 span.set_endpoint(connection.url());
             }
-            let history = self.cluster_state.history();
             let before = self.cluster_state.before_check();
+            let history = before.history_number();
             faults::trip(Fault::Check);
             let attempt = async {
                 let (header, is_quorum) = caller.check(&connection, at, trace.as_ref()).await?;
-                let verdict = if is_quorum {
-                    self.check_history(&connection, before, header.revision).await?
+                let raft_index = if is_quorum {
+                    raft_index_to_compare(&connection, &before, &header).await?
                 } else {
-                    Verdict::Continues
+                    None
                 };
-                Ok::<_, tonic::Status>((header, is_quorum, verdict))
+                Ok::<_, tonic::Status>((header, is_quorum, raft_index))
             };
             let attempt_deadline = deadline.min(Instant::now() + ATTEMPT_TIMEOUT);
             let attempted = tokio::time::timeout_at(attempt_deadline, attempt).await;
             faults::hold(Fault::Hold).await;
             let status = match attempted {
-                Ok(Ok((header, true, verdict))) => {
-                    self.finish_check(caller, before, header, verdict)?;
+                Ok(Ok((header, true, raft_index))) => {
+                    self.finish_check(caller, &before, header, raft_index)?;
+                    if raft_index.is_some() {
+                        // Not before: until the history is known to be the same, other checks compare it as well.
+                        connection.set_history_checked();
+                    }
                     return Ok(Proof { header, history, at });
                 }
                 Ok(Ok((header, false, _))) => return Ok(Proof { header, history, at }),
                 Ok(Err(status)) if at > 0 && is_compaction(&status) => {
-                    (self.findings.compacted)(at.saturating_add(1));
+                    (self.findings.compacted)(history, at.saturating_add(1));
                     return Err(Unproven::Compacted(at));
                 }
                 Ok(Err(status)) if at > 0 && is_future_revision(&status) => {
@@ -420,40 +424,37 @@ impl Freshness {
         }
     }
 
-    /// Compares the history behind a new connection with the known one, at the first check on it (I4).
-    async fn check_history(
-        &self,
-        connection: &Arc<Connection>,
-        before: Before,
-        revision: i64,
-    ) -> Result<Verdict, tonic::Status> {
-        if connection.history_is_checked() {
-            return Ok(Verdict::Continues);
-        }
-        let raft_index = connection.member_status().await?.raft_index;
-        connection.set_history_checked();
-        Ok(self.cluster_state.after_status(before, revision, raft_index))
-    }
-
     fn finish_check(
         &self,
         caller: &Caller<'_>,
-        before: Before,
+        before: &Before,
         header: ResponseHeader,
-        history: Verdict,
+        raft_index: Option<u64>,
     ) -> Result<(), Reason> {
         // Only an unauthenticated check can show that auth is off.
         if matches!(caller, Caller::Anonymous) && self.cluster_state.auth_seems_off(before) == Auth::On {
             tracing::info!("etcd's auth is off again: reads may be answered from memory");
         }
-        match (self.cluster_state.after_check(before, header), history) {
-            (Verdict::Continues, Verdict::Continues) => Ok(()),
-            _ => {
-                (self.findings.replaced)(&header);
-                Err(Reason::HistoryReplaced)
-            }
+        match self.cluster_state.after_check(before, header, raft_index) {
+            Verdict::Continues => return Ok(()),
+            Verdict::Replaced => (self.findings.replaced)(&header),
+            Verdict::Outdated => {}
         }
+        Err(Reason::HistoryReplaced)
     }
+}
+
+/// Raft index of the member behind `connection`, by which the history behind it is compared with the known one (I4):
+/// at the first check on the connection, and if the check's `header` leaves it open. `None` if neither is so.
+async fn raft_index_to_compare(
+    connection: &Arc<Connection>,
+    before: &Before,
+    header: &ResponseHeader,
+) -> Result<Option<u64>, tonic::Status> {
+    if connection.history_is_checked() && !before.needs_raft_index(header) {
+        return Ok(None);
+    }
+    Ok(Some(connection.member_status().await?.raft_index))
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::cluster_state::Verdict;
 use super::mirrors::Mirrors;
 use super::state::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
@@ -130,12 +129,13 @@ impl Load<'_> {
     /// [`LoadError`]; the keys that have arrived are dropped.
     pub(super) async fn run(&self) -> Result<Loaded, LoadError> {
         let mut connection = self.connect(None).await?;
+        let before = self.mirrors.cluster_state.before_check();
         let raft_index = connection.member_status().await?.raft_index;
         let pinned = current(&connection, &self.mirror.scope).await?;
         // A restore is detected from now on.
         self.mirrors
             .cluster_state
-            .note_raft_index(raft_index, pinned.revision);
+            .note_raft_index(&before, raft_index, pinned.revision);
         let mut gathered = Gathered::new(self, pinned);
         let (mut resumes, mut keys) = (0, 0);
         loop {
@@ -178,15 +178,13 @@ impl Load<'_> {
         pinned: ResponseHeader,
     ) -> Result<Arc<Connection>, LoadError> {
         let connection = self.connect(Some(broken.url())).await?;
-        let cluster_state = &self.mirrors.cluster_state;
-        let before = cluster_state.before_check();
+        let before = self.mirrors.cluster_state.before_check();
         let now = current(&connection, &self.mirror.scope).await?;
         let raft_index = connection.member_status().await?.raft_index;
         let same = now.cluster_id == pinned.cluster_id && now.revision >= pinned.revision;
-        if !same || cluster_state.after_status(before, now.revision, raft_index) == Verdict::Replaced {
-            cluster_state.forget();
-            self.mirrors
-                .replace_history("the history behind a connection is not the one in which a load began");
+        if !same || !before.log_continues(now.revision, raft_index) {
+            let explanation = "the history behind a connection is not the one in which a load began";
+            self.mirrors.replace_history(&before, explanation);
             return Err(LoadError::HistoryReplaced);
         }
         Ok(connection)

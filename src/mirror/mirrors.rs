@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::cluster_state::ClusterState;
+use super::cluster_state::{Before, ClusterState, Verdict};
 use super::freshness::{Findings, Freshness};
 use super::pinned::Pinned;
 use super::state::Mirror;
@@ -67,8 +67,8 @@ impl Mirrors {
             compacted: {
                 let (all, cluster_state) = (Arc::clone(&all), Arc::clone(&cluster_state));
                 let found = Arc::clone(&compaction_found);
-                Box::new(move |revision| {
-                    compacted(&all, &cluster_state, revision);
+                Box::new(move |history, revision| {
+                    compacted(&all, &cluster_state, history, revision);
                     found.notify_one();
                 })
             },
@@ -114,14 +114,18 @@ impl Mirrors {
         &self.all
     }
 
-    /// Records that etcd has compacted below `revision`.
-    pub fn compacted(&self, revision: i64) {
-        compacted(&self.all, &self.cluster_state, revision);
+    /// Records that etcd has compacted below `revision`, unless `history`, the number of the history in which that was
+    /// found, has been replaced.
+    pub fn compacted(&self, history: u64, revision: i64) {
+        compacted(&self.all, &self.cluster_state, history, revision);
     }
 
-    /// Drops every mirror because etcd's history was replaced; `explanation` goes to the log.
-    pub(super) fn replace_history(&self, explanation: &str) {
-        drop_all(&self.all, explanation);
+    /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began, and drops
+    /// every mirror, unless that has been done; `explanation` goes to the log.
+    pub(super) fn replace_history(&self, before: &Before, explanation: &str) {
+        if self.cluster_state.contradict(before) == Verdict::Replaced {
+            drop_all(&self.all, explanation);
+        }
     }
 
     /// Removes one key from each mirror, for tests of verification.
@@ -149,9 +153,10 @@ impl Mirrors {
     }
 }
 
-fn compacted(mirrors: &[Mirror], cluster_state: &ClusterState, revision: i64) {
-    cluster_state.note_compacted(revision);
-    mirrors.iter().for_each(|mirror| mirror.compacted(revision));
+fn compacted(mirrors: &[Mirror], cluster_state: &ClusterState, history: u64, revision: i64) {
+    if cluster_state.note_compacted(history, revision) {
+        mirrors.iter().for_each(|mirror| mirror.compacted(revision));
+    }
 }
 
 fn drop_all(mirrors: &[Mirror], explanation: &str) {

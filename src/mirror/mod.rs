@@ -13,6 +13,7 @@
 //! | `past_revisions` | rebuilt states at past revisions |
 //! | `freshness` | the quorum check (I2) |
 //! | `cluster_state` | replaced history (I4), revisions served (I11), auth (I8) |
+//! | `history` | one history of etcd: its identity and revisions |
 //! | `pinned` | past revisions that are read from etcd, not from mirrors |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `lag` | how long a mirror has been behind etcd |
@@ -28,6 +29,7 @@ mod continuity;
 mod feed;
 mod feed_end;
 pub mod freshness;
+mod history;
 mod lag;
 mod lifecycle;
 mod load;

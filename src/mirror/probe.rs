@@ -40,13 +40,16 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
         }
         faults::trip(Fault::Probe);
         mirrors.all.iter().for_each(super::state::Mirror::age);
+        let before = mirrors.cluster_state.before_check();
         let raft_index = raft_index(mirrors).await;
         ticks = ticks.wrapping_add(1);
         if let Ok(proof) = proof(mirrors, ticks).await {
-            if let Some(raft_index) = raft_index {
+            if let Some(raft_index) = raft_index
+                && proof.history == before.history_number()
+            {
                 mirrors
                     .cluster_state
-                    .note_raft_index(raft_index, proof.header.revision);
+                    .note_raft_index(&before, raft_index, proof.header.revision);
             }
             for (mirror, lag) in mirrors.all.iter().zip(&mut lags) {
                 if let Ok(view) = mirror.view() {
@@ -56,7 +59,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
                         .metrics
                         .lag_revisions
                         .set((proof.header.revision - view.revision).max(0));
-                    mirror.want(proof.header.revision);
+                    mirror.want(proof.history, proof.header.revision);
                 }
             }
         }
@@ -75,7 +78,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
             && let Some(compacted) = compact_revision(&connection, &key, oldest).await
         {
             tracing::debug!(revision = compacted, "etcd has compacted");
-            mirrors.compacted(compacted);
+            mirrors.compacted(before.history_number(), compacted);
         }
     }
 }

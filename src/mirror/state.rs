@@ -14,7 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::cluster_state::ClusterState;
+use super::cluster_state::{ClusterState, History};
 use super::past_revisions::PastRevisions;
 use crate::cache::{Applied, AtError, Change, Rebuild, Rebuilt, Snapshot, Store, Tree};
 use crate::keyspace::scope::Scope;
@@ -31,6 +31,8 @@ pub struct View {
     pub tree: Tree,
     /// Every event up to this revision has been applied (I3).
     pub revision: i64,
+    /// Number of the history of etcd that the keys belong to.
+    pub history: u64,
 }
 
 /// Whether reads may be answered from the mirror.
@@ -71,9 +73,10 @@ impl From<AtError> for ViewAtError {
     }
 }
 
-#[derive(Default)]
 struct Contents {
     epoch: u64,
+    /// History of etcd in which the load of this epoch began.
+    history: Arc<History>,
     /// `None` before the first load, and after the contents were dropped.
     loaded: Option<Loaded>,
 }
@@ -121,6 +124,8 @@ pub struct Mirror {
     wanted: watch::Sender<i64>,
     /// Highest revision that a reader has waited for in vain: until the mirror has reached it, readers do not wait.
     overdue: AtomicI64,
+    /// Number of the history that `wanted` belongs to. Changed and compared only under the lock of `wanted`.
+    wanted_history: AtomicU64,
     /// The current epoch; its advance ends the feed and the load of the old one.
     replaced: watch::Sender<u64>,
     /// Origin of `now`.
@@ -144,9 +149,14 @@ impl Mirror {
             name: scope.name(),
             scope,
             metrics,
-            cluster_state,
             state: ArcSwap::from_pointee(State::Out(Reason::Loading)),
-            contents: Mutex::default(),
+            contents: Mutex::new(Contents {
+                epoch: 0,
+                history: cluster_state.current(),
+                loaded: None,
+            }),
+            wanted_history: AtomicU64::new(cluster_state.history()),
+            cluster_state,
             changed: watch::Sender::new(()),
             wanted: watch::Sender::new(0),
             overdue: AtomicI64::new(0),
@@ -178,17 +188,23 @@ impl Mirror {
         }
     }
 
-    /// Waits until the view is at `revision` or later; also returns whether it had to wait. While the mirror is known to
-    /// lag, because another reader has waited in vain, no reader waits.
+    /// Waits until the view is at `revision` of the history of the number `history`, or later; also returns whether it
+    /// had to wait. While the mirror is known to lag, because another reader has waited in vain, no reader waits.
     ///
     /// # Errors
-    /// The reason why the mirror is out of service, or [`Reason::NotFresh`] at `deadline` or while the mirror lags.
-    pub async fn reach(&self, revision: i64, deadline: Instant) -> Result<(View, bool), Reason> {
-        let view = self.view()?;
+    /// The reason why the mirror is out of service, [`Reason::HistoryReplaced`] if it is of another history, or
+    /// [`Reason::NotFresh`] at `deadline` or while the mirror lags.
+    pub async fn reach(
+        &self,
+        history: u64,
+        revision: i64,
+        deadline: Instant,
+    ) -> Result<(View, bool), Reason> {
+        let view = self.view_in(history)?;
         if view.revision >= revision {
             return Ok((view, false));
         }
-        self.want(revision);
+        self.want(history, revision);
         if view.revision < self.overdue.load(Ordering::Acquire) {
             return Err(Reason::NotFresh);
         }
@@ -196,7 +212,7 @@ impl Mirror {
         // Subscribed before the state is read again, so that no change in between is missed.
         let mut changed = self.changed.subscribe();
         loop {
-            let view = self.view()?;
+            let view = self.view_in(history)?;
             if view.revision >= revision {
                 return Ok((view, true));
             }
@@ -215,12 +231,35 @@ impl Mirror {
         }
     }
 
-    /// Makes the feed request progress notifications until the mirror is at `revision`.
-    pub fn want(&self, revision: i64) {
+    /// The current view, if it is of the history of the number `history`.
+    fn view_in(&self, history: u64) -> Result<View, Reason> {
+        let view = self.view()?;
+        if view.history == history {
+            Ok(view)
+        } else {
+            Err(Reason::HistoryReplaced)
+        }
+    }
+
+    /// Makes the feed request progress notifications until the mirror is at `revision`, which was proven in the history
+    /// of the number `history`.
+    pub fn want(&self, history: u64, revision: i64) {
         self.wanted.send_if_modified(|wanted| {
-            let higher = *wanted < revision;
-            *wanted = revision.max(*wanted);
+            // A late reader of an old history must not make the feed wait for a revision that the new one lacks.
+            let higher = *wanted < revision && self.wanted_history.load(Ordering::Relaxed) == history;
+            if higher {
+                *wanted = revision;
+            }
             higher
+        });
+    }
+
+    /// Forgets what readers wait for: only those of `history` count from now on.
+    fn reset_wanted(&self, history: u64) {
+        self.wanted.send_modify(|wanted| {
+            *wanted = 0;
+            self.overdue.store(0, Ordering::Release);
+            self.wanted_history.store(history, Ordering::Relaxed);
         });
     }
 
@@ -353,8 +392,7 @@ impl Mirror {
     fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason) {
         contents.epoch += 1;
         contents.loaded = None;
-        self.wanted.send_replace(0);
-        self.overdue.store(0, Ordering::Release);
+        self.reset_wanted(self.cluster_state.history());
         self.replaced.send_replace(contents.epoch);
         self.set_out(reason);
     }
@@ -390,6 +428,8 @@ impl Mirror {
     pub(super) fn drop_contents(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         contents.loaded = None;
+        contents.history = self.cluster_state.current();
+        self.reset_wanted(contents.history.number);
         self.set_out(reason);
         self.metrics.keys.set(0);
         self.metrics.memory_bytes.set(0);
@@ -405,7 +445,7 @@ impl Mirror {
         newest_key: Option<Bytes>,
     ) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
-        self.cluster_state.note_known(store.revision());
+        contents.history.note_known(store.revision());
         contents.loaded = Some(Loaded::new(store, newest_key));
         Ok(())
     }
@@ -480,6 +520,7 @@ impl Mirror {
         let view = View {
             tree: store.tree().clone(),
             revision: store.revision(),
+            history: contents.history.number,
         };
         let rebuilt_bytes = loaded.past.bytes();
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
@@ -493,7 +534,7 @@ impl Mirror {
             .set(gauge(store.history_bytes() + rebuilt_bytes));
         self.metrics.oldest_revision.set(store.oldest_revision());
         self.metrics.in_service.set(1);
-        self.cluster_state.note_known(view.revision);
+        contents.history.note_known(view.revision);
         self.state.store(Arc::new(State::In(view)));
         self.changed.send_replace(());
         Ok(())

@@ -331,6 +331,7 @@ mod tests {
         let view = View {
             tree: tree(ours),
             revision: 9,
+            history: 0,
         };
         let mut from = Bytes::from_static(b"\0");
         for pieces in 1.. {

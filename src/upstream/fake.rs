@@ -105,9 +105,10 @@ pub(crate) fn range_at(cluster_id: u64, revision: i64, raft_term: u64) -> Answer
 }
 
 /// Response to a Status call.
-pub(crate) fn status_of(version: &str) -> Answer {
+pub(crate) fn status_of(version: &str, raft_index: u64) -> Answer {
     Ok(StatusResponse {
         version: version.to_owned(),
+        raft_index,
         ..StatusResponse::default()
     }
     .encode_to_vec())

@@ -15,6 +15,9 @@ use testkit::http;
 use testkit::pb::{RangeRequest, RangeResponse, RequestOp};
 use testkit::proxy::Rangecache;
 use testkit::register::{Acknowledged, Bank, Register, part};
+use testkit::wait::SOON;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::EXCLUSIVE;
@@ -364,5 +367,84 @@ async fn serializable_reads_see_forwarded_writes() {
         );
         let expected = etcd.client().await.range(&list).await.expect("etcd answers");
         assert_eq!(answer.kvs, expected.kvs, "turn {turn}");
+    }
+}
+
+/// A WebSocket of etcd's gateway.
+struct WebSocket(TcpStream);
+
+impl WebSocket {
+    /// Opens one at `path`, and sends one message of text.
+    async fn open(url: &str, path: &str, text: &str) -> Self {
+        let authority = url.strip_prefix("http://").expect("plaintext");
+        let mut stream = TcpStream::connect(authority).await.expect("connects");
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: {authority}\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+            sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).await.expect("is written");
+        let mut response = Vec::new();
+        while !response.ends_with(b"\r\n\r\n") {
+            response.push(stream.read_u8().await.expect("a head"));
+        }
+        let response = String::from_utf8(response).expect("text");
+        assert!(response.starts_with("HTTP/1.1 101 "), "{response}");
+        // A final text frame, masked with zeroes.
+        let length = u8::try_from(text.len()).expect("short");
+        assert!(length < 126);
+        let frame = [&[0x81, 0x80 | length, 0, 0, 0, 0], text.as_bytes()].concat();
+        stream.write_all(&frame).await.expect("is written");
+        Self(stream)
+    }
+
+    /// The first revision in the next message.
+    async fn next_revision(&mut self) -> i64 {
+        let message = async {
+            assert_eq!(self.0.read_u8().await.expect("a frame"), 0x81);
+            let length = match self.0.read_u8().await.expect("a length") {
+                126 => self.0.read_u16().await.expect("a length"),
+                length => length.into(),
+            };
+            let mut message = vec![0; length.into()];
+            self.0.read_exact(&mut message).await.expect("a message");
+            String::from_utf8(message).expect("text")
+        };
+        let message = tokio::time::timeout(SOON, message).await.expect("a message");
+        let (_, revision) = message.split_once(r#""revision":""#).expect("a revision");
+        let revision = revision.split('"').next().and_then(|text| text.parse().ok());
+        revision.expect("a number")
+    }
+}
+
+/// A client sees a write by a WebSocket of the gateway, whose messages are not parsed. The write is outside the mirror,
+/// which gets no event.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serializable_reads_see_writes_shown_by_a_websocket() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", PREFIX)
+        .with("--probe-interval", "1h")
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    let list = RangeRequest {
+        serializable: true,
+        ..RangeRequest::prefix(PREFIX)
+    };
+    // The key "/b" in base64.
+    let watch = r#"{"create_request":{"key":"L2I="}}"#;
+    let mut socket = WebSocket::open(rangecache.url(), "/v3/watch", watch).await;
+    socket.next_revision().await;
+    for n in 0..3 {
+        client.range(&list).await.expect("answers");
+        let written = direct.put("/b", n.to_string()).await.expect("etcd writes");
+        assert_eq!(socket.next_revision().await, written);
+        let answer = client.range(&list).await.expect("answers");
+        assert!(
+            answer.revision() >= written,
+            "written at {written}, read at {}",
+            answer.revision()
+        );
     }
 }

@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use http::HeaderMap;
@@ -22,6 +22,8 @@ struct Bench {
     freshness: Arc<Freshness>,
     checks: mpsc::UnboundedReceiver<Held>,
     replaced: Arc<AtomicUsize>,
+    /// Raft index in the fake etcd's status.
+    raft_index: Arc<AtomicU64>,
     /// Revisions below which a check found everything compacted.
     compacted: Arc<Mutex<Vec<i64>>>,
     _etcd: FakeEtcd,
@@ -31,11 +33,13 @@ struct Bench {
 /// A Freshness with a fake etcd that responds to each check when the test releases it.
 async fn bench() -> Bench {
     let (arrived, checks) = mpsc::unbounded_channel();
+    let raft_index = Arc::new(AtomicU64::new(0));
+    let in_status = Arc::clone(&raft_index);
     let etcd = FakeEtcd::start(move |path, message| {
-        let arrived = arrived.clone();
+        let (arrived, in_status) = (arrived.clone(), Arc::clone(&in_status));
         async move {
             if path.ends_with("/Status") {
-                return fake::status_of("3.7.3");
+                return fake::status_of("3.7.3", in_status.load(Ordering::SeqCst));
             }
             let (answer, answered) = tokio::sync::oneshot::channel();
             arrived
@@ -67,8 +71,8 @@ async fn bench() -> Bench {
         replaced: Box::new(move |_| {
             count.fetch_add(1, Ordering::SeqCst);
         }),
-        compacted: Box::new(move |revision| {
-            state.note_compacted(revision);
+        compacted: Box::new(move |history, revision| {
+            state.note_compacted(history, revision);
             found.lock().push(revision);
         }),
     };
@@ -85,6 +89,7 @@ async fn bench() -> Bench {
         freshness,
         checks,
         replaced,
+        raft_index,
         compacted,
         _etcd: etcd,
         _stop: stop.drop_guard(),
@@ -178,6 +183,53 @@ async fn lower_revision_or_term_or_another_cluster_is_reported_as_replaced_histo
         assert_eq!(read.await.unwrap(), expected, "{header:?}");
     }
     assert_eq!(bench.replaced.load(Ordering::SeqCst), 3);
+}
+
+/// A member that has installed a snapshot and applied no entry since reports an old term.
+#[tokio::test]
+async fn lower_term_with_the_same_raft_log_is_no_replaced_history() {
+    let mut bench = bench().await;
+    for (header, raft_index, expected) in [
+        ((1, 10, 5), 30, Ok(10)),
+        ((1, 10, 4), 30, Ok(10)),
+        ((1, 12, 5), 0, Ok(12)),
+        ((1, 300, 2), 310, Err(Reason::HistoryReplaced)),
+    ] {
+        bench.raft_index.store(raft_index, Ordering::SeqCst);
+        let read = bench.read();
+        let (cluster_id, revision, raft_term) = header;
+        let check = fake::range_at(cluster_id, revision, raft_term);
+        bench.check().await.answer(check);
+        assert_eq!(read.await.unwrap(), expected, "{header:?}");
+        let state = &bench.freshness.cluster_state;
+        state.note_raft_index(&state.before_check(), 30, 10);
+    }
+    assert_eq!(bench.replaced.load(Ordering::SeqCst), 1);
+}
+
+/// No check on a new connection proves anything before the connection's history was compared.
+#[tokio::test]
+async fn concurrent_first_checks_on_a_connection_to_a_restored_etcd_all_fail() {
+    let mut bench = bench().await;
+    let state = Arc::clone(&bench.freshness.cluster_state);
+    state.note_raft_index(&state.before_check(), 100, 10);
+    bench.raft_index.store(250, Ordering::SeqCst);
+    let reads = [bench.authorize(false), bench.authorize(false)];
+    let checks = [bench.check().await, bench.check().await];
+    for check in checks {
+        check.answer(fake::range_at(1, 200, 2));
+    }
+    for read in reads {
+        assert_eq!(read.await.unwrap(), Err(Reason::HistoryReplaced));
+    }
+    assert_eq!(
+        bench.replaced.load(Ordering::SeqCst),
+        1,
+        "the mirrors are dropped once"
+    );
+    let read = bench.authorize(false);
+    bench.check().await.answer(fake::range_at(1, 201, 2));
+    assert_eq!(read.await.unwrap(), Ok(201), "in the new history");
 }
 
 #[tokio::test]
@@ -351,7 +403,7 @@ impl Held {
 /// A bench at revision 10, with a check in flight, so that reads gather.
 async fn gathering() -> (Bench, Held) {
     let mut bench = bench().await;
-    bench.freshness.cluster_state.note_known(10);
+    bench.freshness.cluster_state.current().note_known(10);
     drop(bench.read());
     let in_flight = bench.check().await;
     (bench, in_flight)
@@ -403,7 +455,7 @@ async fn compacted_revision_ends_its_reads_and_the_others_get_the_next_check() {
 #[tokio::test]
 async fn revision_known_to_be_compacted_does_not_fail_the_check_of_others() {
     let (mut bench, in_flight) = gathering().await;
-    bench.freshness.cluster_state.note_compacted(8);
+    bench.freshness.cluster_state.note_compacted(0, 8);
     let (compacted, newest) = (bench.read_at(7), bench.read_at(0));
     in_flight.answer(fake::range_at(1, 11, 2));
     let check = bench.check().await;

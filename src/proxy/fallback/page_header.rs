@@ -74,8 +74,8 @@ mod tests {
     fn checked() -> ClusterState {
         let state = ClusterState::default();
         let before = state.before_check();
-        state.auth_seems_off(before);
-        state.after_check(state.before_check(), CHECKED);
+        state.auth_seems_off(&before);
+        state.after_check(&state.before_check(), CHECKED, None);
         state
     }
 
@@ -95,7 +95,7 @@ mod tests {
     fn page_header_has_the_newest_known_revision() {
         let state = checked();
         assert_eq!(header(&state, &list(&state)), Ok(CHECKED));
-        state.record_served(120);
+        assert!(state.record_served(0, 120));
         let expected = ResponseHeader {
             revision: 120,
             ..CHECKED
@@ -110,12 +110,12 @@ mod tests {
     #[test]
     fn compacted_list_is_not_continued() {
         let state = checked();
-        state.note_compacted(90);
+        state.note_compacted(0, 90);
         assert!(
             header(&state, &list(&state)).is_ok(),
             "the compacted revision itself is still readable"
         );
-        state.note_compacted(91);
+        state.note_compacted(0, 91);
         assert_eq!(header(&state, &list(&state)), Err(StreamFallback::Compacted));
     }
 
@@ -135,7 +135,7 @@ mod tests {
             revision: 95,
             ..CHECKED
         };
-        state.after_check(state.before_check(), restored);
+        state.after_check(&state.before_check(), restored, None);
         assert_eq!(header(&state, &list), Err(StreamFallback::HistoryReplaced));
     }
 

@@ -232,7 +232,13 @@ impl PageSeriesCache {
             }
             None => self.proven_header(series, request).await?,
         };
-        self.mirrors.cluster_state.record_served(header.revision);
+        if !self
+            .mirrors
+            .cluster_state
+            .record_served(series.history, header.revision)
+        {
+            return Err(StreamFallback::HistoryReplaced);
+        }
         let page = PageAnswer {
             header,
             selection: Selection::of_page(entries, count, more),

@@ -13,7 +13,7 @@ use super::shutdown::StopSignal;
 use crate::cache::Rope;
 use crate::grpc::{HeaderScanner, Method, Scanned, Status};
 use crate::limits::CallBytes;
-use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::cluster_state::{ClusterState, History};
 use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
 use crate::upstream::{BoxError, InFlight};
@@ -29,6 +29,8 @@ pub(crate) struct ForwardedBody {
     /// The data may contain revisions as JSON, which is not parsed.
     has_unreadable_revisions: bool,
     cluster_state: Arc<ClusterState>,
+    /// etcd's history when the response began.
+    history: Arc<History>,
     /// Whether rangecache may end the body with a status of its own: for gRPC, until trailers have been sent.
     may_send_status: bool,
     /// Counts the call as in flight at its endpoint until the body is dropped.
@@ -56,6 +58,7 @@ impl ForwardedBody {
             scanner: if is_grpc { HeaderScanner::new(method) } else { None },
             has_unreadable_revisions: !is_grpc && method.may_show_revision_as_json(),
             cluster_state: Arc::clone(cluster_state),
+            history: cluster_state.current(),
             may_send_status: is_grpc,
             in_flight,
             stop,
@@ -122,7 +125,7 @@ impl BodySource for ForwardedBody {
         Poll::Ready(Some(Ok(match frame.into_data() {
             Ok(data) => {
                 if let Some(scanner) = &mut self.scanner {
-                    record_revisions(scanner, &data, &self.cluster_state);
+                    record_revisions(scanner, &data, &self.cluster_state, &self.history);
                 } else if self.has_unreadable_revisions {
                     self.cluster_state.note_unreadable();
                 }
@@ -154,10 +157,18 @@ impl BodySource for ForwardedBody {
     }
 }
 
-/// Records the revisions in `data`, before it is sent to the client.
-pub(crate) fn record_revisions(scanner: &mut HeaderScanner, data: &[u8], cluster_state: &ClusterState) {
+/// Records the revisions in `data`, which belongs to a response that began in `history`, before it is sent to the
+/// client.
+pub(crate) fn record_revisions(
+    scanner: &mut HeaderScanner,
+    data: &[u8],
+    cluster_state: &ClusterState,
+    history: &Arc<History>,
+) {
     scanner.scan(data, |scanned| match scanned {
-        Scanned::Header { cluster_id, revision } => cluster_state.record_forwarded(cluster_id, revision),
+        Scanned::Header { cluster_id, revision } => {
+            cluster_state.record_forwarded(history, cluster_id, revision);
+        }
         Scanned::Unreadable => cluster_state.note_unreadable(),
     });
 }

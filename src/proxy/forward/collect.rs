@@ -1,5 +1,7 @@
 //! Reads a response of etcd to its end, for callers that need all of it before they respond.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Body;
@@ -7,7 +9,7 @@ use http_body_util::BodyExt;
 
 use super::body::record_revisions;
 use crate::grpc::{HeaderScanner, Method};
-use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::cluster_state::{ClusterState, History};
 
 /// Reads a response piece by piece, and records the revisions in each piece before returning it (I11).
 #[derive(Debug)]
@@ -15,6 +17,8 @@ pub(crate) struct ResponseReader<'a, B> {
     body: B,
     scanner: Option<HeaderScanner>,
     cluster_state: &'a ClusterState,
+    /// etcd's history when the response began.
+    history: Arc<History>,
     trailers: Option<HeaderMap>,
 }
 
@@ -25,6 +29,7 @@ impl<'a, B: Body<Data = Bytes> + Unpin> ResponseReader<'a, B> {
             body,
             scanner: HeaderScanner::new(method),
             cluster_state,
+            history: cluster_state.current(),
             trailers: None,
         }
     }
@@ -38,7 +43,7 @@ impl<'a, B: Body<Data = Bytes> + Unpin> ResponseReader<'a, B> {
             match frame.into_data() {
                 Ok(data) => {
                     if let Some(scanner) = &mut self.scanner {
-                        record_revisions(scanner, &data, self.cluster_state);
+                        record_revisions(scanner, &data, self.cluster_state, &self.history);
                     }
                     return Ok(Some(data));
                 }

@@ -1,17 +1,22 @@
 //! Forwards HTTP/1 requests: etcd's health, version and metrics, and its JSON gateway with WebSockets.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::send::Forward;
 use crate::grpc::Method;
 use crate::limits::{CallKind, ClientAccount};
+use crate::mirror::cluster_state::ClusterState;
 use crate::net::Url;
 use crate::proxy::response::ResponseBody;
 use crate::upstream::{BoxError, ConnectionClass, MessageLimit, Outgoing};
@@ -103,12 +108,16 @@ async fn send(
         let etcd = hyper::upgrade::on(&mut response);
         // From here on the copying task owns the connection, not the response's body.
         let close_on_drop = close_on_drop.take();
+        let cluster_state = Arc::clone(&forward.cluster_state);
         let copying = async move {
             let _close_on_drop = close_on_drop;
             if let (Ok(client), Ok(etcd)) = (client.await, etcd.await) {
+                let mut etcd = Unreadable {
+                    stream: TokioIo::new(etcd),
+                    cluster_state,
+                };
                 // Not an error: either side may close the WebSocket at any time.
-                let _ =
-                    tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut TokioIo::new(etcd)).await;
+                let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut etcd).await;
             }
         };
         // Without the signal an open WebSocket would delay the stop of the process.
@@ -124,6 +133,42 @@ async fn send(
             None => body,
         }
     }))
+}
+
+/// Upgraded connection to etcd: what it returns may show revisions in a form that is not parsed (I11).
+struct Unreadable<S> {
+    stream: S,
+    cluster_state: Arc<ClusterState>,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Unreadable<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            // Noted before the client gets it.
+            self.cluster_state.note_unreadable();
+        }
+        read
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Unreadable<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 /// Returns the URL of an endpoint that is connected; waits for one for at most `--connect-timeout`.

@@ -50,6 +50,7 @@ pub(super) async fn forward_with_effect(
         // already before the call is sent.
         mirrors.cluster_state.auth_may_have_changed();
     }
+    let history = mirrors.cluster_state.history();
     let upstream_response = match forward
         .send(parts, RequestBody::Once(outgoing), ConnectionClass::Unary)
         .await
@@ -73,7 +74,7 @@ pub(super) async fn forward_with_effect(
     }
     let trailers = reader.into_trailers();
     if is_ok(trailers.as_ref().unwrap_or(&head.headers)) {
-        record_effect(mirrors, effect, framed.as_ref());
+        record_effect(mirrors, effect, history, framed.as_ref());
     }
     let body = match trailers {
         Some(trailers) => ResponseBody::whole(data.freeze(), trailers),
@@ -82,14 +83,15 @@ pub(super) async fn forward_with_effect(
     Ok(Response::from_parts(head, body))
 }
 
-fn record_effect(mirrors: &Mirrors, effect: SideEffect, framed: Option<&Bytes>) {
+/// Records `effect` of a call that began in the history of the number `history`.
+fn record_effect(mirrors: &Mirrors, effect: SideEffect, history: u64, framed: Option<&Bytes>) {
     match effect {
         // Recorded a second time: a check during the call may have seen the state before the switch.
         SideEffect::Auth => mirrors.cluster_state.auth_may_have_changed(),
         SideEffect::Compaction => {
             let request = framed.map(|framed| CompactionRequest::decode(framed.slice(PREFIX_BYTES..)));
             if let Some(Ok(request)) = request {
-                mirrors.compacted(request.revision);
+                mirrors.compacted(history, request.revision);
             }
         }
     }

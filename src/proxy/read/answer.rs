@@ -23,6 +23,8 @@ pub(super) struct Proven<'a> {
     pub(super) mirror: &'a Mirror,
     /// Keys at the header's revision. Not used by a read at a past revision, whose keys the mirror's history has.
     pub(super) newest: Tree,
+    /// Number of the history in which the header was proven.
+    pub(super) history: u64,
     /// Header of the response. At the time of the proof etcd was at or below its revision.
     pub(super) header: ResponseHeader,
     /// Whether the read waited for the mirror to catch up.
@@ -40,6 +42,7 @@ pub(super) fn answer(
     let Proven {
         mirror,
         newest,
+        history,
         header,
         waited,
     } = proven;
@@ -79,7 +82,10 @@ pub(super) fn answer(
         Selected::Answer(selection) => selection,
         Selected::TiesAreEtcds => return Decision::Forward(Reason::SortTies),
     };
-    // Recorded before the response is sent: no later response of this process may be older (I11).
-    cluster_state.record_served(header.revision);
+    // Recorded before the response is sent: no later response of this process may be older (I11). The entries were
+    // selected before: if the history is still the same, they are of it, too.
+    if !cluster_state.record_served(history, header.revision) {
+        return Decision::Forward(Reason::HistoryReplaced);
+    }
     Decision::Answer(header, selection, outcome(read))
 }

@@ -65,7 +65,9 @@ impl AuthorizedRead<'_> {
             return Err(Reason::NotFresh);
         }
         recorder.record_required_revision(granted.revision);
-        let (view, waited) = mirror.reach(granted.revision, self.deadline).await?;
+        let (view, waited) = mirror
+            .reach(proof.history, granted.revision, self.deadline)
+            .await?;
         // The view must be at exactly the authorized revision: the caller may have lost its permission since, and later
         // writes may be ones that it must not read.
         let newest = if view.revision == granted.revision {
@@ -81,6 +83,7 @@ impl AuthorizedRead<'_> {
         let proven = Proven {
             mirror,
             newest,
+            history: proof.history,
             header: granted,
             waited,
         };

@@ -60,6 +60,8 @@ pub(super) async fn decide<'a>(
     }
     let mirror = proxy.mirrors.holding(&query.interval());
     recorder.mirror = mirror;
+    // Read before the minimum served revision, which belongs to it.
+    let history = proxy.mirrors.cluster_state.history();
     let inputs = plan_inputs(proxy, mirror, metadata);
     let plan = plan(query, &inputs);
     tracing::debug!(?plan, "planned");
@@ -71,12 +73,13 @@ pub(super) async fn decide<'a>(
         }
         Plan::Forward(reason) => return Decision::Forward(reason),
         Plan::AtOrAbove(revision) => {
-            answer_at_or_above(proxy, query, &inputs, mirror, revision, deadlines, recorder).await
+            let at = (history, revision);
+            answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, recorder).await
         }
         Plan::Prove => match quorum_check(proxy, 0, deadlines, recorder).await {
             Ok(proof) => {
-                let revision = proof.header.revision;
-                answer_at_or_above(proxy, query, &inputs, mirror, revision, deadlines, recorder).await
+                let at = (proof.history, proof.header.revision);
+                answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, recorder).await
             }
             Err(unproven) => unproven_result(unproven),
         },
@@ -175,7 +178,7 @@ async fn answer_past<'a>(
     .await
 }
 
-/// Waits until the mirror is at `revision` or later, and answers from it.
+/// Waits until the mirror is at `revision` of `history` or later, and answers from it.
 ///
 /// # Errors
 /// Reason for which the mirror did not reach the revision in time.
@@ -184,7 +187,7 @@ async fn answer_at_or_above<'a>(
     query: &RangeQuery,
     inputs: &PlanInputs,
     mirror: Option<&'a Mirror>,
-    revision: i64,
+    (history, revision): (u64, i64),
     deadlines: Deadlines,
     recorder: &mut Recorder<'a>,
 ) -> Result<Decision, Reason> {
@@ -193,7 +196,7 @@ async fn answer_at_or_above<'a>(
         return Ok(Decision::Forward(Reason::NotMirrored));
     };
     recorder.record_required_revision(revision);
-    let (view, waited) = mirror.reach(revision, deadlines.earliest()).await?;
+    let (view, waited) = mirror.reach(history, revision, deadlines.earliest()).await?;
     recorder.record_proven(mirror, view.revision, waited);
     tracing::debug!(at_or_above = revision, revision = view.revision, waited, "proven");
     let cluster_state = &proxy.mirrors.cluster_state;
@@ -212,6 +215,7 @@ async fn answer_at_or_above<'a>(
     let proven = Proven {
         mirror,
         newest: view.tree,
+        history,
         header,
         waited,
     };

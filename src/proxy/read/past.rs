@@ -42,7 +42,7 @@ pub(super) async fn answer_proven_past<'a>(
     let is_future = query.revision > proof.header.revision;
     let required = if is_future { 0 } else { query.revision };
     recorder.record_required_revision(required);
-    let (view, waited) = mirror.reach(required, deadline).await?;
+    let (view, waited) = mirror.reach(proof.history, required, deadline).await?;
     recorder.record_proven(mirror, proof.header.revision, waited);
     tracing::debug!(
         revision = proof.header.revision,
@@ -52,13 +52,10 @@ pub(super) async fn answer_proven_past<'a>(
     let proven = Proven {
         mirror,
         newest: view.tree,
+        history: proof.history,
         header: proof.header,
         waited,
     };
-    let decision = answer(query, proven, inputs.version, &proxy.mirrors.cluster_state);
-    if proxy.mirrors.cluster_state.history() != proof.history {
-        // The mirror's contents may be those of another history than the check's.
-        return Err(Reason::HistoryReplaced);
-    }
-    Ok(decision)
+    let cluster_state = &proxy.mirrors.cluster_state;
+    Ok(answer(query, proven, inputs.version, cluster_state))
 }

@@ -1,0 +1,169 @@
+//! One history of etcd as far as it is known here: its identity, and the revisions that were seen, shown and compacted.
+//!
+//! A history is replaced as a whole ([`ClusterState`](super::cluster_state::ClusterState) owns the current one). Each
+//! check, feed, load and forwarded response notes its revisions in the history in which it began, so that a late note
+//! of an old history cannot change a new one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use arc_swap::ArcSwapOption;
+
+use crate::cache::ResponseHeader;
+
+/// Value of `raft_gap` before the first status.
+const UNKNOWN_GAP: i64 = i64::MIN;
+
+/// One history of etcd. All fields are atomic; there is no lock.
+#[derive(Debug)]
+pub struct History {
+    /// Number of replacements of history before this one.
+    pub(super) number: u64,
+    /// Highest revision in any message from etcd.
+    known: AtomicI64,
+    /// Highest revision in the header of a response to a client.
+    shown: AtomicI64,
+    /// Highest known compaction revision.
+    compacted: AtomicI64,
+    /// Lower bound of the difference between raft index and revision ([`UNKNOWN_GAP`] at first). Each revision takes
+    /// a raft entry of its own, so the difference never shrinks in one history. A restore keeps the revisions but
+    /// starts a new raft log, and no number of writes brings the old difference back.
+    raft_gap: AtomicI64,
+    /// cluster_id, member_id and raft_term of the last quorum check.
+    identity: ArcSwapOption<ResponseHeader>,
+}
+
+/// State when a check, a feed or a load began.
+#[derive(Clone, Debug)]
+pub struct Before {
+    pub(super) history: Arc<History>,
+    pub(super) unreadable: u64,
+    pub(super) auth_changes: u64,
+    revision: i64,
+    identity: Option<Arc<ResponseHeader>>,
+    raft_gap: i64,
+}
+
+impl History {
+    /// A history of which nothing is known.
+    pub(super) fn new(number: u64) -> History {
+        History {
+            number,
+            known: AtomicI64::new(0),
+            shown: AtomicI64::new(0),
+            compacted: AtomicI64::new(0),
+            raft_gap: AtomicI64::new(UNKNOWN_GAP),
+            identity: ArcSwapOption::empty(),
+        }
+    }
+
+    /// Records `revision` of a feed, a load or a check.
+    pub fn note_known(&self, revision: i64) {
+        raise(&self.known, revision);
+    }
+
+    pub(super) fn known(&self) -> i64 {
+        self.known.load(Ordering::Acquire)
+    }
+
+    /// Records that a client gets a response at `revision`, before it does.
+    pub(super) fn note_shown(&self, revision: i64) {
+        raise(&self.shown, revision);
+    }
+
+    pub(super) fn shown(&self) -> i64 {
+        self.shown.load(Ordering::Acquire)
+    }
+
+    pub(super) fn note_compacted(&self, revision: i64) {
+        raise(&self.compacted, revision);
+    }
+
+    pub(super) fn compacted(&self) -> i64 {
+        self.compacted.load(Ordering::Acquire)
+    }
+
+    pub(super) fn note_raft_index(&self, raft_index: u64, revision: i64) {
+        raise(&self.raft_gap, gap(raft_index, revision));
+    }
+
+    pub(super) fn note_identity(&self, header: ResponseHeader) {
+        // Compared first: nearly always only the revision changes, and a store would slow down readers.
+        let same = self.identity.load().as_ref().is_some_and(|identity| {
+            (identity.cluster_id, identity.member_id, identity.raft_term)
+                == (header.cluster_id, header.member_id, header.raft_term)
+        });
+        if !same {
+            self.identity.store(Some(Arc::new(header)));
+        }
+    }
+
+    pub(super) fn identity(&self) -> Option<Arc<ResponseHeader>> {
+        self.identity.load_full()
+    }
+}
+
+impl Before {
+    pub(super) fn new(history: Arc<History>, unreadable: u64, auth_changes: u64) -> Before {
+        Before {
+            revision: history.known(),
+            identity: history.identity(),
+            raft_gap: history.raft_gap.load(Ordering::Acquire),
+            history,
+            unreadable,
+            auth_changes,
+        }
+    }
+
+    /// Number of the history in which the check began.
+    #[must_use]
+    pub fn history_number(&self) -> u64 {
+        self.history.number
+    }
+
+    /// Whether a quorum check's `header` has to be compared by the member's raft index, too: its raft term is lower than
+    /// known. That is so after a restore, but also on a member that has installed a snapshot and applied no entry since
+    /// (etcd reports the term of the last entry that it has applied).
+    #[must_use]
+    pub fn needs_raft_index(&self, header: &ResponseHeader) -> bool {
+        let known = self.identity.as_ref();
+        known.is_some_and(|known| header.raft_term < known.raft_term)
+    }
+
+    /// Whether a quorum check's `header` is one of the known history, given the `raft_index` of a later status if it was
+    /// read: the same cluster, no lower revision, and no other raft log.
+    pub(super) fn continues_with(&self, header: &ResponseHeader, raft_index: Option<u64>) -> bool {
+        let is_same_cluster = self
+            .identity
+            .as_ref()
+            .is_none_or(|known| known.cluster_id == header.cluster_id);
+        let is_same_log = match raft_index {
+            // A server that implements etcd's API without raft reports 0: only the term is left.
+            Some(0) => !self.needs_raft_index(header),
+            Some(raft_index) => self.log_continues(header.revision, raft_index),
+            None => true,
+        };
+        is_same_cluster && header.revision >= self.revision && is_same_log
+    }
+
+    /// Whether a member's raft log is that of the known history, given the `revision` of a linearizable read and the
+    /// `raft_index` of a later status.
+    #[must_use]
+    pub fn log_continues(&self, revision: i64, raft_index: u64) -> bool {
+        raft_index == 0 || gap(raft_index, revision) >= self.raft_gap
+    }
+}
+
+/// Raises a watermark.
+fn raise(mark: &AtomicI64, value: i64) {
+    // Nearly always nothing changes: a load does not take the cache line away from other cores.
+    if mark.load(Ordering::Acquire) < value {
+        mark.fetch_max(value, Ordering::AcqRel);
+    }
+}
+
+fn gap(raft_index: u64, revision: i64) -> i64 {
+    i64::try_from(raft_index)
+        .unwrap_or(i64::MAX)
+        .saturating_sub(revision)
+}
