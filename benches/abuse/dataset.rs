@@ -12,6 +12,8 @@ pub(crate) const LIST: &str = "/list/";
 pub(crate) const HOT: &str = "/hot/";
 /// Prefix of the values of 1 MB, below [`NOT_MIRRORED`].
 pub(crate) const LARGE: &str = "/direct/large/";
+/// Prefix of the large list from etcd, below [`NOT_MIRRORED`].
+pub(crate) const WIDE: &str = "/direct/wide/";
 /// Prefix of the honest client's list from etcd, below [`NOT_MIRRORED`].
 pub(crate) const DIRECT_LIST: &str = "/direct/list/";
 
@@ -19,8 +21,10 @@ pub(crate) const DIRECT_LIST: &str = "/direct/list/";
 const LIST_KEYS: usize = 1_000;
 /// Keys below [`HOT`], of 100 KB each.
 pub(crate) const HOT_KEYS: usize = 100;
-/// Keys below [`LARGE`].
-const LARGE_KEYS: usize = 20;
+/// Keys below [`LARGE`], of 1 MB each.
+pub(crate) const LARGE_KEYS: usize = 20;
+/// Keys below [`WIDE`], of 10 KB each.
+const WIDE_KEYS: usize = 2_000;
 
 /// The key of the honest client's `number`th GET.
 pub(crate) fn get_key(number: usize) -> String {
@@ -56,6 +60,9 @@ pub(crate) async fn write(etcd: &Client) -> Result<()> {
     }
     for number in 0..LARGE_KEYS {
         put(format!("{LARGE}{number:02}"), vec![b'l'; 1_000_000]).await?;
+    }
+    for number in 0..WIDE_KEYS {
+        put(format!("{WIDE}{number:05}"), vec![b'w'; 10_000]).await?;
     }
     Ok(())
 }

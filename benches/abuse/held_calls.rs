@@ -236,11 +236,11 @@ fn request(call: OpenCall, number: usize) -> (&'static str, Bytes, bool) {
             (path, frame(&put.encode_to_vec()).slice(..UNFINISHED_BYTES), false)
         }
         OpenCall::Unread(Unread::Value) => {
-            let key = format!("{}{:02}", dataset::LARGE, number % 20);
+            let key = format!("{}{:02}", dataset::LARGE, number % dataset::LARGE_KEYS);
             (RANGE_PATH, range(RangeRequest::one(key)), true)
         }
-        OpenCall::Unread(Unread::List) => (RANGE_PATH, range(dataset::all(dataset::LARGE)), true),
-        OpenCall::Unread(Unread::Stream) => (RANGE_STREAM_PATH, range(dataset::all(dataset::LARGE)), true),
+        OpenCall::Unread(Unread::List) => (RANGE_PATH, range(dataset::all(dataset::WIDE)), true),
+        OpenCall::Unread(Unread::Stream) => (RANGE_STREAM_PATH, range(dataset::all(dataset::WIDE)), true),
         OpenCall::Unread(Unread::Watch) => {
             let create = WatchCreateRequest {
                 key: dataset::HOT.into(),
