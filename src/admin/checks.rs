@@ -11,7 +11,7 @@ use crate::diagnosis::{self, Finding, Severity};
 use crate::mirror::cluster_state::Auth;
 use crate::telemetry::{Metrics, Reason};
 use crate::upstream::gates::{Gate, GateState};
-use crate::upstream::{UserProblem, Version};
+use crate::upstream::{ClusterOfEndpoint, UserProblem, Version};
 
 /// Facts that findings are made from.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub(super) struct Facts<'a> {
     pub(super) draining: bool,
     pub(super) mirrors: &'a [MirrorStatus],
     pub(super) endpoints: &'a [EndpointStatus],
+    /// The endpoints with their clusters, if there are several.
+    pub(super) mixed_clusters: &'a [ClusterOfEndpoint],
     pub(super) budgets: &'a [Budget],
     pub(super) gates: &'a [(&'static Gate, GateState)],
     /// The lowest version among the endpoints.
@@ -42,6 +44,7 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
             "",
         ));
     }
+    findings.extend(diagnosis::different_clusters(facts.mixed_clusters));
     findings.extend(endpoint_findings(facts));
     findings.extend(
         facts
@@ -375,6 +378,7 @@ mod tests {
 
     fn facts<'a>(endpoints: &'a [EndpointStatus], mirrors: &'a [MirrorStatus]) -> Facts<'a> {
         Facts {
+            mixed_clusters: &[],
             draining: false,
             mirrors,
             endpoints,

@@ -29,6 +29,9 @@ pub(super) fn describe(handles: &Handles) -> String {
     } else if handles.mirrors.cluster_state.auth() == Auth::On && !credentials.is_configured() {
         lines.push(diagnosis::no_own_user().text());
     }
+    if let Some(finding) = diagnosis::different_clusters(&handles.upstream.mixed_clusters()) {
+        lines.push(finding.text());
+    }
     for (gate, state) in handles.upstream.gates() {
         let finding = diagnosis::gates::finding(gate, state);
         if finding.severity >= Severity::Warning {

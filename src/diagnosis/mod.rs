@@ -18,4 +18,4 @@ pub mod reasons;
 mod shared;
 
 pub use finding::{Finding, Severity};
-pub use shared::{no_own_user, user_problem, version_unknown};
+pub use shared::{different_clusters, no_own_user, user_problem, version_unknown};

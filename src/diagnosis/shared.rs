@@ -3,7 +3,7 @@
 use super::finding::{Finding, Severity};
 use super::reasons;
 use crate::telemetry::Reason;
-use crate::upstream::UserProblem;
+use crate::upstream::{ClusterOfEndpoint, UserProblem};
 
 /// Finding for an etcd with auth on while `--user` is not set.
 #[must_use]
@@ -29,6 +29,24 @@ pub fn user_problem(problem: &UserProblem) -> Finding {
         "Nothing that needs this user is mirrored, and those reads are forwarded.",
         remedy_sentence,
     )
+}
+
+/// Finding for endpoints that lead to different clusters; `None` if `mixed` is empty.
+#[must_use]
+pub fn different_clusters(mixed: &[ClusterOfEndpoint]) -> Option<Finding> {
+    if mixed.is_empty() {
+        return None;
+    }
+    let list: Vec<_> = mixed.iter().map(ToString::to_string).collect();
+    Some(Finding::new(
+        Severity::Bad,
+        "the endpoints lead to different clusters",
+        format!(
+            "The one that most of them lead to is used, and the others are left out: {}.",
+            list.join(", ")
+        ),
+        "Name the members of one cluster in --endpoints, and correct what is behind the name.",
+    ))
 }
 
 /// Finding while no endpoint has reported its version.

@@ -9,11 +9,11 @@ use super::members::{Member, best, role_name};
 use super::model::{Area, AuthFacts, Report};
 use crate::config::{Config, OldEtcd, RangeStream};
 use crate::diagnosis::format::bytes;
-use crate::diagnosis::{self, Severity};
+use crate::diagnosis::{self, Severity, different_clusters};
 use crate::etcdserverpb::cluster_client::ClusterClient;
 use crate::etcdserverpb::{Member as Known, MemberListRequest, StatusResponse};
 use crate::upstream::gates::{self, EndpointReport};
-use crate::upstream::{Role, Version};
+use crate::upstream::{ClusterOfEndpoint, Role, Version};
 
 /// Adds findings on the endpoints, the members that are not endpoints, and the version gates.
 pub(super) async fn examine(config: &Config, members: &[Member], auth: &AuthFacts, report: &mut Report) {
@@ -122,18 +122,29 @@ fn db_bytes(size: i64) -> String {
     bytes(u64::try_from(size).unwrap_or(0))
 }
 
-/// Adds a finding if the endpoints belong to several clusters: rangecache would keep detecting replaced histories.
+/// Adds a finding if the endpoints belong to several clusters.
 fn one_cluster(members: &[Member], report: &mut Report) {
-    let ids: BTreeSet<u64> = members
+    let of_each: Vec<_> = members
         .iter()
-        .filter_map(|member| Some(member.status.as_ref().ok()?.header?.cluster_id))
+        .filter_map(|member| Some((member, member.status.as_ref().ok()?.header?.cluster_id)))
         .collect();
-    if ids.len() > 1 {
-        report.bad(
-            Area::Endpoints,
-            format!("--endpoints names members of {} different clusters", ids.len()),
-            "name the members of one cluster",
-        );
+    let size = |id| of_each.iter().filter(|(_, of)| *of == id).count();
+    // The first one of the largest, as in the order of --endpoints.
+    let Some(used) = of_each.iter().map(|(_, id)| *id).rev().max_by_key(|id| size(*id)) else {
+        return;
+    };
+    if size(used) < of_each.len() {
+        let mixed: Vec<_> = of_each
+            .iter()
+            .map(|(member, cluster_id)| ClusterOfEndpoint {
+                url: member.url.to_string(),
+                cluster_id: *cluster_id,
+                is_used: *cluster_id == used,
+            })
+            .collect();
+        if let Some(finding) = different_clusters(&mixed) {
+            report.add(Area::Endpoints, finding);
+        }
     }
 }
 

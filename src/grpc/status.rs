@@ -142,6 +142,14 @@ pub fn is_ok(headers: &HeaderMap) -> bool {
         .is_some_and(|status| status.as_bytes() == b"0")
 }
 
+/// Whether the status of a response shows that the server has refused the call, and so not carried it out:
+/// `InvalidArgument`, `PermissionDenied`, `FailedPrecondition` or `Unauthenticated`.
+#[must_use]
+pub fn is_refused(headers: &HeaderMap) -> bool {
+    let status = headers.get(GRPC_STATUS).map(HeaderValue::as_bytes);
+    matches!(status, Some(b"3" | b"7" | b"9" | b"16"))
+}
+
 /// The trailers of success. etcd's gRPC library sends an empty message along.
 #[must_use]
 pub fn ok_trailers() -> HeaderMap {

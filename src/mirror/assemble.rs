@@ -46,20 +46,43 @@ impl Step {
     }
 }
 
+/// Error in a feed's responses.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unusable {
+    /// An invalid KeyValue.
+    #[error("an event is not understood: {0}")]
+    Malformed(#[from] MalformedKeyValue),
+    /// More fragments of one response than the mirror may take memory.
+    #[error("the fragments of one response take more than {max_bytes} bytes")]
+    TooLong {
+        /// Bound on their bytes.
+        max_bytes: u64,
+    },
+}
+
+/// Memory of an event in addition to its bytes (estimate).
+const EVENT_OVERHEAD_BYTES: u64 = 64;
+
 /// Collects events until their revisions are whole.
 #[derive(Debug)]
 pub(super) struct Assembler {
     /// Events of a fragmented response, until its last fragment arrives.
     open: Vec<Change>,
+    /// Bytes of `open`.
+    open_bytes: u64,
+    /// Bound on `open_bytes`: a run of fragments without end must not take all memory.
+    max_bytes: u64,
     fragment_is_open: bool,
     revision: i64,
 }
 
 impl Assembler {
-    /// An assembler for a mirror at `revision`.
-    pub(super) fn new(revision: i64) -> Assembler {
+    /// An assembler for a mirror at `revision`, which keeps fragments of up to `max_bytes`.
+    pub(super) fn new(revision: i64, max_bytes: u64) -> Assembler {
         Assembler {
             open: Vec::new(),
+            open_bytes: 0,
+            max_bytes,
             fragment_is_open: false,
             revision,
         }
@@ -76,7 +99,7 @@ impl Assembler {
     }
 
     /// Adds a response that neither creates nor cancels the watch.
-    pub(super) fn add(&mut self, response: &WatchResponse) -> Result<Step, MalformedKeyValue> {
+    pub(super) fn add(&mut self, response: &WatchResponse) -> Result<Step, Unusable> {
         if response.events.is_empty() && !response.fragment && !self.fragment_is_open {
             let revision = response.header.as_ref().map_or(0, |header| header.revision);
             if revision <= self.revision {
@@ -91,6 +114,7 @@ impl Assembler {
         }
         self.open.reserve(response.events.len());
         for event in &response.events {
+            self.open_bytes += event.kv.len() as u64 + EVENT_OVERHEAD_BYTES;
             let entry = Entry::from_key_value(&event.kv)?;
             self.open.push(if event.r#type == DELETE {
                 Change::Delete {
@@ -103,8 +127,14 @@ impl Assembler {
         }
         self.fragment_is_open = response.fragment;
         if self.fragment_is_open {
+            if self.open_bytes > self.max_bytes {
+                return Err(Unusable::TooLong {
+                    max_bytes: self.max_bytes,
+                });
+            }
             return Ok(Step::Wait);
         }
+        self.open_bytes = 0;
         let changes = std::mem::take(&mut self.open);
         match changes.last().map(Change::revision) {
             Some(revision) if revision > self.revision => {
@@ -143,7 +173,7 @@ mod tests {
     }
 
     fn steps(responses: &[WatchResponse]) -> Vec<String> {
-        let mut assembler = Assembler::new(10);
+        let mut assembler = Assembler::new(10, 1 << 20);
         responses
             .iter()
             .map(|response| match assembler.add(response).unwrap() {
@@ -191,6 +221,27 @@ mod tests {
             kv: vec![0x0a, 9].into(),
             ..Event::default()
         };
-        assert!(Assembler::new(0).add(&response(1, vec![broken], false)).is_err());
+        let added = Assembler::new(0, 1 << 20).add(&response(1, vec![broken], false));
+        assert!(matches!(added, Err(Unusable::Malformed(_))), "{added:?}");
+    }
+
+    #[test]
+    fn endless_run_of_fragments_is_an_error() {
+        let mut assembler = Assembler::new(10, 10_000);
+        let mut fragments = 0;
+        let error = loop {
+            match assembler.add(&response(12, vec![event(11)], true)) {
+                Ok(_) => fragments += 1,
+                Err(error) => break error,
+            }
+            assert!(fragments < 1_000);
+        };
+        assert!(matches!(error, Unusable::TooLong { .. }), "{error:?}");
+        assert!(fragments > 100, "{fragments}");
+        let mut assembler = Assembler::new(10, 10_000);
+        for revision in 11..200 {
+            let whole = response(200, vec![event(revision), event(revision)], false);
+            assert!(assembler.add(&whole).is_ok(), "whole responses are not bounded");
+        }
     }
 }

@@ -34,6 +34,13 @@ pub enum Auth {
     On,
 }
 
+/// A call that may change auth, and what was known of auth before.
+#[derive(Clone, Copy, Debug)]
+pub struct AuthChange {
+    known: Auth,
+    number: u64,
+}
+
 /// Result of comparing a response with the history in which its call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -182,9 +189,22 @@ impl ClusterState {
     }
 
     /// Records that a call through this process may have changed auth: it is unknown until the next check.
-    pub fn auth_may_have_changed(&self) {
-        self.auth_changes.fetch_add(1, Ordering::AcqRel);
+    pub fn auth_may_have_changed(&self) -> AuthChange {
+        let known = self.auth();
+        let number = self.auth_changes.fetch_add(1, Ordering::AcqRel) + 1;
         self.auth.store(Auth::Unknown as u8, Ordering::Release);
+        AuthChange { known, number }
+    }
+
+    /// Records that etcd has refused the call of `change`: unless there was another one since, auth is known as before.
+    /// A client that repeats a refused call would otherwise have every read forwarded.
+    pub fn auth_was_refused(&self, change: AuthChange) {
+        if self.auth_changes.load(Ordering::Acquire) == change.number {
+            let (unknown, known) = (Auth::Unknown as u8, change.known as u8);
+            let _ = self
+                .auth
+                .compare_exchange(unknown, known, Ordering::AcqRel, Ordering::Acquire);
+        }
     }
 }
 
@@ -413,6 +433,24 @@ mod tests {
             "a response of another cluster: a check decides"
         );
         assert_eq!(state.known(), 12);
+    }
+
+    #[test]
+    fn refused_change_of_auth_leaves_it_as_it_was() {
+        let cluster_state = ClusterState::default();
+        cluster_state.auth_seems_off(&cluster_state.before_check());
+        let refused = cluster_state.auth_may_have_changed();
+        assert_eq!(cluster_state.auth(), Auth::Unknown, "until etcd responds");
+        cluster_state.auth_was_refused(refused);
+        assert_eq!(cluster_state.auth(), Auth::Off);
+        let refused = cluster_state.auth_may_have_changed();
+        cluster_state.auth_may_have_changed();
+        cluster_state.auth_was_refused(refused);
+        assert_eq!(
+            cluster_state.auth(),
+            Auth::Unknown,
+            "another call may have changed it"
+        );
     }
 
     #[test]

@@ -131,6 +131,16 @@ impl Anchor {
         self.last_event
             .filter(|event| self.revision - event <= FIRST_EVENT_MAX_REVISIONS)
     }
+
+    /// Entry of the key that was changed last, unless it was deleted.
+    fn last(&self) -> Option<&Entry> {
+        self.key.as_ref().and_then(|key| self.tree.get(key))
+    }
+
+    /// Whether the last event that was delivered is a delete.
+    pub(super) fn ends_with_a_delete(&self) -> bool {
+        self.last_event.is_some() && self.last().map(Entry::mod_revision) != self.last_event
+    }
 }
 
 /// etcd's current revision, by a linearizable read of the scope's first key: the user of a restricted `--user` may read
@@ -177,16 +187,14 @@ pub(super) async fn compare(
     anchor: &Anchor,
     connection: &Arc<Connection>,
 ) -> Result<bool, FeedEnd> {
-    let last = anchor.key.as_ref().and_then(|key| anchor.tree.get(key));
     // A delete leaves nothing to compare.
-    let ends_with_a_delete =
-        anchor.last_event.is_some() && last.map(Entry::mod_revision) != anchor.last_event;
-    if ends_with_a_delete || anchor.tree.memory_bytes() > COMPARE_MAX_BYTES {
+    if anchor.ends_with_a_delete() || anchor.tree.memory_bytes() > COMPARE_MAX_BYTES {
         return Err(FeedEnd::Reload(
             LoadCause::Unproven,
             "the last event can no longer be had from etcd".into(),
         ));
     }
+    let last = anchor.last();
     if let Some(ours) = last {
         let request = RangeRequest {
             key: ours.key().to_vec().into(),

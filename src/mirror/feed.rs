@@ -9,19 +9,21 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
 use super::assemble::{Assembler, Step};
-use super::cluster_state::Before;
-use super::continuity::{Continuity, Judgement, Proof, compare, current_revision, still_responds};
+use super::continuity::{Continuity, Judgement, Proof, compare, still_responds};
 use super::feed_end::FeedEnd;
+use super::feed_member::{another_history, check_member};
 use super::lag::Lateness;
 use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
 use super::state::{Anchor, Epoch, Mirror};
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
-use crate::etcdserverpb::{WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse};
+use crate::etcdserverpb::{
+    ResponseHeader, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+};
 use crate::faults::{self, Fault};
 use crate::telemetry::trace::{Span, SpanExt as _};
-use crate::upstream::Connection;
+use crate::upstream::{Connection, gates};
 
 /// Timeout for creating a watch and for a small read.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,14 +37,14 @@ const PROGRESS_DELAY: Duration = Duration::from_millis(10);
 /// Bound on requests waiting to be written to the stream: one create, then one progress request at a time.
 const REQUEST_QUEUE: usize = 8;
 
-/// Follows etcd from the mirror's revision until the feed ends. `loaded_by` is the connection that loaded the mirror, if
-/// this is its first feed. `span` covers the creation of the watch.
+/// Follows etcd from the mirror's revision until the feed ends. `loaded_by` is the connection that loaded the mirror,
+/// until a feed was created. `span` covers the creation of the watch.
 pub(super) async fn follow(
     mirrors: &Mirrors,
     mirror: &Mirror,
     epoch: Epoch,
     connection: &Arc<Connection>,
-    loaded_by: Option<Arc<Connection>>,
+    loaded_by: &mut Option<Arc<Connection>>,
     span: Option<Box<Span>>,
 ) -> FeedEnd {
     let opened = Feed::open(mirrors, mirror, epoch, connection, loaded_by).await;
@@ -69,6 +71,8 @@ struct Feed<'a> {
     requests: mpsc::Sender<WatchRequest>,
     responses: tonic::Streaming<WatchResponse>,
     assembler: Assembler,
+    /// Whether progress notifications of the feed's member can be trusted.
+    trusts_progress: bool,
 }
 
 /// A value that does not exist: [`Feed::run`] returns only errors.
@@ -81,11 +85,11 @@ impl<'a> Feed<'a> {
         mirror: &'a Mirror,
         epoch: Epoch,
         connection: &Arc<Connection>,
-        loaded_by: Option<Arc<Connection>>,
+        loaded_by: &mut Option<Arc<Connection>>,
     ) -> Result<Feed<'a>, FeedEnd> {
         let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::StaleEpoch)?;
         let mut proofs = [
-            loaded_by.map(Proof::Load),
+            loaded_by.clone().map(Proof::Load),
             anchor.first_event().map(Proof::FirstEvent),
             Some(Proof::Comparison),
         ]
@@ -96,7 +100,10 @@ impl<'a> Feed<'a> {
             let proof = proofs.next().ok_or(FeedEnd::StaleEpoch)?;
             let is_last = matches!(proof, Proof::Comparison);
             match Feed::open_by(mirrors, mirror, epoch, connection, &anchor, proof).await {
-                Ok(feed) => return Ok(feed),
+                Ok(feed) => {
+                    *loaded_by = None;
+                    return Ok(feed);
+                }
                 Err(FeedEnd::Reload(LoadCause::Compacted | LoadCause::Unproven, _)) if !is_last => {}
                 Err(end) => return Err(end),
             }
@@ -117,8 +124,12 @@ impl<'a> Feed<'a> {
             Proof::FirstEvent(event) => *event,
             Proof::Load(_) | Proof::Comparison => anchor.revision + 1,
         };
-        let mut feed = Feed::create(mirror, epoch, connection, start_revision).await?;
-        check_member(mirrors, &before, mirror, anchor, connection).await?;
+        let (mut feed, created) = Feed::create(mirrors, mirror, epoch, connection, start_revision).await?;
+        let version = check_member(mirrors, &before, mirror, anchor, connection, created).await?;
+        feed.trusts_progress = version.is_some_and(|version| gates::PROGRESS_NOTIFICATIONS.is_open(version));
+        if !feed.trusts_progress {
+            feed.may_do_without_progress(mirrors, anchor, &proof)?;
+        }
         let continues = match &proof {
             Proof::FirstEvent(event) => {
                 let proving = feed.prove(Continuity::new(anchor, *event));
@@ -133,6 +144,14 @@ impl<'a> Feed<'a> {
             Proof::Comparison => compare(mirror, anchor, connection).await?,
         };
         if !continues {
+            let may_lack_deletes =
+                version.is_none_or(|version| !gates::DELETES_AT_COMPACTION.is_open(version));
+            if matches!(proof, Proof::FirstEvent(_)) && anchor.ends_with_a_delete() && may_lack_deletes {
+                return Err(FeedEnd::Reload(
+                    LoadCause::Unproven,
+                    "this version of etcd may have compacted the mirror's last event".into(),
+                ));
+            }
             return Err(another_history(mirrors, &before));
         }
         if !matches!(proof, Proof::FirstEvent(_)) {
@@ -141,13 +160,37 @@ impl<'a> Feed<'a> {
         Ok(feed)
     }
 
-    /// Creates a watch of the mirror's scope from `start_revision`.
+    /// Decides what becomes of a feed whose member's progress notifications cannot be trusted. If this holds for every
+    /// endpoint, linearizable reads are forwarded anyway and the mirror follows the events alone.
+    fn may_do_without_progress(
+        &self,
+        mirrors: &Mirrors,
+        anchor: &Anchor,
+        proof: &Proof,
+    ) -> Result<(), FeedEnd> {
+        let lowest = mirrors.upstream.lowest_version();
+        if lowest.is_some_and(|lowest| gates::PROGRESS_NOTIFICATIONS.is_open(lowest)) {
+            return Err(FeedEnd::Lost(
+                "progress notifications of the watch's member cannot be trusted".into(),
+            ));
+        }
+        match proof {
+            Proof::FirstEvent(event) if *event < anchor.revision => Err(FeedEnd::Reload(
+                LoadCause::Unproven,
+                "only a progress notification can show that there are no other events".into(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Creates a watch of the mirror's scope from `start_revision`; also returns the header of the first response.
     async fn create(
+        mirrors: &Mirrors,
         mirror: &'a Mirror,
         epoch: Epoch,
         connection: &Arc<Connection>,
         start_revision: i64,
-    ) -> Result<Feed<'a>, FeedEnd> {
+    ) -> Result<(Feed<'a>, ResponseHeader), FeedEnd> {
         let (channel, origin) = connection.own_channel();
         let mut client = WatchClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         let (requests, queue) = mpsc::channel(REQUEST_QUEUE);
@@ -178,13 +221,15 @@ impl<'a> Feed<'a> {
                 .check_watch_rejected(&created.cancel_reason);
             return Err(cancelled(&created));
         }
-        Ok(Feed {
+        let feed = Feed {
             mirror,
             epoch,
             requests,
             responses,
-            assembler: Assembler::new(start_revision - 1),
-        })
+            assembler: Assembler::new(start_revision - 1, mirrors.budget_of(mirror)),
+            trusts_progress: false,
+        };
+        Ok((feed, created.header.unwrap_or_default()))
     }
 
     /// Waits until the responses show whether the feed continues the mirror's history. If it does, puts the mirror in
@@ -239,7 +284,7 @@ impl<'a> Feed<'a> {
         loop {
             let revision = *wanted.borrow_and_update();
             let behind = lateness.is_behind(revision, self.assembler.revision());
-            if !behind {
+            if !behind || !self.trusts_progress {
                 next_request = None;
                 pause = PROGRESS_PAUSE_FIRST;
             } else if next_request.is_none() {
@@ -285,21 +330,18 @@ impl<'a> Feed<'a> {
         }
     }
 
-    /// What one response does: events, a fragment of them, or progress. `None` if it created the watch.
+    /// What one response does: events, a fragment of them, or progress. `None` if it has no effect.
     fn step(&mut self, response: &WatchResponse) -> Result<Option<Step>, FeedEnd> {
         faults::trip(Fault::Feed);
         if response.canceled {
             return Err(cancelled(response));
         }
-        if response.created {
+        let is_progress = response.events.is_empty() && !response.fragment;
+        if response.created || (is_progress && !self.trusts_progress) {
             return Ok(None);
         }
-        let step = self.assembler.add(response).map_err(|error| {
-            FeedEnd::Reload(
-                LoadCause::Malformed,
-                format!("an event is not understood: {error}"),
-            )
-        })?;
+        let step = self.assembler.add(response);
+        let step = step.map_err(|error| FeedEnd::Reload(LoadCause::Malformed, error.to_string()))?;
         Ok(Some(step))
     }
 
@@ -340,28 +382,4 @@ fn cancelled(response: &WatchResponse) -> FeedEnd {
         );
     }
     FeedEnd::Lost(format!("etcd cancelled the watch: {}", response.cancel_reason))
-}
-
-/// Checks the member that is to feed the mirror: it has reached the mirror's revision, and its raft log is that of the
-/// known history.
-async fn check_member(
-    mirrors: &Mirrors,
-    before: &Before,
-    mirror: &Mirror,
-    anchor: &Anchor,
-    connection: &Arc<Connection>,
-) -> Result<(), FeedEnd> {
-    let revision = current_revision(connection, mirror).await?;
-    let raft_index = connection.member_status().await?.raft_index;
-    // Read linearizably, so a lower revision is no lag.
-    if revision < anchor.revision || !before.log_continues(revision, raft_index) {
-        return Err(another_history(mirrors, before));
-    }
-    Ok(())
-}
-
-/// Drops every mirror, because a feed is of another history.
-fn another_history(mirrors: &Mirrors, before: &Before) -> FeedEnd {
-    mirrors.replace_history(before, "the history behind the watch is not the mirror's");
-    FeedEnd::StaleEpoch
 }

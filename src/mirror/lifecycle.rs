@@ -244,7 +244,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, loaded_by: Arc
         {
             Ok(connection) => {
                 last = Some(connection.url().clone());
-                feed::follow(mirrors, mirror, epoch, &connection, loaded_by.take(), span).await
+                feed::follow(mirrors, mirror, epoch, &connection, &mut loaded_by, span).await
             }
             Err(error) => FeedEnd::Lost(error.to_string()),
         };

@@ -77,6 +77,9 @@ pub(super) enum LoadError {
     /// No endpoint could be connected to.
     #[error(transparent)]
     Connect(#[from] ConnectError),
+    /// The member is of another cluster than the one that most endpoints lead to.
+    #[error("the connection leads to another cluster")]
+    AnotherCluster,
     /// The history behind the new connection differs from that of the load.
     #[error("etcd's history was replaced meanwhile")]
     HistoryReplaced,
@@ -111,7 +114,7 @@ impl LoadError {
     /// Whether the connection or the member failed, so that the load can continue on another.
     fn is_broken(&self) -> bool {
         match self {
-            LoadError::TimedOut | LoadError::Connect(_) => true,
+            LoadError::TimedOut | LoadError::Connect(_) | LoadError::AnotherCluster => true,
             LoadError::Status(status) => !matches!(
                 status.code(),
                 // OutOfRange: compacted, above all.
@@ -131,6 +134,7 @@ impl Load<'_> {
         let mut connection = self.connect(None).await?;
         let before = self.mirrors.cluster_state.before_check();
         let raft_index = connection.member_status().await?.raft_index;
+        self.check_cluster(&connection)?;
         let pinned = current(&connection, &self.mirror.scope).await?;
         // A restore is detected from now on.
         self.mirrors
@@ -162,6 +166,13 @@ impl Load<'_> {
         }
     }
 
+    fn check_cluster(&self, connection: &Connection) -> Result<(), LoadError> {
+        if self.mirrors.upstream.is_left_out(connection.cluster_id()) {
+            return Err(LoadError::AnotherCluster);
+        }
+        Ok(())
+    }
+
     async fn connect(&self, but: Option<&Url>) -> Result<Arc<Connection>, LoadError> {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
         let connecting = self
@@ -181,6 +192,7 @@ impl Load<'_> {
         let before = self.mirrors.cluster_state.before_check();
         let now = current(&connection, &self.mirror.scope).await?;
         let raft_index = connection.member_status().await?.raft_index;
+        self.check_cluster(&connection)?;
         let same = now.cluster_id == pinned.cluster_id && now.revision >= pinned.revision;
         if !same || !before.log_continues(now.revision, raft_index) {
             let explanation = "the history behind a connection is not the one in which a load began";

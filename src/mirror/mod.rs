@@ -7,6 +7,7 @@
 //! | `load` | a scope's keys at one pinned revision |
 //! | `load_cause` | causes of loads, for the metric and the log |
 //! | `feed`, `feed_end` | the watch that keeps a mirror up to date (I9), and how it ends |
+//! | `feed_member` | cluster, history and version of the member that feeds a mirror |
 //! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
 //! | `assemble` | whole revisions from watch responses (I3) |
 //! | `state` | the view that readers see, and the epoch that guards it |
@@ -28,6 +29,7 @@ pub mod cluster_state;
 mod continuity;
 mod feed;
 mod feed_end;
+mod feed_member;
 pub mod freshness;
 mod history;
 mod lag;

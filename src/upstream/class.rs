@@ -2,7 +2,7 @@
 
 /// Which connections a call may use. Calls of different classes never share a connection, so that a long response or a
 /// slow reader of one class does not delay another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ConnectionClass {
     /// Short unary calls.
     Unary,

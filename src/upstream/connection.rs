@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -68,6 +68,8 @@ pub struct Connection {
     sender: http2::SendRequest<Outgoing>,
     in_flight: AtomicUsize,
     history_is_checked: AtomicBool,
+    /// Id of the member's cluster; 0 until a status was received.
+    cluster_id: AtomicU64,
     /// The client certificate of the connection has a common name, which etcd may take for a user.
     names_a_user: bool,
     credentials: Arc<Credentials>,
@@ -176,6 +178,7 @@ impl Connection {
             sender,
             in_flight: AtomicUsize::new(0),
             history_is_checked: AtomicBool::new(false),
+            cluster_id: AtomicU64::new(0),
             names_a_user: connector.names_a_user(),
             credentials: Arc::clone(credentials),
             server: Arc::clone(server),
@@ -284,7 +287,16 @@ impl Connection {
         let status = status
             .map_err(|_| tonic::Status::deadline_exceeded("no response to a status request in time"))?;
         let status = status?.into_inner();
+        if let Some(header) = &status.header {
+            self.cluster_id.store(header.cluster_id, Ordering::Release);
+        }
         Ok(status)
+    }
+
+    /// Id of the member's cluster, once a status was received on this connection.
+    #[must_use]
+    pub fn cluster_id(&self) -> Option<u64> {
+        Some(self.cluster_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
     async fn wait_for_any_response(self: &Arc<Self>) {

@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::backoff::Backoff;
 use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
 use super::class::ConnectionClass;
+use super::clusters::{Clusters, Slot};
 use super::connection::{Connection, ReceiveWindow};
 use super::credentials::Credentials;
 use super::error::ConnectError;
@@ -30,8 +31,18 @@ use crate::tls::Connector;
 const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 /// Longest pause: bounds the time until a restarted member is connected again.
 const BACKOFF_LAST: Duration = Duration::from_millis(200);
+/// Pause before a member of another cluster is tried again.
+const LEFT_OUT_PAUSE: Duration = Duration::from_secs(1);
 /// A connection that lived longer resets the pause.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(5);
+
+/// How a connection ended.
+enum Ended {
+    /// It was lost, for this reason.
+    Lost(String),
+    /// Its member is of another cluster than the one that is used.
+    LeftOut,
+}
 
 /// State of an endpoint at one moment, for operators.
 #[derive(Clone, Debug)]
@@ -68,6 +79,7 @@ pub(super) struct ConnectionContext {
     /// Notified whenever a connection was opened.
     pub(super) connected: Notify,
     pub(super) lowest_version: LowestVersion,
+    pub(super) clusters: Clusters,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
 }
@@ -214,8 +226,8 @@ impl Endpoint {
         }
     }
 
-    async fn run(&self, class: ConnectionClass, slot: usize, context: &ConnectionContext) {
-        let slot = &self.slots(class)[slot];
+    async fn run(&self, class: ConnectionClass, number: usize, context: &ConnectionContext) {
+        let slot = Slot::new(&self.url, class, number);
         let mut backoff = Backoff::new(BACKOFF_FIRST, BACKOFF_LAST);
         // Only the check connection logs: one line per endpoint, not one per connection.
         let logs = class == ConnectionClass::Check;
@@ -237,32 +249,26 @@ impl Endpoint {
                 Ok((connection, driver)) => {
                     let opened = Instant::now();
                     self.server.record_reconnected();
-                    slot.store(Some(Arc::clone(&connection)));
-                    context.connected.notify_waiters();
                     let answered = AtomicBool::new(false);
-                    let reason = if logs {
-                        let reason = tokio::select! {
-                            reason = driver => reason,
-                            never = self.watch_health(&connection, context, &answered) => match never {},
-                        };
+                    let ended = self
+                        .use_connection(&slot, &connection, driver, context, &answered)
+                        .await;
+                    self.slots(class)[number].store(None);
+                    context.clusters.record_lost(&slot);
+                    if logs {
                         self.healthy.store(false, Ordering::Relaxed);
                         self.set_role(Role::Unknown);
-                        reason
-                    } else {
-                        driver.await
-                    };
-                    slot.store(None);
-                    tracing::debug!(endpoint = %self.url, reason, "a connection to etcd ended");
-                    if !logs || answered.into_inner() {
-                        if logs && !context.stop.is_cancelled() {
-                            tracing::warn!(endpoint = %self.url, "lost the connection to etcd, reconnecting");
-                            silent = true;
+                    }
+                    match ended {
+                        Ended::LeftOut => {
+                            *self.last_error.lock() =
+                                Some(format!("{}: a member of another cluster", self.url));
+                            tokio::time::sleep(LEFT_OUT_PAUSE).await;
                         }
-                        *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
-                    } else {
-                        let url = self.url.clone();
-                        let reason = context.connector.explain(&url, &reason);
-                        self.record_connect_error(&ConnectError::Refused { url, reason }, &mut silent);
+                        Ended::Lost(reason) => {
+                            let answered = !logs || answered.into_inner();
+                            self.record_lost(&reason, answered, logs, context, &mut silent);
+                        }
                     }
                     if opened.elapsed() > BACKOFF_RESET_AFTER {
                         backoff.reset();
@@ -275,10 +281,66 @@ impl Endpoint {
         }
     }
 
+    /// Uses an open connection for calls until it ends, or its member turns out to be of another cluster.
+    async fn use_connection(
+        &self,
+        slot: &Slot,
+        connection: &Arc<Connection>,
+        driver: impl Future<Output = String>,
+        context: &ConnectionContext,
+        answered: &AtomicBool,
+    ) -> Ended {
+        let mut driver = std::pin::pin!(driver);
+        // Before any call: one that reaches another cluster looks like a replaced history.
+        tokio::select! {
+            reason = &mut driver => return Ended::Lost(reason),
+            () = context.clusters.ask(slot, connection) => {}
+        }
+        if context.clusters.is_left_out(connection.cluster_id()) {
+            return Ended::LeftOut;
+        }
+        self.slots(slot.class)[slot.number].store(Some(Arc::clone(connection)));
+        context.connected.notify_waiters();
+        let watch_health = async {
+            if slot.class == ConnectionClass::Check {
+                match self.watch_health(slot, connection, context, answered).await {}
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            reason = driver => Ended::Lost(reason),
+            never = watch_health => match never {},
+            () = context.clusters.until_left_out(connection) => Ended::LeftOut,
+        }
+    }
+
+    /// Records a lost connection. If its peer has never `answered`, it may be something else than etcd.
+    fn record_lost(
+        &self,
+        reason: &str,
+        answered: bool,
+        logs: bool,
+        context: &ConnectionContext,
+        silent: &mut bool,
+    ) {
+        tracing::debug!(endpoint = %self.url, reason, "a connection to etcd ended");
+        if !answered {
+            let url = self.url.clone();
+            let reason = context.connector.explain(&url, reason);
+            return self.record_connect_error(&ConnectError::Refused { url, reason }, silent);
+        }
+        if logs && !context.stop.is_cancelled() {
+            tracing::warn!(endpoint = %self.url, "lost the connection to etcd, reconnecting");
+            *silent = true;
+        }
+        *self.last_error.lock() = Some(format!("{}: the connection was lost", self.url));
+    }
+
     /// Applies what health checks find, for as long as the connection is open. Sets `answered` with the first
     /// response: until then the peer may be something else than etcd.
     async fn watch_health(
         &self,
+        slot: &Slot,
         connection: &Arc<Connection>,
         context: &ConnectionContext,
         answered: &AtomicBool,
@@ -300,6 +362,9 @@ impl Endpoint {
                         self.set_role(role);
                         can_prove = role.can_prove();
                         self.record_version(&status, context);
+                        if let Some(id) = connection.cluster_id() {
+                            context.clusters.record(slot, id);
+                        }
                     }
                     StatusReport::Refused(status) | StatusReport::Lost(status) => {
                         tracing::debug!(endpoint = %self.url, code = ?status.code(), message_of_etcd = status.message(),

@@ -96,6 +96,23 @@ gates! {
         flag: None,
     };
 
+    /// A watch that begins exactly at the compaction revision delivers the deletes of that revision. Before these
+    /// versions compaction removes them (etcd 18089, 19179).
+    DELETES_AT_COMPACTION = Gate {
+        name: "deletes_at_compaction",
+        title: "Deletes at the compaction revision",
+        since: &[
+            Version::new(3, 4, 36),
+            Version::new(3, 5, 18),
+            Version::new(3, 6, 0),
+        ],
+        need: Need::Each,
+        forwards_reads: false,
+        meaning: "A feed resumes at the last event of its mirror even if etcd has compacted up to exactly there.",
+        without: "a mirror whose last event is a delete at the compaction revision is loaded again",
+        flag: None,
+    };
+
     /// KV.RangeStream (KEP-5966).
     RANGE_STREAM = Gate {
         name: "range_stream",

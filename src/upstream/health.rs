@@ -15,7 +15,7 @@ use crate::etcdserverpb::StatusResponse;
 /// Interval of health checks.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 /// Timeout of a health check and of a status call: with the interval, a member that hangs is left within a second.
-const HEALTH_TIMEOUT: Duration = Duration::from_millis(400);
+pub(super) const HEALTH_TIMEOUT: Duration = Duration::from_millis(400);
 /// Status is requested every STATUS_TICKS health checks: an endpoint may be a balancer in front of a rolling upgrade.
 const STATUS_TICKS: u32 = 4;
 

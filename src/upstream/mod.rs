@@ -6,6 +6,7 @@
 //! | `endpoint` | one endpoint: connections opened again when lost, version, health |
 //! | `health` | the calls that find out a member's health |
 //! | `connection` | one HTTP/2 connection |
+//! | `clusters` | the cluster that is used, if the endpoints lead to several |
 //! | `credentials`, `authentication` | rangecache's own user and its token |
 //! | `calls` | small calls that rangecache makes itself |
 //! | [`gates`] | the list of version gates |
@@ -20,6 +21,7 @@ mod backoff;
 mod calls;
 mod capabilities;
 mod class;
+mod clusters;
 mod connection;
 mod credentials;
 mod endpoint;
@@ -44,6 +46,7 @@ pub use calls::{
 };
 pub use capabilities::NoRangeStream;
 pub use class::ConnectionClass;
+pub use clusters::ClusterOfEndpoint;
 pub use connection::{Channel, Connection, InFlight, ReceiveWindow, SendFailure, open_once};
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::EndpointView;

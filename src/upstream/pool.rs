@@ -13,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use super::authentication::{AUTHENTICATE_TIMEOUT, keep_authenticated};
 use super::capabilities::{LowestVersion, NoRangeStream};
 use super::class::ConnectionClass;
+use super::clusters::{ClusterOfEndpoint, Clusters};
 use super::connection::{Connection, ReceiveWindow};
 use super::credentials::Credentials;
 use super::endpoint::{ConnectionContext, Endpoint, EndpointView};
@@ -60,6 +61,7 @@ impl Upstream {
             credentials,
             connected: Notify::new(),
             lowest_version: LowestVersion::new(servers.collect()),
+            clusters: Clusters::default(),
             tasks: tasks.clone(),
             stop: stop.clone(),
         });
@@ -170,7 +172,10 @@ impl Upstream {
         for offset in 0..self.endpoints.len() {
             let endpoint = &self.endpoints[(start + offset) % self.endpoints.len()];
             let rank = endpoint.rank();
-            for connection in endpoint.live(class).filter(|connection| is_wanted(connection)) {
+            let live = endpoint.live(class);
+            for connection in
+                live.filter(|connection| !self.is_left_out(connection.cluster_id()) && is_wanted(connection))
+            {
                 let busy = connection.in_flight();
                 if best
                     .as_ref()
@@ -234,6 +239,19 @@ impl Upstream {
         if let Some(endpoint) = self.endpoints.iter().find(|endpoint| endpoint.url == *url) {
             endpoint.avoid_for(AVOID_DURATION);
         }
+    }
+
+    /// Whether a member of the cluster `id`, once that is known, is of another cluster than the one that most endpoints
+    /// lead to.
+    #[must_use]
+    pub fn is_left_out(&self, id: Option<u64>) -> bool {
+        self.context.clusters.is_left_out(id)
+    }
+
+    /// The endpoints with their clusters, if there are several.
+    #[must_use]
+    pub fn mixed_clusters(&self) -> Vec<ClusterOfEndpoint> {
+        self.context.clusters.mixed()
     }
 
     /// Whether `url` is unhealthy and another endpoint is connected and healthy.

@@ -1,9 +1,9 @@
-//! A member as rangecache sees it through a relay that changes what the member says: for faults that a real etcd cannot
-//! be made to show.
+//! Members behind a relay that changes what they say, and behind a balancer: for faults that a real etcd cannot be made
+//! to show.
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures_util::stream;
@@ -16,7 +16,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use prost::Message;
+use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::pb::{Event, StatusResponse, WatchResponse};
@@ -41,8 +43,18 @@ struct State {
     frozen_at: AtomicI64,
     /// Watches that were created.
     watches: AtomicUsize,
-    /// Version to report in place of the member's own.
+    /// Version that connections opened from now on report in place of the member's own.
     version: Mutex<Option<String>>,
+    /// Changes when connections with a watch are to be closed.
+    cut: watch::Sender<()>,
+}
+
+/// One connection.
+struct Carried {
+    state: Arc<State>,
+    /// Version to report; the member behind it withholds events, but not progress notifications.
+    version: Option<String>,
+    has_watch: AtomicBool,
 }
 
 impl Relay {
@@ -84,13 +96,59 @@ impl Relay {
         self.state.watches.load(Ordering::SeqCst)
     }
 
-    /// From now on the member reports this version.
-    pub fn report_version(&self, version: &str) {
-        *self.state.version.lock() = Some(version.to_owned());
+    /// Connections opened from now on reach another member, as behind a balancer: one of an old `version`, whose
+    /// progress notifications are ahead of its events. With `None` they reach the member itself again.
+    pub fn lead_to_old_member(&self, version: Option<&str>) {
+        *self.state.version.lock() = version.map(str::to_owned);
+    }
+
+    /// Closes all connections with a watch.
+    pub fn cut_watches(&self) {
+        self.state.cut.send_replace(());
     }
 }
 
 impl Drop for Relay {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// A balancer on one URL that leads each new connection to the next of its targets.
+pub struct Balancer {
+    url: String,
+    accepting: JoinHandle<()>,
+}
+
+impl Balancer {
+    /// A balancer over `targets`, such as `http://127.0.0.1:2379`.
+    pub async fn over(targets: &[&str]) -> Self {
+        let target = |url: &&str| url.strip_prefix("http://").expect("an http:// URL").to_owned();
+        let targets: Vec<_> = targets.iter().map(target).collect();
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("is bound"));
+        let accepting = tokio::spawn(async move {
+            for target in targets.iter().cycle() {
+                if let (Ok((mut client, _)), Ok(mut server)) =
+                    (listener.accept().await, TcpStream::connect(target).await)
+                {
+                    tokio::spawn(async move {
+                        // Either side may close the connection.
+                        let _ = copy_bidirectional(&mut client, &mut server).await;
+                    });
+                }
+            }
+        });
+        Self { url, accepting }
+    }
+
+    /// URL to connect to.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+impl Drop for Balancer {
     fn drop(&mut self) {
         self.accepting.abort();
     }
@@ -105,20 +163,38 @@ async fn carry(client: TcpStream, target: String, state: Arc<State>) {
     let Ok((sender, driver)) = handshake.await else {
         return;
     };
-    let service = service_fn(move |request| forward(sender.clone(), target.clone(), state.clone(), request));
+    let version = state.version.lock().clone();
+    let carried = Arc::new(Carried {
+        version,
+        has_watch: AtomicBool::new(false),
+        state,
+    });
+    let mut cut = carried.state.cut.subscribe();
+    let of_service = carried.clone();
+    let service =
+        service_fn(move |request| forward(sender.clone(), target.clone(), of_service.clone(), request));
+    let cut = async {
+        loop {
+            let _ = cut.changed().await;
+            if carried.has_watch.load(Ordering::SeqCst) {
+                return;
+            }
+        }
+    };
     let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .serve_connection(TokioIo::new(client), service);
     // Either side's end ends both.
     tokio::select! {
         _ = serving => {}
         _ = driver => {}
+        () = cut => {}
     }
 }
 
 async fn forward(
     mut sender: SendRequest<Incoming>,
     target: String,
-    state: Arc<State>,
+    carried: Arc<Carried>,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
@@ -132,18 +208,23 @@ async fn forward(
         return Ok(lost);
     };
     Ok(response.map(|body| match path.as_str() {
-        WATCH => rewritten(body, move |message| state.watch_response(message)),
-        STATUS => rewritten(body, move |message| state.status_response(message)),
+        WATCH => rewritten(body, move |message| carried.watch_response(message)),
+        STATUS => rewritten(body, move |message| carried.status_response(message)),
         _ => body.boxed_unsync(),
     }))
 }
 
-impl State {
+impl Carried {
     fn watch_response(&self, message: Bytes) -> Bytes {
-        let frozen_at = self.frozen_at.load(Ordering::SeqCst);
+        let frozen_at = self.state.frozen_at.load(Ordering::SeqCst);
         let mut response = WatchResponse::decode(message.clone()).expect("a watch's response");
-        self.watches
-            .fetch_add(usize::from(response.created), Ordering::SeqCst);
+        if response.created {
+            self.has_watch.store(true, Ordering::SeqCst);
+            self.state.watches.fetch_add(1, Ordering::SeqCst);
+        }
+        if self.version.is_some() && !response.events.is_empty() {
+            return Bytes::new();
+        }
         if frozen_at == 0 || response.created || response.canceled {
             return message;
         }
@@ -154,7 +235,7 @@ impl State {
     }
 
     fn status_response(&self, message: Bytes) -> Bytes {
-        let Some(version) = self.version.lock().clone() else {
+        let Some(version) = self.version.clone() else {
             return message;
         };
         let mut response = StatusResponse::decode(message).expect("a status");
@@ -171,6 +252,10 @@ fn rewritten(body: Incoming, change: impl Fn(Bytes) -> Bytes + Send + 'static) -
             let mut messages = BytesMut::new();
             while let Some(message) = next_message(&mut buffer) {
                 let message = change(message);
+                if message.is_empty() {
+                    // Withheld.
+                    continue;
+                }
                 messages.put_u8(0);
                 messages.put_u32(u32::try_from(message.len()).expect("is small"));
                 messages.extend_from_slice(&message);

@@ -32,13 +32,16 @@ pub enum Fault {
     MembersRolled,
     RangecachesRolled,
     RangecachePaused,
+    /// All data directories are put back from a disk snapshot: the cluster keeps its id and its raft log, and loses the
+    /// writes since. It ends one history and starts another.
+    Rollback,
     /// Not part of the mix: it ends one history and starts another.
     Restore,
 }
 
 impl Fault {
     /// All faults, by name.
-    pub const ALL: [(&'static str, Fault); 17] = [
+    pub const ALL: [(&'static str, Fault); 18] = [
         ("member-killed", Fault::MemberKilled),
         ("member-paused", Fault::MemberPaused),
         ("leader-moved", Fault::LeaderMoved),
@@ -55,6 +58,7 @@ impl Fault {
         ("members-rolled", Fault::MembersRolled),
         ("rangecaches-rolled", Fault::RangecachesRolled),
         ("rangecache-paused", Fault::RangecachePaused),
+        ("rollback", Fault::Rollback),
         ("restore", Fault::Restore),
     ];
 
@@ -148,6 +152,7 @@ impl Fault {
                     world.sidecars[*sidecar].running().resume();
                 }
             }
+            Fault::Rollback => roll_back(world).await,
             Fault::Restore => restore(world).await,
         }
     }
@@ -217,22 +222,47 @@ async fn compact(world: &mut World) {
     let _ = client.compact(revision).await;
 }
 
+/// Puts all data directories back, and then writes past the lost revisions. In half of the cases no rangecache sees etcd
+/// before that.
+async fn roll_back(world: &mut World) {
+    for member in &world.cluster.members {
+        member.copy_data();
+    }
+    world.last(500..2_500).await;
+    let forgotten = end_history(world).await;
+    let is_hidden = world.random.random();
+    if is_hidden {
+        world.set_links(&[0, 1], &[0, 1, 2], Condition::Cut);
+    }
+    for member in &mut world.cluster.members {
+        member.stop();
+    }
+    world.recorder.stop().await;
+    for member in &mut world.cluster.members {
+        member.roll_back();
+    }
+    begin_history(world, forgotten).await;
+    if is_hidden {
+        let direct = world.cluster.members[0].client().await;
+        until(SOON, "the lost revisions are written again", async || {
+            (newest(&direct).await > forgotten).then_some(())
+        })
+        .await;
+        world.set_links(&[0, 1], &[0, 1, 2], Condition::Normal);
+    }
+}
+
 /// Restores all members from a snapshot that lacks recent writes, and then writes past the lost revisions.
 async fn restore(world: &mut World) {
     let snapshot = world.cluster.members[0].save_snapshot().await;
     world.last(500..2_500).await;
-    world.shared.writes_suspended.store(true, Ordering::SeqCst);
-    until(SOON, "no write is in flight", async || {
-        (world.shared.writing.load(Ordering::SeqCst) == 0).then_some(())
-    })
-    .await;
-    let forgotten = newest(&world.cluster.members[0].client().await).await;
-    world.recorder.reaches(forgotten).await;
+    let forgotten = end_history(world).await;
     let token = if world.random.random() {
         "rangecache"
     } else {
         "another"
     };
+    println!("  cluster {token}");
     for member in &mut world.cluster.members {
         member.stop();
     }
@@ -240,6 +270,23 @@ async fn restore(world: &mut World) {
     for member in &mut world.cluster.members {
         member.restore(&snapshot, token, &[]);
     }
+    begin_history(world, forgotten).await;
+}
+
+/// Suspends writes, and returns the last revision of the history that is about to end.
+async fn end_history(world: &World) -> i64 {
+    world.shared.writes_suspended.store(true, Ordering::SeqCst);
+    until(SOON, "no write is in flight", async || {
+        (world.shared.writing.load(Ordering::SeqCst) == 0).then_some(())
+    })
+    .await;
+    let forgotten = newest(&world.cluster.members[0].client().await).await;
+    world.recorder.reaches(forgotten).await;
+    forgotten
+}
+
+/// Starts the members, which are stopped and have other data now, and lets clients write again.
+async fn begin_history(world: &mut World, forgotten: i64) {
     // No process of the old history runs any more: calls from now on must not see that history.
     let cut = world.history.now();
     for member in &mut world.cluster.members {
@@ -247,10 +294,8 @@ async fn restore(world: &mut World) {
     }
     world.members_serve().await;
     let revision = newest(&world.cluster.members[0].client().await).await;
-    println!(
-        "  restored at {revision}, {forgotten} was the last revision of the old history; cluster {token}"
-    );
-    assert!(revision < forgotten, "nothing was written after the snapshot");
+    println!("  continued at {revision}, {forgotten} was the last revision of the old history");
+    assert!(revision < forgotten, "nothing was lost");
     world.segment += 1;
     world.history.cut(cut, revision);
     world.recorder = Recorder::start(&world.history, &world.members(), world.segment, revision);

@@ -21,6 +21,7 @@ mod endpoints;
 mod faults;
 mod feeds;
 mod lagging;
+mod members;
 mod never_stale;
 mod past_revisions;
 mod race_windows;

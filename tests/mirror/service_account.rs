@@ -227,3 +227,24 @@ async fn empty_mirror_of_a_restricted_user_resumes_after_a_restart() {
         "the mirror was resumed"
     );
 }
+
+/// etcd refuses to enable auth without a user root: reads of others still come from memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_switch_of_auth_forwards_no_read() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    etcd.client().await.put("/a/007", "here").await.unwrap();
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let through = rangecache.client().await;
+    let read = RangeRequest {
+        serializable: true,
+        ..RangeRequest::one("/a/007")
+    };
+    through.range(&RangeRequest::one("/a/007")).await.unwrap();
+    let before = rangecache.outcomes().await;
+    for _ in 0..50 {
+        through.auth_enable().await.unwrap_err();
+        assert_eq!(through.range(&read).await.unwrap().kvs.len(), 1);
+    }
+    let outcomes = rangecache.outcomes_since(&before, 50).await;
+    assert_eq!(outcomes.memory_answers(), 50, "{outcomes:?}");
+}

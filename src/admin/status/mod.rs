@@ -41,10 +41,12 @@ pub(super) fn collect(handles: &Handles) -> Status {
     let credentials = handles.upstream.credentials();
     let gates = handles.upstream.gates();
     let shed = |read: &&OutcomeCount| matches!(read.outcome, Outcome::Shed(_));
+    let mixed_clusters = handles.upstream.mixed_clusters();
     let findings = checks::findings(&checks::Facts {
         draining: handles.draining.is_cancelled(),
         mirrors: &mirrors,
         endpoints: &endpoints,
+        mixed_clusters: &mixed_clusters,
         budgets: &budgets,
         gates: &gates,
         version: handles.upstream.lowest_version(),

@@ -13,7 +13,7 @@ use super::send::{Forward, RequestBody};
 use crate::etcdserverpb::CompactionRequest;
 use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::grpc_content_type;
-use crate::grpc::status::is_ok;
+use crate::grpc::status::{is_ok, is_refused};
 use crate::grpc::{Method, SideEffect, Status};
 use crate::mirror::Mirrors;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
@@ -45,11 +45,9 @@ pub(super) async fn forward_with_effect(
             return Ok(Response::new(ResponseBody::empty()));
         }
     };
-    if effect == SideEffect::Auth {
-        // etcd may switch auth at any moment from now on, and the response may be lost, so auth counts as unknown
-        // already before the call is sent.
-        mirrors.cluster_state.auth_may_have_changed();
-    }
+    // etcd may switch auth at any moment from now on, and the response may be lost, so auth counts as unknown already
+    // before the call is sent.
+    let auth_change = (effect == SideEffect::Auth).then(|| mirrors.cluster_state.auth_may_have_changed());
     let history = mirrors.cluster_state.history();
     let upstream_response = match forward
         .send(parts, RequestBody::Once(outgoing), ConnectionClass::Unary)
@@ -75,6 +73,10 @@ pub(super) async fn forward_with_effect(
     let trailers = reader.into_trailers();
     if is_ok(trailers.as_ref().unwrap_or(&head.headers)) {
         record_effect(mirrors, effect, history, framed.as_ref());
+    } else if let Some(change) = auth_change
+        && is_refused(trailers.as_ref().unwrap_or(&head.headers))
+    {
+        mirrors.cluster_state.auth_was_refused(change);
     }
     let body = match trailers {
         Some(trailers) => ResponseBody::whole(data.freeze(), trailers),
@@ -87,7 +89,9 @@ pub(super) async fn forward_with_effect(
 fn record_effect(mirrors: &Mirrors, effect: SideEffect, history: u64, framed: Option<&Bytes>) {
     match effect {
         // Recorded a second time: a check during the call may have seen the state before the switch.
-        SideEffect::Auth => mirrors.cluster_state.auth_may_have_changed(),
+        SideEffect::Auth => {
+            mirrors.cluster_state.auth_may_have_changed();
+        }
         SideEffect::Compaction => {
             let request = framed.map(|framed| CompactionRequest::decode(framed.slice(PREFIX_BYTES..)));
             if let Some(Ok(request)) = request {

@@ -1,0 +1,129 @@
+//! Several members behind one URL, and members of several clusters.
+
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::Client;
+use testkit::pb::RangeRequest;
+use testkit::proxy::Rangecache;
+use testkit::recovery::{Reads, recovers};
+use testkit::relay::{Balancer, Relay};
+use testkit::wait::{SOON, until};
+
+const PREFIX: &str = "/members/";
+const DIFFERENT: &str = "the endpoints lead to different clusters";
+
+/// A balancer leads the feed to a member of an old version, whose progress notifications are ahead of its events, while
+/// the member that reports its version to the health checks is a new one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn progress_of_a_feed_on_an_old_member_is_not_trusted() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    direct
+        .put(format!("{PREFIX}first"), "v")
+        .await
+        .expect("etcd writes");
+    let relay = Relay::to(&etcd.url()).await;
+    let rangecache = Rangecache::at(relay.url())
+        .with("--cache-prefix", PREFIX)
+        .start()
+        .await;
+    let through = rangecache.client().await;
+    let before = rangecache.outcomes().await;
+    relay.lead_to_old_member(Some("3.5.12"));
+    relay.cut_watches();
+    for n in 0..20 {
+        let key = format!("{PREFIX}{n:02}");
+        direct.put(&key, "v").await.expect("etcd writes");
+        let list = through
+            .range(&RangeRequest::prefix(PREFIX))
+            .await
+            .expect("answers");
+        assert_eq!(list.kvs.len(), n + 2, "stale: {key} is missing");
+    }
+    let outcomes = rangecache.outcomes_since(&before, 20).await;
+    assert_eq!(outcomes.memory_answers(), 0, "{outcomes:?}");
+    relay.lead_to_old_member(None);
+    recovers(
+        "the return of the new member",
+        PREFIX,
+        &direct,
+        &rangecache,
+        &through,
+        Reads::MustSucceed,
+    )
+    .await;
+}
+
+/// Two etcds of different clusters, which hold different keys.
+async fn two_clusters() -> [(Etcd, Client); 2] {
+    let start = async |key: &str| {
+        let etcd = Etcd::start(Version::V3_7).await;
+        let client = etcd.client().await;
+        client
+            .put(format!("{PREFIX}{key}"), key)
+            .await
+            .expect("etcd writes");
+        (etcd, client)
+    };
+    [start("right").await, start("wrong").await]
+}
+
+/// Reads get what `right` has, without end; the problem is named on the log (once), the page and `/readyz`.
+async fn minority_is_left_out(rangecache: &Rangecache, right: &Client) {
+    until(SOON, "the clusters are named", async || {
+        rangecache.log().contains(DIFFERENT).then_some(())
+    })
+    .await;
+    let through = rangecache.client().await;
+    let list = RangeRequest::prefix(PREFIX);
+    let expected = right.range(&list).await.expect("etcd answers").kvs;
+    until(SOON, "reads come from memory", async || {
+        let before = rangecache.outcomes().await;
+        let got = through.range(&list).await.ok()?;
+        (got.kvs == expected && rangecache.outcomes_since(&before, 1).await.memory_answers() == 1)
+            .then_some(())
+    })
+    .await;
+    let reloads = async || rangecache.metrics().await.sum("rangecache_mirror_reloads_total");
+    let loaded = reloads().await;
+    for n in 0..100 {
+        let key = format!("{PREFIX}{n:02}");
+        right.put(&key, "v").await.expect("etcd writes");
+        let got = through.get(&key).await.expect("is answered");
+        assert_eq!(got.as_deref(), Some(&b"v"[..]), "{key}");
+        // Left to etcd.
+        let forwarded = through.with_metadata("rangecache-bypass", "true");
+        assert_eq!(
+            forwarded.get(&key).await.expect("is answered").as_deref(),
+            Some(&b"v"[..]),
+            "{key}, forwarded"
+        );
+        tokio::time::sleep(std::time::Duration::from_millis(30)).await;
+    }
+    assert_eq!(reloads().await, loaded, "the mirror was loaded again");
+    assert_eq!(
+        rangecache.log().matches(DIFFERENT).count(),
+        1,
+        "it is logged once"
+    );
+    let ready = rangecache.admin("/readyz").await;
+    assert!(ready.body.contains(DIFFERENT), "{}", ready.body);
+    let status = rangecache.admin("/status").await;
+    assert!(status.body.contains(DIFFERENT), "{}", status.body);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoint_of_another_cluster_is_left_out() {
+    let [(right, client), (wrong, _)] = two_clusters().await;
+    let relay = Relay::to(&right.url()).await;
+    let endpoints = format!("{},{},{}", right.url(), wrong.url(), relay.url());
+    let rangecache = Rangecache::at(&endpoints).start_cold().await;
+    minority_is_left_out(&rangecache, &client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn member_of_another_cluster_behind_the_same_name_is_left_out() {
+    let [(right, client), (wrong, _)] = two_clusters().await;
+    let balancer = Balancer::over(&[&right.url(), &right.url(), &right.url(), &wrong.url()]).await;
+    let rangecache = Rangecache::at(balancer.url()).start_cold().await;
+    minority_is_left_out(&rangecache, &client).await;
+}
