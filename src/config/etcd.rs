@@ -1,6 +1,6 @@
 //! Flags of the connection to etcd, and rangecache's own user there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -30,7 +30,7 @@ pub struct EtcdConfig {
     #[arg(long, value_name = "PASSWORD", hide_env_values = true)]
     pub password: Option<Secret>,
 
-    /// File whose first line is the password for --user
+    /// File whose first line is the password for --user; it is read again whenever rangecache logs in
     #[arg(long, value_name = "PATH", conflicts_with = "password")]
     pub password_file: Option<PathBuf>,
 
@@ -106,8 +106,34 @@ impl std::fmt::Debug for Secret {
 pub struct Account {
     /// The user's name.
     pub name: String,
-    /// The user's password.
+    /// The user's password, as it was at start.
     pub password: Secret,
+    /// The file that holds the password; it may be replaced.
+    pub password_file: Option<PathBuf>,
+}
+
+impl Account {
+    /// The password as it is now: `--password-file` is read again. Blocks for the time of a read.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or is empty.
+    pub fn current_password(&self) -> Result<Secret, AccountError> {
+        let Some(path) = &self.password_file else {
+            return Ok(self.password.clone());
+        };
+        let password = read_password(path)?;
+        if password.expose().is_empty() {
+            return Err(AccountError::Empty);
+        }
+        Ok(password)
+    }
+}
+
+/// The first line of a file.
+fn read_password(path: &Path) -> Result<Secret, AccountError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| AccountError::Unreadable(path.display().to_string(), error.to_string()))?;
+    Ok(Secret(text.lines().next().unwrap_or_default().to_owned()))
 }
 
 /// Flags that do not give a user and a password, with what to write instead.
@@ -139,18 +165,7 @@ impl EtcdConfig {
             }
             return Ok(None);
         };
-        let file = match &self.password_file {
-            None => None,
-            Some(path) => match std::fs::read_to_string(path) {
-                Ok(text) => Some(Secret(text.lines().next().unwrap_or_default().to_owned())),
-                Err(error) => {
-                    return Err(AccountError::Unreadable(
-                        path.display().to_string(),
-                        error.to_string(),
-                    ));
-                }
-            },
-        };
+        let file = self.password_file.as_deref().map(read_password).transpose()?;
         // As in etcdctl: where the password is given separately, a colon belongs to the name.
         let (name, password) = match (self.password.clone().or(file), user.expose().split_once(':')) {
             (Some(password), _) => (user.expose(), password),
@@ -163,6 +178,7 @@ impl EtcdConfig {
         Ok(Some(Account {
             name: name.to_owned(),
             password,
+            password_file: self.password_file.clone(),
         }))
     }
 }

@@ -29,7 +29,7 @@ use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanExt as _, SpanKind, root_context};
 use crate::telemetry::{Reason, Telemetry};
-use crate::upstream::{Connection, ConnectionClass, Upstream, is_compaction, is_future_revision, is_refusal};
+use crate::upstream::{Connection, Upstream, is_compaction, is_future_revision, is_refusal};
 use authorize::{Authorization, Caller};
 use round::{COALESCE_DELAY, Round, Rounds, SLOW_ROUND};
 pub use round::{Proof, Unproven};
@@ -335,7 +335,7 @@ impl Freshness {
         loop {
             let connection = self
                 .upstream
-                .connection(ConnectionClass::Check, deadline)
+                .connection(caller.connection_class(), deadline)
                 .await
                 .map_err(|_| Reason::CheckFailed)?;
             if let Some(span) = &mut span {

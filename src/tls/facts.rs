@@ -1,8 +1,10 @@
 //! Facts of a certificate or a revocation list.
 
 use rustls::pki_types::CertificateDer;
+use x509_parser::asn1_rs::Tag;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
+use x509_parser::x509::AttributeTypeAndValue;
 
 /// Names and validity of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,12 +22,9 @@ pub struct Facts {
 /// Parses a certificate; the error is the parser's, as text.
 pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Result<Facts, String> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|error| error.to_string())?;
-    let common_name = certificate
-        .subject()
-        .iter_common_name()
-        .filter_map(|name| name.as_str().ok())
-        .find(|name| !name.is_empty())
-        .map(str::to_owned);
+    // Of several, etcd takes the last.
+    let names = certificate.subject().iter_common_name().map(text_of);
+    let common_name = names.filter(|name| !name.is_empty()).last();
     let names = certificate
         .subject_alternative_name()
         .ok()
@@ -38,6 +37,26 @@ pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Result<Facts, String> 
         not_before_seconds: certificate.validity().not_before.timestamp(),
         not_after_seconds: certificate.validity().not_after.timestamp(),
     })
+}
+
+/// Text of a name, whatever its encoding: etcd takes a name in an old encoding for a user, too.
+fn text_of(name: &AttributeTypeAndValue<'_>) -> String {
+    if let Ok(text) = name.as_str() {
+        return text.to_owned();
+    }
+    let value = name.attr_value();
+    match value.tag() {
+        Tag::BmpString => {
+            let units = value
+                .data
+                .chunks_exact(2)
+                .map(|unit| u16::from_be_bytes([unit[0], unit[1]]));
+            String::from_utf16_lossy(&units.collect::<Vec<_>>())
+        }
+        // ISO 8859-1, as Go reads it.
+        Tag::T61String => value.data.iter().copied().map(char::from).collect(),
+        _ => String::from_utf8_lossy(value.data).into_owned(),
+    }
 }
 
 fn name_of(name: &GeneralName<'_>) -> Option<String> {
@@ -54,6 +73,12 @@ fn name_of(name: &GeneralName<'_>) -> Option<String> {
         },
         _ => None,
     }
+}
+
+/// Issuer of a revocation list, as DER.
+pub(super) fn issuer_of_list(der: &[u8]) -> Option<Vec<u8>> {
+    let (_, list) = CertificateRevocationList::from_der(der).ok()?;
+    Some(list.issuer().as_raw().to_vec())
 }
 
 /// When a revocation list expires in seconds since 1970, if it contains that.

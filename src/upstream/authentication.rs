@@ -9,7 +9,7 @@ use tonic::Code;
 use super::connection::Connection;
 use super::credentials::{Credentials, Token, UserProblem};
 use super::error::NoEndpoint;
-use crate::config::Account;
+use crate::config::{Account, Secret};
 use crate::etcdserverpb::AuthenticateRequest;
 use crate::etcdserverpb::auth_client::AuthClient;
 
@@ -88,12 +88,26 @@ where
     }
 }
 
+/// The account's password now. While its file cannot be read, the password that was read at start.
+async fn password(account: &Account) -> Secret {
+    let owned = account.clone();
+    // On a thread of its own, since reading from a volume may block.
+    match tokio::task::spawn_blocking(move || owned.current_password()).await {
+        Ok(Ok(password)) => password,
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "the password cannot be read again; the one read at start is used");
+            account.password.clone()
+        }
+        Err(_) => account.password.clone(),
+    }
+}
+
 async fn authenticate(account: &Account, connection: &Arc<Connection>) -> Result<Token, tonic::Status> {
     let (channel, origin) = connection.channel();
     let mut client = AuthClient::with_origin(channel, origin);
     let request = AuthenticateRequest {
         name: account.name.clone(),
-        password: account.password.expose().to_owned(),
+        password: password(account).await.expose().to_owned(),
     };
     let response = tokio::time::timeout(AUTHENTICATE_TIMEOUT, client.authenticate(request))
         .await

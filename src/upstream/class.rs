@@ -8,23 +8,26 @@ pub enum ConnectionClass {
     Unary,
     /// Streams, and responses of any length.
     Stream,
-    /// Quorum checks and probes.
+    /// Quorum checks and probes, which carry no metadata of clients: many reads wait for each of them.
     Check,
+    /// Authorizations, which carry the metadata of the client that is authorized.
+    Authorization,
 }
 
 impl ConnectionClass {
     /// Every class.
-    pub(super) const ALL: [ConnectionClass; 3] = [
+    pub(super) const ALL: [ConnectionClass; 4] = [
         ConnectionClass::Unary,
         ConnectionClass::Stream,
         ConnectionClass::Check,
+        ConnectionClass::Authorization,
     ];
 
     /// Connections that are kept open per endpoint.
     pub(super) const fn connections(self) -> usize {
         match self {
             ConnectionClass::Unary | ConnectionClass::Stream => 2,
-            ConnectionClass::Check => 1,
+            ConnectionClass::Check | ConnectionClass::Authorization => 1,
         }
     }
 }

@@ -230,6 +230,7 @@ mod tests {
         Credentials::new(Some(Account {
             name: "mirror".into(),
             password: Secret::from("open sesame".to_owned()),
+            password_file: None,
         }))
     }
 

@@ -91,6 +91,7 @@ pub(super) struct Endpoint {
     unary: Vec<ArcSwapOption<Connection>>,
     stream: Vec<ArcSwapOption<Connection>>,
     check: Vec<ArcSwapOption<Connection>>,
+    authorization: Vec<ArcSwapOption<Connection>>,
     /// Shared with every connection of the endpoint.
     pub(super) server: Arc<ServerCapabilities>,
     last_error: Mutex<Option<String>>,
@@ -112,6 +113,7 @@ impl Endpoint {
             unary: slots(ConnectionClass::Unary),
             stream: slots(ConnectionClass::Stream),
             check: slots(ConnectionClass::Check),
+            authorization: slots(ConnectionClass::Authorization),
             server: Arc::default(),
             last_error: Mutex::new(None),
             healthy: AtomicBool::new(false),
@@ -126,6 +128,7 @@ impl Endpoint {
             ConnectionClass::Unary => &self.unary,
             ConnectionClass::Stream => &self.stream,
             ConnectionClass::Check => &self.check,
+            ConnectionClass::Authorization => &self.authorization,
         }
     }
 

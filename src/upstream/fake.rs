@@ -12,6 +12,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -21,11 +22,15 @@ use crate::net::Url;
 
 /// Response message, or a gRPC code with its message.
 pub(crate) type Answer = Result<Vec<u8>, (u16, &'static str)>;
+/// Connection, path and headers of calls.
+pub(crate) type Calls = Arc<Mutex<Vec<(u64, String, HeaderMap)>>>;
 type Script = dyn Fn(String, Bytes) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync;
 
 /// Server that answers unary calls by a script until dropped.
 pub(crate) struct FakeEtcd {
     pub(crate) url: Url,
+    /// Connection, path and headers of each call so far.
+    pub(crate) calls: Calls,
     _stop: DropGuard,
 }
 
@@ -41,11 +46,20 @@ impl FakeEtcd {
         let port = listener.local_addr().unwrap().port();
         let stop = CancellationToken::new();
         let stopped = stop.clone();
+        let calls = Calls::default();
+        let seen = Arc::clone(&calls);
+        let mut connections = 0;
         tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let script = Arc::clone(&script);
-                let service = service_fn(move |request| answer(Arc::clone(&script), request));
+                let (script, seen) = (Arc::clone(&script), Arc::clone(&seen));
+                connections += 1;
+                let connection = connections;
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let (path, headers) = (request.uri().path().to_owned(), request.headers().clone());
+                    seen.lock().push((connection, path, headers));
+                    answer(Arc::clone(&script), request)
+                });
                 let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                     .serve_connection(TokioIo::new(stream), service);
                 tokio::spawn(stopped.clone().run_until_cancelled_owned(connection));
@@ -53,6 +67,7 @@ impl FakeEtcd {
         }));
         FakeEtcd {
             url: format!("http://127.0.0.1:{port}").parse().unwrap(),
+            calls,
             _stop: stop.drop_guard(),
         }
     }

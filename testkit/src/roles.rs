@@ -23,6 +23,14 @@ impl Client {
         self.auth("UserAdd", &AuthUserAddRequest { name, password }).await
     }
 
+    /// Changes a user's password, which invalidates the user's tokens.
+    pub async fn change_password(&self, name: &str, password: &str) -> Result<(), Status> {
+        let (name, password) = (name.to_owned(), password.to_owned());
+        // Both messages have these fields.
+        let request = AuthUserAddRequest { name, password };
+        self.auth("UserChangePassword", &request).await
+    }
+
     /// Adds a role without permissions.
     pub async fn add_role(&self, role: &str) -> Result<(), Status> {
         let name = role.to_owned();

@@ -248,3 +248,40 @@ async fn refused_switch_of_auth_forwards_no_read() {
     let outcomes = rangecache.outcomes_since(&before, 50).await;
     assert_eq!(outcomes.memory_answers(), 50, "{outcomes:?}");
 }
+
+/// The password is changed in etcd and in the file, in this order, while rangecache runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn changed_password_file_is_read_again() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let root = create_users(&etcd).await;
+    root.put("/a/007", "here").await.unwrap();
+    let dir = tempfile::TempDir::new().unwrap();
+    let file = dir.path().join("password");
+    std::fs::write(&file, format!("{}\n", password(MIRROR))).unwrap();
+    let rangecache = Rangecache::before(&etcd)
+        .with("--user", MIRROR)
+        .with("--password-file", file.to_str().unwrap())
+        .start()
+        .await;
+    let direct = etcd.client().await;
+    let from_memory = async || {
+        let alice = token(&direct, "alice").await;
+        let through = rangecache.client().await.with_metadata("token", &alice);
+        let before = rangecache.outcomes().await;
+        through.range(&RangeRequest::one("/a/007")).await.ok()?;
+        (rangecache.outcomes_since(&before, 1).await.memory_answers() == 1).then_some(())
+    };
+    until(SOON, "memory answers", from_memory).await;
+    // The tokens of the user are invalid from then on.
+    root.change_password(MIRROR, "another one").await.unwrap();
+    until(SOON, "etcd refuses the old password", async || {
+        rangecache
+            .log()
+            .contains("does not accept the user")
+            .then_some(())
+    })
+    .await;
+    std::fs::write(&file, "another one\n").unwrap();
+    until(SOON * 2, "memory answers again", from_memory).await;
+    assert!(!rangecache.log().contains("another one"), "a secret in the log");
+}

@@ -184,7 +184,7 @@ mod tests {
                 is_healthy: false,
                 is_avoided: false,
                 connections: 4,
-                connections_wanted: 5,
+                connections_wanted: 6,
                 calls: 1,
                 last_error: String::new(),
                 no_range_stream: None,

@@ -14,7 +14,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
 use crate::telemetry::trace::{SpanContext, traceparent};
-use crate::upstream::{Connection, anonymous_check, check_read_permission};
+use crate::upstream::{Connection, ConnectionClass, anonymous_check, check_read_permission};
 
 /// Headers that describe the caller's message and deadline, not its identity.
 const MESSAGE_HEADERS: [&str; 4] = [
@@ -51,6 +51,15 @@ pub(super) enum Caller<'a> {
 }
 
 impl Caller<'_> {
+    /// The connections for this check. Metadata of a client never travels with a check that others wait for: it could
+    /// fill the connection's header table, or make etcd close it.
+    pub(super) fn connection_class(&self) -> ConnectionClass {
+        match self {
+            Caller::Authenticated(Authorization { caller: Some(_), .. }) => ConnectionClass::Authorization,
+            _ => ConnectionClass::Check,
+        }
+    }
+
     /// Sends the check to the member behind `connection`, to read at `revision` unless that is 0. Also returns whether
     /// the member asked the quorum, so that no other member is ahead of its revision.
     pub(super) async fn check(

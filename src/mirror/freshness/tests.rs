@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
@@ -26,7 +27,7 @@ struct Bench {
     raft_index: Arc<AtomicU64>,
     /// Revisions below which a check found everything compacted.
     compacted: Arc<Mutex<Vec<i64>>>,
-    _etcd: FakeEtcd,
+    etcd: FakeEtcd,
     _stop: DropGuard,
 }
 
@@ -91,7 +92,7 @@ async fn bench() -> Bench {
         replaced,
         raft_index,
         compacted,
-        _etcd: etcd,
+        etcd,
         _stop: stop.drop_guard(),
     }
 }
@@ -533,4 +534,28 @@ async fn authorization_at_a_past_revision_finds_its_compaction() {
         let authorized = authorized.await.unwrap();
         assert_eq!(authorized.map(|proof| proof.header.revision), expected);
     }
+}
+
+#[tokio::test]
+async fn metadata_of_clients_never_travels_with_quorum_checks() {
+    let mut bench = bench().await;
+    for _ in 0..2 {
+        let read = bench.read();
+        bench.check().await.answer(fake::range_at(1, 5, 2));
+        read.await.unwrap().unwrap();
+        let authorized = bench.authorize(false);
+        bench.check().await.answer(fake::range_at(1, 5, 2));
+        authorized.await.unwrap().unwrap();
+    }
+    let calls = bench.etcd.calls.lock();
+    let connections = |method: &str| -> BTreeSet<u64> {
+        let of_method = calls.iter().filter(|(_, path, _)| path.ends_with(method));
+        of_method.map(|(connection, ..)| *connection).collect()
+    };
+    let (checks, authorizations) = (connections("/Range"), connections("/Txn"));
+    assert!(!checks.is_empty() && !authorizations.is_empty());
+    assert!(
+        checks.is_disjoint(&authorizations),
+        "{checks:?} {authorizations:?}"
+    );
 }

@@ -11,6 +11,11 @@ use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator};
 /// Header with the trace and the span that a call belongs to.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+/// Longest `tracestate` that spans keep, in bytes: as much as the specification asks for. A longer one is forwarded
+/// with its call and otherwise ignored.
+const MAX_TRACESTATE_BYTES: usize = 512;
+
 /// Length of `traceparent` in version 0: `00-`, 32 digits, `-`, 16 digits, `-`, 2 digits.
 const LENGTH: usize = 55;
 
@@ -49,7 +54,17 @@ pub fn traceparent(context: &SpanContext) -> HeaderValue {
 pub(super) fn extract(headers: &HeaderMap) -> Option<Context> {
     let extractor = HeaderExtractor(headers);
     let context = TraceContextPropagator::new().extract_with_context(&Context::new(), &extractor);
-    context.has_active_span().then_some(context)
+    if !context.has_active_span() {
+        return None;
+    }
+    let states = headers.get_all(TRACESTATE).iter();
+    if states.map(HeaderValue::len).sum::<usize>() <= MAX_TRACESTATE_BYTES {
+        return Some(context);
+    }
+    let caller = context.span().span_context().clone();
+    let (trace_id, span_id, flags) = (caller.trace_id(), caller.span_id(), caller.trace_flags());
+    let caller = SpanContext::new(trace_id, span_id, flags, true, TraceState::NONE);
+    Some(Context::new().with_remote_span_context(caller))
 }
 
 /// The trace id in a `traceparent`, whose other parts may be invalid.
@@ -91,6 +106,27 @@ mod tests {
         let later = parent(&format!("01-{TRACE}-00f067aa0ba902b7-02-more")).unwrap();
         assert!(!later.is_sampled());
         assert_eq!(later.trace_id(), sampled.trace_id());
+    }
+
+    #[test]
+    fn oversized_tracestate_is_ignored() {
+        for (bytes, is_kept) in [(500, true), (501, false), (60_000, false)] {
+            let mut headers = HeaderMap::new();
+            let traceparent = HeaderValue::from_str(&format!("00-{TRACE}-00f067aa0ba902b7-01")).unwrap();
+            headers.insert(TRACEPARENT, traceparent);
+            // In several headers, which count together.
+            headers.append(TRACESTATE, HeaderValue::from_static("vendor=kept,"));
+            let rest = format!("v={}", "x".repeat(bytes - 2));
+            headers.append(TRACESTATE, HeaderValue::from_str(&rest).unwrap());
+            let caller = extract(&headers).unwrap().span().span_context().clone();
+            assert!(caller.is_sampled() && caller.is_remote());
+            assert_eq!(traceparent_of(&caller), TRACE);
+            assert_eq!(!caller.trace_state().header().is_empty(), is_kept, "{bytes}");
+        }
+    }
+
+    fn traceparent_of(caller: &SpanContext) -> String {
+        caller.trace_id().to_string()
     }
 
     #[test]
