@@ -64,6 +64,11 @@ impl Block {
         self.percentiles_ns[0]
     }
 
+    /// 99th percentile of the latency, in nanoseconds.
+    pub(crate) fn p99_ns(&self) -> f64 {
+        self.percentiles_ns[1]
+    }
+
     /// Calls per second.
     pub(crate) fn rate(&self) -> f64 {
         self.calls as f64 / self.seconds

@@ -71,6 +71,8 @@ bounds! {
         |config| config.forward.series_ttl.as_secs_f64();
     MAX_CONNECTIONS, "max-connections", "max_connections", Count,
         |config| f64::from(config.limits.max_connections);
+    MAX_CONNECTIONS_PER_ADDRESS, "max-connections-per-address", "max_connections_per_address", Count,
+        |config| f64::from(config.limits.connections_per_address());
     MAX_CONCURRENT_STREAMS, "max-concurrent-streams", "max_concurrent_streams", Count,
         |config| f64::from(config.limits.max_concurrent_streams);
     MAX_CALLS, "max-calls", "max_calls", Count,
@@ -86,7 +88,7 @@ bounds! {
     TLS_HANDSHAKE_TIMEOUT, "tls-handshake-timeout", "tls_handshake_timeout_seconds", Seconds,
         |config| config.tls.tls_handshake_timeout.as_secs_f64();
     TLS_MAX_HANDSHAKES, "tls-max-handshakes", "tls_max_handshakes", Count,
-        |config| f64::from(config.tls.tls_max_handshakes);
+        |config| f64::from(u32::try_from(config.max_handshakes()).unwrap_or(u32::MAX));
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a gauge shows magnitudes")]

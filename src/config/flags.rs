@@ -105,6 +105,13 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// Handshakes computed at once: the flag, otherwise half of the threads that serve calls.
+    #[must_use]
+    pub fn max_handshakes(&self) -> usize {
+        let half = (self.limits.worker_threads() / 2).max(1);
+        self.tls.tls_max_handshakes.map_or(half, |max| max as usize)
+    }
+
     /// Checks what the parser of a single flag cannot.
     ///
     /// # Errors

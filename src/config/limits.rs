@@ -27,11 +27,20 @@ pub struct LimitsConfig {
     )]
     pub max_connections: u32,
 
+    /// Client connections of one IP address (of one /64 network with IPv6); more are closed [default: half of
+    /// --max-connections, without a bound for loopback addresses, which all clients of a sidecar share]
+    #[arg(
+        long = "max-connections-per-address",
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub max_connections_per_address: Option<u32>,
+
     /// Calls in flight on one connection; its client delays more
     #[arg(
         long,
         value_name = "N",
-        default_value_t = 16_384,
+        default_value_t = 1_000,
         value_parser = clap::value_parser!(u32).range(1..)
     )]
     pub max_concurrent_streams: u32,
@@ -68,6 +77,13 @@ pub struct LimitsConfig {
 }
 
 impl LimitsConfig {
+    /// Client connections of one address: the flag, otherwise half of all.
+    #[must_use]
+    pub fn connections_per_address(&self) -> u32 {
+        let half = self.max_connections.div_ceil(2);
+        self.max_connections_per_address.unwrap_or(half)
+    }
+
     /// Number of threads that serve calls: the flag, otherwise half the cores, at least 1.
     #[must_use]
     pub fn worker_threads(&self) -> usize {

@@ -103,14 +103,10 @@ pub struct TlsConfig {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub tls_handshake_timeout: Duration,
 
-    /// Clients' handshakes in progress at once; more wait for their turn
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(1..)
-    )]
-    pub tls_max_handshakes: u32,
+    /// Clients' handshakes whose keys and signatures are computed at once; more wait for their turn, and a client that
+    /// has sent nothing has none [default: half of --worker-threads, at least 1; requests keep the others]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub tls_max_handshakes: Option<u32>,
 }
 
 /// A TLS version, as etcd's flags write it.

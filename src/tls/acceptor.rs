@@ -1,25 +1,30 @@
-//! Handshakes with clients: bounded in time and number, each in the task of its connection.
+//! Handshakes with clients: bounded in time, each in the task of its connection, and computed in turns, so that a
+//! storm of them does not delay the requests of connected clients.
+//!
+//! Sessions are resumed by tickets. A resumed session has no certificate in its handshake: the one of the ticket is
+//! verified again, by the same rules as in a full handshake.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-use rustls::ServerConfig;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::crypto::aws_lc_rs::Ticketer;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use rustls::server::{Acceptor as ClientHello, NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{HandshakeKind, ServerConfig, ServerConnection};
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::LazyConfigAcceptor;
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::crypto::{H2, HTTP_1_1, provider, versions};
+use super::facts;
 use super::files::{FileError, Files};
 use super::verifiers::AllowedNames;
 use super::watched::{Loaded, Watched};
@@ -27,8 +32,6 @@ use crate::config::{Config, TlsConfig};
 use crate::net::{Plain, Stream};
 use crate::telemetry::Metrics;
 
-/// Shortest interval between warnings of failed handshakes, which any client can cause.
-const WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// First byte of every TLS connection: the type of a handshake record.
 const HANDSHAKE_RECORD: u8 = 22;
 /// Encrypted bytes buffered for one connection: room for one piece of a response (128 KiB).
@@ -36,12 +39,38 @@ const BUFFER_BYTES: usize = 160 << 10;
 
 /// Completes handshakes on accepted connections.
 pub struct Acceptor {
-    pub(super) current: Arc<Watched<ServerConfig>>,
+    pub(super) current: Arc<Watched<Server>>,
     turns: Semaphore,
     timeout: Duration,
     reload_interval: Duration,
     metrics: Arc<Metrics>,
-    warned: Mutex<Option<Instant>>,
+}
+
+/// Settings of handshakes with clients.
+pub(super) struct Server {
+    config: Arc<ServerConfig>,
+    /// `None` if clients need no certificate.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl Server {
+    /// Verifies the certificate of a resumed session, which may have expired or been revoked since the ticket was
+    /// issued.
+    fn verify_resumed(&self, connection: &ServerConnection) -> io::Result<()> {
+        let Some(verifier) = &self.verifier else {
+            return Ok(());
+        };
+        if connection.handshake_kind() != Some(HandshakeKind::Resumed) {
+            return Ok(());
+        }
+        let Some([own, intermediates @ ..]) = connection.peer_certificates() else {
+            return Err(io::Error::other("the resumed session has no certificate"));
+        };
+        verifier
+            .verify_client_cert(own, intermediates, UnixTime::now())
+            .map_err(io::Error::other)?;
+        Ok(())
+    }
 }
 
 impl fmt::Debug for Acceptor {
@@ -78,11 +107,10 @@ impl Acceptor {
         let load = Box::new(move |files: &Files| load(&flags, own.as_ref(), files));
         Ok(Some(Arc::new(Acceptor {
             current: Arc::new(Watched::open("clients", paths, metrics, load)?),
-            turns: Semaphore::new(config.tls.tls_max_handshakes as usize),
+            turns: Semaphore::new(config.max_handshakes()),
             timeout: config.tls.tls_handshake_timeout,
             reload_interval: config.tls.tls_reload_interval,
             metrics: Arc::clone(metrics),
-            warned: Mutex::new(None),
         })))
     }
 
@@ -114,17 +142,12 @@ impl Acceptor {
         };
         self.metrics.tls.record_handshake(result);
         let peer = peer.unwrap_or_else(|| "unix socket".to_owned());
-        if self.may_warn() {
-            tracing::warn!(%peer, error,
-                "a client's TLS handshake failed; rangecache_tls_handshakes_total counts them");
-        } else {
-            tracing::debug!(%peer, error, "a client's TLS handshake failed");
-        }
+        tracing::warn!(%peer, error,
+            "a client's TLS handshake failed; rangecache_tls_handshakes_total counts them");
         None
     }
 
     async fn handshake(&self, stream: Plain) -> io::Result<Stream> {
-        let _turn = self.turns.acquire().await.map_err(io::Error::other)?;
         if let Either::Left(tcp) = &stream {
             // As in etcd, a client that does not use TLS gets no response, not even an alert.
             let mut first = [0];
@@ -134,30 +157,34 @@ impl Acceptor {
                 ));
             }
         }
-        let acceptor = TlsAcceptor::from(self.current.current());
-        let shaking = acceptor.accept_with(stream, |connection| {
+        // Until its first message is complete, a client costs a buffer and no turn.
+        let started = LazyConfigAcceptor::new(ClientHello::default(), stream).await?;
+        let server = self.current.current();
+        let shaking = started.into_stream_with(Arc::clone(&server.config), |connection| {
             connection.set_buffer_limit(Some(BUFFER_BYTES));
         });
-        let stream = shaking.await?;
+        let stream = self.in_turn(shaking).await?;
+        server.verify_resumed(stream.get_ref().1)?;
         Ok(Either::Right(Box::new(stream.into())))
     }
 
-    fn may_warn(&self) -> bool {
-        let mut warned = self.warned.lock();
-        let may = warned.is_none_or(|last| last.elapsed() >= WARN_INTERVAL);
-        if may {
-            *warned = Some(Instant::now());
+    /// Completes `shaking`. Its first step, which computes keys and a signature, has a turn, and other tasks that are
+    /// ready run before the next one's. What follows waits for the client, and has none.
+    async fn in_turn<T>(&self, shaking: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+        let turn = self.turns.acquire().await.map_err(io::Error::other)?;
+        tokio::pin!(shaking);
+        let step = std::future::poll_fn(|context| Poll::Ready(shaking.as_mut().poll(context))).await;
+        tokio::task::yield_now().await;
+        drop(turn);
+        match step {
+            Poll::Ready(ended) => ended,
+            Poll::Pending => shaking.await,
         }
-        may
     }
 }
 
 /// Builds the settings of handshakes with clients. `own` is the self-signed certificate of `--auto-tls`.
-fn load(
-    flags: &TlsConfig,
-    own: Option<&CertifiedKey>,
-    files: &Files,
-) -> Result<Loaded<ServerConfig>, FileError> {
+fn load(flags: &TlsConfig, own: Option<&CertifiedKey>, files: &Files) -> Result<Loaded<Server>, FileError> {
     let provider = provider(flags);
     let mut expiries = Vec::new();
     let certified = match (files.get("cert-file"), files.get("key-file"), own) {
@@ -173,16 +200,22 @@ fn load(
         .with_protocol_versions(&versions(flags))
         .map_err(|error| FileError::Other(error.to_string()))?;
     let allowed_names = &flags.client_cert_allowed_hostname;
-    let builder = match client_verifier(files, &provider, allowed_names, &mut expiries)? {
-        Some(verifier) => builder.with_client_cert_verifier(verifier),
+    let verifier = client_verifier(files, &provider, allowed_names, &mut expiries)?;
+    let builder = match &verifier {
+        Some(verifier) => builder.with_client_cert_verifier(Arc::clone(verifier)),
         None => builder.with_no_client_auth(),
     };
-    let mut value = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
-    value.alpn_protocols = vec![H2.to_vec(), HTTP_1_1.to_vec()];
-    // A resumed session would skip the verification of the client's certificate and of the revocation list. Connections
-    // live long, so that little is lost.
-    value.session_storage = Arc::new(NoServerSessionStorage {});
-    value.send_tls13_tickets = 0;
+    let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+    config.alpn_protocols = vec![H2.to_vec(), HTTP_1_1.to_vec()];
+    // Sessions are in their tickets and cost no memory here. The key is new with every reload, so that tickets of
+    // connections under the old files are worthless.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.ticketer = Ticketer::new().map_err(|error| FileError::Other(error.to_string()))?;
+    config.send_tls13_tickets = 1;
+    let value = Server {
+        config: Arc::new(config),
+        verifier,
+    };
     Ok(Loaded { value, expiries })
 }
 
@@ -222,11 +255,20 @@ fn client_verifier(
     };
     let (authorities, expiry) = file.authorities()?;
     expiries.push(("ca", expiry));
+    let authorities = Arc::new(authorities);
     let mut builder =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), Arc::clone(provider));
+        WebPkiClientVerifier::builder_with_provider(Arc::clone(&authorities), Arc::clone(provider));
     if let Some(file) = files.get("client-crl-file") {
         let (lists, next_update) = file.revocation_lists()?;
         expiries.extend(next_update.map(|expiry| ("crl", expiry)));
+        let is_known = |issuer: Vec<u8>| authorities.subjects().iter().any(|name| name.as_ref() == issuer);
+        let issuers = lists.iter().filter_map(|list| facts::issuer_of_list(list));
+        if !issuers.into_iter().all(is_known) {
+            tracing::warn!(
+                "the issuer of --client-crl-file is not in --trusted-ca-file; the list counts only for certificates of \
+                 an intermediate CA of that name"
+            );
+        }
         // A list covers the certificates of one CA; those of other CAs are accepted without a list.
         builder = builder.with_crls(lists).allow_unknown_revocation_status();
     }

@@ -5,8 +5,11 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustls::ClientConfig;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::{ServerName, UnixTime};
 use rustls::sign::SingleCertAndKey;
+use rustls::{ClientConfig, ClientConnection, HandshakeKind};
 use tokio::io::AsyncBufReadExt;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -51,7 +54,26 @@ struct Tls {
 struct Client {
     http2: Arc<ClientConfig>,
     http1: Arc<ClientConfig>,
+    verifier: Arc<dyn ServerCertVerifier>,
     common_name: Option<String>,
+}
+
+impl Client {
+    /// Verifies the certificate of a resumed session, which may have expired since the ticket was issued.
+    fn verify_resumed(&self, name: &ServerName<'_>, connection: &ClientConnection) -> io::Result<()> {
+        if connection.handshake_kind() != Some(HandshakeKind::Resumed) {
+            return Ok(());
+        }
+        let Some([own, intermediates @ ..]) = connection.peer_certificates() else {
+            return Err(io::Error::other("the resumed session has no certificate"));
+        };
+        let verified = self
+            .verifier
+            .verify_server_cert(own, intermediates, name, &[], UnixTime::now());
+        verified
+            .map(drop)
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
 }
 
 impl fmt::Debug for Connector {
@@ -149,12 +171,15 @@ impl Connector {
             Protocol::Http2 => &client.http2,
             Protocol::Http1 => &client.http1,
         };
-        let shaking = TlsConnector::from(Arc::clone(config)).connect(name, stream);
+        let shaking = TlsConnector::from(Arc::clone(config)).connect(name.clone(), stream);
         match Box::pin(shaking).await {
             Ok(stream) if protocol == Protocol::Http2 && stream.get_ref().1.alpn_protocol() != Some(H2) => {
                 Err(io::Error::other(explain::NO_HTTP_2))
             }
             Ok(mut stream) => {
+                client
+                    .verify_resumed(&name, stream.get_ref().1)
+                    .map_err(|error| explain::towards_etcd(error, url, &tls.files))?;
                 if protocol == Protocol::Http2 {
                     first_bytes(&mut stream)
                         .await
@@ -194,9 +219,8 @@ fn load(flags: &TlsConfig, files: &Files) -> Result<Loaded<Client>, FileError> {
         .with_protocol_versions(&versions(flags))
         .map_err(|error| FileError::Other(error.to_string()))?;
     let mut expiries = Vec::new();
-    let builder = if flags.insecure_skip_tls_verify {
-        let verifier = Arc::new(NoVerification(Arc::clone(&provider)));
-        builder.dangerous().with_custom_certificate_verifier(verifier)
+    let verifier: Arc<dyn ServerCertVerifier> = if flags.insecure_skip_tls_verify {
+        Arc::new(NoVerification(Arc::clone(&provider)))
     } else {
         let authorities = match files.get("cacert") {
             Some(file) => {
@@ -206,8 +230,13 @@ fn load(flags: &TlsConfig, files: &Files) -> Result<Loaded<Client>, FileError> {
             }
             None => system_authorities()?,
         };
-        builder.with_root_certificates(authorities)
+        WebPkiServerVerifier::builder_with_provider(Arc::new(authorities), Arc::clone(&provider))
+            .build()
+            .map_err(|error| FileError::Other(error.to_string()))?
     };
+    let builder = builder
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::clone(&verifier));
     let mut common_name = None;
     let mut http2 = match (files.get("cert"), files.get("key")) {
         (Some(cert), Some(key)) => {
@@ -224,6 +253,7 @@ fn load(flags: &TlsConfig, files: &Files) -> Result<Loaded<Client>, FileError> {
     let value = Client {
         http2: Arc::new(http2),
         http1: Arc::new(http1),
+        verifier,
         common_name,
     };
     Ok(Loaded { value, expiries })

@@ -1,11 +1,13 @@
-//! Handshakes between a [`Connector`] and an [`Acceptor`] over in-memory sockets; the acceptor also takes the place of etcd.
+//! Handshakes between a [`Connector`] and an [`Acceptor`] over in-memory sockets; the acceptor also takes the place
+//! of etcd.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser as _;
-use testkit::tls::{Ca, Leaf, Pair, replace};
+use rustls::HandshakeKind;
+use testkit::tls::{Ca, Encoding, Leaf, Pair, replace};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio_util::either::Either;
@@ -497,4 +499,113 @@ fn listeners_without_tls_need_no_files() {
     assert!(acceptor.is_none());
     let connector = Connector::open(&config(&[]), &Arc::default()).unwrap();
     assert!(!connector.names_a_user() && connector.common_name().is_none());
+}
+
+/// How a handshake of `client` with `acceptor` went on the client's side, and whether the acceptor lets the client
+/// in. The client reads the ticket for its next connection.
+async fn connect_again(client: &Connector, acceptor: &Acceptor) -> (Option<HandshakeKind>, bool) {
+    let (near, far) = handshake(client, acceptor).await;
+    let Ok(Either::Right(mut near)) = near else {
+        return (None, far.is_some());
+    };
+    let is_in = far.is_some();
+    if let Some(mut far) = far {
+        far.write_all(b"x").await.unwrap();
+        let mut read = [0];
+        near.read_exact(&mut read).await.unwrap();
+    }
+    (near.get_ref().1.handshake_kind(), is_in)
+}
+
+#[tokio::test]
+async fn sessions_are_resumed_until_the_files_are_replaced() {
+    let ca = Ca::new();
+    let server = ca.issue("server", &Leaf::default());
+    let own = ca.issue("client", &Leaf::default());
+    for version in ["TLS1.2", "TLS1.3"] {
+        let authority = ca.cert();
+        let flags = [
+            "--trusted-ca-file",
+            text(&authority),
+            "--tls-max-version",
+            version,
+        ];
+        let acceptor = acceptor(&serving(&server, &flags));
+        let client = connector(&calling(&authority, Some(&own)));
+        for kind in [
+            HandshakeKind::Full,
+            HandshakeKind::Resumed,
+            HandshakeKind::Resumed,
+        ] {
+            assert_eq!(
+                connect_again(&client, &acceptor).await,
+                (Some(kind), true),
+                "{version}"
+            );
+        }
+        ca.issue("server", &Leaf::default());
+        acceptor.current.reload();
+        for kind in [HandshakeKind::Full, HandshakeKind::Resumed] {
+            assert_eq!(
+                connect_again(&client, &acceptor).await,
+                (Some(kind), true),
+                "{version}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn certificate_of_a_resumed_client_is_verified_again() {
+    let ca = Ca::new();
+    let server = ca.issue("server", &Leaf::default());
+    let short = Leaf {
+        expires_in: Some(Duration::from_secs(3)),
+        ..Leaf::default()
+    };
+    let authority = ca.cert();
+    let acceptor = acceptor(&serving(&server, &["--trusted-ca-file", text(&authority)]));
+    let client = connector(&calling(&authority, Some(&ca.issue("client", &short))));
+    assert_eq!(
+        connect_again(&client, &acceptor).await,
+        (Some(HandshakeKind::Full), true)
+    );
+    let refused = async || {
+        let (kind, is_in) = connect_again(&client, &acceptor).await;
+        // With the same ticket, a refused client sees the end of its connection only.
+        assert_eq!(kind, is_in.then_some(HandshakeKind::Resumed));
+        (!is_in).then_some(())
+    };
+    testkit::wait::until(testkit::wait::SOON, "the expired certificate is refused", refused).await;
+}
+
+#[tokio::test]
+async fn certificate_of_a_resumed_etcd_is_verified_again() {
+    let ca = Ca::new();
+    let short = Leaf {
+        expires_in: Some(Duration::from_secs(3)),
+        ..Leaf::default()
+    };
+    let acceptor = acceptor(&serving(&ca.issue("server", &short), &[]));
+    let client = connector(&calling(&ca.cert(), None));
+    assert_eq!(
+        connect_again(&client, &acceptor).await,
+        (Some(HandshakeKind::Full), true)
+    );
+    let refused = async || connect_again(&client, &acceptor).await.0.is_none().then_some(());
+    testkit::wait::until(testkit::wait::SOON, "the expired certificate is refused", refused).await;
+}
+
+#[test]
+fn common_name_is_found_in_every_encoding() {
+    let ca = Ca::new();
+    for encoding in [Encoding::Utf8, Encoding::T61, Encoding::Bmp] {
+        let leaf = Leaf {
+            common_name: Some("root"),
+            encoding,
+            ..Leaf::default()
+        };
+        let facts = look_at_file("cert", &ca.issue("root", &leaf).cert).unwrap();
+        assert_eq!(facts.common_name.as_deref(), Some("root"), "{encoding:?}");
+    }
 }

@@ -4,10 +4,11 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use ::http::Method;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType, DnValue,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams,
     SerialNumber, date_time_ymd,
 };
@@ -40,6 +41,20 @@ pub struct Leaf<'a> {
     pub common_name: Option<&'a str>,
     pub serial: u64,
     pub expired: bool,
+    /// Time until it expires, if not for long.
+    pub expires_in: Option<Duration>,
+    /// Encoding of the common name.
+    pub encoding: Encoding,
+}
+
+/// Encoding of a name in a certificate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Encoding {
+    Utf8,
+    /// Latin letters of older certificates.
+    T61,
+    /// Two bytes per letter.
+    Bmp,
 }
 
 impl Default for Leaf<'_> {
@@ -49,6 +64,8 @@ impl Default for Leaf<'_> {
             common_name: None,
             serial: 7,
             expired: false,
+            expires_in: None,
+            encoding: Encoding::Utf8,
         }
     }
 }
@@ -74,12 +91,17 @@ impl Default for Ca {
 
 impl Ca {
     pub fn new() -> Self {
+        Self::named("a CA of the tests")
+    }
+
+    /// A CA of this name.
+    pub fn named(name: &str) -> Self {
         let dir = TempDir::with_prefix("rangecache-ca-").unwrap();
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        params.distinguished_name = named(DnType::OrganizationName, "a CA of the tests");
+        params.distinguished_name = named(DnType::OrganizationName, name);
         let certificate = params.self_signed(&key).unwrap();
         std::fs::write(dir.path().join("ca.crt"), certificate.pem()).unwrap();
         let issuer = Issuer::new(params, key);
@@ -103,7 +125,7 @@ impl Ca {
         let mut params = CertificateParams::new(names).unwrap();
         params.distinguished_name = leaf.common_name.map_or_else(
             || named(DnType::OrganizationName, "a test"),
-            |name| named(DnType::CommonName, name),
+            |name| named_as(DnType::CommonName, name, leaf.encoding),
         );
         params.extended_key_usages = vec![
             ExtendedKeyUsagePurpose::ServerAuth,
@@ -112,6 +134,9 @@ impl Ca {
         params.serial_number = Some(SerialNumber::from(leaf.serial));
         if leaf.expired {
             params.not_after = date_time_ymd(2020, 1, 1);
+        }
+        if let Some(expires_in) = leaf.expires_in {
+            params.not_after = (SystemTime::now() + expires_in).into();
         }
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let pair = Pair {
@@ -153,6 +178,17 @@ pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();
     std::fs::rename(&new, path).unwrap();
+}
+
+fn named_as(kind: DnType, value: &str, encoding: Encoding) -> DistinguishedName {
+    let value = match encoding {
+        Encoding::Utf8 => DnValue::Utf8String(value.to_owned()),
+        Encoding::T61 => DnValue::TeletexString(value.try_into().unwrap()),
+        Encoding::Bmp => DnValue::BmpString(value.try_into().unwrap()),
+    };
+    let mut name = DistinguishedName::new();
+    name.push(kind, value);
+    name
 }
 
 fn named(kind: DnType, value: &str) -> DistinguishedName {

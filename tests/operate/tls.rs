@@ -13,7 +13,7 @@ use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse};
 use testkit::process::tool;
 use testkit::proxy::{Builder, Rangecache, rangecache_command};
 use testkit::tls::{
-    Ca, Leaf, Pair, SecureEtcd, Trust, call_http, connect, handshake, replace, text, try_connect,
+    Ca, Encoding, Leaf, Pair, SecureEtcd, Trust, call_http, connect, handshake, replace, text, try_connect,
 };
 use testkit::wait::{SOON, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -734,18 +734,22 @@ async fn certificate_with_a_user_name_reads_nothing_from_memory() {
     flags.extend(["--trusted-ca-file".to_owned(), text(&ca.cert()).to_owned()]);
     flags.push("--client-cert-auth".to_owned());
     let trust = Trust::new(&ca).with(&ca.issue("no_user", &Leaf::default()));
-    let root = ca.issue(
-        "root",
-        &Leaf {
-            common_name: Some("root"),
-            ..Leaf::default()
-        },
-    );
-    for version in [
-        testkit::etcd::Version::V3_5,
-        testkit::etcd::Version::V3_6,
-        testkit::etcd::Version::V3_7,
+    // etcd takes a name in an old encoding for a user, too.
+    for (version, encoding) in [
+        (testkit::etcd::Version::V3_5, Encoding::Utf8),
+        (testkit::etcd::Version::V3_6, Encoding::Utf8),
+        (testkit::etcd::Version::V3_7, Encoding::Utf8),
+        (testkit::etcd::Version::V3_7, Encoding::T61),
+        (testkit::etcd::Version::V3_7, Encoding::Bmp),
     ] {
+        let root = ca.issue(
+            "root",
+            &Leaf {
+                common_name: Some("root"),
+                encoding,
+                ..Leaf::default()
+            },
+        );
         let etcd = SecureEtcd::start_version(version, "https", &strs(&flags), &trust).await;
         let direct = connect(etcd.url(), &trust).await;
         direct.put("secret", "1").await.unwrap();
@@ -779,7 +783,7 @@ async fn slow_handshakes_time_out_and_block_no_other() {
     let flags = server_flags(&ca.issue("server", &Leaf::default()));
     let trust = Trust::new(&ca);
     let etcd = SecureEtcd::start("http", &[], &trust).await;
-    for (at_once, silent) in [("1024", 50), ("2", 6)] {
+    for (at_once, silent) in [("1024", 50), ("1", 6)] {
         let rangecache = with_all(Rangecache::at(etcd.url()), &flags)
             .with("--tls-handshake-timeout", "500ms")
             .with("--tls-max-handshakes", at_once)
@@ -791,7 +795,6 @@ async fn slow_handshakes_time_out_and_block_no_other() {
         for _ in 0..silent {
             mute.push(TcpStream::connect(&address).await.unwrap());
         }
-        // With a limit of two a connection may have to retry.
         connect(rangecache.url(), &trust).await;
         for mut stream in mute {
             let mut nothing = [0];
@@ -809,6 +812,85 @@ async fn slow_handshakes_time_out_and_block_no_other() {
         println!("{counted} handshakes timed out");
         let metrics = rangecache.metrics().await;
         assert_eq!(metrics.sum("rangecache_tls_handshaking"), 0.0);
+    }
+}
+
+/// One turn, and clients that would keep it for ever: nothing sent, the begin of a message, a message and nothing
+/// after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_stop_in_their_handshake_take_no_turn() {
+    let ca = Ca::new();
+    let flags = server_flags(&ca.issue("server", &Leaf::default()));
+    let trust = Trust::new(&ca);
+    let etcd = SecureEtcd::start("http", &[], &trust).await;
+    let rangecache = with_all(Rangecache::at(etcd.url()), &flags)
+        .with("--tls-handshake-timeout", "10m")
+        .with("--tls-max-handshakes", "1")
+        .listening_on("https://127.0.0.1:0")
+        .start()
+        .await;
+    let address = rangecache.url().strip_prefix("https://").unwrap();
+    let hello = first_message(&trust).await;
+    let mut stopped = Vec::new();
+    for sent in [&[][..], &hello[..1], &hello[..hello.len() - 1], &hello] {
+        for _ in 0..3 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(sent).await.unwrap();
+            stopped.push(stream);
+        }
+    }
+    until(SOON, "all of them are in their handshakes", async || {
+        let metrics = rangecache.metrics().await;
+        (metrics.sum("rangecache_tls_handshaking") == 12.0).then_some(())
+    })
+    .await;
+    let client = connect(rangecache.url(), &trust).await;
+    client.put("k", "v").await.expect("is served");
+}
+
+/// The first message of a client's handshake.
+async fn first_message(trust: &Trust) -> Vec<u8> {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    let trust = trust.clone();
+    let calling = tokio::spawn(async move { handshake(&url, &trust, &["h2"]).await.map(drop).is_ok() });
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let mut message = vec![0; 5];
+    stream.read_exact(&mut message).await.unwrap();
+    message.resize(5 + usize::from(u16::from_be_bytes([message[3], message[4]])), 0);
+    stream.read_exact(&mut message[5..]).await.unwrap();
+    calling.abort();
+    message
+}
+
+/// A list of a CA that is not trusted counts for nothing and is reported; one that pretends to be of a trusted CA
+/// lets no client in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn revocation_list_of_another_issuer_revokes_nothing() {
+    let ca = Ca::new();
+    let flags = server_flags(&ca.issue("server", &Leaf::default()));
+    let client = Leaf {
+        serial: 2,
+        ..Leaf::default()
+    };
+    let trust = Trust::new(&ca).with(&ca.issue("client", &client));
+    let etcd = SecureEtcd::start("http", &[], &trust).await;
+    for (issuer, comes_in) in [(Ca::named("another CA"), true), (Ca::new(), false)] {
+        let rangecache = with_all(Rangecache::at(etcd.url()), &flags)
+            .with("--trusted-ca-file", text(&ca.cert()))
+            .with("--client-crl-file", text(&issuer.revoke(&[2, 3])))
+            .listening_on("https://127.0.0.1:0")
+            .start()
+            .await;
+        let served = match try_connect(rangecache.url(), &trust).await {
+            Ok(client) => client.status().await.is_ok(),
+            Err(_) => false,
+        };
+        assert_eq!(served, comes_in, "{}", rangecache.log());
+        let is_reported = rangecache
+            .log()
+            .contains("the issuer of --client-crl-file is not in");
+        assert_eq!(is_reported, comes_in);
     }
 }
 

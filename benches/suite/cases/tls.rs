@@ -15,6 +15,11 @@ use crate::targets::{Setup, Target};
 /// Number of clients that connect concurrently.
 const CONNECTING: usize = 8;
 
+/// Clients that reconnect at the same moment.
+const STORM: usize = 1_000;
+/// Time for all of them; each that takes longer is an error.
+const STORM_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// P19: connections with a full handshake, for one GET each.
 pub(crate) async fn p19(setup: &Setup, data: &Dataset, rounds: usize) -> Result<Vec<Row>> {
     let mut ops = data.gets();
@@ -47,7 +52,62 @@ pub(crate) async fn p19(setup: &Setup, data: &Dataset, rounds: usize) -> Result<
         Block::server_cpu_per_call_ns,
         &[],
     );
-    Ok(vec![rate.with_series(series), cpu])
+    let mut rows = vec![rate.with_series(series), cpu];
+    rows.extend(storm(setup, &ops, rounds).await?);
+    Ok(rows)
+}
+
+/// P19: all clients connect at once, as after a restart of the server, with a GET each.
+async fn storm(setup: &Setup, ops: &Arc<Vec<Op>>, rounds: usize) -> Result<Vec<Row>> {
+    let mut series = Series::new();
+    for round in 0..=rounds {
+        for target in setup.targets() {
+            let cpu = CpuWatch::start(&target)?;
+            let block = cpu.finish(&connect_at_once(target, ops).await?)?;
+            if round > 0 {
+                series.entry(target.kind).or_default().push(block);
+            }
+        }
+    }
+    let slowest = Row::of_series(
+        "P19",
+        "1,000 clients that connect at once over TLS with one GET each, p99",
+        Unit::Nanoseconds,
+        &series,
+        Block::p99_ns,
+        &[Check::TimesDirect(1.0 / 3.0)],
+    );
+    let failed = Row::of_series(
+        "P19",
+        "the same: clients that were not served",
+        Unit::Count,
+        &series,
+        |block| block.errors as f64,
+        &[Check::AtMost(0.0)],
+    );
+    Ok(vec![slowest.with_series(series), failed])
+}
+
+async fn connect_at_once(target: Target, ops: &Arc<Vec<Op>>) -> Result<Outcome> {
+    let start = Instant::now();
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..STORM {
+        let ops = Arc::clone(ops);
+        clients.spawn(async move {
+            let op = &ops[client % ops.len()];
+            let served = tokio::time::timeout(STORM_TIMEOUT, one_connection(&target, op)).await;
+            let result = served.unwrap_or_else(|_| Err("was not served in time".to_owned()));
+            (start.elapsed(), result)
+        });
+    }
+    let mut outcome = Outcome::default();
+    while let Some(client) = clients.join_next().await {
+        let (latency, result) = client?;
+        outcome.count(latency, result);
+    }
+    outcome.elapsed = start.elapsed();
+    outcome.latencies_ns.sort_unstable();
+    Ok(outcome)
 }
 
 async fn connect_over_and_over(target: Target, ops: &Arc<Vec<Op>>) -> Result<Outcome> {
