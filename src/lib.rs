@@ -19,12 +19,15 @@
 //! | [`otlp`] | export of spans to a collector |
 //! | [`admin`] | health, readiness and metrics over HTTP |
 //! | [`net`] | URLs, and the byte streams of both sides |
+//! | [`browser`] | requests that web pages cause |
+//! | [`instance`] | identity of the process towards other rangecaches |
 //! | [`memory`] | the memory limit of the container |
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
 pub mod admin;
+pub mod browser;
 pub mod cache;
 pub mod cli;
 pub mod config;
@@ -32,6 +35,7 @@ pub mod diagnosis;
 pub mod doctor;
 pub mod faults;
 pub mod grpc;
+pub mod instance;
 pub mod keyspace;
 pub mod limits;
 pub mod memory;

@@ -18,13 +18,14 @@ use rangecache::net::Url;
 use rangecache::otlp::Exporter;
 use rangecache::panics;
 use rangecache::proxy::{self, Proxy};
-use rangecache::server::{Listener, ServeConfig};
+use rangecache::server::{
+    ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
+};
 use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector};
 use rangecache::upstream::{Credentials, Upstream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -39,7 +40,7 @@ const BACKGROUND_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     match Task::from_args() {
-        Ok(Task::Serve(config)) => run(&config),
+        Ok(Task::Serve(config)) => run(*config),
         Ok(Task::Doctor(config)) => doctor(&config),
         Ok(Task::Settings { config, text }) => match config.validate() {
             Ok(()) => print(|out| out.write_all(text.as_bytes())),
@@ -67,11 +68,13 @@ fn misuse(error: impl std::fmt::Display) -> ExitCode {
 }
 
 /// Runs the proxy until a signal.
-fn run(config: &Config) -> ExitCode {
+fn run(mut config: Config) -> ExitCode {
     if let Err(error) = config.validate() {
         return misuse(error);
     }
     telemetry::log::init(&config.log.level, config.log.is_json());
+    config.limits.max_connections = connections_within_descriptors(config.limits.max_connections);
+    let config = &config;
     let files = match Files::open(config) {
         Ok(files) => files,
         Err(error) => return misuse(error),
@@ -202,6 +205,17 @@ async fn bind(urls: &[Url], config: &Config, files: &Files) -> anyhow::Result<Ve
     Ok(listeners)
 }
 
+/// Bounds on the connections of all listeners for clients together.
+fn client_connections(config: &Config, metrics: &Metrics) -> Arc<Connections> {
+    let limits = ConnectionLimits {
+        all: config.limits.max_connections,
+        per_address: config.limits.connections_per_address(),
+        on_loopback: config.limits.max_connections_per_address.is_some(),
+        replace_oldest: false,
+    };
+    Connections::new(limits, metrics.connections.open.clone())
+}
+
 /// The running proxy: its tasks, and the three stages of its stop.
 struct Server {
     terminate: Signal,
@@ -263,9 +277,11 @@ impl Server {
         let proxy = Proxy::new(config, &upstream, &mirrors, &telemetry, calls, &server.drain);
         background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
         let serving = ServeConfig {
-            connections: Arc::new(Semaphore::new(config.limits.max_connections as usize)),
-            open: telemetry.metrics.connections.open.clone(),
+            name: "clients",
+            connections: client_connections(config, &telemetry.metrics),
             max_concurrent_streams: config.limits.max_concurrent_streams,
+            max_age: None,
+            metrics: Arc::clone(&telemetry.metrics),
             tasks: calls.clone(),
             closing: server.closing.clone(),
             drain: server.drain.clone(),
@@ -275,7 +291,7 @@ impl Server {
             let proxy = Arc::clone(&proxy);
             let handler = move || {
                 let client = proxy.client();
-                move |request, over_tls| proxy::handle(Arc::clone(&client), request, over_tls)
+                move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
             };
             server.listeners.spawn(listener.serve(handler, serving.clone()));
         }
@@ -285,6 +301,7 @@ impl Server {
             telemetry,
             calls.clone(),
             server.closing.clone(),
+            &config.listen,
         );
         background.spawn(Arc::clone(&admin).remember(stop.clone()));
         for listener in sockets.operators {

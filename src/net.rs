@@ -24,6 +24,15 @@ pub type Plain = Either<TcpStream, UnixStream>;
 /// that its state does not enlarge the other variants.
 pub type Stream = Either<Plain, Box<TlsStream<Plain>>>;
 
+/// How a client's request came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transport {
+    /// Whether the connection has TLS.
+    pub tls: bool,
+    /// Whether the connection came through a unix socket.
+    pub unix: bool,
+}
+
 /// Time after which the kernel closes a connection with unacknowledged bytes. Together with HTTP/2 pings, this bounds
 /// half-open connections.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(10);

@@ -2,15 +2,14 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HeaderName;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -18,9 +17,11 @@ use tokio_util::task::TaskTracker;
 use super::handles::Handles;
 use super::status::samples::{Counts, INTERVAL, Recent};
 use super::{page, readiness, status};
+use crate::browser::BrowserRules;
+use crate::config::ListenConfig;
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
-use crate::server::{Listener, Tracked, secured};
+use crate::server::{ConnectionLimits, Connections, Listener, ServeConfig};
 use crate::telemetry::Telemetry;
 use crate::telemetry::exposition::Format;
 use crate::upstream::Upstream;
@@ -31,14 +32,31 @@ const CSS: &str = "text/css; charset=utf-8";
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 const JSON: &str = "application/json";
 
+/// Connections of operators and probes. The kubelet, Prometheus and a person need a few.
+const CONNECTIONS: ConnectionLimits = ConnectionLimits {
+    all: 64,
+    per_address: 16,
+    on_loopback: false,
+    replace_oldest: true,
+};
+/// Requests in flight on one connection.
+const MAX_STREAMS: u32 = 16;
+/// Age at which a connection is closed; a scraper then connects again.
+const MAX_AGE: Duration = Duration::from_secs(60);
+
 /// The HTTP server for operators and probes.
 #[derive(Debug)]
 pub struct Admin {
     handles: Handles,
+    /// Of all listeners for operators together.
+    connections: Arc<Connections>,
+    /// Web pages may not read this port.
+    browser: BrowserRules,
 }
 
 impl Admin {
     /// Server that reports on these rooms. `tasks` are those of connections and calls; `draining` ends readiness.
+    /// `listen` names the hosts under which the port may be called.
     #[must_use]
     pub fn new(
         mirrors: Arc<Mirrors>,
@@ -46,6 +64,7 @@ impl Admin {
         telemetry: Arc<Telemetry>,
         tasks: TaskTracker,
         draining: CancellationToken,
+        listen: &ListenConfig,
     ) -> Arc<Admin> {
         let started = Instant::now();
         let recent = Recent::new(started, Counts::now(&telemetry.metrics, &mirrors));
@@ -59,6 +78,8 @@ impl Admin {
                 recent,
                 started,
             },
+            connections: Connections::new(CONNECTIONS, Gauge::default()),
+            browser: listen.browser_rules().without_origins(),
         })
     }
 
@@ -75,26 +96,30 @@ impl Admin {
         stop.run_until_cancelled(sampling).await;
     }
 
-    /// Serves connections of `listener` until `stop`; their tasks belong to `tasks`.
+    /// Serves connections of `listener` until `stop`; their tasks belong to `tasks`. Its bounds are its own, so that
+    /// the clients' port and this one cannot exhaust each other.
     pub async fn serve(self: Arc<Self>, listener: Listener, tasks: TaskTracker, stop: CancellationToken) {
-        let mut server = auto::Builder::new(Tracked(tasks.clone()));
-        server.http1().timer(TokioTimer::new());
-        while let Some(stream) = stop.run_until_cancelled(listener.accept()).await {
-            let (admin, server, stop, tls) =
-                (Arc::clone(&self), server.clone(), stop.clone(), listener.tls());
-            tasks.spawn(async move {
-                let Some(stream) = secured(stream, tls, &stop).await else {
-                    return;
+        let config = ServeConfig {
+            name: "metrics",
+            connections: Arc::clone(&self.connections),
+            max_concurrent_streams: MAX_STREAMS,
+            max_age: Some(MAX_AGE),
+            metrics: Arc::clone(&self.handles.telemetry.metrics),
+            tasks,
+            closing: stop.clone(),
+            drain: stop,
+        };
+        let handler = || {
+            let admin = Arc::clone(&self);
+            move |request: Request<Incoming>, transport| {
+                let response = match admin.browser.check(&request, transport) {
+                    Ok(()) => admin.respond(&request),
+                    Err(refusal) => text(StatusCode::FORBIDDEN, TEXT, refusal.to_string()),
                 };
-                let service = service_fn(move |request| {
-                    let response = admin.respond(&request);
-                    async move { Ok::<_, Infallible>(response) }
-                });
-                let connection = server.serve_connection(TokioIo::new(stream), service);
-                // Responses are short: a stop need not wait for them.
-                let _ = stop.run_until_cancelled_owned(connection).await;
-            });
-        }
+                async move { Ok::<_, Infallible>(response) }
+            }
+        };
+        listener.serve(handler, config).await;
     }
 
     fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
@@ -131,25 +156,29 @@ impl Admin {
                 "not found; paths are /, /status, /livez, /readyz and /metrics\n".to_owned(),
             ),
         };
-        let mut response = Response::new(Full::new(Bytes::from(body)));
-        *response.status_mut() = status;
-        let headers = [
-            (header::CONTENT_TYPE, content_type),
-            // Figures change, and so do the files with the next version.
-            (header::CACHE_CONTROL, "no-store"),
-            (header::CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY),
-            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-            (header::REFERRER_POLICY, "no-referrer"),
-            (
-                HeaderName::from_static("cross-origin-resource-policy"),
-                "same-origin",
-            ),
-        ];
-        for (name, value) in headers {
-            response
-                .headers_mut()
-                .insert(name, HeaderValue::from_static(value));
-        }
-        response
+        text(status, content_type, body)
     }
+}
+
+fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = status;
+    let headers = [
+        (header::CONTENT_TYPE, content_type),
+        // Figures change, and so do the files with the next version.
+        (header::CACHE_CONTROL, "no-store"),
+        (header::CONTENT_SECURITY_POLICY, page::CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (
+            HeaderName::from_static("cross-origin-resource-policy"),
+            "same-origin",
+        ),
+    ];
+    for (name, value) in headers {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
 }

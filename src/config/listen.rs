@@ -3,6 +3,7 @@
 use clap::Args;
 
 use super::units::parse_mode;
+use crate::browser::BrowserRules;
 use crate::net::Url;
 
 /// Listening sockets for clients and for operators.
@@ -47,11 +48,28 @@ pub struct ListenConfig {
         default_value_t = false
     )]
     pub allow_plaintext: bool,
+
+    /// Host names, comma-separated, under which HTTP/1 clients may call a listener without TLS, in addition to IP
+    /// addresses, localhost and the hosts of the listening URLs; * permits all. Protects etcd from web pages (DNS
+    /// rebinding)
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    pub host_whitelist: Vec<String>,
+
+    /// Origins of web pages that may call the client listeners, comma-separated, such as https://example.com; * permits
+    /// all [default: none]
+    #[arg(long, value_name = "ORIGIN,…", value_delimiter = ',')]
+    pub cors: Vec<String>,
 }
 
 impl ListenConfig {
     /// URLs of all listeners.
     pub fn urls(&self) -> impl Iterator<Item = &Url> {
         self.client_urls.iter().chain(&self.metrics_urls)
+    }
+
+    /// Which web pages may call the listeners, and under which names.
+    #[must_use]
+    pub fn browser_rules(&self) -> BrowserRules {
+        BrowserRules::new(self.urls(), &self.host_whitelist, &self.cors)
     }
 }

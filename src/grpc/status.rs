@@ -19,6 +19,8 @@ pub enum Code {
     DeadlineExceeded = 4,
     /// A bound on size or memory was reached.
     ResourceExhausted = 8,
+    /// The call cannot succeed until the configuration is changed.
+    FailedPrecondition = 9,
     /// The revision is compacted or in the future.
     OutOfRange = 11,
     /// The method does not support the request.
@@ -50,6 +52,11 @@ pub enum Status {
     /// The response has this many bytes, more than a message may; the text of etcd's gRPC library.
     #[error("grpc: trying to send message larger than max ({0} vs. {MAX_RESPONSE_BYTES})")]
     LargerThanMax(u64),
+    /// The request was sent by this rangecache.
+    #[error(
+        "rangecache: this request has come back to the rangecache that sent it; point its --endpoints at etcd"
+    )]
+    Loop,
     /// More than `--max-calls` are in flight.
     #[error("rangecache: too many calls are in flight; try again")]
     TooManyCalls,
@@ -106,6 +113,7 @@ impl Status {
             Status::LargerThanMax(_) | Status::BufferBytes | Status::SortedTooLong(_) => {
                 Code::ResourceExhausted
             }
+            Status::Loop => Code::FailedPrecondition,
             Status::UndecodableResponse | Status::Internal => Code::Internal,
             Status::TooManyCalls
             | Status::TooManyWaiting

@@ -3,12 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::fallback::Fallback;
 use super::forward::Forward;
 use super::idle::ResponseRegistry;
+use crate::browser::BrowserRules;
 use crate::config::Config;
 use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount};
 use crate::mirror::Mirrors;
@@ -31,6 +33,7 @@ pub struct Proxy {
     pub(super) freshness_timeout: Duration,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
+    pub(super) browser: BrowserRules,
     /// Buffered bytes of calls (`--buffer-max-bytes`).
     call_buffers: Arc<CallBuffers>,
     /// Time limit for a request message (`--request-timeout`).
@@ -66,6 +69,7 @@ impl Proxy {
             connect_timeout: config.etcd.connect_timeout,
             request_timeout: config.limits.request_timeout,
             max_wait: config.forward.stream_max_wait,
+            http1_connections: Arc::new(Semaphore::new(config.limits.max_connections as usize)),
             tasks: tasks.clone(),
             drain: drain.clone(),
         });
@@ -78,6 +82,7 @@ impl Proxy {
             freshness_timeout: config.mirror.freshness_timeout,
             responses,
             admission: Admission::new(config.limits.max_calls as usize, tasks, &metrics.connections.open),
+            browser: config.listen.browser_rules(),
             call_buffers: buffers.calls,
             request_timeout: config.limits.request_timeout,
         })

@@ -9,7 +9,7 @@
 //! | phase | where |
 //! |---|---|
 //! | accept | [`server`](crate::server) calls [`handle`] for each request |
-//! | route | `route` chooses the handler by the request's path |
+//! | route | `refuse` ends requests of web pages and own ones; `route` chooses the handler by the request's path |
 //! | plan | `read/plan`, a pure function: whether a read may be answered from memory, and what must be proven |
 //! | prove | `read/decide`, with `mirror::freshness`; `read/authorize` if etcd must check a permission, too |
 //! | answer | `read/answer` selects, `read/body` produces bytes as the client reads (I5) |
@@ -29,6 +29,7 @@ mod handles;
 mod idle;
 mod read;
 mod recorder;
+mod refuse;
 mod response;
 mod route;
 mod source;

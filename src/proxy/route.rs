@@ -11,12 +11,15 @@ use super::forward::{forward_call, forward_http1};
 use super::handles::{Client, Proxy};
 use super::read::{range, range_stream};
 use super::recorder;
+use super::refuse::{origin_of, refuse_unwanted};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::spans::Trace;
+use crate::browser::{is_of_a_browser, set_cors};
 use crate::faults::{self, Fault};
 use crate::grpc::metadata::{grpc_content_type, is_grpc};
 use crate::grpc::{Method, Status};
 use crate::limits::{BudgetExceeded, CallBytes, CallKind};
+use crate::net::Transport;
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{self, Reason};
@@ -25,7 +28,7 @@ use crate::upstream::BoxError;
 /// Memory of a header field in addition to its name and value, in bytes.
 const FIELD_BYTES: usize = 96;
 
-/// Handles one request: gRPC, HTTP/1 or the JSON gateway. `over_tls` is whether the client's connection has TLS. A
+/// Handles one request: gRPC, HTTP/1 or the JSON gateway. `transport` is how it came. A
 /// panic fails this request alone, with status `Internal`.
 ///
 /// # Errors
@@ -33,10 +36,15 @@ const FIELD_BYTES: usize = 96;
 pub async fn handle(
     client: Arc<Client>,
     request: Request<Incoming>,
-    over_tls: bool,
+    transport: Transport,
 ) -> Result<Response<ResponseBody>, BoxError> {
     let proxy = &client.proxy;
     let is_http2 = request.version() == Version::HTTP_2;
+    if let Some(refused) = refuse_unwanted(proxy, &request, transport) {
+        return Ok(refused);
+    }
+    let may_be_read_by_pages = is_of_a_browser(&request, transport);
+    let origin = origin_of(proxy, &request, transport);
     let method = Method::from_path(request.uri().path());
     let mut call = client.account.hold(CallKind::Request);
     if call.try_grow(CALL_BYTES + head_bytes(&request)).is_err() {
@@ -48,11 +56,14 @@ pub async fn handle(
             Reason::BufferBytes,
         ));
     }
-    let response = match caught(route(proxy, request, method, over_tls, &mut call)).await {
+    let response = match caught(route(proxy, request, method, transport, &mut call)).await {
         Ok(outcome) => outcome?,
         Err(_) => internal_error(is_http2),
     };
-    let (head, body) = response.into_parts();
+    let (mut head, body) = response.into_parts();
+    if may_be_read_by_pages {
+        set_cors(&mut head.headers, origin);
+    }
     match body.deliver(call, &proxy.responses, is_http2 && method == Method::Range) {
         Ok(body) => Ok(Response::from_parts(head, body)),
         Err(BudgetExceeded) => Ok(status_response(
@@ -122,7 +133,7 @@ async fn route(
     proxy: &Proxy,
     request: Request<Incoming>,
     method: Method,
-    over_tls: bool,
+    transport: Transport,
     call: &mut CallBytes,
 ) -> CallResult {
     #[cfg(debug_assertions)]
@@ -133,7 +144,7 @@ async fn route(
         return Ok(refuse(proxy, &request, method, &status, reason));
     }
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
-    if request.version() != Version::HTTP_2 || (over_tls && !is_grpc(request.headers())) {
+    if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {
         proxy.telemetry.metrics.forwarding.calls.inc();
         return Ok(Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await);
     }

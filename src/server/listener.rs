@@ -1,50 +1,21 @@
-//! Listening sockets: TCP or unix, TLS for `https` and `unixs` URLs; HTTP/2 (by ALPN or prior knowledge) and HTTP/1 on one
-//! port, as etcd has it.
+//! Listening sockets: TCP or unix.
 
-use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use http::{Request, Response};
-use hyper::body::{Body, Incoming};
-use hyper::rt::Executor;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use prometheus_client::metrics::gauge::Gauge;
+use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::either::Either;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
-use super::preface::read_preface;
 use super::unix;
-use super::write_batching::batch_writes;
-use crate::net::{self, Address, Plain, Stream, Url};
-use crate::panics::restarting;
+use crate::net::{self, Address, Plain, Url};
 use crate::tls::Acceptor;
 
-/// Receive window of one stream, in bytes.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-/// Receive window of a connection, for all of its streams together: what a client can make this process hold without
-/// being counted in `--buffer-max-bytes`.
-const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
-/// Response bytes queued per stream, in addition to one frame, although its client's window would take more (I5).
-const SEND_BUFFER_BYTES: usize = 256 << 10;
-/// Bound on a request's metadata: tokens and trace state are far below.
-const MAX_HEADER_BYTES: u32 = 1 << 20;
-/// Streams that a client may reset before they were handled, before hyper takes it for an attacker and closes the connection.
-const MAX_PENDING_RESETS: usize = 1024;
-/// Interval of HTTP/2 pings to a silent client, so that half-open connections are closed.
-const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// Time for the client to answer a ping.
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
 /// Connections that the kernel queues before they are accepted.
 const BACKLOG: u32 = 1024;
-/// Pause after `accept` failed, for instance because no file descriptors were left.
+/// Pause after `accept` failed because the system had no file descriptor or memory left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A bound TCP port or unix socket.
@@ -62,41 +33,11 @@ enum Socket {
     Unix(UnixListener),
 }
 
-/// An executor for hyper that spawns tasks where they are counted and joined.
-#[derive(Clone, Debug)]
-pub struct Tracked(pub TaskTracker);
-
-impl<F> Executor<F> for Tracked
-where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
-{
-    fn execute(&self, future: F) {
-        self.0.spawn(future);
-    }
-}
-
-/// How [`Listener::serve`] serves connections; the same for all listeners of a process.
-#[derive(Clone, Debug)]
-pub struct ServeConfig {
-    /// One permit per open connection.
-    pub connections: Arc<Semaphore>,
-    /// Connections that are open now.
-    pub open: Gauge,
-    /// Bound on the calls in flight per HTTP/2 connection.
-    pub max_concurrent_streams: u32,
-    /// Counts and joins the tasks of connections and calls.
-    pub tasks: TaskTracker,
-    /// No more connections are taken, and the port is closed.
-    pub closing: CancellationToken,
-    /// No more calls are taken; calls in flight may finish.
-    pub drain: CancellationToken,
-}
-
 impl Listener {
-    /// Binds `url`; connections use `tls` if the URL is one with TLS. A unix socket's file gets `unix_socket_mode`; a stale socket file
-    /// is replaced. With `reuse_port` a TCP port may be bound by other processes at the same time (SO_REUSEPORT), and a unix
-    /// socket takes over the name of another process's socket, which keeps serving the connections that it has.
+    /// Binds `url`; connections use `tls` if the URL is one with TLS. A unix socket's file gets `unix_socket_mode`; a
+    /// stale socket file is replaced. With `reuse_port` a TCP port may be bound by other processes at the same time
+    /// (SO_REUSEPORT), and a unix socket takes over the name of another process's socket, which keeps serving the
+    /// connections that it has.
     ///
     /// # Errors
     /// The system's.
@@ -148,120 +89,39 @@ impl Listener {
         self.tls.clone()
     }
 
-    /// The next connection, before any handshake. Transient failures (no descriptors left, client gone) are retried.
-    pub async fn accept(&self) -> Plain {
+    /// The next connection, before any handshake, and the client's address; `None` for a unix socket. While the
+    /// system has no file descriptor left, clients wait in the kernel's queue.
+    pub(super) async fn accept(&self) -> (Plain, Option<IpAddr>) {
         loop {
             let accepted = match &self.socket {
-                Socket::Tcp(listener) => listener.accept().await.and_then(|(stream, _)| {
+                Socket::Tcp(listener) => listener.accept().await.and_then(|(stream, peer)| {
                     net::tune(&stream)?;
-                    Ok(Either::Left(stream))
+                    Ok((Either::Left(stream), Some(peer.ip())))
                 }),
-                Socket::Unix(listener) => listener.accept().await.map(|(stream, _)| Either::Right(stream)),
+                Socket::Unix(listener) => {
+                    let accepted = listener.accept().await;
+                    accepted.map(|(stream, _)| (Either::Right(stream), None))
+                }
             };
             match accepted {
-                Ok(stream) => return stream,
-                Err(error) => {
+                Ok(accepted) => return accepted,
+                Err(error) if is_exhausted(&error) => {
                     tracing::warn!(%error, "accepting a connection failed");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
+                // The client has closed the connection already. It must not delay others.
+                Err(error) => tracing::debug!(%error, "a connection ended before it was accepted"),
             }
         }
     }
-
-    /// Serves each connection by a new handler until `closing`, then also those that the kernel has queued by then. A handler gets each
-    /// request of its connection, and whether it came over TLS. The port is closed when this returns; calls in flight continue in `tasks`.
-    pub async fn serve<N, H, F, B, E>(self, new_handler: N, config: ServeConfig)
-    where
-        N: Fn() -> H,
-        H: Fn(Request<Incoming>, bool) -> F + Clone + Send + 'static,
-        F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-        B: Body + Send + 'static,
-        B::Data: Send,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-        E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
-    {
-        let server = server(&config);
-        let start = |stream, permit| {
-            let (tls, server, handler) = (self.tls(), server.clone(), new_handler());
-            let connection = serve_connection(stream, permit, tls, server, handler, config.clone());
-            config.tasks.spawn(connection);
-        };
-        let accepting = restarting("listener", async || {
-            loop {
-                if let Ok(permit) = Arc::clone(&config.connections).acquire_owned().await {
-                    start(self.accept().await, permit);
-                }
-            }
-        });
-        config.closing.run_until_cancelled(accepting).await;
-        while let Ok(permit) = Arc::clone(&config.connections).try_acquire_owned()
-            && let Some(stream) = self.accept().now_or_never()
-        {
-            start(stream, permit);
-        }
-    }
 }
 
-/// Counts a connection as open until dropped.
-struct Open(Gauge);
-
-impl Open {
-    fn new(open: &Gauge) -> Open {
-        open.inc();
-        Open(open.clone())
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.dec();
-    }
-}
-
-/// Serves one connection until it is closed, or until its last call has ended after `drain`.
-async fn serve_connection<H, F, B, E>(
-    stream: Plain,
-    permit: OwnedSemaphorePermit,
-    tls: Option<Arc<Acceptor>>,
-    server: auto::Builder<Tracked>,
-    handler: H,
-    config: ServeConfig,
-) where
-    H: Fn(Request<Incoming>, bool) -> F + Clone + Send + 'static,
-    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
-    B: Body + Send + 'static,
-    B::Data: Send,
-    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    E: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let _permit = permit;
-    let drain = &config.drain;
-    let _open = Open::new(&config.open);
-    let over_tls = tls.is_some();
-    let Some(stream) = secured(stream, tls, drain).await else {
-        return;
-    };
-    let stream = match drain.run_until_cancelled(read_preface(stream)).await {
-        Some(Ok(stream)) => stream,
-        Some(Err(error)) => {
-            tracing::debug!(%error, "a client did not send the start of a request; its connection is closed");
-            return;
-        }
-        None => return,
-    };
-    let service = service_fn(move |request| handler(request, over_tls));
-    let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    tokio::pin!(connection);
-    let closed = tokio::select! {
-        closed = batch_writes(connection.as_mut()) => closed,
-        () = drain.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            batch_writes(connection.as_mut()).await
-        }
-    };
-    if let Err(error) = closed {
-        tracing::debug!(error, "a client's connection was closed");
-    }
+/// Whether `accept` fails until the system has more of something.
+fn is_exhausted(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)
+    )
 }
 
 /// Binds a port that other processes may have bound as well: the kernel gives each new connection to one of them.
@@ -281,34 +141,4 @@ async fn bind_shared(host: &str, port: u16) -> io::Result<TcpListener> {
         }
     }
     Err(refused)
-}
-
-/// The connection after its TLS handshake, if it has one. `None` if the handshake fails or is cut off by `stop`.
-pub async fn secured(stream: Plain, tls: Option<Arc<Acceptor>>, stop: &CancellationToken) -> Option<Stream> {
-    match tls {
-        None => Some(Either::Left(stream)),
-        Some(tls) => Box::pin(stop.run_until_cancelled(tls.accept(stream))).await?,
-    }
-}
-
-fn server(config: &ServeConfig) -> auto::Builder<Tracked> {
-    let mut server = auto::Builder::new(Tracked(config.tasks.clone()));
-    server
-        .http2()
-        .timer(TokioTimer::new())
-        .auto_date_header(false)
-        .max_concurrent_streams(config.max_concurrent_streams)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .max_send_buf_size(SEND_BUFFER_BYTES)
-        .max_header_list_size(MAX_HEADER_BYTES)
-        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT);
-    server
-        .http1()
-        .timer(TokioTimer::new())
-        .auto_date_header(false)
-        .keep_alive(true);
-    server
 }

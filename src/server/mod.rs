@@ -1,12 +1,29 @@
 //! **accept**: listening sockets and the connections on them, up to the HTTP requests.
 //!
-//! `listener` binds, accepts and serves; `unix` handles socket files; `preface` reads a connection's first bytes within a
-//! deadline; `write_batching` sends responses that are ready together in one write. This room knows neither the proxy nor the
-//! admin pages: both pass in a handler. It imports `net`, `tls`, `telemetry` and `grpc`; `admin` and `main` use it.
+//! | file | subject |
+//! |---|---|
+//! | `listener` | binds and accepts |
+//! | `unix` | socket files |
+//! | `connections` | bounds on all connections and on those of one address |
+//! | `serve` | serves HTTP/2 and HTTP/1 |
+//! | `preface` | a connection's first bytes, within a deadline |
+//! | `control_frames` | bound on a connection's control frames |
+//! | `write_batching` | sends responses that are ready together in one write |
+//! | `descriptors` | raises the limit on open files, and shares the descriptors out |
+//!
+//! This room knows neither the proxy nor the admin pages: both pass in a handler. It imports `net`, `tls` and
+//! `telemetry`; `admin` and `main` use it.
 
+mod connections;
+mod control_frames;
+mod descriptors;
 mod listener;
 mod preface;
+mod serve;
 mod unix;
 mod write_batching;
 
-pub use listener::{Listener, ServeConfig, Tracked, secured};
+pub use connections::{ConnectionLimits, Connections};
+pub use descriptors::connections_within_descriptors;
+pub use listener::Listener;
+pub use serve::ServeConfig;

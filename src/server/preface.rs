@@ -1,26 +1,53 @@
-//! The first bytes of a connection, read within a deadline: a client that opens a connection and sends nothing must not keep
-//! its connection permit for ever. Once HTTP/2 and HTTP/1 can be distinguished, hyper's own deadlines apply.
+//! The first bytes of a connection, read within a deadline: a client that opens a connection and sends nothing must
+//! not keep its connection permit for ever. Once HTTP/2 and HTTP/1 can be distinguished, hyper's own deadlines apply,
+//! and the control frames of HTTP/2 are counted.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::control_frames::{ControlFrames, REFUSAL, SETTINGS_ACKNOWLEDGEMENT};
 
 /// Time for the client to send them: etcd's clients do so with the last packet of the handshake.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time in which the client may close a connection that was shut down.
+const FAREWELL_TIMEOUT: Duration = Duration::from_millis(500);
+/// Bytes of a flooding client that are read and dropped, so that it learns why its connection ends.
+const MAX_DISCARDED_BYTES: usize = 16 << 20;
 /// The first bytes of every HTTP/2 connection.
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Most bytes that are read again: the preface and what follows it in the place of the client's own acknowledgement.
+const FIRST_BYTES: usize = PREFACE.len() + SETTINGS_ACKNOWLEDGEMENT.len();
 
 /// A stream whose first bytes were read already; they are read again from here.
 #[derive(Debug)]
 pub(super) struct Prefaced<S> {
-    first: [u8; PREFACE.len()],
+    first: [u8; FIRST_BYTES],
     /// `first[next..end]` is still to be read again.
     next: usize,
     end: usize,
     stream: S,
+    /// `None` for HTTP/1.
+    frames: Option<ControlFrames>,
+    /// Bytes of [`REFUSAL`] that were read in place of the client's, once it has sent too many control frames.
+    refused: Option<usize>,
+    flooded: CancellationToken,
+    /// Bytes read and dropped after the connection was shut down.
+    discarded: usize,
+    /// The end of the time in which they are.
+    farewell: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Prefaced<S> {
+    /// Is cancelled once the client has sent too many control frames.
+    pub(super) fn flooded(&self) -> CancellationToken {
+        self.flooded.clone()
+    }
 }
 
 /// Reads until it is clear whether the client uses HTTP/2 or HTTP/1.
@@ -28,26 +55,92 @@ pub(super) struct Prefaced<S> {
 /// # Errors
 /// The stream's; `TimedOut` or `UnexpectedEof` when the client sends too little.
 pub(super) async fn read_preface<S: AsyncRead + Unpin>(mut stream: S) -> io::Result<Prefaced<S>> {
-    let mut first = [0; PREFACE.len()];
+    let mut preface = [0; PREFACE.len()];
     let reading = async {
         let mut end = 0;
-        while end < first.len() && first[..end] == PREFACE[..end] {
-            match stream.read(&mut first[end..]).await? {
+        while end < preface.len() && preface[..end] == PREFACE[..end] {
+            match stream.read(&mut preface[end..]).await? {
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
                 read => end += read,
             }
         }
         Ok(end)
     };
-    let end = tokio::time::timeout(PREFACE_TIMEOUT, reading)
+    let mut end = tokio::time::timeout(PREFACE_TIMEOUT, reading)
         .await
         .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    let mut first = [0; FIRST_BYTES];
+    let (read, rest) = first.split_at_mut(PREFACE.len());
+    read.copy_from_slice(&preface);
+    let is_http2 = preface == *PREFACE;
+    if is_http2 {
+        // The library applies its bound on header lists once the client has acknowledged it, which a client may never
+        // do.
+        rest.copy_from_slice(&SETTINGS_ACKNOWLEDGEMENT);
+        end = FIRST_BYTES;
+    }
     Ok(Prefaced {
         first,
         next: 0,
         end,
         stream,
+        frames: is_http2.then(ControlFrames::new),
+        refused: None,
+        flooded: CancellationToken::new(),
+        discarded: 0,
+        farewell: None,
     })
+}
+
+impl<S: AsyncRead + Unpin> Prefaced<S> {
+    /// Reads what follows the first bytes. The bytes of a client that floods are replaced by [`REFUSAL`] from the end
+    /// of a frame on.
+    fn poll_read_stream(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if let Some(read) = &mut self.refused {
+            let piece = buf.remaining().min(REFUSAL.len() - *read);
+            buf.put_slice(&REFUSAL[*read..*read + piece]);
+            *read += piece;
+            return Poll::Ready(Ok(()));
+        }
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        if let (Poll::Ready(Ok(())), Some(frames)) = (&polled, &mut self.frames)
+            && let Some(handled) = frames.read(&mut buf.filled_mut()[before..])
+        {
+            buf.set_filled(before + handled);
+            self.refused = Some(0);
+            self.flooded.cancel();
+            if handled == 0 {
+                // Reading nothing would be the end of the stream.
+                return self.poll_read_stream(cx, buf);
+            }
+        }
+        polled
+    }
+
+    /// Reads and drops what the client still sends, up to its end or [`FAREWELL_TIMEOUT`]: a socket that is closed
+    /// with unread bytes drops the bytes that it has yet to send, the reason of the close among them.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut discarded = [0; 8 << 10];
+        let timeout = self
+            .farewell
+            .get_or_insert_with(|| Box::pin(tokio::time::sleep(FAREWELL_TIMEOUT)));
+        while self.discarded < MAX_DISCARDED_BYTES && timeout.as_mut().poll(cx).is_pending() {
+            let mut buf = ReadBuf::new(&mut discarded);
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buf))?;
+            if buf.filled().is_empty() {
+                break;
+            }
+            self.discarded += buf.filled().len();
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn wrote(&mut self, written: &Poll<io::Result<usize>>) {
+        if let (Poll::Ready(Ok(bytes)), Some(frames)) = (written, &mut self.frames) {
+            frames.wrote(*bytes);
+        }
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Prefaced<S> {
@@ -57,7 +150,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Prefaced<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.next == self.end {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
+            return self.poll_read_stream(cx, buf);
         }
         let read = buf.remaining().min(self.end - self.next);
         buf.put_slice(&self.first[self.next..self.next + read]);
@@ -66,9 +159,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for Prefaced<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.wrote(&written);
+        written
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -76,7 +171,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+        if self.frames.is_some() {
+            return self.poll_discard(cx);
+        }
+        Poll::Ready(Ok(()))
     }
 
     fn poll_write_vectored(
@@ -84,7 +183,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.wrote(&written);
+        written
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -117,7 +218,14 @@ mod tests {
     async fn preface_is_read_again_without_loss() {
         let http2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n and frames";
         for pieces in [1, 7, 24, 100] {
-            assert_eq!(all_of(http2, pieces).await, http2, "{pieces}");
+            let read = all_of(http2, pieces).await;
+            let (preface, rest) = read.split_at(PREFACE.len());
+            assert_eq!(preface, PREFACE);
+            assert_eq!(
+                rest,
+                [&SETTINGS_ACKNOWLEDGEMENT[..], b" and frames"].concat(),
+                "{pieces}"
+            );
             assert_eq!(
                 all_of(b"GET / HTTP/1.1\r\n\r\n", pieces).await,
                 b"GET / HTTP/1.1\r\n\r\n"

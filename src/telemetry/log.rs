@@ -3,8 +3,12 @@
 use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format;
 
-/// Sends `tracing` events of `level` to standard error, as JSON or as text. A second call in one process has no effect.
+use super::repeated_lines::Bounded;
+
+/// Sends `tracing` events of `level` to standard error, as JSON or as text; repeated lines are bounded. A second call
+/// in one process has no effect.
 pub fn init(level: &str, is_json: bool) {
     let filter = level
         .parse::<EnvFilter>()
@@ -13,14 +17,23 @@ pub fn init(level: &str, is_json: bool) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
     let result = if is_json {
-        builder
+        let json = format()
             .json()
             .flatten_event(true)
             .with_current_span(false)
-            .with_span_list(false)
+            .with_span_list(false);
+        let fields = format::JsonFields::new();
+        builder
+            .fmt_fields(fields)
+            .event_format(Bounded::new(json, true))
             .try_init()
     } else {
-        builder.with_ansi(std::io::stderr().is_terminal()).try_init()
+        let is_terminal = std::io::stderr().is_terminal();
+        let text = format().with_ansi(is_terminal);
+        builder
+            .with_ansi(is_terminal)
+            .event_format(Bounded::new(text, false))
+            .try_init()
     };
     drop(result);
 }

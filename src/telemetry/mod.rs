@@ -11,12 +11,14 @@
 //! | `exposition` | the text formats of `/metrics` |
 //! | `trace` | sampling and spans |
 //! | `log` | the log on standard error |
+//! | `repeated_lines` | bound on repeated log lines |
 
 pub mod calls;
 pub mod exposition;
 pub mod log;
 pub mod metrics;
 pub mod outcome;
+mod repeated_lines;
 pub mod trace;
 
 use std::sync::Arc;

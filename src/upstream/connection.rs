@@ -21,6 +21,7 @@ use super::error::ConnectError;
 use super::outgoing::{BoxError, Outgoing};
 use crate::etcdserverpb::maintenance_client::MaintenanceClient;
 use crate::etcdserverpb::{StatusRequest, StatusResponse};
+use crate::instance;
 use crate::net::Url;
 use crate::tls::{Connector, Protocol};
 
@@ -221,6 +222,7 @@ impl Connection {
         if let Ok(uri) = Uri::from_parts(uri) {
             *request.uri_mut() = uri;
         }
+        instance::sign(request.headers_mut());
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         let guard = InFlight(Arc::clone(self));
         match self.sender.clone().try_send_request(request).await {

@@ -21,6 +21,7 @@ pub struct Builder {
     environment: Vec<(String, String)>,
     hosts: Option<PathBuf>,
     control_group: Option<PathBuf>,
+    open_files: Option<(u32, u32)>,
 }
 
 impl Builder {
@@ -60,6 +61,12 @@ impl Builder {
         self
     }
 
+    /// Limits its open files (RLIMIT_NOFILE), soft and hard.
+    pub fn with_open_files(mut self, soft: u32, hard: u32) -> Self {
+        self.open_files = Some((soft, hard));
+        self
+    }
+
     /// Lets calls inject faults; see [`Client::inject_fault`].
     pub fn with_fault_injection(self) -> Self {
         self.with_environment("RANGECACHE_TEST_FAULTS", "1")
@@ -75,10 +82,11 @@ impl Builder {
     /// Starts it, and waits only until it listens.
     pub async fn start_cold(self) -> Rangecache {
         let dir = TempDir::with_prefix("rangecache-").unwrap();
-        let mut command = match (&self.hosts, &self.control_group) {
-            (Some(hosts), _) => rangecache_command_with_hosts(hosts),
-            (None, Some(processes)) => rangecache_command_in_control_group(processes),
-            (None, None) => rangecache_command(),
+        let mut command = match (&self.hosts, &self.control_group, self.open_files) {
+            (Some(hosts), ..) => rangecache_command_with_hosts(hosts),
+            (None, Some(processes), _) => rangecache_command_in_control_group(processes),
+            (None, None, Some((soft, hard))) => rangecache_command_with_open_files(soft, hard),
+            (None, None, None) => rangecache_command(),
         };
         command.envs(self.environment);
         command.args(["--listen-client-urls", &self.listen]);
@@ -133,6 +141,7 @@ impl Rangecache {
             environment: Vec::new(),
             hosts: None,
             control_group: None,
+            open_files: None,
         }
     }
 
@@ -304,6 +313,23 @@ fn rangecache_command_in_control_group(processes: &Path) -> Command {
     let mut command = Command::new("sh");
     command.args(["-c", r#"echo $$ > "$1" && shift && exec "$@""#, "sh"]);
     command.arg(processes).arg(rangecache_command().get_program());
+    command
+}
+
+/// The same command, with limits on its open files.
+fn rangecache_command_with_open_files(soft: u32, hard: u32) -> Command {
+    let own = rangecache_command();
+    let mut command = Command::new("sh");
+    command
+        .arg("-c")
+        .arg(format!(r#"ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@""#))
+        .arg("sh")
+        .arg(own.get_program());
+    for (name, value) in own.get_envs() {
+        if value.is_none() {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

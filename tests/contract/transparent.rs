@@ -111,6 +111,13 @@ async fn large_values_are_forwarded_in_both_directions() {
     assert_eq!(direct.range_raw(&RangeRequest::one("large")).await, stored);
 }
 
+/// etcd's response without its permission for all web pages to read it, which is not forwarded.
+fn without_cors(mut response: http::Response) -> http::Response {
+    let cors = ["origin", "methods", "headers"].map(|of| format!("access-control-allow-{of}"));
+    cors.iter().for_each(|name| drop(response.headers.remove(name)));
+    response
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn http1_gateway_calls_are_forwarded() {
     for version in [Version::V3_5, Version::V3_7] {
@@ -125,6 +132,7 @@ async fn http1_gateway_calls_are_forwarded() {
             let expected = http::get(&format!("{}{path}", etcd.url()))
                 .await
                 .expect("etcd answers");
+            let expected = without_cors(expected);
             let got = http::get(&format!("{}{path}", rangecache.url()))
                 .await
                 .expect("rangecache answers");
@@ -149,6 +157,7 @@ async fn http1_gateway_calls_are_forwarded() {
             let expected = http::post(&format!("{}/v3/kv/range", etcd.url()), body)
                 .await
                 .expect("etcd answers");
+            let expected = without_cors(expected);
             let got = http::post(&format!("{}/v3/kv/range", rangecache.url()), body)
                 .await
                 .expect("answers");

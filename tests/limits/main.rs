@@ -18,5 +18,6 @@
 
 mod budgets;
 mod buffers;
+mod connections;
 mod large;
 mod series;

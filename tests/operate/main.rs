@@ -16,7 +16,9 @@
     reason = "small numbers, no load, and one crate"
 )]
 
+mod browsers;
 mod doctor;
+mod loops;
 mod operations;
 mod page;
 mod tls;

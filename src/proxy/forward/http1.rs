@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::send::Forward;
 use crate::grpc::Method;
+use crate::instance;
 use crate::limits::{CallKind, ClientAccount};
 use crate::mirror::cluster_state::ClusterState;
 use crate::net::Url;
@@ -52,6 +53,9 @@ async fn send(
 ) -> Result<Response<ResponseBody>, BoxError> {
     let mut held = account.hold(CallKind::Forwarded);
     held.try_grow(2 * BUFFER_BYTES as u64)?;
+    let permit = Arc::clone(&forward.http1_connections)
+        .try_acquire_owned()
+        .map_err(|_| "too many HTTP/1 requests are in flight; try again")?;
     let url = reachable_endpoint(forward).await?;
     // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
     let connecting = forward.upstream.open_http1(&url);
@@ -65,6 +69,7 @@ async fn send(
     let close = CancellationToken::new();
     let closed = close.clone();
     forward.tasks.spawn(async move {
+        let _permit = permit;
         if let Some(Err(error)) = closed.run_until_cancelled(connection.with_upgrades()).await {
             tracing::debug!(%error, "an HTTP/1 connection to etcd was closed");
         }
@@ -82,6 +87,7 @@ async fn send(
     }
     *request.uri_mut() = path;
     *request.version_mut() = Version::HTTP_11;
+    instance::sign(request.headers_mut());
     let upgrade = request
         .headers()
         .contains_key(header::UPGRADE)

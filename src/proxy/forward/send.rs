@@ -9,6 +9,7 @@ use http::{HeaderMap, Request, Response};
 use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -43,6 +44,8 @@ pub(crate) struct Forward {
     pub(crate) request_timeout: Duration,
     /// Longest wait of a read for buffered bytes (`--stream-max-wait`).
     pub(crate) max_wait: Duration,
+    /// One permit per HTTP/1 connection to etcd, as many as client connections: descriptors are shared out so.
+    pub(crate) http1_connections: Arc<Semaphore>,
     /// Owner of the tasks of HTTP/1 connections and WebSockets.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the process stops, which ends endless calls.
@@ -322,6 +325,7 @@ mod tests {
             connect_timeout: Duration::from_secs(2),
             request_timeout: Duration::from_secs(30),
             max_wait: Duration::from_secs(10),
+            http1_connections: Arc::new(Semaphore::new(1)),
             tasks: TaskTracker::new(),
             drain: CancellationToken::new(),
         };

@@ -1,10 +1,18 @@
 //! Metrics of clients' connections and of the calls refused on them.
 
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::register::register;
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ClosedLabels {
+    listener: &'static str,
+    reason: &'static str,
+}
 
 /// Clients' connections and the calls refused on them.
 #[derive(Debug)]
@@ -13,6 +21,7 @@ pub struct ConnectionMetrics {
     pub open: Gauge,
     /// Calls refused because `--max-calls` were in flight.
     pub shed_calls: Counter,
+    closed: Family<ClosedLabels, Counter>,
 }
 
 impl ConnectionMetrics {
@@ -24,6 +33,18 @@ impl ConnectionMetrics {
                 "shed_calls",
                 "Calls of all kinds refused because --max-calls were in flight",
             ),
+            closed: register(
+                registry,
+                "client_connections_closed",
+                "Connections closed because of their client's behaviour, by listener and reason",
+            ),
         }
+    }
+
+    /// Counts a connection of `listener` that was closed because of its client's behaviour.
+    pub fn record_closed(&self, listener: &'static str, reason: &'static str) {
+        self.closed
+            .get_or_create(&ClosedLabels { listener, reason })
+            .inc();
     }
 }

@@ -1,0 +1,89 @@
+//! Requests that are refused before they are routed: those that a web page may have caused, and those that this
+//! process has sent itself.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use hyper::body::Incoming;
+
+use super::handles::Proxy;
+use super::response::{ResponseBody, status_response};
+use crate::browser::{is_of_a_browser, set_cors};
+use crate::grpc::Status;
+use crate::grpc::metadata::grpc_content_type;
+use crate::instance;
+use crate::net::Transport;
+
+/// The response to a request that is not handled; `None` if it is.
+pub(super) fn refuse_unwanted(
+    proxy: &Arc<Proxy>,
+    request: &Request<Incoming>,
+    transport: Transport,
+) -> Option<Response<ResponseBody>> {
+    if instance::has_passed(request.headers()) {
+        return Some(refuse_loop(proxy, request));
+    }
+    if let Err(refusal) = proxy.browser.check(request, transport) {
+        let text = refusal.to_string();
+        tracing::warn!(
+            reason = text.trim_end(),
+            "a request that a web page may have caused was refused"
+        );
+        return Some(text_response(StatusCode::FORBIDDEN, text));
+    }
+    let origin = origin_of(proxy, request, transport)?;
+    // A page's question whether it may send the request itself; etcd answers it in the same way.
+    if request.method() == Method::OPTIONS {
+        let mut response = text_response(StatusCode::OK, String::new());
+        set_cors(response.headers_mut(), Some(origin));
+        return Some(response);
+    }
+    None
+}
+
+/// Origin of the web page that caused the request, if there is one and it is permitted.
+pub(super) fn origin_of(
+    proxy: &Proxy,
+    request: &Request<Incoming>,
+    transport: Transport,
+) -> Option<HeaderValue> {
+    let origin = request.headers().get(header::ORIGIN);
+    let origin = origin.filter(|_| is_of_a_browser(request, transport))?;
+    proxy.browser.permitted(origin).cloned()
+}
+
+/// `FailedPrecondition`, or 508 for HTTP/1: the request has come back.
+#[cold]
+fn refuse_loop(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
+    let endpoints: Vec<_> = proxy
+        .forward
+        .upstream
+        .endpoints()
+        .into_iter()
+        .map(|view| view.url.to_string())
+        .collect();
+    tracing::error!(
+        endpoints = endpoints.join(","),
+        "a request of this rangecache has come back to it: --endpoints leads to itself, or to a rangecache whose \
+         --endpoints leads here; point --endpoints at etcd"
+    );
+    if request.version() == Version::HTTP_2 {
+        return status_response(&Status::Loop, grpc_content_type(request.headers()));
+    }
+    text_response(StatusCode::LOOP_DETECTED, Status::Loop.to_string())
+}
+
+fn text_response(status: StatusCode, text: String) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    headers.insert(
+        header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    response
+}

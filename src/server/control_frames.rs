@@ -1,0 +1,265 @@
+//! Bound on the control frames of an HTTP/2 connection. Pings, settings, resets and window updates cost their sender
+//! next to nothing, and the HTTP/2 library answers pings and settings without any bound.
+//!
+//! Only the nine bytes of each frame's header are looked at, on the bytes that are read anyway. Clients that measure
+//! the round trip (grpc-go does with nearly every response) send more control frames the more they read: each written
+//! response byte therefore earns allowance. What an acknowledgement of the client's own frames adds to the written
+//! bytes does not.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Control frames that a connection may send at once.
+const BURST: u64 = 10_000;
+/// Control frames per second that a connection may send for any length of time.
+const PER_SECOND: u64 = 1_000;
+/// Written bytes that earn one control frame: the shortest response earns several.
+const BYTES_PER_FRAME: u64 = 8;
+
+const HEADER_BYTES: usize = 9;
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const SETTINGS: u8 = 4;
+const PING: u8 = 6;
+const CONTINUATION: u8 = 9;
+const ACKNOWLEDGEMENT: u8 = 1;
+
+/// The acknowledgement of settings that the HTTP/2 library reads right after the preface, in place of the client's
+/// own one, which is hidden from it: bounds must not wait for the client's consent.
+pub(super) const SETTINGS_ACKNOWLEDGEMENT: [u8; HEADER_BYTES] =
+    [0, 0, 0, SETTINGS, ACKNOWLEDGEMENT, 0, 0, 0, 0];
+/// A type of frame that every HTTP/2 endpoint ignores.
+const IGNORED: u8 = 0xee;
+
+/// Bytes in place of the rest of a flooding client's bytes: more CONTINUATION frames than the HTTP/2 library accepts
+/// for a header list of [`MAX_HEADER_BYTES`](super::serve::MAX_HEADER_BYTES), upon which it sends GOAWAY with
+/// `ENHANCE_YOUR_CALM` and closes the connection.
+pub(super) static REFUSAL: [u8; HEADER_BYTES * 32] = refusal();
+
+const fn refusal() -> [u8; HEADER_BYTES * 32] {
+    let mut bytes = [0; HEADER_BYTES * 32];
+    let mut frame = 0;
+    while frame < 32 {
+        let at = frame * HEADER_BYTES;
+        bytes[at + 3] = if frame == 0 { HEADERS } else { CONTINUATION };
+        bytes[at + 8] = 1;
+        frame += 1;
+    }
+    bytes
+}
+
+/// Counts the control frames of one connection.
+#[derive(Debug)]
+pub(super) struct ControlFrames {
+    /// Control frames that may still be sent before time and written bytes are looked at again.
+    allowance: u64,
+    refilled: Instant,
+    /// Bytes written since `refilled`, without acknowledgements.
+    written: u64,
+    /// Bytes of acknowledgements that are still to be written.
+    acknowledgements: u64,
+    /// Header of the current frame as far as it was read.
+    header: [u8; HEADER_BYTES],
+    header_bytes: usize,
+    /// Bytes of the current frame that follow its header and were not yet read.
+    payload: usize,
+    exhausted: bool,
+    /// Whether the client's settings have been read, which precede its acknowledgement.
+    seen_settings: bool,
+    /// Whether the client's acknowledgement has not been read.
+    awaits_acknowledgement: bool,
+}
+
+impl ControlFrames {
+    /// Counter of a connection whose preface has been read.
+    pub(super) fn new() -> ControlFrames {
+        ControlFrames {
+            allowance: BURST,
+            refilled: Instant::now(),
+            written: 0,
+            acknowledgements: 0,
+            header: [0; HEADER_BYTES],
+            header_bytes: 0,
+            payload: 0,
+            exhausted: false,
+            awaits_acknowledgement: true,
+            seen_settings: false,
+        }
+    }
+
+    /// Counts the frames in the next `bytes` of the client. Over the bound, returns the length of the part up to the
+    /// end of a frame; the rest is not to be handled.
+    pub(super) fn read(&mut self, bytes: &mut [u8]) -> Option<usize> {
+        let mut at = 0;
+        loop {
+            let skipped = self.payload.min(bytes.len() - at);
+            self.payload -= skipped;
+            at += skipped;
+            if self.exhausted && self.payload == 0 {
+                return Some(at);
+            }
+            let taken = (HEADER_BYTES - self.header_bytes).min(bytes.len() - at);
+            if taken == 0 {
+                return None;
+            }
+            self.header[self.header_bytes..self.header_bytes + taken].copy_from_slice(&bytes[at..at + taken]);
+            let before = self.header_bytes;
+            self.header_bytes += taken;
+            if before <= 3 && self.header_bytes > 3 && self.is_acknowledgement() {
+                bytes[at + 3 - before] = IGNORED;
+            }
+            at += taken;
+            if self.header_bytes == HEADER_BYTES {
+                self.header_bytes = 0;
+                self.count();
+            }
+        }
+    }
+
+    /// Counts bytes written to the client.
+    pub(super) fn wrote(&mut self, bytes: usize) {
+        let bytes = bytes as u64;
+        let acknowledgements = self.acknowledgements.min(bytes);
+        self.acknowledgements -= acknowledgements;
+        self.written += bytes - acknowledgements;
+    }
+
+    /// Whether the current frame is the client's acknowledgement of settings. If the bytes read so far end with its
+    /// type, it is taken for one: other settings that are empty mean nothing.
+    fn is_acknowledgement(&mut self) -> bool {
+        let [high, middle, low, kind, flags, ..] = self.header;
+        if [high, middle, low, kind] != [0, 0, 0, SETTINGS] || !self.awaits_acknowledgement {
+            return false;
+        }
+        if self.header_bytes > 4 {
+            let is_one = flags & ACKNOWLEDGEMENT != 0;
+            self.awaits_acknowledgement = !is_one;
+            return is_one;
+        }
+        self.awaits_acknowledgement = !self.seen_settings;
+        self.seen_settings
+    }
+
+    /// Counts the frame whose header was read.
+    fn count(&mut self) {
+        let [high, middle, low, kind, flags, ..] = self.header;
+        self.payload = u32::from_be_bytes([0, high, middle, low]) as usize;
+        if matches!(kind, DATA | HEADERS | CONTINUATION) {
+            return;
+        }
+        self.seen_settings |= kind == SETTINGS;
+        if matches!(kind, PING | SETTINGS) && flags & ACKNOWLEDGEMENT == 0 {
+            // The acknowledgement of a ping repeats its payload, that of settings has none.
+            let payload = if kind == PING { 8 } else { 0 };
+            self.acknowledgements += HEADER_BYTES as u64 + payload;
+        }
+        if self.allowance == 0 {
+            self.refill();
+        }
+        match self.allowance.checked_sub(1) {
+            Some(allowance) => self.allowance = allowance,
+            None => self.exhausted = true,
+        }
+    }
+
+    fn refill(&mut self) {
+        let now = Instant::now();
+        let elapsed: Duration = now - self.refilled;
+        let by_time = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX) / (1_000_000 / PER_SECOND);
+        let by_bytes = self.written / BYTES_PER_FRAME;
+        self.allowance = by_time.saturating_add(by_bytes).min(BURST);
+        self.refilled = now;
+        self.written = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let mut frame = u32::try_from(payload).unwrap().to_be_bytes()[1..].to_vec();
+        frame.extend([kind, flags, 0, 0, 0, 0]);
+        frame.resize(HEADER_BYTES + payload, 0);
+        frame
+    }
+
+    /// Frames of this kind that are accepted, up to `frames`; after each, `wrote` bytes are written.
+    fn accepted(frames: usize, kind: u8, wrote: usize) -> usize {
+        let mut meter = ControlFrames::new();
+        let mut frame = frame(kind, 0, 8);
+        (0..frames)
+            .take_while(|_| {
+                meter.wrote(wrote);
+                meter.read(&mut frame).is_none()
+            })
+            .count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn control_frames_without_responses_are_bounded() {
+        for kind in [2, 3, SETTINGS, PING, 8, 200] {
+            assert_eq!(accepted(20_000, kind, 0), 10_000, "{kind}");
+        }
+        for kind in [DATA, HEADERS, CONTINUATION] {
+            assert_eq!(accepted(20_000, kind, 0), 20_000, "{kind}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn responses_earn_control_frames_and_acknowledgements_do_not() {
+        // A ping and its acknowledgement for each response of 60 bytes.
+        assert_eq!(accepted(100_000, PING, 17 + 60), 100_000);
+        // The first of them is written before any ping.
+        assert!(accepted(100_000, PING, 17) < 10_010);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_control_frames_are_never_refused() {
+        let mut meter = ControlFrames::new();
+        let mut ping = frame(PING, 0, 8);
+        for _ in 0..30_000 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert_eq!(meter.read(&mut ping), None);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn frames_are_counted_however_they_are_cut() {
+        for piece in [1, 5, 9, 10, 64, 4_096] {
+            let mut meter = ControlFrames::new();
+            let mut bytes = [frame(DATA, 0, 100), frame(PING, 0, 8)].concat().repeat(11_000);
+            let mut read = 0;
+            for bytes in bytes.chunks_mut(piece) {
+                if let Some(length) = meter.read(bytes) {
+                    read += length;
+                    break;
+                }
+                read += bytes.len();
+            }
+            // The end of the first ping over the bound.
+            assert_eq!(read, 10_001 * (109 + 17), "{piece}");
+        }
+    }
+
+    #[tokio::test]
+    async fn first_acknowledgement_of_settings_is_hidden() {
+        let settings = frame(SETTINGS, 0, 0);
+        let other = frame(DATA, 0, 20);
+        let mut hidden = SETTINGS_ACKNOWLEDGEMENT;
+        hidden[3] = IGNORED;
+        for piece in 1..70 {
+            let mut meter = ControlFrames::new();
+            let acknowledgement = SETTINGS_ACKNOWLEDGEMENT.to_vec();
+            let sent =
+                [&settings, &other, &acknowledgement, &other, &acknowledgement].map(|frame| &frame[..]);
+            let mut read = sent.concat();
+            for bytes in read.chunks_mut(piece) {
+                assert_eq!(meter.read(bytes), None);
+            }
+            let expected = [&settings, &other, &hidden[..], &other, &acknowledgement].concat();
+            assert_eq!(read, expected, "{piece}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+//! Connections of clients: HTTP/2 (by ALPN or prior knowledge) and HTTP/1 on one port, as etcd has it.
+
+use std::future::Future;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use http::{Request, Response};
+use hyper::body::{Body, Incoming};
+use hyper::rt::Executor;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio_util::either::Either;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::connections::{Connections, Open};
+use super::listener::Listener;
+use super::preface::{Prefaced, read_preface};
+use super::write_batching::batch_writes;
+use crate::net::{Plain, Stream, Transport};
+use crate::panics::restarting;
+use crate::telemetry::Metrics;
+use crate::tls::Acceptor;
+
+/// Receive window of one stream, in bytes.
+const STREAM_WINDOW_BYTES: u32 = 256 << 10;
+/// Receive window of a connection, for all of its streams together: what a client can make this process hold without
+/// being counted in `--buffer-max-bytes`.
+const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
+/// Response bytes queued per stream, in addition to one frame, although its client's window would take more (I5).
+const SEND_BUFFER_BYTES: usize = 256 << 10;
+/// Bound on a request's metadata: tokens and trace state are far below.
+pub(super) const MAX_HEADER_BYTES: u32 = 64 << 10;
+/// Time for the head of an HTTP/1 request, from the end of the response before it on.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Streams that a client may reset before they were handled, before hyper takes it for an attacker and closes the
+/// connection.
+const MAX_PENDING_RESETS: usize = 1024;
+/// Interval of HTTP/2 pings to a silent client, so that half-open connections are closed.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+/// Time for the client to answer a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time for the last bytes to a client whose connection is being closed for its behaviour or its age.
+const FAREWELL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An executor for hyper that spawns tasks where they are counted and joined.
+#[derive(Clone, Debug)]
+struct Tracked(TaskTracker);
+
+impl<F> Executor<F> for Tracked
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, future: F) {
+        self.0.spawn(future);
+    }
+}
+
+/// How [`Listener::serve`] serves connections; the same for all listeners of one kind.
+#[derive(Clone, Debug)]
+pub struct ServeConfig {
+    /// Value of the metrics' label `listener`.
+    pub name: &'static str,
+    /// Open connections, and bounds on them.
+    pub connections: Arc<Connections>,
+    /// Bound on the calls in flight per HTTP/2 connection.
+    pub max_concurrent_streams: u32,
+    /// Age at which a connection is closed; `None` for no bound.
+    pub max_age: Option<Duration>,
+    /// Metrics of closed connections.
+    pub metrics: Arc<Metrics>,
+    /// Counts and joins the tasks of connections and calls.
+    pub tasks: TaskTracker,
+    /// No more connections are taken, and the port is closed.
+    pub closing: CancellationToken,
+    /// No more calls are taken; calls in flight may finish.
+    pub drain: CancellationToken,
+}
+
+impl Listener {
+    /// Serves each connection by a new handler until `closing`, then also those that the kernel has queued by then. A
+    /// handler gets each request of its connection, and how it came. The port is closed when this returns; calls in
+    /// flight continue in `tasks`.
+    pub async fn serve<N, H, F, B, E>(self, new_handler: N, config: ServeConfig)
+    where
+        N: Fn() -> H,
+        H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
+        F: Future<Output = Result<Response<B>, E>> + Send + 'static,
+        B: Body + Send + 'static,
+        B::Data: Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+        E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
+    {
+        let server = server(&config);
+        let start = |(stream, peer), place| {
+            if let Some(open) = admit(&config, peer, place) {
+                let (tls, server, handler) = (self.tls(), server.clone(), new_handler());
+                let config_of_one = config.clone();
+                config.tasks.spawn(async move {
+                    let replaced = open.replaced();
+                    let connection = serve_connection(stream, tls, server, handler, config_of_one);
+                    replaced.run_until_cancelled(connection).await;
+                });
+            }
+        };
+        let accepting = restarting("listener", async || {
+            loop {
+                if config.connections.replaces_oldest() {
+                    let accepted = self.accept().await;
+                    if let Some(place) = config.connections.place().await {
+                        start(accepted, place);
+                    }
+                } else if let Some(place) = config.connections.place().await {
+                    start(self.accept().await, place);
+                }
+            }
+        });
+        config.closing.run_until_cancelled(accepting).await;
+        while let Some(place) = config.connections.place_now()
+            && let Some(accepted) = self.accept().now_or_never()
+        {
+            start(accepted, place);
+        }
+    }
+}
+
+/// Counts an accepted connection; `None` if its address has too many.
+fn admit(config: &ServeConfig, peer: Option<IpAddr>, place: OwnedSemaphorePermit) -> Option<Open> {
+    let open = config.connections.admit(peer, place);
+    if open.is_none() {
+        config.metrics.connections.record_closed(config.name, "address");
+        let address = peer.map(tracing::field::display);
+        tracing::warn!(
+            listener = config.name,
+            address,
+            "an address has too many connections open; its new ones are closed"
+        );
+    }
+    open
+}
+
+/// Serves one connection until it is closed, or until its last call has ended after `drain`.
+async fn serve_connection<H, F, B, E>(
+    stream: Plain,
+    tls: Option<Arc<Acceptor>>,
+    server: auto::Builder<Tracked>,
+    handler: H,
+    config: ServeConfig,
+) where
+    H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
+    F: Future<Output = Result<Response<B>, E>> + Send + 'static,
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let drain = &config.drain;
+    let transport = Transport {
+        tls: tls.is_some(),
+        unix: matches!(stream, Either::Right(_)),
+    };
+    let Some(stream) = begin(stream, tls, &config).await else {
+        return;
+    };
+    let flooded = stream.flooded();
+    let service = service_fn(move |request| handler(request, transport));
+    let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let closed = tokio::select! {
+        closed = batch_writes(connection.as_mut()) => closed,
+        () = drain.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            batch_writes(connection.as_mut()).await
+        }
+        () = expired(config.max_age) => {
+            connection.as_mut().graceful_shutdown();
+            within_farewell(batch_writes(connection.as_mut())).await
+        }
+        () = flooded.cancelled() => within_farewell(batch_writes(connection.as_mut())).await,
+    };
+    if flooded.is_cancelled() {
+        config.metrics.connections.record_closed(config.name, "flood");
+        tracing::warn!(
+            listener = config.name,
+            "a client sent too many HTTP/2 control frames; its connection is closed"
+        );
+    }
+    if let Err(error) = closed {
+        tracing::debug!(error, "a client's connection was closed");
+    }
+}
+
+/// Reads the start of a connection. `None` if there is none in time.
+async fn begin(stream: Plain, tls: Option<Arc<Acceptor>>, config: &ServeConfig) -> Option<Prefaced<Stream>> {
+    let stream = secured(stream, tls, &config.drain).await?;
+    match config.drain.run_until_cancelled(read_preface(stream)).await? {
+        Ok(stream) => Some(stream),
+        Err(error) => {
+            if error.kind() == io::ErrorKind::TimedOut {
+                config.metrics.connections.record_closed(config.name, "silent");
+            }
+            tracing::debug!(%error, "a client did not send the start of a request; its connection is closed");
+            None
+        }
+    }
+}
+
+/// Ends at `max_age`; never without one.
+async fn expired(max_age: Option<Duration>) {
+    match max_age {
+        Some(max_age) => tokio::time::sleep(max_age).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The outcome of a connection that is being closed; it is dropped if its client does not take the last bytes in time.
+async fn within_farewell<E>(closing: impl Future<Output = Result<(), E>>) -> Result<(), E> {
+    let closed = tokio::time::timeout(FAREWELL_TIMEOUT, closing).await;
+    closed.unwrap_or(Ok(()))
+}
+
+/// The connection after its TLS handshake, if it has one. `None` if the handshake fails or is cut off by `stop`.
+async fn secured(stream: Plain, tls: Option<Arc<Acceptor>>, stop: &CancellationToken) -> Option<Stream> {
+    match tls {
+        None => Some(Either::Left(stream)),
+        Some(tls) => Box::pin(stop.run_until_cancelled(tls.accept(stream))).await?,
+    }
+}
+
+fn server(config: &ServeConfig) -> auto::Builder<Tracked> {
+    let mut server = auto::Builder::new(Tracked(config.tasks.clone()));
+    server
+        .http2()
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .max_concurrent_streams(config.max_concurrent_streams)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_send_buf_size(SEND_BUFFER_BYTES)
+        .max_header_list_size(MAX_HEADER_BYTES)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT);
+    server
+        .http1()
+        .timer(TokioTimer::new())
+        .auto_date_header(false)
+        .max_buf_size(MAX_HEADER_BYTES as usize)
+        .header_read_timeout(HEAD_TIMEOUT)
+        .keep_alive(true);
+    server
+}

@@ -1,0 +1,313 @@
+//! Bounds on what a connection, an address, or all connections together can use before a request is handled.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use prost::Message;
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::frame;
+use testkit::kv::PUT;
+use testkit::pb::{PutRequest, RangeRequest};
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::timeout;
+
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// HTTP/2's error code of a GOAWAY to a client that floods.
+const ENHANCE_YOUR_CALM: u32 = 0xb;
+
+async fn etcd_and_rangecache(flags: &[(&str, &str)]) -> (Etcd, Rangecache) {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let builder = Rangecache::before(&etcd);
+    let builder = flags
+        .iter()
+        .fold(builder, |builder, (flag, value)| builder.with(flag, value));
+    let rangecache = builder.start().await;
+    (etcd, rangecache)
+}
+
+fn address(url: &str) -> &str {
+    url.split_once("://").unwrap().1
+}
+
+/// One HTTP/2 frame.
+fn h2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// The error code of the first GOAWAY that arrives; `None` if the connection ends without one.
+async fn goaway(mut stream: impl AsyncReadExt + Unpin) -> Option<u32> {
+    loop {
+        let mut head = [0; 9];
+        stream.read_exact(&mut head).await.ok()?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize;
+        let mut payload = vec![0; length];
+        stream.read_exact(&mut payload).await.ok()?;
+        if head[3] == 7 {
+            return Some(u32::from_be_bytes(payload[4..8].try_into().unwrap()));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn floods_of_control_frames_end_with_enhance_your_calm() {
+    let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
+    let polite = rangecache.client().await;
+    for (name, flood) in [
+        ("ping", h2_frame(6, 0, 0, b"12345678")),
+        ("pong", h2_frame(6, 1, 0, b"12345678")),
+        ("settings", h2_frame(4, 0, 0, &[])),
+        ("window update", h2_frame(8, 0, 0, &[0, 0, 0, 1])),
+        ("priority", h2_frame(2, 0, 3, &[0, 0, 0, 0, 1])),
+        ("unknown", h2_frame(0xee, 0, 0, &[])),
+    ] {
+        let stream = TcpStream::connect(address(rangecache.url())).await.unwrap();
+        let (reader, mut writer) = stream.into_split();
+        let flooding = tokio::spawn(async move {
+            writer.write_all(PREFACE).await.unwrap();
+            writer.write_all(&h2_frame(4, 0, 0, &[])).await.unwrap();
+            let thousand = flood.repeat(1_000);
+            for _ in 0..200 {
+                // rangecache closes the connection at some point.
+                if writer.write_all(&thousand).await.is_err() {
+                    return;
+                }
+            }
+            // Keeps the connection open, so that only rangecache can end it.
+            let () = std::future::pending().await;
+        });
+        let code = timeout(SOON, goaway(reader)).await;
+        flooding.abort();
+        assert_eq!(
+            code.expect("an end of the flood"),
+            Some(ENHANCE_YOUR_CALM),
+            "{name}"
+        );
+        polite.put("k", "v").await.expect("other clients are served");
+    }
+    let metrics = rangecache.metrics().await;
+    let closed = "rangecache_client_connections_closed_total{listener=\"clients\",reason=\"flood\"}";
+    assert_eq!(metrics.0.get(closed), Some(&6.0));
+    assert_eq!(metrics.sum("rangecache_panics_total"), 0.0);
+    let lines = rangecache.log().lines().count();
+    assert!(lines < 200, "a flood wrote {lines} lines to the log");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flood_of_resets_ends_with_enhance_your_calm() {
+    let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
+    let polite = rangecache.client().await;
+    let tcp = TcpStream::connect(address(rangecache.url())).await.unwrap();
+    let (mut sender, connection) = h2::client::handshake(tcp).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let request = http::Request::post(format!("{}{PUT}", rangecache.url()))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(())
+        .unwrap();
+    let flooding = async {
+        loop {
+            sender = sender.ready().await?;
+            let (_answer, mut body) = sender.send_request(request.clone(), false)?;
+            body.send_data(Bytes::from_static(b"\0\0"), false)?;
+            body.send_reset(h2::Reason::CANCEL);
+            tokio::task::yield_now().await;
+        }
+        #[allow(unreachable_code, reason = "the type of the error")]
+        Ok::<(), h2::Error>(())
+    };
+    let ended = timeout(SOON * 2, flooding).await.expect("rangecache ends it");
+    let code = ended.unwrap_err().reason();
+    let closed = connection.await.unwrap().err().and_then(|error| error.reason());
+    assert!(
+        [code, closed].contains(&Some(h2::Reason::ENHANCE_YOUR_CALM)),
+        "{code:?} {closed:?}"
+    );
+    polite.put("k", "v").await.expect("other clients are served");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn header_list_over_64_kib_is_refused() {
+    let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
+    let client = rangecache.client().await;
+    let put = PutRequest {
+        key: b"k".to_vec(),
+        value: b"v".to_vec(),
+        lease: 0,
+    };
+    let with_metadata = async |entries: usize| {
+        let mut request = client.request(PUT);
+        for n in 0..entries {
+            request = request.header(format!("x-{n:03}"), "v".repeat(1_000));
+        }
+        client.send(request, frame(&put.encode_to_vec())).await
+    };
+    let accepted = with_metadata(55).await.expect("a response");
+    assert_eq!(accepted.status().code, 0, "{accepted:?}");
+    let refused = with_metadata(65).await;
+    let status = refused.as_ref().map(|reply| reply.http_status);
+    assert!(refused.is_err() || status == Ok(431), "{refused:?}");
+    rangecache
+        .client()
+        .await
+        .put("k", "v")
+        .await
+        .expect("others are served");
+}
+
+/// A client that never acknowledges rangecache's settings is bounded, too: one byte per header, each of 4 KB.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn header_list_of_a_client_that_acknowledges_nothing_is_bounded() {
+    let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
+    let mut stream = TcpStream::connect(address(rangecache.url())).await.unwrap();
+    stream.write_all(PREFACE).await.unwrap();
+    stream.write_all(&h2_frame(4, 0, 0, &[])).await.unwrap();
+    // A literal that is added to the table: name "x", a value of 4,000 bytes, whose length takes three bytes.
+    let mut block = vec![0x40, 1, b'x', 0x7f, 0xa1, 0x1e];
+    block.extend([b'v'; 4_000]);
+    // References to it.
+    block.extend([0xbe; 3_000]);
+    stream.write_all(&h2_frame(1, 0x5, 1, &block)).await.unwrap();
+    let code = timeout(SOON, goaway(stream)).await.expect("an end");
+    assert_eq!(code, Some(ENHANCE_YOUR_CALM));
+}
+
+/// A connection from a local address, after its first exchange; `None` if rangecache closes it.
+async fn connection_from(local: &str, to: &str) -> Option<TcpStream> {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(format!("{local}:0").parse().unwrap()).unwrap();
+    let mut stream = socket.connect(to.parse().unwrap()).await.ok()?;
+    stream.write_all(PREFACE).await.ok()?;
+    stream.write_all(&h2_frame(4, 0, 0, &[])).await.ok()?;
+    let mut head = [0; 9];
+    let answered = timeout(SOON, stream.read_exact(&mut head)).await;
+    answered.expect("settings or an end").ok()?;
+    Some(stream)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_of_one_address_are_bounded() {
+    let (_etcd, rangecache) = etcd_and_rangecache(&[("--max-connections-per-address", "3")]).await;
+    let to = address(rangecache.url());
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(connection_from("127.0.0.2", to).await.expect("is served"));
+    }
+    assert!(connection_from("127.0.0.2", to).await.is_none(), "a fourth one");
+    assert!(
+        connection_from("127.0.0.3", to).await.is_some(),
+        "another address"
+    );
+    let metrics = rangecache.metrics().await;
+    let closed = "rangecache_client_connections_closed_total{listener=\"clients\",reason=\"address\"}";
+    assert_eq!(metrics.0.get(closed), Some(&1.0));
+    held.pop();
+    until(SOON, "its place is free again", async || {
+        connection_from("127.0.0.2", to).await
+    })
+    .await;
+}
+
+/// Limits on open files of a process: soft and hard.
+fn file_limits(rangecache: &Rangecache) -> (u64, u64) {
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", rangecache.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files"));
+    let mut figures = line
+        .unwrap()
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok());
+    (figures.next().unwrap(), figures.next().unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exhausted_listener_hides_neither_health_nor_etcd() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).with_open_files(200, 400).start().await;
+    assert_eq!(file_limits(&rangecache), (400, 400), "the soft limit is raised");
+    let client = rangecache.client().await;
+    client.put("k", "v").await.expect("is served");
+
+    let mut crowd = Vec::new();
+    for _ in 0..450 {
+        let mut stream = TcpStream::connect(address(rangecache.url())).await.unwrap();
+        stream.write_all(PREFACE).await.unwrap();
+        stream.write_all(&h2_frame(4, 0, 0, &[])).await.unwrap();
+        crowd.push(stream);
+    }
+    let limit = rangecache.metrics().await.0["rangecache_limit{limit=\"max_connections\"}"];
+    assert!(limit < 400.0, "lowered to what the descriptors allow: {limit}");
+    until(SOON, "every place is taken", async || {
+        (rangecache.metrics().await.sum("rangecache_client_connections") == limit).then_some(())
+    })
+    .await;
+    assert_eq!(rangecache.admin("/livez").await.status, 200);
+    client.put("k", "w").await.expect("etcd can be reached");
+    let health = testkit::http::get(&format!("{}/health", rangecache.metrics_url())).await;
+    assert_eq!(health.expect("a response").status, 404);
+    drop(crowd);
+
+    // The other way round: connections to the admin port.
+    let mut crowd = Vec::new();
+    for _ in 0..450 {
+        crowd.push(
+            TcpStream::connect(address(rangecache.metrics_url()))
+                .await
+                .unwrap(),
+        );
+    }
+    let fresh = rangecache.client().await;
+    let answer = fresh.range(&RangeRequest::one("k")).await.expect("is served");
+    assert_eq!(answer.kvs[0].value, b"w");
+    // The crowd sends nothing and is closed in time.
+    assert_eq!(rangecache.admin("/livez").await.status, 200);
+    assert!(
+        !rangecache.log().contains("Too many open files"),
+        "{}",
+        rangecache.log()
+    );
+    drop(crowd);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn admin_port_bounds_connections_requests_and_time() {
+    let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
+    let to = address(rangecache.metrics_url());
+    // A request whose head never ends.
+    let mut slow = TcpStream::connect(to).await.unwrap();
+    slow.write_all(b"GET /livez HTTP/1.1\r\nx-slow: ").await.unwrap();
+    // A response that is never read, asked for again and again.
+    let mut unread = TcpStream::connect(to).await.unwrap();
+    unread
+        .write_all(
+            &b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+                .to_vec()
+                .repeat(5_000),
+        )
+        .await
+        .ok();
+    let mut large = TcpStream::connect(to).await.unwrap();
+    let head = format!("GET /livez HTTP/1.1\r\nx-large: {}\r\n\r\n", "v".repeat(70_000));
+    large.write_all(head.as_bytes()).await.ok();
+    let mut answer = String::new();
+    timeout(SOON, large.read_to_string(&mut answer))
+        .await
+        .expect("an end")
+        .ok();
+    assert!(
+        answer.is_empty() || answer.starts_with("HTTP/1.1 431"),
+        "{answer}"
+    );
+    let mut nothing = [0; 256];
+    let ended = timeout(Duration::from_secs(40), slow.read(&mut nothing)).await;
+    assert!(
+        matches!(ended, Ok(Ok(0 | 1..) | Err(_))),
+        "the slow request is ended"
+    );
+    assert_eq!(rangecache.admin("/livez").await.status, 200);
+}
