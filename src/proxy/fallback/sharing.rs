@@ -91,6 +91,7 @@ mod tests {
         let one = scope(&[("token", "a")], Auth::On, true).unwrap();
         assert_eq!(Some(&one), scope(&[("token", "a")], Auth::On, true).as_ref());
         assert_ne!(Some(&one), scope(&[("token", "b")], Auth::On, true).as_ref());
+        assert_eq!((one.bytes(), ShareScope::Everyone.bytes()), (1, 0));
         assert_eq!(scope(&[("token", "a")], Auth::On, false), None);
         assert!(
             !format!("{one:?}").contains("\"a\""),
