@@ -66,6 +66,9 @@ pub enum Status {
     /// The bytes of the call do not fit `--buffer-max-bytes`.
     #[error("rangecache: requests and responses in flight take too much memory; try again")]
     BufferBytes,
+    /// The client of a watch reads so slowly that its bytes do not fit `--buffer-max-bytes`.
+    #[error("rangecache: the stream is read too slowly; connect again")]
+    UnreadStream,
     /// The client has not completed a request message within `--request-timeout`.
     #[error("rangecache: the request message was not complete in time")]
     RequestTimeout,
@@ -122,6 +125,7 @@ impl Status {
             | Status::NoEndpoint(_)
             | Status::ConnectionLost(_)
             | Status::StreamReset(_)
+            | Status::UnreadStream
             | Status::Stopping
             | Status::StoppingReconnect => Code::Unavailable,
         }

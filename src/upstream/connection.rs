@@ -45,8 +45,10 @@ pub struct ReceiveWindow {
 }
 
 impl ReceiveWindow {
-    /// For responses that are forwarded unchanged.
+    /// For streams, and for responses of any length, that are forwarded unchanged.
     pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
+    /// For calls of which many are in flight at once, and whose responses are short.
+    pub const SMALL: ReceiveWindow = ReceiveWindow { stream: 64 << 10 };
     /// For the connection of one feed or one load, which is always read.
     pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
 }

@@ -16,7 +16,7 @@ use super::backoff::Backoff;
 use super::capabilities::{LowestVersion, NoRangeStream, ServerCapabilities};
 use super::class::ConnectionClass;
 use super::clusters::{Clusters, Slot};
-use super::connection::{Connection, ReceiveWindow};
+use super::connection::Connection;
 use super::credentials::Credentials;
 use super::error::ConnectError;
 use super::health::{HealthMonitor, StatusReport};
@@ -90,6 +90,7 @@ pub(super) struct Endpoint {
     pub(super) url: Url,
     unary: Vec<ArcSwapOption<Connection>>,
     stream: Vec<ArcSwapOption<Connection>>,
+    endless: Vec<ArcSwapOption<Connection>>,
     check: Vec<ArcSwapOption<Connection>>,
     authorization: Vec<ArcSwapOption<Connection>>,
     /// Shared with every connection of the endpoint.
@@ -112,6 +113,7 @@ impl Endpoint {
             url,
             unary: slots(ConnectionClass::Unary),
             stream: slots(ConnectionClass::Stream),
+            endless: slots(ConnectionClass::Endless),
             check: slots(ConnectionClass::Check),
             authorization: slots(ConnectionClass::Authorization),
             server: Arc::default(),
@@ -127,6 +129,7 @@ impl Endpoint {
         match class {
             ConnectionClass::Unary => &self.unary,
             ConnectionClass::Stream => &self.stream,
+            ConnectionClass::Endless => &self.endless,
             ConnectionClass::Check => &self.check,
             ConnectionClass::Authorization => &self.authorization,
         }
@@ -243,7 +246,7 @@ impl Endpoint {
                 &context.connector,
                 &self.url,
                 &self.server,
-                ReceiveWindow::SHARED,
+                class.window(),
                 &context.credentials,
                 no_deadline,
             )

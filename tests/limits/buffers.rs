@@ -8,8 +8,11 @@ use http::Response;
 use prost::Message;
 use testkit::etcd::Etcd;
 use testkit::grpc::{Client, frame};
-use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
-use testkit::pb::{PutRequest, RangeRequest, RequestOp, TxnRequest};
+use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN, WATCH};
+use testkit::pb::{
+    PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCreateRequest, WatchRequest, WatchResponse,
+    prefix_end,
+};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
@@ -17,6 +20,9 @@ use super::budgets::{PREFIX, call, etcd_with, rude, watch};
 
 const DEADLINE_EXCEEDED: &str = "4";
 const RESOURCE_EXHAUSTED: &str = "8";
+const UNAVAILABLE: &str = "14";
+/// Time without data after which a watch counts as open and without events.
+const QUIET: std::time::Duration = std::time::Duration::from_secs(2);
 /// The share of the calls in a budget of 4 MiB.
 const CALLS_BYTES: f64 = (2 << 20) as f64;
 
@@ -265,6 +271,79 @@ async fn small_responses_from_memory_that_are_never_read_are_bounded() {
         held.push((sender, connection, heads));
     }
     is_bounded_and_given_back(&rangecache, held, CALLS_BYTES / 4.0).await;
+}
+
+/// Request message of a watch over the keys of the test.
+fn watch_request() -> Bytes {
+    let create = WatchCreateRequest {
+        key: PREFIX.into(),
+        range_end: prefix_end(PREFIX.as_bytes()),
+        ..WatchCreateRequest::default()
+    };
+    let request = WatchRequest {
+        create_request: Some(create),
+        ..WatchRequest::default()
+    };
+    frame(&request.encode_to_vec())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_that_are_never_read_are_ended_and_resumable() {
+    let etcd = etcd_with(1, 10).await;
+    let rangecache = before(&etcd, &[]).await;
+    let (mut sender, connection) = rude(&rangecache).await;
+    let mut watches = Vec::new();
+    for _ in 0..60 {
+        let opened;
+        (sender, opened) = open(sender, call(&rangecache, WATCH), watch_request(), false).await;
+        let response = opened.response.await.expect("a head");
+        assert_eq!(status(&response), None, "idle watches take nothing");
+        watches.push((opened._body, response.into_body()));
+    }
+    let mut polite = watch(&rangecache.client().await).await;
+    let writer = rangecache.client().await;
+    // More than the windows of the client and of rangecache have room for.
+    for _ in 0..60 {
+        writer
+            .put(format!("{PREFIX}0000"), vec![b'v'; 10_000])
+            .await
+            .unwrap();
+        writer.put(PREFIX, "for the polite client").await.unwrap();
+        let event = polite.next_as::<WatchResponse>(SOON).await;
+        assert_eq!(event.map(|response| response.events.len()), Some(1));
+    }
+    until(SOON, "watches find no room", async || {
+        let refused = rangecache.metrics().await.0;
+        let refused = refused.get("rangecache_buffer_refused_total{kind=\"forwarded\"}");
+        refused.is_some_and(|count| *count > 0.0).then_some(())
+    })
+    .await;
+    let used = calls_bytes(&rangecache.metrics().await);
+    assert!(used <= CALLS_BYTES, "{used}");
+    // The client reads after all: a watch that was ended says so after its last whole message.
+    let ended = watches.into_iter().map(|(body, mut received)| async move {
+        let _body = body;
+        while let Ok(Some(piece)) = tokio::time::timeout(QUIET, received.data()).await {
+            let length = piece.expect("no watch is reset").len();
+            received
+                .flow_control()
+                .release_capacity(length)
+                .expect("capacity");
+        }
+        let trailers = tokio::time::timeout(QUIET, received.trailers())
+            .await
+            .ok()?
+            .ok()??;
+        Some(trailers.get("grpc-status")?.to_str().ok()?.to_owned())
+    });
+    let ended: Vec<String> = futures_util::future::join_all(ended)
+        .await
+        .into_iter()
+        .flatten()
+        .collect();
+    assert!(!ended.is_empty());
+    assert!(ended.iter().all(|status| status == UNAVAILABLE), "{ended:?}");
+    drop((sender, connection));
 }
 
 /// Task of a connection, which ends with the test's client.

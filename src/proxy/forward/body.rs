@@ -12,7 +12,7 @@ use super::error::is_reset;
 use super::shutdown::StopSignal;
 use crate::cache::Rope;
 use crate::grpc::{HeaderScanner, Method, Scanned, Status};
-use crate::limits::CallBytes;
+use crate::limits::{BudgetExceeded, CallBytes};
 use crate::mirror::cluster_state::{ClusterState, History};
 use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
@@ -39,6 +39,9 @@ pub(crate) struct ForwardedBody {
     stop: Option<StopSignal>,
     /// Counts what etcd has sent, or may send, and the client has not read.
     held: Option<CallBytes>,
+    /// Bytes that etcd may send on an endless call before its flow control stops it. They count while the client does
+    /// not read: most endless calls are open and have nothing to send. 0 for other calls.
+    window_bytes: u64,
 }
 
 impl ForwardedBody {
@@ -63,6 +66,7 @@ impl ForwardedBody {
             in_flight,
             stop,
             held: None,
+            window_bytes: 0,
         }
     }
 
@@ -75,6 +79,32 @@ impl ForwardedBody {
     pub(crate) fn with_held(self, held: CallBytes) -> ForwardedBody {
         let held = Some(held);
         ForwardedBody { held, ..self }
+    }
+
+    /// Counts `window_bytes` by `held`, which has them, whenever the client does not read.
+    pub(crate) fn with_window(self, held: CallBytes, window_bytes: u64) -> ForwardedBody {
+        ForwardedBody {
+            window_bytes,
+            ..self.with_held(held)
+        }
+    }
+
+    /// Counts the window of an endless call, until the client reads again.
+    fn count_window(&mut self) -> Result<(), BudgetExceeded> {
+        match &mut self.held {
+            Some(held) if self.window_bytes > 0 => held.try_grow(self.window_bytes),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends an endless call whose client reads too slowly for the buffers: etcd's clients connect again, and resume
+    /// where they were.
+    fn end_unread(&mut self) -> Result<Frame<Rope>, BoxError> {
+        if !self.may_send_status || !self.is_between_messages() {
+            return Err(BudgetExceeded.into());
+        }
+        self.may_send_status = false;
+        Ok(Frame::trailers(Status::UnreadStream.trailers()))
     }
 
     fn is_between_messages(&self) -> bool {
@@ -113,6 +143,12 @@ impl BodySource for ForwardedBody {
         {
             return Poll::Ready(self.end_at_stop());
         }
+        // The client has room, so that nothing stays unread.
+        if self.window_bytes > 0
+            && let Some(held) = &mut self.held
+        {
+            held.shrink_to(0);
+        }
         let frame = match self.first.take() {
             Some(first) => first,
             None => match Pin::new(&mut self.body).poll_frame(cx) {
@@ -124,6 +160,9 @@ impl BodySource for ForwardedBody {
         };
         Poll::Ready(Some(Ok(match frame.into_data() {
             Ok(data) => {
+                if self.count_window().is_err() {
+                    return Poll::Ready(Some(self.end_unread()));
+                }
                 if let Some(scanner) = &mut self.scanner {
                     record_revisions(scanner, &data, &self.cluster_state, &self.history);
                 } else if self.has_unreadable_revisions {

@@ -24,9 +24,7 @@ use crate::grpc::status::GRPC_STATUS;
 use crate::limits::{CallBytes, CallKind, ClientAccount};
 use crate::mirror::cluster_state::ClusterState;
 use crate::proxy::response::{CallResult, ResponseBody};
-use crate::upstream::{
-    Connection, ConnectionClass, InFlight, Outgoing, ReceiveWindow, SendFailure, Upstream,
-};
+use crate::upstream::{Connection, ConnectionClass, InFlight, Outgoing, SendFailure, Upstream};
 
 /// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
 const SHORT_RESPONSE_BYTES: u64 = 1 << 10;
@@ -166,12 +164,17 @@ impl Forward {
         let content_type = grpc_content_type(&parts.headers);
         let sent = async {
             let mut held = account.hold(CallKind::Forwarded);
-            if method == Method::Snapshot {
-                // Its length is unknown: as many bytes as etcd may send before its flow control stops it.
-                held.try_grow(ReceiveWindow::SHARED.stream.into())?;
+            // As many bytes as etcd may send before its flow control stops it: how long a response is shows only when
+            // etcd has sent its beginning. A write is sent anyway, and counted then.
+            let window_bytes = u64::from(class.window().stream);
+            match method {
+                Method::Range => held.grow(window_bytes, Instant::now() + self.max_wait).await?,
+                _ if method == Method::Snapshot || method.is_endless() => held.try_grow(window_bytes)?,
+                _ => {}
             }
             let upstream_response = self.send(parts, body, class).await?;
-            self.pass_through(upstream_response, method, held).await
+            self.pass_through(upstream_response, method, window_bytes, held)
+                .await
         };
         match sent.await {
             Ok(response) => Ok(response),
@@ -200,7 +203,7 @@ impl Forward {
     }
 
     /// Turns etcd's response into the client's, whose body passes through. `held` counts the bytes that etcd has sent,
-    /// or may send before its flow control stops it.
+    /// or may send before its flow control stops it after `window_bytes`.
     ///
     /// # Errors
     /// [`SendError::Buffers`] if the bytes do not fit; other errors if the response breaks off before its first frame.
@@ -208,6 +211,7 @@ impl Forward {
         &self,
         upstream_response: UpstreamResponse,
         method: Method,
+        window_bytes: u64,
         mut held: CallBytes,
     ) -> Result<Response<ResponseBody>, SendError> {
         let UpstreamResponse { response, in_flight } = upstream_response;
@@ -217,9 +221,13 @@ impl Forward {
         // This delays no client: etcd sends the head of a unary response together with the first frame.
         if is_grpc && !method.is_streaming() && !head.headers.contains_key(GRPC_STATUS) {
             first = body.frame().await.transpose().map_err(SendError::from_hyper)?;
-            let bytes = first.as_ref().map_or(0, bytes_to_receive);
+            let bytes = first
+                .as_ref()
+                .map_or(0, |first| bytes_to_receive(first, window_bytes));
             if method == Method::Range {
-                held.grow(bytes, Instant::now() + self.max_wait).await?;
+                // More than the window by no more than a frame, which has been received.
+                held.force_grow(bytes.saturating_sub(held.bytes()));
+                held.shrink_to(bytes);
             } else if bytes <= SHORT_RESPONSE_BYTES {
                 held.force_grow(bytes);
             } else {
@@ -228,8 +236,12 @@ impl Forward {
         }
         let body = self
             .forwarded_body(body, method, is_grpc, Some(in_flight))
-            .with_first(first)
-            .with_held(held);
+            .with_first(first);
+        let body = if method.is_endless() {
+            body.with_window(held, window_bytes)
+        } else {
+            body.with_held(held)
+        };
         Ok(Response::from_parts(head, ResponseBody::from_source(body)))
     }
 
@@ -258,22 +270,21 @@ impl Forward {
 }
 
 /// Bytes of a unary response, by its first frame, that may have to be kept until the client reads: the frame, and the
-/// rest of the message as far as etcd may send it.
-fn bytes_to_receive(first: &Frame<Bytes>) -> u64 {
+/// rest of the message as far as etcd may send it before its flow control stops it after `window_bytes`.
+fn bytes_to_receive(first: &Frame<Bytes>, window_bytes: u64) -> u64 {
     let Some(data) = first.data_ref() else {
         return 0;
     };
     let whole = Prefix::parse(data).map_or(0, |prefix| PREFIX_BYTES as u64 + u64::from(prefix.length_bytes));
     let received = data.len() as u64;
-    received
-        + whole
-            .saturating_sub(received)
-            .min(ReceiveWindow::SHARED.stream.into())
+    received + whole.saturating_sub(received).min(window_bytes)
 }
 
 /// Returns the class of connections that calls of `method` use.
 fn connection_class(method: Method) -> ConnectionClass {
-    if method.is_streaming() {
+    if method.is_endless() {
+        ConnectionClass::Endless
+    } else if method.is_streaming() {
         ConnectionClass::Stream
     } else {
         ConnectionClass::Unary
