@@ -47,7 +47,10 @@ pub(super) async fn follow(
     loaded_by: &mut Option<Arc<Connection>>,
     span: Option<Box<Span>>,
 ) -> FeedEnd {
-    let opened = Feed::open(mirrors, mirror, epoch, connection, loaded_by).await;
+    let opened = tokio::select! {
+        opened = Feed::open(mirrors, mirror, epoch, connection, loaded_by) => opened,
+        () = mirror.epoch_ended(epoch) => Err(FeedEnd::StaleEpoch),
+    };
     if let Some(mut span) = span {
         span.set_endpoint(connection.url());
         match &opened {

@@ -264,9 +264,7 @@ impl Etcd {
 
     /// Copies the data directory as a disk snapshot would, while the process is suspended.
     pub fn copy_data(&self) {
-        self.pause();
-        copy_folder(&self.data, &self.data_copy());
-        self.resume();
+        copy_data([self]);
     }
 
     /// Stops, and puts the data directory of the last [`Etcd::copy_data`] back; [`Etcd::run`] starts it again.
@@ -284,6 +282,15 @@ impl Etcd {
     pub async fn metrics(&self) -> Metrics {
         Metrics::read(&format!("{}/metrics", self.url())).await
     }
+}
+
+/// Copies the data directories of members as a disk snapshot of all at one moment would: none of them runs meanwhile.
+fn copy_data<'a>(members: impl IntoIterator<Item = &'a Etcd> + Clone) {
+    members.clone().into_iter().for_each(Etcd::pause);
+    for member in members.clone() {
+        copy_folder(&member.data, &member.data_copy());
+    }
+    members.into_iter().for_each(Etcd::resume);
 }
 
 /// Copies a folder with all that is in it, in place of what `to` held.
@@ -337,6 +344,11 @@ impl Cluster {
             member.ready().await;
         }
         Self { members }
+    }
+
+    /// Copies the data directories of all members as they are at one moment; see [`Etcd::roll_back`].
+    pub fn copy_data(&self) {
+        copy_data(&self.members);
     }
 
     /// Index of the leader, if the members agree on one.

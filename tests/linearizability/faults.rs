@@ -225,9 +225,7 @@ async fn compact(world: &mut World) {
 /// Puts all data directories back, and then writes past the lost revisions. In half of the cases no rangecache sees etcd
 /// before that.
 async fn roll_back(world: &mut World) {
-    for member in &world.cluster.members {
-        member.copy_data();
-    }
+    world.cluster.copy_data();
     world.last(500..2_500).await;
     let forgotten = end_history(world).await;
     let is_hidden = world.random.random();
