@@ -13,8 +13,9 @@ use super::unix;
 use crate::net::{self, Address, Plain, Url};
 use crate::tls::Acceptor;
 
-/// Connections that the kernel queues before they are accepted.
-const BACKLOG: u32 = 1024;
+/// Connections that the kernel queues before they are accepted, as far as `net.core.somaxconn` allows. Over it, clients
+/// that connect at once, for instance after a restart, would wait a second or more before they try again.
+const BACKLOG: u32 = 4096;
 /// Pause after `accept` failed because the system had no file descriptor or memory left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -53,11 +54,7 @@ impl Listener {
         }
         let (socket, address) = match &url.address {
             Address::Tcp { host, port } => {
-                let listener = if reuse_port {
-                    bind_shared(host, *port).await?
-                } else {
-                    TcpListener::bind((host.as_str(), *port)).await?
-                };
+                let listener = bind_tcp(host, *port, reuse_port).await?;
                 let (host, port) = (host.clone(), listener.local_addr()?.port());
                 (Socket::Tcp(listener), Address::Tcp { host, port })
             }
@@ -124,8 +121,9 @@ fn is_exhausted(error: &io::Error) -> bool {
     )
 }
 
-/// Binds a port that other processes may have bound as well: the kernel gives each new connection to one of them.
-async fn bind_shared(host: &str, port: u16) -> io::Result<TcpListener> {
+/// Binds a port. With `reuse_port` other processes may have bound it as well: the kernel gives each new connection to one
+/// of them.
+async fn bind_tcp(host: &str, port: u16, reuse_port: bool) -> io::Result<TcpListener> {
     let mut refused = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in tokio::net::lookup_host((host, port)).await? {
         let socket = if address.is_ipv4() {
@@ -134,7 +132,7 @@ async fn bind_shared(host: &str, port: u16) -> io::Result<TcpListener> {
             TcpSocket::new_v6()
         }?;
         socket.set_reuseaddr(true)?;
-        socket.set_reuseport(true)?;
+        socket.set_reuseport(reuse_port)?;
         match socket.bind(address).and_then(|()| socket.listen(BACKLOG)) {
             Ok(listener) => return Ok(listener),
             Err(error) => refused = error,
