@@ -848,6 +848,37 @@ async fn clients_that_stop_in_their_handshake_take_no_turn() {
     client.put("k", "v").await.expect("is served");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_connect_at_once_are_all_served() {
+    const CLIENTS: usize = 500;
+    let ca = Ca::new();
+    let flags = server_flags(&ca.issue("server", &Leaf::default()));
+    let trust = Trust::new(&ca).with(&ca.issue("client", &Leaf::default()));
+    let etcd = SecureEtcd::start("http", &[], &trust).await;
+    let rangecache = with_all(Rangecache::at(etcd.url()), &flags)
+        .with("--trusted-ca-file", text(&ca.cert()))
+        .with("--tls-handshake-timeout", "60s")
+        .listening_on("https://127.0.0.1:0")
+        .start()
+        .await;
+    let mut clients = tokio::task::JoinSet::new();
+    for _ in 0..CLIENTS {
+        let (url, trust) = (rangecache.url().to_owned(), trust.clone());
+        clients.spawn(async move {
+            let client = try_connect(&url, &trust)
+                .await
+                .map_err(|error| error.to_string())?;
+            client.get("k").await.map_err(|status| status.message)
+        });
+    }
+    while let Some(served) = clients.join_next().await {
+        assert_eq!(served.expect("no panic"), Ok(None));
+    }
+    let metrics = rangecache.metrics().await;
+    let handshakes = metrics.0["rangecache_tls_handshakes_total{result=\"ok\"}"];
+    assert_eq!(handshakes, CLIENTS as f64);
+}
+
 /// The first message of a client's handshake.
 async fn first_message(trust: &Trust) -> Vec<u8> {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
