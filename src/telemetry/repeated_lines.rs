@@ -1,5 +1,5 @@
-//! Bound on repeated log lines. A client, or a peer that fails again and again, can cause the same line at any rate;
-//! the log must stay readable, and writing it must not cost more than the requests.
+//! Bound on repeated warnings and errors in the log. A client, or a peer that fails again and again, can cause the
+//! same line at any rate; the log must stay readable, and writing it must not cost more than the requests.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -54,8 +54,8 @@ impl Repeated {
     }
 }
 
-/// Formats events by `inner`, and leaves out repeated ones. Lines at debug and trace are not bounded: an operator
-/// asked for all of them.
+/// Formats events by `inner`, and leaves out repeated warnings and errors. No client and no peer can cause the lines
+/// of other levels at will.
 #[derive(Debug)]
 pub(super) struct Bounded<F> {
     inner: F,
@@ -107,7 +107,7 @@ where
     ) -> fmt::Result {
         let metadata = event.metadata();
         // The order of levels is that of verbosity.
-        if *metadata.level() <= Level::INFO {
+        if *metadata.level() <= Level::WARN {
             match self.repeated.pass(metadata.callsite()) {
                 None => return Ok(()),
                 Some(0) => {}
@@ -163,8 +163,8 @@ mod tests {
             let _default = tracing::subscriber::set_default(bounded(is_json, &log));
             for round in 0..2 {
                 for n in 0..25 {
-                    tracing::info!(n, "a client did it again");
-                    tracing::debug!("asked for");
+                    tracing::event!(Level::WARN, n, "a client did it again");
+                    tracing::info!("asked for");
                 }
                 tracing::info!(round, "something else");
                 tokio::time::advance(INTERVAL).await;
