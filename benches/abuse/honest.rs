@@ -1,6 +1,7 @@
 //! The honest client: 1,000 GETs a second, and once a second a list from memory, a list from etcd, and a TLS handshake.
 //! Latency counts from the time at which a call was due, so that a stall delays all calls that were due during it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,8 @@ pub(crate) const KINDS: [(Kind, &str); 4] = [
 pub(crate) struct Latencies {
     histogram: Histogram<u64>,
     pub(crate) lost: u64,
-    pub(crate) first_error: Option<String>,
+    /// Number of failures by error.
+    pub(crate) errors: BTreeMap<String, u64>,
 }
 
 impl Latencies {
@@ -53,7 +55,7 @@ impl Latencies {
             // Microseconds up to a minute, to three digits.
             histogram: Histogram::new_with_bounds(1, 60_000_000, 3).unwrap_or_else(|_| unreachable!()),
             lost: 0,
-            first_error: None,
+            errors: BTreeMap::new(),
         }
     }
 
@@ -64,7 +66,7 @@ impl Latencies {
                 .saturating_record(u64::try_from(latency.as_micros()).unwrap_or(u64::MAX)),
             Err(error) => {
                 self.lost += 1;
-                self.first_error.get_or_insert(error);
+                *self.errors.entry(error).or_default() += 1;
             }
         }
     }

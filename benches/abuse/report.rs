@@ -83,7 +83,7 @@ impl Row {
                 of(&during[at]),
                 of(&after[at]),
                 self.lost(at),
-                self.first_error(at),
+                self.errors(at),
             );
         }
         let missed = self.missed(memory_bytes);
@@ -99,15 +99,12 @@ impl Row {
         self.phases[1..].iter().map(|phase| phase[kind].lost).sum()
     }
 
-    fn first_error(&self, kind: usize) -> String {
-        let mut errors = self
-            .phases
-            .iter()
-            .filter_map(|phase| phase[kind].first_error.as_ref());
+    /// The errors of a kind of call while the other misbehaved and after it.
+    fn errors(&self, kind: usize) -> String {
+        let errors = self.phases[1..].iter().flat_map(|phase| &phase[kind].errors);
         errors
-            .next()
-            .map(|error| format!(": {error}"))
-            .unwrap_or_default()
+            .map(|(error, count)| format!("\n    {count} times: {error}"))
+            .collect()
     }
 
     fn missed(&self, memory_bytes: u64) -> Vec<String> {

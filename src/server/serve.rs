@@ -41,6 +41,10 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Streams that a client may reset before they were handled, before hyper takes it for an attacker and closes the
 /// connection.
 const MAX_PENDING_RESETS: usize = 1024;
+/// Frames for calls that were answered before their request was complete, before the HTTP/2 library closes the
+/// connection: each is answered by a reset. The library's 1,024 would close the connection of an honest client most of
+/// whose calls were refused while buffers were full.
+const MAX_LATE_FRAMES: usize = 16_384;
 /// Interval of HTTP/2 pings to a silent client, so that half-open connections are closed.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 /// Time for the client to answer a ping.
@@ -245,6 +249,7 @@ fn server(config: &ServeConfig) -> auto::Builder<Tracked> {
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
+        .max_local_error_reset_streams(MAX_LATE_FRAMES)
         .keep_alive_interval(PING_INTERVAL)
         .keep_alive_timeout(PING_TIMEOUT);
     server

@@ -28,6 +28,8 @@ use crate::upstream::{Connection, ConnectionClass, InFlight, Outgoing, SendFailu
 
 /// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
 const SHORT_RESPONSE_BYTES: u64 = 1 << 10;
+/// Largest frame that etcd sends, in bytes: HTTP/2's default.
+const FRAME_BYTES: u64 = 16 << 10;
 /// Pause between two attempts to send a call.
 const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -168,7 +170,10 @@ impl Forward {
             // etcd has sent its beginning. A write is sent anyway, and counted then.
             let window_bytes = u64::from(class.window().stream);
             match method {
-                Method::Range => held.grow(window_bytes, Instant::now() + self.max_wait).await?,
+                Method::Range => {
+                    let deadline = Instant::now() + self.max_wait;
+                    held.grow(window_bytes + FRAME_BYTES, deadline).await?;
+                }
                 _ if method == Method::Snapshot || method.is_endless() => held.try_grow(window_bytes)?,
                 _ => {}
             }
@@ -225,7 +230,7 @@ impl Forward {
                 .as_ref()
                 .map_or(0, |first| bytes_to_receive(first, window_bytes));
             if method == Method::Range {
-                // More than the window by no more than a frame, which has been received.
+                // The first frame has been received, and its bytes may be sent again.
                 held.force_grow(bytes.saturating_sub(held.bytes()));
                 held.shrink_to(bytes);
             } else if bytes <= SHORT_RESPONSE_BYTES {
