@@ -22,7 +22,8 @@ type resolved struct {
 }
 
 // split assigns each operation to its history. A write in flight at a cut belongs to the history in which the
-// recorder saw it; a read in flight may belong to either.
+// recorder saw it; a read in flight may belong to either. Values show that, so a delete without a response belongs to the
+// history in which it was sent: no process of that history, and so no call, outlives the cut.
 func (h *history) split() {
 	values := make([]map[string]bool, len(h.segments))
 	for n, s := range h.segments {
@@ -45,6 +46,9 @@ func (h *history) split() {
 		}
 		if first < last && op.Write == nil {
 			continue
+		}
+		if op.Return == unanswered && op.Write != nil && !slices.ContainsFunc(op.Write.Then, func(c change) bool { return !c.Delete }) {
+			last = first
 		}
 		for n := first; n <= last; n++ {
 			if first == last || slices.ContainsFunc(op.Write.Then, func(c change) bool { return !c.Delete && values[n][c.Value] }) {
