@@ -163,7 +163,7 @@ async fn page_without_scripts_shows_the_status_data() {
     );
     assert_eq!(
         (&endpoint["connections"], &endpoint["connections_wanted"]),
-        (&6.into(), &6.into())
+        (&8.into(), &8.into())
     );
     for slow in status["slowest"].as_array().expect("a list") {
         let phases: f64 = slow["phases"]
