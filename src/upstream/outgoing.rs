@@ -83,13 +83,15 @@ impl Outgoing {
     /// Ends the body with an error if a message of the client is late. Waits for etcd do not count.
     #[must_use]
     pub fn limited(mut self, limit: MessageLimit) -> Outgoing {
-        self.limit = Some(MessageProgress {
+        let mut progress = MessageProgress {
             awaited: limit.from_the_start,
             limit,
             prefix: PrefixReader::default(),
             missing_bytes: 0,
             expires: None,
-        });
+        };
+        progress.receive(self.kept.as_deref().unwrap_or_default());
+        self.limit = Some(progress);
         self
     }
 

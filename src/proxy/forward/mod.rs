@@ -31,9 +31,9 @@ use http::Request;
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
-use super::response::{CallResult, status_response};
+use super::response::CallResult;
+use crate::grpc::Method;
 use crate::grpc::metadata::grpc_content_type;
-use crate::grpc::{Method, Status};
 use crate::limits::ClientAccount;
 use crate::mirror::Mirrors;
 use crate::upstream::{MessageLimit, Outgoing};
@@ -53,21 +53,16 @@ pub(super) async fn forward_call(
     }
     let (parts, body) = request.into_parts();
     let content_type = grpc_content_type(&parts.headers);
-    let late = CancellationToken::new();
-    let limit = MessageLimit {
-        timeout: forward.request_timeout,
-        // An endless call may be without a message for as long as it likes.
-        from_the_start: !method.is_streaming(),
-        late: late.clone(),
-    };
-    let body = Outgoing::incoming(body).limited(limit);
+    let body = Outgoing::incoming(body);
     if !method.is_endless() {
-        let forwarding = forward.forward(parts, RequestBody::Once(body), method, account);
-        return match late.run_until_cancelled(forwarding).await {
-            Some(result) => result,
-            None => Ok(status_response(&Status::RequestTimeout, content_type)),
-        };
+        return forward.forward_incoming(parts, body, method, account).await;
     }
+    // An endless call may be without a message for as long as it likes, but not in mid-message.
+    let body = body.limited(MessageLimit {
+        timeout: forward.request_timeout,
+        from_the_start: false,
+        late: CancellationToken::new(),
+    });
     shutdown::end_at_stop(&forward.drain, content_type, |call_ended| {
         forward.forward(parts, RequestBody::Once(body.until(call_ended)), method, account)
     })

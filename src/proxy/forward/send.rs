@@ -17,14 +17,14 @@ use tokio_util::task::TaskTracker;
 use super::body::ForwardedBody;
 use super::error::SendError;
 use super::shutdown::StopSignal;
-use crate::grpc::Method;
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::grpc::metadata::{BYPASS, grpc_content_type, is_grpc};
 use crate::grpc::status::GRPC_STATUS;
+use crate::grpc::{Method, Status};
 use crate::limits::{CallBytes, CallKind, ClientAccount};
 use crate::mirror::cluster_state::ClusterState;
-use crate::proxy::response::{CallResult, ResponseBody};
-use crate::upstream::{Connection, ConnectionClass, InFlight, Outgoing, SendFailure, Upstream};
+use crate::proxy::response::{CallResult, ResponseBody, status_response};
+use crate::upstream::{Connection, ConnectionClass, InFlight, MessageLimit, Outgoing, SendFailure, Upstream};
 
 /// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
 const SHORT_RESPONSE_BYTES: u64 = 1 << 10;
@@ -152,6 +152,29 @@ impl Forward {
     ) -> CallResult {
         self.forward_on(parts, body, method, connection_class(method), account)
             .await
+    }
+
+    /// Sends a call whose client is still sending `outgoing`, and refuses it if the message is not complete in time
+    /// (`--request-timeout`).
+    pub(crate) async fn forward_incoming(
+        &self,
+        parts: Parts,
+        outgoing: Outgoing,
+        method: Method,
+        account: &Arc<ClientAccount>,
+    ) -> CallResult {
+        let content_type = grpc_content_type(&parts.headers);
+        let late = CancellationToken::new();
+        let body = RequestBody::Once(outgoing.limited(MessageLimit {
+            timeout: self.request_timeout,
+            from_the_start: !method.is_streaming(),
+            late: late.clone(),
+        }));
+        let forwarding = self.forward(parts, body, method, account);
+        match late.run_until_cancelled(forwarding).await {
+            Some(result) => result,
+            None => Ok(status_response(&Status::RequestTimeout, content_type)),
+        }
     }
 
     /// Sends the call like [`Forward::forward`], but on connections of `class`.

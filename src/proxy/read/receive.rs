@@ -52,8 +52,11 @@ pub(super) async fn receive(
         RequestMessage::Other { read, body } => {
             recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
             recorder.begin_forward(&mut parts.headers);
-            let body = RequestBody::Once(Outgoing::resumed(read, body));
-            let result = Box::pin(proxy.forward.forward(parts, body, method, call.account())).await;
+            let body = Outgoing::resumed(read, body);
+            let forwarding = proxy
+                .forward
+                .forward_incoming(parts, body, method, call.account());
+            let result = Box::pin(forwarding).await;
             return Err(Box::new(result));
         }
         RequestMessage::Late => {
