@@ -249,7 +249,10 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
     let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
     let connections = gauge(metrics.connections.open.get());
     let calls = (handles.tasks.len() as u64).saturating_sub(connections);
-    let memory = mirrors.iter().map(|mirror| mirror.memory_bytes).sum();
+    let memory = mirrors
+        .iter()
+        .map(|mirror| mirror.memory_bytes + mirror.held_bytes)
+        .sum();
     let forwarding = &metrics.forwarding;
     let first = [(
         "Memory of all mirrors".to_owned(),
@@ -362,6 +365,7 @@ mod tests {
             oldest_revision: None,
             keys: 0,
             memory_bytes: 0,
+            held_bytes: 0,
             history_bytes: 0,
             load_keys: 3,
             load_bytes: 2048,

@@ -181,6 +181,8 @@ pub struct Store {
     log: EventLog,
     /// Sum over all segments.
     segment_bytes: u64,
+    /// Running total of the segments that were dropped.
+    dropped_bytes: u64,
 }
 
 impl Store {
@@ -196,6 +198,7 @@ impl Store {
             open,
             log: EventLog::default(),
             segment_bytes: 0,
+            dropped_bytes: 0,
         }
     }
 
@@ -327,6 +330,11 @@ impl Store {
         self.segment_bytes
     }
 
+    /// Running total of the history that was dropped, in bytes. Readers of older states may still hold it.
+    pub fn dropped_bytes(&self) -> u64 {
+        self.dropped_bytes
+    }
+
     /// Memory of tree and history, in bytes. O(1).
     pub fn memory_bytes(&self) -> u64 {
         self.tree.memory_bytes() + self.history_bytes()
@@ -371,6 +379,7 @@ impl Store {
     fn drop_oldest(&mut self) {
         if let Some(segment) = self.closed.pop_front() {
             self.segment_bytes -= segment.bytes;
+            self.dropped_bytes += segment.bytes;
         }
         self.log.trim_through(self.oldest_checkpoint());
     }

@@ -122,6 +122,8 @@ pub(super) struct Ledger {
     pub(super) node_bytes: u64,
     /// Running total of the memory of nodes that were copied because the last checkpoint holds them, in bytes.
     pub(super) copied_bytes: u64,
+    /// Running total of the memory of nodes that were copied for another reason: a reader holds them.
+    pub(super) copied_for_readers_bytes: u64,
 }
 
 impl Node {
@@ -224,6 +226,8 @@ pub(super) fn writable<'a>(node: &'a mut Arc<Node>, ledger: &mut Ledger) -> &'a 
     if Arc::strong_count(node) > 1 {
         if node.born < ledger.epoch {
             ledger.copied_bytes += before;
+        } else {
+            ledger.copied_for_readers_bytes += before;
         }
         node.touch_below();
     }

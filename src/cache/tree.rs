@@ -248,9 +248,14 @@ impl Tree {
     }
 
     /// Running total of the memory of nodes that were copied because the last checkpoint holds them, in bytes: the cost
-    /// of checkpoints. Copies because of other clones, which readers hold for a moment, are not counted.
+    /// of checkpoints.
     pub fn node_bytes_copied(&self) -> u64 {
         self.ledger.copied_bytes
+    }
+
+    /// Running total of the memory of nodes that were copied because another clone of the tree holds them, in bytes.
+    pub fn node_bytes_copied_for_readers(&self) -> u64 {
+        self.ledger.copied_for_readers_bytes
     }
 
     /// Memory of entries and nodes, shared or not, the allocator's rounding included, in bytes. O(1).

@@ -2,6 +2,7 @@
 //! After a broken connection the load continues behind the last key, at the same revision, on any endpoint.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -341,6 +342,10 @@ impl<'a> Gathered<'a> {
         metrics
             .load_bytes
             .set(i64::try_from(self.bytes).unwrap_or(i64::MAX));
+        self.load
+            .mirror
+            .loading_bytes()
+            .store(self.bytes, Ordering::Relaxed);
         if self.bytes + self.entries.len() as u64 * ENTRY_OVERHEAD_BYTES > self.max_bytes {
             return Err(LoadError::OverBudget {
                 max_bytes: self.max_bytes,

@@ -1,6 +1,7 @@
 //! All mirrors of this process, and what they share.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -139,6 +140,18 @@ impl Mirrors {
         let mut span = self.telemetry.tracer.background(name)?;
         span.set("rangecache.mirror", mirror.name.clone());
         Some(span)
+    }
+
+    /// Bytes by which the mirrors, what readers keep of their old views, and loads in progress exceed
+    /// `--cache-max-bytes`, as far as giving up readers can help.
+    #[must_use]
+    pub fn excess_held_bytes(&self) -> u64 {
+        let held: u64 = self.all.iter().map(Mirror::held_bytes).sum();
+        let own = self
+            .all
+            .iter()
+            .map(|mirror| mirror.memory_bytes() + mirror.loading_bytes().load(Ordering::Relaxed));
+        (held + own.sum::<u64>()).saturating_sub(self.max_bytes).min(held)
     }
 
     /// Bytes that `mirror` may take: `--cache-max-bytes` less the memory of the other mirrors.

@@ -11,6 +11,7 @@
 //! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
 //! | `assemble` | whole revisions from watch responses (I3) |
 //! | `state` | the view that readers see, and the epoch that guards it |
+//! | `held_views` | bytes that only readers keep in memory |
 //! | `past_revisions` | rebuilt states at past revisions |
 //! | `freshness` | the quorum check (I2) |
 //! | `cluster_state` | replaced history (I4), revisions served (I11), auth (I8) |
@@ -31,6 +32,7 @@ mod feed;
 mod feed_end;
 mod feed_member;
 pub mod freshness;
+mod held_views;
 mod history;
 mod lag;
 mod lifecycle;
@@ -45,6 +47,7 @@ pub mod state;
 mod verify;
 mod version_gate;
 
+pub use held_views::{HeldView, HeldViews};
 pub use mirrors::Mirrors;
 
 use std::sync::Arc;

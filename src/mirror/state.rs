@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::cluster_state::{ClusterState, History};
+use super::held_views::{HeldView, HeldViews};
 use super::past_revisions::PastRevisions;
 use crate::cache::{Applied, AtError, Change, Rebuild, Rebuilt, Snapshot, Store, Tree};
 use crate::keyspace::scope::Scope;
@@ -130,6 +131,10 @@ pub struct Mirror {
     replaced: watch::Sender<u64>,
     /// Origin of `now`.
     born: Instant,
+    /// Views that readers hold.
+    held_views: Arc<HeldViews>,
+    /// Bytes of a load that is not in service yet.
+    loading_bytes: AtomicU64,
     /// Time of the feed's last progress request, in nanoseconds since `born`; 0 before the first.
     progress_requested_nanos: AtomicU64,
 }
@@ -162,6 +167,8 @@ impl Mirror {
             overdue: AtomicI64::new(0),
             replaced: watch::Sender::new(0),
             born: Instant::now(),
+            held_views: Arc::default(),
+            loading_bytes: AtomicU64::new(0),
             progress_requested_nanos: AtomicU64::new(0),
         }
     }
@@ -389,9 +396,38 @@ impl Mirror {
         Ok(())
     }
 
+    /// Drops the contents. Readers may keep their views of them.
+    fn drop_loaded(&self, contents: &mut Contents) {
+        if let Some(loaded) = contents.loaded.take() {
+            self.held_views.record_dropped(&loaded.store);
+        }
+        self.loading_bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Keeps a view, taken a moment ago, counted as held by a reader; `is_past` for one at a past revision.
+    #[must_use]
+    pub fn hold_view(&self, is_past: bool) -> HeldView {
+        self.held_views.hold(is_past)
+    }
+
+    /// Bytes that only readers' views keep in memory.
+    #[must_use]
+    pub fn held_bytes(&self) -> u64 {
+        let bytes = self.held_views.bytes();
+        self.metrics
+            .held_bytes
+            .set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        bytes
+    }
+
+    /// Bytes of a load that is not in service yet.
+    pub(super) fn loading_bytes(&self) -> &AtomicU64 {
+        &self.loading_bytes
+    }
+
     fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason) {
         contents.epoch += 1;
-        contents.loaded = None;
+        self.drop_loaded(&mut contents);
         self.reset_wanted(self.cluster_state.history());
         self.replaced.send_replace(contents.epoch);
         self.set_out(reason);
@@ -427,7 +463,7 @@ impl Mirror {
     /// Takes the mirror out of service and drops its contents.
     pub(super) fn drop_contents(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
-        contents.loaded = None;
+        self.drop_loaded(&mut contents);
         contents.history = self.cluster_state.current();
         self.reset_wanted(contents.history.number);
         self.set_out(reason);
@@ -446,6 +482,7 @@ impl Mirror {
     ) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         contents.history.note_known(store.revision());
+        self.held_views.record(&store);
         contents.loaded = Some(Loaded::new(store, newest_key));
         Ok(())
     }
@@ -522,6 +559,8 @@ impl Mirror {
             revision: store.revision(),
             history: contents.history.number,
         };
+        self.held_views.record(store);
+        self.loading_bytes.store(0, Ordering::Relaxed);
         let rebuilt_bytes = loaded.past.bytes();
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.metrics.revision.set(view.revision);

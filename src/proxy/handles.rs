@@ -97,12 +97,14 @@ impl Proxy {
         })
     }
 
-    /// Aborts responses whose clients have stopped reading, and drops expired page series and expired slow calls, until
-    /// `stop` is cancelled. The three loops restart separately after a panic.
+    /// Aborts responses whose clients have stopped reading or keep too much old data, and drops expired page series and expired slow calls, until
+    /// `stop` is cancelled. The loops restart separately after a panic.
     pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
+        let buffers = &self.telemetry.metrics.buffers;
         let loops = async {
             tokio::join!(
-                restarting("idle responses", || self.responses.run()),
+                restarting("idle responses", || self.responses.run(buffers)),
+                restarting("old views", || self.responses.relieve(&self.mirrors, buffers)),
                 restarting("page series", || self.fallback.run()),
                 restarting("slow calls", async || {
                     let mut ticks = tokio::time::interval(SLOW_CALLS_INTERVAL);

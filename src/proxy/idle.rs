@@ -5,9 +5,13 @@
 //! could thereby take memory and turns from all others. A response of which nothing was read for one minute drops its
 //! source, and its HTTP/2 stream is reset.
 //!
+//! Old views that slow readers keep count against `--cache-max-bytes`. When the bound is exceeded, their responses are
+//! given up, the slowest first, until it is not.
+//!
 //! Reading slowly is reading: each byte that is written to the client's connection counts. A response that waits for
 //! etcd is not unread.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -15,13 +19,20 @@ use std::time::Duration;
 
 use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use super::source::{BodySource, Polled};
 use crate::cache::Rope;
+use crate::mirror::Mirrors;
+use crate::telemetry::metrics::BufferMetrics;
 use crate::upstream::BoxError;
 
 /// Interval of the check for idle responses.
 const TICK: Duration = Duration::from_secs(5);
+/// Interval of the check for views that must be given up.
+const RELIEF_TICK: Duration = Duration::from_millis(250);
+/// Shortest time between two log lines about views that were given up.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Number of ticks without a read after which a response is aborted; one minute.
 pub(super) const IDLE_TICKS: u32 = 12;
 
@@ -46,8 +57,8 @@ pub(super) struct Progress {
 /// Source of a response that is aborted if its client stops reading.
 #[derive(Debug)]
 pub(super) struct Watched {
-    /// `None` after the response was aborted.
-    state: Mutex<Option<State>>,
+    /// The reason after the response was aborted.
+    state: Mutex<Result<State, Aborted>>,
     progress: Arc<Progress>,
 }
 
@@ -60,16 +71,20 @@ struct State {
     pending: Option<Waker>,
 }
 
-/// Error of a response that was aborted because its client stopped reading.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the client has not read this response for a minute")]
-pub(super) struct IdleError;
+/// Reason for which a response was aborted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Aborted {
+    #[error("the client has not read this response for a minute")]
+    Idle,
+    #[error("the old data of this response takes memory that the mirror needs")]
+    Memory,
+}
 
 impl ResponseRegistry {
     /// Registers a response with this `source`, until the result is dropped.
     pub(super) fn watch(&self, source: Box<dyn BodySource>) -> Arc<Watched> {
         let watched = Arc::new(Watched {
-            state: Mutex::new(Some(State {
+            state: Mutex::new(Ok(State {
                 source,
                 polled: None,
                 pending: None,
@@ -84,11 +99,12 @@ impl ResponseRegistry {
     }
 
     /// Aborts idle responses every [`TICK`] until the future is dropped.
-    pub(super) async fn run(&self) {
+    pub(super) async fn run(&self, metrics: &BufferMetrics) {
         let mut ticks = tokio::time::interval(TICK);
         loop {
             ticks.tick().await;
             let aborted = self.abort_idle();
+            metrics.record_given_up("idle", aborted);
             if aborted > 0 {
                 tracing::warn!(
                     responses = aborted,
@@ -96,6 +112,53 @@ impl ResponseRegistry {
                 );
             }
         }
+    }
+
+    /// Aborts responses with old views while these exceed the memory of `mirrors`, until the future is dropped.
+    pub(super) async fn relieve(&self, mirrors: &Mirrors, metrics: &BufferMetrics) {
+        let mut ticks = tokio::time::interval(RELIEF_TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut unlogged, mut last_log) = (0, None::<Instant>);
+        loop {
+            ticks.tick().await;
+            let aborted = self.abort_views(|| mirrors.excess_held_bytes() > 0);
+            metrics.record_given_up("memory", aborted);
+            unlogged += aborted;
+            if unlogged > 0 && last_log.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+                tracing::warn!(
+                    responses = unlogged,
+                    "slow readers keep more old data than --cache-max-bytes allows; the streams of the slowest are reset"
+                );
+                (unlogged, last_log) = (0, Some(Instant::now()));
+            }
+        }
+    }
+
+    /// Aborts responses with a view while `is_exceeded`, the slowest first; returns their number.
+    fn abort_views(&self, is_exceeded: impl Fn() -> bool) -> usize {
+        if !is_exceeded() {
+            return 0;
+        }
+        let in_flight: Vec<_> = self.in_flight.lock().iter().filter_map(Weak::upgrade).collect();
+        let now = self.tick.load(Ordering::Relaxed);
+        let mut with_views: Vec<_> = in_flight
+            .iter()
+            .filter_map(|response| {
+                let state = response.state.lock();
+                let number = state.as_ref().ok()?.source.held_view()?.number();
+                Some((Reverse(response.idle_ticks(now)), number, response))
+            })
+            .collect();
+        // Among responses that were read in the same interval, the oldest is the slowest.
+        with_views.sort_unstable_by_key(|(idle_ticks, number, _)| (*idle_ticks, *number));
+        let mut aborted = 0;
+        for (_, _, response) in with_views {
+            if !is_exceeded() {
+                break;
+            }
+            aborted += usize::from(response.abort(Aborted::Memory));
+        }
+        aborted
     }
 
     /// Begins the next interval and aborts idle responses; returns their number.
@@ -111,7 +174,7 @@ impl ResponseRegistry {
         // Polled and aborted after the registry's lock is released: new responses must not wait until snapshots are
         // freed.
         let idle = in_flight.iter().filter(|response| response.is_idle(now));
-        idle.filter(|response| response.abort()).count()
+        idle.filter(|response| response.abort(Aborted::Idle)).count()
     }
 }
 
@@ -129,8 +192,9 @@ impl Watched {
     pub(super) fn poll_frame(&self, cx: &mut Context<'_>) -> Polled {
         self.progress.record();
         let mut state = self.state.lock();
-        let Some(state) = state.as_mut() else {
-            return Poll::Ready(Some(Err(IdleError.into())));
+        let state = match state.as_mut() {
+            Ok(state) => state,
+            Err(aborted) => return Poll::Ready(Some(Err((*aborted).into()))),
         };
         if let Some(polled) = state.polled.take() {
             return Poll::Ready(polled);
@@ -148,22 +212,28 @@ impl Watched {
         let state = self.state.lock();
         state
             .as_ref()
-            .is_some_and(|state| state.polled.is_none() && state.source.is_end_stream())
+            .is_ok_and(|state| state.polled.is_none() && state.source.is_end_stream())
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
         let state = self.state.lock();
         state
             .as_ref()
+            .ok()
             .filter(|state| state.polled.is_none())
             .map_or_else(SizeHint::default, |state| state.source.size_hint())
     }
 
+    /// Number of ticks since the last read.
+    fn idle_ticks(&self, now: u32) -> u32 {
+        now.wrapping_sub(self.progress.last_read.load(Ordering::Relaxed))
+    }
+
     /// Whether the client has read nothing for too long at tick `now`, although there is something to read.
     fn is_idle(&self, now: u32) -> bool {
-        let ticks = now.wrapping_sub(self.progress.last_read.load(Ordering::Relaxed));
+        let ticks = self.idle_ticks(now);
         if ticks > 1
-            && let Some(state) = self.state.lock().as_mut()
+            && let Ok(state) = self.state.lock().as_mut()
             && state.polled.is_none()
             && (state.pending.is_some() || state.source.may_be_idle())
         {
@@ -177,11 +247,11 @@ impl Watched {
     }
 
     /// Drops the source; returns false if it was dropped before.
-    fn abort(&self) -> bool {
+    fn abort(&self, reason: Aborted) -> bool {
         // Dropped after the lock is released: freeing a large snapshot takes long, and the body's task would block on
         // the lock.
-        let state = self.state.lock().take();
-        state.is_some()
+        let state = std::mem::replace(&mut *self.state.lock(), Err(reason));
+        state.is_ok()
     }
 }
 
@@ -204,6 +274,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
+    use crate::mirror::{HeldView, HeldViews};
 
     /// Source of frames that waits while `waits` is set.
     #[derive(Debug, Default)]
@@ -248,7 +319,7 @@ mod tests {
         }
         assert!(read(&read_on).is_ready());
         assert_eq!(responses.abort_idle(), 1);
-        assert!(unread.state.lock().is_none(), "the source is dropped");
+        assert!(unread.state.lock().is_err(), "the source is dropped");
         assert!(is_aborted(&unread));
         assert!(!is_aborted(&read_on));
         drop(unread);
@@ -285,6 +356,50 @@ mod tests {
         assert!(is_aborted(&waiting) && is_aborted(&blocked));
     }
 
+    /// Response that keeps a view.
+    #[derive(Debug)]
+    struct Snapshot(HeldView);
+
+    impl BodySource for Snapshot {
+        fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
+            Poll::Ready(None)
+        }
+
+        fn held_view(&self) -> Option<&HeldView> {
+            Some(&self.0)
+        }
+    }
+
+    #[test]
+    fn slowest_reader_of_an_old_view_is_given_up_first() {
+        let responses = ResponseRegistry::default();
+        let views = Arc::new(HeldViews::default());
+        let [oldest, unread, newest] =
+            [(); 3].map(|()| responses.watch(Box::new(Snapshot(views.hold(false)))));
+        let without_view = responses.watch(Box::<Frames>::default());
+        assert_eq!(responses.abort_views(|| false), 0);
+        responses.abort_idle();
+        assert!(read(&oldest).is_ready() && read(&newest).is_ready());
+        let aborted = |expected: [bool; 3]| {
+            let now = [&oldest, &unread, &newest].map(|response| response.state.lock().is_err());
+            assert_eq!(now, expected);
+        };
+        let mut checks = AtomicU32::new(0);
+        let first_only = || checks.fetch_add(1, Ordering::Relaxed) < 2;
+        assert_eq!(responses.abort_views(first_only), 1);
+        aborted([false, true, false]);
+        *checks.get_mut() = 0;
+        assert_eq!(
+            responses.abort_views(|| checks.fetch_add(1, Ordering::Relaxed) < 2),
+            1
+        );
+        aborted([true, true, false]);
+        assert_eq!(responses.abort_views(|| true), 1);
+        aborted([true; 3]);
+        assert!(is_aborted(&unread) && !is_aborted(&without_view));
+        assert_eq!(views.bytes(), 0);
+    }
+
     #[test]
     fn frame_that_was_polled_ahead_is_read_first() {
         let responses = ResponseRegistry::default();
@@ -300,7 +415,7 @@ mod tests {
                 .state
                 .lock()
                 .as_ref()
-                .is_some_and(|state| state.polled.is_some())
+                .is_ok_and(|state| state.polled.is_some())
         );
         assert!(read(&watch).is_ready());
         assert!(
@@ -308,7 +423,7 @@ mod tests {
                 .state
                 .lock()
                 .as_ref()
-                .is_some_and(|state| state.polled.is_none())
+                .is_ok_and(|state| state.polled.is_none())
         );
     }
 }

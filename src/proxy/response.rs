@@ -24,6 +24,7 @@ pub(super) use super::source::{BodySource, Polled};
 use crate::cache::Rope;
 use crate::grpc::Status;
 use crate::limits::{BudgetExceeded, CallBytes, CallKind};
+use crate::mirror::HeldView;
 use crate::net::Url;
 use crate::upstream::BoxError;
 
@@ -358,6 +359,13 @@ impl<O: Observer> BodySource for Observed<O> {
             Kind::Empty | Kind::Whole { .. } => true,
             Kind::Source(source) => source.is_complete(),
             Kind::Delivered(_) => false,
+        }
+    }
+
+    fn held_view(&self) -> Option<&HeldView> {
+        match &self.body {
+            Kind::Source(source) => source.held_view(),
+            _ => None,
         }
     }
 

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 use http_body::{Frame, SizeHint};
 
 use crate::cache::Rope;
+use crate::mirror::HeldView;
 use crate::net::Url;
 use crate::upstream::BoxError;
 
@@ -34,6 +35,11 @@ pub(super) trait BodySource: fmt::Debug + Send {
 
     /// URL of the endpoint, for a response that is forwarded.
     fn endpoint(&self) -> Option<&Url> {
+        None
+    }
+
+    /// View of a mirror that the response keeps.
+    fn held_view(&self) -> Option<&HeldView> {
         None
     }
 

@@ -187,6 +187,67 @@ async fn readers_that_never_read_cost_little() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn snapshots_held_by_slow_readers_count_against_the_bound() {
+    const KEYS: usize = 40;
+    // 4 MB of keys.
+    let etcd = etcd_with(KEYS, 100_000).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-max-bytes", "16MiB")
+        .with("--history-max-bytes", "1MiB")
+        .start()
+        .await;
+    let list = RangeRequest::prefix(PREFIX);
+    let mut unread = Vec::new();
+    let direct = etcd.client().await;
+    let mut held = 0.0_f64;
+    for _ in 0..6 {
+        let (sender, connection) = rude(&rangecache).await;
+        let mut sender = sender.ready().await.unwrap();
+        let (answer, mut body) = sender.send_request(call(&rangecache, RANGE), false).unwrap();
+        body.send_data(frame(&list.encode_to_vec()), true).unwrap();
+        let head = answer.await.expect("a response head");
+        unread.push((head.into_body(), sender, connection));
+        // Every version of the keys stays in memory for a reader.
+        for n in 0..KEYS {
+            let put = direct.put(format!("{PREFIX}{n:04}"), vec![b'w'; 100_000]).await;
+            put.expect("etcd writes");
+        }
+        held = held.max(rangecache.metrics().await.sum("rangecache_mirror_held_bytes"));
+    }
+    println!("{held} B held");
+    assert!(held > 2e6, "{held}");
+    until(SOON, "the slowest readers are given up", async || {
+        let metrics = rangecache.metrics().await;
+        let given_up = metrics.sum("rangecache_responses_given_up_total");
+        let used =
+            metrics.sum("rangecache_mirror_held_bytes") + metrics.sum("rangecache_mirror_memory_bytes");
+        (given_up > 0.0 && used <= f64::from(16 << 20)).then_some(())
+    })
+    .await;
+    assert!(rangecache.log().contains("slow readers keep more old data"));
+    let oldest = &mut unread[0].0;
+    let reading = async {
+        loop {
+            match oldest.data().await {
+                Some(Ok(data)) => oldest.flow_control().release_capacity(data.len()).unwrap(),
+                Some(Err(error)) => return error,
+                None => panic!("the response is complete"),
+            }
+        }
+    };
+    let reset = tokio::time::timeout(SOON, reading)
+        .await
+        .expect("the end of the response");
+    assert!(reset.is_reset(), "{reset}");
+    let newest = rangecache.client().await.range(&list).await;
+    assert_eq!(newest.expect("the mirror answers").kvs.len(), KEYS);
+    assert_eq!(
+        rangecache.metrics().await.sum("rangecache_mirror_in_service"),
+        1.0
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_do_not_disturb_other_connections() {
     let etcd = etcd_with(10, 100).await;
     let rangecache = Rangecache::before(&etcd).start().await;

@@ -169,6 +169,7 @@ mod tests {
                 oldest_revision: Some(2),
                 keys: 1_234,
                 memory_bytes: 2048,
+                held_bytes: 0,
                 history_bytes: 0,
                 load_keys: 0,
                 load_bytes: 0,

@@ -41,6 +41,7 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
                 (pair("keys", &count(mirror.keys)))
                 (pair("memory", &bytes(mirror.memory_bytes)))
                 (pair("of it past revisions", &bytes(mirror.history_bytes)))
+                (pair("kept by slow readers", &bytes(mirror.held_bytes)))
                 (pair("readable from revision", &number(mirror.oldest_revision)))
                 (pair("events applied", &count(mirror.events)))
                 @if mirror.reason.is_some() {

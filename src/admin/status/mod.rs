@@ -87,6 +87,7 @@ fn mirror(mirror: &state::Mirror, known: i64, metrics: &Metrics) -> MirrorStatus
         keys: unsigned(gauges.keys.get()),
         memory_bytes: mirror.memory_bytes(),
         history_bytes: unsigned(gauges.history_bytes.get()),
+        held_bytes: mirror.held_bytes(),
         load_keys: unsigned(gauges.load_keys.get()),
         load_bytes: unsigned(gauges.load_bytes.get()),
         events: gauges.events.get(),

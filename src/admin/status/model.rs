@@ -77,6 +77,8 @@ pub(crate) struct MirrorStatus {
     /// Bytes of keys, values and history.
     pub(crate) memory_bytes: u64,
     pub(crate) history_bytes: u64,
+    /// Bytes of replaced entries that only responses in flight keep.
+    pub(crate) held_bytes: u64,
     /// Keys of the current or last load.
     pub(crate) load_keys: u64,
     /// Bytes of the current or last load.

@@ -10,6 +10,8 @@ use crate::faults::{self, Fault};
 use crate::grpc::frame::{PREFIX_BYTES, put_prefix};
 use crate::grpc::status::ok_trailers;
 use crate::limits::HeldBytes;
+use crate::mirror::HeldView;
+use crate::mirror::state::Mirror;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 
 /// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to
@@ -18,9 +20,47 @@ const PIECE_BYTES: usize = 128 << 10;
 /// Longest response or chunk that is produced as one piece, in bytes.
 const SMALL_BYTES: u64 = 16 << 10;
 
+/// Where the entries of a response are.
+pub(super) enum EntrySource<'a> {
+    /// In a view of this mirror; `is_past` for one at a past revision.
+    Mirror {
+        mirror: Option<&'a Mirror>,
+        is_past: bool,
+    },
+    /// In a page series, counted by this budget.
+    Series(HeldBytes),
+}
+
+/// What keeps the entries of a response in memory.
+#[derive(Debug)]
+enum Kept {
+    View(Option<HeldView>),
+    Bytes { _held: HeldBytes },
+}
+
+impl EntrySource<'_> {
+    fn keep(self) -> Kept {
+        match self {
+            EntrySource::Mirror { mirror, is_past } => {
+                Kept::View(mirror.map(|mirror| mirror.hold_view(is_past)))
+            }
+            EntrySource::Series(held) => Kept::Bytes { _held: held },
+        }
+    }
+}
+
+impl Kept {
+    fn view(&self) -> Option<&HeldView> {
+        match self {
+            Kept::View(view) => view.as_ref(),
+            Kept::Bytes { .. } => None,
+        }
+    }
+}
+
 /// Returns a body with `answer` as one gRPC message, then OK trailers. The message must be shorter than 4 GiB.
-/// `held_bytes` counts the entries against a byte budget until the body is dropped; `None` for entries of a mirror.
-pub(super) fn unary_body(answer: Answer, held_bytes: Option<HeldBytes>) -> ResponseBody {
+/// `entries` is what keeps them in memory until the body is dropped.
+pub(super) fn unary_body(answer: Answer, entries: EntrySource<'_>) -> ResponseBody {
     let mut prefix = [0; PREFIX_BYTES];
     put_prefix(&mut prefix, answer.len());
     if answer.len() <= SMALL_BYTES {
@@ -31,19 +71,19 @@ pub(super) fn unary_body(answer: Answer, held_bytes: Option<HeldBytes>) -> Respo
     ResponseBody::from_source(AnswerBody {
         prefix: Some(Bytes::copy_from_slice(&prefix)),
         answer,
-        _held_bytes: held_bytes,
+        kept: entries.keep(),
         trailers_sent: false,
     })
 }
 
-/// Returns a body with one gRPC message per chunk, then OK trailers. `held_bytes` counts the entries against a byte
-/// budget until the body is dropped; `None` for entries of a mirror.
-pub(super) fn stream_body(chunks: Chunks, held_bytes: Option<HeldBytes>) -> ResponseBody {
+/// Returns a body with one gRPC message per chunk, then OK trailers. `entries` is what keeps them in memory until the
+/// body is dropped.
+pub(super) fn stream_body(chunks: Chunks, entries: EntrySource<'_>) -> ResponseBody {
     ResponseBody::from_source(ChunksBody {
         chunks,
         current: None,
         trailers_sent: false,
-        _held_bytes: held_bytes,
+        kept: entries.keep(),
     })
 }
 
@@ -52,7 +92,7 @@ pub(super) fn stream_body(chunks: Chunks, held_bytes: Option<HeldBytes>) -> Resp
 struct AnswerBody {
     prefix: Option<Bytes>,
     answer: Answer,
-    _held_bytes: Option<HeldBytes>,
+    kept: Kept,
     trailers_sent: bool,
 }
 
@@ -77,6 +117,10 @@ impl BodySource for AnswerBody {
     fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
         Poll::Ready(self.next().map(Ok))
     }
+
+    fn held_view(&self) -> Option<&HeldView> {
+        self.kept.view()
+    }
 }
 
 /// Body of a RangeStream, encoded one chunk at a time.
@@ -86,12 +130,16 @@ struct ChunksBody {
     /// Rest of the chunk whose head was sent already.
     current: Option<Answer>,
     trailers_sent: bool,
-    _held_bytes: Option<HeldBytes>,
+    kept: Kept,
 }
 
 impl BodySource for ChunksBody {
     fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
         Poll::Ready(self.next().map(Ok))
+    }
+
+    fn held_view(&self) -> Option<&HeldView> {
+        self.kept.view()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::body::{stream_body, unary_body};
+use super::body::{EntrySource, stream_body, unary_body};
 use super::receive::Received;
 use crate::cache::{Answer, Chunks};
 use crate::grpc::Method;
@@ -41,10 +41,10 @@ pub(super) async fn fetch_from_etcd(
     };
     let body = if method == Method::RangeStream {
         let chunks = Chunks::new(page.header, page.selection);
-        stream_body(chunks, Some(page.held))
+        stream_body(chunks, EntrySource::Series(page.held))
     } else {
         let answer = Answer::new(page.header, page.selection);
-        unary_body(answer, Some(page.held))
+        unary_body(answer, EntrySource::Series(page.held))
     };
     Ok(body.into_response(content_type))
 }

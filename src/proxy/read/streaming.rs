@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use tracing::Instrument;
 
 use super::answer::Decision;
-use super::body::stream_body;
+use super::body::{EntrySource, stream_body};
 use super::decide::decide;
 use super::fetch::fetch_from_etcd;
 use super::receive::receive;
@@ -62,7 +62,11 @@ async fn handle<'a>(
         Decision::Answer(header, selection, outcome) => {
             recorder.outcome = outcome;
             recorder.keys = selection.len();
-            let body = stream_body(Chunks::new(header, selection), None);
+            let entries = EntrySource::Mirror {
+                mirror: recorder.mirror,
+                is_past: received.query.revision > 0,
+            };
+            let body = stream_body(Chunks::new(header, selection), entries);
             Ok(body.into_response(received.metadata.content_type))
         }
         Decision::Error(status, outcome) => {

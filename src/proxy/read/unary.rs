@@ -5,7 +5,7 @@ use hyper::body::Incoming;
 use tracing::Instrument;
 
 use super::answer::Decision;
-use super::body::unary_body;
+use super::body::{EntrySource, unary_body};
 use super::decide::decide;
 use super::fetch::fetch_from_etcd;
 use super::receive::receive;
@@ -63,7 +63,11 @@ async fn handle<'a>(
                 return Ok(status_response(&status, received.metadata.content_type));
             }
             recorder.outcome = outcome;
-            let body = unary_body(answer, None);
+            let entries = EntrySource::Mirror {
+                mirror: recorder.mirror,
+                is_past: received.query.revision > 0,
+            };
+            let body = unary_body(answer, entries);
             Ok(body.into_response(received.metadata.content_type))
         }
         Decision::Error(status, outcome) => {

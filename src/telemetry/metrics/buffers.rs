@@ -23,6 +23,12 @@ pub struct BufferMetrics {
     limit: Family<KindLabels, Gauge>,
     waiting: Family<KindLabels, Gauge>,
     refused: Family<KindLabels, Counter>,
+    given_up: Family<GivenUpLabels, Counter>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct GivenUpLabels {
+    reason: &'static str,
 }
 
 /// Metrics of one kind of buffered bytes.
@@ -61,6 +67,11 @@ impl BufferMetrics {
                 "buffer_refused",
                 "Calls whose bytes did not fit the share of their kind, by kind",
             ),
+            given_up: register(
+                registry,
+                "responses_given_up",
+                "Responses that were given up, by reason: not read for a minute, or old data in memory",
+            ),
         }
     }
 
@@ -76,6 +87,13 @@ impl BufferMetrics {
             waiting: self.waiting.get_or_create(&labels).clone(),
             refused: self.refused.get_or_create(&labels).clone(),
         }
+    }
+
+    /// Counts `responses` that were given up for `reason`.
+    pub fn record_given_up(&self, reason: &'static str, responses: usize) {
+        self.given_up
+            .get_or_create(&GivenUpLabels { reason })
+            .inc_by(responses as u64);
     }
 
     /// Bytes of all kinds that are held now.

@@ -42,6 +42,8 @@ pub struct MirrorMetrics {
     pub memory_bytes: Gauge,
     /// Memory of past revisions.
     pub history_bytes: Gauge,
+    /// Memory that only readers' old views keep.
+    pub held_bytes: Gauge,
     /// Oldest revision that can be read.
     pub oldest_revision: Gauge,
     /// Keys fetched by the load in progress or the last one.
@@ -71,6 +73,7 @@ pub struct MirrorsMetrics {
     keys: Family<MirrorLabels, Gauge>,
     memory_bytes: Family<MirrorLabels, Gauge>,
     history_bytes: Family<MirrorLabels, Gauge>,
+    held_bytes: Family<MirrorLabels, Gauge>,
     oldest_revision: Family<MirrorLabels, Gauge>,
     load_keys: Family<MirrorLabels, Gauge>,
     load_bytes: Family<MirrorLabels, Gauge>,
@@ -116,6 +119,12 @@ impl MirrorsMetrics {
                 "mirror_history",
                 Unit::Bytes,
                 "Memory of the mirror's past revisions",
+            ),
+            held_bytes: register_unit(
+                r,
+                "mirror_held",
+                Unit::Bytes,
+                "Memory of replaced entries that only responses in flight keep",
             ),
             oldest_revision: register(
                 r,
@@ -171,6 +180,7 @@ impl MirrorsMetrics {
             keys: gauge(&self.keys),
             memory_bytes: gauge(&self.memory_bytes),
             history_bytes: gauge(&self.history_bytes),
+            held_bytes: gauge(&self.held_bytes),
             oldest_revision: gauge(&self.oldest_revision),
             load_keys: gauge(&self.load_keys),
             load_bytes: gauge(&self.load_bytes),
