@@ -25,7 +25,7 @@ const WATCH_PATH: &str = "/etcdserverpb.Watch/Watch";
 /// Bytes of a message that is never complete.
 const UNFINISHED_BYTES: usize = 64 << 10;
 /// Bytes that a slow reader reads per second and call.
-const SLOW_BYTES_PER_SECOND: usize = 1_000;
+const SLOW_BYTES_PER_SECOND: u32 = 1_000;
 /// Pause after a call that the server has refused, before the next one.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
 
@@ -165,10 +165,8 @@ async fn hold(sender: SendRequest<Bytes>, url: &str, call: OpenCall, number: usi
         OpenCall::SlowList => loop {
             let piece = body.data().await.context("the end of the list")??;
             body.flow_control().release_capacity(piece.len())?;
-            tokio::time::sleep(
-                Duration::from_secs(1) * u32::try_from(piece.len())? / SLOW_BYTES_PER_SECOND as u32,
-            )
-            .await;
+            tokio::time::sleep(Duration::from_secs(1) * u32::try_from(piece.len())? / SLOW_BYTES_PER_SECOND)
+                .await;
         },
         // With a window of 0 nothing arrives but the end.
         OpenCall::Unfinished { .. } | OpenCall::Unread(_) => {

@@ -35,7 +35,7 @@ pub(crate) fn print_bounds(metrics: &Metrics, memory_mib: u64) {
     println!("bounds, as exported by rangecache, next to a memory limit of {memory_mib} MiB:");
     for (sample, value) in &metrics.0 {
         if sample.starts_with("rangecache_limit") && sample.contains("bytes") {
-            println!("  {sample} {} MiB", *value as u64 >> 20);
+            println!("  {sample} {:.0} MiB", value / f64::from(1 << 20));
         }
     }
 }

@@ -320,7 +320,7 @@ async fn watches_that_are_never_read_are_ended_and_resumable() {
     .await;
     let used = calls_bytes(&rangecache.metrics().await);
     assert!(used <= CALLS_BYTES, "{used}");
-    // The client reads after all: a watch that was ended says so after its last whole message.
+    // The client reads after all: a watch that was ended has a status behind its last whole message.
     let ended = watches.into_iter().map(|(body, mut received)| async move {
         let _body = body;
         while let Ok(Some(piece)) = tokio::time::timeout(QUIET, received.data()).await {
