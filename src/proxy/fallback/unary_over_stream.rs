@@ -111,8 +111,6 @@ impl UnaryOverStream {
             .await
             .map_err(|_| StreamFallback::Broken)?;
         let (mut head, body) = response.into_parts();
-        // The length of the stream, which is not that of the unary response.
-        head.headers.remove(CONTENT_LENGTH);
         // Read by the trace of the call.
         head.extensions.insert(connection.url().clone());
         let mut held = self.budget.hold_in_queue();
@@ -156,13 +154,15 @@ impl UnaryOverStream {
 /// Builds the unary response from a complete stream: header, key-values, then `more` and `count`. The first of
 /// `pieces` is empty, and is replaced by the gRPC prefix and the header.
 fn assemble(
-    head: response::Parts,
+    mut head: response::Parts,
     trailers: HeaderMap,
     summary: ResponseSummary,
     mut pieces: Vec<Bytes>,
     mut held: HeldBytes,
 ) -> Result<Converted, StreamFallback> {
     summary.header().map_err(|_| StreamFallback::Malformed)?;
+    // The length of the stream, which is not that of the unary response.
+    head.headers.remove(CONTENT_LENGTH);
     let kvs_bytes: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
     held.leave_queue();
     held.shrink(held.bytes().saturating_sub(kvs_bytes));
@@ -250,6 +250,7 @@ fn convert_refusal(
     connection: &Connection,
 ) -> Result<Converted, StreamFallback> {
     head.headers.extend(trailers);
+    head.headers.remove(CONTENT_LENGTH);
     let code = head
         .headers
         .get(GRPC_STATUS)
@@ -299,6 +300,8 @@ fn more_and_count_fields(summary: &ResponseSummary) -> Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::etcdserverpb::{RangeResponse, RangeStreamResponse, ResponseHeader};
+    use crate::telemetry::metrics::BufferKindMetrics;
 
     #[test]
     fn negative_limit_and_revision_become_zero() {
@@ -308,5 +311,23 @@ mod tests {
             ..RangeQuery::default()
         });
         assert_eq!((request.limit, request.revision), (0, 0));
+    }
+
+    #[test]
+    fn unary_response_does_not_keep_the_length_of_the_stream() {
+        let chunk = RangeStreamResponse {
+            range_response: Some(RangeResponse {
+                header: Some(ResponseHeader::default()),
+                ..RangeResponse::default()
+            }),
+        };
+        let mut scanner = RangeResponseScanner::stream();
+        scanner.scan(&framed(&chunk), |_| {}).unwrap();
+        let head = Response::builder().header(CONTENT_LENGTH, 7).body(()).unwrap();
+        let held = ByteBudget::first_come(1 << 20, BufferKindMetrics::default()).hold();
+        let summary = scanner.finish().unwrap();
+        let (head, ()) = head.into_parts();
+        let converted = assemble(head, HeaderMap::new(), summary, vec![Bytes::new()], held).unwrap();
+        assert!(!converted.head.headers.contains_key(CONTENT_LENGTH));
     }
 }
