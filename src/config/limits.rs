@@ -110,16 +110,18 @@ fn default_buffer_bytes(memory_bytes: u64, cache_max_bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::mirror::default_cache_bytes;
 
     #[test]
     fn default_bounds_together_stay_below_the_memory_limit() {
-        for mib in [256, 512, 1024, 2048, 16_384, 262_144] {
+        for mib in [128, 256, 512, 1024, 2048, 16_384, 262_144] {
             let memory = mib << 20;
-            let cache = memory / 4 * 3;
+            let cache = default_cache_bytes(memory);
             let buffers = default_buffer_bytes(memory, cache);
             assert!(cache + buffers + FIXED_BYTES <= memory, "{mib} MiB");
         }
         assert_eq!(default_buffer_bytes(1 << 30, 1 << 30), MIN_BUFFER_BYTES);
-        assert_eq!(default_buffer_bytes(512 << 20, 384 << 20), 40 << 20);
+        assert_eq!(default_cache_bytes(512 << 20), 288 << 20);
+        assert_eq!(default_buffer_bytes(512 << 20, 288 << 20), 88 << 20);
     }
 }

@@ -7,6 +7,9 @@ use clap::Args;
 use super::units::{parse_bytes, parse_duration};
 use crate::memory;
 
+/// Memory that the program, its connections and its buffers need in the smallest container, in bytes.
+const OTHER_BYTES: u64 = 128 << 20;
+
 /// Mirrored prefixes, memory and freshness.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Mirrors")]
@@ -20,7 +23,7 @@ pub struct MirrorConfig {
     pub no_cache_prefix: Vec<String>,
 
     /// Memory for all mirrors and their history; a mirror over it is disabled and its reads are forwarded [default:
-    /// three quarters of the memory limit]
+    /// three quarters of the memory limit beyond 128 MiB]
     #[arg(long = "cache-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub cache_max_bytes: Option<u64>,
 
@@ -43,10 +46,15 @@ pub struct MirrorConfig {
 }
 
 impl MirrorConfig {
-    /// Bound on all mirrors in bytes: the flag, otherwise three quarters of the memory limit.
+    /// Bound on all mirrors in bytes: the flag, otherwise three quarters of the memory limit beyond [`OTHER_BYTES`].
     #[must_use]
     pub fn max_bytes(&self) -> u64 {
         self.cache_max_bytes
-            .unwrap_or_else(|| memory::limit_bytes() / 4 * 3)
+            .unwrap_or_else(|| default_cache_bytes(memory::limit_bytes()))
     }
+}
+
+/// Default of `--cache-max-bytes` with a memory limit of `memory_bytes`; a quarter of a very small limit.
+pub(super) fn default_cache_bytes(memory_bytes: u64) -> u64 {
+    (memory_bytes.saturating_sub(OTHER_BYTES) / 4 * 3).max(memory_bytes / 4)
 }

@@ -115,7 +115,9 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
     let max = config.mirror.max_bytes();
     let source = match config.mirror.cache_max_bytes {
         Some(_) => "--cache-max-bytes",
-        None => "three quarters of the memory limit of this machine or container; --cache-max-bytes sets it",
+        None => {
+            "three quarters of the memory limit of this machine or container beyond 128 MiB; --cache-max-bytes sets it"
+        }
     };
     let text = format!(
         "keys and values need {}, past revisions {} at this rate (at most {} a mirror), of {} ({source})",

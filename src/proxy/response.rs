@@ -33,7 +33,7 @@ use crate::upstream::BoxError;
 pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
 
 /// Bytes that a call counts as until its response has been sent: its task and its stream, on both sides.
-pub(super) const CALL_BYTES: u64 = 4 << 10;
+pub(super) const CALL_BYTES: u64 = 8 << 10;
 
 /// Receives every frame of a response before it is sent to the client; dropped with the body.
 pub(super) trait Observer: fmt::Debug + Send {

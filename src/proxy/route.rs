@@ -127,8 +127,8 @@ fn internal_error(is_http2: bool) -> Response<ResponseBody> {
     response
 }
 
-/// Passes the request to its handler. Every handler's future except that of a Range is boxed: hyper moves this
-/// function's future, so it must not be as large as the largest handler's.
+/// Passes the request to its handler. Every handler's future except that of a Range is boxed, so that a Range does not
+/// take the memory of the largest handler.
 async fn route(
     proxy: &Proxy,
     request: Request<Incoming>,

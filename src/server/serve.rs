@@ -40,7 +40,7 @@ pub(super) const MAX_HEADER_BYTES: u32 = 64 << 10;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Streams that a client may reset before they were handled, before hyper takes it for an attacker and closes the
 /// connection.
-const MAX_PENDING_RESETS: usize = 1024;
+const MAX_PENDING_RESETS: usize = 128;
 /// Frames for calls that were answered before their request was complete, before the HTTP/2 library closes the
 /// connection: each is answered by a reset. The library's 1,024 would close the connection of an honest client most of
 /// whose calls were refused while buffers were full.

@@ -293,7 +293,7 @@ async fn watches_that_are_never_read_are_ended_and_resumable() {
     let rangecache = before(&etcd, &[]).await;
     let (mut sender, connection) = rude(&rangecache).await;
     let mut watches = Vec::new();
-    for _ in 0..60 {
+    for _ in 0..30 {
         let opened;
         (sender, opened) = open(sender, call(&rangecache, WATCH), watch_request(), false).await;
         let response = opened.response.await.expect("a head");

@@ -58,8 +58,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- /*
-The memory request is what the mirrors may take. The limit leaves room for what else takes memory: four thirds, because
-rangecache itself takes three quarters of a limit by default, but at least the buffers and 256Mi for the rest.
+The memory request is what the mirrors may take. The limit leaves room for what else takes memory: a third of that, but at
+least the buffers and 256Mi for the rest.
 */ -}}
 {{- define "rangecache.resources" -}}
 {{- $cache := include "rangecache.bytes" .Values.cache.maxBytes | int64 -}}

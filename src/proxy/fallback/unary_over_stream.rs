@@ -317,7 +317,10 @@ mod tests {
     fn unary_response_does_not_keep_the_length_of_the_stream() {
         let chunk = RangeStreamResponse {
             range_response: Some(RangeResponse {
-                header: Some(ResponseHeader::default()),
+                header: Some(ResponseHeader {
+                    revision: 1,
+                    ..ResponseHeader::default()
+                }),
                 ..RangeResponse::default()
             }),
         };
