@@ -11,6 +11,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Waker;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -26,6 +27,15 @@ const FRAME_BYTES: u64 = 128 << 10;
 const SMALL_BYTES: u64 = 256 << 10;
 /// A connection may use the last quarter up to its free bytes divided by this.
 const SMALL_DIVISOR: u64 = 16;
+
+/// Largest call that may wait for room, in bytes.
+const QUEUED_MAX_BYTES: u64 = 16 << 10;
+/// Calls of one connection that may wait for room.
+const QUEUED_PER_CONNECTION: u64 = 64;
+/// Calls of all connections that may wait for room; they take up to 32 MiB that are not counted.
+const QUEUED_MAX: u64 = 2_048;
+/// Longest wait of a call for room.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What bytes of a call are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +53,8 @@ pub enum CallKind {
 pub struct CallBuffers {
     max_bytes: u64,
     used: AtomicU64,
+    /// Calls that wait for room.
+    queued: AtomicU64,
     metrics: [BufferKindMetrics; 3],
     /// Notified when bytes are released.
     changed: Notify,
@@ -53,6 +65,8 @@ pub struct CallBuffers {
 pub struct ClientAccount {
     buffers: Arc<CallBuffers>,
     used: AtomicU64,
+    /// Calls of the connection that wait for room.
+    queued: AtomicU64,
     /// Part of `used` that has the kind `Sending`.
     sending: AtomicU64,
     /// Tasks of responses that wait until frames of the connection have been sent.
@@ -75,6 +89,7 @@ impl CallBuffers {
         Arc::new(CallBuffers {
             max_bytes,
             used: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
             metrics: [kind("request"), kind("forwarded"), kind("sending")],
             changed: Notify::new(),
         })
@@ -86,6 +101,7 @@ impl CallBuffers {
         Arc::new(ClientAccount {
             buffers: Arc::clone(self),
             used: AtomicU64::new(0),
+            queued: AtomicU64::new(0),
             sending: AtomicU64::new(0),
             senders: Mutex::default(),
         })
@@ -182,6 +198,27 @@ impl CallBytes {
         fitted
     }
 
+    /// Grows by the `bytes` of a new call. A short call waits a moment for room, so that a burst of one client costs
+    /// others some time and no call.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`] if there is no room.
+    pub async fn admit(&mut self, bytes: u64) -> Result<(), BudgetExceeded> {
+        if self.fit(bytes).is_ok() {
+            self.add(bytes);
+            return Ok(());
+        }
+        let account = Arc::clone(&self.account);
+        let queued = (bytes <= QUEUED_MAX_BYTES)
+            .then(|| Queued::enter(&account))
+            .flatten();
+        let Some(_queued) = queued else {
+            self.record_refusal();
+            return Err(BudgetExceeded);
+        };
+        self.grow(bytes, Instant::now() + QUEUE_TIMEOUT).await
+    }
+
     /// Grows by `bytes`; waits until `deadline` for other calls to release bytes.
     ///
     /// # Errors
@@ -262,6 +299,27 @@ impl CallBytes {
     }
 }
 
+/// A call that waits for room.
+#[derive(Debug)]
+struct Queued<'a>(&'a ClientAccount);
+
+impl Queued<'_> {
+    /// Counts the call; `None` if too many wait.
+    fn enter(account: &ClientAccount) -> Option<Queued<'_>> {
+        let of_connection = account.queued.fetch_add(1, Ordering::Relaxed);
+        let of_all = account.buffers.queued.fetch_add(1, Ordering::Relaxed);
+        let queued = Queued(account);
+        (of_connection < QUEUED_PER_CONNECTION && of_all < QUEUED_MAX).then_some(queued)
+    }
+}
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        self.0.queued.fetch_sub(1, Ordering::Relaxed);
+        self.0.buffers.queued.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Drop for CallBytes {
     fn drop(&mut self) {
         self.shrink_to(0);
@@ -272,7 +330,6 @@ impl Drop for CallBytes {
 mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::task::Wake;
-    use std::time::Duration;
 
     use super::*;
     use crate::telemetry::Metrics;
@@ -286,6 +343,38 @@ mod tests {
         let mut held = account.hold(CallKind::Request);
         while held.try_grow(step).is_ok() {}
         held
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn short_call_waits_for_room_and_a_long_one_is_refused() {
+        let buffers = buffers(1 << 20);
+        let account = buffers.account();
+        let held = take_all(&account, 512);
+        let long = account.hold(CallKind::Request).admit(QUEUED_MAX_BYTES + 1).await;
+        assert_eq!(long, Err(BudgetExceeded));
+        let mut calls: Vec<CallBytes> = (0..=QUEUED_PER_CONNECTION)
+            .map(|_| account.hold(CallKind::Request))
+            .collect();
+        let start = Instant::now();
+        let admissions = futures_util::future::join_all(calls.iter_mut().map(|call| call.admit(512)));
+        let release = async {
+            tokio::time::sleep(QUEUE_TIMEOUT / 2).await;
+            drop(held);
+        };
+        let (admitted, ()) = tokio::join!(admissions, release);
+        assert_eq!(start.elapsed(), QUEUE_TIMEOUT / 2);
+        let refused = admitted.iter().filter(|call| call.is_err()).count();
+        assert_eq!(refused, 1, "the call that found the queue full");
+        drop(calls);
+        let held = take_all(&account, 512);
+        let late = account.hold(CallKind::Request).admit(512).await;
+        assert_eq!(
+            (late, start.elapsed()),
+            (Err(BudgetExceeded), QUEUE_TIMEOUT / 2 * 3)
+        );
+        drop(held);
+        let counts = [&account.queued, &buffers.queued, &account.used, &buffers.used];
+        assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 0));
     }
 
     #[test]

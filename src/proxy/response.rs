@@ -35,6 +35,9 @@ pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
 /// Bytes that a call counts as until its response has been sent: its task and its stream, on both sides.
 pub(super) const CALL_BYTES: u64 = 8 << 10;
 
+/// Response to a read up to which it is never refused, in bytes: its call had room, and most reads are of one object.
+const SHORT_READ_BYTES: u64 = 2 << 10;
+
 /// Receives every frame of a response before it is sent to the client; dropped with the body.
 pub(super) trait Observer: fmt::Debug + Send {
     /// Called with each frame of data or trailers, in order.
@@ -109,10 +112,11 @@ impl ResponseBody {
     ) -> Result<ResponseBody, BudgetExceeded> {
         Ok(ResponseBody(match self.0 {
             Kind::Whole { data, trailers, .. } => {
-                let bytes = CALL_BYTES + data.as_ref().map_or(0, Bytes::len) as u64;
+                let data_bytes = data.as_ref().map_or(0, Bytes::len) as u64;
+                let bytes = CALL_BYTES + data_bytes;
                 let mut held = call.account().hold(CallKind::Sending);
                 call.shrink_to(0);
-                if is_read {
+                if is_read && data_bytes > SHORT_READ_BYTES {
                     held.try_grow(bytes)?;
                 } else {
                     held.force_grow(bytes);
@@ -513,7 +517,13 @@ mod tests {
         drop(frame);
         assert_eq!(sending.used.get(), 0);
         let (full, _) = call(100);
-        assert!(message().deliver(full, &responses, true).is_err());
+        let longer = ResponseBody::whole(vec![0; SHORT_READ_BYTES as usize + 1].into(), HeaderMap::new());
+        assert!(longer.deliver(full, &responses, true).is_err());
+        let (full, _) = call(100);
+        assert!(
+            message().deliver(full, &responses, true).is_ok(),
+            "the call had room"
+        );
         let (full, _) = call(100);
         let written = message().deliver(full, &responses, false);
         assert!(written.is_ok(), "the response to a write is kept");

@@ -47,7 +47,7 @@ pub async fn handle(
     let origin = origin_of(proxy, &request, transport);
     let method = Method::from_path(request.uri().path());
     let mut call = client.account.hold(CallKind::Request);
-    if call.try_grow(CALL_BYTES + head_bytes(&request)).is_err() {
+    if call.admit(CALL_BYTES + head_bytes(&request)).await.is_err() {
         return Ok(refuse(
             proxy,
             &request,
