@@ -517,7 +517,7 @@ mod tests {
         drop(frame);
         assert_eq!(sending.used.get(), 0);
         let (full, _) = call(100);
-        let longer = ResponseBody::whole(vec![0; SHORT_READ_BYTES as usize + 1].into(), HeaderMap::new());
+        let longer = ResponseBody::whole(vec![0; 3 << 10].into(), HeaderMap::new());
         assert!(longer.deliver(full, &responses, true).is_err());
         let (full, _) = call(100);
         assert!(
