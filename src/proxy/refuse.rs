@@ -55,6 +55,7 @@ pub(super) fn origin_of(
 /// `FailedPrecondition`, or 508 for HTTP/1: the request has come back.
 #[cold]
 fn refuse_loop(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
+    proxy.telemetry.metrics.connections.looped_calls.inc();
     let endpoints: Vec<_> = proxy
         .forward
         .upstream

@@ -57,12 +57,17 @@ impl Connections {
     /// Waits until there is a place for one more connection. `None` never happens: the semaphore is not closed.
     pub(super) async fn place(&self) -> Option<OwnedSemaphorePermit> {
         if self.free.available_permits() == 0 {
-            let oldest = self.by_age.lock().pop_first();
-            if let Some((_, replaced)) = oldest {
-                replaced.cancel();
-            }
+            self.replace_oldest();
         }
         Arc::clone(&self.free).acquire_owned().await.ok()
+    }
+
+    /// Closes the oldest connection, if it may be replaced.
+    pub(super) fn replace_oldest(&self) {
+        let oldest = self.by_age.lock().pop_first();
+        if let Some((_, replaced)) = oldest {
+            replaced.cancel();
+        }
     }
 
     /// A place for one more connection, if there is one now.

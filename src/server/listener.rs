@@ -87,8 +87,8 @@ impl Listener {
     }
 
     /// The next connection, before any handshake, and the client's address; `None` for a unix socket. While the
-    /// system has no file descriptor left, clients wait in the kernel's queue.
-    pub(super) async fn accept(&self) -> (Plain, Option<IpAddr>) {
+    /// system has no file descriptor left, clients wait in the kernel's queue, and `exhausted` is called again and again.
+    pub(super) async fn accept(&self, exhausted: impl Fn()) -> (Plain, Option<IpAddr>) {
         loop {
             let accepted = match &self.socket {
                 Socket::Tcp(listener) => listener.accept().await.and_then(|(stream, peer)| {
@@ -104,6 +104,7 @@ impl Listener {
                 Ok(accepted) => return accepted,
                 Err(error) if is_exhausted(&error) => {
                     tracing::warn!(%error, "accepting a connection failed");
+                    exhausted();
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
                 // The client has closed the connection already. It must not delay others.

@@ -106,28 +106,31 @@ impl Listener {
             if let Some(open) = admit(&config, peer, place) {
                 let (tls, server, handler) = (self.tls(), server.clone(), new_handler());
                 let config_of_one = config.clone();
+                let (metrics, name) = (Arc::clone(&config.metrics), config.name);
                 config.tasks.spawn(async move {
-                    let replaced = open.replaced();
                     let connection = serve_connection(stream, tls, server, handler, config_of_one);
-                    replaced.run_until_cancelled(connection).await;
+                    if open.replaced().run_until_cancelled(connection).await.is_none() {
+                        metrics.connections.record_closed(name, "replaced");
+                    }
                 });
             }
         };
         let accepting = restarting("listener", async || {
             loop {
                 if config.connections.replaces_oldest() {
-                    let accepted = self.accept().await;
+                    // Also if there is no descriptor for one more: the oldest gives up its own.
+                    let accepted = self.accept(|| config.connections.replace_oldest()).await;
                     if let Some(place) = config.connections.place().await {
                         start(accepted, place);
                     }
                 } else if let Some(place) = config.connections.place().await {
-                    start(self.accept().await, place);
+                    start(self.accept(|| {}).await, place);
                 }
             }
         });
         config.closing.run_until_cancelled(accepting).await;
         while let Some(place) = config.connections.place_now()
-            && let Some(accepted) = self.accept().now_or_never()
+            && let Some(accepted) = self.accept(|| {}).now_or_never()
         {
             start(accepted, place);
         }
@@ -261,3 +264,6 @@ fn server(config: &ServeConfig) -> auto::Builder<Tracked> {
         .keep_alive(true);
     server
 }
+
+#[cfg(test)]
+mod tests;

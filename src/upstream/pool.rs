@@ -22,6 +22,7 @@ use super::gates::{self, Gate, GateState};
 use super::version::Version;
 use crate::net::{Stream, Url};
 use crate::telemetry::Metrics;
+use crate::telemetry::metrics::EndpointState;
 use crate::tls::{Connector, Protocol};
 
 /// Time for which an endpoint that responds but cannot serve is avoided.
@@ -330,11 +331,16 @@ impl Upstream {
 
     /// Sets the metrics of every endpoint.
     pub fn export(&self, metrics: &Metrics) {
+        let mixed = self.context.clusters.mixed();
         for view in self.endpoints() {
-            let is_healthy = view.is_connected && view.is_healthy;
-            metrics
-                .upstream
-                .set_endpoint(&view.url, is_healthy, view.connections, view.calls);
+            let url = view.url.to_string();
+            let state = EndpointState {
+                is_healthy: view.is_connected && view.is_healthy,
+                connections: view.connections,
+                calls: view.calls,
+                is_left_out: mixed.iter().any(|of| !of.is_used && of.url == url),
+            };
+            metrics.upstream.set_endpoint(&view.url, state);
         }
     }
 }

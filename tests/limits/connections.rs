@@ -1,24 +1,22 @@
 //! Bounds on what a connection, an address, or all connections together can use before a request is handled.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use prost::Message;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::frame;
 use testkit::kv::PUT;
-use testkit::pb::{PutRequest, RangeRequest};
+use testkit::pb::PutRequest;
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// HTTP/2's error code of a GOAWAY to a client that floods.
 const ENHANCE_YOUR_CALM: u32 = 0xb;
 
-async fn etcd_and_rangecache(flags: &[(&str, &str)]) -> (Etcd, Rangecache) {
+pub async fn etcd_and_rangecache(flags: &[(&str, &str)]) -> (Etcd, Rangecache) {
     let etcd = Etcd::start(Version::V3_7).await;
     let builder = Rangecache::before(&etcd);
     let builder = flags
@@ -28,12 +26,12 @@ async fn etcd_and_rangecache(flags: &[(&str, &str)]) -> (Etcd, Rangecache) {
     (etcd, rangecache)
 }
 
-fn address(url: &str) -> &str {
+pub fn address(url: &str) -> &str {
     url.split_once("://").unwrap().1
 }
 
 /// One HTTP/2 frame.
-fn h2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub fn h2_frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let mut frame = u32::try_from(payload.len()).unwrap().to_be_bytes()[1..].to_vec();
     frame.extend([kind, flags]);
     frame.extend(stream.to_be_bytes());
@@ -215,102 +213,4 @@ async fn connections_of_one_address_are_bounded() {
         connection_from("127.0.0.2", to).await
     })
     .await;
-}
-
-/// Limits on open files of a process: soft and hard.
-fn file_limits(rangecache: &Rangecache) -> (u64, u64) {
-    let limits = std::fs::read_to_string(format!("/proc/{}/limits", rangecache.id())).unwrap();
-    let line = limits.lines().find(|line| line.starts_with("Max open files"));
-    let mut figures = line
-        .unwrap()
-        .split_whitespace()
-        .filter_map(|word| word.parse().ok());
-    (figures.next().unwrap(), figures.next().unwrap())
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn exhausted_listener_hides_neither_health_nor_etcd() {
-    let etcd = Etcd::start(Version::V3_7).await;
-    let rangecache = Rangecache::before(&etcd).with_open_files(200, 400).start().await;
-    assert_eq!(file_limits(&rangecache), (400, 400), "the soft limit is raised");
-    let client = rangecache.client().await;
-    client.put("k", "v").await.expect("is served");
-
-    let mut crowd = Vec::new();
-    for _ in 0..450 {
-        let mut stream = TcpStream::connect(address(rangecache.url())).await.unwrap();
-        stream.write_all(PREFACE).await.unwrap();
-        stream.write_all(&h2_frame(4, 0, 0, &[])).await.unwrap();
-        crowd.push(stream);
-    }
-    let limit = rangecache.metrics().await.0["rangecache_limit{limit=\"max_connections\"}"];
-    assert!(limit < 400.0, "lowered to what the descriptors allow: {limit}");
-    until(SOON, "every place is taken", async || {
-        (rangecache.metrics().await.sum("rangecache_client_connections") == limit).then_some(())
-    })
-    .await;
-    assert_eq!(rangecache.admin("/livez").await.status, 200);
-    client.put("k", "w").await.expect("etcd can be reached");
-    let health = testkit::http::get(&format!("{}/health", rangecache.metrics_url())).await;
-    assert_eq!(health.expect("a response").status, 404);
-    drop(crowd);
-
-    // The other way round: connections to the admin port.
-    let mut crowd = Vec::new();
-    for _ in 0..450 {
-        crowd.push(
-            TcpStream::connect(address(rangecache.metrics_url()))
-                .await
-                .unwrap(),
-        );
-    }
-    let fresh = rangecache.client().await;
-    let answer = fresh.range(&RangeRequest::one("k")).await.expect("is served");
-    assert_eq!(answer.kvs[0].value, b"w");
-    // The crowd sends nothing and is closed in time.
-    assert_eq!(rangecache.admin("/livez").await.status, 200);
-    assert!(
-        !rangecache.log().contains("Too many open files"),
-        "{}",
-        rangecache.log()
-    );
-    drop(crowd);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn admin_port_bounds_connections_requests_and_time() {
-    let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
-    let to = address(rangecache.metrics_url());
-    // A request whose head never ends.
-    let mut slow = TcpStream::connect(to).await.unwrap();
-    slow.write_all(b"GET /livez HTTP/1.1\r\nx-slow: ").await.unwrap();
-    // A response that is never read, asked for again and again.
-    let mut unread = TcpStream::connect(to).await.unwrap();
-    unread
-        .write_all(
-            &b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
-                .to_vec()
-                .repeat(5_000),
-        )
-        .await
-        .ok();
-    let mut large = TcpStream::connect(to).await.unwrap();
-    let head = format!("GET /livez HTTP/1.1\r\nx-large: {}\r\n\r\n", "v".repeat(70_000));
-    large.write_all(head.as_bytes()).await.ok();
-    let mut answer = String::new();
-    timeout(SOON, large.read_to_string(&mut answer))
-        .await
-        .expect("an end")
-        .ok();
-    assert!(
-        answer.is_empty() || answer.starts_with("HTTP/1.1 431"),
-        "{answer}"
-    );
-    let mut nothing = [0; 256];
-    let ended = timeout(Duration::from_secs(40), slow.read(&mut nothing)).await;
-    assert!(
-        matches!(ended, Ok(Ok(0 | 1..) | Err(_))),
-        "the slow request is ended"
-    );
-    assert_eq!(rangecache.admin("/livez").await.status, 200);
 }

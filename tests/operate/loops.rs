@@ -20,6 +20,7 @@ async fn is_found(rangecache: &Rangecache) {
     assert_eq!(refused.code, FAILED_PRECONDITION, "{refused:?}");
     let health = http::get(&format!("{}/health", rangecache.url())).await.unwrap();
     assert_eq!(health.status, 508, "{}", health.body);
+    assert!(rangecache.metrics().await.sum("rangecache_looped_calls_total") > 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -60,5 +61,9 @@ async fn chain_of_two_rangecaches_is_served() {
     assert_eq!(health.status, 200, "{}", health.body);
     for rangecache in [&behind, &front] {
         assert!(!rangecache.log().contains(FOUND));
+        assert_eq!(
+            rangecache.metrics().await.sum("rangecache_looped_calls_total"),
+            0.0
+        );
     }
 }

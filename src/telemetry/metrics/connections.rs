@@ -21,6 +21,8 @@ pub struct ConnectionMetrics {
     pub open: Gauge,
     /// Calls refused because `--max-calls` were in flight.
     pub shed_calls: Counter,
+    /// Requests that this process had sent itself.
+    pub looped_calls: Counter,
     closed: Family<ClosedLabels, Counter>,
 }
 
@@ -33,10 +35,15 @@ impl ConnectionMetrics {
                 "shed_calls",
                 "Calls of all kinds refused because --max-calls were in flight",
             ),
+            looped_calls: register(
+                registry,
+                "looped_calls",
+                "Requests of this rangecache that came back to it, because --endpoints leads to itself",
+            ),
             closed: register(
                 registry,
                 "client_connections_closed",
-                "Connections closed because of their client's behaviour, by listener and reason",
+                "Connections closed because of their client's behaviour, by listener and reason: address, flood, replaced, silent",
             ),
         }
     }

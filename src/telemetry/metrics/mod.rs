@@ -26,7 +26,7 @@ pub use process::ProcessMetrics;
 pub use reads::ReadMetrics;
 pub use tls::TlsMetrics;
 pub use traces::{SpanCounters, TraceMetrics};
-pub use upstream::UpstreamMetrics;
+pub use upstream::{EndpointState, UpstreamMetrics};
 
 /// All metrics of the process, registered under `rangecache_`. Shared behind an `Arc`.
 #[derive(Debug)]

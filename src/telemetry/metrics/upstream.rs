@@ -19,6 +19,20 @@ pub struct UpstreamMetrics {
     healthy: Family<EndpointLabels, Gauge>,
     connections: Family<EndpointLabels, Gauge>,
     calls: Family<EndpointLabels, Gauge>,
+    left_out: Family<EndpointLabels, Gauge>,
+}
+
+/// State of one endpoint.
+#[derive(Clone, Copy, Debug)]
+pub struct EndpointState {
+    /// Connected, serves, votes and knows a leader.
+    pub is_healthy: bool,
+    /// Established connections.
+    pub connections: usize,
+    /// Calls in flight on its shared connections.
+    pub calls: usize,
+    /// Leads to another cluster than the one that is used.
+    pub is_left_out: bool,
 }
 
 impl UpstreamMetrics {
@@ -39,11 +53,16 @@ impl UpstreamMetrics {
                 "endpoint_calls",
                 "Calls in flight on the endpoint's shared connections",
             ),
+            left_out: register(
+                registry,
+                "endpoint_left_out",
+                "1 if a connection to the endpoint led to another cluster in the last ten minutes and was left out",
+            ),
         }
     }
 
     /// Sets the state of one endpoint.
-    pub fn set_endpoint(&self, url: &Url, is_healthy: bool, connections: usize, calls: usize) {
+    pub fn set_endpoint(&self, url: &Url, state: EndpointState) {
         let labels = EndpointLabels {
             endpoint: url.to_string(),
         };
@@ -51,8 +70,9 @@ impl UpstreamMetrics {
             let value = i64::try_from(value).unwrap_or(i64::MAX);
             family.get_or_create(&labels).set(value);
         };
-        set(&self.healthy, usize::from(is_healthy));
-        set(&self.connections, connections);
-        set(&self.calls, calls);
+        set(&self.healthy, usize::from(state.is_healthy));
+        set(&self.connections, state.connections);
+        set(&self.calls, state.calls);
+        set(&self.left_out, usize::from(state.is_left_out));
     }
 }
