@@ -77,19 +77,32 @@ impl Lateness {
         self.target.is_some()
     }
 
-    /// Why the feed has to be replaced, if it has.
+    /// Why the feed on `connection` has to be replaced, if it has.
     pub(super) fn is_too_late(&self, mirrors: &Mirrors, connection: &Connection) -> Option<&'static str> {
+        self.judge(
+            || mirrors.upstream.has_better_than(connection.url()),
+            || mirrors.upstream.has_another_than(connection.url()),
+        )
+    }
+
+    /// The same, if another member is healthy and the feed's is not (`has_better`), or another one is healthy at all
+    /// (`has_another`).
+    fn judge(
+        &self,
+        has_better: impl FnOnce() -> bool,
+        has_another: impl FnOnce() -> bool,
+    ) -> Option<&'static str> {
         let stalled = self.advanced.elapsed();
         if stalled > STALL_TIMEOUT {
             return Some("the watch stays behind etcd's revision");
         }
-        if stalled > STALL_TIMEOUT_UNHEALTHY && mirrors.upstream.has_better_than(connection.url()) {
+        if stalled > STALL_TIMEOUT_UNHEALTHY && has_better() {
             return Some("the watch stays behind etcd's revision and its member is unhealthy");
         }
         let lags = self
             .target
             .is_some_and(|(_, since)| since.elapsed() > LAG_TIMEOUT);
-        (lags && mirrors.upstream.has_another_than(connection.url())).then_some("the watch lags behind etcd")
+        (lags && has_another()).then_some("the watch lags behind etcd")
     }
 }
 
@@ -111,5 +124,47 @@ mod tests {
         assert_eq!(tick(13, 11).await, 2, "since revision 12 was reported");
         assert_eq!(tick(14, 13).await, 0);
         assert_eq!(tick(14, 14).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn feed_is_left_once_it_stays_or_falls_behind_a_proven_revision() {
+        let mut feed = Lateness::new();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert!(!feed.is_behind(10, 10), "no reader waits");
+        assert!(feed.is_behind(11, 10));
+        assert_eq!(feed.judge(|| true, || true), None, "it has just fallen behind");
+        tokio::time::advance(STALL_TIMEOUT / 2).await;
+        assert_eq!(feed.judge(|| false, || true), None);
+        assert!(feed.judge(|| true, || true).is_some(), "its member is unhealthy");
+        tokio::time::advance(STALL_TIMEOUT).await;
+        assert!(
+            feed.judge(|| false, || false).is_some(),
+            "there is no other member"
+        );
+        feed.record_advance();
+        assert_eq!(feed.judge(|| false, || false), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn feed_that_advances_but_never_arrives_is_left_if_there_is_another_member() {
+        let mut feed = Lateness::new();
+        let second = Duration::from_secs(1);
+        for reached in 10..15 {
+            assert!(feed.is_behind(100, reached));
+            assert_eq!(feed.judge(|| false, || true), None, "{reached}");
+            tokio::time::advance(second).await;
+            feed.record_advance();
+        }
+        tokio::time::advance(second).await;
+        assert_eq!(feed.judge(|| false, || false), None, "another one would not help");
+        assert_eq!(feed.judge(|| false, || true), Some("the watch lags behind etcd"));
+        // One that reaches each revision in time is not late, although readers want later ones meanwhile.
+        let mut feed = Lateness::new();
+        for reached in 10..30 {
+            assert!(feed.is_behind(reached + 1, reached));
+            tokio::time::advance(second).await;
+            feed.record_advance();
+            assert_eq!(feed.judge(|| false, || true), None, "{reached}");
+        }
     }
 }

@@ -222,6 +222,17 @@ mod tests {
     }
 
     #[test]
+    fn gate_of_deletes_at_the_compaction_revision_opens_at_the_fixed_releases() {
+        let open = |text: &str| DELETES_AT_COMPACTION.is_open(text.parse().unwrap());
+        for text in ["3.4.36", "3.5.18", "3.5.35", "3.6.0", "3.7.3"] {
+            assert!(open(text), "{text}");
+        }
+        for text in ["3.3.99", "3.4.35", "3.5.0", "3.5.17"] {
+            assert!(!open(text), "{text}");
+        }
+    }
+
+    #[test]
     fn lowest_version_decides_a_gate_that_every_endpoint_needs() {
         let gate = &PROGRESS_NOTIFICATIONS;
         let lowest = Version::new(3, 5, 12);

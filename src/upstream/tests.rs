@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::fake::{Answer, FakeEtcd};
 use super::{ConnectionClass, Credentials, Outgoing, Upstream};
 use crate::net::Url;
 
@@ -116,4 +117,17 @@ async fn connection_is_drained_after_goaway() {
         seen[0] != seen[1],
         "the second call used another connection: {seen:?}"
     );
+}
+
+/// A member that hangs must not hold up what asks for its status: the health of endpoints, feeds and probes.
+#[tokio::test]
+async fn status_call_without_a_response_ends_with_deadline_exceeded() {
+    let etcd = FakeEtcd::start(|_, _| std::future::pending::<Answer>()).await;
+    let (upstream, _stop) = upstream(&etcd.url);
+    let connection = upstream.connection(ConnectionClass::Check, Instant::now() + SOON);
+    let connection = connection.await.unwrap();
+    // Time now passes as soon as nothing else happens.
+    tokio::time::pause();
+    let status = connection.member_status().await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::DeadlineExceeded, "{status:?}");
 }

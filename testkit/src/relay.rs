@@ -25,6 +25,8 @@ use crate::pb::{Event, StatusResponse, WatchResponse};
 
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+/// Type of an event that is a delete.
+const DELETE: i32 = 1;
 /// gRPC's prefix of a message: a flag and the length.
 const PREFIX_BYTES: usize = 5;
 
@@ -43,17 +45,32 @@ struct State {
     frozen_at: AtomicI64,
     /// Watches that were created.
     watches: AtomicUsize,
-    /// Version that connections opened from now on report in place of the member's own.
-    version: Mutex<Option<String>>,
+    /// Member that connections opened from now on seem to reach.
+    old_member: Mutex<Option<OldMember>>,
     /// Changes when connections with a watch are to be closed.
     cut: watch::Sender<()>,
+}
+
+/// A member of an old version, with a fault of such versions.
+#[derive(Clone)]
+struct OldMember {
+    version: String,
+    /// Events that it withholds, but not progress notifications.
+    withholds: Withholds,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Withholds {
+    /// All events (etcd 15220, 17507).
+    All,
+    /// Deletes, as if each were at the compaction revision (etcd 18089, 19179).
+    Deletes,
 }
 
 /// One connection.
 struct Carried {
     state: Arc<State>,
-    /// Version to report; the member behind it withholds events, but not progress notifications.
-    version: Option<String>,
+    old_member: Option<OldMember>,
     has_watch: AtomicBool,
 }
 
@@ -99,7 +116,18 @@ impl Relay {
     /// Connections opened from now on reach another member, as behind a balancer: one of an old `version`, whose
     /// progress notifications are ahead of its events. With `None` they reach the member itself again.
     pub fn lead_to_old_member(&self, version: Option<&str>) {
-        *self.state.version.lock() = version.map(str::to_owned);
+        *self.state.old_member.lock() = version.map(|version| OldMember {
+            version: version.to_owned(),
+            withholds: Withholds::All,
+        });
+    }
+
+    /// Connections opened from now on reach a member of `version` that has lost its deletes by compaction.
+    pub fn lead_to_member_without_deletes(&self, version: &str) {
+        *self.state.old_member.lock() = Some(OldMember {
+            version: version.to_owned(),
+            withholds: Withholds::Deletes,
+        });
     }
 
     /// Closes all connections with a watch.
@@ -163,9 +191,9 @@ async fn carry(client: TcpStream, target: String, state: Arc<State>) {
     let Ok((sender, driver)) = handshake.await else {
         return;
     };
-    let version = state.version.lock().clone();
+    let old_member = state.old_member.lock().clone();
     let carried = Arc::new(Carried {
-        version,
+        old_member,
         has_watch: AtomicBool::new(false),
         state,
     });
@@ -222,8 +250,15 @@ impl Carried {
             self.has_watch.store(true, Ordering::SeqCst);
             self.state.watches.fetch_add(1, Ordering::SeqCst);
         }
-        if self.version.is_some() && !response.events.is_empty() {
-            return Bytes::new();
+        let withholds = self.old_member.as_ref().map(|member| member.withholds);
+        if withholds.is_some() && !response.events.is_empty() {
+            response
+                .events
+                .retain(|event| withholds == Some(Withholds::Deletes) && event.r#type != DELETE);
+            if response.events.is_empty() {
+                return Bytes::new();
+            }
+            return response.encode_to_vec().into();
         }
         if frozen_at == 0 || response.created || response.canceled {
             return message;
@@ -235,11 +270,11 @@ impl Carried {
     }
 
     fn status_response(&self, message: Bytes) -> Bytes {
-        let Some(version) = self.version.clone() else {
+        let Some(member) = self.old_member.clone() else {
             return message;
         };
         let mut response = StatusResponse::decode(message).expect("a status");
-        response.version = version;
+        response.version = member.version;
         response.encode_to_vec().into()
     }
 }

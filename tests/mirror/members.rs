@@ -53,6 +53,66 @@ async fn progress_of_a_feed_on_an_old_member_is_not_trusted() {
     .await;
 }
 
+/// A mirror whose last event is a delete resumes on a member of `version` that has compacted this delete, so that it is
+/// not delivered again. Returns rangecache's metrics and log after reads come from memory again.
+async fn resumed_behind_a_compacted_delete(version: &str) -> (testkit::metrics::Metrics, String) {
+    let etcd = Etcd::start(Version::V3_5).await;
+    let direct = etcd.client().await;
+    for key in ["kept", "deleted"] {
+        direct
+            .put(format!("{PREFIX}{key}"), "v")
+            .await
+            .expect("etcd writes");
+    }
+    let relay = Relay::to(&etcd.url()).await;
+    let rangecache = Rangecache::at(relay.url())
+        .with("--cache-prefix", PREFIX)
+        .start()
+        .await;
+    let through = rangecache.client().await;
+    let deleted = direct
+        .delete(format!("{PREFIX}deleted"))
+        .await
+        .expect("etcd deletes");
+    until(SOON, "the mirror has the delete", async || {
+        let metrics = rangecache.metrics().await;
+        (metrics.sum("rangecache_mirror_revision") >= deleted as f64).then_some(())
+    })
+    .await;
+    relay.lead_to_member_without_deletes(version);
+    relay.cut_watches();
+    until(SOON, "the mirror is loaded again", async || {
+        (rangecache.metrics().await.sum("rangecache_mirror_reloads_total") > 1.0).then_some(())
+    })
+    .await;
+    recovers(
+        "the resumption",
+        PREFIX,
+        &direct,
+        &rangecache,
+        &through,
+        Reads::MustSucceed,
+    )
+    .await;
+    (rangecache.metrics().await, rangecache.log())
+}
+
+/// Such an etcd may have compacted the delete: that is no other history.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_delete_of_an_old_etcd_loads_one_mirror_again() {
+    let (metrics, log) = resumed_behind_a_compacted_delete("3.5.17").await;
+    let unproven = "rangecache_mirror_reloads_total{mirror=\"/members/\",reason=\"unproven\"}";
+    assert_eq!(metrics.0.get(unproven), Some(&1.0), "{log}");
+    assert!(!log.contains("etcd's history was replaced"), "{log}");
+}
+
+/// From 3.5.18 on a delete at the compaction revision is delivered, so that a missing one proves another history.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn missing_delete_of_a_fixed_etcd_is_another_history() {
+    let (_, log) = resumed_behind_a_compacted_delete("3.5.18").await;
+    assert!(log.contains("etcd's history was replaced"), "{log}");
+}
+
 /// Two etcds of different clusters, which hold different keys.
 async fn two_clusters() -> [(Etcd, Client); 2] {
     let start = async |key: &str| {
@@ -67,8 +127,9 @@ async fn two_clusters() -> [(Etcd, Client); 2] {
     [start("right").await, start("wrong").await]
 }
 
-/// Reads get what `right` has, without end; the problem is named on the log (once), the page and `/readyz`.
-async fn minority_is_left_out(rangecache: &Rangecache, right: &Client) {
+/// Reads get what `right` has, without end; the problem is named on the log (once), the page and `/readyz`, and shown
+/// for the endpoint `named`.
+async fn minority_is_left_out(rangecache: &Rangecache, right: &Client, named: &str) {
     until(SOON, "the clusters are named", async || {
         rangecache.log().contains(DIFFERENT).then_some(())
     })
@@ -107,8 +168,14 @@ async fn minority_is_left_out(rangecache: &Rangecache, right: &Client) {
     );
     let ready = rangecache.admin("/readyz").await;
     assert!(ready.body.contains(DIFFERENT), "{}", ready.body);
-    let status = rangecache.admin("/status").await;
-    assert!(status.body.contains(DIFFERENT), "{}", status.body);
+    for path in ["/status", "/"] {
+        let shown = rangecache.admin(path).await;
+        assert!(shown.body.contains(DIFFERENT), "{path}: {}", shown.body);
+    }
+    let metrics = rangecache.metrics().await;
+    let left_out = format!("rangecache_endpoint_left_out{{endpoint=\"{named}\"}}");
+    assert_eq!(metrics.0.get(&left_out), Some(&1.0), "{left_out}");
+    assert_eq!(metrics.sum("rangecache_endpoint_left_out"), 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -117,7 +184,7 @@ async fn endpoint_of_another_cluster_is_left_out() {
     let relay = Relay::to(&right.url()).await;
     let endpoints = format!("{},{},{}", right.url(), wrong.url(), relay.url());
     let rangecache = Rangecache::at(&endpoints).start_cold().await;
-    minority_is_left_out(&rangecache, &client).await;
+    minority_is_left_out(&rangecache, &client, &wrong.url()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -125,5 +192,5 @@ async fn member_of_another_cluster_behind_the_same_name_is_left_out() {
     let [(right, client), (wrong, _)] = two_clusters().await;
     let balancer = Balancer::over(&[&right.url(), &right.url(), &right.url(), &wrong.url()]).await;
     let rangecache = Rangecache::at(balancer.url()).start_cold().await;
-    minority_is_left_out(&rangecache, &client).await;
+    minority_is_left_out(&rangecache, &client, balancer.url()).await;
 }
