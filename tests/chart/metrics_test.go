@@ -157,7 +157,7 @@ func TestMetricsExist(t *testing.T) {
 		t.Fatalf("rangecache exports %v", keysOf(exported))
 	}
 	registered := readFolder(t, root+"/src/telemetry/metrics")
-	words := registered + read(t, root+"/src/telemetry/outcome.rs") + readFolder(t, root+"/src/mirror")
+	words := registered + read(t, root+"/src/telemetry/outcome.rs") + readFolder(t, root+"/src/mirror") + readFolder(t, root+"/src/server")
 	exprs := dashboardExprs(t)
 	for _, rule := range alerts(t) {
 		exprs = append(exprs, rule.Expr)

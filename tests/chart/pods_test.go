@@ -192,8 +192,8 @@ const plaintextFlag = "--allow-plaintext-listener"
 
 func TestMemoryFollowsTheCache(t *testing.T) {
 	for _, c := range []struct{ cache, buffers, flag, request, limit string }{
-		{"1Gi", "768Mi", "1073741824", "1Gi", "2Gi"},            // the rest decides
-		{"6Gi", "768Mi", "6442450944", "6Gi", "8Gi"},            // four thirds decide
+		{"1Gi", "768Mi", "1073741824", "1Gi", "2Gi"},              // the rest decides
+		{"6Gi", "768Mi", "6442450944", "6Gi", "8Gi"},              // four thirds decide
 		{"1500000000", "128Mi", "1500000000", "1431Mi", "1908Mi"}, // rounded up
 		{"2Ti", "1536Mi", "2199023255552", "2Ti", "2796203Mi"},
 	} {
@@ -208,6 +208,39 @@ func TestMemoryFollowsTheCache(t *testing.T) {
 	own := renderMode(t, "deployment", "--set", "resources.limits.memory=9Gi").proxy.Spec.Containers[0].Resources
 	if own.Limits.Memory().String() != "9Gi" || own.Requests.Memory().String() != "4Gi" || own.Requests.Cpu().String() != "1" {
 		t.Errorf("resources given are laid over those derived: %v", own)
+	}
+}
+
+// TestLimitsAndNames checks the flags of the bounds on clients, and that HTTP/1 clients may use the Services' names.
+func TestLimitsAndNames(t *testing.T) {
+	given := renderMode(t, "deployment").proxy.Spec.Containers[0].Args
+	services := "rc-rangecache,rc-rangecache.some-namespace,rc-rangecache.some-namespace.svc," +
+		"rc-rangecache-metrics,rc-rangecache-metrics.some-namespace,rc-rangecache-metrics.some-namespace.svc"
+	for _, want := range []string{
+		"--host-whitelist=" + services + ",etcd.example",
+		"--cors=https://console.example",
+		"--max-connections=2000",
+		"--max-connections-per-address=500",
+		"--max-concurrent-streams=2000",
+		"--max-calls=100000",
+		"--request-timeout=1m",
+	} {
+		if !slices.Contains(given, want) {
+			t.Errorf("%s is not in %q", want, given)
+		}
+	}
+	// Nothing is set that the operator has not set.
+	for _, arg := range renderMode(t, "static-pod").proxy.Spec.Containers[0].Args {
+		for _, prefix := range []string{"--max-", "--request-timeout", "--cors"} {
+			if strings.HasPrefix(arg, prefix) {
+				t.Errorf("%s in a static pod", arg)
+			}
+		}
+	}
+	for _, arg := range renderMode(t, "static-pod", "--set", "serviceMonitor.enabled=false").proxy.Spec.Containers[0].Args {
+		if strings.HasPrefix(arg, "--host-whitelist") {
+			t.Errorf("%s without a Service", arg)
+		}
 	}
 }
 

@@ -151,3 +151,20 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
 {{- $tls := include "rangecache.listenerTls" . | fromJson -}}
 {{ ternary "http" "https" (eq $tls.kind "none") }}://{{ include "rangecache.urlHost" (include "rangecache.listenerHost" .) }}:{{ .Values.listener.port }}
 {{- end -}}
+
+{{- /* Names under which HTTP/1 requests without TLS are answered: those of the Services, and the operator's. */ -}}
+{{- define "rangecache.hosts" -}}
+{{- $hosts := list -}}
+{{- $services := list -}}
+{{- if eq .Values.mode "deployment" -}}
+{{- $services = append $services (include "rangecache.fullname" .) -}}
+{{- end -}}
+{{- if .Values.serviceMonitor.enabled -}}
+{{- $services = append $services (printf "%s-metrics" (include "rangecache.fullname" .)) -}}
+{{- end -}}
+{{- range $services -}}
+{{- $inNamespace := printf "%s.%s" . $.Release.Namespace -}}
+{{- $hosts = concat $hosts (list . $inNamespace (printf "%s.svc" $inNamespace)) -}}
+{{- end -}}
+{{- join "," (concat $hosts .Values.listener.hostWhitelist) -}}
+{{- end -}}

@@ -150,6 +150,12 @@ volumes:
 - --allow-plaintext-listener
 {{- end }}
 - --listen-metrics-urls=http://{{ include "rangecache.urlHost" (include "rangecache.metricsHost" .) }}:{{ .Values.metrics.port }}
+{{- with include "rangecache.hosts" . }}
+- {{ printf "--host-whitelist=%s" . | quote }}
+{{- end }}
+{{- with .Values.listener.cors }}
+- {{ printf "--cors=%s" (join "," .) | quote }}
+{{- end }}
 {{- range .Values.cache.prefixes }}
 - {{ printf "--cache-prefix=%s" . | quote }}
 {{- end }}
@@ -164,6 +170,21 @@ volumes:
 - --history-max-bytes={{ include "rangecache.bytes" . }}
 {{- end }}
 - --buffer-max-bytes={{ include "rangecache.bytes" .Values.buffers.maxBytes }}
+{{- with .Values.limits.maxConnections }}
+- --max-connections={{ int64 . }}
+{{- end }}
+{{- with .Values.limits.maxConnectionsPerAddress }}
+- --max-connections-per-address={{ int64 . }}
+{{- end }}
+{{- with .Values.limits.maxConcurrentStreams }}
+- --max-concurrent-streams={{ int64 . }}
+{{- end }}
+{{- with .Values.limits.maxCalls }}
+- --max-calls={{ int64 . }}
+{{- end }}
+{{- with .Values.limits.requestTimeout }}
+- --request-timeout={{ . }}
+{{- end }}
 - --shutdown-timeout={{ .Values.shutdown.timeoutSeconds }}s
 - --log-format={{ .Values.log.format }}
 - {{ printf "--log-level=%s" .Values.log.level | quote }}
