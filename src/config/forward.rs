@@ -23,8 +23,9 @@ pub struct ForwardConfig {
     #[arg(long = "forward-max-waiting", value_name = "N", default_value_t = 4096)]
     pub max_waiting: u32,
 
-    /// Time limit for a read that waits for memory of --buffer-max-bytes; after it a conversion is forwarded unchanged,
-    /// and a RangeStream is refused with ResourceExhausted
+    /// Time limit for a read that waits for memory of --buffer-max-bytes, or for an identical read whose client does not
+    /// read; after it a conversion is forwarded unchanged, a RangeStream is refused with ResourceExhausted, and the
+    /// identical reads get the next call
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10s")]
     pub stream_max_wait: Duration,
 

@@ -214,3 +214,61 @@ async fn connections_of_one_address_are_bounded() {
     })
     .await;
 }
+
+/// Header block of a call without a message, in literals.
+fn header_block(path: &str) -> Vec<u8> {
+    let literal = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    // `POST` and `http` of the static table; names of the table for path, authority and content type.
+    [
+        vec![0x83, 0x86, 0x04],
+        literal(path),
+        vec![0x01],
+        literal("127.0.0.1"),
+        vec![0x0f, 0x10],
+        literal("application/grpc"),
+    ]
+    .concat()
+}
+
+/// A refused call is answered before its message arrives. A client that was refused often, because buffers or calls were
+/// full, has done nothing wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_of_refused_calls_keeps_its_connection() {
+    const CALLS: u32 = 3_000;
+    const RST_STREAM: u8 = 3;
+    const PING: u8 = 6;
+    let (_etcd, rangecache) = etcd_and_rangecache(&[("--max-calls", "1")]).await;
+    let _watch = super::budgets::watch(&rangecache.client().await).await;
+    let mut stream = TcpStream::connect(address(rangecache.url())).await.unwrap();
+    stream.write_all(PREFACE).await.unwrap();
+    stream.write_all(&h2_frame(4, 0, 0, &[])).await.unwrap();
+    let message = frame(b"message");
+    let mut calls: u32 = 0;
+    let open = |calls: u32| h2_frame(1, 0x4, 2 * calls + 1, &header_block(PUT));
+    stream.write_all(&open(0)).await.unwrap();
+    loop {
+        let mut head = [0; 9];
+        let read = timeout(SOON, stream.read_exact(&mut head)).await;
+        read.expect("a frame")
+            .unwrap_or_else(|error| panic!("closed after {calls} refused calls: {error}"));
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        stream.read_exact(&mut payload).await.unwrap();
+        match head[3] {
+            7 => panic!("GOAWAY after {calls} refused calls: {payload:?}"),
+            PING if head[4] == 1 => break,
+            // The late message is answered by another one.
+            RST_STREAM if head[5..] == (2 * calls + 1).to_be_bytes()[..] => {
+                let late = h2_frame(0, 1, 2 * calls + 1, &message);
+                calls += 1;
+                let next = if calls == CALLS {
+                    h2_frame(PING, 0, 0, b"the last")
+                } else {
+                    open(calls)
+                };
+                stream.write_all(&[late, next].concat()).await.unwrap();
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(calls, CALLS);
+}

@@ -19,5 +19,7 @@
 mod budgets;
 mod buffers;
 mod connections;
+mod exhaustion;
 mod large;
 mod series;
+mod unread;

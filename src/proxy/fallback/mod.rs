@@ -36,6 +36,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::forward::{Forward, RequestBody};
@@ -51,7 +52,7 @@ use page_series::{PageObserver, PageSeriesCache};
 use refused::Refused;
 use shared_response::SharedResponse;
 use sharing::ShareScope;
-use single_flight::{Role, SingleFlight};
+use single_flight::{Leader, Role, SingleFlight};
 use stream_over_pages::{PageBuffers, PageCalls, PageError, Pager};
 use unary_over_stream::{Converted, UnaryOverStream};
 
@@ -75,6 +76,8 @@ pub(super) struct Fallback {
     turns: Arc<Turns>,
     unary_over_stream: UnaryOverStream,
     metrics: Arc<Metrics>,
+    /// Joins the tasks that end a leadership.
+    tasks: TaskTracker,
 }
 
 /// A Range or RangeStream that memory cannot answer.
@@ -135,6 +138,7 @@ impl Fallback {
             ),
             unary_over_stream: UnaryOverStream::new(&buffers.converted, max_wait),
             metrics: Arc::clone(metrics),
+            tasks: tasks.clone(),
         })
     }
 
@@ -192,10 +196,23 @@ impl Fallback {
             *read.outcome = read.outcome.streamed();
             return Ok(converted.into_response());
         }
-        // 6. The unchanged call. etcd buffers the response until the client has read it, so the body keeps both.
+        // 6. The unchanged call. etcd buffers the response until the client has read it, so the body keeps both; but a
+        // client that reads slowly must not delay identical reads for long.
         let observer = self.page_observer(read.query, scope, RangeResponseScanner::unary());
         let result = self.forward(read, ConnectionClass::Stream, observer).await;
+        let leader = leader.map(|leader| self.lead_for_a_while(leader));
         result.map(|response| response.map(|body| body.holding((turn, leader))))
+    }
+
+    /// Keeps the leadership until the returned guard is dropped, at most for the time that a read waits for buffers.
+    fn lead_for_a_while(&self, leader: Leader<SharedResult>) -> DropGuard {
+        let (ended, max_wait) = (CancellationToken::new(), self.max_wait);
+        let waiting = ended.clone();
+        self.tasks.spawn(async move {
+            waiting.run_until_cancelled(tokio::time::sleep(max_wait)).await;
+            drop(leader);
+        });
+        ended.drop_guard()
     }
 
     /// Clients that may share the response to this read; `None` if none may.

@@ -447,3 +447,23 @@ impl Observer for PageObserver {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn weight_of_a_series_includes_its_credentials() {
+        let list = RangeQuery {
+            key: "a".into(),
+            range_end: "b".into(),
+            ..RangeQuery::default()
+        };
+        let credentials = HeaderValue::from_str(&"t".repeat(60_000)).unwrap();
+        let of = |scope| SeriesKey::new(&list, scope).bytes();
+        assert_eq!(of(ShareScope::Everyone), 2);
+        assert_eq!(of(ShareScope::Credentials(vec![credentials])), 60_002);
+    }
+}
