@@ -464,7 +464,8 @@ fn is_test(name: &str, sources: &str) -> bool {
             let name = file.with_extension("");
             let mut texts = vec![std::fs::read_to_string(file).unwrap()];
             texts.extend(std::fs::read_to_string(name.join("tests.rs")));
-            name.to_str().unwrap().ends_with(&path) && texts.iter().any(|text| text.contains("test]\n"))
+            let has_tests = |text: &String| text.contains("test]\n") || text.contains("[tokio::test(");
+            name.to_str().unwrap().ends_with(&path) && texts.iter().any(has_tests)
         });
     }
     match name.strip_suffix('*').or_else(|| name.strip_suffix('…')) {
