@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `server` | [`Admin`]: paths and responses |
 //! | `handles` | handles to the rooms whose state responses report |
+//! | `pace` | bound on requests per second |
 //! | `readiness` | readiness, and its text |
 //! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest` |
 //! | `checks` | findings, gates and used bounds |
@@ -14,6 +15,7 @@
 
 mod checks;
 mod handles;
+mod pace;
 mod page;
 mod readiness;
 mod server;

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::handles::Handles;
+use super::pace::Pace;
 use super::status::samples::{Counts, INTERVAL, Recent};
 use super::{page, readiness, status};
 use crate::browser::BrowserRules;
@@ -52,6 +53,7 @@ pub struct Admin {
     connections: Arc<Connections>,
     /// Web pages may not read this port.
     browser: BrowserRules,
+    pace: Pace,
 }
 
 impl Admin {
@@ -80,6 +82,7 @@ impl Admin {
             },
             connections: Connections::new(CONNECTIONS, Gauge::default()),
             browser: listen.browser_rules().without_origins(),
+            pace: Pace::new(),
         })
     }
 
@@ -112,11 +115,15 @@ impl Admin {
         let handler = || {
             let admin = Arc::clone(&self);
             move |request: Request<Incoming>, transport| {
-                let response = match admin.browser.check(&request, transport) {
-                    Ok(()) => admin.respond(&request),
-                    Err(refusal) => text(StatusCode::FORBIDDEN, TEXT, refusal.to_string()),
-                };
-                async move { Ok::<_, Infallible>(response) }
+                let admin = Arc::clone(&admin);
+                async move {
+                    admin.pace.turn().await;
+                    let response = match admin.browser.check(&request, transport) {
+                        Ok(()) => admin.respond(&request),
+                        Err(refusal) => text(StatusCode::FORBIDDEN, TEXT, refusal.to_string()),
+                    };
+                    Ok::<_, Infallible>(response)
+                }
             }
         };
         listener.serve(handler, config).await;

@@ -8,12 +8,14 @@
 //! - The last quarter is for connections that hold little: up to [`SMALL_BYTES`], and up to a sixteenth of what is
 //!   free. Connections that hold more do not take from it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -36,6 +38,9 @@ const QUEUED_PER_CONNECTION: u64 = 64;
 const QUEUED_MAX: u64 = 2_048;
 /// Longest wait of a call for room.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Connections whose oldest waiting call is woken when bytes are released. More than a few are woken in turn: bytes are
+/// released all the time, and waking thousands of calls each time would take longer than the calls.
+const WOKEN_CONNECTIONS: usize = 64;
 
 /// What bytes of a call are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +61,10 @@ pub struct CallBuffers {
     /// Calls that wait for room.
     queued: AtomicU64,
     metrics: [BufferKindMetrics; 3],
-    /// Notified when bytes are released.
-    changed: Notify,
+    /// Connections with calls that wait for room.
+    waiting: Mutex<VecDeque<Arc<ClientAccount>>>,
+    /// Length of `waiting`, to be read without the lock.
+    waiting_count: AtomicUsize,
 }
 
 /// Bytes of the calls of one client connection.
@@ -65,8 +72,12 @@ pub struct CallBuffers {
 pub struct ClientAccount {
     buffers: Arc<CallBuffers>,
     used: AtomicU64,
-    /// Calls of the connection that wait for room.
+    /// Short calls of the connection that wait for room.
     queued: AtomicU64,
+    /// Calls of the connection in [`ClientAccount::room`]. Changed under the lock of [`CallBuffers::waiting`].
+    waiting: AtomicU64,
+    /// Wakes one call that waits for room.
+    room: Notify,
     /// Part of `used` that has the kind `Sending`.
     sending: AtomicU64,
     /// Tasks of responses that wait until frames of the connection have been sent.
@@ -91,7 +102,8 @@ impl CallBuffers {
             used: AtomicU64::new(0),
             queued: AtomicU64::new(0),
             metrics: [kind("request"), kind("forwarded"), kind("sending")],
-            changed: Notify::new(),
+            waiting: Mutex::default(),
+            waiting_count: AtomicUsize::new(0),
         })
     }
 
@@ -102,6 +114,8 @@ impl CallBuffers {
             buffers: Arc::clone(self),
             used: AtomicU64::new(0),
             queued: AtomicU64::new(0),
+            waiting: AtomicU64::new(0),
+            room: Notify::new(),
             sending: AtomicU64::new(0),
             senders: Mutex::default(),
         })
@@ -113,6 +127,20 @@ impl CallBuffers {
         used.saturating_add(of_connection.saturating_mul(2)) <= for_all
             || (of_connection <= SMALL_BYTES
                 && used.saturating_add(of_connection * SMALL_DIVISOR) <= self.max_bytes)
+    }
+
+    /// Wakes a call of each connection that waits for room.
+    fn wake_waiting(&self) {
+        // Ordered after the release, as the attempt of a waiting call is after its entry: one of the two sees the other.
+        if self.waiting_count.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut waiting = self.waiting.lock();
+        let woken = waiting.len().min(WOKEN_CONNECTIONS);
+        for account in waiting.iter().take(woken) {
+            account.room.notify_one();
+        }
+        waiting.rotate_left(woken);
     }
 
     fn metrics(&self, kind: CallKind) -> &BufferKindMetrics {
@@ -176,10 +204,10 @@ impl CallBytes {
     fn fit(&self, bytes: u64) -> Result<(), BudgetExceeded> {
         let account = &self.account;
         let buffers = &account.buffers;
-        let of_connection = account.used.load(Ordering::Relaxed) + bytes;
+        let of_connection = account.used.load(Ordering::SeqCst) + bytes;
         let fitted = buffers
             .used
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
                 buffers.may_hold(of_connection, used).then_some(used + bytes)
             });
         fitted.map(|_| ()).map_err(|_| BudgetExceeded)
@@ -224,24 +252,37 @@ impl CallBytes {
     /// # Errors
     /// [`BudgetExceeded`] at the deadline; immediately if the bytes can never fit.
     pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
-        let buffers = Arc::clone(&self.account.buffers);
-        let mut waiting = None;
+        let account = Arc::clone(&self.account);
+        let mut in_line = None;
         loop {
-            // Created before the attempt: a release between the attempt and the wait is not missed.
-            let changed = buffers.changed.notified();
             if self.fit(bytes).is_ok() {
                 self.add(bytes);
+                if in_line.is_some() {
+                    // There may be room for the connection's next call, too.
+                    account.room.notify_one();
+                }
                 return Ok(());
             }
-            if buffers.may_hold(bytes, 0) {
-                waiting.get_or_insert_with(|| Waiting::new(&buffers.metrics(self.kind).waiting));
-                if tokio::time::timeout_at(deadline, changed).await.is_ok() {
-                    continue;
-                }
+            if !account.buffers.may_hold(bytes, 0) {
+                break;
             }
-            self.record_refusal();
-            return Err(BudgetExceeded);
+            if in_line.is_none() {
+                // Entered before another attempt: a release between the attempt and the wait is not missed.
+                in_line = Some(InLine::enter(
+                    &account,
+                    &account.buffers.metrics(self.kind).waiting,
+                ));
+                continue;
+            }
+            if tokio::time::timeout_at(deadline, account.room.notified())
+                .await
+                .is_err()
+            {
+                break;
+            }
         }
+        self.record_refusal();
+        Err(BudgetExceeded)
     }
 
     /// Grows by bytes that are in memory already and must be kept, even beyond the bound. The connection gets nothing
@@ -259,15 +300,15 @@ impl CallBytes {
         }
         self.bytes -= released;
         let account = &self.account;
-        account.used.fetch_sub(released, Ordering::Relaxed);
-        account.buffers.used.fetch_sub(released, Ordering::Relaxed);
+        account.used.fetch_sub(released, Ordering::SeqCst);
+        account.buffers.used.fetch_sub(released, Ordering::SeqCst);
         let change = i64::try_from(released).unwrap_or(i64::MAX);
         account.buffers.metrics(self.kind).used.dec_by(change);
         if self.kind == CallKind::Sending {
             account.sending.fetch_sub(released, Ordering::SeqCst);
             account.wake_senders();
         }
-        account.buffers.changed.notify_waiters();
+        account.buffers.wake_waiting();
     }
 
     /// Bytes that this holder has.
@@ -299,7 +340,40 @@ impl CallBytes {
     }
 }
 
-/// A call that waits for room.
+/// A call that waits to be woken when bytes are released.
+#[derive(Debug)]
+struct InLine<'a> {
+    account: &'a Arc<ClientAccount>,
+    _waiting: Waiting,
+}
+
+impl<'a> InLine<'a> {
+    fn enter(account: &'a Arc<ClientAccount>, gauge: &Gauge) -> InLine<'a> {
+        let buffers = &account.buffers;
+        let mut waiting = buffers.waiting.lock();
+        if account.waiting.fetch_add(1, Ordering::Relaxed) == 0 {
+            waiting.push_back(Arc::clone(account));
+            buffers.waiting_count.store(waiting.len(), Ordering::SeqCst);
+        }
+        InLine {
+            account,
+            _waiting: Waiting::new(gauge),
+        }
+    }
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        let buffers = &self.account.buffers;
+        let mut waiting = buffers.waiting.lock();
+        if self.account.waiting.fetch_sub(1, Ordering::Relaxed) == 1 {
+            waiting.retain(|account| !Arc::ptr_eq(account, self.account));
+            buffers.waiting_count.store(waiting.len(), Ordering::SeqCst);
+        }
+    }
+}
+
+/// A short call that waits for room.
 #[derive(Debug)]
 struct Queued<'a>(&'a ClientAccount);
 

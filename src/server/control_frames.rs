@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::pace::Budget;
+
 /// Control frames that a connection may send at once.
 const BURST: u64 = 10_000;
 /// Control frames per second that a connection may send for any length of time.
@@ -49,6 +51,18 @@ const fn refusal() -> [u8; HEADER_BYTES * 32] {
     bytes
 }
 
+/// What a connection may have handled of the bytes that it has sent. Both variants that are not `All` have the number of
+/// bytes up to the end of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Handled {
+    /// Everything.
+    All,
+    /// The frames of this turn; the others later.
+    Turn(usize),
+    /// The frames up to the bound on control frames; the others never.
+    Flooded(usize),
+}
+
 /// Counts the control frames of one connection.
 #[derive(Debug)]
 pub(super) struct ControlFrames {
@@ -65,6 +79,8 @@ pub(super) struct ControlFrames {
     /// Bytes of the current frame that follow its header and were not yet read.
     payload: usize,
     exhausted: bool,
+    /// What is left of the connection's turn.
+    turn: Budget,
     /// Whether the client's settings have been read, which precede its acknowledgement.
     seen_settings: bool,
     /// Whether the client's acknowledgement has not been read.
@@ -83,25 +99,33 @@ impl ControlFrames {
             header_bytes: 0,
             payload: 0,
             exhausted: false,
+            turn: Budget::new(),
             awaits_acknowledgement: true,
             seen_settings: false,
         }
     }
 
-    /// Counts the frames in the next `bytes` of the client. Over the bound, returns the length of the part up to the
-    /// end of a frame; the rest is not to be handled.
-    pub(super) fn read(&mut self, bytes: &mut [u8]) -> Option<usize> {
+    /// Begins the connection's next turn.
+    pub(super) fn begin_turn(&mut self) {
+        self.turn = Budget::new();
+    }
+
+    /// Counts the frames in the next `bytes` of the client, as far as they may be handled now.
+    pub(super) fn read(&mut self, bytes: &mut [u8]) -> Handled {
         let mut at = 0;
         loop {
             let skipped = self.payload.min(bytes.len() - at);
             self.payload -= skipped;
             at += skipped;
             if self.exhausted && self.payload == 0 {
-                return Some(at);
+                return Handled::Flooded(at);
             }
             let taken = (HEADER_BYTES - self.header_bytes).min(bytes.len() - at);
             if taken == 0 {
-                return None;
+                return Handled::All;
+            }
+            if self.turn.is_spent() && self.header_bytes == 0 {
+                return Handled::Turn(at);
             }
             self.header[self.header_bytes..self.header_bytes + taken].copy_from_slice(&bytes[at..at + taken]);
             let before = self.header_bytes;
@@ -145,6 +169,7 @@ impl ControlFrames {
     fn count(&mut self) {
         let [high, middle, low, kind, flags, ..] = self.header;
         self.payload = u32::from_be_bytes([0, high, middle, low]) as usize;
+        self.turn.spend(kind == HEADERS);
         if matches!(kind, DATA | HEADERS | CONTINUATION) {
             return;
         }
@@ -192,7 +217,8 @@ mod tests {
         (0..frames)
             .take_while(|_| {
                 meter.wrote(wrote);
-                meter.read(&mut frame).is_none()
+                meter.begin_turn();
+                meter.read(&mut frame) == Handled::All
             })
             .count()
     }
@@ -221,7 +247,8 @@ mod tests {
         let mut ping = frame(PING, 0, 8);
         for _ in 0..30_000 {
             tokio::time::advance(Duration::from_millis(1)).await;
-            assert_eq!(meter.read(&mut ping), None);
+            meter.begin_turn();
+            assert_eq!(meter.read(&mut ping), Handled::All);
         }
     }
 
@@ -230,16 +257,59 @@ mod tests {
         for piece in [1, 5, 9, 10, 64, 4_096] {
             let mut meter = ControlFrames::new();
             let mut bytes = [frame(DATA, 0, 100), frame(PING, 0, 8)].concat().repeat(11_000);
-            let mut read = 0;
+            let (mut read, mut flooded) = (0, false);
             for bytes in bytes.chunks_mut(piece) {
-                if let Some(length) = meter.read(bytes) {
-                    read += length;
+                let mut at = 0;
+                loop {
+                    match meter.read(&mut bytes[at..]) {
+                        Handled::All => break at = bytes.len(),
+                        Handled::Turn(length) => {
+                            at += length;
+                            meter.begin_turn();
+                        }
+                        Handled::Flooded(length) => {
+                            at += length;
+                            flooded = true;
+                            break;
+                        }
+                    }
+                }
+                read += at;
+                if flooded {
                     break;
                 }
-                read += bytes.len();
             }
             // The end of the first ping over the bound.
             assert_eq!(read, 10_001 * (109 + 17), "{piece}");
+        }
+    }
+
+    #[tokio::test]
+    async fn turn_ends_before_the_next_frame() {
+        let request = [frame(HEADERS, 4, 20), frame(DATA, 1, 30)].concat();
+        for piece in [1, 8, 9, 10, 29, 68, 1_000, 10_000] {
+            let mut meter = ControlFrames::new();
+            let mut bytes = request.repeat(100);
+            let (mut turns, mut read) = (vec![], 0);
+            for bytes in bytes.chunks_mut(piece) {
+                let mut at = 0;
+                while let Handled::Turn(handled) = meter.read(&mut bytes[at..]) {
+                    at += handled;
+                    turns.push(read + at);
+                    meter.begin_turn();
+                }
+                read += bytes.len();
+            }
+            // 128 is the cost of 14 requests, and of one frame with headers more.
+            let ends: Vec<usize> = (1..=6)
+                .map(|turn| 14 * turn * request.len() + turn.div_ceil(2) * 29)
+                .collect();
+            assert_eq!(turns[0], ends[0], "{piece}");
+            assert!(
+                turns.iter().all(|end| [0, 29].contains(&(end % request.len()))),
+                "{piece}: {turns:?}"
+            );
+            assert_eq!(turns.len(), 6, "{piece}");
         }
     }
 
@@ -256,7 +326,7 @@ mod tests {
                 [&settings, &other, &acknowledgement, &other, &acknowledgement].map(|frame| &frame[..]);
             let mut read = sent.concat();
             for bytes in read.chunks_mut(piece) {
-                assert_eq!(meter.read(bytes), None);
+                assert_eq!(meter.read(bytes), Handled::All);
             }
             let expected = [&settings, &other, &hidden[..], &other, &acknowledgement].concat();
             assert_eq!(read, expected, "{piece}");

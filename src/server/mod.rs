@@ -8,6 +8,7 @@
 //! | `serve` | serves HTTP/2 and HTTP/1 |
 //! | `preface` | a connection's first bytes, within a deadline |
 //! | `control_frames` | bound on a connection's control frames |
+//! | `pace` | a connection's turns among all others, and its pause after refused calls |
 //! | `write_batching` | sends responses that are ready together in one write |
 //! | `descriptors` | raises the limit on open files, and shares the descriptors out |
 //!
@@ -18,6 +19,7 @@ mod connections;
 mod control_frames;
 mod descriptors;
 mod listener;
+mod pace;
 mod preface;
 mod serve;
 mod unix;

@@ -7,11 +7,13 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::control_frames::{ControlFrames, REFUSAL, SETTINGS_ACKNOWLEDGEMENT};
+use super::control_frames::{ControlFrames, Handled, REFUSAL, SETTINGS_ACKNOWLEDGEMENT};
+use super::pace::{Pause, Refusals};
 
 /// Time for the client to send them: etcd's clients do so with the last packet of the handshake.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,6 +33,11 @@ pub(super) struct Prefaced<S> {
     /// `first[next..end]` is still to be read again.
     next: usize,
     end: usize,
+    /// Bytes that were read and are to be handled in later turns of the connection.
+    later: BytesMut,
+    /// Whether the connection's turn is over.
+    yields: bool,
+    pause: Pause,
     stream: S,
     /// `None` for HTTP/1.
     frames: Option<ControlFrames>,
@@ -47,6 +54,11 @@ impl<S> Prefaced<S> {
     /// Is cancelled once the client has sent too many control frames.
     pub(super) fn flooded(&self) -> CancellationToken {
         self.flooded.clone()
+    }
+
+    /// Counter of calls that were refused at a bound.
+    pub(super) fn refusals(&self) -> Refusals {
+        self.pause.refusals()
     }
 }
 
@@ -83,6 +95,9 @@ pub(super) async fn read_preface<S: AsyncRead + Unpin>(mut stream: S) -> io::Res
         first,
         next: 0,
         end,
+        later: BytesMut::new(),
+        yields: false,
+        pause: Pause::default(),
         stream,
         frames: is_http2.then(ControlFrames::new),
         refused: None,
@@ -93,8 +108,8 @@ pub(super) async fn read_preface<S: AsyncRead + Unpin>(mut stream: S) -> io::Res
 }
 
 impl<S: AsyncRead + Unpin> Prefaced<S> {
-    /// Reads what follows the first bytes. The bytes of a client that floods are replaced by [`REFUSAL`] from the end
-    /// of a frame on.
+    /// Reads what follows the first bytes, in turn with other connections. The bytes of a client that floods are
+    /// replaced by [`REFUSAL`] from the end of a frame on.
     fn poll_read_stream(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if let Some(read) = &mut self.refused {
             let piece = buf.remaining().min(REFUSAL.len() - *read);
@@ -102,20 +117,56 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
             *read += piece;
             return Poll::Ready(Ok(()));
         }
+        ready!(self.pause.poll_end(cx));
+        if std::mem::take(&mut self.yields) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if let (Poll::Ready(Ok(())), Some(frames)) = (&polled, &mut self.frames)
-            && let Some(handled) = frames.read(&mut buf.filled_mut()[before..])
-        {
-            buf.set_filled(before + handled);
-            self.refused = Some(0);
-            self.flooded.cancel();
-            if handled == 0 {
-                // Reading nothing would be the end of the stream.
-                return self.poll_read_stream(cx, buf);
+        let is_later = !self.later.is_empty();
+        if is_later {
+            let piece = self.later.len().min(buf.remaining());
+            buf.put_slice(&self.later[..piece]);
+        } else {
+            let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+            if let (Poll::Pending, Some(frames)) = (&polled, &mut self.frames) {
+                frames.begin_turn();
+            }
+            ready!(polled)?;
+        }
+        let Some(frames) = &mut self.frames else {
+            return Poll::Ready(Ok(()));
+        };
+        let read = &mut buf.filled_mut()[before..];
+        let handled = match frames.read(read) {
+            Handled::All => read.len(),
+            Handled::Turn(handled) => {
+                frames.begin_turn();
+                self.yields = true;
+                if !is_later {
+                    self.later.extend_from_slice(&read[handled..]);
+                }
+                handled
+            }
+            Handled::Flooded(handled) => {
+                self.refused = Some(0);
+                self.flooded.cancel();
+                handled
+            }
+        };
+        let is_end = read.is_empty();
+        if is_later {
+            self.later.advance(handled);
+            if self.later.is_empty() {
+                self.later = BytesMut::new();
             }
         }
-        polled
+        buf.set_filled(before + handled);
+        if handled == 0 && !is_end {
+            // Reading nothing would be the end of the stream.
+            return self.poll_read_stream(cx, buf);
+        }
+        Poll::Ready(Ok(()))
     }
 
     /// Reads and drops what the client still sends, up to its end or [`FAREWELL_TIMEOUT`]: a socket that is closed
@@ -195,6 +246,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Prefaced<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
     use tokio::io::AsyncWriteExt;
 
     use super::*;
@@ -232,6 +285,52 @@ mod tests {
             );
             assert_eq!(all_of(b"PRIVATE", pieces).await, b"PRIVATE");
         }
+    }
+
+    #[tokio::test]
+    async fn requests_beyond_a_turn_are_read_in_later_turns_without_loss() {
+        // HEADERS of 20 bytes and DATA of 30.
+        let headers = [[0, 0, 20, 1, 4, 0, 0, 0, 1], [0, 0, 30, 0, 1, 0, 0, 0, 1]];
+        let request = [&headers[0][..], &[7; 20], &headers[1], &[8; 30]].concat();
+        let requests = request.repeat(100);
+        let (mut client, server) = tokio::io::duplex(64 << 10);
+        client.write_all(PREFACE).await.unwrap();
+        client.write_all(&requests).await.unwrap();
+        drop(client);
+        let mut prefaced = read_preface(server).await.unwrap();
+        let (mut read, mut turns) = (Vec::new(), 0);
+        loop {
+            let mut bytes = [0; 8 << 10];
+            let mut buf = ReadBuf::new(&mut bytes);
+            let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut prefaced).poll_read(cx, &mut buf))).await;
+            match polled {
+                Poll::Pending => turns += 1,
+                Poll::Ready(read) => {
+                    read.unwrap();
+                    if buf.filled().is_empty() {
+                        break;
+                    }
+                }
+            }
+            read.extend_from_slice(buf.filled());
+        }
+        assert_eq!(read[..FIRST_BYTES], prefaced.first);
+        assert_eq!(read[FIRST_BYTES..], requests);
+        assert_eq!(turns, 7, "14 requests in each");
+        assert_eq!(prefaced.later.capacity(), 0, "nothing is kept");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn connection_is_not_read_for_a_while_after_a_refused_call() {
+        let (mut client, server) = tokio::io::duplex(64);
+        client.write_all(b"GET / HTTP/1.1\r\n\r\n1234567890").await.unwrap();
+        let mut prefaced = read_preface(server).await.unwrap();
+        let mut bytes = [0; 24];
+        prefaced.read_exact(&mut bytes).await.unwrap();
+        let start = tokio::time::Instant::now();
+        prefaced.refusals().record();
+        prefaced.read_exact(&mut bytes[..4]).await.unwrap();
+        assert_eq!(start.elapsed(), Duration::from_millis(10));
     }
 
     #[tokio::test(start_paused = true)]

@@ -22,7 +22,7 @@ use super::connections::{Connections, Open};
 use super::listener::Listener;
 use super::preface::{Prefaced, read_preface};
 use super::write_batching::batch_writes;
-use crate::net::{Plain, Stream, Transport};
+use crate::net::{Plain, RefusedAtBound, Stream, Transport};
 use crate::panics::restarting;
 use crate::telemetry::Metrics;
 use crate::tls::Acceptor;
@@ -176,7 +176,17 @@ async fn serve_connection<H, F, B, E>(
         return;
     };
     let flooded = stream.flooded();
-    let service = service_fn(move |request| handler(request, transport));
+    let refusals = stream.refusals();
+    let service = service_fn(move |request| {
+        let (response, refusals) = (handler(request, transport), refusals.clone());
+        async move {
+            let response = response.await?;
+            if response.extensions().get::<RefusedAtBound>().is_some() {
+                refusals.record();
+            }
+            Ok::<_, E>(response)
+        }
+    });
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let closed = tokio::select! {
