@@ -33,10 +33,6 @@ pub struct Transport {
     pub unix: bool,
 }
 
-/// Extension of a response: the call was refused at a bound, so that the next requests of its connection are read later.
-#[derive(Clone, Copy, Debug)]
-pub struct RefusedAtBound;
-
 /// Time after which the kernel closes a connection with unacknowledged bytes. Together with HTTP/2 pings, this bounds
 /// half-open connections.
 const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_secs(10);

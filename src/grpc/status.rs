@@ -105,15 +105,6 @@ pub enum Status {
 }
 
 impl Status {
-    /// Whether the call was refused because a bound of this process is reached.
-    #[must_use]
-    pub fn is_at_bound(&self) -> bool {
-        matches!(
-            self,
-            Status::TooManyCalls | Status::TooManyWaiting | Status::BufferBytes
-        )
-    }
-
     /// gRPC's code.
     #[must_use]
     pub fn code(&self) -> Code {

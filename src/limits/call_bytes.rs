@@ -9,6 +9,7 @@
 //!   free. Connections that hold more do not take from it.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
@@ -20,6 +21,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::byte_budget::{BudgetExceeded, Waiting};
+use super::intake::Intake;
 use crate::telemetry::metrics::{BufferKindMetrics, BufferMetrics};
 
 /// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
@@ -31,11 +33,21 @@ const SMALL_BYTES: u64 = 256 << 10;
 const SMALL_DIVISOR: u64 = 16;
 
 /// Largest call that may wait for room, in bytes.
-const QUEUED_MAX_BYTES: u64 = 16 << 10;
-/// Calls of one connection that may wait for room.
-const QUEUED_PER_CONNECTION: u64 = 64;
-/// Calls of all connections that may wait for room; they take up to 32 MiB that are not counted.
-const QUEUED_MAX: u64 = 2_048;
+const QUEUED_MAX_BYTES: u64 = 12 << 10;
+/// Calls of all connections that may wait for room; they take up to 48 MiB that are not counted.
+const QUEUED_MAX: u64 = 4_096;
+/// With as many waiting calls as there are free places divided by this, a connection's next requests are not read.
+const QUEUED_DIVISOR: u64 = 8;
+/// Bounds of that number: the lower one lets a connection wait in any case.
+const QUEUED_PER_CONNECTION: RangeInclusive<u64> = 8..=64;
+/// Bytes of a call up to which it does not delay the next requests of its connection.
+const USUAL_CALL_BYTES: u64 = 16 << 10;
+/// Bytes beyond them that delay the connection's next requests by a millisecond: unpacking long header lists costs time
+/// that others wait for.
+const BYTES_PER_MILLISECOND: u64 = 16 << 10;
+/// Delay of the connection's next requests after a call that was refused or given up: that costs more than sending it
+/// again.
+const REFUSAL_DELAY: Duration = Duration::from_millis(10);
 /// Longest wait of a call for room.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Connections whose oldest waiting call is woken when bytes are released. More than a few are woken in turn: bytes are
@@ -71,6 +83,8 @@ pub struct CallBuffers {
 #[derive(Debug)]
 pub struct ClientAccount {
     buffers: Arc<CallBuffers>,
+    /// Stopped while too many calls of the connection wait for room.
+    intake: Arc<Intake>,
     used: AtomicU64,
     /// Short calls of the connection that wait for room.
     queued: AtomicU64,
@@ -107,11 +121,12 @@ impl CallBuffers {
         })
     }
 
-    /// Returns the account of a new client connection.
+    /// Returns the account of a new client connection, whose requests are read by `intake`.
     #[must_use]
-    pub fn account(self: &Arc<Self>) -> Arc<ClientAccount> {
+    pub fn account(self: &Arc<Self>, intake: Arc<Intake>) -> Arc<ClientAccount> {
         Arc::new(ClientAccount {
             buffers: Arc::clone(self),
+            intake,
             used: AtomicU64::new(0),
             queued: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
@@ -227,16 +242,20 @@ impl CallBytes {
     }
 
     /// Grows by the `bytes` of a new call. A short call waits a moment for room, so that a burst of one client costs
-    /// others some time and no call.
+    /// others some time and no call; while several wait, no more requests of their connection are read.
     ///
     /// # Errors
     /// [`BudgetExceeded`] if there is no room.
     pub async fn admit(&mut self, bytes: u64) -> Result<(), BudgetExceeded> {
+        let account = Arc::clone(&self.account);
+        if bytes > USUAL_CALL_BYTES {
+            let millis = (bytes - USUAL_CALL_BYTES).div_ceil(BYTES_PER_MILLISECOND);
+            account.intake.delay(Duration::from_millis(millis));
+        }
         if self.fit(bytes).is_ok() {
             self.add(bytes);
             return Ok(());
         }
-        let account = Arc::clone(&self.account);
         let queued = (bytes <= QUEUED_MAX_BYTES)
             .then(|| Queued::enter(&account))
             .flatten();
@@ -324,6 +343,7 @@ impl CallBytes {
     }
 
     fn record_refusal(&self) {
+        self.account.intake.delay(REFUSAL_DELAY);
         self.account.buffers.metrics(self.kind).refused.inc();
     }
 
@@ -380,10 +400,20 @@ struct Queued<'a>(&'a ClientAccount);
 impl Queued<'_> {
     /// Counts the call; `None` if too many wait.
     fn enter(account: &ClientAccount) -> Option<Queued<'_>> {
-        let of_connection = account.queued.fetch_add(1, Ordering::Relaxed);
+        account.queued.fetch_add(1, Ordering::Relaxed);
         let of_all = account.buffers.queued.fetch_add(1, Ordering::Relaxed);
         let queued = Queued(account);
-        (of_connection < QUEUED_PER_CONNECTION && of_all < QUEUED_MAX).then_some(queued)
+        if queued.are_too_many() {
+            account.intake.stop();
+        }
+        (of_all < QUEUED_MAX).then_some(queued)
+    }
+
+    /// Whether no more requests of the connection should be read.
+    fn are_too_many(&self) -> bool {
+        let free = QUEUED_MAX.saturating_sub(self.0.buffers.queued.load(Ordering::Relaxed));
+        let (min, max) = QUEUED_PER_CONNECTION.into_inner();
+        self.0.queued.load(Ordering::Relaxed) >= (free / QUEUED_DIVISOR).clamp(min, max)
     }
 }
 
@@ -391,6 +421,10 @@ impl Drop for Queued<'_> {
     fn drop(&mut self) {
         self.0.queued.fetch_sub(1, Ordering::Relaxed);
         self.0.buffers.queued.fetch_sub(1, Ordering::Relaxed);
+        // Stopped only by a call that enters: the last one to leave resumes in any case.
+        if !self.are_too_many() {
+            self.0.intake.resume();
+        }
     }
 }
 
@@ -403,7 +437,10 @@ impl Drop for CallBytes {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
-    use std::task::Wake;
+    use std::task::{Context, Poll, Wake};
+
+    use futures_util::StreamExt;
+    use futures_util::stream::FuturesUnordered;
 
     use super::*;
     use crate::telemetry::Metrics;
@@ -421,12 +458,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn short_call_waits_for_room_and_a_long_one_is_refused() {
-        let buffers = buffers(1 << 20);
-        let account = buffers.account();
+        let buffers = buffers(16 << 20);
+        let account = buffers.account(Arc::default());
         let held = take_all(&account, 512);
         let long = account.hold(CallKind::Request).admit(QUEUED_MAX_BYTES + 1).await;
         assert_eq!(long, Err(BudgetExceeded));
-        let mut calls: Vec<CallBytes> = (0..=QUEUED_PER_CONNECTION)
+        let mut calls: Vec<CallBytes> = (0..=QUEUED_MAX)
             .map(|_| account.hold(CallKind::Request))
             .collect();
         let start = Instant::now();
@@ -451,25 +488,73 @@ mod tests {
         assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 0));
     }
 
+    /// Whether the connection's next requests are read, after this delay.
+    fn read_after(account: &ClientAccount) -> Option<Duration> {
+        match account.intake.poll_read(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(delay) => Some(delay),
+            Poll::Pending => None,
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_are_not_read_while_many_calls_wait_for_room() {
+        let buffers = buffers(1 << 20);
+        let account = buffers.account(Arc::default());
+        let held = take_all(&account, 512);
+        assert_eq!(
+            read_after(&account),
+            Some(REFUSAL_DELAY),
+            "after the last attempt"
+        );
+        let mut calls: Vec<CallBytes> = (0..64).map(|_| account.hold(CallKind::Request)).collect();
+        let mut admissions: FuturesUnordered<_> = calls.iter_mut().map(|call| call.admit(512)).collect();
+        for _ in 0..2 {
+            assert!(futures_util::poll!(admissions.next()).is_pending());
+        }
+        assert_eq!(read_after(&account), None, "64 calls wait");
+        drop(held);
+        while let Some(admitted) = admissions.next().await {
+            admitted.unwrap();
+        }
+        assert_eq!(read_after(&account), Some(Duration::ZERO));
+    }
+
+    #[tokio::test]
+    async fn long_and_refused_calls_delay_the_next_requests() {
+        let buffers = buffers(1 << 20);
+        let account = buffers.account(Arc::default());
+        let mut call = account.hold(CallKind::Request);
+        call.admit(USUAL_CALL_BYTES).await.unwrap();
+        assert_eq!(read_after(&account), Some(Duration::ZERO));
+        call.admit(4 * BYTES_PER_MILLISECOND).await.unwrap();
+        assert_eq!(read_after(&account), Some(Duration::from_millis(3)));
+        assert_eq!(call.admit(1 << 20).await, Err(BudgetExceeded));
+        assert_eq!(
+            read_after(&account),
+            Some(Duration::from_millis(63) + REFUSAL_DELAY)
+        );
+        assert_eq!(read_after(&account), Some(Duration::ZERO));
+    }
+
     #[test]
     fn connections_that_take_all_they_get_leave_a_share_to_the_next() {
         let buffers = buffers(16 << 20);
-        let accounts: Vec<_> = (0..30).map(|_| buffers.account()).collect();
+        let accounts: Vec<_> = (0..30).map(|_| buffers.account(Arc::default())).collect();
         let held: Vec<CallBytes> = accounts.iter().map(|account| take_all(account, 512)).collect();
-        let honest = take_all(&buffers.account(), 512);
+        let honest = take_all(&buffers.account(Arc::default()), 512);
         assert!(honest.bytes() > 32 << 10, "{}", honest.bytes());
         assert!(buffers.used.load(Ordering::Relaxed) <= 16 << 20);
         drop((held, honest));
         assert_eq!(buffers.used.load(Ordering::Relaxed), 0);
         assert_eq!(buffers.metrics(CallKind::Request).used.get(), 0);
-        let alone = take_all(&buffers.account(), 512);
+        let alone = take_all(&buffers.account(Arc::default()), 512);
         assert_eq!(alone.bytes() / 512, (4 << 20) / 512, "a third of three quarters");
     }
 
     #[test]
     fn forced_bytes_count_against_the_next_ones() {
         let buffers = buffers(1600);
-        let account = buffers.account();
+        let account = buffers.account(Arc::default());
         let mut forced = account.hold(CallKind::Forwarded);
         forced.force_grow(2000);
         assert_eq!(account.hold(CallKind::Request).try_grow(1), Err(BudgetExceeded));
@@ -482,9 +567,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiting_call_continues_when_bytes_are_released() {
         let buffers = buffers(1600);
-        let mut taken = buffers.account().hold(CallKind::Request);
+        let mut taken = buffers.account(Arc::default()).hold(CallKind::Request);
         taken.force_grow(1200);
-        let mut held = buffers.account().hold(CallKind::Forwarded);
+        let mut held = buffers.account(Arc::default()).hold(CallKind::Forwarded);
         let soon = Instant::now() + Duration::from_secs(1);
         assert_eq!(held.grow(601, soon).await, Err(BudgetExceeded));
         assert!(Instant::now() < soon, "bytes that can never fit do not wait");
@@ -510,11 +595,11 @@ mod tests {
     #[test]
     fn connection_always_has_a_frame_to_send_and_waits_for_its_own_frames_only() {
         let buffers = buffers(4 * FRAME_BYTES);
-        let mut others = buffers.account().hold(CallKind::Forwarded);
+        let mut others = buffers.account(Arc::default()).hold(CallKind::Forwarded);
         others.force_grow(4 * FRAME_BYTES);
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
-        let account = buffers.account();
+        let account = buffers.account(Arc::default());
         assert!(account.may_send(&waker));
         let mut frame = account.hold(CallKind::Sending);
         frame.force_grow(FRAME_BYTES);

@@ -6,16 +6,19 @@
 //! | `turns` | large reads that call etcd at once (`--forward-max-large`), reads that wait (`--forward-max-waiting`) |
 //! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
 //! | `call_bytes` | bytes of single calls, by connection |
+//! | `intake` | requests that one connection has read |
 //! | `byte_budget` | buffered bytes of several responses |
 
 mod admission;
 mod buffers;
 mod byte_budget;
 mod call_bytes;
+mod intake;
 mod turns;
 
 pub use admission::Admission;
 pub use buffers::Buffers;
 pub use byte_budget::{BudgetExceeded, ByteBudget, HeldBytes};
 pub use call_bytes::{CallBuffers, CallBytes, CallKind, ClientAccount};
+pub use intake::Intake;
 pub use turns::{NoTurn, Turn, Turns, Waiting};

@@ -12,7 +12,7 @@ use super::forward::Forward;
 use super::idle::ResponseRegistry;
 use crate::browser::BrowserRules;
 use crate::config::Config;
-use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount};
+use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, Intake};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::Telemetry;
@@ -88,12 +88,12 @@ impl Proxy {
         })
     }
 
-    /// Returns the state of a new connection.
+    /// Returns the state of a new connection, whose requests are read by `intake`.
     #[must_use]
-    pub fn client(self: &Arc<Self>) -> Arc<Client> {
+    pub fn client(self: &Arc<Self>, intake: &Arc<Intake>) -> Arc<Client> {
         Arc::new(Client {
             proxy: Arc::clone(self),
-            account: self.call_buffers.account(),
+            account: self.call_buffers.account(Arc::clone(intake)),
         })
     }
 

@@ -25,7 +25,7 @@ use crate::cache::Rope;
 use crate::grpc::Status;
 use crate::limits::{BudgetExceeded, CallBytes, CallKind};
 use crate::mirror::HeldView;
-use crate::net::{RefusedAtBound, Url};
+use crate::net::Url;
 use crate::upstream::BoxError;
 
 /// Response to a call, or the error with which etcd reset the HTTP/2 stream. hyper resets the client's stream with
@@ -186,9 +186,6 @@ impl ResponseBody {
 pub(super) fn status_response(status: &Status, content_type: HeaderValue) -> Response<ResponseBody> {
     let mut response = ResponseBody::empty().into_response(content_type);
     status.write_to(response.headers_mut());
-    if status.is_at_bound() {
-        response.extensions_mut().insert(RefusedAtBound);
-    }
     response
 }
 
@@ -485,7 +482,7 @@ mod tests {
     }
 
     fn call(max_bytes: u64) -> (CallBytes, BufferKindMetrics) {
-        let account = CallBuffers::new(max_bytes, &Metrics::new().buffers).account();
+        let account = CallBuffers::new(max_bytes, &Metrics::new().buffers).account(Arc::default());
         let metrics = account.sending_metrics().clone();
         (account.hold(CallKind::Request), metrics)
     }

@@ -8,11 +8,11 @@
 //! | `serve` | serves HTTP/2 and HTTP/1 |
 //! | `preface` | a connection's first bytes, within a deadline |
 //! | `control_frames` | bound on a connection's control frames |
-//! | `pace` | a connection's turns among all others, and its pause after refused calls |
+//! | `pace` | a connection's turns among all others, and the delays that its calls cause |
 //! | `write_batching` | sends responses that are ready together in one write |
 //! | `descriptors` | raises the limit on open files, and shares the descriptors out |
 //!
-//! This room knows neither the proxy nor the admin pages: both pass in a handler. It imports `net`, `tls` and
+//! This room knows neither the proxy nor the admin pages: both pass in a handler. It imports `net`, `tls`, `limits` and
 //! `telemetry`; `admin` and `main` use it.
 
 mod connections;

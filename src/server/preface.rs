@@ -4,6 +4,7 @@
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::control_frames::{ControlFrames, Handled, REFUSAL, SETTINGS_ACKNOWLEDGEMENT};
-use super::pace::{Pause, Refusals};
+use super::pace::Delay;
+use crate::limits::Intake;
 
 /// Time for the client to send them: etcd's clients do so with the last packet of the handshake.
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,7 +39,7 @@ pub(super) struct Prefaced<S> {
     later: BytesMut,
     /// Whether the connection's turn is over.
     yields: bool,
-    pause: Pause,
+    delay: Delay,
     stream: S,
     /// `None` for HTTP/1.
     frames: Option<ControlFrames>,
@@ -55,18 +57,16 @@ impl<S> Prefaced<S> {
     pub(super) fn flooded(&self) -> CancellationToken {
         self.flooded.clone()
     }
-
-    /// Counter of calls that were refused at a bound.
-    pub(super) fn refusals(&self) -> Refusals {
-        self.pause.refusals()
-    }
 }
 
-/// Reads until it is clear whether the client uses HTTP/2 or HTTP/1.
+/// Reads until it is clear whether the client uses HTTP/2 or HTTP/1. Later reads wait for `intake`.
 ///
 /// # Errors
 /// The stream's; `TimedOut` or `UnexpectedEof` when the client sends too little.
-pub(super) async fn read_preface<S: AsyncRead + Unpin>(mut stream: S) -> io::Result<Prefaced<S>> {
+pub(super) async fn read_preface<S: AsyncRead + Unpin>(
+    mut stream: S,
+    intake: Arc<Intake>,
+) -> io::Result<Prefaced<S>> {
     let mut preface = [0; PREFACE.len()];
     let reading = async {
         let mut end = 0;
@@ -97,7 +97,7 @@ pub(super) async fn read_preface<S: AsyncRead + Unpin>(mut stream: S) -> io::Res
         end,
         later: BytesMut::new(),
         yields: false,
-        pause: Pause::default(),
+        delay: Delay::new(intake),
         stream,
         frames: is_http2.then(ControlFrames::new),
         refused: None,
@@ -117,7 +117,7 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
             *read += piece;
             return Poll::Ready(Ok(()));
         }
-        ready!(self.pause.poll_end(cx));
+        ready!(self.delay.poll_end(cx));
         if std::mem::take(&mut self.yields) {
             cx.waker().wake_by_ref();
             return Poll::Pending;
@@ -260,7 +260,7 @@ mod tests {
                 tokio::task::yield_now().await;
             }
         });
-        let mut prefaced = read_preface(server).await.unwrap();
+        let mut prefaced = read_preface(server, Arc::default()).await.unwrap();
         let mut all = Vec::new();
         prefaced.read_to_end(&mut all).await.unwrap();
         sending.await.unwrap();
@@ -297,7 +297,7 @@ mod tests {
         client.write_all(PREFACE).await.unwrap();
         client.write_all(&requests).await.unwrap();
         drop(client);
-        let mut prefaced = read_preface(server).await.unwrap();
+        let mut prefaced = read_preface(server, Arc::default()).await.unwrap();
         let (mut read, mut turns) = (Vec::new(), 0);
         loop {
             let mut bytes = [0; 8 << 10];
@@ -316,21 +316,8 @@ mod tests {
         }
         assert_eq!(read[..FIRST_BYTES], prefaced.first);
         assert_eq!(read[FIRST_BYTES..], requests);
-        assert_eq!(turns, 7, "14 requests in each");
+        assert_eq!(turns, 6, "15 requests in each but the last");
         assert_eq!(prefaced.later.capacity(), 0, "nothing is kept");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn connection_is_not_read_for_a_while_after_a_refused_call() {
-        let (mut client, server) = tokio::io::duplex(64);
-        client.write_all(b"GET / HTTP/1.1\r\n\r\n1234567890").await.unwrap();
-        let mut prefaced = read_preface(server).await.unwrap();
-        let mut bytes = [0; 24];
-        prefaced.read_exact(&mut bytes).await.unwrap();
-        let start = tokio::time::Instant::now();
-        prefaced.refusals().record();
-        prefaced.read_exact(&mut bytes[..4]).await.unwrap();
-        assert_eq!(start.elapsed(), Duration::from_millis(10));
     }
 
     #[tokio::test(start_paused = true)]
@@ -338,12 +325,12 @@ mod tests {
         for sent in [&b""[..], b"P", &PREFACE[..23]] {
             let (mut client, server) = tokio::io::duplex(64);
             client.write_all(sent).await.unwrap();
-            let error = read_preface(server).await.unwrap_err();
+            let error = read_preface(server, Arc::default()).await.unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         }
         let (client, server) = tokio::io::duplex(64);
         drop(client);
-        let error = read_preface(server).await.unwrap_err();
+        let error = read_preface(server, Arc::default()).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
     }
 }

@@ -22,7 +22,8 @@ use super::connections::{Connections, Open};
 use super::listener::Listener;
 use super::preface::{Prefaced, read_preface};
 use super::write_batching::batch_writes;
-use crate::net::{Plain, RefusedAtBound, Stream, Transport};
+use crate::limits::Intake;
+use crate::net::{Plain, Stream, Transport};
 use crate::panics::restarting;
 use crate::telemetry::Metrics;
 use crate::tls::Acceptor;
@@ -88,12 +89,12 @@ pub struct ServeConfig {
 }
 
 impl Listener {
-    /// Serves each connection by a new handler until `closing`, then also those that the kernel has queued by then. A
+    /// Serves each connection by a new handler, which may delay its intake, until `closing`, then also those that the kernel has queued by then. A
     /// handler gets each request of its connection, and how it came. The port is closed when this returns; calls in
     /// flight continue in `tasks`.
     pub async fn serve<N, H, F, B, E>(self, new_handler: N, config: ServeConfig)
     where
-        N: Fn() -> H,
+        N: Fn(&Arc<Intake>) -> H,
         H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
         B: Body + Send + 'static,
@@ -104,11 +105,12 @@ impl Listener {
         let server = server(&config);
         let start = |(stream, peer), place| {
             if let Some(open) = admit(&config, peer, place) {
-                let (tls, server, handler) = (self.tls(), server.clone(), new_handler());
+                let intake = Arc::new(Intake::default());
+                let (tls, server, handler) = (self.tls(), server.clone(), new_handler(&intake));
                 let config_of_one = config.clone();
                 let (metrics, name) = (Arc::clone(&config.metrics), config.name);
                 config.tasks.spawn(async move {
-                    let connection = serve_connection(stream, tls, server, handler, config_of_one);
+                    let connection = serve_connection((stream, intake), tls, server, handler, config_of_one);
                     if open.replaced().run_until_cancelled(connection).await.is_none() {
                         metrics.connections.record_closed(name, "replaced");
                     }
@@ -154,7 +156,7 @@ fn admit(config: &ServeConfig, peer: Option<IpAddr>, place: OwnedSemaphorePermit
 
 /// Serves one connection until it is closed, or until its last call has ended after `drain`.
 async fn serve_connection<H, F, B, E>(
-    stream: Plain,
+    (stream, intake): (Plain, Arc<Intake>),
     tls: Option<Arc<Acceptor>>,
     server: auto::Builder<Tracked>,
     handler: H,
@@ -172,21 +174,11 @@ async fn serve_connection<H, F, B, E>(
         tls: tls.is_some(),
         unix: matches!(stream, Either::Right(_)),
     };
-    let Some(stream) = begin(stream, tls, &config).await else {
+    let Some(stream) = begin(stream, tls, intake, &config).await else {
         return;
     };
     let flooded = stream.flooded();
-    let refusals = stream.refusals();
-    let service = service_fn(move |request| {
-        let (response, refusals) = (handler(request, transport), refusals.clone());
-        async move {
-            let response = response.await?;
-            if response.extensions().get::<RefusedAtBound>().is_some() {
-                refusals.record();
-            }
-            Ok::<_, E>(response)
-        }
-    });
+    let service = service_fn(move |request| handler(request, transport));
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let closed = tokio::select! {
@@ -214,9 +206,18 @@ async fn serve_connection<H, F, B, E>(
 }
 
 /// Reads the start of a connection. `None` if there is none in time.
-async fn begin(stream: Plain, tls: Option<Arc<Acceptor>>, config: &ServeConfig) -> Option<Prefaced<Stream>> {
+async fn begin(
+    stream: Plain,
+    tls: Option<Arc<Acceptor>>,
+    intake: Arc<Intake>,
+    config: &ServeConfig,
+) -> Option<Prefaced<Stream>> {
     let stream = secured(stream, tls, &config.drain).await?;
-    match config.drain.run_until_cancelled(read_preface(stream)).await? {
+    match config
+        .drain
+        .run_until_cancelled(read_preface(stream, intake))
+        .await?
+    {
         Ok(stream) => Some(stream),
         Err(error) => {
             if error.kind() == io::ErrorKind::TimedOut {

@@ -30,6 +30,9 @@ pub(super) struct Received {
     _body: Incoming,
 }
 
+/// Bytes of a message that the call has counted when it was admitted: a short read that has room is not refused later.
+const SHORT_MESSAGE_BYTES: u64 = 1 << 10;
+
 /// Reads a request of `method`, which is Range or RangeStream. `call` counts the bytes of the message as they arrive.
 ///
 /// # Errors
@@ -45,7 +48,12 @@ pub(super) async fn receive(
 ) -> Result<Received, Box<CallResult>> {
     let (mut parts, body) = request.into_parts();
     let deadline = recorder.arrived() + proxy.request_timeout;
-    let reading = read_message(body, MAX_MESSAGE_BYTES, |bytes| call.try_grow(bytes).is_ok());
+    let mut uncounted = SHORT_MESSAGE_BYTES;
+    let reading = read_message(body, MAX_MESSAGE_BYTES, |bytes| {
+        let counted = bytes.saturating_sub(uncounted);
+        uncounted -= bytes - counted;
+        counted == 0 || call.try_grow(counted).is_ok()
+    });
     let message = tokio::time::timeout_at(deadline, reading).await;
     let (framed, body) = match message.unwrap_or(RequestMessage::Late) {
         RequestMessage::Whole { framed, body } => (framed, body),
