@@ -1,16 +1,31 @@
 //! Intake of one connection: whether and when its next requests are read. The limits that its calls run into delay or
 //! stop it; the connection's task asks it before each read.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 
+/// A request whose handler has not run yet.
+#[derive(Debug)]
+pub struct Unhandled(Arc<Intake>);
+
+impl Drop for Unhandled {
+    fn drop(&mut self) {
+        if self.0.unhandled.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.0.reader.wake();
+        }
+    }
+}
+
 /// Controls the reading of one connection's requests.
 #[derive(Debug, Default)]
 pub struct Intake {
     stopped: AtomicBool,
+    /// Requests that were read and whose handlers have not run yet.
+    unhandled: AtomicU32,
     /// Delay of the next read, in microseconds.
     delay_micros: AtomicU32,
     reader: AtomicWaker,
@@ -39,6 +54,24 @@ impl Intake {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
+    /// Counts a request that was read until its handler runs, which then drops the guard.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>) -> Unhandled {
+        self.unhandled.fetch_add(1, Ordering::SeqCst);
+        Unhandled(Arc::clone(self))
+    }
+
+    /// Waits until the handlers of all requests that were read have run.
+    pub fn poll_handled(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.unhandled.load(Ordering::SeqCst) > 0 {
+            self.reader.register(cx.waker());
+            if self.unhandled.load(Ordering::SeqCst) > 0 {
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(())
+    }
+
     /// Waits while reading is stopped; returns the delay that was added since the last call.
     pub fn poll_read(&self, cx: &mut Context<'_>) -> Poll<Duration> {
         if self.stopped.load(Ordering::SeqCst) {
@@ -54,5 +87,39 @@ impl Intake {
             _ => self.delay_micros.swap(0, Ordering::Relaxed),
         };
         Poll::Ready(Duration::from_micros(u64::from(delay_micros)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn requests_wait_for_the_handlers_of_earlier_ones() {
+        let intake = Arc::new(Intake::default());
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(intake.poll_handled(&mut cx).is_ready());
+        let requests = [intake.begin(), intake.begin()];
+        assert!(intake.poll_handled(&mut cx).is_pending());
+        for request in requests {
+            assert!(intake.poll_handled(&mut cx).is_pending());
+            drop(request);
+        }
+        assert!(intake.poll_handled(&mut cx).is_ready());
+    }
+
+    #[test]
+    fn stopped_intake_is_read_when_it_is_resumed_and_after_the_sum_of_delays() {
+        let intake = Intake::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        intake.stop();
+        intake.delay(Duration::from_millis(2));
+        intake.delay(Duration::from_millis(3));
+        assert!(intake.poll_read(&mut cx).is_pending());
+        intake.resume();
+        assert_eq!(intake.poll_read(&mut cx), Poll::Ready(Duration::from_millis(5)));
+        assert_eq!(intake.poll_read(&mut cx), Poll::Ready(Duration::ZERO));
     }
 }

@@ -20,5 +20,5 @@ pub use admission::Admission;
 pub use buffers::Buffers;
 pub use byte_budget::{BudgetExceeded, ByteBudget, HeldBytes};
 pub use call_bytes::{CallBuffers, CallBytes, CallKind, ClientAccount};
-pub use intake::Intake;
+pub use intake::{Intake, Unhandled};
 pub use turns::{NoTurn, Turn, Turns, Waiting};

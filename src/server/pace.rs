@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use pin_project_lite::pin_project;
 use tokio::time::Sleep;
 
-use crate::limits::Intake;
+use crate::limits::{Intake, Unhandled};
 
 /// Cost of the frames that are handled in one turn: about 14 reads.
 const COST_PER_TURN: u32 = 128;
@@ -58,6 +59,11 @@ impl Delay {
         Delay { intake, sleep: None }
     }
 
+    /// Intake of the connection.
+    pub(super) fn intake(&self) -> &Intake {
+        &self.intake
+    }
+
     /// Waits until the connection may be read.
     pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         loop {
@@ -74,9 +80,66 @@ impl Delay {
     }
 }
 
+pin_project! {
+    /// Call of a handler, which tells the connection's intake when it first runs.
+    pub(super) struct Handling<F> {
+        unhandled: Option<Unhandled>,
+        #[pin]
+        handler: F,
+    }
+}
+
+impl<F> Handling<F> {
+    pub(super) fn new(unhandled: Unhandled, handler: F) -> Handling<F> {
+        let unhandled = Some(unhandled);
+        Handling { unhandled, handler }
+    }
+}
+
+impl<F: Future> Future for Handling<F> {
+    type Output = F::Output;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let handling = self.project();
+        *handling.unhandled = None;
+        handling.handler.poll(cx)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::Instant;
+
     use super::*;
+    use crate::limits::{CallBuffers, CallKind};
+    use crate::telemetry::Metrics;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_refused_call_delays_the_next_read_up_to_a_bound() {
+        let intake = Arc::new(Intake::default());
+        let account = CallBuffers::new(1, &Metrics::new().buffers).account(Arc::clone(&intake));
+        let mut delay = Delay::new(intake);
+        for (refused, expected) in [(0, 0), (1, 10), (3, 30), (0, 0), (1_000, 200)] {
+            for _ in 0..refused {
+                account.hold(CallKind::Request).try_grow(2).unwrap_err();
+            }
+            let start = Instant::now();
+            poll_fn(|cx| delay.poll_end(cx)).await;
+            assert_eq!(start.elapsed(), Duration::from_millis(expected), "{refused}");
+        }
+    }
+
+    #[tokio::test]
+    async fn call_counts_as_handled_once_it_runs() {
+        let intake = Arc::new(Intake::default());
+        let is_handled = async || futures_util::poll!(poll_fn(|cx| intake.poll_handled(cx))).is_ready();
+        let mut call = Box::pin(Handling::new(intake.begin(), std::future::pending::<()>()));
+        assert!(!is_handled().await);
+        assert!(futures_util::poll!(&mut call).is_pending());
+        assert!(is_handled().await);
+    }
 
     #[test]
     fn turn_has_room_for_some_requests_or_many_other_frames() {

@@ -37,8 +37,7 @@ pub(super) struct Prefaced<S> {
     end: usize,
     /// Bytes that were read and are to be handled in later turns of the connection.
     later: BytesMut,
-    /// Whether the connection's turn is over.
-    yields: bool,
+    turn: Turn,
     delay: Delay,
     stream: S,
     /// `None` for HTTP/1.
@@ -50,6 +49,17 @@ pub(super) struct Prefaced<S> {
     discarded: usize,
     /// The end of the time in which they are.
     farewell: Option<Pin<Box<Sleep>>>,
+}
+
+/// Turns of a connection.
+#[derive(Clone, Copy, Debug)]
+enum Turn {
+    /// Bytes are read.
+    Running,
+    /// The connection has had its frames of this turn.
+    Over,
+    /// Tasks of others run, and the handlers of the turn's requests.
+    OfOthers,
 }
 
 impl<S> Prefaced<S> {
@@ -96,7 +106,7 @@ pub(super) async fn read_preface<S: AsyncRead + Unpin>(
         next: 0,
         end,
         later: BytesMut::new(),
-        yields: false,
+        turn: Turn::Running,
         delay: Delay::new(intake),
         stream,
         frames: is_http2.then(ControlFrames::new),
@@ -118,9 +128,17 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
             return Poll::Ready(Ok(()));
         }
         ready!(self.delay.poll_end(cx));
-        if std::mem::take(&mut self.yields) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+        match self.turn {
+            Turn::Running => {}
+            Turn::Over => {
+                self.turn = Turn::OfOthers;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Turn::OfOthers => {
+                ready!(self.delay.intake().poll_handled(cx));
+                self.turn = Turn::Running;
+            }
         }
         let before = buf.filled().len();
         let is_later = !self.later.is_empty();
@@ -142,7 +160,7 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
             Handled::All => read.len(),
             Handled::Turn(handled) => {
                 frames.begin_turn();
-                self.yields = true;
+                self.turn = Turn::Over;
                 if !is_later {
                     self.later.extend_from_slice(&read[handled..]);
                 }

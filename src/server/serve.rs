@@ -20,6 +20,7 @@ use tokio_util::task::TaskTracker;
 
 use super::connections::{Connections, Open};
 use super::listener::Listener;
+use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
 use super::write_batching::batch_writes;
 use crate::limits::Intake;
@@ -174,11 +175,11 @@ async fn serve_connection<H, F, B, E>(
         tls: tls.is_some(),
         unix: matches!(stream, Either::Right(_)),
     };
-    let Some(stream) = begin(stream, tls, intake, &config).await else {
+    let Some(stream) = begin(stream, tls, Arc::clone(&intake), &config).await else {
         return;
     };
     let flooded = stream.flooded();
-    let service = service_fn(move |request| handler(request, transport));
+    let service = service_fn(move |request| Handling::new(intake.begin(), handler(request, transport)));
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let closed = tokio::select! {
