@@ -48,7 +48,7 @@ mod wire;
 pub use answer::{Answer, ResponseHeader};
 pub use chunks::{ChunkSize, Chunks, chunk_head};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
-pub use event_log::{Batch, Change, EventLog};
+pub use event_log::{Batch, Change, ChangeKind, EventLog};
 pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};
 pub use interval_tree::IntervalTree;
 pub use node::Summary;

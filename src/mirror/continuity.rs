@@ -14,7 +14,7 @@ use tonic::Code;
 use super::feed_end::FeedEnd;
 use super::load_cause::LoadCause;
 use super::state::{Anchor, Mirror};
-use crate::cache::{Change, Entry};
+use crate::cache::{Change, ChangeKind, Entry};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::upstream::{Connection, current_header, header_request};
@@ -116,9 +116,9 @@ impl<'a> Continuity<'a> {
 
     /// Whether the mirror holds the result of `change`, which is of the last revision that changed anything.
     fn is_held(&self, change: &Change) -> bool {
-        match (change, self.anchor.tree.get(change.key())) {
-            (Change::Put(theirs), Some(ours)) => is_same(ours, theirs),
-            (Change::Delete { .. }, None) => true,
+        match (change.kind, self.anchor.tree.get(change.key())) {
+            (ChangeKind::Put, Some(ours)) => is_same(ours, &change.entry),
+            (ChangeKind::Delete, None) => true,
             _ => false,
         }
     }
@@ -254,14 +254,11 @@ mod tests {
     use crate::cache::testing::KeyValue;
 
     fn put(key: &str, revision: i64, value: &str) -> Change {
-        Change::Put(KeyValue::new(key, revision, value).entry())
+        Change::put(KeyValue::new(key, revision, value).entry())
     }
 
     fn delete(key: &str, mod_revision: i64) -> Change {
-        Change::Delete {
-            key: key.as_bytes().into(),
-            mod_revision,
-        }
+        Change::delete(KeyValue::deleted(key, mod_revision).entry())
     }
 
     /// A mirror at revision 20 that holds `a` of revision 5 and `b` of revision 10.

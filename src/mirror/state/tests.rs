@@ -39,7 +39,7 @@ fn load(mirror: &Mirror, revision: i64) {
 }
 
 fn put(mirror: &Mirror, key: usize, revision: i64) {
-    let changes = vec![Change::Put(entry(key, revision))];
+    let changes = vec![Change::put(entry(key, revision))];
     mirror.apply(mirror.epoch(), changes, revision).unwrap();
 }
 
