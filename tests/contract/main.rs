@@ -25,3 +25,4 @@ mod oracle;
 mod pages;
 mod streams;
 mod transparent;
+mod watches;
