@@ -264,7 +264,7 @@ impl World {
         pairs.iter().try_for_each(Pair::compare_compactions)
     }
 
-    /// Requests progress on both sides at rest, and compares what comes of it.
+    /// Requests progress on both sides at rest, and compares the responses.
     async fn progress(&mut self, pairs: &mut [Pair], stream: usize) -> Result<(), String> {
         self.settle(pairs).await?;
         for _ in 0..PROGRESS_REQUESTS {
