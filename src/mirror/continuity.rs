@@ -229,14 +229,20 @@ pub(super) async fn compare(
 async fn read(connection: &Arc<Connection>, request: RangeRequest) -> Result<Option<RangeResponse>, FeedEnd> {
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let at = request.revision;
     let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
         .await
         .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))?;
     match response {
         Ok(response) => Ok(Some(response.into_inner())),
-        Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => Err(
-            FeedEnd::Reload(LoadCause::Compacted, "etcd has compacted past the mirror".into()),
-        ),
+        Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => {
+            // At least this revision: the response does not name it.
+            let cause = LoadCause::Compacted(at + 1);
+            Err(FeedEnd::Reload(
+                cause,
+                "etcd has compacted past the mirror".into(),
+            ))
+        }
         // A revision in the future: this member's history is shorter than the mirror's.
         Err(status) if status.code() == Code::OutOfRange => Ok(None),
         Err(status) => Err(status.into()),

@@ -107,7 +107,7 @@ impl<'a> Feed<'a> {
                     *loaded_by = None;
                     return Ok(feed);
                 }
-                Err(FeedEnd::Reload(LoadCause::Compacted | LoadCause::Unproven, _)) if !is_last => {}
+                Err(FeedEnd::Reload(LoadCause::Compacted(_) | LoadCause::Unproven, _)) if !is_last => {}
                 Err(end) => return Err(end),
             }
         }
@@ -377,7 +377,7 @@ async fn send(requests: &mpsc::Sender<WatchRequest>, request: RequestUnion) -> R
 fn cancelled(response: &WatchResponse) -> FeedEnd {
     if response.compact_revision > 0 {
         return FeedEnd::Reload(
-            LoadCause::Compacted,
+            LoadCause::Compacted(response.compact_revision),
             format!(
                 "etcd has compacted up to {} past the mirror",
                 response.compact_revision

@@ -54,6 +54,7 @@ pub struct WatchHub {
     pub(super) joins: Mutex<Vec<JoinRequest>>,
     /// Streams that wait until the hub has reached a revision.
     pub(super) waiting: Mutex<Vec<(i64, Arc<Signal>)>>,
+    pub(super) held: Mutex<Held>,
     /// Wakes the hub's task for `joins` and `waiting`.
     pub(super) called: Notify,
 }
@@ -62,6 +63,19 @@ impl std::fmt::Debug for WatchHub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WatchHub").finish_non_exhaustive()
     }
+}
+
+/// What a hub holds. Determined every second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Watchers.
+    pub watchers: u64,
+    /// Intervals with events collected.
+    pub topics: u64,
+    /// Memory of topics and watchers in bytes, without the events, which belong to the mirror's history.
+    pub bytes: u64,
+    /// Revisions that the slowest watcher with events to take is behind.
+    pub behind_revisions: i64,
 }
 
 impl WatchHub {
@@ -96,7 +110,13 @@ impl WatchHub {
         }
     }
 
-    /// Sets `signal` once the hub has reached `revision`, or its readers have ended; the caller looks at
+    /// What the hub holds, as of a second ago.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        *self.held.lock()
+    }
+
+    /// Sets `signal` once the hub has reached `revision`, at the latest after a second; the caller looks at
     /// [`Reader::reached`] again after this call. Does not make the mirror reach it
     /// ([`Mirror::want`](super::super::state::Mirror::want)).
     pub fn signal_at(&self, revision: i64, signal: &Arc<Signal>) {

@@ -11,24 +11,31 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `hub` | the handle, and the task that follows the mirror |
+//! | `hub` | the handle: what streams call |
+//! | `task` | the task that follows the mirror |
+//! | `backlog` | events from the log for watchers that join in the past |
+//! | `collector` | which events of a batch belong to which intervals |
+//! | `registry` | topics by interval, and the watchers of each |
 //! | `topic` | the events of one interval |
 //! | `reader` | the position of one watcher, and what it takes |
 //! | `generation` | what all readers of one load share: how far events have arrived, and the end |
 //! | `signal` | wakes the stream of some readers |
 
-#![cfg_attr(
-    not(test),
-    expect(dead_code, reason = "the task that follows the mirror is added next")
-)]
-
+mod backlog;
+mod collector;
 mod generation;
 mod hub;
 mod reader;
+mod registry;
 mod signal;
+mod task;
 mod topic;
 
 pub use generation::Ended;
-pub use hub::{Join, JoinRefused, WatchHub};
+pub use hub::{Held, Join, JoinRefused, WatchHub};
 pub use reader::{Picked, Reader, Taken};
 pub use signal::Signal;
+pub(super) use task::follow;
+
+#[cfg(test)]
+mod tests;

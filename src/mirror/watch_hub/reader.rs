@@ -18,6 +18,12 @@ pub(super) struct Watcher {
     pub(super) through: AtomicI64,
 }
 
+impl Watcher {
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+}
+
 /// The position of one watcher in the events of its interval. A watcher sees every event of its interval from its first
 /// revision on, each once, in order (W1, W2, W3); filters are the stream's.
 #[derive(Debug)]
@@ -74,18 +80,25 @@ impl Picked {
 }
 
 impl Reader {
+    /// A reader of the events above `through`, and the watcher to wake for it.
     pub(super) fn new(
-        generation: Arc<Generation>,
-        topic: Arc<Topic>,
-        watcher: Arc<Watcher>,
+        generation: &Arc<Generation>,
+        topic: &Arc<Topic>,
+        signal: &Arc<Signal>,
         through: i64,
-    ) -> Reader {
-        Reader {
-            generation,
-            topic,
-            watcher,
+    ) -> (Reader, Arc<Watcher>) {
+        let watcher = Arc::new(Watcher {
+            signal: Arc::clone(signal),
+            is_gone: AtomicBool::new(false),
+            through: AtomicI64::new(through),
+        });
+        let reader = Reader {
+            generation: Arc::clone(generation),
+            topic: Arc::clone(topic),
+            watcher: Arc::clone(&watcher),
             through,
-        }
+        };
+        (reader, watcher)
     }
 
     /// Takes the next whole revisions until `max_events` or `max_bytes` is reached; a revision is never divided (W4).
