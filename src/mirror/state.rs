@@ -13,7 +13,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::cluster_state::{ClusterState, History};
@@ -132,6 +132,8 @@ pub struct Mirror {
     /// Highest revision that a reader waits for. While the mirror is behind it, the feed requests progress
     /// notifications.
     wanted: watch::Sender<i64>,
+    /// Asks the feed for one progress request.
+    nudged: Notify,
     /// Highest revision that a reader has waited for in vain: until the mirror has reached it, readers do not wait.
     overdue: AtomicI64,
     /// Number of the history that `wanted` belongs to. Changed and compared only under the lock of `wanted`.
@@ -176,6 +178,7 @@ impl Mirror {
             cluster_state,
             changed: watch::Sender::new(()),
             wanted: watch::Sender::new(0),
+            nudged: Notify::new(),
             overdue: AtomicI64::new(0),
             replaced: watch::Sender::new(0),
             born: Instant::now(),
@@ -271,6 +274,19 @@ impl Mirror {
             }
             higher
         });
+    }
+
+    /// Makes the feed send one progress request, so that the mirror reaches etcd's revision although it is not known here. The
+    /// feed sends at most one per 50 ms for all callers, and none if it receives an event for every revision.
+    pub fn nudge(&self) {
+        if !self.scope.is_everything() {
+            self.nudged.notify_one();
+        }
+    }
+
+    /// Resolves after [`Mirror::nudge`]. For the feed alone.
+    pub(super) async fn nudged(&self) {
+        self.nudged.notified().await;
     }
 
     /// Forgets what readers wait for: only those of `history` count from now on.
