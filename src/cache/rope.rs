@@ -35,7 +35,7 @@ enum Segment {
 
 impl Rope {
     /// An empty rope with room for `slab_bytes` copied bytes.
-    pub(super) fn with_slab(slab_bytes: usize) -> Rope {
+    pub fn with_slab(slab_bytes: usize) -> Rope {
         Rope {
             slab: Vec::with_capacity(slab_bytes),
             ..Rope::default()
@@ -43,7 +43,7 @@ impl Rope {
     }
 
     /// Appends the bytes that `write` appends to the slab.
-    pub(super) fn write(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub fn write(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.slab.len();
         write(&mut self.slab);
         let end = self.slab.len();

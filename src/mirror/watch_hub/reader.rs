@@ -60,6 +60,15 @@ impl Picked {
         self.0.iter().flat_map(Pick::events)
     }
 
+    /// The events after the first `skipped` ones.
+    pub fn iter_from(&self, mut skipped: usize) -> impl Iterator<Item = &Change> {
+        self.0.iter().flat_map(move |pick| {
+            let here = skipped.min(pick.len());
+            skipped -= here;
+            pick.events_from(here)
+        })
+    }
+
     /// Number of events.
     #[must_use]
     pub fn events(&self) -> usize {

@@ -39,6 +39,13 @@ impl Pick {
         self.events.iter().filter_map(|at| changes.get(*at as usize))
     }
 
+    /// The events after the first `skipped` ones, which are not looked at.
+    pub(super) fn events_from(&self, skipped: usize) -> impl Iterator<Item = &Change> {
+        let changes = self.batch.changes();
+        let events = self.events.get(skipped..).unwrap_or_default();
+        events.iter().filter_map(|at| changes.get(*at as usize))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.events.len()
     }
