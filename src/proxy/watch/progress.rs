@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
 /// Longest wait of a client's request for its mirrors: apiserver repeats it after 100 ms.
-const PATIENCE: Duration = Duration::from_millis(50);
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(50);
 
 /// Progress that is owed to a client.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Progress {
     pub(super) fn request(&mut self, target: i64) {
         self.requested = Some(Requested {
             target,
-            expires: Box::pin(tokio::time::sleep(PATIENCE)),
+            expires: Box::pin(tokio::time::sleep(REQUEST_TIMEOUT)),
         });
     }
 }
