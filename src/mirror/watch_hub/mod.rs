@@ -38,4 +38,6 @@ pub use signal::Signal;
 pub(super) use task::follow;
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
