@@ -251,12 +251,13 @@ impl Store {
         self.trim(now);
     }
 
-    /// Records that etcd has compacted `revision`: lower revisions can no longer be read here either.
+    /// Records that etcd has compacted `revision`: lower revisions can no longer be read here either. The events of that
+    /// very revision are kept: a watch may begin there.
     pub fn compact(&mut self, revision: i64) {
         self.compacted = self.compacted.max(revision);
         while self
             .second_revision()
-            .is_some_and(|second| second <= self.compacted)
+            .is_some_and(|second| second < self.compacted)
         {
             self.drop_oldest();
         }

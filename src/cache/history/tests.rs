@@ -454,7 +454,13 @@ fn rebuild_is_independent_of_the_store_and_counts_its_own_nodes() {
     assert_eq!(rebuild.revision(), 60);
     let expected = run.model.at(60).unwrap().clone();
     run.store.compact(110);
+    assert_eq!(
+        run.store.log().last_revision(),
+        Some(110),
+        "a watch may begin at the compaction"
+    );
     run.commit(vec![put(1, 111, 5)], 111);
+    run.store.compact(111);
     assert_eq!(
         run.store.log().events().count(),
         1,

@@ -53,7 +53,7 @@ impl Refusal {
     /// etcd's `cancel_reason`.
     pub(super) fn as_str(self) -> &'static str {
         match self {
-            Refusal::NegativeStart => "mvcc: required revision has been compacted",
+            Refusal::NegativeStart => "etcdserver: mvcc: required revision has been compacted",
             Refusal::EmptyRange => "mvcc: watcher range is empty",
             Refusal::DuplicateId => "mvcc: duplicate watch ID provided on the WatchStream",
         }

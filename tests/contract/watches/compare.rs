@@ -185,7 +185,7 @@ impl Pair {
                     let shown = |response: &WatchResponse| {
                         response.header.as_ref().map_or(0, |header| header.revision)
                     };
-                    let from_now = watcher.create.start_revision == 0;
+                    let from_now = watcher.create.start_revision == 0 && !direct.canceled;
                     if !direct.created || (from_now && shown(&through) < watcher.after) {
                         return Err(format!(
                             "no created, or one from before: {direct:?} and {through:?}"

@@ -45,7 +45,10 @@ impl World {
             ..WatchCreateRequest::default()
         };
         let recorder = direct.watch(everything).await;
-        let rangecache = Rangecache::before(&etcd).start().await;
+        let rangecache = Rangecache::before(&etcd)
+            .with("--watch-cache", "auto")
+            .start()
+            .await;
         Self {
             through: rangecache.client().await,
             direct,
