@@ -73,7 +73,7 @@ impl From<&Change> for Event {
 struct Model {
     keys: BTreeMap<Vec<u8>, KeyValue>,
     events: Vec<Event>,
-    /// Revision up to which the mirror has been told of everything.
+    /// Revision up to which the mirror has every event.
     visible: i64,
     /// The current load of the mirror, and the cause and the last revision of those that ended.
     load: usize,
@@ -128,6 +128,7 @@ impl Watcher {
                     let whole = got.partition_point(|event| event.revision < up_to);
                     assert!(whole <= max_events, "more revisions than asked for");
                     assert!(!got.is_empty() && up_to <= last && up_to > self.progress);
+                    assert!(up_to <= self.reader.reached(), "events ahead of the hub");
                     self.through = up_to;
                 }
                 Taken::Nothing { reached } => {
@@ -184,13 +185,14 @@ impl Stream {
             Arc::clone(model),
         );
         tokio::spawn(poll_fn(move |context| {
-            signal.begin_poll(context.waker());
             polls.fetch_add(1, Ordering::Relaxed);
-            if has_room.load(Ordering::Relaxed) {
-                for watcher in watchers.lock().iter_mut() {
-                    watcher.drain(&model.lock(), max_events, max_bytes);
+            signal.look(context, |_| {
+                if has_room.load(Ordering::Relaxed) {
+                    for watcher in watchers.lock().iter_mut() {
+                        watcher.drain(&model.lock(), max_events, max_bytes);
+                    }
                 }
-            }
+            });
             Poll::<()>::Pending
         }));
         stream

@@ -1,7 +1,7 @@
 //! Wake-ups of a stream (W17: none is lost).
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Waker;
+use std::task::Context;
 
 use futures_util::task::AtomicWaker;
 
@@ -14,12 +14,13 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Begins a poll of the stream: everything that arrives from now on wakes `waker`. To be called before the stream
-    /// looks at its readers, in every poll.
-    pub fn begin_poll(&self, waker: &Waker) {
-        self.waker.register(waker);
-        // Also acquires what was published before the signal was set.
+    /// Polls the stream by `look`, which looks at its readers: everything that arrives from the beginning of the look on
+    /// wakes the stream again.
+    pub fn look<T>(&self, context: &mut Context<'_>, look: impl FnOnce(&mut Context<'_>) -> T) -> T {
+        self.waker.register(context.waker());
+        // Before the look; also acquires what was published before the signal was set.
         self.is_set.swap(false, Ordering::AcqRel);
+        look(context)
     }
 
     /// Wakes the stream, unless it was woken and has not looked since.

@@ -664,9 +664,10 @@ impl BodySource for Session {
         if self.has_ended {
             return Poll::Ready(None);
         }
-        // First: what arrives from now on wakes the stream again (W17).
-        self.stream.signal.begin_poll(cx.waker());
-        self.poll_next(cx)
+        // What arrives during the poll wakes the stream again (W17).
+        let signal = Arc::clone(&self.stream.signal);
+        signal
+            .look(cx, |cx| self.poll_next(cx))
             .map_or(Poll::Pending, |frame| Poll::Ready(Some(Ok(frame))))
     }
 
