@@ -372,6 +372,94 @@ async fn progress_is_reported_periodically_and_on_request() {
 }
 
 #[tokio::test]
+async fn progress_is_not_reported_before_the_events_of_a_watcher_that_catches_up() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = before(&etcd).start().await;
+    let through = rangecache.client().await;
+    let value = "v".repeat(4000);
+    let mut revisions = Vec::new();
+    for _ in 0..100 {
+        revisions.push(through.put("/a/key", &value).await.expect("put"));
+    }
+    let (first, last) = (revisions[0], revisions[99]);
+    // The request arrives together with the create: most events are still to be sent.
+    let mut stream = open(&through, &[create(prefix("/a/", first)), progress()]);
+    assert!(next(&mut stream).await.created);
+    let mut received = 0;
+    while received < last {
+        let response = next(&mut stream).await;
+        let revision = header_revision(&response);
+        if response.events.is_empty() {
+            assert!(
+                revision <= received,
+                "progress {revision} before the event after {received}"
+            );
+        } else {
+            received = revision;
+        }
+    }
+}
+
+#[tokio::test]
+async fn progress_reaches_what_its_client_has_written_around_rangecache() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    // No event tells this mirror of other keys, and the probe does not tell in time.
+    let rangecache = before(&etcd)
+        .with("--cache-prefix", "/a/")
+        .with("--probe-interval", "1h")
+        .start()
+        .await;
+    let mut stream = open(&rangecache.client().await, &[create(prefix("/a/", 0))]);
+    assert!(next(&mut stream).await.created);
+    let written = etcd.client().await.put("/b/key", "1").await.expect("put");
+    let mut reported = 0;
+    while reported < written {
+        stream.send(&progress());
+        if let Ok(message) = tokio::time::timeout(Duration::from_millis(100), stream.next()).await {
+            let response = WatchResponse::decode(message.expect("the stream is open")).expect("decodes");
+            reported = header_revision(&response);
+        }
+    }
+}
+
+#[tokio::test]
+async fn fragments_are_not_interrupted_by_responses_to_requests() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = before(&etcd).start().await;
+    let through = rangecache.client().await;
+    let value = "v".repeat(100_000);
+    let puts = || {
+        (0..12)
+            .map(|key| RequestOp::put(format!("/a/{key:02}"), &value))
+            .collect()
+    };
+    through.transact(puts()).await.expect("etcd writes");
+    let revision = through.transact(puts()).await.expect("etcd writes");
+    let fragmented = WatchCreateRequest {
+        prev_kv: true,
+        fragment: true,
+        ..prefix("/a/", revision)
+    };
+    let others = (0..20).map(|_| create(prefix("/b/", revision)));
+    let requests: Vec<_> = [create(fragmented)].into_iter().chain(others).collect();
+    let mut stream = open(&through, &requests);
+    let (mut created, mut events, mut fragments) = (0, 0, 0);
+    let mut last = WatchResponse::default();
+    while created < requests.len() || events < 12 {
+        let response = next(&mut stream).await;
+        assert!(
+            !last.fragment || last.watch_id == response.watch_id,
+            "interrupted by {response:?}"
+        );
+        created += usize::from(response.created);
+        events += response.events.len();
+        fragments += usize::from(response.fragment);
+        last = response;
+    }
+    assert!(fragments > 0, "the revision was fragmented");
+}
+
+#[tokio::test]
 async fn watch_from_memory_ends_with_unavailable_when_rangecache_stops() {
     let etcd = Etcd::start(Version::V3_7).await;
     let rangecache = before(&etcd).start().await;

@@ -459,12 +459,16 @@ impl Session {
         for watcher in self.watchers.values() {
             // Like etcd: no answer before a watcher that waits for the future, and none while one is cancelled.
             if watcher.reader.is_none() || watcher.since > known {
-                return;
+                return self.nudge();
             }
             target = target.max(watcher.last_event);
         }
         if self.watchers.is_empty() {
             return;
+        }
+        // A client that asks again, though nothing has happened, knows of more.
+        if target == self.progress.reported {
+            self.nudge();
         }
         self.progress.request(target);
         let mut asked = Vec::new();
@@ -481,6 +485,16 @@ impl Session {
                     hub.signal_at(target, &self.stream.signal);
                 }
                 mirror.want(reader.history(), target);
+            }
+        }
+    }
+
+    /// Makes the mirrors of the stream learn etcd's revision, for a client that has read or written around rangecache.
+    fn nudge(&self) {
+        let is_used = |position: usize| self.watchers.values().any(|watcher| watcher.mirror == position);
+        for (position, mirror) in self.mirrors().all().iter().enumerate() {
+            if is_used(position) {
+                mirror.nudge();
             }
         }
     }
