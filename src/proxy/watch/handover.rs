@@ -16,9 +16,8 @@ pub(super) struct Carried {
 
 /// Creates that make etcd continue `watchers` on a new stream, in the order in which they have to be sent: etcd gives
 /// id 0 only to the first create that leaves the id to it.
-pub(super) fn creates(watchers: &[Carried]) -> Vec<(i64, WatchCreateRequest)> {
+pub(super) fn creates<'a>(watchers: impl Iterator<Item = &'a Carried>) -> Vec<(i64, WatchCreateRequest)> {
     let mut creates: Vec<_> = watchers
-        .iter()
         .map(|watcher| (watcher.id, continue_after(watcher)))
         .collect();
     creates.sort_by_key(|(id, _)| (*id != 0, *id));
@@ -72,7 +71,7 @@ mod tests {
     #[test]
     fn watcher_zero_is_created_first_and_every_start_follows_what_was_sent() {
         let carried = [watcher(7, 40), watcher(0, 41), watcher(3, i64::MAX)];
-        let creates = creates(&carried);
+        let creates = creates(carried.iter());
         let ids: Vec<_> = creates
             .iter()
             .map(|(id, create)| (*id, create.watch_id))
@@ -92,7 +91,7 @@ mod tests {
             no_put: true,
             no_delete: true,
         };
-        let (_, create) = creates(&[carried]).pop().unwrap();
+        let (_, create) = creates([carried].iter()).pop().unwrap();
         assert_eq!((&create.key[..], &create.range_end[..]), (&b"k"[..], &b"l"[..]));
         assert_eq!(create.filters, [0, 1]);
         assert!(create.progress_notify && create.prev_kv && create.fragment);

@@ -4,7 +4,7 @@
 //! Watchers come from memory with what the client has of them ([`Relay::new`]). etcd creates them again; the `created`
 //! of these are not the client's. What the client has already, a member that is behind may send again: it is dropped.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::handover::Carried;
 use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
@@ -57,6 +57,8 @@ pub(super) struct Relay {
     ids: Ids,
     pending: VecDeque<Pending>,
     watchers: BTreeMap<i64, Relayed>,
+    /// Ids that etcd would keep and does not know, of watchers that memory has cancelled for a compaction.
+    taken: BTreeSet<i64>,
     /// Watcher of which only the first fragments of a response have been sent.
     fragment: Option<i64>,
     /// Progress requests of the client without a response.
@@ -68,9 +70,9 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// State of a stream whose watchers etcd continues. `shown` is the highest revision that the client has seen in a
-    /// progress notification or an event, and `owed_progress` the progress requests without a response.
-    pub(super) fn new(ids: Ids, carried: Vec<Carried>, shown: i64, owed_progress: u32) -> Relay {
+    /// State of a stream whose watchers etcd continues. `taken` are the ids of watchers that memory has cancelled for a
+    /// compaction, and `shown` is the highest revision that the client has seen in a progress notification or an event.
+    pub(super) fn new(ids: Ids, carried: Vec<Carried>, taken: BTreeSet<i64>, shown: i64) -> Relay {
         let mut carried = carried;
         // In the order of `handover::creates`.
         carried.sort_by_key(|watcher| (watcher.id != 0, watcher.id));
@@ -78,11 +80,34 @@ impl Relay {
             ids,
             pending: carried.into_iter().map(Pending::Carried).collect(),
             watchers: BTreeMap::new(),
+            taken,
             fragment: None,
-            owed_progress,
+            owed_progress: 0,
             fence: shown,
             awaits_barrier: false,
         }
+    }
+
+    /// The watchers that etcd has not continued yet.
+    pub(super) fn carried_from_memory(&self) -> impl Iterator<Item = &Carried> {
+        self.pending.iter().filter_map(|pending| match pending {
+            Pending::Carried(watcher) => Some(watcher),
+            Pending::Client(_) => None,
+        })
+    }
+
+    /// Whether etcd has continued every watcher.
+    pub(super) fn has_continued(&self) -> bool {
+        self.carried_from_memory().next().is_none()
+    }
+
+    /// Frees the id of a watcher that memory has cancelled for a compaction.
+    pub(super) fn release(&mut self, id: i64) {
+        self.taken.remove(&id);
+    }
+
+    fn is_taken(&self, id: i64) -> bool {
+        self.watchers.contains_key(&id) || self.taken.contains(&id)
     }
 
     /// Whether the next request of the client may be sent. One create at a time: the id of the next one depends on
@@ -114,7 +139,7 @@ impl Relay {
     /// Id that the next create without an id gets.
     fn next_id(&self) -> Option<i64> {
         let mut ids = self.ids.clone();
-        ids.allocate(0, |id| self.watchers.contains_key(&id))
+        ids.allocate(0, |id| self.is_taken(id))
     }
 
     /// Decides about a response by its head.
@@ -141,8 +166,9 @@ impl Relay {
             Some(Pending::Client(create)) => {
                 if !head.canceled {
                     let requested = create.watch_id;
-                    let watchers = &self.watchers;
-                    let id = self.ids.allocate(requested, |id| watchers.contains_key(&id));
+                    let (watchers, taken) = (&self.watchers, &self.taken);
+                    let is_taken = |id| watchers.contains_key(&id) || taken.contains(&id);
+                    let id = self.ids.allocate(requested, is_taken);
                     if id != Some(head.watch_id) {
                         return Verdict::End;
                     }
@@ -194,7 +220,8 @@ impl Relay {
         // Of a request that was sent in order to return, or of one that the client is owed.
         let is_owed = self.owed_progress > 0;
         self.owed_progress = self.owed_progress.saturating_sub(1);
-        if head.revision < fence || !self.pending.is_empty() {
+        // etcd is silent while one of the watchers is cancelled for a compaction.
+        if head.revision < fence || !self.has_continued() || !self.taken.is_empty() {
             return Verdict::Drop;
         }
         if std::mem::take(&mut self.awaits_barrier) {
@@ -220,12 +247,16 @@ impl Relay {
         }
         Verdict::DropThrough(watcher.fence)
     }
+}
 
+#[cfg_attr(not(test), expect(dead_code, reason = "no stream returns to memory yet"))]
+impl Relay {
     /// Whether the stream may return to memory: no response is incomplete, no create is unanswered, and every watcher is
     /// one that memory `can_serve`. etcd sends no progress while one was cancelled for a compaction.
     pub(super) fn may_return(&self, can_serve: impl Fn(&Create) -> bool) -> bool {
         let mut watchers = self.watchers.values();
         self.fragment.is_none()
+            && self.taken.is_empty()
             && self.accepts_request()
             && !self.watchers.is_empty()
             && watchers.all(|watcher| !watcher.is_compacted && can_serve(&watcher.create))
@@ -252,11 +283,6 @@ impl Relay {
                 through: revision.max(watcher.create.start_revision - 1),
             })
             .collect()
-    }
-
-    /// The allocator of ids and the unanswered progress requests, for memory.
-    pub(super) fn into_parts(self) -> (Ids, u32) {
-        (self.ids, self.owed_progress)
     }
 }
 

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
+use http::request::Parts;
 use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 
+use super::etcd_stream::EtcdStream;
 use super::message::{EventMessages, control};
 use super::plan::{Plan, PlanInputs, Refusal, plan};
 use super::progress::Progress;
@@ -27,6 +29,8 @@ use crate::proxy::handles::Client;
 use crate::proxy::response::{BodySource, Polled};
 use crate::telemetry::Reason;
 
+mod leaving;
+
 /// Events of one response: more wait for the next one, unless they are of one revision.
 const MAX_EVENTS: usize = 1000;
 /// Bytes of one response.
@@ -40,6 +44,8 @@ pub(super) struct Stream {
     pub(super) client: Arc<Client>,
     /// Wakes the stream.
     pub(super) signal: Arc<Signal>,
+    /// Head of the client's request, for a call to etcd that continues the stream.
+    pub(super) parts: Parts,
     pub(super) has_credentials: bool,
     /// The client asked for a member that has a leader.
     pub(super) require_leader: bool,
@@ -88,6 +94,10 @@ pub(super) struct Session {
     progress: Progress,
     /// Header fields of the last response.
     identity: ResponseHeader,
+    /// Set once etcd serves the stream.
+    etcd: Option<EtcdStream>,
+    /// Request of the client that etcd answers next.
+    unsent: Option<WatchRequest>,
     /// Status with which the stream ends.
     end: Option<Status>,
     has_ended: bool,
@@ -157,6 +167,8 @@ impl Session {
             last_event: 0,
             progress,
             identity,
+            etcd: None,
+            unsent: None,
             end: None,
             has_ended: false,
         }
@@ -166,7 +178,11 @@ impl Session {
     fn poll_requests(&mut self, cx: &mut Context<'_>) {
         for _ in 0..MAX_STEPS {
             // A progress request is answered before the next request, as etcd does.
-            if !self.control.is_empty() || self.end.is_some() || self.progress.requested.is_some() {
+            if !self.control.is_empty()
+                || self.end.is_some()
+                || self.etcd.is_some()
+                || self.progress.requested.is_some()
+            {
                 return;
             }
             if let Some(mut starting) = self.starting.take() {
@@ -176,7 +192,7 @@ impl Session {
                         return;
                     }
                     Poll::Ready(Ok(started)) => self.created(&starting.create, started),
-                    Poll::Ready(Err(reason)) => self.leave(reason),
+                    Poll::Ready(Err(reason)) => self.leave(reason, Some(starting.create)),
                 }
                 continue;
             }
@@ -184,7 +200,10 @@ impl Session {
                 Poll::Pending | Poll::Ready(Received::End) => return,
                 Poll::Ready(Received::Late) => self.end = Some(Status::RequestTimeout),
                 Poll::Ready(Received::Message(Ok(request))) => self.handle(request),
-                Poll::Ready(Received::Message(Err(_))) => self.leave(Reason::Undecodable),
+                Poll::Ready(Received::Message(Err(_))) => {
+                    self.stream.client.forwards_watches.store(true, Ordering::Relaxed);
+                    self.interrupt(Reason::Undecodable);
+                }
             }
         }
         cx.waker().wake_by_ref();
@@ -205,7 +224,7 @@ impl Session {
         match self.stream.plan(&create, is_taken) {
             Planned::Refuse(refusal) => self.refuse(refusal),
             Planned::Compacted(revision) => self.created_compacted(&create, revision),
-            Planned::Etcd(reason) => self.leave(reason),
+            Planned::Etcd(reason) => self.leave(reason, Some(create)),
             Planned::Start(position) => {
                 self.starting = Some(Starting {
                     started: self.stream.start(position, &create),
@@ -213,21 +232,6 @@ impl Session {
                 });
             }
         }
-    }
-
-    /// Ends the stream because etcd must serve a watcher of it. A client that connects again would meet the same lasting
-    /// reason again, so its next streams are forwarded.
-    fn leave(&mut self, reason: Reason) {
-        let is_lasting = !matches!(
-            reason,
-            Reason::Loading | Reason::FeedLost | Reason::NotFresh | Reason::HistoryReplaced
-        );
-        if is_lasting {
-            self.stream.client.forwards_watches.store(true, Ordering::Relaxed);
-        }
-        tracing::debug!(reason = reason.as_str(), "a watch stream leaves memory");
-        self.metrics().record_created("interrupted", reason.as_str());
-        self.end = Some(Status::WatchInterrupted);
     }
 
     /// Answers a create request that etcd refuses.
@@ -264,7 +268,7 @@ impl Session {
             Watcher {
                 reader: Some(reader),
                 mirror,
-                options: create.options,
+                create: create.clone(),
                 since,
                 last_event: 0,
                 progress_due: true,
@@ -278,7 +282,7 @@ impl Session {
         let watcher = Watcher {
             reader: None,
             mirror: 0,
-            options: create.options,
+            create: create.clone(),
             since: create.start_revision,
             last_event: 0,
             progress_due: false,
@@ -298,7 +302,7 @@ impl Session {
             self.refuse(Refusal::DuplicateId);
             return None;
         };
-        if watcher.options.progress_notify {
+        if watcher.create.options.progress_notify {
             self.progress.begin();
         }
         if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
@@ -331,13 +335,21 @@ impl Session {
         });
     }
 
-    /// Answers a cancel request. etcd does not answer one for an unknown id.
-    fn cancel(&mut self, id: i64) {
+    /// Removes a watcher; returns whether there was one.
+    fn remove(&mut self, id: i64) -> bool {
         let Some(watcher) = self.watchers.remove(&id) else {
-            return;
+            return false;
         };
         if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
             self.metrics().add_watchers(&mirror.name, -1);
+        }
+        true
+    }
+
+    /// Answers a cancel request. etcd does not answer one for an unknown id.
+    fn cancel(&mut self, id: i64) {
+        if !self.remove(id) {
+            return;
         }
         self.metrics().record_cancelled("client");
         let header = self.header(self.shown());
@@ -371,14 +383,14 @@ impl Session {
                 Taken::Nothing { .. } => {}
                 Taken::Ended(ended) => return self.ended(id, ended),
                 Taken::Events(picked) => {
-                    let Some(revision) = EventMessages::last_revision(&picked, watcher.options) else {
+                    let Some(revision) = EventMessages::last_revision(&picked, watcher.create.options) else {
                         continue;
                     };
                     // Before a byte leaves (W16). A history that was replaced ends its readers in the same moment.
                     let history = reader.history();
                     watcher.last_event = revision;
                     watcher.progress_due = false;
-                    let options = watcher.options;
+                    let options = watcher.create.options;
                     if !self.mirrors().cluster_state.record_served(history, revision) {
                         continue;
                     }
@@ -437,12 +449,12 @@ impl Session {
                 self.cancel_compacted(id, compact_revision);
             }
             Ended::Replaced { revision } => self.cancel_compacted(id, revision.max(1)),
-            Ended::Compacted { .. } => self.leave(Reason::Loading),
-            Ended::Trimmed => self.leave(Reason::NotFresh),
-            Ended::FeedLost => self.leave(Reason::FeedLost),
+            Ended::Compacted { .. } => self.leave(Reason::Loading, None),
+            Ended::Trimmed => self.leave(Reason::NotFresh, None),
+            Ended::FeedLost => self.leave(Reason::FeedLost, None),
             Ended::Dropped(reason) => {
                 tracing::debug!(reason = reason.as_str(), "the mirror of a watch was dropped");
-                self.leave(Reason::Loading);
+                self.leave(Reason::Loading, None);
             }
         }
     }
@@ -529,7 +541,7 @@ impl Session {
     fn poll_periodic(&mut self, cx: &mut Context<'_>) {
         if self.progress.has_ticked(cx) {
             for (id, watcher) in &mut self.watchers {
-                if watcher.options.progress_notify
+                if watcher.create.options.progress_notify
                     && std::mem::replace(&mut watcher.progress_due, true)
                     && !self.progress.owed.contains(id)
                 {
@@ -637,6 +649,9 @@ impl Session {
     /// Next frame; `None` while there is nothing to send.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Option<Frame<Rope>> {
         loop {
+            if self.etcd.is_some() {
+                return self.poll_etcd(cx);
+            }
             if let Some(message) = &mut self.message {
                 let piece = message.next_piece();
                 if message.is_complete() {
@@ -655,12 +670,16 @@ impl Session {
             if let Some(response) = self.control.pop_front() {
                 return Some(Frame::data(response));
             }
+            if self.etcd.is_some() {
+                continue;
+            }
             if let Some(status) = self.end.take() {
                 self.has_ended = true;
                 return Some(Frame::trailers(status.trailers()));
             }
             self.poll_events(cx);
-            if self.message.is_some() || !self.control.is_empty() || self.end.is_some() {
+            if self.message.is_some() || !self.control.is_empty() || self.end.is_some() || self.etcd.is_some()
+            {
                 continue;
             }
             if self.poll_requested(cx) {

@@ -1,6 +1,6 @@
 //! One watcher of a stream.
 
-use super::request::Options;
+use super::request::Create;
 use crate::mirror::watch_hub::Reader;
 
 /// One watcher of a stream.
@@ -11,7 +11,8 @@ pub(super) struct Watcher {
     pub(super) reader: Option<Reader>,
     /// Position of its mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
     pub(super) mirror: usize,
-    pub(super) options: Options,
+    /// The request that created it.
+    pub(super) create: Create,
     /// Progress below this revision must not be reported (W5).
     pub(super) since: i64,
     /// Revision of the last event that was sent.

@@ -60,7 +60,7 @@ impl WatchMetrics {
     }
 
     /// Counts a create request: answered from `memory` (`reason` is the kind of start), by `etcd`, or `interrupted`
-    /// because etcd had to serve it on a stream that memory served.
+    /// because only etcd could have understood it on a stream that memory served.
     pub fn record_created(&self, outcome: &'static str, reason: &'static str) {
         self.created
             .get_or_create(&CreatedLabels { outcome, reason })

@@ -8,22 +8,24 @@ mod program;
 mod run;
 
 use compare::Defect;
-use run::World;
+use run::{Source, World};
 use testkit::etcd::Version;
 
 /// Programs per version of etcd.
 const PROGRAMS: u64 = 25;
+/// Programs while watches are forwarded.
+const FORWARDED: u64 = 10;
 
 fn variable(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(text.parse().expect("a number"))
 }
 
-async fn watch_programs_equal_etcds(version: Version) {
+async fn programs_equal_etcds(version: Version, source: Source, programs: u64) {
     let seed = variable("WATCH_SEED").unwrap_or_else(rand::random::<u64>);
-    let programs = variable("WATCH_PROGRAMS").unwrap_or(PROGRAMS);
+    let programs = variable("WATCH_PROGRAMS").unwrap_or(programs);
     println!("to replay: WATCH_SEED={seed} WATCH_PROGRAMS={programs}");
-    let mut world = World::start(version).await;
+    let mut world = World::start(version, source).await;
     for number in 0..programs {
         let seed = seed.wrapping_add(number);
         if let Err(Defect(what)) = world.run(seed).await {
@@ -35,15 +37,25 @@ async fn watch_programs_equal_etcds(version: Version) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_programs_equal_etcds_3_7() {
-    watch_programs_equal_etcds(Version::V3_7).await;
+    programs_equal_etcds(Version::V3_7, Source::Memory, PROGRAMS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_programs_equal_etcds_3_6() {
-    watch_programs_equal_etcds(Version::V3_6).await;
+    programs_equal_etcds(Version::V3_6, Source::Memory, PROGRAMS).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_programs_equal_etcds_3_5() {
-    watch_programs_equal_etcds(Version::V3_5).await;
+    programs_equal_etcds(Version::V3_5, Source::Memory, PROGRAMS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forwarded_watch_programs_equal_etcds() {
+    programs_equal_etcds(Version::V3_7, Source::Etcd, FORWARDED).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_programs_that_leave_memory_equal_etcds() {
+    programs_equal_etcds(Version::V3_7, Source::Both, PROGRAMS).await;
 }

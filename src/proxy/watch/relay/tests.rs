@@ -55,8 +55,8 @@ fn progress(revision: i64) -> Head {
 /// Two watchers from memory, 0 with everything up to 40 and 7 up to 45, which etcd has created again.
 fn relay() -> Relay {
     let watchers = vec![carried(7, 45), carried(0, 40)];
-    let order: Vec<_> = creates(&watchers).into_iter().map(|(id, _)| id).collect();
-    let mut relay = Relay::new(Ids::default(), watchers, 45, 0);
+    let order: Vec<_> = creates(watchers.iter()).into_iter().map(|(id, _)| id).collect();
+    let mut relay = Relay::new(Ids::default(), watchers, BTreeSet::new(), 45);
     for id in order {
         assert!(!relay.accepts_request());
         assert_eq!(
@@ -110,7 +110,7 @@ fn progress_below_what_the_client_has_is_dropped() {
 
 #[test]
 fn wrong_id_or_one_more_created_ends_the_stream() {
-    let mut wrong = Relay::new(Ids::default(), vec![carried(7, 45)], 0, 0);
+    let mut wrong = Relay::new(Ids::default(), vec![carried(7, 45)], BTreeSet::new(), 0);
     assert_eq!(wrong.response(&created(8)), Verdict::End);
     assert_eq!(relay().response(&created(3)), Verdict::End);
 }
@@ -118,7 +118,7 @@ fn wrong_id_or_one_more_created_ends_the_stream() {
 #[test]
 fn refusal_for_rights_ends_the_stream_and_any_other_cancels_the_watcher() {
     let refused = |reason: &str| {
-        let mut relay = Relay::new(Ids::default(), vec![carried(7, 45)], 0, 0);
+        let mut relay = Relay::new(Ids::default(), vec![carried(7, 45)], BTreeSet::new(), 0);
         relay.response(&Head {
             canceled: true,
             cancel_reason: reason.to_owned(),
@@ -140,7 +140,7 @@ fn creates_get_the_ids_that_the_client_expects() {
     let mut ids = Ids::default();
     assert_eq!(ids.allocate(0, |_| false), Some(0));
     assert_eq!(ids.allocate(0, |_| false), Some(1));
-    let mut relay = Relay::new(ids, vec![carried(1, 45)], 45, 0);
+    let mut relay = Relay::new(ids, vec![carried(1, 45)], BTreeSet::new(), 45);
     assert_eq!(relay.response(&created(1)), Verdict::Drop);
     let auto = WatchRequest::Create(create(0, 0));
     assert_eq!(relay.request(&auto), Some(2), "0 and 1 were given before");
@@ -159,7 +159,7 @@ fn creates_get_the_ids_that_the_client_expects() {
 
 #[test]
 fn first_id_is_left_to_etcd() {
-    let mut relay = Relay::new(Ids::default(), Vec::new(), 0, 0);
+    let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
     assert_eq!(relay.request(&WatchRequest::Create(create(0, 0))), Some(0));
     assert_eq!(relay.response(&created(0)), Verdict::Pass);
 }
@@ -193,7 +193,7 @@ fn stream_returns_at_a_barrier() {
 
 #[test]
 fn watcher_of_the_future_returns_before_its_start() {
-    let mut relay = Relay::new(Ids::default(), Vec::new(), 0, 0);
+    let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
     relay.request(&WatchRequest::Create(create(0, 90)));
     relay.response(&created(0));
     assert_eq!(relay.carried(60)[0].through, 89);
@@ -243,4 +243,18 @@ fn owed_progress_is_passed_at_the_barrier_too() {
     relay.await_barrier();
     relay.stay();
     assert!(relay.accepts_request());
+}
+
+#[test]
+fn watcher_that_memory_has_cancelled_keeps_its_id_and_mutes_progress() {
+    let mut ids = Ids::default();
+    assert_eq!(ids.allocate(0, |_| false), Some(0));
+    let mut relay = Relay::new(ids, Vec::new(), BTreeSet::from([1]), 0);
+    assert_eq!(relay.request(&WatchRequest::Create(create(0, 0))), Some(2));
+    assert_eq!(relay.response(&created(2)), Verdict::Pass);
+    relay.request(&WatchRequest::Progress);
+    assert_eq!(relay.response(&progress(50)), Verdict::Drop);
+    relay.release(1);
+    relay.request(&WatchRequest::Progress);
+    assert_eq!(relay.response(&progress(50)), Verdict::Pass);
 }
