@@ -333,7 +333,7 @@ fn histories(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("apply one", size), |bencher| {
             let step = |entry: Entry| {
                 let revision = entry.mod_revision();
-                store.apply(vec![Change::Put(entry)], revision, Duration::ZERO)
+                store.apply(vec![Change::put(entry)], revision, Duration::ZERO)
             };
             bencher.iter_batched(&mut next, step, BatchSize::SmallInput);
         });

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 /// The cases of the table.
-const CASES: [&str; 20] = [
-    "P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P11", "P12", "P13", "P14", "P15", "P16", "P17",
-    "P18", "P19", "P20", "STREAMS",
+const CASES: [&str; 27] = [
+    "P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12", "P13", "P14", "P15", "P16",
+    "P17", "P18", "P19", "P20", "P21", "P22", "P23", "P24", "P25", "P26", "STREAMS",
 ];
 
 const EXAMPLES: &str = "\
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// Measure something other than the cases.
     #[command(subcommand)]
     pub(crate) mode: Option<Mode>,
-    /// Run only these cases, P1 to P9, P11 to P20 and STREAMS [default: all]
+    /// Run only these cases, P1 to P26 and STREAMS [default: all]
     #[arg(value_name = "CASES=P1,P5", value_parser = parse_cases_argument)]
     cases_argument: Option<CaseList>,
     /// The same, from the environment
@@ -47,6 +47,15 @@ pub(crate) struct Args {
     /// Start etcd with --unsafe-no-fsync, to separate the disk's share of a PUT
     #[arg(long, global = true)]
     pub(crate) no_fsync: bool,
+    /// Start every rangecache with these flags, too, separated by spaces
+    #[arg(
+        long,
+        value_name = "FLAGS",
+        allow_hyphen_values = true,
+        default_value = "",
+        global = true
+    )]
+    pub(crate) rangecache_flags: String,
     /// Added by cargo to every benchmark
     #[arg(long, hide = true, global = true)]
     bench: bool,

@@ -25,10 +25,18 @@ pub(crate) enum Method {
     Txn = 2,
     /// `KV/RangeStream`.
     RangeStream = 3,
+    /// `Watch/Watch`.
+    Watch = 4,
 }
 
 impl Method {
-    const ALL: [Method; 4] = [Method::Range, Method::Put, Method::Txn, Method::RangeStream];
+    const ALL: [Method; 5] = [
+        Method::Range,
+        Method::Put,
+        Method::Txn,
+        Method::RangeStream,
+        Method::Watch,
+    ];
 
     /// Path of the method.
     pub(crate) fn path(self) -> &'static str {
@@ -37,6 +45,7 @@ impl Method {
             Method::Put => "/etcdserverpb.KV/Put",
             Method::Txn => "/etcdserverpb.KV/Txn",
             Method::RangeStream => "/etcdserverpb.KV/RangeStream",
+            Method::Watch => "/etcdserverpb.Watch/Watch",
         }
     }
 }
@@ -80,7 +89,7 @@ pub(crate) enum CallError {
 /// One HTTP/2 connection to a target; dropping it closes it.
 pub(crate) struct Connection {
     send: SendRequest<Bytes>,
-    requests: [Request<()>; 4],
+    requests: [Request<()>; 5],
     driver: JoinHandle<()>,
 }
 
@@ -175,6 +184,16 @@ impl Connection {
             check_status(response.headers())?;
         }
         Ok(response.into_body())
+    }
+
+    /// Starts a call whose requests the caller sends. The response may not start before the first request.
+    pub(crate) async fn start(
+        &self,
+        method: Method,
+    ) -> Result<(h2::SendStream<Bytes>, h2::client::ResponseFuture), CallError> {
+        let mut send = self.send.clone().ready().await?;
+        let (response, stream) = send.send_request(self.requests[method as usize].clone(), false)?;
+        Ok((stream, response))
     }
 
     /// Makes a call, and passes every chunk of the response to `each` when it arrives.

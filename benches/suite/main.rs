@@ -24,6 +24,7 @@ mod targets;
 mod tls;
 mod tracing;
 mod usage;
+mod watchers;
 mod wire;
 
 use std::io::Write;
@@ -90,7 +91,7 @@ async fn run(args: Args) -> Result<()> {
 }
 
 async fn suite(args: Args) -> Result<()> {
-    let binaries = Binaries::find()?;
+    let binaries = Binaries::find(&args.rangecache_flags)?;
     let options = EtcdOptions {
         no_fsync: args.no_fsync,
         tls: None,

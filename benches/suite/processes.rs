@@ -31,11 +31,13 @@ pub(crate) struct Binaries {
     pub(crate) rangecache: PathBuf,
     /// This program, for the replay server.
     pub(crate) suite: PathBuf,
+    /// Flags of every rangecache.
+    pub(crate) rangecache_flags: Vec<String>,
 }
 
 impl Binaries {
     /// Finds the binaries; an error says how to get them.
-    pub(crate) fn find() -> Result<Self> {
+    pub(crate) fn find(rangecache_flags: &str) -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let etcd =
             std::env::var_os("ETCD_3_7").map_or_else(|| root.join("target/tools/etcd-3.7"), PathBuf::from);
@@ -51,6 +53,7 @@ impl Binaries {
             etcd,
             rangecache,
             suite: std::env::current_exe()?,
+            rangecache_flags: rangecache_flags.split_whitespace().map(String::from).collect(),
         })
     }
 }
@@ -313,6 +316,7 @@ pub(crate) async fn start_rangecache(
         .args(etcd.flags())
         .args(["--listen-metrics-urls", "http://127.0.0.1:0"])
         .args(["--log-format", "json"])
+        .args(&binaries.rangecache_flags)
         .args(flags)
         .envs(environment.iter().copied())
         .stdin(Stdio::null())

@@ -205,7 +205,8 @@ impl ResponseHeader {
         ]
     }
 
-    fn len(&self) -> usize {
+    /// Length of the message in bytes, without tag and length.
+    pub(super) fn len(&self) -> usize {
         self.fields()
             .into_iter()
             .filter(|(_, value)| *value != 0)
@@ -214,7 +215,7 @@ impl ResponseHeader {
     }
 
     /// Appends the field `header` to `out`.
-    fn write(&self, out: &mut Vec<u8>) {
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
         out.push(HEADER_TAG);
         put_varint(self.len() as u64, out);
         for (tag, value) in self.fields() {

@@ -11,42 +11,61 @@ use super::{
     tree::Tree,
 };
 
+/// Type of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChangeKind {
+    /// A put.
+    Put,
+    /// A delete.
+    Delete,
+}
+
 /// One event of etcd's watch.
 #[derive(Clone, Debug)]
-pub enum Change {
-    /// A put, with the key's new entry.
-    Put(Entry),
-    /// A delete.
-    Delete {
-        /// The deleted key.
-        key: Arc<[u8]>,
-        /// The revision that deleted it.
-        mod_revision: i64,
-    },
+pub struct Change {
+    /// Whether the key was put or deleted.
+    pub kind: ChangeKind,
+    /// The event's `kv` exactly as etcd sent it. A delete's has only the key and the revision that deleted it.
+    pub entry: Entry,
+    /// The key's entry before the event, `prev_kv` of a watch that asks for it: none for a created key. Set by
+    /// [`Store::apply`](super::Store::apply).
+    pub replaced: Option<Entry>,
 }
 
 impl Change {
+    /// A put of `entry`; what it replaced is not known yet.
+    pub fn put(entry: Entry) -> Change {
+        Change {
+            kind: ChangeKind::Put,
+            entry,
+            replaced: None,
+        }
+    }
+
+    /// The delete with the `kv` of `entry`; what it deleted is not known yet.
+    pub fn delete(entry: Entry) -> Change {
+        Change {
+            kind: ChangeKind::Delete,
+            entry,
+            replaced: None,
+        }
+    }
+
     /// Revision that made the change.
     pub fn revision(&self) -> i64 {
-        match self {
-            Change::Put(entry) => entry.mod_revision(),
-            Change::Delete { mod_revision, .. } => *mod_revision,
-        }
+        self.entry.mod_revision()
     }
 
     /// Key that was put or deleted.
     pub fn key(&self) -> &[u8] {
-        match self {
-            Change::Put(entry) => entry.key(),
-            Change::Delete { key, .. } => key,
-        }
+        self.entry.key()
     }
 
     /// Makes the change in `tree`; returns the entry that it replaced or deleted.
     pub(super) fn apply_to(&self, tree: &mut Tree) -> Option<Entry> {
-        match self {
-            Change::Put(entry) => tree.insert(entry.clone()),
-            Change::Delete { key, .. } => tree.remove(key),
+        match self.kind {
+            ChangeKind::Put => tree.insert(self.entry.clone()),
+            ChangeKind::Delete => tree.remove(self.key()),
         }
     }
 }
@@ -72,15 +91,12 @@ impl Batch {
         &self.0[..end]
     }
 
-    /// Memory that the log takes for the batch, in bytes. Entries are not included: they belong to the tree until
-    /// they are replaced there.
+    /// Memory that the log takes for the batch, in bytes. The entries of puts are not included: they belong to the
+    /// tree until they are replaced there. Nor are replaced ones, which history counts when they are replaced.
     pub(super) fn log_bytes(&self) -> u64 {
-        let keys = self.0.iter().map(|change| match change {
-            Change::Put(_) => 0,
-            Change::Delete { key, .. } => class_bytes(ARC_HEADER_BYTES + key.len()),
-        });
+        let deletes = self.0.iter().filter(|change| change.kind == ChangeKind::Delete);
         let list = class_bytes(ARC_HEADER_BYTES + size_of_val(&*self.0));
-        (size_of::<Batch>() + list + keys.sum::<usize>()) as u64
+        (size_of::<Batch>() + list) as u64 + deletes.map(|change| change.entry.memory_bytes()).sum::<u64>()
     }
 }
 
@@ -138,12 +154,10 @@ impl EventLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::testing::KeyValue;
 
     fn delete(mod_revision: i64) -> Change {
-        Change::Delete {
-            key: Arc::from(b"k".as_slice()),
-            mod_revision,
-        }
+        Change::delete(KeyValue::deleted("k", mod_revision).entry())
     }
 
     /// A log with batches of revisions 2, 3 to 5, and 9.

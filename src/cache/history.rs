@@ -8,6 +8,7 @@
 use std::{collections::VecDeque, time::Duration};
 
 use super::{
+    entry::Entry,
     event_log::{Batch, Change, EventLog},
     tree::Tree,
 };
@@ -224,9 +225,9 @@ impl Store {
         let last = changes.last().map_or(revision, Change::revision).max(revision);
         let copied_before = self.tree.node_bytes_copied();
         let mut bytes = 0;
-        for change in &changes {
-            let replaced = change.apply_to(&mut self.tree);
-            bytes += replaced.map_or(0, |entry| entry.memory_bytes());
+        for change in &mut changes {
+            change.replaced = change.apply_to(&mut self.tree);
+            bytes += change.replaced.as_ref().map_or(0, Entry::memory_bytes);
         }
         bytes += self.tree.node_bytes_copied() - copied_before;
         bytes += self.log.push(changes);
@@ -250,12 +251,13 @@ impl Store {
         self.trim(now);
     }
 
-    /// Records that etcd has compacted `revision`: lower revisions can no longer be read here either.
+    /// Records that etcd has compacted `revision`: lower revisions can no longer be read here either. The events of that
+    /// very revision are kept: a watch may begin there.
     pub fn compact(&mut self, revision: i64) {
         self.compacted = self.compacted.max(revision);
         while self
             .second_revision()
-            .is_some_and(|second| second <= self.compacted)
+            .is_some_and(|second| second < self.compacted)
         {
             self.drop_oldest();
         }

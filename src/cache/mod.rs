@@ -10,6 +10,7 @@
 //! | `tree`, `node`, `leaf`, `separator`, `bulk` | the persistent B+tree in key order, with counts and sizes |
 //! | `event_log` | the events of the window, found by revision |
 //! | `history` | the current tree, and the state at any revision of the window |
+//! | `interval_tree` | which of the intervals that watchers name contain a key |
 //! | `query`, `select` | a RangeRequest, and the entries that etcd would return for it |
 //! | `answer`, `rope` | the encoded RangeResponse, produced piece by piece |
 //! | `chunks` | the same response as the chunks of a RangeStream |
@@ -29,8 +30,10 @@ mod answer;
 mod bulk;
 mod chunks;
 mod entry;
+mod event;
 mod event_log;
 mod history;
+mod interval_tree;
 mod leaf;
 mod memory;
 mod node;
@@ -46,8 +49,10 @@ mod wire;
 pub use answer::{Answer, ResponseHeader};
 pub use chunks::{ChunkSize, Chunks, chunk_head};
 pub use entry::{Entry, KeyValueRef, MalformedKeyValue, Pieces};
-pub use event_log::{Batch, Change, EventLog};
+pub use event::{WatchEvent, WatchFields, fragments};
+pub use event_log::{Batch, Change, ChangeKind, EventLog};
 pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};
+pub use interval_tree::IntervalTree;
 pub use node::Summary;
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,

@@ -239,11 +239,7 @@ impl RangeQuery {
 
     /// Keys that the query names.
     pub fn interval(&self) -> Interval<'_> {
-        match &*self.range_end {
-            [] => Interval::Single(&self.key),
-            [0] => Interval::From(&self.key),
-            end => Interval::Range(&self.key, end),
-        }
+        Interval::from_request(&self.key, &self.range_end)
     }
 
     /// Checks what etcd checks before it reads. To be called before [`select`](super::select).

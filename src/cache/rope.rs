@@ -28,12 +28,14 @@ pub struct Rope {
 enum Segment {
     Slab(Range<usize>),
     Entry(Entry),
+    /// An entry without its first byte, the tag.
+    Untagged(Entry),
     Shared(Bytes),
 }
 
 impl Rope {
     /// An empty rope with room for `slab_bytes` copied bytes.
-    pub(super) fn with_slab(slab_bytes: usize) -> Rope {
+    pub fn with_slab(slab_bytes: usize) -> Rope {
         Rope {
             slab: Vec::with_capacity(slab_bytes),
             ..Rope::default()
@@ -41,7 +43,7 @@ impl Rope {
     }
 
     /// Appends the bytes that `write` appends to the slab.
-    pub(super) fn write(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub fn write(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.slab.len();
         write(&mut self.slab);
         let end = self.slab.len();
@@ -69,6 +71,23 @@ impl Rope {
         }
     }
 
+    /// Appends an encoded entry under another `tag`, of one byte, by copy or by reference.
+    pub(super) fn push_with_tag(&mut self, tag: u8, entry: &Entry) {
+        let encoded = entry.encoded();
+        let [head, tail] = encoded.as_slices();
+        if encoded.len() < COPY_BELOW_BYTES {
+            self.write(|slab| {
+                slab.push(tag);
+                slab.extend_from_slice(&head[1..]);
+                slab.extend_from_slice(tail);
+            });
+        } else {
+            self.write(|slab| slab.push(tag));
+            self.remaining += encoded.len() - 1;
+            self.segments.push(Segment::Untagged(entry.clone()));
+        }
+    }
+
     /// Appends bytes by reference.
     pub fn push_shared(&mut self, bytes: Bytes) {
         if !bytes.is_empty() {
@@ -90,6 +109,10 @@ impl Rope {
             Some(Segment::Slab(range)) => [&self.slab[range.clone()], &[]],
             Some(Segment::Shared(bytes)) => [bytes, &[]],
             Some(Segment::Entry(entry)) => entry.encoded().as_slices(),
+            Some(Segment::Untagged(entry)) => {
+                let [head, tail] = entry.encoded().as_slices();
+                [&head[1..], tail]
+            }
         };
         if read < head.len() {
             [&head[read..], tail]
@@ -139,6 +162,7 @@ impl Buf for Rope {
                 Segment::Slab(range) => range.len(),
                 Segment::Shared(bytes) => bytes.len(),
                 Segment::Entry(entry) => entry.encoded_len(),
+                Segment::Untagged(entry) => entry.encoded_len() - 1,
             };
             if self.read < length {
                 break;

@@ -35,6 +35,15 @@ impl KeyValue {
         }
     }
 
+    /// The `kv` of a delete's event.
+    pub(crate) fn deleted(key: impl Into<Vec<u8>>, revision: i64) -> KeyValue {
+        KeyValue {
+            key: key.into(),
+            mod_revision: revision,
+            ..KeyValue::default()
+        }
+    }
+
     pub(crate) fn entry(&self) -> Entry {
         Entry::from_key_value(&self.encode_to_vec()).unwrap()
     }

@@ -9,6 +9,7 @@ use super::listen::ListenConfig;
 use super::log::LogConfig;
 use super::mirror::MirrorConfig;
 use super::tls::{TlsConfig, TlsFlagError};
+use super::watch::WatchConfig;
 use crate::net::Url;
 
 /// Flags of serving. Each can also be given as the environment variable `RANGECACHE_<FLAG>`.
@@ -47,6 +48,9 @@ pub struct Config {
     /// Reads that are forwarded.
     #[command(flatten)]
     pub forward: ForwardConfig,
+    /// Watches.
+    #[command(flatten)]
+    pub watch: WatchConfig,
     /// Connections, calls and threads.
     #[command(flatten)]
     pub limits: LimitsConfig,
@@ -149,6 +153,11 @@ impl Config {
             ("connect-timeout", self.etcd.connect_timeout, "5s"),
             ("probe-interval", self.etcd.probe_interval, "1s"),
             ("series-ttl", self.forward.series_ttl, "75s"),
+            (
+                "watch-progress-notify-interval",
+                self.watch.progress_notify_interval,
+                "5s",
+            ),
         ] {
             if value.is_zero() {
                 return Err(ConfigError::ZeroDuration { flag, example });

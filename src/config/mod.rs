@@ -26,6 +26,7 @@ mod mirror;
 mod otel;
 mod tls;
 mod units;
+mod watch;
 
 pub use doctor::{DoctorConfig, ReportFormat};
 pub use environment::{effective, with_environment};
@@ -38,3 +39,4 @@ pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
 pub use otel::{OtelConfig, OtelError, Protocol};
 pub use tls::{TlsConfig, TlsFlagError, TlsVersion};
+pub use watch::{WatchCache, WatchConfig};

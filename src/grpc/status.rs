@@ -99,6 +99,12 @@ pub enum Status {
     /// An endless call is ended because the process stops.
     #[error("rangecache: stopping; connect again")]
     StoppingReconnect,
+    /// Memory cannot continue a watch. etcd's clients connect again and resume where they were.
+    #[error("rangecache: the watch cannot be continued from memory; connect again")]
+    WatchInterrupted,
+    /// etcd has no leader, and the client asked for one; etcd's text.
+    #[error("etcdserver: no leader")]
+    NoLeader,
     /// A bug: the call panicked.
     #[error("rangecache: internal error; see its log")]
     Internal,
@@ -126,6 +132,8 @@ impl Status {
             | Status::ConnectionLost(_)
             | Status::StreamReset(_)
             | Status::UnreadStream
+            | Status::WatchInterrupted
+            | Status::NoLeader
             | Status::Stopping
             | Status::StoppingReconnect => Code::Unavailable,
         }

@@ -10,3 +10,15 @@ pub enum Interval<'a> {
     /// From this key to the end of the keyspace.
     From(&'a [u8]),
 }
+
+impl<'a> Interval<'a> {
+    /// The keys that the fields `key` and `range_end` of a request name.
+    #[must_use]
+    pub fn from_request(key: &'a [u8], range_end: &'a [u8]) -> Interval<'a> {
+        match range_end {
+            [] => Interval::Single(key),
+            [0] => Interval::From(key),
+            end => Interval::Range(key, end),
+        }
+    }
+}

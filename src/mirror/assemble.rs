@@ -117,12 +117,9 @@ impl Assembler {
             self.open_bytes += event.kv.len() as u64 + EVENT_OVERHEAD_BYTES;
             let entry = Entry::from_key_value(&event.kv)?;
             self.open.push(if event.r#type == DELETE {
-                Change::Delete {
-                    key: entry.key().into(),
-                    mod_revision: entry.mod_revision(),
-                }
+                Change::delete(entry)
             } else {
-                Change::Put(entry)
+                Change::put(entry)
             });
         }
         self.fragment_is_open = response.fragment;

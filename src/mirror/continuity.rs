@@ -14,7 +14,7 @@ use tonic::Code;
 use super::feed_end::FeedEnd;
 use super::load_cause::LoadCause;
 use super::state::{Anchor, Mirror};
-use crate::cache::{Change, Entry};
+use crate::cache::{Change, ChangeKind, Entry};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::upstream::{Connection, current_header, header_request};
@@ -116,9 +116,9 @@ impl<'a> Continuity<'a> {
 
     /// Whether the mirror holds the result of `change`, which is of the last revision that changed anything.
     fn is_held(&self, change: &Change) -> bool {
-        match (change, self.anchor.tree.get(change.key())) {
-            (Change::Put(theirs), Some(ours)) => is_same(ours, theirs),
-            (Change::Delete { .. }, None) => true,
+        match (change.kind, self.anchor.tree.get(change.key())) {
+            (ChangeKind::Put, Some(ours)) => is_same(ours, &change.entry),
+            (ChangeKind::Delete, None) => true,
             _ => false,
         }
     }
@@ -229,14 +229,20 @@ pub(super) async fn compare(
 async fn read(connection: &Arc<Connection>, request: RangeRequest) -> Result<Option<RangeResponse>, FeedEnd> {
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let at = request.revision;
     let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
         .await
         .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))?;
     match response {
         Ok(response) => Ok(Some(response.into_inner())),
-        Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => Err(
-            FeedEnd::Reload(LoadCause::Compacted, "etcd has compacted past the mirror".into()),
-        ),
+        Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => {
+            // At least this revision: the response does not name it.
+            let cause = LoadCause::Compacted(at + 1);
+            Err(FeedEnd::Reload(
+                cause,
+                "etcd has compacted past the mirror".into(),
+            ))
+        }
         // A revision in the future: this member's history is shorter than the mirror's.
         Err(status) if status.code() == Code::OutOfRange => Ok(None),
         Err(status) => Err(status.into()),
@@ -254,14 +260,11 @@ mod tests {
     use crate::cache::testing::KeyValue;
 
     fn put(key: &str, revision: i64, value: &str) -> Change {
-        Change::Put(KeyValue::new(key, revision, value).entry())
+        Change::put(KeyValue::new(key, revision, value).entry())
     }
 
     fn delete(key: &str, mod_revision: i64) -> Change {
-        Change::Delete {
-            key: key.as_bytes().into(),
-            mod_revision,
-        }
+        Change::delete(KeyValue::deleted(key, mod_revision).entry())
     }
 
     /// A mirror at revision 20 that holds `a` of revision 5 and `b` of revision 10.

@@ -34,6 +34,8 @@ const PROGRESS_PAUSE_LAST: Duration = Duration::from_millis(100);
 /// Delay of the first progress request to a feed of the whole keyspace, which receives an event for every revision
 /// anyway.
 const PROGRESS_DELAY: Duration = Duration::from_millis(10);
+/// Shortest time between a progress request and one that a nudge causes.
+const NUDGE_INTERVAL: Duration = Duration::from_millis(50);
 /// Bound on requests waiting to be written to the stream: one create, then one progress request at a time.
 const REQUEST_QUEUE: usize = 8;
 
@@ -107,7 +109,7 @@ impl<'a> Feed<'a> {
                     *loaded_by = None;
                     return Ok(feed);
                 }
-                Err(FeedEnd::Reload(LoadCause::Compacted | LoadCause::Unproven, _)) if !is_last => {}
+                Err(FeedEnd::Reload(LoadCause::Compacted(_) | LoadCause::Unproven, _)) if !is_last => {}
                 Err(end) => return Err(end),
             }
         }
@@ -283,6 +285,8 @@ impl<'a> Feed<'a> {
         let mut wanted = self.mirror.wanted();
         let mut pause = PROGRESS_PAUSE_FIRST;
         let mut next_request: Option<Instant> = None;
+        let mut last_request = Instant::now();
+        let mut nudge_due: Option<Instant> = None;
         let mut lateness = Lateness::new();
         loop {
             let revision = *wanted.borrow_and_update();
@@ -298,7 +302,7 @@ impl<'a> Feed<'a> {
                 };
                 next_request = Some(Instant::now() + delay);
             }
-            let due = next_request.unwrap_or_else(|| Instant::now() + Duration::from_secs(3600));
+            let due = next_request.into_iter().chain(nudge_due).min();
             tokio::select! {
                 // Responses first: while there are any, no progress request is needed.
                 biased;
@@ -320,17 +324,31 @@ impl<'a> Feed<'a> {
                 changed = wanted.changed() => {
                     changed.map_err(|_| FeedEnd::StaleEpoch)?;
                 }
-                () = tokio::time::sleep_until(due), if next_request.is_some() => {
-                    if let Some(explanation) = lateness.is_too_late(mirrors, connection) {
+                () = self.mirror.nudged(), if self.trusts_progress && nudge_due.is_none() => {
+                    nudge_due = Some(last_request + NUDGE_INTERVAL);
+                }
+                () = tokio::time::sleep_until(due.unwrap_or(last_request)), if due.is_some() => {
+                    if let (Some(_), Some(explanation)) = (next_request, lateness.is_too_late(mirrors, connection)) {
                         return Err(FeedEnd::Lost(explanation.into()));
                     }
-                    self.mirror.record_progress_request();
-                    send(&self.requests, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
-                    next_request = Some(Instant::now() + pause);
-                    pause = (pause * 2).min(PROGRESS_PAUSE_LAST);
+                    self.request_progress().await?;
+                    (last_request, nudge_due) = (Instant::now(), None);
+                    if next_request.is_some() {
+                        next_request = Some(last_request + pause);
+                        pause = (pause * 2).min(PROGRESS_PAUSE_LAST);
+                    }
                 }
             }
         }
+    }
+
+    async fn request_progress(&self) -> Result<(), FeedEnd> {
+        self.mirror.record_progress_request();
+        send(
+            &self.requests,
+            RequestUnion::ProgressRequest(WatchProgressRequest {}),
+        )
+        .await
     }
 
     /// What one response does: events, a fragment of them, or progress. `None` if it has no effect.
@@ -377,7 +395,7 @@ async fn send(requests: &mpsc::Sender<WatchRequest>, request: RequestUnion) -> R
 fn cancelled(response: &WatchResponse) -> FeedEnd {
     if response.compact_revision > 0 {
         return FeedEnd::Reload(
-            LoadCause::Compacted,
+            LoadCause::Compacted(response.compact_revision),
             format!(
                 "etcd has compacted up to {} past the mirror",
                 response.compact_revision

@@ -3,12 +3,18 @@
 use super::load_cause::LoadCause;
 use super::state::StaleEpoch;
 
+/// etcd's message to a watch with `hasleader` on a member without a leader.
+const NO_LEADER: &str = "etcdserver: no leader";
+
 /// End of a feed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FeedEnd {
     /// Connection, stream or member lost: the next feed resumes where this one was.
     #[error("{0}")]
     Lost(String),
+    /// The watch's member has no leader; otherwise like [`FeedEnd::Lost`].
+    #[error("{NO_LEADER}")]
+    NoLeader,
     /// The contents cannot be resumed and have to be loaded again.
     #[error("{1}")]
     Reload(LoadCause, String),
@@ -28,6 +34,9 @@ impl From<StaleEpoch> for FeedEnd {
 
 impl From<tonic::Status> for FeedEnd {
     fn from(status: tonic::Status) -> Self {
+        if status.message() == NO_LEADER {
+            return FeedEnd::NoLeader;
+        }
         FeedEnd::Lost(format!("{} ({:?})", status.message(), status.code()))
     }
 }

@@ -152,7 +152,7 @@ mod tests {
     fn replace_all(store: &mut Store, views: &HeldViews) {
         for key in 0..KEYS {
             let revision = store.revision() + 1;
-            store.apply(vec![Change::Put(entry(key, revision))], revision, Duration::ZERO);
+            store.apply(vec![Change::put(entry(key, revision))], revision, Duration::ZERO);
             views.record(store);
         }
     }

@@ -12,6 +12,7 @@ use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
 use super::over_budget;
 use super::state::{Epoch, Mirror};
+use super::watch_hub::{self, Ended};
 use crate::cache::Store;
 use crate::net::Url;
 use crate::panics::caught;
@@ -32,7 +33,7 @@ const PANIC_PAUSE: Duration = Duration::from_secs(1);
 /// Timeout for connecting to any endpoint, after which a failure is logged and the next attempt begins.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Starts one task per mirror.
+/// Starts a task per mirror, and one per watch hub.
 pub(super) fn start(mirrors: &Arc<Mirrors>) {
     for index in 0..mirrors.all.len() {
         let mirrors_of_task = Arc::clone(mirrors);
@@ -41,6 +42,13 @@ pub(super) fn start(mirrors: &Arc<Mirrors>) {
             let mirror = &mirrors_of_task.all[index];
             stop.run_until_cancelled(run_despite_panics(&mirrors_of_task, mirror))
                 .await;
+        });
+        let mirrors_of_hub = Arc::clone(mirrors);
+        let stop = mirrors.stop.clone();
+        mirrors.tasks.spawn(async move {
+            if let (mirror, Some(hub)) = (&mirrors_of_hub.all[index], mirrors_of_hub.watch_hubs.get(index)) {
+                stop.run_until_cancelled(watch_hub::follow(mirror, hub)).await;
+            }
         });
     }
 }
@@ -161,17 +169,23 @@ impl Lifecycle<'_> {
                     explanation,
                     "reloading the mirror"
                 );
-                let _ = mirror.drop_contents(epoch, Reason::Loading);
+                let ended = match cause {
+                    LoadCause::Compacted(compact_revision) => Ended::Compacted { compact_revision },
+                    _ => Ended::Dropped(Reason::Loading),
+                };
+                let _ = mirror.drop_contents(epoch, Reason::Loading, ended);
                 cause
             }
-            FeedEnd::StaleEpoch | FeedEnd::Lost(_) => LoadCause::Dropped(reason_out(mirror)),
+            FeedEnd::StaleEpoch | FeedEnd::Lost(_) | FeedEnd::NoLeader => {
+                LoadCause::Dropped(reason_out(mirror))
+            }
         }
     }
 
     /// Frees the mirror's memory and waits until its keys, at `mean_bytes` each, may fit.
     async fn wait_until_it_fits(&mut self, epoch: Epoch, mean_bytes: u64) -> LoadCause {
         let (mirrors, mirror) = (self.mirrors, self.mirror);
-        let _ = mirror.drop_contents(epoch, Reason::OverBudget);
+        let _ = mirror.drop_contents(epoch, Reason::OverBudget, Ended::Dropped(Reason::OverBudget));
         over_budget::until_it_may_fit(mirrors, mirror, epoch, mean_bytes).await;
         self.reason_while_loading = mirror.revision().err().unwrap_or(Reason::Loading);
         LoadCause::MayFit
@@ -213,7 +227,9 @@ async fn load(
     epoch: Epoch,
     reason_while_loading: Reason,
 ) -> Result<Option<Arc<Connection>>, LoadError> {
-    if mirror.drop_contents(epoch, reason_while_loading).is_err() {
+    // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
+    let ended = Ended::Dropped(reason_while_loading);
+    if mirror.drop_contents(epoch, reason_while_loading, ended).is_err() {
         return Ok(None);
     }
     let loaded = Load { mirrors, mirror }.run().await?;
@@ -248,10 +264,11 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, loaded_by: Arc
             }
             Err(error) => FeedEnd::Lost(error.to_string()),
         };
-        let FeedEnd::Lost(explanation) = end else {
+        if !matches!(end, FeedEnd::Lost(_) | FeedEnd::NoLeader) {
             return end;
-        };
-        if mirror.take_out_of_service(epoch, Reason::FeedLost).is_err() {
+        }
+        let has_no_leader = matches!(end, FeedEnd::NoLeader);
+        if mirror.lose_feed(epoch, has_no_leader).is_err() {
             return FeedEnd::StaleEpoch;
         }
         if began.elapsed() > FEED_IS_STABLE {
@@ -259,7 +276,7 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, loaded_by: Arc
         }
         tracing::warn!(
             mirror = mirror.name,
-            explanation,
+            explanation = %end,
             "watch lost; forwarding reads until it is re-established"
         );
         tokio::select! {

@@ -11,8 +11,8 @@ pub(super) enum LoadCause {
     LoadFailed,
     /// The mirror was over budget and may fit now.
     MayFit,
-    /// etcd has compacted past the mirror's revision.
-    Compacted,
+    /// etcd has compacted this revision, past that of the mirror.
+    Compacted(i64),
     /// It cannot be proven that etcd continues the mirror's history.
     Unproven,
     /// etcd sent an event that is not understood.
@@ -28,7 +28,7 @@ impl LoadCause {
             LoadCause::Start => "start",
             LoadCause::LoadFailed => "load_failed",
             LoadCause::MayFit => "may_fit",
-            LoadCause::Compacted => "compacted",
+            LoadCause::Compacted(_) => "compacted",
             LoadCause::Unproven => "unproven",
             LoadCause::Malformed => "malformed",
             LoadCause::Dropped(reason) => reason.as_str(),

@@ -12,6 +12,7 @@ use super::cluster_state::{Before, ClusterState, Verdict};
 use super::freshness::{Findings, Freshness};
 use super::pinned::Pinned;
 use super::state::Mirror;
+use super::watch_hub::WatchHub;
 use crate::cache::HistoryLimits;
 use crate::config::Config;
 use crate::keyspace::Interval;
@@ -24,6 +25,8 @@ use crate::upstream::Upstream;
 #[derive(Debug)]
 pub struct Mirrors {
     pub(super) all: Arc<[Mirror]>,
+    /// One per mirror, in the same order.
+    pub(super) watch_hubs: Vec<Arc<WatchHub>>,
     /// The quorum check.
     pub freshness: Arc<Freshness>,
     /// The state of etcd's history and auth, and the revisions that clients have seen.
@@ -84,6 +87,7 @@ impl Mirrors {
             findings,
         ));
         Mirrors {
+            watch_hubs: all.iter().map(|_| Arc::default()).collect(),
             all,
             freshness,
             cluster_state,
@@ -107,6 +111,13 @@ impl Mirrors {
     #[must_use]
     pub fn holding(&self, interval: &Interval<'_>) -> Option<&Mirror> {
         self.all.iter().find(|mirror| mirror.scope.contains(interval))
+    }
+
+    /// The hub of a mirror of this process.
+    #[must_use]
+    pub fn watch_hub(&self, mirror: &Mirror) -> Option<&Arc<WatchHub>> {
+        let index = self.all.iter().position(|one| std::ptr::eq(one, mirror))?;
+        self.watch_hubs.get(index)
     }
 
     /// Every mirror, in key order.

@@ -22,6 +22,7 @@
 //! | `over_budget` | waiting until a mirror fits into memory again |
 //! | `verify` | comparing a mirror with etcd |
 //! | `version_gate` | the warning about an etcd that is too old |
+//! | `watch_hub` | the events of a mirror, for watches that are served from memory |
 //!
 //! This room imports `upstream`, `cache`, `keyspace`, `config` and `telemetry`; `proxy`, `admin` and `main` import it.
 
@@ -46,6 +47,7 @@ mod probe;
 pub mod state;
 mod verify;
 mod version_gate;
+pub mod watch_hub;
 
 pub use held_views::{HeldView, HeldViews};
 pub use mirrors::Mirrors;

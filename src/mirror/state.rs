@@ -4,6 +4,8 @@
 //! in which it started: when history is replaced the epoch advances, and later changes of an old feed or load are
 //! rejected.
 
+pub(super) mod log_read;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,12 +13,13 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use super::cluster_state::{ClusterState, History};
 use super::held_views::{HeldView, HeldViews};
 use super::past_revisions::PastRevisions;
+use super::watch_hub::Ended;
 use crate::cache::{Applied, AtError, Change, Rebuild, Rebuilt, Snapshot, Store, Tree};
 use crate::keyspace::scope::Scope;
 use crate::telemetry::Reason;
@@ -80,6 +83,12 @@ struct Contents {
     history: Arc<History>,
     /// `None` before the first load, and after the contents were dropped.
     loaded: Option<Loaded>,
+    /// Number of loads so far.
+    generation: u64,
+    /// The last load whose contents were dropped, and why.
+    ended: Option<(u64, Ended)>,
+    /// Since when the mirror has had no feed because etcd has no leader.
+    no_leader_since: Option<Instant>,
 }
 
 /// The result of one load, as the feed has changed it since.
@@ -123,6 +132,8 @@ pub struct Mirror {
     /// Highest revision that a reader waits for. While the mirror is behind it, the feed requests progress
     /// notifications.
     wanted: watch::Sender<i64>,
+    /// Asks the feed for one progress request.
+    nudged: Notify,
     /// Highest revision that a reader has waited for in vain: until the mirror has reached it, readers do not wait.
     overdue: AtomicI64,
     /// Number of the history that `wanted` belongs to. Changed and compared only under the lock of `wanted`.
@@ -159,11 +170,15 @@ impl Mirror {
                 epoch: 0,
                 history: cluster_state.current(),
                 loaded: None,
+                generation: 0,
+                ended: None,
+                no_leader_since: None,
             }),
             wanted_history: AtomicU64::new(cluster_state.history()),
             cluster_state,
             changed: watch::Sender::new(()),
             wanted: watch::Sender::new(0),
+            nudged: Notify::new(),
             overdue: AtomicI64::new(0),
             replaced: watch::Sender::new(0),
             born: Instant::now(),
@@ -259,6 +274,19 @@ impl Mirror {
             }
             higher
         });
+    }
+
+    /// Makes the feed send one progress request, so that the mirror reaches etcd's revision although it is not known here. The
+    /// feed sends at most one per 50 ms for all callers, and none if it receives an event for every revision.
+    pub fn nudge(&self) {
+        if !self.scope.is_everything() {
+            self.nudged.notify_one();
+        }
+    }
+
+    /// Resolves after [`Mirror::nudge`]. For the feed alone.
+    pub(super) async fn nudged(&self) {
+        self.nudged.notified().await;
     }
 
     /// Forgets what readers wait for: only those of `history` count from now on.
@@ -387,18 +415,34 @@ impl Mirror {
 
     /// Drops everything because history was replaced, and ends the epoch.
     pub(super) fn replace_history(&self) {
-        self.drop_epoch(self.contents.lock(), Reason::HistoryReplaced);
+        self.drop_epoch(
+            self.contents.lock(),
+            Reason::HistoryReplaced,
+            self.ended_by_replacement(),
+        );
+    }
+
+    /// How watchers end whose events were of a replaced history, or wrong.
+    fn ended_by_replacement(&self) -> Ended {
+        Ended::Replaced {
+            revision: self.cluster_state.known().max(1),
+        }
     }
 
     /// Ends `epoch` and drops its contents, because they cannot be trusted.
     pub(super) fn end_epoch(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
-        self.drop_epoch(self.contents_of(epoch)?, reason);
+        let ended = match reason {
+            Reason::Mismatch | Reason::HistoryReplaced => self.ended_by_replacement(),
+            _ => Ended::Dropped(reason),
+        };
+        self.drop_epoch(self.contents_of(epoch)?, reason, ended);
         Ok(())
     }
 
-    /// Drops the contents. Readers may keep their views of them.
-    fn drop_loaded(&self, contents: &mut Contents) {
+    /// Drops the contents. Readers may keep their views of them; watchers end by `ended`.
+    fn drop_loaded(&self, contents: &mut Contents, ended: Ended) {
         if let Some(loaded) = contents.loaded.take() {
+            contents.ended = Some((contents.generation, ended));
             self.held_views.record_dropped(&loaded.store);
         }
         self.loading_bytes.store(0, Ordering::Relaxed);
@@ -425,9 +469,9 @@ impl Mirror {
         &self.loading_bytes
     }
 
-    fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason) {
+    fn drop_epoch(&self, mut contents: MutexGuard<'_, Contents>, reason: Reason, ended: Ended) {
         contents.epoch += 1;
-        self.drop_loaded(&mut contents);
+        self.drop_loaded(&mut contents, ended);
         self.reset_wanted(self.cluster_state.history());
         self.replaced.send_replace(contents.epoch);
         self.set_out(reason);
@@ -453,17 +497,21 @@ impl Mirror {
         }
     }
 
-    /// Takes the mirror out of service but keeps its contents.
-    pub(super) fn take_out_of_service(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
-        let _contents = self.contents_of(epoch)?;
-        self.set_out(reason);
+    /// Takes the mirror out of service but keeps its contents, because its feed was lost; `has_no_leader` if etcd has
+    /// ended the feed because it has no leader.
+    pub(super) fn lose_feed(&self, epoch: Epoch, has_no_leader: bool) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        if has_no_leader && contents.no_leader_since.is_none() {
+            contents.no_leader_since = Some(Instant::now());
+        }
+        self.set_out(Reason::FeedLost);
         Ok(())
     }
 
-    /// Takes the mirror out of service and drops its contents.
-    pub(super) fn drop_contents(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
+    /// Takes the mirror out of service and drops its contents; watchers end by `ended`.
+    pub(super) fn drop_contents(&self, epoch: Epoch, reason: Reason, ended: Ended) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
-        self.drop_loaded(&mut contents);
+        self.drop_loaded(&mut contents, ended);
         contents.history = self.cluster_state.current();
         self.reset_wanted(contents.history.number);
         self.set_out(reason);
@@ -484,6 +532,7 @@ impl Mirror {
         contents.history.note_known(store.revision());
         self.held_views.record(&store);
         contents.loaded = Some(Loaded::new(store, newest_key));
+        contents.generation += 1;
         Ok(())
     }
 
@@ -500,7 +549,8 @@ impl Mirror {
 
     /// Puts the mirror in service with its contents.
     pub(super) fn put_in_service(&self, epoch: Epoch) -> Result<(), StaleEpoch> {
-        let contents = self.contents_of(epoch)?;
+        let mut contents = self.contents_of(epoch)?;
+        contents.no_leader_since = None;
         self.publish(&contents)
     }
 

@@ -1,6 +1,7 @@
 //! [`Proxy`]: handles to the other rooms, and the state that requests share.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -11,7 +12,7 @@ use super::fallback::Fallback;
 use super::forward::Forward;
 use super::idle::ResponseRegistry;
 use crate::browser::BrowserRules;
-use crate::config::Config;
+use crate::config::{Config, WatchCache};
 use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, Intake};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
@@ -38,6 +39,8 @@ pub struct Proxy {
     call_buffers: Arc<CallBuffers>,
     /// Time limit for a request message (`--request-timeout`).
     pub(super) request_timeout: Duration,
+    /// Interval of progress notifications; `None` if every watch is forwarded.
+    pub(super) watch_progress_interval: Option<Duration>,
 }
 
 /// One connection of a client.
@@ -46,6 +49,9 @@ pub struct Client {
     pub(super) proxy: Arc<Proxy>,
     /// Bytes that the connection's calls hold.
     pub(super) account: Arc<ClientAccount>,
+    /// A watch of the connection could not be continued from memory, and would fail in the same way again: the next ones
+    /// are forwarded.
+    pub(super) forwards_watches: AtomicBool,
 }
 
 impl Proxy {
@@ -85,6 +91,8 @@ impl Proxy {
             browser: config.listen.browser_rules(),
             call_buffers: buffers.calls,
             request_timeout: config.limits.request_timeout,
+            watch_progress_interval: (config.watch.cache == WatchCache::Auto)
+                .then_some(config.watch.progress_notify_interval),
         })
     }
 
@@ -94,6 +102,7 @@ impl Proxy {
         Arc::new(Client {
             proxy: Arc::clone(self),
             account: self.call_buffers.account(Arc::clone(intake)),
+            forwards_watches: AtomicBool::new(false),
         })
     }
 

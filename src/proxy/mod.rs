@@ -34,6 +34,7 @@ mod response;
 mod route;
 mod source;
 mod spans;
+mod watch;
 
 pub use handles::{Client, Proxy};
 pub use response::{Outbound, ResponseBody};

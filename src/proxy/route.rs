@@ -14,6 +14,7 @@ use super::recorder;
 use super::refuse::{origin_of, refuse_unwanted};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::spans::Trace;
+use super::watch::{may_serve, watch};
 use crate::browser::{is_of_a_browser, set_cors};
 use crate::faults::{self, Fault};
 use crate::grpc::metadata::{grpc_content_type, is_grpc};
@@ -56,7 +57,7 @@ pub async fn handle(
             Reason::BufferBytes,
         ));
     }
-    let response = match caught(route(proxy, request, method, transport, &mut call)).await {
+    let response = match caught(route(&client, request, method, transport, &mut call)).await {
         Ok(outcome) => outcome?,
         Err(_) => internal_error(is_http2),
     };
@@ -130,12 +131,13 @@ fn internal_error(is_http2: bool) -> Response<ResponseBody> {
 /// Passes the request to its handler. Every handler's future except that of a Range is boxed, so that a Range does not
 /// take the memory of the largest handler.
 async fn route(
-    proxy: &Proxy,
+    client: &Arc<Client>,
     request: Request<Incoming>,
     method: Method,
     transport: Transport,
     call: &mut CallBytes,
 ) -> CallResult {
+    let proxy = &*client.proxy;
     #[cfg(debug_assertions)]
     arm_faults(proxy, request.headers());
     faults::trip(Fault::Request);
@@ -155,6 +157,9 @@ async fn route(
     }
     if is_grpc_call && method == Method::RangeStream {
         return Box::pin(range_stream(proxy, request, call)).await;
+    }
+    if is_grpc_call && method == Method::Watch && may_serve(client, request.headers()) {
+        return Box::pin(watch(client, request)).await;
     }
     proxy.telemetry.metrics.forwarding.calls.inc();
     let mut request = request;

@@ -19,6 +19,7 @@
 //! | [`pb`] | etcd's messages, generated from `proto/etcd.proto` |
 //! | [`http`] | an HTTP/1 client |
 //! | [`tls`] | CAs and certificates of every kind, etcd with TLS, TLS connections |
+//! | [`watch_rules`] | what every transcript of a watch stream must satisfy |
 //! | [`wait`] | waiting for conditions with a deadline |
 
 pub mod collector;
@@ -39,3 +40,4 @@ pub mod shapes;
 pub mod streams;
 pub mod tls;
 pub mod wait;
+pub mod watch_rules;

@@ -25,3 +25,5 @@ mod oracle;
 mod pages;
 mod streams;
 mod transparent;
+mod watch_streams;
+mod watches;

@@ -180,7 +180,7 @@ fn watch_of(prefix: &str, start_revision: i64) -> WatchCreateRequest {
         key,
         start_revision,
         prev_kv: true,
-        watch_id: 0,
+        ..WatchCreateRequest::default()
     }
 }
 

@@ -117,7 +117,7 @@ pub(crate) async fn lists_at_once(
 }
 
 /// Waits until a process's memory has settled, and returns it.
-async fn settled_rss(pid: u32) -> Result<u64> {
+pub(super) async fn settled_rss(pid: u32) -> Result<u64> {
     let start = Instant::now();
     let mut still_since = Instant::now();
     let mut last = usage::memory(pid)?.rss_bytes;

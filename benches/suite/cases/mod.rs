@@ -11,6 +11,9 @@ pub(crate) mod points;
 pub(crate) mod puts;
 pub(crate) mod streams;
 pub(crate) mod tls;
+pub(crate) mod watches;
+pub(crate) mod watches_idle;
+pub(crate) mod watches_storm;
 
 use crate::args::Args;
 use crate::dataset::Dataset;
@@ -38,12 +41,13 @@ pub(crate) fn progress(what: &str) {
 /// Runs the chosen cases. A group that fails becomes a note in the report.
 pub(crate) async fn run(suite: &Suite) -> Report {
     let mut report = Report::default();
-    let groups: [(&str, anyhow::Result<()>); 5] = [
+    let groups: [(&str, anyhow::Result<()>); 6] = [
         ("small objects", small_objects(suite, &mut report).await),
         ("middling objects", middling_objects(suite, &mut report).await),
         ("large objects", large_objects(suite, &mut report).await),
         ("a growing store", growing_store(suite, &mut report).await),
         ("TLS", over_tls(suite, &mut report).await),
+        ("watches", watching(suite, &mut report).await),
     ];
     for (group, outcome) in groups {
         if let Err(error) = outcome {
@@ -127,6 +131,45 @@ async fn over_tls(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     if args.wants(&["P20"]) {
         progress("P20 over TLS");
         report.add("P20", tls::p20(&setup, &data, rounds).await);
+    }
+    Ok(())
+}
+
+/// Watches of a small store.
+async fn watching(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
+    let (args, rounds) = (&suite.args, suite.args.rounds);
+    if !args.wants(&["P10", "P21", "P22", "P23", "P24", "P25", "P26"]) {
+        return Ok(());
+    }
+    let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    start_targets(&mut setup, report).await?;
+    if args.wants(&["P10"]) {
+        progress("P10 500 watchers, 200 puts/s");
+        report.add("P10", watches::p10(&setup, rounds).await);
+    }
+    if args.wants(&["P21"]) {
+        progress("P21 1,000 watchers of one prefix");
+        report.add("P21", watches::p21(&setup, rounds).await);
+    }
+    if args.wants(&["P24"]) {
+        progress("P24 one watch");
+        report.add("P24", watches::p24(&setup, rounds).await);
+    }
+    if args.wants(&["P25"]) {
+        progress("P25 62 prefixes with three clients each");
+        report.add("P25", watches::p25(&setup, rounds).await);
+    }
+    if args.wants(&["P26"]) {
+        progress("P26 progress requests");
+        report.add("P26", watches_idle::p26(&setup, rounds).await);
+    }
+    if args.wants(&["P23"]) {
+        progress("P23 5,000 watches a thousand events back");
+        report.add("P23", watches_storm::p23(&setup, rounds).await);
+    }
+    if args.wants(&["P22"]) {
+        progress("P22 10,000 idle watchers");
+        report.add("P22", watches_idle::p22(&mut setup, rounds).await);
     }
     Ok(())
 }

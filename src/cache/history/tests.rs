@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cache::{
     Entry,
+    event_log::ChangeKind,
     node::{Body, Node},
     testing::{KeyValue, key},
 };
@@ -22,14 +23,11 @@ fn second(seconds: u64) -> Duration {
 }
 
 fn put(index: usize, revision: i64, value_bytes: usize) -> Change {
-    Change::Put(KeyValue::new(key(index), revision, vec![0; value_bytes]).entry())
+    Change::put(KeyValue::new(key(index), revision, vec![0; value_bytes]).entry())
 }
 
 fn delete(index: usize, mod_revision: i64) -> Change {
-    Change::Delete {
-        key: key(index).into(),
-        mod_revision,
-    }
+    Change::delete(KeyValue::deleted(key(index), mod_revision).entry())
 }
 
 fn state_of(tree: &Tree) -> State {
@@ -47,7 +45,27 @@ struct Model {
     /// Time at which each revision of `states` was replaced by the next one.
     replaced: Vec<Duration>,
     compacted: i64,
-    events: Vec<(i64, Vec<u8>)>,
+    events: Vec<Event>,
+}
+
+/// An event as a watch has to deliver it, with what the key held at the revision before.
+#[derive(Clone, Debug, PartialEq)]
+struct Event {
+    revision: i64,
+    kind: ChangeKind,
+    key_value: KeyValue,
+    replaced: Option<KeyValue>,
+}
+
+impl From<&Change> for Event {
+    fn from(change: &Change) -> Event {
+        Event {
+            revision: change.revision(),
+            kind: change.kind,
+            key_value: KeyValue::from(&change.entry),
+            replaced: change.replaced.as_ref().map(KeyValue::from),
+        }
+    }
 }
 
 impl Model {
@@ -124,11 +142,16 @@ impl Run {
         for change in &changes {
             let of_change = change.revision();
             let (last, mut state) = self.model.states.last().unwrap().clone();
-            match change {
-                Change::Put(entry) => drop(state.insert(entry.key().to_vec(), KeyValue::from(entry))),
-                Change::Delete { key, .. } => drop(state.remove(&**key)),
-            }
-            self.model.events.push((of_change, change.key().to_vec()));
+            let replaced = match change.kind {
+                ChangeKind::Put => state.insert(change.key().to_vec(), KeyValue::from(&change.entry)),
+                ChangeKind::Delete => state.remove(change.key()),
+            };
+            self.model.events.push(Event {
+                revision: of_change,
+                kind: change.kind,
+                key_value: KeyValue::from(&change.entry),
+                replaced,
+            });
             if last == of_change {
                 self.model.states.last_mut().unwrap().1 = state;
             } else {
@@ -240,20 +263,12 @@ impl Run {
                 assert!(revision >= oldest, "{revision} was current within the window");
             }
         }
-        let mut kept = self
-            .store
-            .log()
-            .events()
-            .map(|change| (change.revision(), change.key().to_vec()));
-        let known = self
-            .model
-            .events
-            .iter()
-            .filter(|(revision, _)| *revision > oldest);
-        let mut after_oldest = kept.by_ref().skip_while(|(revision, _)| *revision <= oldest);
+        let known = self.model.events.iter().filter(|event| event.revision > oldest);
+        let kept: Vec<_> = self.store.log().events().map(Event::from).collect();
+        let after_oldest = kept.iter().skip_while(|event| event.revision <= oldest);
         assert!(
-            known.cloned().eq(after_oldest.by_ref()),
-            "the log has every event since {oldest}"
+            known.eq(after_oldest),
+            "the log has every event since {oldest}, with what it replaced"
         );
     }
 
@@ -265,9 +280,11 @@ impl Run {
         let segments = || self.store.closed.iter().chain([&self.store.open]);
         segments().for_each(|segment| seen.tree(&segment.checkpoint));
         for change in self.store.log().events() {
-            if let Change::Put(entry) = change {
-                seen.entry(entry);
+            // The entries of deletes are counted with the log.
+            if change.kind == ChangeKind::Put {
+                seen.entry(&change.entry);
             }
+            change.replaced.iter().for_each(|entry| seen.entry(entry));
         }
         let only_here: u64 = seen
             .0
@@ -437,7 +454,13 @@ fn rebuild_is_independent_of_the_store_and_counts_its_own_nodes() {
     assert_eq!(rebuild.revision(), 60);
     let expected = run.model.at(60).unwrap().clone();
     run.store.compact(110);
+    assert_eq!(
+        run.store.log().last_revision(),
+        Some(110),
+        "a watch may begin at the compaction"
+    );
     run.commit(vec![put(1, 111, 5)], 111);
+    run.store.compact(111);
     assert_eq!(
         run.store.log().events().count(),
         1,

@@ -7,12 +7,14 @@ use crate::cache::testing::KeyValue;
 enum Part {
     Written(Vec<u8>),
     Entry(usize),
+    Tagged(usize),
 }
 
 fn part() -> impl Strategy<Value = Part> {
     prop_oneof![
         prop::collection::vec(any::<u8>(), 0..60).prop_map(Part::Written),
         prop_oneof![0..200_usize, 950..1100_usize, 9000..30_000_usize].prop_map(Part::Entry),
+        prop_oneof![0..200_usize, 950..1100_usize, 9000..30_000_usize].prop_map(Part::Tagged),
     ]
 }
 
@@ -35,6 +37,11 @@ fn read() -> impl Strategy<Value = Read> {
     ]
 }
 
+fn key_value(length: usize) -> KeyValue {
+    let value: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
+    KeyValue::new("key", 1, value)
+}
+
 fn build(parts: &[Part]) -> (Rope, Vec<u8>) {
     let mut rope = Rope::with_slab(0);
     let mut expected = Vec::new();
@@ -45,10 +52,15 @@ fn build(parts: &[Part]) -> (Rope, Vec<u8>) {
                 expected.extend_from_slice(bytes);
             }
             Part::Entry(length) => {
-                let value: Vec<u8> = (0..*length).map(|at| (at % 251) as u8).collect();
-                let kv = KeyValue::new("key", 1, value);
+                let kv = key_value(*length);
                 rope.push(&kv.entry());
                 expected.extend(kv.field());
+            }
+            Part::Tagged(length) => {
+                let kv = key_value(*length);
+                rope.push_with_tag(0x1a, &kv.entry());
+                expected.push(0x1a);
+                expected.extend(&kv.field()[1..]);
             }
         }
     }

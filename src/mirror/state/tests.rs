@@ -39,7 +39,7 @@ fn load(mirror: &Mirror, revision: i64) {
 }
 
 fn put(mirror: &Mirror, key: usize, revision: i64) {
-    let changes = vec![Change::Put(entry(key, revision))];
+    let changes = vec![Change::put(entry(key, revision))];
     mirror.apply(mirror.epoch(), changes, revision).unwrap();
 }
 
@@ -211,7 +211,13 @@ fn dropped_contents_take_their_rebuilt_revisions_along() {
     let mirror = mirror_up_to(60);
     mirror.view_at(45).unwrap();
     let past = Arc::downgrade(&past_of(&mirror));
-    mirror.drop_contents(mirror.epoch(), Reason::OverBudget).unwrap();
+    mirror
+        .drop_contents(
+            mirror.epoch(),
+            Reason::OverBudget,
+            Ended::Dropped(Reason::OverBudget),
+        )
+        .unwrap();
     assert!(past.upgrade().is_none());
     assert_eq!(
         mirror.view_at(45).unwrap_err(),
@@ -295,7 +301,9 @@ async fn late_reader_of_an_old_history_neither_waits_nor_makes_the_feed_wait() {
     assert_eq!(*wanted.borrow(), 0);
     mirror.want(0, 1_000);
     assert_eq!(*wanted.borrow(), 0, "a revision of the old history");
-    mirror.drop_contents(mirror.epoch(), Reason::Loading).unwrap();
+    mirror
+        .drop_contents(mirror.epoch(), Reason::Loading, Ended::Dropped(Reason::Loading))
+        .unwrap();
     load(&mirror, 20);
     mirror.want(0, 1_000);
     assert_eq!(*wanted.borrow(), 0, "a revision of the old history");

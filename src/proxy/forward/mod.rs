@@ -24,10 +24,12 @@ pub(super) use collect::ResponseReader;
 pub(super) use error::SendError;
 pub(super) use http1::forward_http1;
 pub(super) use send::{Forward, RequestBody, UpstreamResponse};
+pub(super) use shutdown::StopSignal;
 
 use std::sync::Arc;
 
 use http::Request;
+use http::request::Parts;
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
@@ -52,11 +54,22 @@ pub(super) async fn forward_call(
         return side_effects::forward_with_effect(forward, mirrors, request, method, effect).await;
     }
     let (parts, body) = request.into_parts();
-    let content_type = grpc_content_type(&parts.headers);
     let body = Outgoing::incoming(body);
     if !method.is_endless() {
         return forward.forward_incoming(parts, body, method, account).await;
     }
+    forward_endless(forward, parts, body, method, account).await
+}
+
+/// Forwards a call that may last until its client ends it.
+pub(super) async fn forward_endless(
+    forward: &Forward,
+    parts: Parts,
+    body: Outgoing,
+    method: Method,
+    account: &Arc<ClientAccount>,
+) -> CallResult {
+    let content_type = grpc_content_type(&parts.headers);
     // An endless call may be without a message for as long as it likes, but not in mid-message.
     let body = body.limited(MessageLimit {
         timeout: forward.request_timeout,

@@ -44,7 +44,7 @@ pub(crate) struct StopSignal {
 
 impl StopSignal {
     /// Returns a signal for a call of `method`; `None` unless the method is endless.
-    pub(super) fn new(method: Method, drain: &CancellationToken) -> Option<StopSignal> {
+    pub(crate) fn new(method: Method, drain: &CancellationToken) -> Option<StopSignal> {
         method.is_endless().then(|| StopSignal {
             drain: Box::pin(drain.clone().cancelled_owned()),
             is_stopping: false,
@@ -52,7 +52,7 @@ impl StopSignal {
     }
 
     /// Whether the process is stopping; otherwise registers `cx` to be woken when it stops.
-    pub(super) fn is_stopping(&mut self, cx: &mut Context<'_>) -> bool {
+    pub(crate) fn is_stopping(&mut self, cx: &mut Context<'_>) -> bool {
         self.is_stopping = self.is_stopping || matches!(self.drain.as_mut().poll(cx), Poll::Ready(()));
         self.is_stopping
     }

@@ -49,7 +49,14 @@ fn connect(config: ServeConfig, body_bytes: usize) -> (UnixStream, JoinHandle<Du
     };
     let begun = Instant::now();
     let serving = tokio::spawn(async move {
-        serve_connection(Either::Right(stream), None, server(&config), handler, config).await;
+        serve_connection(
+            (Either::Right(stream), Arc::default()),
+            None,
+            server(&config),
+            handler,
+            config,
+        )
+        .await;
         begun.elapsed()
     });
     (client, serving)

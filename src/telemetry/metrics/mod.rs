@@ -13,6 +13,7 @@ mod register;
 mod tls;
 mod traces;
 mod upstream;
+mod watches;
 
 use prometheus_client::registry::Registry;
 
@@ -27,6 +28,7 @@ pub use reads::ReadMetrics;
 pub use tls::TlsMetrics;
 pub use traces::{SpanCounters, TraceMetrics};
 pub use upstream::{EndpointState, UpstreamMetrics};
+pub use watches::WatchMetrics;
 
 /// All metrics of the process, registered under `rangecache_`. Shared behind an `Arc`.
 #[derive(Debug)]
@@ -35,6 +37,8 @@ pub struct Metrics {
     pub reads: ReadMetrics,
     /// Bytes buffered for calls.
     pub buffers: BufferMetrics,
+    /// Watches.
+    pub watches: WatchMetrics,
     /// Calls to etcd.
     pub forwarding: ForwardingMetrics,
     /// Quorum checks and authorizations.
@@ -68,6 +72,7 @@ impl Metrics {
         Metrics {
             reads: ReadMetrics::new(&mut registry),
             buffers: BufferMetrics::new(&mut registry),
+            watches: WatchMetrics::new(&mut registry),
             forwarding: ForwardingMetrics::new(&mut registry),
             freshness: FreshnessMetrics::new(&mut registry),
             mirrors: MirrorsMetrics::new(&mut registry),

@@ -1,0 +1,69 @@
+//! What the watch hub reads of a mirror: new batches of the log, and whether the contents are still the same.
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::Mirror;
+use crate::cache::Batch;
+use crate::mirror::watch_hub::Ended;
+use crate::telemetry::Reason;
+
+/// Part of the log of a loaded mirror.
+#[derive(Debug)]
+pub(in crate::mirror) struct LogRead {
+    /// Number of the load.
+    pub(in crate::mirror) generation: u64,
+    /// Number of the history of etcd that the events belong to.
+    pub(in crate::mirror) history: u64,
+    /// Revision of the mirror.
+    pub(in crate::mirror) revision: i64,
+    /// Revision after which the log has every event.
+    pub(in crate::mirror) complete_after: i64,
+    /// Batches with events above the revision asked for, oldest first.
+    pub(in crate::mirror) batches: Vec<Batch>,
+}
+
+/// State of a mirror as its watch hub sees it.
+#[derive(Debug)]
+pub(in crate::mirror) struct Observed {
+    /// `None` while nothing is loaded.
+    pub(in crate::mirror) log: Option<LogRead>,
+    /// The last load whose contents were dropped, and why.
+    pub(in crate::mirror) ended: Option<(u64, Ended)>,
+    /// Why the mirror is out of service.
+    pub(in crate::mirror) out: Option<Reason>,
+    /// Since when the mirror has had no feed because etcd has no leader.
+    pub(in crate::mirror) no_leader_since: Option<Instant>,
+}
+
+impl Mirror {
+    /// Reads at most `max_batches` of the log behind `revision`. Under the lock that the feed needs, so nothing but
+    /// references is cloned.
+    pub(in crate::mirror) fn observe(&self, revision: i64, max_batches: usize) -> Observed {
+        let contents = self.contents.lock();
+        let log = contents.loaded.as_ref().map(|loaded| LogRead {
+            generation: contents.generation,
+            history: contents.history.number,
+            revision: loaded.store.revision(),
+            complete_after: loaded.store.oldest_checkpoint(),
+            batches: loaded
+                .store
+                .log()
+                .batches_after(revision)
+                .take(max_batches)
+                .cloned()
+                .collect(),
+        });
+        Observed {
+            log,
+            ended: contents.ended,
+            out: self.revision().err(),
+            no_leader_since: contents.no_leader_since,
+        }
+    }
+
+    /// Changes of the mirror: every one that [`Mirror::observe`] would show.
+    pub(in crate::mirror) fn changes(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+}

@@ -1,0 +1,80 @@
+//! What all readers of one load of a mirror share.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use crate::telemetry::Reason;
+
+/// Why a reader gets no more events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The mirror was dropped because etcd has compacted `compact_revision`, and is loaded again. Events up to the end
+    /// were taken before.
+    Compacted {
+        /// etcd's compaction revision.
+        compact_revision: i64,
+    },
+    /// The mirror was dropped for this reason, and its events are right. Events up to the end were taken before.
+    Dropped(Reason),
+    /// etcd's history was replaced, or the mirror differed from etcd. What was not taken must not be sent (W10).
+    Replaced {
+        /// Revision of etcd after that, at least 1.
+        revision: i64,
+    },
+    /// The log no longer reaches back to the reader's position.
+    Trimmed,
+    /// The mirror has had no feed for ten seconds.
+    FeedLost,
+}
+
+/// One load of the mirror, as the feed has changed it since.
+#[derive(Debug)]
+pub(super) struct Generation {
+    /// Number of the load.
+    pub(super) number: u64,
+    /// Number of etcd's history that the events belong to.
+    pub(super) history: u64,
+    /// Every event up to this revision is in the topics.
+    reached: AtomicI64,
+    has_no_leader: AtomicBool,
+    end: OnceLock<Ended>,
+}
+
+impl Generation {
+    pub(super) fn new(number: u64, history: u64, reached: i64) -> Generation {
+        Generation {
+            number,
+            history,
+            reached: AtomicI64::new(reached),
+            has_no_leader: AtomicBool::new(false),
+            end: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn reached(&self) -> i64 {
+        self.reached.load(Ordering::Acquire)
+    }
+
+    /// Records that the topics have every event up to `revision`.
+    pub(super) fn reach(&self, revision: i64) {
+        self.reached.store(revision, Ordering::Release);
+    }
+
+    /// End of the generation: no event is added after it.
+    pub(super) fn end(&self) -> Option<Ended> {
+        self.end.get().copied()
+    }
+
+    pub(super) fn set_end(&self, end: Ended) {
+        let _ = self.end.set(end);
+    }
+
+    pub(super) fn has_no_leader(&self) -> bool {
+        self.has_no_leader.load(Ordering::Acquire)
+    }
+
+    /// Returns the previous value.
+    pub(super) fn set_no_leader(&self, has_no_leader: bool) -> bool {
+        self.has_no_leader.swap(has_no_leader, Ordering::AcqRel)
+    }
+}

@@ -1,0 +1,126 @@
+//! The handle of a hub: what streams call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, oneshot};
+
+use super::reader::Reader;
+use super::signal::Signal;
+use crate::telemetry::Reason;
+
+/// Joins that may wait for the hub at once. Each open stream has at most one.
+const MAX_WAITING_JOINS: usize = 20_000;
+/// Timeout of a join.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A watcher that joins a hub.
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// `key` of the create request; not empty.
+    pub key: Bytes,
+    /// `range_end` of the create request. Together with `key` inside the mirror's scope.
+    pub range_end: Bytes,
+    /// Revision of the first event that the watcher gets, if there is one. May be in the future.
+    pub first_revision: i64,
+}
+
+/// Reason why watchers were not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinRefused {
+    /// The mirror is out of service.
+    OutOfService(Reason),
+    /// The log does not reach back to a watcher's first revision.
+    Trimmed,
+    /// The mirror is of another history than the caller's.
+    Replaced,
+    /// Too many streams join at once, or the hub did not respond in time.
+    Busy,
+}
+
+/// Watchers that join together.
+pub(super) struct JoinRequest {
+    pub(super) signal: Arc<Signal>,
+    pub(super) history: Option<u64>,
+    pub(super) watchers: Vec<Join>,
+    pub(super) reply: oneshot::Sender<Result<Vec<Reader>, JoinRefused>>,
+}
+
+/// Distributes the events of one mirror to watchers.
+#[derive(Default)]
+pub struct WatchHub {
+    pub(super) joins: Mutex<Vec<JoinRequest>>,
+    /// Streams that wait until the hub has reached a revision.
+    pub(super) waiting: Mutex<Vec<(i64, Arc<Signal>)>>,
+    pub(super) held: Mutex<Held>,
+    /// Wakes the hub's task for `joins` and `waiting`.
+    pub(super) called: Notify,
+}
+
+impl std::fmt::Debug for WatchHub {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WatchHub").finish_non_exhaustive()
+    }
+}
+
+/// What a hub holds. Determined every second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Watchers.
+    pub watchers: u64,
+    /// Intervals with events collected.
+    pub topics: u64,
+    /// Memory of topics and watchers in bytes, without the events, which belong to the mirror's history.
+    pub bytes: u64,
+    /// Revisions that the slowest watcher with events to take is behind.
+    pub behind_revisions: i64,
+}
+
+impl WatchHub {
+    /// Adds the watchers of one stream, all or none; returns a reader for each, in order. `history` is that of the
+    /// watchers' first revisions, if it is known. A stream may join again with further watchers.
+    ///
+    /// # Errors
+    /// Why none was added.
+    pub async fn join(
+        &self,
+        signal: &Arc<Signal>,
+        history: Option<u64>,
+        watchers: Vec<Join>,
+    ) -> Result<Vec<Reader>, JoinRefused> {
+        let (reply, response) = oneshot::channel();
+        {
+            let mut joins = self.joins.lock();
+            if joins.len() >= MAX_WAITING_JOINS {
+                return Err(JoinRefused::Busy);
+            }
+            joins.push(JoinRequest {
+                signal: Arc::clone(signal),
+                history,
+                watchers,
+                reply,
+            });
+        }
+        self.called.notify_one();
+        match tokio::time::timeout(JOIN_TIMEOUT, response).await {
+            Ok(Ok(joined)) => joined,
+            _ => Err(JoinRefused::Busy),
+        }
+    }
+
+    /// What the hub holds, as of a second ago.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        *self.held.lock()
+    }
+
+    /// Sets `signal` once the hub has reached `revision`, at the latest after a second; the caller looks at
+    /// [`Reader::reached`] again after this call. Does not make the mirror reach it
+    /// ([`Mirror::want`](super::super::state::Mirror::want)).
+    pub fn signal_at(&self, revision: i64, signal: &Arc<Signal>) {
+        self.waiting.lock().push((revision, Arc::clone(signal)));
+        self.called.notify_one();
+    }
+}

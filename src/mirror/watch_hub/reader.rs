@@ -1,0 +1,185 @@
+//! The position of one watcher.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+
+use super::generation::{Ended, Generation};
+use super::signal::Signal;
+use super::topic::{Pick, Topic};
+use crate::cache::Change;
+
+/// One watcher as the hub sees it.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    pub(super) signal: Arc<Signal>,
+    /// Set when its reader is dropped; the hub removes it later, so that a mass disconnect costs nothing at once.
+    pub(super) is_gone: AtomicBool,
+    /// Revision up to which its events were taken.
+    pub(super) through: AtomicI64,
+}
+
+impl Watcher {
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
+    }
+}
+
+/// The position of one watcher in the events of its interval. A watcher sees every event of its interval from its first
+/// revision on, each once, in order (W1, W2, W3); filters are the stream's.
+#[derive(Debug)]
+pub struct Reader {
+    generation: Arc<Generation>,
+    topic: Arc<Topic>,
+    watcher: Arc<Watcher>,
+    /// Every event up to this revision was taken.
+    through: i64,
+}
+
+/// Result of [`Reader::take`].
+#[derive(Debug)]
+pub enum Taken {
+    /// Events.
+    Events(Picked),
+    /// No event at the moment: every event of the watcher up to `reached` was taken, or there was none (W5). Lower than
+    /// the watcher's first revision if that is in the future.
+    Nothing {
+        /// Revision that the hub has reached.
+        reached: i64,
+    },
+    /// There will be no more events.
+    Ended(Ended),
+}
+
+/// Events of whole revisions, at least one. Keeps their batches in memory.
+#[derive(Debug)]
+pub struct Picked(Vec<Pick>);
+
+impl Picked {
+    /// The events, in order of revision, and within a revision in etcd's order.
+    pub fn iter(&self) -> impl Iterator<Item = &Change> {
+        self.0.iter().flat_map(Pick::events)
+    }
+
+    /// The events after the first `skipped` ones.
+    pub fn iter_from(&self, mut skipped: usize) -> impl Iterator<Item = &Change> {
+        self.0.iter().flat_map(move |pick| {
+            let here = skipped.min(pick.len());
+            skipped -= here;
+            pick.events_from(here)
+        })
+    }
+
+    /// Number of events.
+    #[must_use]
+    pub fn events(&self) -> usize {
+        self.0.iter().map(Pick::len).sum()
+    }
+
+    /// Revision of the last event.
+    #[must_use]
+    pub fn last_revision(&self) -> i64 {
+        self.0.last().map_or(0, Pick::last_revision)
+    }
+
+    /// Bytes of the events, encoded, with what they replaced.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(Pick::bytes).sum()
+    }
+}
+
+impl Reader {
+    /// A reader of the events above `through`, and the watcher to wake for it.
+    pub(super) fn new(
+        generation: &Arc<Generation>,
+        topic: &Arc<Topic>,
+        signal: &Arc<Signal>,
+        through: i64,
+    ) -> (Reader, Arc<Watcher>) {
+        let watcher = Arc::new(Watcher {
+            signal: Arc::clone(signal),
+            is_gone: AtomicBool::new(false),
+            through: AtomicI64::new(through),
+        });
+        let reader = Reader {
+            generation: Arc::clone(generation),
+            topic: Arc::clone(topic),
+            watcher: Arc::clone(&watcher),
+            through,
+        };
+        (reader, watcher)
+    }
+
+    /// Takes the next whole revisions until `max_events` or `max_bytes` is reached; a revision is never divided (W4).
+    pub fn take(&mut self, max_events: usize, max_bytes: u64) -> Taken {
+        // In this order (W5): no event is added after the end, and every event up to `reached` is in the topic.
+        let end = self.generation.end();
+        let reached = self.generation.reached();
+        if let Some(end @ Ended::Replaced { .. }) = end {
+            return Taken::Ended(end);
+        }
+        let Ok(picks) = self.topic.take(self.through, reached, max_events, max_bytes) else {
+            return Taken::Ended(Ended::Trimmed);
+        };
+        let picked = Picked(picks);
+        if picked.0.is_empty() {
+            self.advance(reached);
+            return end.map_or(Taken::Nothing { reached }, Taken::Ended);
+        }
+        self.advance(picked.last_revision());
+        Taken::Events(picked)
+    }
+
+    fn advance(&mut self, revision: i64) {
+        self.through = self.through.max(revision);
+        self.watcher.through.store(self.through, Ordering::Relaxed);
+    }
+
+    /// Whether [`Reader::take`] would return events or the end. Cheap.
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        self.generation.end().is_some() || !matches!(self.first_pending(), Ok(None))
+    }
+
+    fn first_pending(&self) -> Result<Option<i64>, super::topic::BehindTopic> {
+        let reached = self.generation.reached();
+        self.topic.first_after(self.through, reached)
+    }
+
+    /// Revision up to which every event of the watcher was taken, or there was none: a watcher that continues elsewhere
+    /// starts behind it. At least the revision before its first one.
+    #[must_use]
+    pub fn covered(&self) -> i64 {
+        // In this order, as in `take`.
+        let reached = self.generation.reached();
+        match self.topic.first_after(self.through, reached) {
+            Ok(None) => self.through.max(reached),
+            Ok(Some(first)) => first - 1,
+            Err(_) => self.through,
+        }
+    }
+
+    /// Revision up to which the hub has added every event.
+    #[must_use]
+    pub fn reached(&self) -> i64 {
+        self.generation.reached()
+    }
+
+    /// Number of etcd's history that the events belong to.
+    #[must_use]
+    pub fn history(&self) -> u64 {
+        self.generation.history
+    }
+
+    /// Whether etcd has told the mirror's feed for three seconds that it has no leader (W15).
+    #[must_use]
+    pub fn has_no_leader(&self) -> bool {
+        self.generation.has_no_leader()
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.watcher.is_gone.store(true, Ordering::Release);
+    }
+}

@@ -1,0 +1,228 @@
+//! Topics by interval, and the watchers of each. Owned by the hub's task.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::collector::Collector;
+use super::hub::Held;
+use super::reader::Watcher;
+use super::topic::{Pick, Topic};
+use crate::cache::Batch;
+use crate::keyspace::Interval;
+
+/// Time for which a topic without watchers is kept: a client that connects again finds its events collected.
+const UNUSED_TOPIC_KEPT: Duration = Duration::from_secs(60);
+/// Events, or watchers, after which other tasks run.
+const YIELD_AFTER_EVENTS: usize = 1000;
+/// Watchers that are woken together.
+const WAKE_BATCH: usize = 256;
+
+/// A topic and its watchers.
+#[derive(Debug)]
+struct Slot {
+    key: Bytes,
+    range_end: Bytes,
+    topic: Arc<Topic>,
+    watchers: Vec<Arc<Watcher>>,
+    unused_since: Option<Instant>,
+}
+
+/// All topics of a hub.
+#[derive(Debug)]
+pub(super) struct Registry {
+    collector: Collector,
+    slots: Vec<Option<Slot>>,
+    free: Vec<u32>,
+    /// Topics with new events, whose watchers are to be woken.
+    to_wake: Vec<u32>,
+}
+
+impl Registry {
+    pub(super) fn new() -> Registry {
+        Registry {
+            collector: Collector::new(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            to_wake: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.slots.len() == self.free.len()
+    }
+
+    /// The topic of an interval; a new one is complete after `reached`.
+    pub(super) fn topic(&mut self, key: &Bytes, range_end: &Bytes, reached: i64) -> (u32, Arc<Topic>) {
+        let interval = Interval::from_request(key, range_end);
+        if let Some(number) = self.collector.get(&interval)
+            && let Some(slot) = self.slot_mut(number)
+        {
+            slot.unused_since = None;
+            return (number, Arc::clone(&slot.topic));
+        }
+        let topic = Arc::new(Topic::new(reached));
+        let number = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
+        });
+        if let Some(slot) = self.slots.get_mut(number as usize) {
+            *slot = Some(Slot {
+                key: key.clone(),
+                range_end: range_end.clone(),
+                topic: Arc::clone(&topic),
+                watchers: Vec::new(),
+                unused_since: None,
+            });
+        }
+        self.collector.insert(&interval, number);
+        (number, topic)
+    }
+
+    /// Adds a watcher to a topic.
+    pub(super) fn add(&mut self, number: u32, watcher: Arc<Watcher>) {
+        if let Some(slot) = self.slot_mut(number) {
+            slot.watchers.push(watcher);
+        }
+    }
+
+    fn slot_mut(&mut self, number: u32) -> Option<&mut Slot> {
+        self.slots.get_mut(number as usize)?.as_mut()
+    }
+
+    /// Adds the events of `batch` to their topics.
+    pub(super) async fn add_batch(&mut self, batch: &Batch) {
+        for (piece, changes) in batch.changes().chunks(YIELD_AFTER_EVENTS).enumerate() {
+            if piece > 0 {
+                tokio::task::yield_now().await;
+            }
+            self.collector.look_up(changes, piece * YIELD_AFTER_EVENTS);
+        }
+        let (slots, to_wake) = (&self.slots, &mut self.to_wake);
+        self.collector.end_batch(|number, positions| {
+            let slot = slots.get(number as usize).and_then(Option::as_ref);
+            if let (Some(slot), Some(pick)) = (slot, Pick::new(batch, positions)) {
+                slot.topic.push(pick);
+                to_wake.push(number);
+            }
+        });
+    }
+
+    /// Wakes the watchers of the topics with new events. To be called once they have been reached (W5, W17).
+    pub(super) async fn wake_touched(&mut self) {
+        let mut touched = std::mem::take(&mut self.to_wake);
+        touched.sort_unstable();
+        touched.dedup();
+        let mut woken = 0;
+        for number in touched.drain(..) {
+            if let Some(slot) = self.slot_mut(number) {
+                slot.wake(&mut woken).await;
+            }
+        }
+        self.to_wake = touched;
+    }
+
+    /// Wakes every watcher.
+    pub(super) async fn wake_all(&mut self) {
+        let mut woken = 0;
+        for slot in self.slots.iter_mut().flatten() {
+            slot.wake(&mut woken).await;
+        }
+    }
+
+    /// Drops every topic.
+    pub(super) fn clear(&mut self) {
+        *self = Registry::new();
+    }
+
+    /// Drops events at or below `revision` as the log does, watchers whose readers were dropped, and topics that have
+    /// been unused for a minute.
+    pub(super) async fn sweep(&mut self, revision: i64, reached: i64, now: Instant) -> Held {
+        let mut held = Held::default();
+        let mut seen = 0;
+        for number in 0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX) {
+            let Some(slot) = self.slot_mut(number) else {
+                continue;
+            };
+            slot.watchers.retain(|watcher| !watcher.is_gone());
+            if slot.is_unused(now) {
+                self.remove(number);
+                continue;
+            }
+            held.bytes += slot.topic.trim_through(revision) + slot.memory_bytes();
+            held.watchers += slot.watchers.len() as u64;
+            held.topics += 1;
+            held.behind_revisions = held.behind_revisions.max(slot.behind(reached));
+            seen += slot.watchers.len() + 1;
+            if seen >= YIELD_AFTER_EVENTS {
+                seen = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+        if self.is_empty() {
+            // A burst of watchers must not leave its lists behind.
+            self.clear();
+        }
+        held
+    }
+
+    fn remove(&mut self, number: u32) {
+        if let Some(slot) = self.slots.get_mut(number as usize).and_then(Option::take) {
+            let interval = Interval::from_request(&slot.key, &slot.range_end);
+            self.collector.remove(&interval);
+            self.free.push(number);
+        }
+    }
+}
+
+impl Slot {
+    async fn wake(&mut self, woken: &mut usize) {
+        let mut at = 0;
+        while let Some(watcher) = self.watchers.get(at) {
+            if watcher.is_gone() {
+                self.watchers.swap_remove(at);
+                continue;
+            }
+            watcher.signal.set();
+            at += 1;
+            *woken += 1;
+            if woken.is_multiple_of(WAKE_BATCH) {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Whether there has been no watcher for [`UNUSED_TOPIC_KEPT`].
+    fn is_unused(&mut self, now: Instant) -> bool {
+        if !self.watchers.is_empty() {
+            self.unused_since = None;
+            return false;
+        }
+        let since = *self.unused_since.get_or_insert(now);
+        now.duration_since(since) >= UNUSED_TOPIC_KEPT
+    }
+
+    /// Revisions that the slowest watcher with pending events is behind.
+    fn behind(&self, reached: i64) -> i64 {
+        let positions = self
+            .watchers
+            .iter()
+            .map(|watcher| watcher.through.load(Ordering::Relaxed));
+        match positions
+            .min()
+            .map(|through| self.topic.first_after(through, reached))
+        {
+            Some(Ok(Some(first))) => reached - first + 1,
+            _ => 0,
+        }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let watcher = size_of::<Watcher>() + 2 * size_of::<usize>();
+        let own = size_of::<Slot>() + size_of::<Topic>() + 2 * self.key.len() + 2 * self.range_end.len();
+        (own + watcher * self.watchers.len() + size_of::<usize>() * self.watchers.capacity()) as u64
+    }
+}

@@ -1,0 +1,285 @@
+//! The task of a hub: follows the log of its mirror, admits watchers, and ends them with the mirror's contents.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::backlog::{BATCHES_AT_ONCE, Backlog};
+use super::generation::{Ended, Generation};
+use super::hub::{Held, JoinRefused, JoinRequest, WatchHub};
+use super::reader::Reader;
+use super::registry::Registry;
+use super::topic::Topic;
+use crate::cache::Batch;
+use crate::mirror::state::Mirror;
+use crate::mirror::state::log_read::{LogRead, Observed};
+use crate::panics::caught;
+use crate::telemetry::Reason;
+
+/// Interval at which trimmed events, gone watchers and unused topics are dropped.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Time without a feed after which the watchers end, so that their clients can use another endpoint.
+const WITHOUT_FEED: Duration = Duration::from_secs(10);
+/// Time without a leader after which watches with `hasleader` end: etcd's is three election timeouts.
+const WITHOUT_LEADER: Duration = Duration::from_secs(3);
+
+/// Follows `mirror` for `hub` until dropped. A panic ends the watchers.
+pub(in crate::mirror) async fn follow(mirror: &Mirror, hub: &WatchHub) {
+    let mut task = Task {
+        mirror,
+        hub,
+        registry: Registry::new(),
+        generation: None,
+        feed_lost_since: None,
+        next_sweep: Instant::now(),
+        is_behind: false,
+    };
+    while caught(task.run()).await.is_err() {
+        tracing::warn!(
+            mirror = mirror.name,
+            "a watch hub panicked and is restarted; its watches continue at etcd"
+        );
+        task.end(Ended::Dropped(Reason::Panicked)).await;
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+    }
+}
+
+struct Task<'a> {
+    mirror: &'a Mirror,
+    hub: &'a WatchHub,
+    registry: Registry,
+    /// The load of the mirror that the topics belong to; `None` without topics.
+    generation: Option<Arc<Generation>>,
+    feed_lost_since: Option<Instant>,
+    next_sweep: Instant,
+    /// Whether the log has more batches than one pass reads.
+    is_behind: bool,
+}
+
+impl Task<'_> {
+    async fn run(&mut self) {
+        let mut changes = self.mirror.changes();
+        loop {
+            // Without topics the feed costs nothing here.
+            let has_topics = !self.registry.is_empty();
+            if self.is_behind {
+                tokio::task::yield_now().await;
+            } else {
+                tokio::select! {
+                    () = self.hub.called.notified() => {}
+                    _ = changes.changed(), if has_topics => {}
+                    () = tokio::time::sleep_until(self.next_sweep), if has_topics => {}
+                }
+            }
+            // Before the mirror is observed, so that no change in between is missed.
+            changes.mark_unchanged();
+            self.pass().await;
+        }
+    }
+
+    async fn pass(&mut self) {
+        let position = self.generation.as_ref().map_or(i64::MAX, |known| known.reached());
+        let observed = self.mirror.observe(position, BATCHES_AT_ONCE);
+        self.end_if_dropped(&observed).await;
+        if let (Some(generation), Some(log)) = (self.generation.clone(), &observed.log) {
+            if log.complete_after > generation.reached() {
+                // The log is too short for a hub that had no time in between.
+                self.end(Ended::Trimmed).await;
+            } else {
+                self.add(&generation, log).await;
+            }
+        }
+        self.admit().await;
+        self.signal_reached();
+        self.note_feed(&observed);
+        if self.next_sweep <= Instant::now() {
+            self.sweep(&observed).await;
+            self.next_sweep = Instant::now() + SWEEP_INTERVAL;
+        }
+    }
+
+    /// Ends the generation if the mirror has dropped its contents since.
+    async fn end_if_dropped(&mut self, observed: &Observed) {
+        let Some(generation) = &self.generation else {
+            return;
+        };
+        let is_current = |log: &LogRead| log.generation == generation.number;
+        if observed.log.as_ref().is_some_and(is_current) {
+            return;
+        }
+        let ended = match observed.ended {
+            Some((number, ended)) if number == generation.number => ended,
+            // A later load was dropped, too. Its history was not that of the events here.
+            Some((_, ended @ Ended::Replaced { .. })) => ended,
+            _ => Ended::Dropped(Reason::Loading),
+        };
+        self.end(ended).await;
+    }
+
+    /// Ends every watcher.
+    async fn end(&mut self, ended: Ended) {
+        if let Some(generation) = self.generation.take() {
+            generation.set_end(ended);
+        }
+        self.registry.wake_all().await;
+        self.registry.clear();
+        *self.hub.held.lock() = Held::default();
+        self.is_behind = false;
+    }
+
+    /// Adds new batches to the topics: readers see them once the generation has reached them, and are woken after that (W5, W17).
+    async fn add(&mut self, generation: &Generation, log: &LogRead) {
+        for batch in &log.batches {
+            self.registry.add_batch(batch).await;
+        }
+        self.is_behind = log.batches.len() == BATCHES_AT_ONCE;
+        let last = log.batches.last().map(Batch::last_revision);
+        generation.reach(match last {
+            Some(last) if self.is_behind => last,
+            _ => log.revision,
+        });
+        self.registry.wake_touched().await;
+    }
+
+    /// Answers the waiting joins.
+    async fn admit(&mut self) {
+        let requests = std::mem::take(&mut *self.hub.joins.lock());
+        if requests.is_empty() {
+            return;
+        }
+        let (generation, complete_after) = match self.joinable() {
+            Ok(joinable) => joinable,
+            Err(refused) => {
+                for request in requests {
+                    let _ = request.reply.send(Err(refused));
+                }
+                return;
+            }
+        };
+        let reached = generation.reached();
+        let mut backlog = Backlog::new();
+        let mut admitted = Vec::new();
+        for request in requests {
+            let is_trimmed = request
+                .watchers
+                .iter()
+                .any(|join| join.first_revision <= complete_after);
+            if request
+                .history
+                .is_some_and(|history| history != generation.history)
+            {
+                let _ = request.reply.send(Err(JoinRefused::Replaced));
+            } else if is_trimmed {
+                let _ = request.reply.send(Err(JoinRefused::Trimmed));
+            } else {
+                let mut topics = Vec::with_capacity(request.watchers.len());
+                for join in &request.watchers {
+                    let (number, topic) = self.registry.topic(&join.key, &join.range_end, reached);
+                    backlog.add(join, &topic, reached);
+                    topics.push((number, topic));
+                }
+                admitted.push((request, topics));
+            }
+        }
+        backlog.complete(self.mirror, generation.number).await;
+        for (request, topics) in admitted {
+            self.complete_join(&generation, request, &topics);
+        }
+    }
+
+    /// The generation that watchers can join, and the revision after which its log is complete.
+    fn joinable(&mut self) -> Result<(Arc<Generation>, i64), JoinRefused> {
+        let observed = self.mirror.observe(i64::MAX, 0);
+        if let Some(reason) = observed.out {
+            return Err(JoinRefused::OutOfService(reason));
+        }
+        let log = observed.log.ok_or(JoinRefused::OutOfService(Reason::Loading))?;
+        let generation = match &self.generation {
+            // Without topics the log was not followed: the first one starts at the mirror's revision.
+            _ if self.registry.is_empty() => {
+                Arc::new(Generation::new(log.generation, log.history, log.revision))
+            }
+            Some(generation) if generation.number == log.generation => Arc::clone(generation),
+            // The contents were replaced a moment ago; the next pass ends the old generation.
+            _ => return Err(JoinRefused::OutOfService(Reason::Loading)),
+        };
+        self.generation = Some(Arc::clone(&generation));
+        Ok((generation, log.complete_after))
+    }
+
+    fn complete_join(
+        &mut self,
+        generation: &Arc<Generation>,
+        request: JoinRequest,
+        topics: &[(u32, Arc<Topic>)],
+    ) {
+        let reached = generation.reached();
+        let mut readers = Vec::with_capacity(topics.len());
+        let mut watchers = Vec::with_capacity(topics.len());
+        for (join, (number, topic)) in request.watchers.iter().zip(topics) {
+            let through = join.first_revision - 1;
+            if topic.complete_after() > through.min(reached) {
+                let _ = request.reply.send(Err(JoinRefused::Trimmed));
+                return;
+            }
+            let (reader, watcher) = Reader::new(generation, topic, &request.signal, through);
+            readers.push(reader);
+            watchers.push((*number, watcher));
+        }
+        for (number, watcher) in watchers {
+            self.registry.add(number, watcher);
+        }
+        // If the caller does not wait any more, the readers are dropped.
+        let _ = request.reply.send(Ok(readers));
+    }
+
+    /// Signals the streams that wait for a revision that was reached.
+    fn signal_reached(&self) {
+        let reached = self.generation.as_ref().map_or(i64::MAX, |known| known.reached());
+        self.hub.waiting.lock().retain(|(revision, signal)| {
+            let is_reached = *revision <= reached;
+            if is_reached {
+                signal.set();
+            }
+            !is_reached
+        });
+    }
+
+    fn note_feed(&mut self, observed: &Observed) {
+        if observed.out == Some(Reason::FeedLost) {
+            self.feed_lost_since.get_or_insert_with(Instant::now);
+        } else {
+            self.feed_lost_since = None;
+        }
+    }
+
+    async fn sweep(&mut self, observed: &Observed) {
+        for (_, signal) in self.hub.waiting.lock().drain(..) {
+            signal.set();
+        }
+        let Some(generation) = self.generation.clone() else {
+            return;
+        };
+        let now = Instant::now();
+        let is_over =
+            |since: Option<Instant>, limit| since.is_some_and(|since| now.duration_since(since) >= limit);
+        if is_over(self.feed_lost_since, WITHOUT_FEED) {
+            self.end(Ended::FeedLost).await;
+            return;
+        }
+        let has_no_leader = is_over(observed.no_leader_since, WITHOUT_LEADER);
+        if generation.set_no_leader(has_no_leader) != has_no_leader {
+            self.registry.wake_all().await;
+        }
+        let complete_after = observed.log.as_ref().map_or(0, |log| log.complete_after);
+        let held = self
+            .registry
+            .sweep(complete_after, generation.reached(), now)
+            .await;
+        *self.hub.held.lock() = held;
+        if self.registry.is_empty() {
+            self.generation = None;
+        }
+    }
+}

@@ -1,0 +1,397 @@
+//! A hub on a mirror without etcd: joins, wake-ups, trimming, and how watchers end.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::*;
+use crate::cache::testing::KeyValue;
+use crate::cache::{Change, HistoryLimits, Store, Tree};
+use crate::keyspace::scope::Scope;
+use crate::mirror::state::Mirror;
+use crate::telemetry::{Metrics, Reason};
+
+/// Bound on what must happen.
+const SOON: Duration = Duration::from_secs(60);
+
+/// A mirror, loaded at revision 10 without keys, and its hub.
+pub(super) struct Bench {
+    pub(super) mirror: Arc<Mirror>,
+    pub(super) hub: Arc<WatchHub>,
+    task: JoinHandle<()>,
+}
+
+impl Bench {
+    pub(super) fn new(limits: HistoryLimits) -> Bench {
+        let metrics = Metrics::default().mirrors.mirror("everything");
+        let mirror = Arc::new(Mirror::new(Scope::prefix(b""), Arc::default(), metrics));
+        let hub = Arc::<WatchHub>::default();
+        let (of_task, followed) = (Arc::clone(&hub), Arc::clone(&mirror));
+        let task = tokio::spawn(async move { follow(&followed, &of_task).await });
+        let bench = Bench { mirror, hub, task };
+        bench.load(Tree::default(), 10, limits);
+        bench
+    }
+
+    pub(super) fn load(&self, tree: Tree, revision: i64, limits: HistoryLimits) {
+        let (epoch, now) = (self.mirror.epoch(), self.mirror.now());
+        self.mirror
+            .fill(epoch, Store::new(tree, revision, limits, now), None)
+            .unwrap();
+        self.mirror.put_in_service(epoch).unwrap();
+    }
+
+    /// Applies puts of one revision.
+    fn put(&self, keys: &[&str], revision: i64) {
+        let changes = keys
+            .iter()
+            .map(|key| Change::put(KeyValue::new(*key, revision, "v").entry()));
+        let epoch = self.mirror.epoch();
+        self.mirror.apply(epoch, changes.collect(), revision).unwrap();
+    }
+
+    async fn join(&self, key: &str, range_end: &str, first_revision: i64) -> Result<Watch, JoinRefused> {
+        let signal = Arc::new(Signal::default());
+        let join = join(key, range_end, first_revision);
+        let readers = self.hub.join(&signal, None, vec![join]).await?;
+        let reader = readers.into_iter().next().unwrap();
+        Ok(Watch { signal, reader })
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+pub(super) fn join(key: &str, range_end: &str, first_revision: i64) -> Join {
+    Join {
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        range_end: Bytes::copy_from_slice(range_end.as_bytes()),
+        first_revision,
+    }
+}
+
+/// A stream with one watcher.
+struct Watch {
+    signal: Arc<Signal>,
+    reader: Reader,
+}
+
+impl Watch {
+    /// Waits for the signal until `look` returns a value.
+    async fn until<T>(&mut self, mut look: impl FnMut(&mut Reader) -> Option<T>) -> T {
+        let Watch { signal, reader } = self;
+        let looking =
+            poll_fn(|context| signal.look(context, |_| look(reader).map_or(Poll::Pending, Poll::Ready)));
+        // Without the clock's help: a hub that has to be swept to wake its watchers is broken. The clock first, because
+        // its wake-up would make the stream look again.
+        tokio::select! {
+            biased;
+            () = tokio::time::sleep(Duration::from_millis(500)) => panic!("a lost wake-up"),
+            value = looking => value,
+        }
+    }
+
+    /// The next `count` events, as key and revision.
+    async fn events(&mut self, count: usize) -> Vec<(String, i64)> {
+        let mut events = Vec::new();
+        while events.len() < count {
+            let picked = self
+                .until(|reader| match reader.take(1000, 1 << 20) {
+                    Taken::Events(picked) => Some(picked),
+                    Taken::Nothing { .. } => None,
+                    Taken::Ended(ended) => panic!("{ended:?}"),
+                })
+                .await;
+            events.extend(picked.iter().map(|event| {
+                let key = String::from_utf8(event.key().to_vec()).unwrap();
+                (key, event.revision())
+            }));
+        }
+        events
+    }
+
+    async fn end(&mut self) -> Ended {
+        self.until(|reader| match reader.take(1000, 1 << 20) {
+            Taken::Ended(ended) => Some(ended),
+            _ => None,
+        })
+        .await
+    }
+}
+
+fn event(key: &str, revision: i64) -> (String, i64) {
+    (key.to_owned(), revision)
+}
+
+#[tokio::test(start_paused = true)]
+async fn watcher_gets_the_events_of_its_interval_from_its_first_revision() {
+    let bench = Bench::new(HistoryLimits::default());
+    for revision in 11..20 {
+        bench.put(&["/a/x", "/b/x"], revision);
+    }
+    let mut past = bench.join("/a/", "/a0", 17).await.unwrap();
+    let mut now = bench.join("/b/x", "", 20).await.unwrap();
+    let mut future = bench.join("/a/", "\0", 22).await.unwrap();
+    for revision in 20..24 {
+        bench.put(&["/a/x", "/b/x"], revision);
+    }
+    let expected: Vec<_> = (17..24).map(|revision| event("/a/x", revision)).collect();
+    assert_eq!(past.events(7).await, expected);
+    let expected: Vec<_> = (20..24).map(|revision| event("/b/x", revision)).collect();
+    assert_eq!(now.events(4).await, expected);
+    let expected = [("/a/x", 22), ("/b/x", 22), ("/a/x", 23), ("/b/x", 23)];
+    assert_eq!(future.events(4).await, expected.map(|(key, at)| event(key, at)));
+    let mut longer = bench.join("/a/", "/a0", 12).await.unwrap();
+    let expected: Vec<_> = (12..24).map(|revision| event("/a/x", revision)).collect();
+    assert_eq!(longer.events(12).await, expected, "a topic that is extended");
+}
+
+#[tokio::test(start_paused = true)]
+async fn bounds_divide_responses_but_no_revision() {
+    let bench = Bench::new(HistoryLimits::default());
+    bench.put(&["a", "b", "c"], 11);
+    bench.put(&["d"], 12);
+    bench.put(&["e", "f"], 13);
+    let mut watch = bench.join("a", "z", 11).await.unwrap();
+    let mut lengths = Vec::new();
+    while let Taken::Events(picked) = watch.reader.take(2, 1 << 20) {
+        lengths.push((picked.events(), picked.last_revision()));
+    }
+    assert_eq!(lengths, [(3, 11), (3, 13)]);
+    let mut watch = bench.join("a", "z", 11).await.unwrap();
+    let mut lengths = Vec::new();
+    while let Taken::Events(picked) = watch.reader.take(100, 1) {
+        lengths.push((picked.events(), picked.last_revision()));
+    }
+    assert_eq!(lengths, [(3, 11), (1, 12), (2, 13)]);
+}
+
+/// W5: a batch of several thousand events, in the midst of which other tasks run.
+#[tokio::test(start_paused = true)]
+async fn revision_is_not_reached_before_all_of_its_events_are_there() {
+    let bench = Bench::new(HistoryLimits::default());
+    let mut watch = bench.join("k", "l", 11).await.unwrap();
+    let keys: Vec<_> = (0..5000).map(|key| format!("k{key:04}")).collect();
+    let keys: Vec<_> = keys.iter().map(String::as_str).collect();
+    bench.put(&["k"], 11);
+    bench.put(&keys, 12);
+    let mut polls = 0;
+    let picked = loop {
+        match watch.reader.take(9000, 1 << 20) {
+            Taken::Nothing { reached } => assert!(reached < 11, "progress ahead of its events"),
+            Taken::Events(picked) => break picked,
+            Taken::Ended(ended) => panic!("{ended:?}"),
+        }
+        assert_eq!(watch.reader.covered(), 10);
+        polls += 1;
+        assert!(polls < 1000);
+        tokio::task::yield_now().await;
+    };
+    assert!(
+        picked.last_revision() <= watch.reader.reached(),
+        "events ahead of the hub"
+    );
+    assert!(polls > 3, "the hub lets other tasks run: {polls}");
+    assert_eq!((picked.events(), watch.reader.covered()), (5001, 12));
+}
+
+/// W17: woken streams that look at once must find what they were woken for.
+#[tokio::test(start_paused = true)]
+async fn every_stream_of_many_is_woken_for_events_that_it_finds() {
+    let bench = Bench::new(HistoryLimits::default());
+    let mut streams = Vec::new();
+    for _ in 0..1000 {
+        let mut watch = bench.join("a", "", 11).await.unwrap();
+        streams.push(tokio::spawn(async move { watch.events(3).await }));
+    }
+    for revision in 11..14 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        bench.put(&["a"], revision);
+    }
+    for stream in streams {
+        let got = tokio::time::timeout(SOON, stream).await.unwrap().unwrap();
+        assert_eq!(got.len(), 3);
+    }
+}
+
+#[derive(Default)]
+struct Wakes(AtomicUsize);
+
+impl Wake for Wakes {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn signal_during_a_look_wakes_again() {
+    let wakes = Arc::new(Wakes::default());
+    let (waker, signal) = (Waker::from(Arc::clone(&wakes)), Signal::default());
+    let mut context = Context::from_waker(&waker);
+    let count = || wakes.0.load(Ordering::Relaxed);
+    signal.look(&mut context, |_| ());
+    signal.set();
+    signal.set();
+    assert_eq!(count(), 1, "one wake-up until the stream looks");
+    signal.look(&mut context, |_| signal.set());
+    assert_eq!(count(), 2, "a lost wake-up");
+    signal.look(&mut context, |_| ());
+    signal.set();
+    assert_eq!(count(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn join_is_refused_as_a_whole() {
+    let bench = Bench::new(HistoryLimits::default());
+    let signal = Arc::new(Signal::default());
+    let both = |first| vec![join("a", "", 11), join("b", "", first)];
+    let refused = bench.hub.join(&signal, None, both(10)).await.unwrap_err();
+    assert_eq!(refused, JoinRefused::Trimmed, "the load is not an event");
+    let refused = bench.hub.join(&signal, Some(1), both(11)).await.unwrap_err();
+    assert_eq!(refused, JoinRefused::Replaced);
+    assert_eq!(bench.hub.join(&signal, Some(0), both(11)).await.unwrap().len(), 2);
+    bench.mirror.lose_feed(bench.mirror.epoch(), false).unwrap();
+    let refused = bench.hub.join(&signal, None, both(11)).await.unwrap_err();
+    assert_eq!(refused, JoinRefused::OutOfService(Reason::FeedLost));
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_watcher_ends_when_the_log_is_trimmed_past_it_and_others_do_not() {
+    let limits = HistoryLimits {
+        max_age: Duration::from_secs(8),
+        checkpoint_every_events: 1,
+        ..HistoryLimits::default()
+    };
+    let bench = Bench::new(limits);
+    let mut slow = bench.join("a", "", 11).await.unwrap();
+    let mut quiet = bench.join("b", "", 11).await.unwrap();
+    bench.put(&["a"], 11);
+    for revision in 12..40 {
+        bench.put(&["c"], revision);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(slow.end().await, Ended::Trimmed);
+    assert_eq!(
+        slow.reader.covered(),
+        10,
+        "it continues elsewhere, behind what it got"
+    );
+    bench.put(&["b"], 40);
+    assert_eq!(quiet.events(1).await, [event("b", 40)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn watchers_are_parked_while_the_feed_resumes_and_end_after_ten_seconds() {
+    let bench = Bench::new(HistoryLimits::default());
+    let mut watch = bench.join("a", "", 11).await.unwrap();
+    let epoch = bench.mirror.epoch();
+    bench.mirror.lose_feed(epoch, false).unwrap();
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert!(!watch.reader.is_pending());
+    bench.mirror.put_in_service(epoch).unwrap();
+    bench.put(&["a"], 11);
+    assert_eq!(watch.events(1).await, [event("a", 11)]);
+    bench.mirror.lose_feed(epoch, false).unwrap();
+    let began = Instant::now();
+    while !watch.reader.is_pending() {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(watch.end().await, Ended::FeedLost);
+    let parked = began.elapsed();
+    assert!((10..=12).contains(&parked.as_secs()), "{parked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lack_of_a_leader_shows_after_three_seconds_and_ends_with_the_next_feed() {
+    let bench = Bench::new(HistoryLimits::default());
+    let mut watch = bench.join("a", "", 11).await.unwrap();
+    let epoch = bench.mirror.epoch();
+    bench.mirror.lose_feed(epoch, true).unwrap();
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    bench.mirror.lose_feed(epoch, false).unwrap();
+    assert!(!watch.reader.has_no_leader());
+    tokio::time::sleep(Duration::from_millis(1400)).await;
+    watch.until(|reader| reader.has_no_leader().then_some(())).await;
+    bench.mirror.put_in_service(epoch).unwrap();
+    tokio::time::sleep(Duration::from_millis(1400)).await;
+    assert!(!watch.reader.has_no_leader());
+    assert!(!watch.reader.is_pending());
+}
+
+#[tokio::test(start_paused = true)]
+async fn watchers_end_by_the_cause_that_dropped_the_mirror() {
+    let compacted = Ended::Compacted { compact_revision: 30 };
+    for (ended, gets_pending) in [
+        (compacted, true),
+        (Ended::Dropped(Reason::OverBudget), true),
+        (Ended::Dropped(Reason::Panicked), true),
+        (Ended::Replaced { revision: 11 }, false),
+    ] {
+        let bench = Bench::new(HistoryLimits::default());
+        let mut watch = bench.join("a", "", 11).await.unwrap();
+        bench.put(&["a"], 11);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let epoch = bench.mirror.epoch();
+        match ended {
+            Ended::Replaced { .. } => bench.mirror.end_epoch(epoch, Reason::Mismatch).unwrap(),
+            Ended::Dropped(Reason::Panicked) => bench.mirror.end_epoch(epoch, Reason::Panicked).unwrap(),
+            _ => bench.mirror.drop_contents(epoch, Reason::Loading, ended).unwrap(),
+        }
+        bench.load(Tree::default(), 40, HistoryLimits::default());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        if gets_pending {
+            assert_eq!(watch.events(1).await, [event("a", 11)], "{ended:?}");
+        }
+        assert_eq!(watch.end().await, ended);
+        let mut again = bench.join("a", "", 41).await.unwrap();
+        bench.put(&["a"], 41);
+        assert_eq!(again.events(1).await, [event("a", 41)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn signal_is_set_at_a_revision_without_an_event() {
+    let bench = Bench::new(HistoryLimits::default());
+    let mut watch = bench.join("a", "", 11).await.unwrap();
+    bench.hub.signal_at(15, &watch.signal);
+    bench.mirror.advance(bench.mirror.epoch(), 14).unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    bench.mirror.advance(bench.mirror.epoch(), 15).unwrap();
+    let reached = watch
+        .until(|reader| (reader.reached() >= 15).then_some(reader.covered()))
+        .await;
+    assert_eq!(reached, 15);
+}
+
+#[tokio::test(start_paused = true)]
+async fn gone_watchers_and_unused_topics_are_dropped() {
+    let bench = Bench::new(HistoryLimits::default());
+    let mut watchers = Vec::new();
+    for number in 0..300 {
+        watchers.push(bench.join(&format!("k{number:03}"), "", 11).await.unwrap());
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(bench.hub.held().watchers, 300);
+    watchers.truncate(5);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(bench.hub.held().watchers, 5);
+    assert_eq!(
+        bench.hub.held().topics,
+        300,
+        "kept for clients that connect again"
+    );
+    tokio::time::sleep(Duration::from_secs(70)).await;
+    assert_eq!(bench.hub.held().topics, 5);
+    watchers.clear();
+    tokio::time::sleep(Duration::from_secs(70)).await;
+    assert_eq!(bench.hub.held(), Held::default());
+}

@@ -1,0 +1,310 @@
+//! The call to etcd that continues a stream which memory cannot serve any longer.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes, BytesMut};
+use http::HeaderMap;
+use http::request::Parts;
+use http_body::{Body as _, Frame};
+use http_body_util::StreamBody;
+use hyper::body::Incoming;
+use tokio::sync::mpsc;
+use tokio::time::Sleep;
+use tokio_util::sync::PollSender;
+
+use super::handover::{creates, wire};
+use super::relay::{Relay, Verdict};
+use super::request::WatchRequest;
+use super::tap::{Head, Parsed, last_event};
+use crate::etcdserverpb::watch_request::RequestUnion;
+use crate::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest as Wire};
+use crate::grpc::Status;
+use crate::grpc::frame::{PREFIX_BYTES, Prefix, framed};
+use crate::grpc::status::GRPC_STATUS;
+use crate::mirror::cluster_state::{ClusterState, History};
+use crate::proxy::forward::{Forward, RequestBody, SendError, UpstreamResponse};
+use crate::upstream::{BoxError, ConnectionClass, InFlight, Outgoing};
+
+/// Requests of the client that wait for etcd's flow control.
+const REQUESTS: usize = 16;
+/// Time within which etcd has to continue every watcher.
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest message that is read as a whole, in order to drop it.
+const MAX_DROPPED_BYTES: usize = 4 << 20;
+
+type Opening = Pin<Box<dyn Future<Output = Result<UpstreamResponse, SendError>> + Send>>;
+
+/// One Watch call to etcd with the caller's own metadata.
+pub(super) struct EtcdStream {
+    pub(super) relay: Relay,
+    /// `None` once the client has closed its half.
+    requests: Option<PollSender<Bytes>>,
+    opening: Option<Opening>,
+    response: Option<(Incoming, InFlight)>,
+    /// Expires while etcd has not continued every watcher.
+    late: Option<Pin<Box<Sleep>>>,
+    /// What has arrived from etcd, from the first byte that was not decided about.
+    buffer: BytesMut,
+    /// Bytes of the current message that are still to come, and whether the client gets them.
+    rest: (usize, bool),
+    /// The current message is dropped unless it has events above this revision.
+    drop_through: Option<i64>,
+    cluster_state: Arc<ClusterState>,
+    /// etcd's history when the call began.
+    history: Arc<History>,
+}
+
+/// What a stream at etcd brings next.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Bytes for the client.
+    Data(Bytes),
+    /// A cancel that etcd's refusal becomes.
+    Cancel {
+        id: i64,
+        reason: String,
+        compact_revision: i64,
+    },
+    /// The stream ends with these trailers.
+    End(HeaderMap),
+}
+
+impl fmt::Debug for EtcdStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdStream")
+            .field("relay", &self.relay)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EtcdStream {
+    /// Opens the call, and lets etcd continue the watchers of `relay`. `parts` is the head of the client's request.
+    pub(super) fn open(
+        forward: Arc<Forward>,
+        parts: Parts,
+        relay: Relay,
+        history: Arc<History>,
+    ) -> EtcdStream {
+        let (requests, receiver) = mpsc::channel(REQUESTS);
+        let mut first = BytesMut::new();
+        for (_, create) in creates(relay.carried_from_memory()) {
+            first.extend_from_slice(&encode(RequestUnion::CreateRequest(create)));
+        }
+        // The queue is empty.
+        let _ = requests.try_send(first.freeze());
+        let frames = futures_util::stream::unfold(receiver, |mut receiver| async {
+            let message = receiver.recv().await?;
+            Some((Ok::<_, BoxError>(Frame::data(message)), receiver))
+        });
+        let body = tonic::body::Body::new(StreamBody::new(Box::pin(frames)));
+        let cluster_state = Arc::clone(&forward.cluster_state);
+        let opening = async move {
+            let body = RequestBody::Once(Outgoing::tonic(body));
+            forward.send(parts, body, ConnectionClass::Endless).await
+        };
+        EtcdStream {
+            relay,
+            requests: Some(PollSender::new(requests)),
+            opening: Some(Box::pin(opening)),
+            response: None,
+            late: Some(Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT))),
+            buffer: BytesMut::new(),
+            rest: (0, false),
+            drop_through: None,
+            cluster_state,
+            history,
+        }
+    }
+
+    /// Whether the next request of the client may be sent; otherwise registers `cx` to be woken once there is room.
+    pub(super) fn accepts_request(&mut self, cx: &mut Context<'_>) -> bool {
+        let has_room =
+            |requests: &mut PollSender<Bytes>| matches!(requests.poll_reserve(cx), Poll::Ready(Ok(())));
+        self.relay.accepts_request() && self.requests.as_mut().is_some_and(has_room)
+    }
+
+    /// Sends a request of the client.
+    pub(super) fn send(&mut self, request: &WatchRequest) {
+        let id = self.relay.request(request);
+        let union = match request {
+            WatchRequest::Create(create) => {
+                let id = id.unwrap_or(create.watch_id);
+                RequestUnion::CreateRequest(wire(create, id, create.start_revision))
+            }
+            WatchRequest::Cancel(watch_id) => {
+                let watch_id = *watch_id;
+                RequestUnion::CancelRequest(WatchCancelRequest { watch_id })
+            }
+            WatchRequest::Progress => RequestUnion::ProgressRequest(WatchProgressRequest {}),
+            WatchRequest::Nothing => return,
+        };
+        if let Some(requests) = &mut self.requests {
+            // There is room: see `accepts_request`. A lost connection is reported by the response.
+            let _ = requests.send_item(encode(union));
+        }
+    }
+
+    /// Closes the client's half.
+    pub(super) fn close_requests(&mut self) {
+        self.requests = None;
+    }
+
+    /// Whether bytes of a message have been sent, but not its last.
+    pub(super) fn is_in_message(&self) -> bool {
+        self.rest.0 > 0 && self.rest.1
+    }
+
+    /// Polls for the next bytes or the end.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        loop {
+            if let Some(next) = self.next_buffered() {
+                return Poll::Ready(next);
+            }
+            if self.relay.has_continued() {
+                self.late = None;
+            }
+            let is_late = |late: &mut Pin<Box<Sleep>>| late.as_mut().poll(cx).is_ready();
+            if self.late.as_mut().is_some_and(is_late) {
+                return Poll::Ready(interrupted());
+            }
+            if let Some(opening) = &mut self.opening {
+                let Poll::Ready(opened) = opening.as_mut().poll(cx) else {
+                    return Poll::Pending;
+                };
+                self.opening = None;
+                match opened {
+                    Err(error) => return Poll::Ready(Next::End(error.status().trailers())),
+                    Ok(opened) if opened.response.headers().contains_key(GRPC_STATUS) => {
+                        return Poll::Ready(Next::End(status_in(opened.response.headers())));
+                    }
+                    Ok(opened) => self.response = Some((opened.response.into_body(), opened.in_flight)),
+                }
+            }
+            let Some((body, _)) = &mut self.response else {
+                return Poll::Ready(interrupted());
+            };
+            match Pin::new(body).poll_frame(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => self.buffer.extend_from_slice(&data),
+                    Err(frame) => {
+                        let trailers = frame.into_trailers().unwrap_or_default();
+                        return Poll::Ready(Next::End(status_in(&trailers)));
+                    }
+                },
+                Poll::Ready(None) => return Poll::Ready(interrupted()),
+                Poll::Ready(Some(Err(error))) => {
+                    let status = Status::ConnectionLost(error.to_string());
+                    return Poll::Ready(Next::End(status.trailers()));
+                }
+            }
+        }
+    }
+
+    /// The next thing in the bytes that have arrived; `None` if more are needed.
+    fn next_buffered(&mut self) -> Option<Next> {
+        while !self.buffer.is_empty() {
+            let (rest, passes) = self.rest;
+            if rest > 0 {
+                let taken = rest.min(self.buffer.len());
+                self.rest.0 -= taken;
+                let bytes = self.buffer.split_to(taken);
+                if passes {
+                    return Some(Next::Data(bytes.freeze()));
+                }
+                continue;
+            }
+            let prefix = Prefix::parse(&self.buffer)?;
+            if prefix.is_compressed {
+                return Some(interrupted());
+            }
+            let length = prefix.length_bytes as usize;
+            let arrived = length.min(self.buffer.len() - PREFIX_BYTES);
+            let message = &self.buffer[PREFIX_BYTES..PREFIX_BYTES + arrived];
+            let is_whole = arrived == length;
+            if let Some(through) = self.drop_through {
+                if length > MAX_DROPPED_BYTES {
+                    return Some(interrupted());
+                }
+                if !is_whole {
+                    return None;
+                }
+                self.drop_through = None;
+                if last_event(message).is_none_or(|last| last > through) {
+                    return Some(interrupted());
+                }
+                self.buffer.advance(PREFIX_BYTES + length);
+                continue;
+            }
+            let head = match Head::parse(message, is_whole) {
+                Parsed::Incomplete => return None,
+                Parsed::Malformed => return Some(interrupted()),
+                Parsed::Head(head) => head,
+            };
+            if let Some(next) = self.decide(&head, PREFIX_BYTES + length) {
+                return Some(next);
+            }
+        }
+        None
+    }
+
+    /// Decides about the message of `framed_bytes` at the front of the buffer.
+    fn decide(&mut self, head: &Head, framed_bytes: usize) -> Option<Next> {
+        // In another history the revisions that the client has mean nothing.
+        if !Arc::ptr_eq(&self.cluster_state.current(), &self.history) {
+            return Some(interrupted());
+        }
+        match self.relay.response(head) {
+            Verdict::Pass | Verdict::Barrier { is_owed: true, .. } => {
+                if head.revision > 0 {
+                    // Before a byte leaves (I11).
+                    let (cluster_id, revision) = (head.cluster_id, head.revision);
+                    self.cluster_state
+                        .record_forwarded(&self.history, cluster_id, revision);
+                }
+                self.rest = (framed_bytes, true);
+            }
+            Verdict::Drop | Verdict::Barrier { is_owed: false, .. } => self.rest = (framed_bytes, false),
+            Verdict::DropThrough(through) => self.drop_through = Some(through),
+            Verdict::Cancel {
+                id,
+                reason,
+                compact_revision,
+            } => {
+                self.rest = (framed_bytes, false);
+                return Some(Next::Cancel {
+                    id,
+                    reason,
+                    compact_revision,
+                });
+            }
+            Verdict::End => return Some(interrupted()),
+        }
+        None
+    }
+}
+
+fn encode(union: RequestUnion) -> Bytes {
+    framed(&Wire {
+        request_union: Some(union),
+    })
+}
+
+/// The end after which etcd's clients connect again and resume.
+fn interrupted() -> Next {
+    Next::End(Status::WatchInterrupted.trailers())
+}
+
+/// The fields of a status.
+fn status_in(headers: &HeaderMap) -> HeaderMap {
+    let fields = headers.iter();
+    fields
+        .filter(|(name, _)| name.as_str().starts_with("grpc-"))
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}

@@ -1,0 +1,255 @@
+//! **plan** of a watch: decides how one create request is answered. [`plan`] is a pure function of the request and the
+//! known state, with the checks in etcd's order.
+
+use super::request::Create;
+use crate::mirror::cluster_state::Auth;
+use crate::telemetry::Reason;
+use crate::upstream::{Version, gates};
+
+/// State that a plan depends on in addition to the request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlanInputs {
+    /// Another watcher of the stream has the id that the client chose.
+    pub(super) is_id_taken: bool,
+    pub(super) auth: Auth,
+    /// The caller sent a token or other credentials.
+    pub(super) has_credentials: bool,
+    /// Revision of the mirror that holds the range, or the reason for which that mirror is out of service. `None` if no
+    /// mirror holds the range.
+    pub(super) mirror_revision: Option<Result<i64, Reason>>,
+    /// Lowest version among the endpoints; `None` until an endpoint has reported its version.
+    pub(super) version: Option<Version>,
+    /// Highest known compaction revision; etcd refuses lower start revisions.
+    pub(super) compacted: i64,
+}
+
+/// How a create request is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// Refused as etcd refuses it; nothing is created.
+    Refuse(Refusal),
+    /// From memory, with the events after a revision that a quorum check proves.
+    FromNow,
+    /// From memory, with the events from this revision on.
+    From(i64),
+    /// Created, and cancelled because etcd has compacted what the watcher needs, up to this revision.
+    Compacted(i64),
+    /// From etcd.
+    Etcd(Reason),
+}
+
+/// Why etcd does not create a watcher.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The start revision is negative.
+    NegativeStart,
+    /// The range holds no key.
+    EmptyRange,
+    /// The client chose the id of another watcher of the stream.
+    DuplicateId,
+}
+
+impl Refusal {
+    /// etcd's `cancel_reason`.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Refusal::NegativeStart => "etcdserver: mvcc: required revision has been compacted",
+            Refusal::EmptyRange => "mvcc: watcher range is empty",
+            Refusal::DuplicateId => "mvcc: duplicate watch ID provided on the WatchStream",
+        }
+    }
+}
+
+/// First versions that refuse a negative start revision; before them it is a revision like any other.
+const NEGATIVE_START_REFUSED: [Version; 3] = [
+    Version::new(3, 5, 24),
+    Version::new(3, 6, 6),
+    Version::new(3, 7, 0),
+];
+
+/// Plans the answer to `create`. **I1, forward by default**: etcd answers unless every condition for memory is known to
+/// hold.
+pub(super) fn plan(create: &Create, inputs: &PlanInputs) -> Plan {
+    let Some(version) = inputs.version else {
+        return Plan::Etcd(Reason::VersionUnknown);
+    };
+    if create.start_revision < 0 {
+        return if refuses_negative_start(version) {
+            Plan::Refuse(Refusal::NegativeStart)
+        } else {
+            Plan::Etcd(Reason::VersionGate)
+        };
+    }
+    // Only etcd can check credentials (I8), even while auth seems to be off.
+    if inputs.has_credentials || inputs.auth != Auth::Off {
+        return Plan::Etcd(Reason::Auth);
+    }
+    if create.is_empty_range() {
+        return Plan::Refuse(Refusal::EmptyRange);
+    }
+    if inputs.is_id_taken {
+        return Plan::Refuse(Refusal::DuplicateId);
+    }
+    match inputs.mirror_revision {
+        None => return Plan::Etcd(Reason::NotMirrored),
+        Some(_) if !gates::DELETES_AT_COMPACTION.is_open(version) => return Plan::Etcd(Reason::VersionGate),
+        Some(Err(reason)) => return Plan::Etcd(reason),
+        Some(Ok(_)) => {}
+    }
+    if create.start_revision == 0 {
+        Plan::FromNow
+    } else if create.start_revision < inputs.compacted {
+        Plan::Compacted(inputs.compacted)
+    } else {
+        Plan::From(create.start_revision)
+    }
+}
+
+/// Whether etcd of `version` refuses a negative start revision.
+fn refuses_negative_start(version: Version) -> bool {
+    NEGATIVE_START_REFUSED
+        .iter()
+        .find(|first| (first.major, first.minor) == (version.major, version.minor))
+        .map_or(version > NEGATIVE_START_REFUSED[2], |first| version >= *first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INPUTS: PlanInputs = PlanInputs {
+        is_id_taken: false,
+        auth: Auth::Off,
+        has_credentials: false,
+        mirror_revision: Some(Ok(100)),
+        version: Some(Version::new(3, 7, 3)),
+        compacted: 40,
+    };
+
+    fn create() -> Create {
+        Create {
+            key: "k".into(),
+            ..Create::default()
+        }
+    }
+
+    #[test]
+    fn creates_are_planned_by_the_table() {
+        type Change = fn(&mut Create, &mut PlanInputs);
+        let etcd = Plan::Etcd;
+        let refuse = Plan::Refuse;
+        let cases: &[(&str, Change, Plan)] = &[
+            ("from now", |_, _| (), Plan::FromNow),
+            ("future", |create, _| create.start_revision = 101, Plan::From(101)),
+            ("past", |create, _| create.start_revision = 50, Plan::From(50)),
+            (
+                "at the compaction",
+                |create, _| create.start_revision = 40,
+                Plan::From(40),
+            ),
+            (
+                "below it",
+                |create, _| create.start_revision = 39,
+                Plan::Compacted(40),
+            ),
+            (
+                "negative",
+                |create, _| create.start_revision = -1,
+                refuse(Refusal::NegativeStart),
+            ),
+            (
+                "negative before etcd refused it",
+                |create, inputs| {
+                    create.start_revision = -1;
+                    inputs.version = Some(Version::new(3, 6, 5));
+                },
+                etcd(Reason::VersionGate),
+            ),
+            (
+                "negative start is checked before rights",
+                |create, inputs| {
+                    create.start_revision = -1;
+                    inputs.auth = Auth::On;
+                },
+                refuse(Refusal::NegativeStart),
+            ),
+            (
+                "version",
+                |_, inputs| inputs.version = None,
+                etcd(Reason::VersionUnknown),
+            ),
+            ("auth on", |_, inputs| inputs.auth = Auth::On, etcd(Reason::Auth)),
+            (
+                "auth unknown",
+                |_, inputs| inputs.auth = Auth::Unknown,
+                etcd(Reason::Auth),
+            ),
+            (
+                "credentials",
+                |_, inputs| inputs.has_credentials = true,
+                etcd(Reason::Auth),
+            ),
+            (
+                "empty range",
+                |create, inputs| {
+                    create.range_end = "a".into();
+                    inputs.is_id_taken = true;
+                    inputs.mirror_revision = None;
+                },
+                refuse(Refusal::EmptyRange),
+            ),
+            (
+                "rights are checked before the range",
+                |create, inputs| {
+                    create.range_end = "a".into();
+                    inputs.has_credentials = true;
+                },
+                etcd(Reason::Auth),
+            ),
+            (
+                "id",
+                |_, inputs| {
+                    inputs.is_id_taken = true;
+                    inputs.mirror_revision = None;
+                },
+                refuse(Refusal::DuplicateId),
+            ),
+            (
+                "other keys",
+                |_, inputs| inputs.mirror_revision = None,
+                etcd(Reason::NotMirrored),
+            ),
+            (
+                "old etcd",
+                |_, inputs| inputs.version = Some(Version::new(3, 5, 17)),
+                etcd(Reason::VersionGate),
+            ),
+            (
+                "no mirror",
+                |_, inputs| inputs.mirror_revision = Some(Err(Reason::FeedLost)),
+                etcd(Reason::FeedLost),
+            ),
+        ];
+        for (what, change, expected) in cases {
+            let (mut create, mut inputs) = (create(), INPUTS);
+            change(&mut create, &mut inputs);
+            assert_eq!(plan(&create, &inputs), *expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn negative_start_is_refused_from_the_versions_that_refuse_it() {
+        for (version, refuses) in [
+            (Version::new(3, 4, 40), false),
+            (Version::new(3, 5, 23), false),
+            (Version::new(3, 5, 24), true),
+            (Version::new(3, 6, 5), false),
+            (Version::new(3, 6, 6), true),
+            (Version::new(3, 7, 0), true),
+            (Version::new(3, 8, 0), true),
+            (Version::new(4, 0, 0), true),
+        ] {
+            assert_eq!(refuses_negative_start(version), refuses, "{version}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Receives the messages of a client's Watch stream, as they arrive.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http_body::Body as _;
+use hyper::body::Incoming;
+use tokio::time::Sleep;
+
+use super::request::{MAX_MESSAGE_BYTES, NotUnderstood, WatchRequest};
+use crate::grpc::frame::{PREFIX_BYTES, Prefix};
+use crate::upstream::Outgoing;
+
+/// Client's half of a Watch stream. Holds at most one message and one frame.
+#[derive(Debug)]
+pub(super) struct Requests {
+    body: Incoming,
+    /// Bytes that have arrived and were not taken.
+    buffer: BytesMut,
+    has_ended: bool,
+    /// Time limit for a message that has begun (`--request-timeout`).
+    timeout: Duration,
+    /// Expires when the message that has begun is late; `None` until it was waited for.
+    late: Option<Pin<Box<Sleep>>>,
+}
+
+/// What a client has sent next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    /// A message, or one that only etcd can answer.
+    Message(Result<WatchRequest, NotUnderstood>),
+    /// The end of its half of the stream.
+    End,
+    /// A message that was not complete in time.
+    Late,
+}
+
+impl Requests {
+    pub(super) fn new(body: Incoming, timeout: Duration) -> Requests {
+        Requests {
+            body,
+            buffer: BytesMut::new(),
+            has_ended: false,
+            timeout,
+            late: None,
+        }
+    }
+
+    /// Polls for the next message, and leaves its bytes in the buffer, so that the stream can still be forwarded.
+    pub(super) fn poll_peek(&mut self, cx: &mut Context<'_>) -> Poll<Received> {
+        loop {
+            if let Some(prefix) = Prefix::parse(&self.buffer) {
+                let length = prefix.length_bytes as usize;
+                if prefix.is_compressed || length > MAX_MESSAGE_BYTES {
+                    return Poll::Ready(Received::Message(Err(NotUnderstood)));
+                }
+                if let Some(message) = self.buffer.get(PREFIX_BYTES..PREFIX_BYTES + length) {
+                    self.late = None;
+                    // Copied: a key must not keep the buffer of its connection in memory.
+                    let decoded = WatchRequest::decode(&Bytes::copy_from_slice(message));
+                    return Poll::Ready(Received::Message(decoded));
+                }
+            }
+            if self.has_ended {
+                return Poll::Ready(Received::End);
+            }
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => self.buffer.extend_from_slice(&data),
+                    Err(_) => self.has_ended = true,
+                },
+                // After a reset hyper drops the response, too.
+                Poll::Ready(None | Some(Err(_))) => self.has_ended = true,
+                Poll::Pending if self.buffer.is_empty() => return Poll::Pending,
+                Poll::Pending => {
+                    let timeout = self.timeout;
+                    let late = self
+                        .late
+                        .get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+                    return late.as_mut().poll(cx).map(|()| Received::Late);
+                }
+            }
+        }
+    }
+
+    /// Removes the message that [`Requests::poll_peek`] has returned.
+    pub(super) fn consume(&mut self) {
+        if let Some(prefix) = Prefix::parse(&self.buffer) {
+            let length = PREFIX_BYTES + prefix.length_bytes as usize;
+            let _ = self.buffer.split_to(length.min(self.buffer.len()));
+        }
+        if self.buffer.is_empty() {
+            self.buffer = BytesMut::new();
+        }
+    }
+
+    /// Polls for the next message and removes it.
+    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Received> {
+        let received = self.poll_peek(cx);
+        if let Poll::Ready(Received::Message(Ok(_))) = received {
+            self.consume();
+        }
+        received
+    }
+
+    /// The whole stream for etcd: what was not consumed, then the rest.
+    pub(super) fn into_outgoing(self) -> Outgoing {
+        Outgoing::resumed(self.buffer.freeze(), self.body)
+    }
+}

@@ -1,0 +1,306 @@
+//! One stream while etcd serves it: which requests go to etcd, and which of etcd's responses reach the client. A pure
+//! state machine.
+//!
+//! Watchers come from memory with what the client has of them ([`Relay::new`]). etcd creates them again; the `created`
+//! of these are not the client's. What the client has already, a member that is behind may send again: it is dropped.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::handover::Carried;
+use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
+use super::tap::Head;
+
+/// What happens to one response of etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The client gets it, byte for byte.
+    Pass,
+    /// The client does not get it.
+    Drop,
+    /// The client does not get it if its last event is at or below this revision, which the client has; otherwise the
+    /// stream ends.
+    DropThrough(i64),
+    /// The client gets a cancel of this watcher, with this reason and compaction revision, in its place.
+    Cancel {
+        id: i64,
+        reason: String,
+        compact_revision: i64,
+    },
+    /// Everything at or below this revision was sent before it, for every watcher. The client gets it if `is_owed`.
+    Barrier { revision: i64, is_owed: bool },
+    /// etcd did what no etcd does, or refused what it had granted: the stream ends with `Unavailable`.
+    End,
+}
+
+/// A create that etcd has not answered.
+#[derive(Clone, Debug)]
+enum Pending {
+    /// A watcher that came from memory.
+    Carried(Carried),
+    /// A create of the client.
+    Client(Create),
+}
+
+/// A watcher that etcd serves.
+#[derive(Clone, Debug)]
+struct Relayed {
+    create: Create,
+    /// The client has everything up to this revision from memory.
+    fence: i64,
+    /// etcd has cancelled it for a compaction, and keeps its id.
+    is_compacted: bool,
+}
+
+/// State of a relayed stream.
+#[derive(Debug)]
+pub(super) struct Relay {
+    ids: Ids,
+    pending: VecDeque<Pending>,
+    watchers: BTreeMap<i64, Relayed>,
+    /// Ids that etcd would keep and does not know, of watchers that memory has cancelled for a compaction.
+    taken: BTreeSet<i64>,
+    /// Watcher of which only the first fragments of a response have been sent.
+    fragment: Option<i64>,
+    /// Progress requests of the client without a response.
+    owed_progress: u32,
+    /// Progress below this is older than what the client has.
+    fence: i64,
+    /// A progress request was sent in order to return to memory.
+    awaits_barrier: bool,
+}
+
+impl Relay {
+    /// State of a stream whose watchers etcd continues. `taken` are the ids of watchers that memory has cancelled for a
+    /// compaction, and `shown` is the highest revision that the client has seen in a progress notification or an event.
+    pub(super) fn new(ids: Ids, carried: Vec<Carried>, taken: BTreeSet<i64>, shown: i64) -> Relay {
+        let mut carried = carried;
+        // In the order of `handover::creates`.
+        carried.sort_by_key(|watcher| (watcher.id != 0, watcher.id));
+        Relay {
+            ids,
+            pending: carried.into_iter().map(Pending::Carried).collect(),
+            watchers: BTreeMap::new(),
+            taken,
+            fragment: None,
+            owed_progress: 0,
+            fence: shown,
+            awaits_barrier: false,
+        }
+    }
+
+    /// The watchers that etcd has not continued yet.
+    pub(super) fn carried_from_memory(&self) -> impl Iterator<Item = &Carried> {
+        self.pending.iter().filter_map(|pending| match pending {
+            Pending::Carried(watcher) => Some(watcher),
+            Pending::Client(_) => None,
+        })
+    }
+
+    /// Whether etcd has continued every watcher.
+    pub(super) fn has_continued(&self) -> bool {
+        self.carried_from_memory().next().is_none()
+    }
+
+    /// Frees the id of a watcher that memory has cancelled for a compaction.
+    pub(super) fn release(&mut self, id: i64) {
+        self.taken.remove(&id);
+    }
+
+    fn is_taken(&self, id: i64) -> bool {
+        self.watchers.contains_key(&id) || self.taken.contains(&id)
+    }
+
+    /// Whether the next request of the client may be sent. One create at a time: the id of the next one depends on
+    /// whether etcd refuses it.
+    pub(super) fn accepts_request(&self) -> bool {
+        self.pending.is_empty() && !self.awaits_barrier
+    }
+
+    /// Notes a request of the client, and returns the id with which a create has to be sent: etcd must give it the id
+    /// that the client expects.
+    pub(super) fn request(&mut self, request: &WatchRequest) -> Option<i64> {
+        match request {
+            WatchRequest::Create(create) => {
+                let id = match create.watch_id {
+                    0 => self.next_id().unwrap_or(0),
+                    id => id,
+                };
+                self.pending.push_back(Pending::Client(create.clone()));
+                Some(id)
+            }
+            WatchRequest::Progress => {
+                self.owed_progress = self.owed_progress.saturating_add(1);
+                None
+            }
+            WatchRequest::Cancel(_) | WatchRequest::Nothing => None,
+        }
+    }
+
+    /// Id that the next create without an id gets.
+    fn next_id(&self) -> Option<i64> {
+        let mut ids = self.ids.clone();
+        ids.allocate(0, |id| self.is_taken(id))
+    }
+
+    /// Decides about a response by its head.
+    pub(super) fn response(&mut self, head: &Head) -> Verdict {
+        let continues = self.fragment.take();
+        if continues.is_some_and(|id| id != head.watch_id || head.first_event.is_none()) {
+            return Verdict::End;
+        }
+        if head.created {
+            self.created(head)
+        } else if head.canceled {
+            self.canceled(head)
+        } else if head.is_progress() {
+            self.progress(head)
+        } else {
+            self.events(head)
+        }
+    }
+
+    fn created(&mut self, head: &Head) -> Verdict {
+        match self.pending.pop_front() {
+            // clientv3 matches `created` to its requests by position: one more would mix up its watchers.
+            None => Verdict::End,
+            Some(Pending::Client(create)) => {
+                if !head.canceled {
+                    let requested = create.watch_id;
+                    let (watchers, taken) = (&self.watchers, &self.taken);
+                    let is_taken = |id| watchers.contains_key(&id) || taken.contains(&id);
+                    let id = self.ids.allocate(requested, is_taken);
+                    if id != Some(head.watch_id) {
+                        return Verdict::End;
+                    }
+                    self.insert(head.watch_id, create, 0);
+                }
+                Verdict::Pass
+            }
+            Some(Pending::Carried(watcher)) if head.canceled => refused(watcher.id, head),
+            Some(Pending::Carried(watcher)) if head.watch_id == watcher.id => {
+                self.insert(watcher.id, watcher.create, watcher.through);
+                Verdict::Drop
+            }
+            Some(Pending::Carried(_)) => Verdict::End,
+        }
+    }
+
+    fn insert(&mut self, id: i64, create: Create, fence: i64) {
+        let relayed = Relayed {
+            create,
+            fence,
+            is_compacted: false,
+        };
+        self.watchers.insert(id, relayed);
+    }
+
+    fn canceled(&mut self, head: &Head) -> Verdict {
+        if head.compact_revision == 0 {
+            self.watchers.remove(&head.watch_id);
+        } else if let Some(watcher) = self.watchers.get_mut(&head.watch_id) {
+            watcher.is_compacted = true;
+        }
+        Verdict::Pass
+    }
+
+    fn progress(&mut self, head: &Head) -> Verdict {
+        if head.watch_id != NO_WATCHER {
+            let fence = self
+                .watchers
+                .get(&head.watch_id)
+                .map_or(0, |watcher| watcher.fence);
+            return if head.revision < fence.max(self.fence) {
+                Verdict::Drop
+            } else {
+                Verdict::Pass
+            };
+        }
+        let fences = self.watchers.values().map(|watcher| watcher.fence);
+        let fence = fences.fold(self.fence, i64::max);
+        // Of a request that was sent in order to return, or of one that the client is owed.
+        let is_owed = self.owed_progress > 0;
+        self.owed_progress = self.owed_progress.saturating_sub(1);
+        // etcd is silent while one of the watchers is cancelled for a compaction.
+        if head.revision < fence || !self.has_continued() || !self.taken.is_empty() {
+            return Verdict::Drop;
+        }
+        if std::mem::take(&mut self.awaits_barrier) {
+            return Verdict::Barrier {
+                revision: head.revision,
+                is_owed,
+            };
+        }
+        if is_owed { Verdict::Pass } else { Verdict::Drop }
+    }
+
+    fn events(&mut self, head: &Head) -> Verdict {
+        if head.fragment {
+            self.fragment = Some(head.watch_id);
+        }
+        let (Some(watcher), Some(first)) = (self.watchers.get_mut(&head.watch_id), head.first_event) else {
+            return Verdict::End;
+        };
+        if first > watcher.fence {
+            // From here on etcd sends revisions in their order.
+            watcher.fence = 0;
+            return Verdict::Pass;
+        }
+        Verdict::DropThrough(watcher.fence)
+    }
+}
+
+#[cfg_attr(not(test), expect(dead_code, reason = "no stream returns to memory yet"))]
+impl Relay {
+    /// Whether the stream may return to memory: no response is incomplete, no create is unanswered, and every watcher is
+    /// one that memory `can_serve`. etcd sends no progress while one was cancelled for a compaction.
+    pub(super) fn may_return(&self, can_serve: impl Fn(&Create) -> bool) -> bool {
+        let mut watchers = self.watchers.values();
+        self.fragment.is_none()
+            && self.taken.is_empty()
+            && self.accepts_request()
+            && !self.watchers.is_empty()
+            && watchers.all(|watcher| !watcher.is_compacted && can_serve(&watcher.create))
+    }
+
+    /// Notes that a progress request is sent to etcd in order to return. Requests of the client wait until the barrier,
+    /// or [`Relay::stay`].
+    pub(super) fn await_barrier(&mut self) {
+        self.awaits_barrier = true;
+    }
+
+    /// Gives up the return; a response that still comes is dropped unless the client is owed one.
+    pub(super) fn stay(&mut self) {
+        self.awaits_barrier = false;
+    }
+
+    /// Watchers at the barrier of `revision`, for memory.
+    pub(super) fn carried(&self, revision: i64) -> Vec<Carried> {
+        let watchers = self.watchers.iter();
+        watchers
+            .map(|(id, watcher)| Carried {
+                id: *id,
+                create: watcher.create.clone(),
+                through: revision.max(watcher.create.start_revision - 1),
+            })
+            .collect()
+    }
+}
+
+/// Verdict on etcd's refusal to continue a watcher. After a refusal for rights clients connect again, with a new token
+/// if theirs has expired, whereas a cancel would be final.
+fn refused(id: i64, head: &Head) -> Verdict {
+    let is_for_rights = ["permission", "auth", "token", "user name"]
+        .iter()
+        .any(|word| head.cancel_reason.contains(word));
+    if is_for_rights {
+        return Verdict::End;
+    }
+    Verdict::Cancel {
+        id,
+        reason: head.cancel_reason.clone(),
+        compact_revision: head.compact_revision,
+    }
+}
+
+#[cfg(test)]
+mod tests;

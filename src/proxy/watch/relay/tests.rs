@@ -1,0 +1,260 @@
+use super::*;
+use crate::proxy::watch::handover::creates;
+
+fn create(watch_id: i64, start_revision: i64) -> Create {
+    Create {
+        key: "k".into(),
+        start_revision,
+        watch_id,
+        ..Create::default()
+    }
+}
+
+fn carried(id: i64, through: i64) -> Carried {
+    Carried {
+        id,
+        create: create(id, 0),
+        through,
+    }
+}
+
+fn head(watch_id: i64, revision: i64) -> Head {
+    Head {
+        cluster_id: 1,
+        revision,
+        watch_id,
+        ..Head::default()
+    }
+}
+
+fn created(watch_id: i64) -> Head {
+    Head {
+        created: true,
+        ..head(watch_id, 50)
+    }
+}
+
+fn events(watch_id: i64, first: i64) -> Head {
+    Head {
+        first_event: Some(first),
+        ..head(watch_id, first)
+    }
+}
+
+fn fragment(watch_id: i64, first: i64) -> Head {
+    Head {
+        fragment: true,
+        ..events(watch_id, first)
+    }
+}
+
+fn progress(revision: i64) -> Head {
+    head(NO_WATCHER, revision)
+}
+
+/// Two watchers from memory, 0 with everything up to 40 and 7 up to 45, which etcd has created again.
+fn relay() -> Relay {
+    let watchers = vec![carried(7, 45), carried(0, 40)];
+    let order: Vec<_> = creates(watchers.iter()).into_iter().map(|(id, _)| id).collect();
+    let mut relay = Relay::new(Ids::default(), watchers, BTreeSet::new(), 45);
+    for id in order {
+        assert!(!relay.accepts_request());
+        assert_eq!(
+            relay.response(&created(id)),
+            Verdict::Drop,
+            "created is not relayed"
+        );
+    }
+    assert!(relay.accepts_request());
+    relay
+}
+
+#[test]
+fn events_that_the_client_has_from_memory_are_dropped() {
+    let mut relay = relay();
+    assert_eq!(relay.response(&events(0, 39)), Verdict::DropThrough(40));
+    assert_eq!(relay.response(&events(0, 40)), Verdict::DropThrough(40));
+    assert_eq!(relay.response(&events(0, 41)), Verdict::Pass, "P + 1 is etcd's");
+    assert_eq!(relay.response(&events(7, 45)), Verdict::DropThrough(45));
+    assert_eq!(relay.response(&events(7, 46)), Verdict::Pass);
+    assert_eq!(relay.response(&events(9, 46)), Verdict::End, "for no watcher");
+}
+
+#[test]
+fn fragments_below_the_fence_are_dropped_one_by_one() {
+    let mut relay = relay();
+    assert_eq!(relay.response(&fragment(0, 39)), Verdict::DropThrough(40));
+    assert_eq!(relay.response(&events(0, 39)), Verdict::DropThrough(40));
+    assert_eq!(relay.response(&fragment(0, 41)), Verdict::Pass);
+    assert_eq!(relay.response(&fragment(0, 41)), Verdict::Pass);
+    assert_eq!(relay.response(&events(0, 41)), Verdict::Pass);
+    assert_eq!(relay.response(&fragment(7, 50)), Verdict::Pass);
+    assert_eq!(
+        relay.response(&events(0, 51)),
+        Verdict::End,
+        "nothing comes between fragments"
+    );
+}
+
+#[test]
+fn progress_below_what_the_client_has_is_dropped() {
+    let mut relay = relay();
+    relay.request(&WatchRequest::Progress);
+    assert_eq!(relay.response(&progress(44)), Verdict::Drop);
+    relay.request(&WatchRequest::Progress);
+    assert_eq!(relay.response(&progress(45)), Verdict::Pass);
+    assert_eq!(relay.response(&progress(46)), Verdict::Drop, "none is owed");
+    assert_eq!(relay.response(&head(7, 44)), Verdict::Drop, "periodic");
+    assert_eq!(relay.response(&head(7, 45)), Verdict::Pass);
+}
+
+#[test]
+fn wrong_id_or_one_more_created_ends_the_stream() {
+    let mut wrong = Relay::new(Ids::default(), vec![carried(7, 45)], BTreeSet::new(), 0);
+    assert_eq!(wrong.response(&created(8)), Verdict::End);
+    assert_eq!(relay().response(&created(3)), Verdict::End);
+}
+
+#[test]
+fn refusal_for_rights_ends_the_stream_and_any_other_cancels_the_watcher() {
+    let refused = |reason: &str| {
+        let mut relay = Relay::new(Ids::default(), vec![carried(7, 45)], BTreeSet::new(), 0);
+        relay.response(&Head {
+            canceled: true,
+            cancel_reason: reason.to_owned(),
+            ..created(NO_WATCHER)
+        })
+    };
+    assert_eq!(refused("etcdserver: permission denied"), Verdict::End);
+    assert_eq!(refused("etcdserver: invalid auth token"), Verdict::End);
+    let expected = Verdict::Cancel {
+        id: 7,
+        reason: "mvcc: required revision has been compacted".to_owned(),
+        compact_revision: 0,
+    };
+    assert_eq!(refused("mvcc: required revision has been compacted"), expected);
+}
+
+#[test]
+fn creates_get_the_ids_that_the_client_expects() {
+    let mut ids = Ids::default();
+    assert_eq!(ids.allocate(0, |_| false), Some(0));
+    assert_eq!(ids.allocate(0, |_| false), Some(1));
+    let mut relay = Relay::new(ids, vec![carried(1, 45)], BTreeSet::new(), 45);
+    assert_eq!(relay.response(&created(1)), Verdict::Drop);
+    let auto = WatchRequest::Create(create(0, 0));
+    assert_eq!(relay.request(&auto), Some(2), "0 and 1 were given before");
+    assert!(!relay.accepts_request(), "one create at a time");
+    let refusal = Head {
+        canceled: true,
+        ..created(NO_WATCHER)
+    };
+    assert_eq!(relay.response(&refusal), Verdict::Pass);
+    assert_eq!(relay.request(&auto), Some(2), "a refused create consumes no id");
+    assert_eq!(relay.response(&created(2)), Verdict::Pass);
+    assert_eq!(relay.request(&WatchRequest::Create(create(9, 0))), Some(9));
+    assert_eq!(relay.response(&created(9)), Verdict::Pass);
+    assert_eq!(relay.request(&auto), Some(3));
+}
+
+#[test]
+fn first_id_is_left_to_etcd() {
+    let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
+    assert_eq!(relay.request(&WatchRequest::Create(create(0, 0))), Some(0));
+    assert_eq!(relay.response(&created(0)), Verdict::Pass);
+}
+
+#[test]
+fn stream_returns_at_a_barrier() {
+    let mut relay = relay();
+    assert!(relay.may_return(|_| true));
+    assert!(
+        !relay.may_return(|create| create.watch_id != 7),
+        "all watchers or none"
+    );
+    relay.await_barrier();
+    assert!(!relay.accepts_request(), "requests wait");
+    assert_eq!(relay.response(&events(0, 48)), Verdict::Pass);
+    let barrier = relay.response(&progress(60));
+    assert_eq!(
+        barrier,
+        Verdict::Barrier {
+            revision: 60,
+            is_owed: false
+        }
+    );
+    let through: Vec<_> = relay
+        .carried(60)
+        .into_iter()
+        .map(|watcher| (watcher.id, watcher.through))
+        .collect();
+    assert_eq!(through, [(0, 60), (7, 60)]);
+}
+
+#[test]
+fn watcher_of_the_future_returns_before_its_start() {
+    let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
+    relay.request(&WatchRequest::Create(create(0, 90)));
+    relay.response(&created(0));
+    assert_eq!(relay.carried(60)[0].through, 89);
+}
+
+#[test]
+fn stream_stays_while_something_is_incomplete() {
+    let mut relay = relay();
+    relay.request(&WatchRequest::Create(create(0, 0)));
+    assert!(!relay.may_return(|_| true), "a create is unanswered");
+    relay.response(&created(1));
+    assert!(relay.may_return(|_| true));
+    relay.response(&fragment(1, 70));
+    assert!(!relay.may_return(|_| true), "a response is incomplete");
+    relay.response(&events(1, 70));
+    assert!(relay.may_return(|_| true));
+    let compacted = Head {
+        canceled: true,
+        compact_revision: 60,
+        ..head(7, 0)
+    };
+    assert_eq!(relay.response(&compacted), Verdict::Pass);
+    assert!(!relay.may_return(|_| true), "etcd sends no progress");
+    let cancel = Head {
+        canceled: true,
+        ..head(7, 70)
+    };
+    assert_eq!(relay.response(&cancel), Verdict::Pass);
+    assert!(relay.may_return(|_| true));
+}
+
+#[test]
+fn owed_progress_is_passed_at_the_barrier_too() {
+    let mut relay = relay();
+    relay.request(&WatchRequest::Progress);
+    relay.await_barrier();
+    let barrier = Verdict::Barrier {
+        revision: 60,
+        is_owed: true,
+    };
+    assert_eq!(relay.response(&progress(60)), barrier);
+    assert_eq!(
+        relay.response(&progress(61)),
+        Verdict::Drop,
+        "the other one is not owed"
+    );
+    relay.await_barrier();
+    relay.stay();
+    assert!(relay.accepts_request());
+}
+
+#[test]
+fn watcher_that_memory_has_cancelled_keeps_its_id_and_mutes_progress() {
+    let mut ids = Ids::default();
+    assert_eq!(ids.allocate(0, |_| false), Some(0));
+    let mut relay = Relay::new(ids, Vec::new(), BTreeSet::from([1]), 0);
+    assert_eq!(relay.request(&WatchRequest::Create(create(0, 0))), Some(2));
+    assert_eq!(relay.response(&created(2)), Verdict::Pass);
+    relay.request(&WatchRequest::Progress);
+    assert_eq!(relay.response(&progress(50)), Verdict::Drop);
+    relay.release(1);
+    relay.request(&WatchRequest::Progress);
+    assert_eq!(relay.response(&progress(50)), Verdict::Pass);
+}

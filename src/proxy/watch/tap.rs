@@ -1,0 +1,279 @@
+//! Reads the beginnings of etcd's WatchResponses as they pass through: whom a response is for and what it is, but not
+//! its events.
+//!
+//! etcd encodes fields in the order of their tags, so that the events come last.
+
+/// Bytes of a message within which its beginning must end: a longer key than this is not expected at its first event.
+pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
+
+/// Beginning of a WatchResponse.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Head {
+    /// Cluster and revision in the header.
+    pub(super) cluster_id: u64,
+    pub(super) revision: i64,
+    pub(super) watch_id: i64,
+    pub(super) created: bool,
+    pub(super) canceled: bool,
+    pub(super) compact_revision: i64,
+    pub(super) cancel_reason: String,
+    /// More events of the same response follow in the next message.
+    pub(super) fragment: bool,
+    /// Revision of the first event; `None` without events.
+    pub(super) first_event: Option<i64>,
+}
+
+/// Result of [`Head::parse`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Parsed {
+    Head(Head),
+    /// More of the message is needed.
+    Incomplete,
+    /// Not a response of etcd's.
+    Malformed,
+}
+
+impl Head {
+    /// Whether the response is a progress notification.
+    pub(super) fn is_progress(&self) -> bool {
+        !self.created && !self.canceled && !self.fragment && self.first_event.is_none()
+    }
+
+    /// Parses the bytes of a message that have arrived, without the gRPC prefix; `is_whole` if that is all of it. Only
+    /// the whole message shows that there are no events.
+    pub(super) fn parse(message: &[u8], is_whole: bool) -> Parsed {
+        match Head::read(message) {
+            Ok(head) if is_whole || head.first_event.is_some() => Parsed::Head(head),
+            _ if is_whole || message.len() > MAX_HEAD_BYTES => Parsed::Malformed,
+            _ => Parsed::Incomplete,
+        }
+    }
+
+    fn read(message: &[u8]) -> Result<Head, CutOff> {
+        let mut head = Head::default();
+        let mut rest = message;
+        while !rest.is_empty() {
+            match field(&mut rest)? {
+                (1, Value::Bytes(header)) => head.read_header(header.whole()?)?,
+                (2, Value::Number(id)) => head.watch_id = id.cast_signed(),
+                (3, Value::Number(flag)) => head.created = flag != 0,
+                (4, Value::Number(flag)) => head.canceled = flag != 0,
+                (5, Value::Number(revision)) => head.compact_revision = revision.cast_signed(),
+                (6, Value::Bytes(reason)) => {
+                    head.cancel_reason = String::from_utf8_lossy(reason.whole()?).into_owned();
+                }
+                (7, Value::Number(flag)) => head.fragment = flag != 0,
+                (11, Value::Bytes(event)) => {
+                    head.first_event = Some(event_revision(event.start)?);
+                    return Ok(head);
+                }
+                (_, Value::Bytes(other)) => drop(other.whole()?),
+                (_, Value::Number(_)) => {}
+            }
+        }
+        Ok(head)
+    }
+
+    fn read_header(&mut self, mut header: &[u8]) -> Result<(), CutOff> {
+        while !header.is_empty() {
+            match field(&mut header)? {
+                (1, Value::Number(cluster_id)) => self.cluster_id = cluster_id,
+                (3, Value::Number(revision)) => self.revision = revision.cast_signed(),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Revision of the last event of a whole message; `None` without events, or if it is malformed.
+pub(super) fn last_event(message: &[u8]) -> Option<i64> {
+    let mut last = None;
+    let mut rest = message;
+    while !rest.is_empty() {
+        if let (11, Value::Bytes(event)) = field(&mut rest).ok()? {
+            last = Some(event_revision(event.whole().ok()?).ok()?);
+        }
+    }
+    last
+}
+
+/// The bytes end before the value.
+struct CutOff;
+
+/// Value of a length-delimited field, as far as it has arrived.
+struct Bytes<'a> {
+    start: &'a [u8],
+    is_whole: bool,
+}
+
+impl<'a> Bytes<'a> {
+    fn whole(self) -> Result<&'a [u8], CutOff> {
+        if self.is_whole {
+            Ok(self.start)
+        } else {
+            Err(CutOff)
+        }
+    }
+}
+
+enum Value<'a> {
+    Number(u64),
+    Bytes(Bytes<'a>),
+}
+
+/// Takes one field off the front; a malformed one counts as cut off.
+fn field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Value<'a>), CutOff> {
+    let key = number(rest)?;
+    let value = number(rest)?;
+    match key & 7 {
+        0 => Ok((key >> 3, Value::Number(value))),
+        2 => {
+            let length = usize::try_from(value).map_err(|_| CutOff)?;
+            let is_whole = length <= rest.len();
+            let (start, after) = rest.split_at(length.min(rest.len()));
+            *rest = after;
+            Ok((key >> 3, Value::Bytes(Bytes { start, is_whole })))
+        }
+        _ => Err(CutOff),
+    }
+}
+
+fn number(rest: &mut &[u8]) -> Result<u64, CutOff> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, after) = rest.split_first().ok_or(CutOff)?;
+        *rest = after;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(CutOff)
+}
+
+/// `mod_revision` of the key-value pair of an event, of which the start is enough.
+fn event_revision(mut event: &[u8]) -> Result<i64, CutOff> {
+    while !event.is_empty() {
+        if let (2, Value::Bytes(kv)) = field(&mut event)? {
+            let mut kv = kv.start;
+            while !kv.is_empty() {
+                match field(&mut kv)? {
+                    (3, Value::Number(revision)) => return Ok(revision.cast_signed()),
+                    (_, Value::Bytes(other)) => drop(other.whole()?),
+                    (_, Value::Number(_)) => {}
+                }
+            }
+        }
+    }
+    Err(CutOff)
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+
+    use super::*;
+    use crate::cache::testing::KeyValue;
+    use crate::etcdserverpb::{Event, ResponseHeader, WatchResponse};
+
+    fn event(key: &str, revision: i64) -> Event {
+        Event {
+            r#type: 1,
+            kv: KeyValue::new(key, revision, vec![7; 3000]).encode_to_vec().into(),
+            ..Event::default()
+        }
+    }
+
+    fn response(events: &[Event]) -> WatchResponse {
+        WatchResponse {
+            header: Some(ResponseHeader {
+                cluster_id: u64::MAX,
+                member_id: 3,
+                revision: i64::MAX,
+                raft_term: 9,
+            }),
+            watch_id: 7,
+            events: events.to_vec(),
+            ..WatchResponse::default()
+        }
+    }
+
+    #[test]
+    fn head_of_events_is_known_before_the_message_ends() {
+        let message = WatchResponse {
+            fragment: true,
+            ..response(&[event("a", 40), event("b", 41)])
+        }
+        .encode_to_vec();
+        let known_from =
+            (0..message.len()).find(|cut| Head::parse(&message[..*cut], false) != Parsed::Incomplete);
+        assert!(known_from.unwrap() < 100, "{known_from:?}");
+        for cut in [known_from.unwrap(), 2000, message.len()] {
+            let Parsed::Head(head) = Head::parse(&message[..cut], false) else {
+                panic!("{cut}");
+            };
+            let expected = Head {
+                cluster_id: u64::MAX,
+                revision: i64::MAX,
+                watch_id: 7,
+                fragment: true,
+                first_event: Some(40),
+                ..Head::default()
+            };
+            assert_eq!(head, expected);
+        }
+        assert_eq!(last_event(&message), Some(41));
+    }
+
+    #[test]
+    fn response_without_events_is_known_only_with_its_last_byte() {
+        let responses = [
+            response(&[]),
+            WatchResponse {
+                created: true,
+                ..response(&[])
+            },
+            WatchResponse {
+                canceled: true,
+                compact_revision: 12,
+                cancel_reason: "compacted".to_owned(),
+                ..response(&[])
+            },
+        ];
+        for response in responses {
+            let message = response.encode_to_vec();
+            for cut in 0..message.len() {
+                assert_eq!(Head::parse(&message[..cut], false), Parsed::Incomplete);
+            }
+            let Parsed::Head(head) = Head::parse(&message, true) else {
+                panic!("{response:?}");
+            };
+            assert_eq!(head.is_progress(), !response.created && !response.canceled);
+            assert_eq!(
+                (head.created, head.canceled),
+                (response.created, response.canceled)
+            );
+            assert_eq!(
+                (head.compact_revision, head.cancel_reason),
+                (response.compact_revision, response.cancel_reason)
+            );
+            assert_eq!(last_event(&message), None);
+        }
+    }
+
+    #[test]
+    fn malformed_message_and_endless_head_are_refused() {
+        assert_eq!(Head::parse(b"\x0a\x05ab", true), Parsed::Malformed);
+        assert_eq!(Head::parse(&[0x0d, 0, 0, 0, 0], true), Parsed::Malformed);
+        let long_key = response(&[event(&"k".repeat(MAX_HEAD_BYTES), 4)]).encode_to_vec();
+        assert_eq!(
+            Head::parse(&long_key[..MAX_HEAD_BYTES], false),
+            Parsed::Incomplete
+        );
+        assert_eq!(
+            Head::parse(&long_key[..=MAX_HEAD_BYTES], false),
+            Parsed::Malformed
+        );
+    }
+}

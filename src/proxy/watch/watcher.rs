@@ -1,0 +1,38 @@
+//! One watcher of a stream.
+
+use super::request::Create;
+use crate::mirror::watch_hub::Reader;
+
+/// One watcher of a stream.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    /// Position in the events of its keys; `None` once it was cancelled. etcd keeps such a watcher, and its id, until
+    /// the client cancels it.
+    pub(super) reader: Option<Reader>,
+    /// Position of its mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
+    pub(super) mirror: usize,
+    /// The request that created it.
+    pub(super) create: Create,
+    /// Progress below this revision must not be reported (W5).
+    pub(super) since: i64,
+    /// Revision of the last event that was sent.
+    pub(super) last_event: i64,
+    /// Whether the next periodic progress notification is sent: not if there were events since the last tick.
+    pub(super) progress_due: bool,
+}
+
+impl Watcher {
+    /// Whether there are events or an end to take.
+    pub(super) fn is_pending(&self) -> bool {
+        self.reader.as_ref().is_some_and(Reader::is_pending)
+    }
+
+    /// Revision up to which the client has every event, as far as it may be reported (W5): `None` below the watcher's
+    /// start, and for a cancelled watcher.
+    pub(super) fn progress(&self) -> Option<i64> {
+        let reader = self.reader.as_ref()?;
+        // A watcher of the future covers more than its mirror has reached.
+        let revision = reader.covered().min(reader.reached());
+        (revision >= self.since && revision >= self.last_event).then_some(revision)
+    }
+}
