@@ -559,7 +559,8 @@ mod tests {
         assert!(after(&[events(0, 2, &[event(2, "a")])]).contains("atomic"));
         assert!(after(&[whole(), events(0, 4, &[event(4, "b")])]).contains("reliable"));
         assert!(after(&[events(0, 5, &[event(2, "a"), event(2, "b")])]).contains("headers"));
-        assert!(after(&[events(0, 2, &[event(2, "a"), event(2, "c")])]).contains("exact"));
+        let foreign = [event(2, "a"), event(2, "b"), event(2, "c")];
+        assert!(after(&[events(0, 2, &foreign)]).contains("exact"));
         assert!(after(&[progress(2)]).contains("bookmarkable"));
         assert!(after(&[whole(), events(0, 3, &[event(3, "a")]), progress(2)]).contains("bookmarkable"));
         assert!(after(&[events(1, 2, &[event(2, "a")])]).contains("control"));
