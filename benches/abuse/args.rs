@@ -24,6 +24,9 @@ pub(crate) struct Args {
     /// Measure only these behaviours, separated by commas [default: all, and all together]
     #[arg(long, env = "BEHAVIOURS", value_delimiter = ',', value_parser = parse_behaviour)]
     pub(crate) behaviours: Vec<Option<Behaviour>>,
+    /// Measure all behaviours together and none alone
+    #[arg(long, conflicts_with = "behaviours")]
+    pub(crate) together: bool,
     /// Connections that the misbehaving client opens, where the behaviour is not about their number
     #[arg(long, default_value_t = 25)]
     pub(crate) connections: usize,

@@ -140,7 +140,9 @@ fn chosen(args: &Args) -> Vec<Vec<Behaviour>> {
         return chosen.into_iter().map(|behaviour| vec![behaviour]).collect();
     }
     let all = Behaviour::value_variants();
-    all.iter()
+    let alone = if args.together { &[] } else { all };
+    alone
+        .iter()
         .map(|behaviour| vec![*behaviour])
         .chain([all.to_vec()])
         .collect()

@@ -39,13 +39,13 @@ const QUEUED_MAX: u64 = 4_096;
 /// With as many waiting calls as there are free places divided by this, a connection's next requests are not read.
 const QUEUED_DIVISOR: u64 = 8;
 /// Bounds of that number: the lower one lets a connection wait in any case.
-const QUEUED_PER_CONNECTION: RangeInclusive<u64> = 8..=64;
+const QUEUED_PER_CONNECTION: RangeInclusive<u64> = 32..=64;
 /// Bytes of a call up to which it does not delay the next requests of its connection.
 const USUAL_CALL_BYTES: u64 = 16 << 10;
 /// Bytes beyond them that delay the connection's next requests by a millisecond: unpacking long header lists costs time
 /// that others wait for.
 const BYTES_PER_MILLISECOND: u64 = 16 << 10;
-/// Delay of the connection's next requests after a call that was refused or given up: that costs more than sending it
+/// Delay of the connection's next requests after a call that was refused at once: that costs more than sending it
 /// again.
 const REFUSAL_DELAY: Duration = Duration::from_millis(10);
 /// Longest wait of a call for room.
@@ -236,7 +236,10 @@ impl CallBytes {
         let fitted = self.fit(bytes);
         match fitted {
             Ok(()) => self.add(bytes),
-            Err(BudgetExceeded) => self.record_refusal(),
+            Err(BudgetExceeded) => {
+                self.account.intake.delay(REFUSAL_DELAY);
+                self.record_refusal();
+            }
         }
         fitted
     }
@@ -260,6 +263,7 @@ impl CallBytes {
             .then(|| Queued::enter(&account))
             .flatten();
         let Some(_queued) = queued else {
+            self.account.intake.delay(REFUSAL_DELAY);
             self.record_refusal();
             return Err(BudgetExceeded);
         };
@@ -343,7 +347,6 @@ impl CallBytes {
     }
 
     fn record_refusal(&self) {
-        self.account.intake.delay(REFUSAL_DELAY);
         self.account.buffers.metrics(self.kind).refused.inc();
     }
 

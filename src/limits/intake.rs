@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use futures_util::task::AtomicWaker;
 
+/// Delay of the next requests after a call that the client has reset: that costs more than sending it again.
+const RESET_DELAY: Duration = Duration::from_millis(1);
+
 /// A request whose handler has not run yet.
 #[derive(Debug)]
 pub struct Unhandled(Arc<Intake>);
@@ -59,6 +62,13 @@ impl Intake {
     pub fn begin(self: &Arc<Self>) -> Unhandled {
         self.unhandled.fetch_add(1, Ordering::SeqCst);
         Unhandled(Arc::clone(self))
+    }
+
+    /// Delays the next read, as the client has reset this number of calls.
+    pub fn record_resets(&self, calls: u32) {
+        if calls > 0 {
+            self.delay(RESET_DELAY * calls);
+        }
     }
 
     /// Waits until the handlers of all requests that were read have run.
@@ -116,7 +126,9 @@ mod tests {
         let mut cx = Context::from_waker(Waker::noop());
         intake.stop();
         intake.delay(Duration::from_millis(2));
-        intake.delay(Duration::from_millis(3));
+        intake.delay(Duration::from_millis(2));
+        intake.record_resets(1);
+        intake.record_resets(0);
         assert!(intake.poll_read(&mut cx).is_pending());
         intake.resume();
         assert_eq!(intake.poll_read(&mut cx), Poll::Ready(Duration::from_millis(5)));

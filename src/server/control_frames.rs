@@ -22,6 +22,7 @@ const BYTES_PER_FRAME: u64 = 8;
 const HEADER_BYTES: usize = 9;
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const RESET: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
@@ -79,6 +80,8 @@ pub(super) struct ControlFrames {
     /// Bytes of the current frame that follow its header and were not yet read.
     payload: usize,
     exhausted: bool,
+    /// Calls that the client has reset since [`ControlFrames::take_resets`].
+    resets: u32,
     /// What is left of the connection's turn.
     turn: Budget,
     /// Whether the client's settings have been read, which precede its acknowledgement.
@@ -99,6 +102,7 @@ impl ControlFrames {
             header_bytes: 0,
             payload: 0,
             exhausted: false,
+            resets: 0,
             turn: Budget::new(),
             awaits_acknowledgement: true,
             seen_settings: false,
@@ -108,6 +112,11 @@ impl ControlFrames {
     /// Begins the connection's next turn.
     pub(super) fn begin_turn(&mut self) {
         self.turn = Budget::new();
+    }
+
+    /// Number of calls that the client has reset since the last time.
+    pub(super) fn take_resets(&mut self) -> u32 {
+        std::mem::take(&mut self.resets)
     }
 
     /// Counts the frames in the next `bytes` of the client, as far as they may be handled now.
@@ -174,6 +183,7 @@ impl ControlFrames {
             return;
         }
         self.seen_settings |= kind == SETTINGS;
+        self.resets += u32::from(kind == RESET);
         if matches!(kind, PING | SETTINGS) && flags & ACKNOWLEDGEMENT == 0 {
             // The acknowledgement of a ping repeats its payload, that of settings has none.
             let payload = if kind == PING { 8 } else { 0 };
@@ -282,6 +292,14 @@ mod tests {
             // The end of the first ping over the bound.
             assert_eq!(read, 10_001 * (109 + 17), "{piece}");
         }
+    }
+
+    #[tokio::test]
+    async fn resets_are_counted() {
+        let mut meter = ControlFrames::new();
+        let mut bytes = [frame(RESET, 0, 4), frame(HEADERS, 4, 9), frame(RESET, 0, 4)].concat();
+        assert_eq!(meter.read(&mut bytes), Handled::All);
+        assert_eq!((meter.take_resets(), meter.take_resets()), (2, 0));
     }
 
     #[tokio::test]

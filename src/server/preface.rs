@@ -172,6 +172,7 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
                 handled
             }
         };
+        self.delay.intake().record_resets(frames.take_resets());
         let is_end = read.is_empty();
         if is_later {
             self.later.advance(handled);

@@ -554,7 +554,7 @@ mod tests {
     #[test]
     fn every_kind_of_violation_is_found() {
         let open = [create("a", 2, 0), created(0, 5)];
-        let after = |steps: &[Step]| only(&[&open, steps].concat());
+        let after = |steps: &[Step]| violations(&[&open, steps].concat(), &truth(), Rules::MEMORY).join("\n");
         let whole = || events(0, 2, &[event(2, "a"), event(2, "b")]);
         assert!(after(&[events(0, 2, &[event(2, "a")])]).contains("atomic"));
         assert!(after(&[whole(), events(0, 4, &[event(4, "b")])]).contains("reliable"));
