@@ -16,6 +16,8 @@ use super::pace::Budget;
 const BURST: u64 = 10_000;
 /// Control frames per second that a connection may send for any length of time.
 const PER_SECOND: u64 = 1_000;
+/// Control frames as which the reset of a call counts: what was done for the call was done in vain.
+const RESET_FRAMES: u64 = 5;
 /// Written bytes that earn one control frame: the shortest response earns several.
 const BYTES_PER_FRAME: u64 = 8;
 
@@ -189,10 +191,11 @@ impl ControlFrames {
             let payload = if kind == PING { 8 } else { 0 };
             self.acknowledgements += HEADER_BYTES as u64 + payload;
         }
-        if self.allowance == 0 {
+        let frames = if kind == RESET { RESET_FRAMES } else { 1 };
+        if self.allowance < frames {
             self.refill();
         }
-        match self.allowance.checked_sub(1) {
+        match self.allowance.checked_sub(frames) {
             Some(allowance) => self.allowance = allowance,
             None => self.exhausted = true,
         }
@@ -203,7 +206,8 @@ impl ControlFrames {
         let elapsed: Duration = now - self.refilled;
         let by_time = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX) / (1_000_000 / PER_SECOND);
         let by_bytes = self.written / BYTES_PER_FRAME;
-        self.allowance = by_time.saturating_add(by_bytes).min(BURST);
+        let earned = by_time.saturating_add(by_bytes);
+        self.allowance = self.allowance.saturating_add(earned).min(BURST);
         self.refilled = now;
         self.written = 0;
     }
@@ -235,9 +239,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn control_frames_without_responses_are_bounded() {
-        for kind in [2, 3, SETTINGS, PING, 8, 200] {
+        for kind in [2, SETTINGS, PING, 8, 200] {
             assert_eq!(accepted(20_000, kind, 0), 10_000, "{kind}");
         }
+        assert_eq!(accepted(20_000, RESET, 0), 2_000);
         for kind in [DATA, HEADERS, CONTINUATION] {
             assert_eq!(accepted(20_000, kind, 0), 20_000, "{kind}");
         }
