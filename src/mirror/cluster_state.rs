@@ -9,7 +9,8 @@
 //! | what happens | transition | history is replaced if |
 //! |---|---|---|
 //! | a quorum check ends | [`ClusterState::after_check`] | another cluster, a lower revision, or another raft log |
-//! | a feed or a load begins | [`Before::log_continues`], then [`ClusterState::contradict`] | another raft log |
+//! | a feed or a load begins | [`Before::log_continues`], then [`ClusterState::contradict`] | another cluster, or another raft log |
+//! | a feed's member is left out | [`ClusterState::contradict`] | always |
 //! | a feed's or a load's contents differ | [`ClusterState::contradict`] | always |
 //!
 //! The one that replaces it ([`Verdict::Replaced`]) drops the mirrors. All that began in the old history and end later
@@ -128,9 +129,7 @@ impl ClusterState {
 
     /// Records `revision` of a forwarded response of the cluster `cluster_id`, which began in `history`.
     pub fn record_forwarded(&self, history: &Arc<History>, cluster_id: u64, revision: i64) {
-        let is_same_cluster = history
-            .identity()
-            .is_none_or(|identity| identity.cluster_id == cluster_id);
+        let is_same_cluster = history.may_be_of_cluster(cluster_id);
         if is_same_cluster {
             history.note_shown(revision);
             history.note_known(revision);
@@ -227,6 +226,7 @@ impl ClusterState {
         if !before.continues_with(&header, raft_index) {
             let next = History::new(history.number + 1);
             next.note_known(header.revision);
+            next.note_cluster(header.cluster_id);
             next.note_identity(header);
             return self.replace(before, next);
         }
@@ -412,6 +412,24 @@ mod tests {
             state.after_check(&before, header(1, 10, 2), None),
             Verdict::Continues
         );
+    }
+
+    #[test]
+    fn check_of_another_cluster_than_the_load_replaces_the_history() {
+        for (loaded, checked, expected) in [
+            (1, 1, Verdict::Continues),
+            (1, 2, Verdict::Replaced),
+            (0, 2, Verdict::Continues),
+            (1, 0, Verdict::Continues),
+        ] {
+            let state = ClusterState::default();
+            assert!(state.before_check().note_cluster(loaded));
+            assert_eq!(
+                state.after_check(&state.before_check(), header(checked, 10, 2), None),
+                expected,
+                "loaded from {loaded}, checked at {checked}"
+            );
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::assemble::{Assembler, Step};
 use super::continuity::{Continuity, Judgement, Proof, compare, still_responds};
 use super::feed_end::FeedEnd;
 use super::feed_member::{another_history, check_member};
+use super::history::Before;
 use super::lag::Lateness;
 use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
@@ -62,10 +63,16 @@ pub(super) async fn follow(
         mirrors.telemetry.tracer.end(*span);
     }
     match opened {
-        Ok(feed) => match feed.run(mirrors, connection).await {
-            Ok(never) => match never {},
-            Err(end) => end,
-        },
+        Ok(feed) => {
+            let before = feed.before.clone();
+            tokio::select! {
+                end = feed.run(mirrors, connection) => match end {
+                    Ok(never) => match never {},
+                    Err(end) => end,
+                },
+                () = mirrors.upstream.until_left_out(connection) => another_history(mirrors, &before),
+            }
+        }
         Err(end) => end,
     }
 }
@@ -73,6 +80,8 @@ pub(super) async fn follow(
 struct Feed<'a> {
     mirror: &'a Mirror,
     epoch: Epoch,
+    /// State before the watch was created.
+    before: Before,
     requests: mpsc::Sender<WatchRequest>,
     responses: tonic::Streaming<WatchResponse>,
     assembler: Assembler,
@@ -129,7 +138,8 @@ impl<'a> Feed<'a> {
             Proof::FirstEvent(event) => *event,
             Proof::Load(_) | Proof::Comparison => anchor.revision + 1,
         };
-        let (mut feed, created) = Feed::create(mirrors, mirror, epoch, connection, start_revision).await?;
+        let (mut feed, created) =
+            Feed::create(mirrors, &before, mirror, epoch, connection, start_revision).await?;
         let version = check_member(mirrors, &before, mirror, anchor, connection, created).await?;
         feed.trusts_progress = version.is_some_and(|version| gates::PROGRESS_NOTIFICATIONS.is_open(version));
         if !feed.trusts_progress {
@@ -191,6 +201,7 @@ impl<'a> Feed<'a> {
     /// Creates a watch of the mirror's scope from `start_revision`; also returns the header of the first response.
     async fn create(
         mirrors: &Mirrors,
+        before: &Before,
         mirror: &'a Mirror,
         epoch: Epoch,
         connection: &Arc<Connection>,
@@ -229,6 +240,7 @@ impl<'a> Feed<'a> {
         let feed = Feed {
             mirror,
             epoch,
+            before: before.clone(),
             requests,
             responses,
             assembler: Assembler::new(start_revision - 1, mirrors.budget_of(mirror)),

@@ -35,7 +35,8 @@ pub(super) async fn check_member(
         }
     }
     // Read linearizably, so a lower revision is no lag.
-    if revision < anchor.revision || !before.log_continues(revision, status.raft_index) {
+    let is_same_cluster = before.note_cluster(created.cluster_id);
+    if !is_same_cluster || revision < anchor.revision || !before.log_continues(revision, status.raft_index) {
         return Err(another_history(mirrors, before));
     }
     for _ in 0..STATUS_ATTEMPTS {

@@ -5,7 +5,7 @@
 //! of an old history cannot change a new one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
 
@@ -19,6 +19,8 @@ const UNKNOWN_GAP: i64 = i64::MIN;
 pub struct History {
     /// Number of replacements of history before this one.
     pub(super) number: u64,
+    /// Id of the cluster, from the first check or load; 0 before that.
+    cluster_id: AtomicU64,
     /// Highest revision in any message from etcd.
     known: AtomicI64,
     /// Highest revision in the header of a response to a client.
@@ -49,12 +51,36 @@ impl History {
     pub(super) fn new(number: u64) -> History {
         History {
             number,
+            cluster_id: AtomicU64::new(0),
             known: AtomicI64::new(0),
             shown: AtomicI64::new(0),
             compacted: AtomicI64::new(0),
             raft_gap: AtomicI64::new(UNKNOWN_GAP),
             identity: ArcSwapOption::empty(),
         }
+    }
+
+    /// Records the cluster of a member that was read from. Returns whether it is the history's: the first one decides. A
+    /// server that is not etcd may send 0.
+    pub(super) fn note_cluster(&self, cluster_id: u64) -> bool {
+        if cluster_id == 0 {
+            return true;
+        }
+        // Loaded first: nearly always it is known, and an exchange would take the cache line away from other cores.
+        let mut known = self.cluster_id.load(Ordering::Acquire);
+        if known == 0 {
+            let exchanged =
+                self.cluster_id
+                    .compare_exchange(0, cluster_id, Ordering::AcqRel, Ordering::Acquire);
+            known = exchanged.err().unwrap_or(cluster_id);
+        }
+        known == cluster_id
+    }
+
+    /// Whether a response of the cluster `cluster_id` is not known to be of another cluster than the history's.
+    pub(super) fn may_be_of_cluster(&self, cluster_id: u64) -> bool {
+        let known = self.cluster_id.load(Ordering::Acquire);
+        known == 0 || known == cluster_id
     }
 
     /// Records `revision` of a feed, a load or a check.
@@ -133,10 +159,7 @@ impl Before {
     /// Whether a quorum check's `header` is one of the known history, given the `raft_index` of a later status if it was
     /// read: the same cluster, no lower revision, and no other raft log.
     pub(super) fn continues_with(&self, header: &ResponseHeader, raft_index: Option<u64>) -> bool {
-        let is_same_cluster = self
-            .identity
-            .as_ref()
-            .is_none_or(|known| known.cluster_id == header.cluster_id);
+        let is_same_cluster = self.history.note_cluster(header.cluster_id);
         let is_same_log = match raft_index {
             // A server that implements etcd's API without raft reports 0: only the term is left.
             Some(0) => !self.needs_raft_index(header),
@@ -144,6 +167,11 @@ impl Before {
             None => true,
         };
         is_same_cluster && header.revision >= self.revision && is_same_log
+    }
+
+    /// Records the cluster of a member that was read from. Returns whether it is the history's.
+    pub(super) fn note_cluster(&self, cluster_id: u64) -> bool {
+        self.history.note_cluster(cluster_id)
     }
 
     /// Whether a member's raft log is that of the known history, given the `revision` of a linearizable read and the

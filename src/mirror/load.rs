@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
+use super::history::Before;
 use super::mirrors::Mirrors;
 use super::state::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
@@ -137,6 +138,9 @@ impl Load<'_> {
         let raft_index = connection.member_status().await?.raft_index;
         self.check_cluster(&connection)?;
         let pinned = current(&connection, &self.mirror.scope).await?;
+        if !before.note_cluster(pinned.cluster_id) {
+            return Err(self.another_history(&before));
+        }
         // A restore is detected from now on.
         self.mirrors
             .cluster_state
@@ -196,11 +200,16 @@ impl Load<'_> {
         self.check_cluster(&connection)?;
         let same = now.cluster_id == pinned.cluster_id && now.revision >= pinned.revision;
         if !same || !before.log_continues(now.revision, raft_index) {
-            let explanation = "the history behind a connection is not the one in which a load began";
-            self.mirrors.replace_history(&before, explanation);
-            return Err(LoadError::HistoryReplaced);
+            return Err(self.another_history(&before));
         }
         Ok(connection)
+    }
+
+    /// Drops every mirror, because a connection is of another history than the one known `before`.
+    fn another_history(&self, before: &Before) -> LoadError {
+        let explanation = "the history behind a connection is not the one in which a load began";
+        self.mirrors.replace_history(before, explanation);
+        LoadError::HistoryReplaced
     }
 }
 

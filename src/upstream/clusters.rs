@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::backoff::Backoff;
 use super::class::ConnectionClass;
 use super::connection::Connection;
 use super::health::HEALTH_TIMEOUT;
@@ -22,6 +23,11 @@ use crate::net::Url;
 const NAMED_FOR: Duration = Duration::from_secs(600);
 /// Time after which a cluster that is left out is logged: at a start the first connection decides for a moment.
 const SETTLED_AFTER: Duration = Duration::from_secs(1);
+/// First pause before a member that has not told its cluster is asked again; it doubles up to [`ASK_PAUSE_LAST`].
+const ASK_PAUSE_FIRST: Duration = Duration::from_millis(100);
+/// Longest pause before a member that has not told its cluster is asked again: one that refuses the call is asked in
+/// vain.
+const ASK_PAUSE_LAST: Duration = Duration::from_secs(10);
 
 /// One of the connections that are kept open.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -113,16 +119,29 @@ impl Clusters {
         id.is_some_and(|id| id != 0 && used != 0 && id != used)
     }
 
-    /// Requests the id of the cluster behind a new connection. Without a response in time it stays unknown.
-    pub(super) async fn ask(&self, slot: &Slot, connection: &Arc<Connection>) {
+    /// Requests the id of the cluster behind a connection, and returns whether its member has responded. Without a
+    /// response in time the id stays unknown.
+    pub(super) async fn ask(&self, slot: &Slot, connection: &Arc<Connection>) -> bool {
         let credentials = connection.credentials();
         // The first token is requested on a connection that is in use.
         if credentials.is_configured() && !credentials.have_token() {
-            return;
+            return false;
         }
-        let _ = tokio::time::timeout(HEALTH_TIMEOUT, connection.member_status()).await;
+        let status = tokio::time::timeout(HEALTH_TIMEOUT, connection.member_status()).await;
         if let Some(id) = connection.cluster_id() {
             self.record(slot, id);
+        }
+        matches!(status, Ok(Ok(_)))
+    }
+
+    /// Asks again until the member has responded: a member that starts may accept connections before it can.
+    pub(super) async fn ask_again(&self, slot: &Slot, connection: &Arc<Connection>) {
+        let mut pauses = Backoff::new(ASK_PAUSE_FIRST, ASK_PAUSE_LAST);
+        loop {
+            tokio::time::sleep(pauses.pause()).await;
+            if self.ask(slot, connection).await {
+                return;
+            }
         }
     }
 

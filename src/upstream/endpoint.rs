@@ -298,10 +298,10 @@ impl Endpoint {
     ) -> Ended {
         let mut driver = std::pin::pin!(driver);
         // Before any call: one that reaches another cluster looks like a replaced history.
-        tokio::select! {
+        let has_told = tokio::select! {
             reason = &mut driver => return Ended::Lost(reason),
-            () = context.clusters.ask(slot, connection) => {}
-        }
+            has_told = context.clusters.ask(slot, connection) => has_told,
+        };
         if context.clusters.is_left_out(connection.cluster_id()) {
             return Ended::LeftOut;
         }
@@ -313,9 +313,16 @@ impl Endpoint {
             }
             std::future::pending().await
         };
+        let ask_again = async {
+            if !has_told {
+                context.clusters.ask_again(slot, connection).await;
+            }
+            std::future::pending().await
+        };
         tokio::select! {
             reason = driver => Ended::Lost(reason),
             never = watch_health => match never {},
+            never = ask_again => match never {},
             () = context.clusters.until_left_out(connection) => Ended::LeftOut,
         }
     }

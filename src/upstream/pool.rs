@@ -249,6 +249,11 @@ impl Upstream {
         self.context.clusters.is_left_out(id)
     }
 
+    /// Resolves once `connection` is known to be left out ([`Upstream::is_left_out`]).
+    pub async fn until_left_out(&self, connection: &Connection) {
+        self.context.clusters.until_left_out(connection).await;
+    }
+
     /// The endpoints with their clusters, if there are several.
     #[must_use]
     pub fn mixed_clusters(&self) -> Vec<ClusterOfEndpoint> {

@@ -187,6 +187,23 @@ async fn endpoint_of_another_cluster_is_left_out() {
     minority_is_left_out(&rangecache, &client, &wrong.url()).await;
 }
 
+/// The mirror is loaded, and its feed created, while only the wrong endpoint is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mirror_of_a_cluster_that_is_left_out_later_is_dropped() {
+    let [(mut right, _), (wrong, _)] = two_clusters().await;
+    let relay = Relay::to(&right.url()).await;
+    let endpoints = format!("{},{},{}", right.url(), wrong.url(), relay.url());
+    right.stop();
+    let rangecache = Rangecache::at(&endpoints).start_cold().await;
+    until(SOON, "the wrong cluster is mirrored", async || {
+        let metrics = rangecache.metrics().await;
+        (metrics.sum("rangecache_mirror_in_service") == 1.0).then_some(())
+    })
+    .await;
+    right.restart().await;
+    minority_is_left_out(&rangecache, &right.client().await, &wrong.url()).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn member_of_another_cluster_behind_the_same_name_is_left_out() {
     let [(right, client), (wrong, _)] = two_clusters().await;
