@@ -6,7 +6,11 @@
 //! | `request` | decodes them, allocates the ids of watchers |
 //! | `plan` | decides how one create request is answered; a pure function |
 //! | `start` | proves the revision at which a watcher begins, and joins the hub |
+//! | `stream` | one stream as far as it does not change, and plans of its creates |
 //! | `session` | one stream: what it sends next |
+//! | `session/creating` | watchers of a stream: created, refused, cancelled |
+//! | `session/events` | events of a stream |
+//! | `session/notify` | progress notifications of a stream |
 //! | `watcher` | one watcher of a stream |
 //! | `message` | encodes responses piece by piece |
 //! | `progress` | progress notifications that are owed |
@@ -26,6 +30,7 @@ mod relay;
 mod request;
 mod session;
 mod start;
+mod stream;
 mod tap;
 mod watcher;
 
@@ -50,7 +55,8 @@ use crate::telemetry::Reason;
 use progress::Progress;
 use receive::{Received, Requests};
 use request::{Create, WatchRequest};
-use session::{Planned, Session, Stream};
+use session::Session;
+use stream::{Planned, Stream};
 
 /// Whether a Watch stream with these headers may be served from memory, as far as that is known before its first
 /// message.

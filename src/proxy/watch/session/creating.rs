@@ -1,0 +1,154 @@
+//! Watchers of a stream: created, refused and cancelled.
+
+use super::{Session, Starting};
+use crate::cache::WatchFields;
+use crate::proxy::watch::plan::Refusal;
+use crate::proxy::watch::request::{Create, NO_WATCHER};
+use crate::proxy::watch::start::Started;
+use crate::proxy::watch::stream::Planned;
+use crate::proxy::watch::watcher::Watcher;
+
+impl Session {
+    /// Begins to create a watcher.
+    pub(super) fn create(&mut self, create: Create) {
+        let is_taken = create.watch_id != 0 && self.watchers.contains_key(&create.watch_id);
+        match self.stream.plan(&create, is_taken) {
+            Planned::Refuse(refusal) => self.refuse(refusal),
+            Planned::Compacted(revision) => self.created_compacted(&create, revision),
+            Planned::Etcd(reason) => self.leave(reason, Some(create)),
+            Planned::Start(position) => {
+                self.starting = Some(Starting {
+                    started: self.stream.start(position, &create),
+                    create,
+                });
+            }
+        }
+    }
+
+    /// Answers a create request that etcd refuses.
+    pub(in crate::proxy::watch) fn refuse(&mut self, refusal: Refusal) {
+        self.metrics().record_created("memory", "refused");
+        let header = self.header(self.shown());
+        self.send(&WatchFields {
+            header,
+            watch_id: NO_WATCHER,
+            created: true,
+            canceled: true,
+            cancel_reason: refusal.as_str(),
+            ..WatchFields::default()
+        });
+    }
+
+    /// Answers a create request whose watcher has joined its hub.
+    pub(in crate::proxy::watch) fn created(&mut self, create: &Create, started: Started) {
+        let Started {
+            reader,
+            mirror,
+            header_revision,
+            since,
+        } = started;
+        let kind = if create.start_revision == 0 {
+            "now"
+        } else {
+            "revision"
+        };
+        self.metrics().record_created("memory", kind);
+        self.insert(
+            create,
+            header_revision,
+            Watcher {
+                reader: Some(reader),
+                mirror,
+                create: create.clone(),
+                since,
+                last_event: 0,
+                progress_due: true,
+            },
+        );
+    }
+
+    /// Answers a create request whose start revision etcd has compacted: created, then cancelled.
+    pub(in crate::proxy::watch) fn created_compacted(&mut self, create: &Create, compact_revision: i64) {
+        self.metrics().record_created("memory", "compacted");
+        let watcher = Watcher {
+            reader: None,
+            mirror: 0,
+            create: create.clone(),
+            since: create.start_revision,
+            last_event: 0,
+            progress_due: false,
+        };
+        if let Some(id) = self.insert(create, self.shown(), watcher) {
+            self.cancel_compacted(id, compact_revision);
+        }
+    }
+
+    /// Adds a watcher and sends its `created`; returns its id.
+    pub(super) fn insert(&mut self, create: &Create, revision: i64, watcher: Watcher) -> Option<i64> {
+        let watchers = &self.watchers;
+        let Some(id) = self
+            .ids
+            .allocate(create.watch_id, |id| watchers.contains_key(&id))
+        else {
+            self.refuse(Refusal::DuplicateId);
+            return None;
+        };
+        if watcher.create.options.progress_notify {
+            self.progress.begin();
+        }
+        if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
+            self.metrics().add_watchers(&mirror.name, 1);
+        }
+        self.watchers.insert(id, watcher);
+        let header = self.header(revision);
+        self.send(&WatchFields {
+            header,
+            watch_id: id,
+            created: true,
+            ..WatchFields::default()
+        });
+        Some(id)
+    }
+
+    /// Cancels the watcher `id` because etcd has compacted what it needs, or because its history was replaced (W10).
+    pub(super) fn cancel_compacted(&mut self, id: i64, compact_revision: i64) {
+        if let Some(watcher) = self.watchers.get_mut(&id) {
+            watcher.reader = None;
+        }
+        self.metrics().record_cancelled("compacted");
+        let header = self.header(0);
+        self.send(&WatchFields {
+            header,
+            watch_id: id,
+            canceled: true,
+            compact_revision,
+            ..WatchFields::default()
+        });
+    }
+
+    /// Removes a watcher; returns whether there was one.
+    pub(super) fn remove(&mut self, id: i64) -> bool {
+        let Some(watcher) = self.watchers.remove(&id) else {
+            return false;
+        };
+        if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
+            self.metrics().add_watchers(&mirror.name, -1);
+        }
+        true
+    }
+
+    /// Answers a cancel request. etcd does not answer one for an unknown id.
+    pub(super) fn cancel(&mut self, id: i64) {
+        if !self.remove(id) {
+            return;
+        }
+        self.metrics().record_cancelled("client");
+        let header = self.header(self.shown());
+        self.send(&WatchFields {
+            header,
+            watch_id: id,
+            canceled: true,
+            ..WatchFields::default()
+        });
+    }
+}

@@ -1,0 +1,74 @@
+//! A Watch stream as far as it does not change, and the plans of its create requests.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use super::plan::{Plan, PlanInputs, Refusal, plan};
+use super::request::Create;
+use super::start::{Started, start};
+use crate::mirror::watch_hub::Signal;
+use crate::proxy::handles::Client;
+use crate::telemetry::Reason;
+
+/// A stream as far as it does not change.
+#[derive(Debug)]
+pub(super) struct Stream {
+    pub(super) client: Arc<Client>,
+    /// Wakes the stream.
+    pub(super) signal: Arc<Signal>,
+    /// Head of the client's request, for a call to etcd that continues the stream.
+    pub(super) parts: Parts,
+    pub(super) has_credentials: bool,
+    /// The client asked for a member that has a leader.
+    pub(super) require_leader: bool,
+}
+
+/// What a create request needs next.
+pub(super) enum Planned {
+    Refuse(Refusal),
+    Compacted(i64),
+    /// The watcher is started from the mirror at this position.
+    Start(usize),
+    Etcd(Reason),
+}
+
+impl Stream {
+    /// Plans the answer to `create`; `is_id_taken` says whether a watcher has the id that the client chose.
+    pub(super) fn plan(&self, create: &Create, is_id_taken: bool) -> Planned {
+        let mirrors = &self.client.proxy.mirrors;
+        let interval = create.interval();
+        let position = mirrors
+            .all()
+            .iter()
+            .position(|mirror| mirror.scope.contains(&interval));
+        let mirror = position.and_then(|position| mirrors.all().get(position));
+        let inputs = PlanInputs {
+            is_id_taken,
+            auth: mirrors.cluster_state.auth(),
+            has_credentials: self.has_credentials,
+            mirror_revision: mirror.map(|mirror| mirror.revision()),
+            version: self.client.proxy.forward.upstream.lowest_version(),
+            compacted: mirrors.cluster_state.compacted(),
+        };
+        match (plan(create, &inputs), position) {
+            (Plan::Refuse(refusal), _) => Planned::Refuse(refusal),
+            (Plan::Compacted(revision), _) => Planned::Compacted(revision),
+            (Plan::FromNow | Plan::From(_), Some(position)) => Planned::Start(position),
+            (Plan::Etcd(reason), _) => Planned::Etcd(reason),
+            // Not reached: the plan leaves what no mirror holds to etcd.
+            (Plan::FromNow | Plan::From(_), None) => Planned::Etcd(Reason::NotMirrored),
+        }
+    }
+
+    /// Starts the watcher of `create` from the mirror at `position`.
+    pub(super) fn start(
+        &self,
+        position: usize,
+        create: &Create,
+    ) -> Pin<Box<dyn Future<Output = Result<Started, Reason>> + Send>> {
+        let (client, signal) = (Arc::clone(&self.client), Arc::clone(&self.signal));
+        Box::pin(start(client, signal, position, create.clone()))
+    }
+}
