@@ -71,6 +71,8 @@ bounds! {
         |config| config.forward.series_ttl.as_secs_f64();
     WATCH_PROGRESS_NOTIFY_INTERVAL, "watch-progress-notify-interval", "watch_progress_notify_interval_seconds", Seconds,
         |config| config.watch.progress_notify_interval.as_secs_f64();
+    WATCH_MAX_BYTES, "watch-max-bytes", "watch_max_bytes", Bytes,
+        |config| bytes(config.watch.max_bytes());
     MAX_CONNECTIONS, "max-connections", "max_connections", Count,
         |config| f64::from(config.limits.max_connections);
     MAX_CONNECTIONS_PER_ADDRESS, "max-connections-per-address", "max_connections_per_address", Count,

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::units::parse_duration;
+use super::units::{parse_bytes, parse_duration};
+use crate::memory;
+
+/// Highest default of `--watch-max-bytes`.
+const MAX_DEFAULT_BYTES: u64 = 64 << 20;
 
 /// Whether watches are served from memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,4 +35,18 @@ pub struct WatchConfig {
         default_value = "5s"
     )]
     pub progress_notify_interval: Duration,
+
+    /// Memory for watches served from memory: streams, watchers, and events on their way to slow clients; further
+    /// streams are forwarded [default: 64MiB, at most an eighth of the memory limit]
+    #[arg(long = "watch-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
+    pub max_bytes: Option<u64>,
+}
+
+impl WatchConfig {
+    /// Bound on the memory of watches from memory: the flag, otherwise 64 MiB, at most an eighth of the memory limit.
+    #[must_use]
+    pub fn max_bytes(&self) -> u64 {
+        self.max_bytes
+            .unwrap_or_else(|| MAX_DEFAULT_BYTES.min(memory::limit_bytes() / 8))
+    }
 }

@@ -111,6 +111,24 @@ impl ByteBudget {
         }
     }
 
+    /// Bytes of all holders.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        self.state.lock().used
+    }
+
+    /// Upper bound on the bytes of all holders.
+    #[must_use]
+    pub fn max_bytes(&self) -> u64 {
+        self.max_bytes
+    }
+
+    /// Whether a holder waits until others release bytes.
+    #[must_use]
+    pub fn is_waited_for(&self) -> bool {
+        self.metrics.waiting.get() > 0
+    }
+
     /// Used bytes up to which the oldest holder in the queue may grow.
     fn oldest_max_bytes(&self) -> u64 {
         self.max_bytes / 8 * 7
@@ -169,6 +187,31 @@ impl HeldBytes {
         self.bytes += bytes;
         budget.add_to_gauge(i64::try_from(bytes).unwrap_or(i64::MAX));
         Ok(())
+    }
+
+    /// Grows by `bytes` without waiting, if all holders then have at most `max_used` bytes.
+    ///
+    /// # Errors
+    /// [`BudgetExceeded`] if they do not.
+    pub fn try_grow_within(&mut self, bytes: u64, max_used: u64) -> Result<(), BudgetExceeded> {
+        let mut state = self.budget.state.lock();
+        if state.used + bytes > max_used {
+            return Err(BudgetExceeded);
+        }
+        state.used += bytes;
+        self.bytes += bytes;
+        self.budget.add_to_gauge(i64::try_from(bytes).unwrap_or(i64::MAX));
+        Ok(())
+    }
+
+    /// Holds exactly `bytes`, which are in memory already, even beyond the bound. Others get nothing more until all
+    /// holders have less than it again.
+    pub fn set(&mut self, bytes: u64) {
+        if bytes > self.bytes {
+            let _ = self.try_grow_within(bytes - self.bytes, u64::MAX);
+        } else {
+            self.shrink(self.bytes - bytes);
+        }
     }
 
     /// Counts a call whose bytes did not fit. [`HeldBytes::grow`] counts its own.
@@ -316,6 +359,25 @@ mod tests {
         assert_eq!(budget.state.lock().used, MIB);
         drop(part);
         assert_eq!(budget.state.lock().used, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_in_memory_already_count_beyond_the_bound() {
+        let budget = ByteBudget::first_come(8 * MIB, BufferKindMetrics::default());
+        let (mut given, mut asking) = (budget.hold(), budget.hold());
+        assert_eq!(asking.try_grow_within(7 * MIB, 6 * MIB), Err(BudgetExceeded));
+        asking.try_grow_within(6 * MIB, 6 * MIB).unwrap();
+        given.set(9 * MIB);
+        assert_eq!(budget.used_bytes(), 15 * MIB);
+        assert_eq!(asking.try_grow(1), Err(BudgetExceeded));
+        let waiting = tokio::spawn(async move { asking.grow(MIB, soon()).await.map(|()| asking) });
+        tokio::task::yield_now().await;
+        assert!(budget.is_waited_for());
+        given.set(MIB);
+        let asking = waiting.await.unwrap().unwrap();
+        assert_eq!(asking.bytes(), 7 * MIB);
+        assert!(!budget.is_waited_for());
+        assert_eq!(budget.used_bytes(), budget.max_bytes());
     }
 
     #[test]

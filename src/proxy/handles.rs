@@ -11,9 +11,10 @@ use tokio_util::task::TaskTracker;
 use super::fallback::Fallback;
 use super::forward::Forward;
 use super::idle::ResponseRegistry;
+use super::watch_memory;
 use crate::browser::BrowserRules;
 use crate::config::{Config, WatchCache};
-use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, Intake};
+use crate::limits::{Admission, Buffers, ByteBudget, CallBuffers, ClientAccount, Intake};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::Telemetry;
@@ -41,6 +42,8 @@ pub struct Proxy {
     pub(super) request_timeout: Duration,
     /// Interval of progress notifications; `None` if every watch is forwarded.
     pub(super) watch_progress_interval: Option<Duration>,
+    /// Memory of watches from memory (`--watch-max-bytes`).
+    pub(super) watch_bytes: Arc<ByteBudget>,
 }
 
 /// One connection of a client.
@@ -93,6 +96,7 @@ impl Proxy {
             request_timeout: config.limits.request_timeout,
             watch_progress_interval: (config.watch.cache == WatchCache::Auto)
                 .then_some(config.watch.progress_notify_interval),
+            watch_bytes: ByteBudget::first_come(config.watch.max_bytes(), metrics.watches.budget.clone()),
         })
     }
 
@@ -114,6 +118,12 @@ impl Proxy {
             tokio::join!(
                 restarting("idle responses", || self.responses.run(buffers)),
                 restarting("old views", || self.responses.relieve(&self.mirrors, buffers)),
+                restarting("watch memory", || {
+                    watch_memory::account(&self.mirrors, &self.watch_bytes, &self.telemetry.metrics.watches)
+                }),
+                restarting("unread watches", || self
+                    .responses
+                    .relieve_watches(&self.watch_bytes, buffers)),
                 restarting("page series", || self.fallback.run()),
                 restarting("slow calls", async || {
                     let mut ticks = tokio::time::interval(SLOW_CALLS_INTERVAL);

@@ -10,6 +10,10 @@
 //!
 //! Reading slowly is reading: each byte that is written to the client's connection counts. A response that waits for
 //! etcd is not unread.
+//!
+//! A watch from memory may stay unread: it keeps a position in the mirror's log. Events of a message that was begun
+//! count against `--watch-max-bytes`. Only while other watches wait for room there, streams of which nothing was read
+//! for ten seconds are given up, the slowest first.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,8 +25,9 @@ use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::source::{BodySource, Polled};
+use super::source::{BodySource, FrameBytes, Polled};
 use crate::cache::Rope;
+use crate::limits::ByteBudget;
 use crate::mirror::Mirrors;
 use crate::telemetry::metrics::BufferMetrics;
 use crate::upstream::BoxError;
@@ -35,6 +40,8 @@ const RELIEF_TICK: Duration = Duration::from_millis(250);
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Number of ticks without a read after which a response is aborted; one minute.
 pub(super) const IDLE_TICKS: u32 = 12;
+/// Number of ticks without a read after which a watch is given up for others that wait for room.
+const STALLED_TICKS: u32 = 2;
 
 /// Responses in flight that keep more than a few bytes.
 #[derive(Debug, Default)]
@@ -78,6 +85,8 @@ enum Aborted {
     Idle,
     #[error("the old data of this response takes memory that the mirror needs")]
     Memory,
+    #[error("the client does not read this watch, and its events take memory that other watches need")]
+    Watch,
 }
 
 impl ResponseRegistry {
@@ -134,29 +143,69 @@ impl ResponseRegistry {
         }
     }
 
+    /// Aborts watches that are not read while other watches wait for room in `budget`, until the future is dropped.
+    pub(super) async fn relieve_watches(&self, budget: &ByteBudget, metrics: &BufferMetrics) {
+        let mut ticks = tokio::time::interval(RELIEF_TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            let aborted = self.abort_stalled_watches(|| budget.is_waited_for());
+            metrics.record_given_up("watch_memory", aborted);
+            if aborted > 0 {
+                tracing::warn!(
+                    watches = aborted,
+                    "clients do not read these watches, whose events take memory that other watches need; their \
+                     streams are reset. Raise --watch-max-bytes if it repeats"
+                );
+            }
+        }
+    }
+
     /// Aborts responses with a view while `is_exceeded`, the slowest first; returns their number.
     fn abort_views(&self, is_exceeded: impl Fn() -> bool) -> usize {
-        if !is_exceeded() {
+        // Among responses that were read in the same interval, the oldest is the slowest.
+        let number = |source: &dyn BodySource, _| source.held_view().map(|view| view.number());
+        self.abort_slowest(Aborted::Memory, is_exceeded, number)
+    }
+
+    /// Aborts watches that are not read and keep events, while `is_waited_for`, the slowest first; returns their
+    /// number.
+    fn abort_stalled_watches(&self, is_waited_for: impl Fn() -> bool) -> usize {
+        let bytes = |source: &dyn BodySource, idle_ticks| {
+            let bytes = source.unread_bytes();
+            (idle_ticks >= STALLED_TICKS && bytes > 0).then_some(Reverse(bytes))
+        };
+        self.abort_slowest(Aborted::Watch, is_waited_for, bytes)
+    }
+
+    /// Aborts responses while `is_needed`, those that were read longest ago first; `order` is by what they are aborted
+    /// among equals, `None` for one that is not aborted.
+    fn abort_slowest<O: Ord>(
+        &self,
+        reason: Aborted,
+        is_needed: impl Fn() -> bool,
+        order: impl Fn(&dyn BodySource, u32) -> Option<O>,
+    ) -> usize {
+        if !is_needed() {
             return 0;
         }
         let in_flight: Vec<_> = self.in_flight.lock().iter().filter_map(Weak::upgrade).collect();
         let now = self.tick.load(Ordering::Relaxed);
-        let mut with_views: Vec<_> = in_flight
+        let mut slowest: Vec<_> = in_flight
             .iter()
             .filter_map(|response| {
-                let state = response.state.lock();
-                let number = state.as_ref().ok()?.source.held_view()?.number();
-                Some((Reverse(response.idle_ticks(now)), number, response))
+                let (state, idle_ticks) = (response.state.lock(), response.idle_ticks(now));
+                let order = order(&*state.as_ref().ok()?.source, idle_ticks)?;
+                Some(((Reverse(idle_ticks), order), response))
             })
             .collect();
-        // Among responses that were read in the same interval, the oldest is the slowest.
-        with_views.sort_unstable_by_key(|(idle_ticks, number, _)| (*idle_ticks, *number));
+        slowest.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         let mut aborted = 0;
-        for (_, _, response) in with_views {
-            if !is_exceeded() {
+        for (_, response) in slowest {
+            if !is_needed() {
                 break;
             }
-            aborted += usize::from(response.abort(Aborted::Memory));
+            aborted += usize::from(response.abort(reason));
         }
         aborted
     }
@@ -188,20 +237,23 @@ impl Progress {
 }
 
 impl Watched {
-    /// Records a read, and polls the source.
-    pub(super) fn poll_frame(&self, cx: &mut Context<'_>) -> Polled {
+    /// Records a read, and polls the source; also returns what the frame's bytes count against.
+    pub(super) fn poll_frame(&self, cx: &mut Context<'_>) -> (Polled, FrameBytes) {
         self.progress.record();
         let mut state = self.state.lock();
         let state = match state.as_mut() {
             Ok(state) => state,
-            Err(aborted) => return Poll::Ready(Some(Err((*aborted).into()))),
+            Err(aborted) => {
+                let polled = Poll::Ready(Some(Err((*aborted).into())));
+                return (polled, FrameBytes::Connection);
+            }
         };
         if let Some(polled) = state.polled.take() {
-            return Poll::Ready(polled);
+            return (Poll::Ready(polled), FrameBytes::Connection);
         }
         let polled = state.source.poll_frame(cx);
         state.pending = polled.is_pending().then(|| cx.waker().clone());
-        polled
+        (polled, state.source.frame_bytes())
     }
 
     pub(super) fn progress(&self) -> &Arc<Progress> {
@@ -235,8 +287,13 @@ impl Watched {
         if ticks > 1
             && let Ok(state) = self.state.lock().as_mut()
             && state.polled.is_none()
-            && (state.pending.is_some() || state.source.may_be_idle())
         {
+            if state.source.may_stay_unread() {
+                return false;
+            }
+            if state.pending.is_none() && !state.source.may_be_idle() {
+                return ticks > IDLE_TICKS;
+            }
             // The connection's task does not poll while the client's window is closed. Whether bytes are waiting to be
             // sent is only known by polling here.
             self.progress.record();
@@ -297,7 +354,7 @@ mod tests {
     }
 
     fn read(response: &Watched) -> Polled {
-        response.poll_frame(&mut Context::from_waker(Waker::noop()))
+        response.poll_frame(&mut Context::from_waker(Waker::noop())).0
     }
 
     fn is_aborted(response: &Watched) -> bool {
@@ -354,6 +411,40 @@ mod tests {
         waits.store(false, Ordering::Relaxed);
         assert_eq!(minute(&responses) + minute(&responses), 2);
         assert!(is_aborted(&waiting) && is_aborted(&blocked));
+    }
+
+    /// A watch from memory with this number of unread bytes.
+    #[derive(Debug)]
+    struct Watch(u64);
+
+    impl BodySource for Watch {
+        fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"frame").into()))))
+        }
+
+        fn may_stay_unread(&self) -> bool {
+            true
+        }
+
+        fn unread_bytes(&self) -> u64 {
+            self.0
+        }
+    }
+
+    #[test]
+    fn unread_watch_from_memory_is_given_up_only_while_others_wait_for_room() {
+        let responses = ResponseRegistry::default();
+        let [small, large, without, read_on] =
+            [10, 20, 0, 30].map(|bytes| responses.watch(Box::new(Watch(bytes))));
+        assert_eq!(minute(&responses) + minute(&responses), 0, "no time limit");
+        assert_eq!(responses.abort_stalled_watches(|| false), 0);
+        assert!(read(&read_on).is_ready());
+        let checks = AtomicU32::new(0);
+        let once = || checks.fetch_add(1, Ordering::Relaxed) < 2;
+        assert_eq!(responses.abort_stalled_watches(once), 1);
+        assert!(large.state.lock().is_err() && small.state.lock().is_ok());
+        assert_eq!(responses.abort_stalled_watches(|| true), 1);
+        assert!(is_aborted(&small) && !is_aborted(&without) && !is_aborted(&read_on));
     }
 
     /// Response that keeps a view.

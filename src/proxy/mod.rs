@@ -18,7 +18,8 @@
 //!
 //! Imports point in one direction: `route` → `read` → `fallback` → `forward` → `response`. `handles` defines [`Proxy`],
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
-//! frames; `idle` aborts responses whose clients have stopped reading; `recorder` counts each read when it completes; `spans` traces calls.
+//! frames; `idle` aborts responses whose clients have stopped reading; `watch_memory` counts what
+//! watches hold; `recorder` counts each read when it completes; `spans` traces calls.
 //!
 //! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses
 //! it.
@@ -35,6 +36,7 @@ mod route;
 mod source;
 mod spans;
 mod watch;
+mod watch_memory;
 
 pub use handles::{Client, Proxy};
 pub use response::{Outbound, ResponseBody};

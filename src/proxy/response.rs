@@ -20,10 +20,10 @@ use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 
 use super::idle::{Progress, ResponseRegistry, Watched};
-pub(super) use super::source::{BodySource, Polled};
+pub(super) use super::source::{BodySource, FrameBytes, Polled};
 use crate::cache::Rope;
 use crate::grpc::Status;
-use crate::limits::{BudgetExceeded, CallBytes, CallKind};
+use crate::limits::{BudgetExceeded, CallBytes, CallKind, HeldBytes};
 use crate::mirror::HeldView;
 use crate::net::Url;
 use crate::upstream::BoxError;
@@ -78,6 +78,8 @@ struct Delivery {
 pub struct Outbound {
     rope: Rope,
     _held: Option<CallBytes>,
+    /// Counts the data if the source has a budget of its own.
+    _own: Option<Box<HeldBytes>>,
     /// Records that the client reads.
     progress: Option<Arc<Progress>>,
 }
@@ -231,6 +233,7 @@ impl Kind {
             frame.map_data(|rope| Outbound {
                 rope,
                 _held: held,
+                _own: None,
                 progress: None,
             })
         };
@@ -249,7 +252,7 @@ impl Kind {
                 Poll::Ready(frame.map(Ok))
             }
             Kind::Source(source) => source.poll_frame(cx),
-            Kind::Delivered(delivery) => delivery.source.poll_frame(cx),
+            Kind::Delivered(delivery) => delivery.source.poll_frame(cx).0,
         }
     }
 
@@ -280,18 +283,25 @@ impl Delivery {
         if !may_send {
             return Poll::Pending;
         }
+        let (polled, bytes) = self.source.poll_frame(cx);
         let frame = |frame: Frame<Rope>| {
             frame.map_data(|rope| {
-                let mut held = self.call.account().hold(CallKind::Sending);
-                held.force_grow(rope.remaining() as u64);
+                let (held, own) = match bytes {
+                    FrameBytes::Connection => {
+                        let mut held = self.call.account().hold(CallKind::Sending);
+                        held.force_grow(rope.remaining() as u64);
+                        (Some(held), None)
+                    }
+                    FrameBytes::Own(own) => (None, own),
+                };
                 Outbound {
                     rope,
-                    _held: Some(held),
+                    _held: held,
+                    _own: own,
                     progress: Some(Arc::clone(self.source.progress())),
                 }
             })
         };
-        let polled = self.source.poll_frame(cx);
         polled.map(|polled| polled.map(|polled| polled.map(frame)))
     }
 
@@ -377,6 +387,27 @@ impl<O: Observer> BodySource for Observed<O> {
         match &self.body {
             Kind::Source(source) => source.may_be_idle(),
             _ => false,
+        }
+    }
+
+    fn may_stay_unread(&self) -> bool {
+        match &self.body {
+            Kind::Source(source) => source.may_stay_unread(),
+            _ => false,
+        }
+    }
+
+    fn frame_bytes(&mut self) -> FrameBytes {
+        match &mut self.body {
+            Kind::Source(source) => source.frame_bytes(),
+            _ => FrameBytes::Connection,
+        }
+    }
+
+    fn unread_bytes(&self) -> u64 {
+        match &self.body {
+            Kind::Source(source) => source.unread_bytes(),
+            _ => 0,
         }
     }
 

@@ -6,12 +6,22 @@ use std::task::{Context, Poll};
 use http_body::{Frame, SizeHint};
 
 use crate::cache::Rope;
+use crate::limits::HeldBytes;
 use crate::mirror::HeldView;
 use crate::net::Url;
 use crate::upstream::BoxError;
 
 /// Result of polling a body for its next frame.
 pub(super) type Polled = Poll<Option<Result<Frame<Rope>, BoxError>>>;
+
+/// What the bytes of a frame count against until they are written to the client's connection.
+#[derive(Debug)]
+pub(super) enum FrameBytes {
+    /// The buffers of the connection.
+    Connection,
+    /// A budget of the source's own; `None` if the frame is so short that the call itself covers it.
+    Own(Option<Box<HeldBytes>>),
+}
 
 /// Produces the frames of one response.
 pub(super) trait BodySource: fmt::Debug + Send {
@@ -47,5 +57,21 @@ pub(super) trait BodySource: fmt::Debug + Send {
     /// a watch without events is not unread.
     fn may_be_idle(&self) -> bool {
         false
+    }
+
+    /// Whether the client may leave the response unread without a time limit: its source keeps a position, not what is
+    /// unread.
+    fn may_stay_unread(&self) -> bool {
+        false
+    }
+
+    /// Takes what the bytes of the last frame count against.
+    fn frame_bytes(&mut self) -> FrameBytes {
+        FrameBytes::Connection
+    }
+
+    /// Bytes in a budget of the source's own that are released only when the client reads.
+    fn unread_bytes(&self) -> u64 {
+        0
     }
 }

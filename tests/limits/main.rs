@@ -23,3 +23,4 @@ mod exhaustion;
 mod large;
 mod series;
 mod unread;
+mod watches;

@@ -9,8 +9,8 @@ use h2::client::SendRequest;
 use prost::Message;
 use testkit::etcd::Etcd;
 use testkit::grpc::frame;
-use testkit::kv::{RANGE, RANGE_STREAM};
-use testkit::pb::RangeRequest;
+use testkit::kv::{RANGE, RANGE_STREAM, WATCH};
+use testkit::pb::{RangeRequest, WatchCreateRequest, WatchRequest};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
@@ -36,7 +36,7 @@ struct Unread {
     _connection: JoinHandle<Result<(), h2::Error>>,
 }
 
-async fn unread(way: &'static str, rangecache: &Rangecache, path: &str, list: RangeRequest) -> Unread {
+async fn unread(way: &'static str, rangecache: &Rangecache, path: &str, list: impl Message) -> Unread {
     let (sender, connection) = rude(rangecache).await;
     let mut sender = sender.ready().await.unwrap();
     let (response, mut body) = sender.send_request(call(rangecache, path), false).unwrap();
@@ -68,6 +68,22 @@ impl Unread {
             self.unreleased += data.len();
         }
         self.release(SIP_BYTES.min(self.unreleased));
+    }
+
+    /// Reads at least `bytes`; returns whether there were as many.
+    async fn read(&mut self, bytes: usize) -> bool {
+        let mut read = 0;
+        while read < bytes {
+            self.release(self.unreleased);
+            match timeout(SOON, self.body.data()).await.expect("data or an end") {
+                Some(Ok(data)) => {
+                    read += data.len();
+                    self.unreleased += data.len();
+                }
+                _ => return false,
+            }
+        }
+        true
     }
 
     /// Reads to the end; returns the bytes and whether the stream was reset.
@@ -162,6 +178,7 @@ async fn unread_response_of_every_way_is_given_up_and_a_slow_one_is_not() {
     let etcd = filled_etcd().await;
     let streaming = Rangecache::before(&etcd)
         .with("--cache-prefix", PREFIX)
+        .with("--watch-cache", "auto")
         .start()
         .await;
     let paging = Rangecache::before(&etcd)
@@ -188,6 +205,21 @@ async fn unread_response_of_every_way_is_given_up_and_a_slow_one_is_not() {
         unread("slow, memory", &streaming, RANGE, mirrored).await,
         unread("slow, forwarded stream", &streaming, RANGE_STREAM, other).await,
     ];
+    // A watch from memory is only a position.
+    let create = WatchCreateRequest {
+        key: PREFIX.into(),
+        ..WatchCreateRequest::default()
+    };
+    let watch = WatchRequest {
+        create_request: Some(create),
+        ..WatchRequest::default()
+    };
+    let mut of_memory = unread("watch", &streaming, WATCH, watch).await;
+    let writer = etcd.client().await;
+    for _ in 0..20 {
+        writer.put(PREFIX, vec![b'v'; 50_000]).await.expect("etcd writes");
+    }
+
     let expected = (of_streaming.len() as f64, of_paging.len() as f64);
     until(SOON * 6, "every unread response is given up", async || {
         for reader in &mut slow {
@@ -208,6 +240,7 @@ async fn unread_response_of_every_way_is_given_up_and_a_slow_one_is_not() {
             reader.way
         );
     }
+    assert!(of_memory.read(20 * 50_000).await, "the watch goes on");
     assert_eq!((given_up(&streaming).await, given_up(&paging).await), expected);
     for rangecache in [&streaming, &paging] {
         let metrics = rangecache.metrics().await;

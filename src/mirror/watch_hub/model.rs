@@ -131,6 +131,7 @@ impl Watcher {
                     assert!(up_to <= self.reader.reached(), "events ahead of the hub");
                     self.through = up_to;
                 }
+                Taken::Refused => panic!("nothing was refused"),
                 Taken::Nothing { reached } => {
                     assert!(reached >= self.progress && reached <= model.visible, "{reached}");
                     let missing = model.expected(&self.join, self.through, reached);

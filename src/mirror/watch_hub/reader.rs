@@ -46,6 +46,8 @@ pub enum Taken {
         /// Revision that the hub has reached.
         reached: i64,
     },
+    /// The caller has refused the events; they are taken later.
+    Refused,
     /// There will be no more events.
     Ended(Ended),
 }
@@ -112,6 +114,16 @@ impl Reader {
 
     /// Takes the next whole revisions until `max_events` or `max_bytes` is reached; a revision is never divided (W4).
     pub fn take(&mut self, max_events: usize, max_bytes: u64) -> Taken {
+        self.take_if(max_events, max_bytes, |_| true)
+    }
+
+    /// Takes events like [`Reader::take`], unless `admit` refuses them.
+    pub fn take_if(
+        &mut self,
+        max_events: usize,
+        max_bytes: u64,
+        admit: impl FnOnce(&Picked) -> bool,
+    ) -> Taken {
         // In this order (W5): no event is added after the end, and every event up to `reached` is in the topic.
         let end = self.generation.end();
         let reached = self.generation.reached();
@@ -125,6 +137,9 @@ impl Reader {
         if picked.0.is_empty() {
             self.advance(reached);
             return end.map_or(Taken::Nothing { reached }, Taken::Ended);
+        }
+        if !admit(&picked) {
+            return Taken::Refused;
         }
         self.advance(picked.last_revision());
         Taken::Events(picked)

@@ -107,7 +107,7 @@ impl Watch {
             let picked = self
                 .until(|reader| match reader.take(1000, 1 << 20) {
                     Taken::Events(picked) => Some(picked),
-                    Taken::Nothing { .. } => None,
+                    Taken::Nothing { .. } | Taken::Refused => None,
                     Taken::Ended(ended) => panic!("{ended:?}"),
                 })
                 .await;
@@ -175,6 +175,24 @@ async fn bounds_divide_responses_but_no_revision() {
     assert_eq!(lengths, [(3, 11), (1, 12), (2, 13)]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn refused_events_are_taken_later() {
+    let bench = Bench::new(HistoryLimits::default());
+    let mut watch = bench.join("a", "", 11).await.unwrap();
+    bench.put(&["a"], 11);
+    bench.put(&["b"], 12);
+    watch.until(|reader| (reader.reached() == 12).then_some(())).await;
+    let mut asked = None;
+    let taken = watch.reader.take_if(1000, 1 << 20, |picked| {
+        asked = Some((picked.events(), picked.bytes() > 0));
+        false
+    });
+    assert!(matches!(taken, Taken::Refused));
+    assert_eq!(asked, Some((1, true)));
+    assert_eq!(watch.reader.covered(), 10, "progress ahead of refused events");
+    assert_eq!(watch.events(1).await, [event("a", 11)]);
+}
+
 /// W5: a batch of several thousand events, in the midst of which other tasks run.
 #[tokio::test(start_paused = true)]
 async fn revision_is_not_reached_before_all_of_its_events_are_there() {
@@ -189,7 +207,7 @@ async fn revision_is_not_reached_before_all_of_its_events_are_there() {
         match watch.reader.take(9000, 1 << 20) {
             Taken::Nothing { reached } => assert!(reached < 11, "progress ahead of its events"),
             Taken::Events(picked) => break picked,
-            Taken::Ended(ended) => panic!("{ended:?}"),
+            taken => panic!("{taken:?}"),
         }
         assert_eq!(watch.reader.covered(), 10);
         polls += 1;

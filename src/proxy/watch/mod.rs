@@ -7,6 +7,7 @@
 //! | `plan` | decides how one create request is answered; a pure function |
 //! | `start` | proves the revision at which a watcher begins, and joins the hub |
 //! | `stream` | one stream as far as it does not change, and plans of its creates |
+//! | `stream_bytes` | what the stream holds, as counted against `--watch-max-bytes` |
 //! | `session` | one stream: what it sends next |
 //! | `session/creating` | watchers of a stream: created, refused, cancelled |
 //! | `session/events` | events of a stream |
@@ -31,6 +32,7 @@ mod request;
 mod session;
 mod start;
 mod stream;
+mod stream_bytes;
 mod tap;
 mod watcher;
 
@@ -57,6 +59,7 @@ use receive::{Received, Requests};
 use request::{Create, WatchRequest};
 use session::Session;
 use stream::{Planned, Stream};
+use stream_bytes::StreamBytes;
 
 /// Whether a Watch stream with these headers may be served from memory, as far as that is known before its first
 /// message.
@@ -83,7 +86,7 @@ pub(super) async fn watch(client: &Arc<Client>, request: Request<Incoming>) -> C
     let mut requests = Requests::new(body, proxy.request_timeout);
     let content_type = grpc_content_type(&parts.headers);
     let result = match first_create(client, &parts, &mut requests).await {
-        Ok((stream, create, first, identity)) => {
+        Ok((stream, create, first, bytes, identity)) => {
             requests.consume();
             let timeout = CallMetadata::from_headers(&parts.headers).and_then(|metadata| metadata.timeout);
             let interval = proxy.watch_progress_interval.unwrap_or_default();
@@ -93,9 +96,9 @@ pub(super) async fn watch(client: &Arc<Client>, request: Request<Incoming>) -> C
                 StopSignal::new(Method::Watch, &proxy.forward.drain),
                 timeout.map(|timeout| arrived + timeout),
                 Progress::new(interval),
+                bytes,
                 identity,
             );
-            proxy.telemetry.metrics.watches.add_streams(1);
             match first {
                 First::Refuse(refusal) => session.refuse(refusal),
                 First::Compacted(revision) => session.created_compacted(&create, revision),
@@ -110,16 +113,18 @@ pub(super) async fn watch(client: &Arc<Client>, request: Request<Incoming>) -> C
             if let Some(trace) = &mut trace {
                 trace.begin_forward(&mut parts.headers);
             }
+            let open = metrics.watches.open_etcd(reason.as_str());
             let body = requests.into_outgoing();
             let account = &client.account;
-            Box::pin(forward_endless(
+            let response = Box::pin(forward_endless(
                 &proxy.forward,
                 parts,
                 body,
                 Method::Watch,
                 account,
             ))
-            .await
+            .await;
+            response.map(|response| response.map(|body| body.holding(open)))
         }
         Err(Declined::With(status)) => Ok(status_response(&status, content_type)),
     };
@@ -145,7 +150,7 @@ async fn first_create(
     client: &Arc<Client>,
     parts: &Parts,
     requests: &mut Requests,
-) -> Result<(Stream, Create, First, ResponseHeader), Declined> {
+) -> Result<(Stream, Create, First, StreamBytes, ResponseHeader), Declined> {
     let proxy = &client.proxy;
     let metadata = CallMetadata::from_headers(&parts.headers).ok_or(Reason::Undecodable)?;
     let receiving = std::future::poll_fn(|cx| requests.poll_peek(cx));
@@ -166,11 +171,17 @@ async fn first_create(
         has_credentials: metadata.has_credentials,
         require_leader: metadata.require_leader,
     };
-    let first = match stream.plan(&create, false) {
+    let planned = stream.plan(&create, false);
+    if let Planned::Etcd(reason) = planned {
+        return Err(reason.into());
+    }
+    let metrics = &proxy.telemetry.metrics.watches;
+    let bytes = StreamBytes::begin(&proxy.watch_bytes, metrics).map_err(|_| Reason::OverBudget)?;
+    let first = match planned {
         Planned::Etcd(reason) => return Err(reason.into()),
         Planned::Refuse(refusal) => First::Refuse(refusal),
         Planned::Compacted(revision) => First::Compacted(revision),
         Planned::Start(position) => First::Started(stream.start(position, &create).await?),
     };
-    Ok((stream, create, first, *identity))
+    Ok((stream, create, first, bytes, *identity))
 }

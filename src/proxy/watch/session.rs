@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
+use bytes::Buf as _;
 use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 
@@ -18,13 +19,15 @@ use super::receive::{Received, Requests};
 use super::request::{Create, Ids, WatchRequest};
 use super::start::Started;
 use super::stream::Stream;
+use super::stream_bytes::StreamBytes;
 use super::watcher::Watcher;
 use crate::cache::{ResponseHeader, Rope, WatchFields};
 use crate::grpc::Status;
 use crate::mirror::watch_hub::Reader;
 use crate::proxy::forward::StopSignal;
-use crate::proxy::response::{BodySource, Polled};
+use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use crate::telemetry::Reason;
+use crate::telemetry::metrics::OpenStream;
 
 mod creating;
 mod events;
@@ -66,6 +69,9 @@ pub(super) struct Session {
     /// Revision of the last event on the stream.
     last_event: i64,
     progress: Progress,
+    bytes: StreamBytes,
+    /// Counts the stream by its source.
+    open: OpenStream,
     /// Header fields of the last response.
     identity: ResponseHeader,
     /// Set once etcd serves the stream.
@@ -86,9 +92,12 @@ impl Session {
         stop: Option<StopSignal>,
         deadline: Option<Instant>,
         progress: Progress,
+        bytes: StreamBytes,
         identity: ResponseHeader,
     ) -> Session {
+        let open = stream.client.proxy.telemetry.metrics.watches.open_memory();
         Session {
+            open,
             stream,
             stop,
             expires: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline))),
@@ -101,6 +110,7 @@ impl Session {
             last_turn: 0,
             last_event: 0,
             progress,
+            bytes,
             identity,
             etcd: None,
             unsent: None,
@@ -226,10 +236,12 @@ impl Session {
             }
             if let Some(message) = &mut self.message {
                 let piece = message.next_piece();
-                if message.is_complete() {
+                let is_last = message.is_complete();
+                if is_last {
                     self.message = None;
                 }
                 if let Some(piece) = piece {
+                    self.bytes.produced(piece.remaining(), is_last);
                     return Some(Frame::data(piece));
                 }
             }
@@ -279,6 +291,21 @@ impl BodySource for Session {
     fn may_be_idle(&self) -> bool {
         true
     }
+
+    fn may_stay_unread(&self) -> bool {
+        self.etcd.is_none()
+    }
+
+    fn frame_bytes(&mut self) -> FrameBytes {
+        match self.etcd {
+            None => self.bytes.frame_bytes(),
+            Some(_) => FrameBytes::Connection,
+        }
+    }
+
+    fn unread_bytes(&self) -> u64 {
+        self.bytes.unread()
+    }
 }
 
 impl Drop for Session {
@@ -288,6 +315,5 @@ impl Drop for Session {
                 self.metrics().add_watchers(&mirror.name, -1);
             }
         }
-        self.metrics().add_streams(-1);
     }
 }

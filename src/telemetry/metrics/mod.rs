@@ -28,7 +28,7 @@ pub use reads::ReadMetrics;
 pub use tls::TlsMetrics;
 pub use traces::{SpanCounters, TraceMetrics};
 pub use upstream::{EndpointState, UpstreamMetrics};
-pub use watches::WatchMetrics;
+pub use watches::{OpenStream, WatchMetrics};
 
 /// All metrics of the process, registered under `rangecache_`. Shared behind an `Arc`.
 #[derive(Debug)]

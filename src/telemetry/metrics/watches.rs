@@ -4,10 +4,11 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 
+use super::buffers::BufferKindMetrics;
 use super::labels::MirrorLabels;
-use super::register::register;
+use super::register::{register, register_unit};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CreatedLabels {
@@ -20,20 +21,81 @@ struct CancelledLabels {
     reason: &'static str,
 }
 
-/// Watches.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabels {
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StreamLabels {
+    source: &'static str,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HandoverLabels {
+    to: &'static str,
+    reason: &'static str,
+}
+
+/// Counts a stream as open until dropped.
 #[derive(Debug)]
+pub struct OpenStream(Gauge);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Watches. Cloning counts references.
+#[derive(Clone, Debug)]
 pub struct WatchMetrics {
     created: Family<CreatedLabels, Counter>,
     cancelled: Family<CancelledLabels, Counter>,
-    streams: Gauge,
+    streams: Family<StreamLabels, Gauge>,
+    handovers: Family<HandoverLabels, Counter>,
     watchers: Family<MirrorLabels, Gauge>,
     responses: Counter,
     events: Counter,
+    behind: Family<MirrorLabels, Gauge>,
+    bytes: Family<KindLabels, Gauge>,
+    /// Part of `bytes`.
+    stream_bytes: Gauge,
+    /// The budget `--watch-max-bytes`.
+    pub budget: BufferKindMetrics,
 }
 
 impl WatchMetrics {
     pub(super) fn new(registry: &mut Registry) -> WatchMetrics {
+        let bytes: Family<KindLabels, Gauge> = register_unit(
+            registry,
+            "watch",
+            Unit::Bytes,
+            "Memory of watches served from memory, by kind; bounded by --watch-max-bytes",
+        );
+        let stream_bytes = bytes.get_or_create(&KindLabels { kind: "streams" }).clone();
         WatchMetrics {
+            stream_bytes,
+            bytes,
+            behind: register(
+                registry,
+                "watch_behind_revisions",
+                "Revisions that the slowest watcher with events to send is behind, by mirror",
+            ),
+            budget: BufferKindMetrics {
+                waiting: register(
+                    registry,
+                    "watch_waiting",
+                    "Watch streams that wait for room in --watch-max-bytes",
+                ),
+                refused: register(
+                    registry,
+                    "watch_refused",
+                    "Streams, watchers and messages that did not fit --watch-max-bytes",
+                ),
+                ..BufferKindMetrics::default()
+            },
             created: register(
                 registry,
                 "watch_created",
@@ -44,7 +106,16 @@ impl WatchMetrics {
                 "watch_cancelled",
                 "Watchers served from memory that were cancelled, by reason",
             ),
-            streams: register(registry, "watch_streams", "Open watch streams served from memory"),
+            streams: register(
+                registry,
+                "watch_streams",
+                "Open watch streams by what serves them, and the reason if it is etcd",
+            ),
+            handovers: register(
+                registry,
+                "watch_handovers",
+                "Open watch streams that another source went on to serve, by source and reason",
+            ),
             watchers: register(
                 registry,
                 "watch_watchers",
@@ -72,9 +143,30 @@ impl WatchMetrics {
         self.cancelled.get_or_create(&CancelledLabels { reason }).inc();
     }
 
-    /// Counts a stream that begins (1) or ends (-1).
-    pub fn add_streams(&self, change: i64) {
-        self.streams.inc_by(change);
+    /// Counts an open stream that memory serves.
+    #[must_use]
+    pub fn open_memory(&self) -> OpenStream {
+        self.open("memory", "mirrored")
+    }
+
+    /// Counts an open stream that etcd serves, for `reason`.
+    #[must_use]
+    pub fn open_etcd(&self, reason: &'static str) -> OpenStream {
+        self.open("etcd", reason)
+    }
+
+    fn open(&self, source: &'static str, reason: &'static str) -> OpenStream {
+        let gauge = self
+            .streams
+            .get_or_create(&StreamLabels { source, reason })
+            .clone();
+        gauge.inc();
+        OpenStream(gauge)
+    }
+
+    /// Counts an open stream that `to` goes on to serve (`etcd` or `memory`).
+    pub fn record_handover(&self, to: &'static str, reason: &'static str) {
+        self.handovers.get_or_create(&HandoverLabels { to, reason }).inc();
     }
 
     /// Counts a watcher of a mirror that begins (1) or ends (-1).
@@ -93,5 +185,28 @@ impl WatchMetrics {
     pub fn record_events(&self, events: usize) {
         self.responses.inc();
         self.events.inc_by(events as u64);
+    }
+
+    /// Sets how far the slowest watcher of a mirror is behind.
+    pub fn set_behind(&self, mirror: &str, revisions: i64) {
+        self.behind
+            .get_or_create(&MirrorLabels::new(mirror))
+            .set(revisions);
+    }
+
+    /// Counts bytes of streams and watchers that begin, or end if negative.
+    pub fn add_stream_bytes(&self, change: i64) {
+        self.stream_bytes.inc_by(change);
+    }
+
+    /// Sets the bytes of topics, and those of events: what is left of `used`.
+    pub fn set_bytes(&self, topics: u64, used: u64) {
+        let set = |kind, bytes: i64| self.bytes.get_or_create(&KindLabels { kind }).set(bytes);
+        let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+        set("topics", signed(topics));
+        set(
+            "events",
+            (signed(used) - signed(topics) - self.stream_bytes.get()).max(0),
+        );
     }
 }

@@ -7,6 +7,7 @@ use crate::proxy::watch::request::{Create, NO_WATCHER};
 use crate::proxy::watch::start::Started;
 use crate::proxy::watch::stream::Planned;
 use crate::proxy::watch::watcher::Watcher;
+use crate::telemetry::Reason;
 
 impl Session {
     /// Begins to create a watcher.
@@ -16,6 +17,9 @@ impl Session {
             Planned::Refuse(refusal) => self.refuse(refusal),
             Planned::Compacted(revision) => self.created_compacted(&create, revision),
             Planned::Etcd(reason) => self.leave(reason, Some(create)),
+            Planned::Start(_) if !self.bytes.has_room_for_watcher() => {
+                self.leave(Reason::OverBudget, Some(create));
+            }
             Planned::Start(position) => {
                 self.starting = Some(Starting {
                     started: self.stream.start(position, &create),
@@ -99,6 +103,7 @@ impl Session {
         if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
             self.metrics().add_watchers(&mirror.name, 1);
         }
+        self.bytes.add_watcher(&watcher.create);
         self.watchers.insert(id, watcher);
         let header = self.header(revision);
         self.send(&WatchFields {
@@ -131,6 +136,7 @@ impl Session {
         let Some(watcher) = self.watchers.remove(&id) else {
             return false;
         };
+        self.bytes.remove_watcher(&watcher.create);
         if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
             self.metrics().add_watchers(&mirror.name, -1);
         }

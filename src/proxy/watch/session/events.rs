@@ -1,7 +1,7 @@
 //! Events of a stream: whose are sent next, and what follows their end.
 
 use std::ops::Bound;
-use std::task::Context;
+use std::task::{Context, Poll};
 
 use super::{MAX_STEPS, Session};
 use crate::cache::WatchFields;
@@ -18,6 +18,18 @@ const MAX_RESPONSE_BYTES: u64 = 64 << 10;
 impl Session {
     /// Takes events of the next watcher that has any, or handles its end.
     pub(super) fn poll_events(&mut self, cx: &mut Context<'_>) {
+        match self.bytes.poll_room(cx) {
+            Poll::Pending => return,
+            Poll::Ready(Err(_)) => return self.leave(Reason::OverBudget, None),
+            Poll::Ready(Ok(())) => {}
+        }
+        self.take_events(cx);
+        if self.message.is_none() {
+            self.bytes.release_room();
+        }
+    }
+
+    fn take_events(&mut self, cx: &mut Context<'_>) {
         for _ in 0..MAX_STEPS {
             let Some(id) = self.next_turn() else {
                 return;
@@ -34,8 +46,11 @@ impl Session {
             } else {
                 MAX_EVENTS
             };
-            match reader.take(max_events, MAX_RESPONSE_BYTES) {
+            let bytes = &mut self.bytes;
+            match reader.take_if(max_events, MAX_RESPONSE_BYTES, |picked| bytes.admit(picked)) {
                 Taken::Nothing { .. } => {}
+                // Polled again, so that the room wakes the stream.
+                Taken::Refused => return cx.waker().wake_by_ref(),
                 Taken::Ended(ended) => return self.ended(id, ended),
                 Taken::Events(picked) => {
                     let Some(revision) = EventMessages::last_revision(&picked, watcher.create.options) else {

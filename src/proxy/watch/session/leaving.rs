@@ -41,6 +41,8 @@ impl Session {
         if create.is_some() {
             self.metrics().record_created("etcd", reason.as_str());
         }
+        self.metrics().record_handover("etcd", reason.as_str());
+        self.open = self.metrics().open_etcd(reason.as_str());
         for watcher in &carried {
             self.remove(watcher.id);
         }

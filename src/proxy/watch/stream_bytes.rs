@@ -1,0 +1,180 @@
+//! Memory of one stream, as counted against `--watch-max-bytes`: the stream, its watchers, and the events of a message
+//! from the moment it is begun until its last byte is written to the client's connection. A stream without room begins
+//! no message.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::request::Create;
+use crate::limits::{BudgetExceeded, ByteBudget, HeldBytes};
+use crate::mirror::watch_hub::Picked;
+use crate::proxy::response::FrameBytes;
+use crate::telemetry::metrics::WatchMetrics;
+
+/// Bytes of a stream without its watchers: its state, its request's head, and a short message.
+const STREAM_BYTES: u64 = 4 << 10;
+/// Bytes of a watcher without its key and range end.
+const WATCHER_BYTES: u64 = 256;
+/// Length of messages that the stream's own bytes cover.
+const SHORT_MESSAGE_BYTES: u64 = 2 << 10;
+/// Streams and watchers are admitted up to the budget less the budget divided by this: the rest is for their events.
+const EVENTS_DIVISOR: u64 = 4;
+/// Longest wait for room, after which etcd continues the stream.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
+
+type Waiting = Pin<Box<dyn Future<Output = Result<HeldBytes, BudgetExceeded>> + Send>>;
+
+/// Bytes of one stream that count until dropped.
+pub(super) struct StreamBytes {
+    budget: Arc<ByteBudget>,
+    metrics: WatchMetrics,
+    /// The stream and its watchers.
+    own: HeldBytes,
+    /// Events of the message under way that were not produced.
+    unproduced: HeldBytes,
+    /// Frame that was produced last.
+    frame: Option<Box<HeldBytes>>,
+    /// Wait for the room of a message that was refused.
+    waiting: Option<Waiting>,
+}
+
+impl fmt::Debug for StreamBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StreamBytes").finish_non_exhaustive()
+    }
+}
+
+impl StreamBytes {
+    /// Counts a new stream.
+    ///
+    /// # Errors
+    /// There is no room for it.
+    pub(super) fn begin(
+        budget: &Arc<ByteBudget>,
+        metrics: &WatchMetrics,
+    ) -> Result<StreamBytes, BudgetExceeded> {
+        let mut bytes = StreamBytes {
+            budget: Arc::clone(budget),
+            metrics: metrics.clone(),
+            own: budget.hold(),
+            unproduced: budget.hold(),
+            frame: None,
+            waiting: None,
+        };
+        match bytes.own.try_grow_within(STREAM_BYTES, bytes.own_max_bytes()) {
+            Ok(()) => bytes.metrics.add_stream_bytes(signed(STREAM_BYTES)),
+            Err(BudgetExceeded) => {
+                bytes.own.record_refusal();
+                return Err(BudgetExceeded);
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Whether there is room for another watcher.
+    pub(super) fn has_room_for_watcher(&self) -> bool {
+        let has_room = self.budget.used_bytes() + WATCHER_BYTES <= self.own_max_bytes();
+        if !has_room {
+            self.own.record_refusal();
+        }
+        has_room
+    }
+
+    /// Counts the watcher of `create`.
+    pub(super) fn add_watcher(&mut self, create: &Create) {
+        let bytes = watcher_bytes(create);
+        self.own.set(self.own.bytes() + bytes);
+        self.metrics.add_stream_bytes(signed(bytes));
+    }
+
+    /// Counts the watcher of `create` no longer.
+    pub(super) fn remove_watcher(&mut self, create: &Create) {
+        let bytes = watcher_bytes(create);
+        self.own.shrink(bytes);
+        self.metrics.add_stream_bytes(-signed(bytes));
+    }
+
+    /// Bytes in use up to which streams and watchers are admitted.
+    fn own_max_bytes(&self) -> u64 {
+        let max_bytes = self.budget.max_bytes();
+        max_bytes - max_bytes / EVENTS_DIVISOR
+    }
+
+    /// Whether a message of the events `picked` may begin. Otherwise the stream waits for room.
+    pub(super) fn admit(&mut self, picked: &Picked) -> bool {
+        let bytes = picked.bytes();
+        if bytes <= SHORT_MESSAGE_BYTES || bytes <= self.unproduced.bytes() {
+            return true;
+        }
+        let more = bytes - self.unproduced.bytes();
+        if self.unproduced.try_grow(more).is_ok() {
+            return true;
+        }
+        let mut held = self.unproduced.split(u64::MAX);
+        let deadline = Instant::now() + ROOM_TIMEOUT;
+        self.waiting = Some(Box::pin(
+            async move { held.grow(more, deadline).await.map(|()| held) },
+        ));
+        false
+    }
+
+    /// Whether events may be taken: the stream does not wait for room, or has got it.
+    ///
+    /// # Errors
+    /// There was no room in time, or can never be.
+    pub(super) fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BudgetExceeded>> {
+        let Some(waiting) = &mut self.waiting else {
+            return Poll::Ready(Ok(()));
+        };
+        let Poll::Ready(held) = waiting.as_mut().poll(cx) else {
+            return Poll::Pending;
+        };
+        self.waiting = None;
+        Poll::Ready(held.map(|held| self.unproduced = held))
+    }
+
+    /// Gives back the room that no message uses.
+    pub(super) fn release_room(&mut self) {
+        self.unproduced.shrink(u64::MAX);
+    }
+
+    /// Records that a frame with `bytes` of the message under way was produced; `is_last` if it was its last one.
+    pub(super) fn produced(&mut self, bytes: usize, is_last: bool) {
+        if self.unproduced.bytes() == 0 {
+            return;
+        }
+        self.frame = Some(Box::new(self.unproduced.split(bytes as u64)));
+        if is_last {
+            self.release_room();
+        }
+    }
+
+    /// Takes what the last frame counts against.
+    pub(super) fn frame_bytes(&mut self) -> FrameBytes {
+        FrameBytes::Own(self.frame.take())
+    }
+
+    /// Bytes that are released only when the client reads.
+    pub(super) fn unread(&self) -> u64 {
+        self.unproduced.bytes()
+    }
+}
+
+impl Drop for StreamBytes {
+    fn drop(&mut self) {
+        self.metrics.add_stream_bytes(-signed(self.own.bytes()));
+    }
+}
+
+fn watcher_bytes(create: &Create) -> u64 {
+    WATCHER_BYTES + (create.key.len() + create.range_end.len()) as u64
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

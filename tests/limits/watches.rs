@@ -1,0 +1,268 @@
+//! Watches from memory whose clients read slowly, or not at all: their memory is bounded, nobody else is delayed, and
+//! no event is lost.
+
+use bytes::{Buf, BytesMut};
+use h2::client::SendRequest;
+use h2::{RecvStream, SendStream};
+use prost::Message;
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::{Client, frame};
+use testkit::kv::WATCH;
+use testkit::pb::request_op::Request;
+use testkit::pb::{PutRequest, RequestOp, WatchCreateRequest, WatchRequest, WatchResponse};
+use testkit::proxy::{Builder, Rangecache};
+use testkit::wait::{SOON, until};
+use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::budgets::call;
+
+const KEYS: &str = "/watched/";
+/// Budget of watches in these tests.
+const WATCH_BYTES: u64 = 1 << 20;
+
+fn before(etcd: &Etcd) -> Builder {
+    Rangecache::before(etcd)
+        .with("--watch-cache", "auto")
+        .with("--watch-max-bytes", &WATCH_BYTES.to_string())
+}
+
+/// A connection on bare HTTP/2 whose windows are 64 KiB per stream.
+struct Connection {
+    sender: SendRequest<bytes::Bytes>,
+    task: JoinHandle<Result<(), h2::Error>>,
+}
+
+/// A watch of all keys of which only `created` was read.
+struct Watch {
+    _requests: SendStream<bytes::Bytes>,
+    body: RecvStream,
+    buffer: BytesMut,
+    /// Bytes that were read and whose part of the window was not given back.
+    unreleased: usize,
+}
+
+impl Connection {
+    async fn open(rangecache: &Rangecache) -> Connection {
+        let address = rangecache.url().strip_prefix("http://").unwrap();
+        let tcp = TcpStream::connect(address).await.unwrap();
+        let windows = h2::client::Builder::new()
+            .initial_connection_window_size(1 << 28)
+            .max_concurrent_reset_streams(1 << 12)
+            .handshake(tcp);
+        let (sender, connection) = windows.await.unwrap();
+        Connection {
+            sender,
+            task: tokio::spawn(connection),
+        }
+    }
+
+    async fn watch(&mut self, rangecache: &Rangecache) -> Watch {
+        let create = WatchCreateRequest {
+            key: KEYS.into(),
+            range_end: "/watched0".into(),
+            ..WatchCreateRequest::default()
+        };
+        let request = WatchRequest {
+            create_request: Some(create),
+            ..WatchRequest::default()
+        };
+        let ready = self.sender.clone().ready();
+        let mut sender = timeout(SOON, ready).await.unwrap().unwrap();
+        let (response, mut requests) = sender.send_request(call(rangecache, WATCH), false).unwrap();
+        requests
+            .send_data(frame(&request.encode_to_vec()), false)
+            .unwrap();
+        let head = timeout(SOON, response).await.expect("a head").unwrap();
+        let mut watch = Watch {
+            _requests: requests,
+            body: head.into_body(),
+            buffer: BytesMut::new(),
+            unreleased: 0,
+        };
+        assert!(watch.next(usize::MAX).await.created);
+        watch
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Watch {
+    /// The next response, read `sip` bytes at a time.
+    async fn next(&mut self, sip: usize) -> WatchResponse {
+        loop {
+            if self.buffer.len() >= 5 {
+                let length = (&self.buffer[1..5]).get_u32() as usize;
+                if self.buffer.len() >= 5 + length {
+                    let message = self.buffer.split_to(5 + length);
+                    return WatchResponse::decode(&message[5..]).unwrap();
+                }
+            }
+            if self.unreleased > 0 {
+                let released = sip.min(self.unreleased);
+                self.unreleased -= released;
+                self.body.flow_control().release_capacity(released).unwrap();
+            }
+            let data = timeout(SOON, self.body.data()).await.expect("data");
+            let data = data.expect("the watch goes on").unwrap();
+            self.unreleased += data.len();
+            self.buffer.extend_from_slice(&data);
+        }
+    }
+
+    /// Values of the next `count` events.
+    async fn values(&mut self, count: usize, sip: usize) -> Vec<String> {
+        let mut values = Vec::new();
+        while values.len() < count {
+            let response = self.next(sip).await;
+            assert!(!response.canceled, "{response:?}");
+            let of_response = response.events.into_iter().filter_map(|event| event.kv);
+            values.extend(of_response.map(|kv| String::from_utf8_lossy(&kv.value[..4]).into_owned()));
+        }
+        values
+    }
+}
+
+/// Puts `keys` values of `value_bytes` in one transaction; they begin with `number`.
+async fn put(client: &Client, number: usize, keys: usize, value_bytes: usize) {
+    let puts = (0..keys).map(|key| {
+        let mut value = format!("{number:04}").into_bytes();
+        value.resize(value_bytes, b'v');
+        let put = PutRequest {
+            key: format!("{KEYS}{key}").into(),
+            value: value.into(),
+            ..PutRequest::default()
+        };
+        RequestOp {
+            request: Some(Request::RequestPut(put)),
+        }
+    });
+    client.transact(puts.collect()).await.expect("etcd writes");
+}
+
+fn numbers(count: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{number:04}")).collect()
+}
+
+async fn watch_bytes(rangecache: &Rangecache) -> u64 {
+    rangecache.metrics().await.sum("rangecache_watch_bytes") as u64
+}
+
+async fn given_up(rangecache: &Rangecache, reason: &str) -> f64 {
+    let metric = format!("rangecache_responses_given_up_total{{reason=\"{reason}\"}}");
+    rangecache.metrics().await.0.get(&metric).copied().unwrap_or(0.0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_that_is_read_a_kilobyte_at_a_time_gets_every_event() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = before(&etcd).start().await;
+    let mut connection = Connection::open(&rangecache).await;
+    let mut slow = connection.watch(&rangecache).await;
+    let writer = etcd.client().await;
+    for number in 0..100 {
+        put(&writer, number, 1, 10_000).await;
+    }
+    assert_eq!(slow.values(100, 1 << 10).await, numbers(100));
+    let metrics = rangecache.metrics().await;
+    assert_eq!(
+        metrics.sum("rangecache_watch_handovers_total"),
+        0.0,
+        "from memory"
+    );
+}
+
+/// W13: watches that are not read take all room, and the others get their events nevertheless.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unread_watches_stay_within_their_memory_and_give_way_to_others() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = before(&etcd).start().await;
+    let mut unread = Vec::new();
+    let mut rude = Connection::open(&rangecache).await;
+    for _ in 0..20 {
+        unread.push(rude.watch(&rangecache).await);
+    }
+    let mut polite_connection = Connection::open(&rangecache).await;
+    let mut polite = polite_connection.watch(&rangecache).await;
+    let writer = etcd.client().await;
+    let (keys, value_bytes) = (10, 20_000);
+    let reading = tokio::spawn(async move { polite.values(12 * 10, usize::MAX).await });
+    for number in 0..12 {
+        put(&writer, number, keys, value_bytes).await;
+        let used = watch_bytes(&rangecache).await;
+        // A message that is begun while there is room may be longer than the room.
+        assert!(used <= WATCH_BYTES + 2 * 200_000, "{used}");
+    }
+    let got = reading.await.unwrap();
+    let expected: Vec<_> = numbers(12)
+        .into_iter()
+        .flat_map(|number| vec![number; 10])
+        .collect();
+    assert_eq!(got, expected);
+    assert_eq!(given_up(&rangecache, "idle").await, 0.0);
+    drop((unread, rude));
+    until(SOON, "the memory is free again", async || {
+        (watch_bytes(&rangecache).await < 32 << 10).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watches_beyond_their_memory_are_forwarded() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = before(&etcd).start().await;
+    let mut connection = Connection::open(&rangecache).await;
+    let mut watches = Vec::new();
+    for _ in 0..300 {
+        watches.push(connection.watch(&rangecache).await);
+    }
+    let metrics = rangecache.metrics().await;
+    let forwarded = "rangecache_watch_created_total{outcome=\"etcd\",reason=\"over_budget\"}";
+    let forwarded = metrics.0.get(forwarded).copied().unwrap_or(0.0);
+    assert!((1.0..300.0).contains(&forwarded), "{forwarded}");
+    put(&etcd.client().await, 7, 1, 10).await;
+    for watch in &mut watches {
+        assert_eq!(watch.values(1, usize::MAX).await, ["0007"]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_held_for_watches_whose_connection_was_cut() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--watch-cache", "auto")
+        .start()
+        .await;
+    let writer = etcd.client().await;
+    let mut connections = Vec::new();
+    let mut watches = Vec::new();
+    for _ in 0..4 {
+        let mut connection = Connection::open(&rangecache).await;
+        for _ in 0..250 {
+            watches.push(connection.watch(&rangecache).await);
+        }
+        connections.push(connection);
+    }
+    // Half of them are cut in the midst of a message.
+    put(&writer, 0, 10, 20_000).await;
+    let metrics = rangecache.metrics().await;
+    assert_eq!(metrics.sum("rangecache_watch_watchers"), 1000.0);
+    drop((watches, connections));
+    until(SOON, "no watcher and no byte is left", async || {
+        put(&writer, 1, 1, 10).await;
+        let metrics = rangecache.metrics().await;
+        let held =
+            ["rangecache_watch_watchers", "rangecache_watch_streams"].map(|metric| metrics.sum(metric));
+        let bytes = ["streams", "events"].map(|kind| {
+            let metric = format!("rangecache_watch_bytes{{kind=\"{kind}\"}}");
+            metrics.0.get(&metric).copied()
+        });
+        (held == [0.0; 2] && bytes == [Some(0.0); 2]).then_some(())
+    })
+    .await;
+}
