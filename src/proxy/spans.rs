@@ -3,6 +3,8 @@
 //! Calls that are not sampled have no [`Trace`] and allocate nothing here. Attributes contain neither keys nor values
 //! (I10): a range is identified by the mirror's name, which consists of configured prefixes.
 
+use std::time::SystemTime;
+
 use bytes::Buf;
 use http::{HeaderMap, Request, Response};
 use tokio::time::Instant;
@@ -79,6 +81,14 @@ impl Trace {
             status: None,
             bytes: 0,
             messages: Messages::default(),
+        })
+    }
+
+    /// Spans below this trace for the create requests of a Watch stream.
+    pub(super) fn creates(&self) -> Box<CreateSpans> {
+        Box::new(CreateSpans {
+            tracer: self.tracer.clone(),
+            parent: self.server().clone(),
         })
     }
 
@@ -220,6 +230,49 @@ impl Trace {
     pub(super) fn record_sent(&mut self, piece: &Rope) {
         self.bytes += piece.remaining() as u64;
         self.messages.count(piece);
+    }
+}
+
+/// Spans of the create requests of one traced Watch stream.
+#[derive(Debug)]
+pub(super) struct CreateSpans {
+    tracer: Tracer,
+    /// The stream's server span as it began.
+    parent: Span,
+}
+
+/// Span of one create request.
+#[derive(Debug)]
+pub(super) struct CreateSpan {
+    tracer: Tracer,
+    span: Span,
+    /// Context of the quorum check that the request waited for.
+    pub(super) check: Option<SpanContext>,
+}
+
+impl CreateSpans {
+    /// Begins the span of a request for keys of `mirror`.
+    pub(super) fn begin(&self, mirror: &str) -> Box<CreateSpan> {
+        let mut span = self.parent.child("create", SystemTime::now());
+        span.set("rangecache.mirror", mirror.to_owned());
+        Box::new(CreateSpan {
+            tracer: self.tracer.clone(),
+            span,
+            check: None,
+        })
+    }
+}
+
+impl CreateSpan {
+    /// Ends the span; with a `reason`, memory does not serve the watcher.
+    pub(super) fn end(mut self, reason: Option<Reason>) {
+        if let Some(check) = self.check {
+            self.span.link(check);
+        }
+        if let Some(reason) = reason {
+            self.span.set("rangecache.reason", reason.as_str());
+        }
+        self.tracer.end(self.span);
     }
 }
 

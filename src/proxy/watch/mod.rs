@@ -85,7 +85,7 @@ pub(super) async fn watch(client: &Arc<Client>, request: Request<Incoming>) -> C
     let (mut parts, body) = request.into_parts();
     let mut requests = Requests::new(body, proxy.request_timeout);
     let content_type = grpc_content_type(&parts.headers);
-    let result = match first_create(client, &parts, &mut requests).await {
+    let result = match first_create(client, &parts, &mut requests, trace.as_deref()).await {
         Ok((stream, create, first, bytes, identity)) => {
             requests.consume();
             let timeout = CallMetadata::from_headers(&parts.headers).and_then(|metadata| metadata.timeout);
@@ -150,6 +150,7 @@ async fn first_create(
     client: &Arc<Client>,
     parts: &Parts,
     requests: &mut Requests,
+    trace: Option<&Trace>,
 ) -> Result<(Stream, Create, First, StreamBytes, ResponseHeader), Declined> {
     let proxy = &client.proxy;
     let metadata = CallMetadata::from_headers(&parts.headers).ok_or(Reason::Undecodable)?;
@@ -170,6 +171,7 @@ async fn first_create(
         signal: Arc::new(Signal::default()),
         has_credentials: metadata.has_credentials,
         require_leader: metadata.require_leader,
+        spans: trace.map(Trace::creates),
     };
     let planned = stream.plan(&create, false);
     if let Planned::Etcd(reason) = planned {

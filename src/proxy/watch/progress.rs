@@ -30,6 +30,8 @@ pub(super) struct Progress {
 pub(super) struct Requested {
     /// Revision that all mirrors should reach first.
     pub(super) target: i64,
+    /// Time of the request.
+    pub(super) began: Instant,
     expires: Pin<Box<Sleep>>,
 }
 
@@ -76,6 +78,7 @@ impl Progress {
     pub(super) fn request(&mut self, target: i64) {
         self.requested = Some(Requested {
             target,
+            began: Instant::now(),
             expires: Box::pin(tokio::time::sleep(REQUEST_TIMEOUT)),
         });
     }

@@ -9,6 +9,7 @@ use crate::mirror::state::Mirror;
 use crate::mirror::watch_hub::{Join, JoinRefused, Reader, Signal};
 use crate::proxy::handles::Client;
 use crate::telemetry::Reason;
+use crate::telemetry::trace::SpanContext;
 
 /// Longest wait for the proof of a start revision.
 const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
@@ -25,7 +26,8 @@ pub(super) struct Started {
     pub(super) since: i64,
 }
 
-/// Starts the watcher of `create`, whose keys the mirror at this position holds. `signal` wakes its stream.
+/// Starts the watcher of `create`, whose keys the mirror at this position holds. `signal` wakes its stream. `check`
+/// receives the span of the quorum check.
 ///
 /// # Errors
 /// The reason why etcd must serve the watcher.
@@ -34,6 +36,7 @@ pub(super) async fn start(
     signal: Arc<Signal>,
     mirror_position: usize,
     create: Create,
+    check: Option<&mut Option<SpanContext>>,
 ) -> Result<Started, Reason> {
     let mirrors = &client.proxy.mirrors;
     let cluster_state = &mirrors.cluster_state;
@@ -44,7 +47,7 @@ pub(super) async fn start(
         return Err(Reason::NotMirrored);
     };
     let now = match create.start_revision {
-        0 => Some(present(&client, mirror).await?),
+        0 => Some(present(&client, mirror, check).await?),
         _ => None,
     };
     let join = Join {
@@ -74,9 +77,13 @@ pub(super) async fn start(
 
 /// History and revision after which a watch begins that starts now: not below any revision that any client was shown or
 /// that any write was acknowledged at before. Without a proof in time the highest revision that is known here.
-async fn present(client: &Client, mirror: &Mirror) -> Result<(u64, i64), Reason> {
+async fn present(
+    client: &Client,
+    mirror: &Mirror,
+    check: Option<&mut Option<SpanContext>>,
+) -> Result<(u64, i64), Reason> {
     let mirrors = &client.proxy.mirrors;
-    let proof = tokio::time::timeout(PROOF_TIMEOUT, mirrors.freshness.prove()).await;
+    let proof = tokio::time::timeout(PROOF_TIMEOUT, mirrors.freshness.prove_at(0, check)).await;
     if let Ok(Ok(proof)) = proof {
         return Ok((proof.history, proof.header.revision));
     }

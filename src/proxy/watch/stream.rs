@@ -10,6 +10,7 @@ use super::request::Create;
 use super::start::{Started, start};
 use crate::mirror::watch_hub::Signal;
 use crate::proxy::handles::Client;
+use crate::proxy::spans::CreateSpans;
 use crate::telemetry::Reason;
 
 /// A stream as far as it does not change.
@@ -23,6 +24,8 @@ pub(super) struct Stream {
     pub(super) has_credentials: bool,
     /// The client asked for a member that has a leader.
     pub(super) require_leader: bool,
+    /// Spans of its create requests, if the stream is traced.
+    pub(super) spans: Option<Box<CreateSpans>>,
 }
 
 /// What a create request needs next.
@@ -69,6 +72,17 @@ impl Stream {
         create: &Create,
     ) -> Pin<Box<dyn Future<Output = Result<Started, Reason>> + Send>> {
         let (client, signal) = (Arc::clone(&self.client), Arc::clone(&self.signal));
-        Box::pin(start(client, signal, position, create.clone()))
+        let mirror = client.proxy.mirrors.all().get(position);
+        let spans = self.spans.as_ref().zip(mirror);
+        let mut span = spans.map(|(spans, mirror)| spans.begin(&mirror.name));
+        let create = create.clone();
+        Box::pin(async move {
+            let check = span.as_mut().map(|span| &mut span.check);
+            let started = start(client, signal, position, create, check).await;
+            if let Some(span) = span {
+                span.end(started.as_ref().err().copied());
+            }
+            started
+        })
     }
 }

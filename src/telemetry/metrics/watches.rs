@@ -1,14 +1,17 @@
 //! Metrics of watches.
 
+use std::time::Duration;
+
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::buffers::BufferKindMetrics;
 use super::labels::MirrorLabels;
-use super::register::{register, register_unit};
+use super::register::{register, register_latency, register_unit};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CreatedLabels {
@@ -58,6 +61,7 @@ pub struct WatchMetrics {
     watchers: Family<MirrorLabels, Gauge>,
     responses: Counter,
     events: Counter,
+    progress_seconds: Histogram,
     behind: Family<MirrorLabels, Gauge>,
     bytes: Family<KindLabels, Gauge>,
     /// Part of `bytes`.
@@ -78,6 +82,11 @@ impl WatchMetrics {
         WatchMetrics {
             stream_bytes,
             bytes,
+            progress_seconds: register_latency(
+                registry,
+                "watch_progress",
+                "Time until a progress request of a client was answered",
+            ),
             behind: register(
                 registry,
                 "watch_behind_revisions",
@@ -185,6 +194,11 @@ impl WatchMetrics {
     pub fn record_events(&self, events: usize) {
         self.responses.inc();
         self.events.inc_by(events as u64);
+    }
+
+    /// Records the `wait` for the response to a progress request.
+    pub fn record_progress(&self, wait: Duration) {
+        self.progress_seconds.observe(wait.as_secs_f64());
     }
 
     /// Sets how far the slowest watcher of a mirror is behind.

@@ -83,7 +83,7 @@ impl Session {
             progress_due: false,
         };
         if let Some(id) = self.insert(create, self.shown(), watcher) {
-            self.cancel_compacted(id, compact_revision);
+            self.cancel_compacted(id, compact_revision, "compacted");
         }
     }
 
@@ -116,11 +116,11 @@ impl Session {
     }
 
     /// Cancels the watcher `id` because etcd has compacted what it needs, or because its history was replaced (W10).
-    pub(super) fn cancel_compacted(&mut self, id: i64, compact_revision: i64) {
+    pub(super) fn cancel_compacted(&mut self, id: i64, compact_revision: i64, reason: &'static str) {
         if let Some(watcher) = self.watchers.get_mut(&id) {
             watcher.reader = None;
         }
-        self.metrics().record_cancelled("compacted");
+        self.metrics().record_cancelled(reason);
         let header = self.header(0);
         self.send(&WatchFields {
             header,

@@ -116,9 +116,9 @@ impl Session {
             .map_or(0, |reader| reader.covered() + 1);
         match ended {
             Ended::Compacted { compact_revision } if next < compact_revision => {
-                self.cancel_compacted(id, compact_revision);
+                self.cancel_compacted(id, compact_revision, "compacted");
             }
-            Ended::Replaced { revision } => self.cancel_compacted(id, revision.max(1)),
+            Ended::Replaced { revision } => self.cancel_compacted(id, revision.max(1), "replaced"),
             Ended::Compacted { .. } => self.leave(Reason::Loading, None),
             Ended::Trimmed => self.leave(Reason::NotFresh, None),
             Ended::FeedLost => self.leave(Reason::FeedLost, None),

@@ -67,7 +67,7 @@ impl Session {
             return false;
         };
         let has_expired = requested.has_expired(cx);
-        let target = requested.target;
+        let (target, began) = (requested.target, requested.began);
         let revision = self
             .watchers
             .values()
@@ -82,6 +82,7 @@ impl Session {
         if let Some(revision) = revision
             && self.report(NO_WATCHER, revision)
         {
+            self.metrics().record_progress(began.elapsed());
             self.progress.reported = revision;
         }
         true
