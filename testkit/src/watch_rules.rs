@@ -10,7 +10,7 @@
 //! | control | one `created` per create, in order; ids as etcd assigns them; nothing for an id that is not open |
 //! | previous values | with `prev_kv`, on every put of an existing key and on every delete |
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Write as _;
 
 use crate::pb::{Event, KeyValue, WatchCreateRequest, WatchRequest, WatchResponse};
@@ -39,6 +39,12 @@ pub struct Rules {
     pub header_is_last_event: bool,
     /// Previous values are never missing. etcd leaves them out if they have been compacted.
     pub prev_kv_is_complete: bool,
+    /// The store's history was not replaced by another one, which cancels every watch as a compaction does.
+    pub history_is_one: bool,
+    /// Progress of the whole stream speaks for exactly the watchers that are open for the client. etcd sends progress
+    /// and responses to requests through two queues: one that it determined before a create may come after `created`,
+    /// and one determined after a cancel may come before `canceled`.
+    pub progress_is_in_order: bool,
 }
 
 impl Rules {
@@ -46,11 +52,15 @@ impl Rules {
     pub const ETCD: Self = Self {
         header_is_last_event: false,
         prev_kv_is_complete: false,
+        history_is_one: true,
+        progress_is_in_order: false,
     };
     /// What rangecache promises for streams that it serves from memory.
     pub const MEMORY: Self = Self {
         header_is_last_event: true,
         prev_kv_is_complete: true,
+        history_is_one: true,
+        progress_is_in_order: true,
     };
 }
 
@@ -59,6 +69,20 @@ impl Rules {
 pub struct Truth(Vec<Event>);
 
 impl Truth {
+    /// Events of a store that was empty before them; `prev_kv` is determined from the earlier ones.
+    pub fn replayed(mut events: Vec<Event>) -> Self {
+        let mut newest: HashMap<Vec<u8>, KeyValue> = HashMap::new();
+        for event in &mut events {
+            let kv = kv(event).clone();
+            event.prev_kv = if event.r#type == DELETE {
+                newest.remove(&kv.key)
+            } else {
+                newest.insert(kv.key.clone(), kv)
+            };
+        }
+        Self(events)
+    }
+
     /// Appends the events of a watch of every key with `prev_kv`.
     pub fn extend(&mut self, response: &WatchResponse) {
         self.0.extend(response.events.iter().cloned());
@@ -162,6 +186,8 @@ struct Watcher {
     at_least: i64,
     /// Cancelled by a compaction; the id stays in use until the client cancels it.
     is_compacted: bool,
+    /// Progress requests of the stream that were sent before its create.
+    requests_before: usize,
 }
 
 struct Checked<'a> {
@@ -169,8 +195,13 @@ struct Checked<'a> {
     rules: Rules,
     number: usize,
     known: i64,
-    /// Creates without a `created`, each with what the client knew when it sent the create.
-    creates: VecDeque<(WatchCreateRequest, i64)>,
+    /// Creates without a `created`, each with what the client knew when it sent the create, and the number of progress
+    /// requests before it.
+    creates: VecDeque<(WatchCreateRequest, i64, usize)>,
+    /// Progress requests.
+    requests: usize,
+    /// Progress of the whole stream.
+    answers: usize,
     /// Cancels without a response, by id.
     cancels: BTreeMap<i64, usize>,
     watchers: BTreeMap<i64, Watcher>,
@@ -190,6 +221,8 @@ impl<'a> Checked<'a> {
             number: 0,
             known: 0,
             creates: VecDeque::new(),
+            requests: 0,
+            answers: 0,
             cancels: BTreeMap::new(),
             watchers: BTreeMap::new(),
             next_id: 0,
@@ -208,8 +241,10 @@ impl<'a> Checked<'a> {
 
     fn sent(&mut self, request: &WatchRequest) {
         if let Some(create) = &request.create_request {
-            self.creates.push_back((create.clone(), self.known));
+            self.creates
+                .push_back((create.clone(), self.known, self.requests));
         }
+        self.requests += usize::from(request.progress_request.is_some());
         if let Some(cancel) = &request.cancel_request {
             *self.cancels.entry(cancel.watch_id).or_default() += 1;
         }
@@ -242,7 +277,7 @@ impl<'a> Checked<'a> {
     }
 
     fn created(&mut self, response: &WatchResponse) {
-        let Some((create, known)) = self.creates.pop_front() else {
+        let Some((create, known, requests_before)) = self.creates.pop_front() else {
             return self.violation("control: a created without a create");
         };
         let id = if create.watch_id == 0 {
@@ -286,6 +321,7 @@ impl<'a> Checked<'a> {
             last: 0,
             at_least: if from_now { known } else { create.start_revision },
             is_compacted: false,
+            requests_before,
             create,
         };
         self.watchers.insert(response.watch_id, watcher);
@@ -298,6 +334,10 @@ impl<'a> Checked<'a> {
         };
         if response.compact_revision != 0 {
             let was_compacted = std::mem::replace(&mut watcher.is_compacted, true);
+            let needs = watcher.create.start_revision.max(watcher.last + 1);
+            if self.rules.history_is_one && needs >= response.compact_revision {
+                self.violation(&format!("control: nothing below {needs} is needed: {response:?}"));
+            }
             if was_compacted || header_revision(response) != 0 {
                 self.violation(&format!(
                     "control: a second cancel, or a header in it: {response:?}"
@@ -354,6 +394,7 @@ impl<'a> Checked<'a> {
     }
 
     fn progress(&mut self, id: i64, at: i64) {
+        self.answers += usize::from(id == NO_ID);
         let mut found = Vec::new();
         if id != NO_ID && !self.watchers.contains_key(&id) {
             found.push(format!("control: progress of {id}, which is not open"));
@@ -372,6 +413,11 @@ impl<'a> Checked<'a> {
         }
         for (of, watcher) in &self.watchers {
             if id != NO_ID && id != *of {
+                continue;
+            }
+            let is_being_cancelled = self.cancels.get(of).is_some_and(|count| *count > 0);
+            let may_be_older = id == NO_ID && self.answers <= watcher.requests_before;
+            if !self.rules.progress_is_in_order && (is_being_cancelled || may_be_older) {
                 continue;
             }
             if watcher.is_compacted {
@@ -450,7 +496,7 @@ impl Watcher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pb::{ResponseHeader, WatchCancelRequest};
+    use crate::pb::{ResponseHeader, WatchCancelRequest, WatchProgressRequest};
 
     fn event(at: i64, key: &str) -> Event {
         let kv = KeyValue {
@@ -582,6 +628,33 @@ mod tests {
         assert!(first(event(5, "a")).contains("reliable"));
         assert_eq!(only(&[&open[..], &[progress(3)]].concat()), "");
         assert!(only(&[&open[..], &[progress(4)]].concat()).contains("bookmarkable"));
+    }
+
+    #[test]
+    fn progress_requested_before_a_create_may_come_after_it_at_etcd() {
+        let request = Step::Sent(WatchRequest {
+            progress_request: Some(WatchProgressRequest {}),
+            ..WatchRequest::default()
+        });
+        let late = [request, create("a", 2, 0), created(0, 5), progress(5)];
+        assert!(only(&late).contains("bookmarkable"));
+        assert_eq!(violations(&late, &truth(), Rules::ETCD), [""; 0]);
+        let again = [&late[..], &[progress(5)]].concat();
+        assert!(violations(&again, &truth(), Rules::ETCD)[0].contains("bookmarkable"));
+    }
+
+    #[test]
+    fn cancel_at_a_compaction_that_takes_nothing_is_found() {
+        let cancel = |compact_revision| {
+            Step::Received(WatchResponse {
+                canceled: true,
+                compact_revision,
+                ..response(0, 0)
+            })
+        };
+        let open = [create("a", 3, 0), created(0, 5)];
+        assert_eq!(only(&[&open[..], &[cancel(4)]].concat()), "");
+        assert!(only(&[&open[..], &[cancel(3)]].concat()).contains("nothing below 3"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use testkit::pb::{
 /// Prefix of all keys in the store.
 pub const PREFIX: &str = "/linear/";
 /// Few, so that clients' operations conflict.
-const KEYS: usize = 6;
+pub const KEYS: usize = 6;
 /// Timeout of a call, sent as its deadline; the client itself gives up a little later.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2);
 /// How many revisions reads of the past go back.
@@ -50,6 +50,8 @@ pub struct Shared {
     pub writes_suspended: AtomicBool,
     /// Writes in flight.
     pub writing: AtomicUsize,
+    /// Number of restores so far.
+    pub segment: AtomicUsize,
 }
 
 /// A client; see the module.
@@ -90,6 +92,32 @@ impl Caller {
             self.turn().await;
             sleep(Duration::from_micros(self.random.random_range(0..16_000))).await;
         }
+    }
+
+    /// Puts every key in one transaction and deletes every key in another, when nothing fails any more. Returns the
+    /// revisions of both.
+    pub async fn write_last(mut self) -> [i64; 2] {
+        let value = self.value();
+        let mut revisions = Vec::new();
+        for value in [Some(value), None] {
+            let keys = (0..KEYS).map(name);
+            let operation = |key: String| match &value {
+                Some(value) => RequestOp::put(key, value),
+                None => RequestOp::delete(key),
+            };
+            let change = |key: String| history::change(key.as_bytes(), value.as_ref().map(String::as_bytes));
+            let changes: Vec<_> = keys.clone().map(change).collect();
+            let call = self.begin("txn", "write", json!({"then": changes, "applied": true}));
+            let request = TxnRequest {
+                success: keys.map(operation).collect(),
+                ..TxnRequest::default()
+            };
+            let answer: Option<Result<TxnResponse, Status>> = self.call(TXN, &request).await;
+            let revision = answer.expect("a response").expect("etcd writes").revision();
+            self.end(call, Some(json!({"rev": revision})));
+            revisions.push(revision);
+        }
+        [revisions[0], revisions[1]]
     }
 
     async fn turn(&mut self) {
@@ -433,6 +461,7 @@ impl Caller {
     }
 }
 
-fn name(key: usize) -> String {
+/// Name of a key.
+pub fn name(key: usize) -> String {
     format!("{PREFIX}{key}")
 }

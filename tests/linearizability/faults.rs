@@ -235,7 +235,7 @@ async fn roll_back(world: &mut World) {
     for member in &mut world.cluster.members {
         member.stop();
     }
-    world.recorder.stop().await;
+    world.stop_recording().await;
     for member in &mut world.cluster.members {
         member.roll_back();
     }
@@ -264,7 +264,7 @@ async fn restore(world: &mut World) {
     for member in &mut world.cluster.members {
         member.stop();
     }
-    world.recorder.stop().await;
+    world.stop_recording().await;
     for member in &mut world.cluster.members {
         member.restore(&snapshot, token, &[]);
     }
@@ -294,8 +294,9 @@ async fn begin_history(world: &mut World, forgotten: i64) {
     let revision = newest(&world.cluster.members[0].client().await).await;
     println!("  continued at {revision}, {forgotten} was the last revision of the old history");
     assert!(revision < forgotten, "nothing was lost");
-    world.segment += 1;
+    let segment = world.shared.segment.fetch_add(1, Ordering::SeqCst) + 1;
     world.history.cut(cut, revision);
-    world.recorder = Recorder::start(&world.history, &world.members(), world.segment, revision);
+    world.continue_events(revision);
+    world.recorder = Recorder::start(&world.history, &world.members(), segment, revision);
     world.shared.writes_suspended.store(false, Ordering::SeqCst);
 }

@@ -1,6 +1,7 @@
 //! Three members of etcd, two rangecaches and clients of both run while members, links and rangecaches fail. The test
 //! then checks that there is one order of all requests and responses, consistent with real time, in which every
-//! response is right. The checker is porcupine, in `tests/tools/linearizer`.
+//! response is right. The checker is porcupine, in `tests/tools/linearizer`. Watch clients keep watches open meanwhile;
+//! each of their streams is judged by [`testkit::watch_rules`].
 //!
 //! `make test` runs a random mix of all faults for a minute; `make linearize` runs chosen faults for a given time.
 
@@ -24,7 +25,9 @@ mod checker;
 mod client;
 mod faults;
 mod history;
+mod judge;
 mod recorder;
+mod watcher;
 mod world;
 
 use std::collections::BTreeMap;
@@ -32,8 +35,10 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use client::Caller;
 use faults::Fault;
 use history::History;
+use judge::judge_watches;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 use tokio::task::JoinSet;
@@ -54,6 +59,10 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
     for caller in world.callers(seed) {
         clients.spawn(caller.run());
     }
+    let mut watchers = JoinSet::new();
+    for watcher in world.watchers(seed) {
+        watchers.spawn(watcher.run());
+    }
     world.recover("the start").await;
     let began = Instant::now();
     let mut applied = 0;
@@ -73,10 +82,16 @@ async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, s
         ended.expect("no client panics");
     }
     world.members_serve().await;
+    let writer = Caller::new(&world.shared, 999, "etcd", world.members(), seed);
+    *world.watched.last_writes.lock() = Some(writer.write_last().await);
+    while let Some(ended) = watchers.join_next().await {
+        ended.expect("no watch client panics");
+    }
     let last = newest(&world.cluster.members[0].client().await).await;
     world.recorder.reaches(last).await;
-    world.recorder.stop().await;
+    world.stop_recording().await;
 
+    judge_watches(&world, &folder);
     let verdict = checker::check(world.history.finish());
     let (memory, all) = world.calm;
     println!("{}", verdict.text);

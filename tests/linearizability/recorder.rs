@@ -1,7 +1,7 @@
 //! Watches every member directly and records etcd's changes by revision, which shows the outcome of writes whose
 //! responses were lost.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +35,8 @@ struct Seen {
     whole: i64,
     /// Later revisions, received out of order.
     ahead: BTreeSet<i64>,
+    /// Events by revision.
+    events: BTreeMap<i64, Vec<Event>>,
 }
 
 impl Recorder {
@@ -47,6 +49,7 @@ impl Recorder {
             seen: Mutex::new(Seen {
                 whole: revision,
                 ahead: BTreeSet::new(),
+                events: BTreeMap::new(),
             }),
         });
         let mut watches = JoinSet::new();
@@ -61,9 +64,11 @@ impl Recorder {
         self.log.seen.lock().whole
     }
 
-    /// Stops watching.
-    pub async fn stop(&mut self) {
+    /// Stops watching, and returns all events since the start, in order.
+    pub async fn stop(&mut self) -> Vec<Event> {
         self.watches.shutdown().await;
+        let events = std::mem::take(&mut self.log.seen.lock().events);
+        events.into_values().flatten().collect()
     }
 
     /// Waits until every revision up to this one is recorded.
@@ -120,6 +125,7 @@ impl Log {
                 })
                 .collect();
             self.history.event(self.segment, at, &changes);
+            seen.events.insert(at, events.to_vec());
             while let Some(next) = seen.ahead.first().copied().filter(|next| *next == seen.whole + 1) {
                 seen.ahead.remove(&next);
                 seen.whole = next;

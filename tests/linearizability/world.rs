@@ -11,16 +11,20 @@ use tokio::time::sleep;
 use crate::client::{Caller, Shared};
 use crate::history::History;
 use crate::recorder::Recorder;
+use crate::watcher::{Watched, Watcher};
 use testkit::etcd::{Cluster, Version, free_port};
 use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::Client;
 use testkit::metrics::Outcomes;
-use testkit::pb::RangeRequest;
+use testkit::pb::{Event, RangeRequest};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
+use testkit::watch_rules::revision;
 
 /// Number of clients per rangecache, and of etcd itself.
 const CLIENTS: u64 = 4;
+/// Number of watch clients per rangecache; etcd itself has one.
+const WATCH_CLIENTS: usize = 3;
 
 /// The running system; see the module.
 pub struct World {
@@ -32,10 +36,13 @@ pub struct World {
     pub recorder: Recorder,
     pub random: StdRng,
     pub shared: Arc<Shared>,
-    /// Number of restores so far.
-    pub segment: usize,
+    /// Events of each history, from the first one's start.
+    pub events: Vec<Vec<Event>>,
+    pub watched: Arc<Watched>,
     /// Linearizable reads from memory, and all reads that memory could have answered, counted between faults.
     pub calm: (u64, u64),
+    /// Watches that memory serves since their creation, and all that were created, counted between faults.
+    pub calm_watches: (u64, u64),
     /// Times until responses came from memory again, by fault.
     pub recoveries: BTreeMap<String, Vec<Duration>>,
 }
@@ -68,7 +75,9 @@ impl Sidecar {
     /// Starts it, and waits until it listens.
     pub async fn start(&mut self) {
         let links: Vec<_> = self.links.iter().map(FaultLink::url).collect();
-        let builder = Rangecache::at(&links.join(",")).listening_on(&self.url);
+        let builder = Rangecache::at(&links.join(","))
+            .listening_on(&self.url)
+            .with("--watch-cache", "auto");
         self.rangecache = Some(builder.start_cold().await);
     }
 
@@ -83,6 +92,22 @@ impl Sidecar {
         let outcomes = self.running().outcomes().await;
         let memory = linearizable_from_memory(&outcomes);
         (memory, memory + outcomes.of("forwarded") + outcomes.of("shed"))
+    }
+
+    /// Creates that memory has served so far, and all creates.
+    async fn watches(&self) -> (u64, u64) {
+        let metrics = self.running().metrics().await;
+        let created = metrics
+            .0
+            .iter()
+            .filter(|(sample, _)| sample.starts_with("rangecache_watch_created_total"));
+        let mut counts = (0, 0);
+        for (sample, count) in created {
+            let is_memory = sample.contains("outcome=\"memory\"");
+            counts.0 += if is_memory { *count as u64 } else { 0 };
+            counts.1 += *count as u64;
+        }
+        counts
     }
 }
 
@@ -119,6 +144,7 @@ impl World {
             stop: false.into(),
             writes_suspended: false.into(),
             writing: 0.into(),
+            segment: 0.into(),
         });
         Self {
             cluster,
@@ -128,8 +154,10 @@ impl World {
             recorder,
             random: StdRng::seed_from_u64(seed),
             shared,
-            segment: 0,
+            events: vec![Vec::new()],
+            watched: Arc::default(),
             calm: (0, 0),
+            calm_watches: (0, 0),
             recoveries: BTreeMap::new(),
         }
     }
@@ -154,17 +182,44 @@ impl World {
             .collect()
     }
 
+    /// The watch clients, not yet running.
+    pub fn watchers(&self, seed: u64) -> Vec<Watcher> {
+        let mut servers = Vec::new();
+        for sidecar in &self.sidecars {
+            servers.extend((0..WATCH_CLIENTS).map(|_| (sidecar.name, vec![sidecar.url.clone()])));
+        }
+        servers.push(("etcd", self.members()));
+        let servers = servers.into_iter().enumerate();
+        let watcher = |(n, (via, urls))| Watcher::new(&self.shared, &self.watched, n, via, urls, seed);
+        servers.map(watcher).collect()
+    }
+
+    /// Stops the recorder, and keeps the events of the history.
+    pub async fn stop_recording(&mut self) {
+        let events = self.recorder.stop().await;
+        self.events.last_mut().expect("a history").extend(events);
+    }
+
+    /// Begins another history with the events of the last one up to a revision.
+    pub fn continue_events(&mut self, last: i64) {
+        let events = self.events.last().expect("a history");
+        let common = events.partition_point(|event| revision(event) <= last);
+        self.events.push(events[..common].to_vec());
+    }
+
     /// Lets time pass without faults, and counts where reads are answered.
     pub async fn calm(&mut self, duration: Duration) {
         let mut before = Vec::new();
         for sidecar in &self.sidecars {
-            before.push(sidecar.reads().await);
+            before.push((sidecar.reads().await, sidecar.watches().await));
         }
         sleep(duration).await;
         for (sidecar, before) in self.sidecars.iter().zip(before) {
-            let after = sidecar.reads().await;
-            self.calm.0 += after.0 - before.0;
-            self.calm.1 += after.1 - before.1;
+            let (reads, watches) = (sidecar.reads().await, sidecar.watches().await);
+            self.calm.0 += reads.0 - before.0.0;
+            self.calm.1 += reads.1 - before.0.1;
+            self.calm_watches.0 += watches.0 - before.1.0;
+            self.calm_watches.1 += watches.1 - before.1.1;
         }
     }
 
