@@ -25,5 +25,6 @@ mod oracle;
 mod pages;
 mod streams;
 mod transparent;
+mod watch_clients;
 mod watch_streams;
 mod watches;

@@ -50,11 +50,19 @@ func main() {
 	list := flag.Bool("list", false, "list the sections and exit")
 	clients := flag.Int("load", 0, "instead of the sections, keep this many clients busy until the file named by -until exists")
 	until := flag.String("until", "", "the file that ends -load")
+	following := flag.Bool("follow", false, "instead of the sections, open the watches that standard input describes, and print their events")
 	flag.Parse()
 
 	if *list {
 		for _, s := range sections {
 			fmt.Println(s.name)
+		}
+		return
+	}
+	if *following {
+		if err := follow(strings.Split(*endpoints, ","), os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "goclient:", err)
+			os.Exit(1)
 		}
 		return
 	}
