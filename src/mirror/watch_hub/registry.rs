@@ -18,8 +18,10 @@ use crate::keyspace::Interval;
 const UNUSED_TOPIC_KEPT: Duration = Duration::from_secs(60);
 /// Events, or watchers, after which other tasks run.
 const YIELD_AFTER_EVENTS: usize = 1000;
-/// Watchers that are woken together.
+/// Watchers after which other tasks run.
 const WAKE_BATCH: usize = 256;
+/// Watchers after which other tasks run before the next connection's watchers are woken.
+const WAKE_BATCH_OF_CONNECTIONS: usize = 32;
 
 /// A topic and its watchers.
 #[derive(Debug)]
@@ -27,6 +29,7 @@ struct Slot {
     key: Bytes,
     range_end: Bytes,
     topic: Arc<Topic>,
+    /// By connection.
     watchers: Vec<Arc<Watcher>>,
     unused_since: Option<Instant>,
 }
@@ -85,7 +88,11 @@ impl Registry {
     /// Adds a watcher to a topic.
     pub(super) fn add(&mut self, number: u32, watcher: Arc<Watcher>) {
         if let Some(slot) = self.slot_mut(number) {
-            slot.watchers.push(watcher);
+            let connection = watcher.signal.connection();
+            let at = slot
+                .watchers
+                .partition_point(|other| other.signal.connection() <= connection);
+            slot.watchers.insert(at, watcher);
         }
     }
 
@@ -179,19 +186,19 @@ impl Registry {
 }
 
 impl Slot {
+    /// Wakes the watchers, one connection after another: responses of one connection that are ready together are sent
+    /// in one write. `woken` counts those since other tasks ran.
     async fn wake(&mut self, woken: &mut usize) {
-        let mut at = 0;
-        while let Some(watcher) = self.watchers.get(at) {
-            if watcher.is_gone() {
-                self.watchers.swap_remove(at);
-                continue;
-            }
-            watcher.signal.set();
-            at += 1;
-            *woken += 1;
-            if woken.is_multiple_of(WAKE_BATCH) {
+        let mut last = None;
+        for watcher in self.watchers.iter().filter(|watcher| !watcher.is_gone()) {
+            let connection = Some(watcher.signal.connection());
+            let is_next = last.replace(watcher.signal.connection()) != connection;
+            if *woken >= WAKE_BATCH || (is_next && *woken >= WAKE_BATCH_OF_CONNECTIONS) {
+                *woken = 0;
                 tokio::task::yield_now().await;
             }
+            watcher.signal.set();
+            *woken += 1;
         }
     }
 

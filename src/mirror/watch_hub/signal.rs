@@ -11,9 +11,25 @@ pub struct Signal {
     waker: AtomicWaker,
     /// Whether the stream was woken and has not looked since.
     is_set: AtomicBool,
+    /// Number of the stream's connection.
+    connection: usize,
 }
 
 impl Signal {
+    /// Signal of a stream on the connection with this number, which no other open connection has.
+    #[must_use]
+    pub fn new(connection: usize) -> Signal {
+        Signal {
+            connection,
+            ..Signal::default()
+        }
+    }
+
+    /// Number of the stream's connection.
+    pub(super) fn connection(&self) -> usize {
+        self.connection
+    }
+
     /// Polls the stream by `look`, which looks at its readers: everything that arrives from the beginning of the look on
     /// wakes the stream again.
     pub fn look<T>(&self, context: &mut Context<'_>, look: impl FnOnce(&mut Context<'_>) -> T) -> T {

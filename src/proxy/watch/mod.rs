@@ -168,7 +168,8 @@ async fn first_create(
     let stream = Stream {
         client: Arc::clone(client),
         parts: parts.clone(),
-        signal: Arc::new(Signal::default()),
+        // A client is a connection, and its address is no other's while it is open.
+        signal: Arc::new(Signal::new(Arc::as_ptr(client).addr())),
         has_credentials: metadata.has_credentials,
         require_leader: metadata.require_leader,
         spans: trace.map(Trace::creates),
