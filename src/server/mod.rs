@@ -10,6 +10,7 @@
 //! | `control_frames` | bound on a connection's control frames |
 //! | `pace` | a connection's turns among all others, and the delays that its calls cause |
 //! | `write_batching` | sends responses that are ready together in one write |
+//! | `write_buffer` | collects the small frames of one poll of a connection for one write |
 //! | `descriptors` | raises the limit on open files, and shares the descriptors out |
 //!
 //! This room knows neither the proxy nor the admin pages: both pass in a handler. It imports `net`, `tls`, `limits` and
@@ -24,6 +25,7 @@ mod preface;
 mod serve;
 mod unix;
 mod write_batching;
+mod write_buffer;
 
 pub use connections::{ConnectionLimits, Connections};
 pub use descriptors::connections_within_descriptors;

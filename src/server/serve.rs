@@ -23,6 +23,7 @@ use super::listener::Listener;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
 use super::write_batching::batch_writes;
+use super::write_buffer::write_buffer;
 use crate::limits::Intake;
 use crate::net::{Plain, Stream, Transport};
 use crate::panics::restarting;
@@ -180,19 +181,20 @@ async fn serve_connection<H, F, B, E>(
     };
     let flooded = stream.flooded();
     let service = service_fn(move |request| Handling::new(intake.begin(), handler(request, transport)));
+    let (stream, buffer) = write_buffer(stream);
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let closed = tokio::select! {
-        closed = batch_writes(connection.as_mut()) => closed,
+        closed = batch_writes(connection.as_mut(), &buffer) => closed,
         () = drain.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            batch_writes(connection.as_mut()).await
+            batch_writes(connection.as_mut(), &buffer).await
         }
         () = expired(config.max_age) => {
             connection.as_mut().graceful_shutdown();
-            within_farewell(batch_writes(connection.as_mut())).await
+            within_farewell(batch_writes(connection.as_mut(), &buffer)).await
         }
-        () = flooded.cancelled() => within_farewell(batch_writes(connection.as_mut())).await,
+        () = flooded.cancelled() => within_farewell(batch_writes(connection.as_mut(), &buffer)).await,
     };
     if flooded.is_cancelled() {
         config.metrics.connections.record_closed(config.name, "flood");

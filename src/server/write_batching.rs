@@ -6,22 +6,32 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Polls `connection` one scheduler turn after it is woken, when the tasks that were ready before it have run.
-pub(super) fn batch_writes<F: Future>(connection: Pin<&mut F>) -> BatchWrites<'_, F> {
+use tokio::io::AsyncWrite;
+
+use super::write_buffer::WriteBuffer;
+
+/// Polls `connection` one scheduler turn after it is woken, when the tasks that were ready before it have run, and then
+/// writes what it has put into `buffer`.
+pub(super) fn batch_writes<'a, F: Future, S: AsyncWrite + Unpin>(
+    connection: Pin<&'a mut F>,
+    buffer: &'a WriteBuffer<S>,
+) -> BatchWrites<'a, F, S> {
     BatchWrites {
         connection,
+        buffer,
         waited: false,
     }
 }
 
 /// The future of [`batch_writes`].
-pub(super) struct BatchWrites<'a, F> {
+pub(super) struct BatchWrites<'a, F, S> {
     connection: Pin<&'a mut F>,
+    buffer: &'a WriteBuffer<S>,
     /// One scheduler turn was skipped since the last poll of `connection`.
     waited: bool,
 }
 
-impl<F: Future> Future for BatchWrites<'_, F> {
+impl<F: Future, S: AsyncWrite + Unpin> Future for BatchWrites<'_, F, S> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
@@ -31,6 +41,9 @@ impl<F: Future> Future for BatchWrites<'_, F> {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        self.connection.as_mut().poll(context)
+        self.buffer.collect();
+        let polled = self.connection.as_mut().poll(context);
+        self.buffer.poll_flush(context);
+        polled
     }
 }

@@ -1,0 +1,355 @@
+//! Write buffer: what one poll of a connection writes in small pieces leaves in one write.
+//!
+//! The HTTP/2 library writes each frame of 256 bytes or more on its own: 60 events for 60 watchers on one connection, or
+//! 64 values of 1 KB, would be as many system calls and wake-ups of the client.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Bytes that are collected at most; as many as the HTTP/2 library's own buffer has.
+const MAX_COLLECTED_BYTES: usize = 16 << 10;
+/// Size up to which a piece is copied: beyond it, copying takes longer than a system call.
+const MAX_COPIED_BYTES: usize = 8 << 10;
+/// Pieces of one write: as many as the HTTP/2 library passes on, and the collected bytes.
+const MAX_PIECES: usize = 65;
+
+/// A stream and what is to be written to it. Only the task of its connection uses it, so that the lock is free; an
+/// upgraded connection's task has it alone.
+#[derive(Debug)]
+struct Shared<S> {
+    stream: S,
+    /// Pieces that were accepted.
+    collected: Vec<u8>,
+    /// Bytes of `collected` that were written.
+    written: usize,
+    /// A poll of the connection is under way, and [`WriteBuffer::poll_flush`] follows.
+    collects: bool,
+    /// Error of a write after the poll to which it belongs.
+    failed: Option<io::ErrorKind>,
+}
+
+/// The connection's side: a stream that collects small writes during a poll of the connection.
+#[derive(Debug)]
+pub(super) struct Collecting<S>(Arc<Mutex<Shared<S>>>);
+
+/// The other side: what was collected.
+#[derive(Debug)]
+pub(super) struct WriteBuffer<S>(Arc<Mutex<Shared<S>>>);
+
+/// A stream with a write buffer, and the buffer.
+pub(super) fn write_buffer<S>(stream: S) -> (Collecting<S>, WriteBuffer<S>) {
+    let shared = Arc::new(Mutex::new(Shared {
+        stream,
+        collected: Vec::new(),
+        written: 0,
+        collects: false,
+        failed: None,
+    }));
+    (Collecting(Arc::clone(&shared)), WriteBuffer(shared))
+}
+
+impl<S: AsyncWrite + Unpin> WriteBuffer<S> {
+    /// Begins to collect.
+    pub(super) fn collect(&self) {
+        self.0.lock().collects = true;
+    }
+
+    /// Stops to collect, and writes what was collected. If not all of it can be written now, the task is woken when
+    /// there is room. An error is that of the connection's next read or write.
+    pub(super) fn poll_flush(&self, cx: &mut Context<'_>) {
+        let mut shared = self.0.lock();
+        shared.collects = false;
+        if shared.is_empty() {
+            return;
+        }
+        let flushed = match shared.poll_write_collected(cx, &[]) {
+            Poll::Ready(Ok(_)) => Pin::new(&mut shared.stream).poll_flush(cx),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => Poll::Pending,
+        };
+        if let Poll::Ready(Err(error)) = flushed {
+            shared.failed = Some(error.kind());
+            shared.clear();
+            cx.waker().wake_by_ref();
+        }
+    }
+}
+
+impl<S> Shared<S> {
+    fn is_empty(&self) -> bool {
+        self.written == self.collected.len()
+    }
+
+    /// Idle connections, of which there are many, have no buffer.
+    fn clear(&mut self) {
+        self.collected = Vec::new();
+        self.written = 0;
+    }
+
+    fn check(&self) -> io::Result<()> {
+        match self.failed {
+            Some(kind) => Err(kind.into()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> Shared<S> {
+    /// Writes what was collected, then of `pieces` what fits. Returns the bytes of `pieces` that were written: 0 only if
+    /// there are none, or if the stream takes one piece at a time.
+    fn poll_write_collected(
+        &mut self,
+        cx: &mut Context<'_>,
+        pieces: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        while !self.is_empty() {
+            let mut all = [IoSlice::new(&[]); MAX_PIECES];
+            let mut count = 0;
+            let collected = IoSlice::new(&self.collected[self.written..]);
+            for (place, piece) in all.iter_mut().zip(std::iter::once(&collected).chain(pieces)) {
+                *place = IoSlice::new(piece);
+                count += 1;
+            }
+            let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, &all[..count]))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            let rest = self.collected.len() - self.written;
+            self.written += written.min(rest);
+            if written > rest {
+                self.clear();
+                return Poll::Ready(Ok(written - rest));
+            }
+        }
+        self.clear();
+        Poll::Ready(Ok(0))
+    }
+
+    fn poll_write_pieces(&mut self, cx: &mut Context<'_>, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.check()?;
+        let bytes = pieces.iter().map(|piece| piece.len()).sum::<usize>();
+        if self.collects && bytes <= MAX_COPIED_BYTES {
+            if self.collected.len() + bytes > MAX_COLLECTED_BYTES {
+                ready!(self.poll_write_collected(cx, &[]))?;
+            }
+            if self.collected.capacity() == 0 {
+                self.collected.reserve_exact(MAX_COLLECTED_BYTES);
+            }
+            pieces
+                .iter()
+                .for_each(|piece| self.collected.extend_from_slice(piece));
+            return Poll::Ready(Ok(bytes));
+        }
+        let written = ready!(self.poll_write_collected(cx, pieces))?;
+        if written > 0 || bytes == 0 {
+            return Poll::Ready(Ok(written));
+        }
+        Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Collecting<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut shared = self.0.lock();
+        shared.check()?;
+        Pin::new(&mut shared.stream).poll_read(cx, buf)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Collecting<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.0.lock().poll_write_pieces(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.0.lock().poll_write_pieces(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.lock().stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut shared = self.0.lock();
+        shared.check()?;
+        if shared.collects {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(shared.poll_write_collected(cx, &[]))?;
+        Pin::new(&mut shared.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut shared = self.0.lock();
+        shared.check()?;
+        ready!(shared.poll_write_collected(cx, &[]))?;
+        Pin::new(&mut shared.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::task::Waker;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A socket that takes the scripted number of bytes with each write, 0 for none at the moment, then everything.
+    #[derive(Debug, Default)]
+    struct Socket {
+        takes: VecDeque<usize>,
+        writes: Vec<Vec<u8>>,
+        fails: bool,
+    }
+
+    impl AsyncWrite for Socket {
+        fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+            self.poll_write_vectored(cx, &[IoSlice::new(buf)])
+        }
+
+        fn poll_write_vectored(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bufs: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            if self.fails {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            let mut all = bufs
+                .iter()
+                .flat_map(|buf| buf.iter().copied())
+                .collect::<Vec<_>>();
+            match self.takes.pop_front() {
+                Some(0) => return Poll::Pending,
+                Some(taken) => all.truncate(taken),
+                None => {}
+            }
+            let written = all.len();
+            self.writes.push(all);
+            Poll::Ready(Ok(written))
+        }
+
+        fn is_write_vectored(&self) -> bool {
+            true
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    fn context() -> Context<'static> {
+        Context::from_waker(Waker::noop())
+    }
+
+    fn write(stream: &mut Collecting<Socket>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let (first, rest) = bytes.split_at(bytes.len() / 3);
+        Pin::new(stream).poll_write_vectored(&mut context(), &[IoSlice::new(first), IoSlice::new(rest)])
+    }
+
+    fn flush(stream: &mut Collecting<Socket>) -> Poll<io::Result<()>> {
+        Pin::new(stream).poll_flush(&mut context())
+    }
+
+    #[test]
+    fn small_writes_of_one_poll_leave_in_one() {
+        let (mut stream, buffer) = write_buffer(Socket::default());
+        for round in 1..=2 {
+            buffer.collect();
+            for _ in 0..40 {
+                assert!(matches!(write(&mut stream, &[7; 300]), Poll::Ready(Ok(300))));
+                assert!(flush(&mut stream).is_ready());
+            }
+            buffer.poll_flush(&mut context());
+            assert_eq!(buffer.0.lock().stream.writes.len(), round);
+            assert_eq!(buffer.0.lock().collected.capacity(), 0, "an idle connection");
+        }
+    }
+
+    #[test]
+    fn large_write_leaves_with_what_was_collected() {
+        let (mut stream, buffer) = write_buffer(Socket::default());
+        buffer.collect();
+        assert!(write(&mut stream, &[1; 10]).is_ready());
+        assert!(matches!(write(&mut stream, &[2; 9000]), Poll::Ready(Ok(9000))));
+        let writes = buffer.0.lock().stream.writes.clone();
+        assert_eq!(writes, [[[1; 10].as_slice(), &[2; 9000]].concat()]);
+    }
+
+    #[test]
+    fn connection_that_is_not_polled_writes_at_once() {
+        let (mut stream, buffer) = write_buffer(Socket::default());
+        assert!(write(&mut stream, &[1; 10]).is_ready());
+        assert_eq!(buffer.0.lock().stream.writes.len(), 1, "an upgraded connection");
+    }
+
+    #[test]
+    fn full_socket_bounds_what_is_collected() {
+        let (mut stream, buffer) = write_buffer(Socket::default());
+        buffer.0.lock().stream.takes = [0; 100].into();
+        buffer.collect();
+        let accepted = (0..100)
+            .filter(|_| write(&mut stream, &[3; 1000]).is_ready())
+            .count();
+        assert_eq!(accepted, MAX_COLLECTED_BYTES / 1000);
+    }
+
+    #[test]
+    fn error_of_the_last_write_is_that_of_the_next() {
+        let (mut stream, buffer) = write_buffer(Socket::default());
+        buffer.0.lock().stream.fails = true;
+        buffer.collect();
+        assert!(matches!(write(&mut stream, &[1; 10]), Poll::Ready(Ok(10))));
+        buffer.poll_flush(&mut context());
+        assert!(matches!(write(&mut stream, &[1; 10]), Poll::Ready(Err(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_arrive_in_order_whatever_the_socket_takes(
+            sizes in prop::collection::vec(prop_oneof![1_usize..600, 1_usize..20_000], 1..60),
+            takes in prop::collection::vec(prop_oneof![Just(0), 1_usize..30_000], 0..80),
+            polls in prop::collection::vec(any::<bool>(), 60),
+        ) {
+            let (mut stream, buffer) = write_buffer(Socket::default());
+            buffer.0.lock().stream.takes = takes.into();
+            let mut sent = Vec::new();
+            for (number, (size, ends_poll)) in sizes.into_iter().zip(polls).enumerate() {
+                let bytes = vec![u8::try_from(number).unwrap(); size];
+                let mut rest = bytes.as_slice();
+                while !rest.is_empty() {
+                    buffer.collect();
+                    match write(&mut stream, rest) {
+                        Poll::Ready(Ok(written)) => {
+                            prop_assert!(written > 0);
+                            rest = &rest[written..];
+                        }
+                        Poll::Ready(Err(error)) => panic!("{error}"),
+                        Poll::Pending => buffer.poll_flush(&mut context()),
+                    }
+                }
+                sent.extend_from_slice(&bytes);
+                if ends_poll {
+                    buffer.poll_flush(&mut context());
+                }
+            }
+            while Pin::new(&mut stream).poll_shutdown(&mut context()).is_pending() {}
+            prop_assert_eq!(buffer.0.lock().stream.writes.concat(), sent);
+        }
+    }
+}
