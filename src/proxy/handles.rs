@@ -1,7 +1,6 @@
 //! [`Proxy`]: handles to the other rooms, and the state that requests share.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -22,6 +21,9 @@ use crate::upstream::Upstream;
 
 /// Interval at which expired entries are dropped from the list of slowest calls.
 const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);
+/// Watch streams that may be handed over at once, in each direction: etcd reads the history of their watchers, and
+/// memory looks them up.
+const WATCH_HANDOVERS: usize = 64;
 
 /// State that all requests share: handles to the other rooms, and limits. [`handle`](super::handle) serves a request
 /// with it.
@@ -44,6 +46,10 @@ pub struct Proxy {
     pub(super) watch_progress_interval: Option<Duration>,
     /// Memory of watches from memory (`--watch-max-bytes`).
     pub(super) watch_bytes: Arc<ByteBudget>,
+    /// Turns of watch streams that continue at etcd, until etcd has created their watchers.
+    pub(super) watch_handovers: Arc<Semaphore>,
+    /// Turns of watch streams that return to memory.
+    pub(super) watch_returns: Arc<Semaphore>,
 }
 
 /// One connection of a client.
@@ -52,9 +58,6 @@ pub struct Client {
     pub(super) proxy: Arc<Proxy>,
     /// Bytes that the connection's calls hold.
     pub(super) account: Arc<ClientAccount>,
-    /// A watch of the connection could not be continued from memory, and would fail in the same way again: the next ones
-    /// are forwarded.
-    pub(super) forwards_watches: AtomicBool,
 }
 
 impl Proxy {
@@ -94,6 +97,8 @@ impl Proxy {
             browser: config.listen.browser_rules(),
             call_buffers: buffers.calls,
             request_timeout: config.limits.request_timeout,
+            watch_handovers: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
+            watch_returns: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
             watch_progress_interval: (config.watch.cache == WatchCache::Auto)
                 .then_some(config.watch.progress_notify_interval),
             watch_bytes: ByteBudget::first_come(config.watch.max_bytes(), metrics.watches.budget.clone()),
@@ -106,7 +111,6 @@ impl Proxy {
         Arc::new(Client {
             proxy: Arc::clone(self),
             account: self.call_buffers.account(Arc::clone(intake)),
-            forwards_watches: AtomicBool::new(false),
         })
     }
 

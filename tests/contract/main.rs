@@ -26,5 +26,6 @@ mod pages;
 mod streams;
 mod transparent;
 mod watch_clients;
+mod watch_handovers;
 mod watch_streams;
 mod watches;

@@ -13,11 +13,11 @@ use testkit::pb::{
 use testkit::proxy::{Builder, Rangecache};
 use testkit::wait::{SOON, until};
 
-fn before(etcd: &Etcd) -> Builder {
+pub(super) fn before(etcd: &Etcd) -> Builder {
     Rangecache::before(etcd).with("--watch-cache", "auto")
 }
 
-fn prefix(prefix: &str, start_revision: i64) -> WatchCreateRequest {
+pub(super) fn prefix(prefix: &str, start_revision: i64) -> WatchCreateRequest {
     WatchCreateRequest {
         key: prefix.into(),
         range_end: prefix_end(prefix.as_bytes()),
@@ -26,7 +26,7 @@ fn prefix(prefix: &str, start_revision: i64) -> WatchCreateRequest {
     }
 }
 
-fn create(create: WatchCreateRequest) -> WatchRequest {
+pub(super) fn create(create: WatchCreateRequest) -> WatchRequest {
     WatchRequest {
         create_request: Some(create),
         ..WatchRequest::default()
@@ -40,23 +40,23 @@ fn progress() -> WatchRequest {
     }
 }
 
-fn open(client: &Client, requests: &[WatchRequest]) -> Stream {
+pub(super) fn open(client: &Client, requests: &[WatchRequest]) -> Stream {
     let stream = client.open(WATCH);
     requests.iter().for_each(|request| stream.send(request));
     stream
 }
 
-async fn next(stream: &mut Stream) -> WatchResponse {
+pub(super) async fn next(stream: &mut Stream) -> WatchResponse {
     let next = stream.next_as(SOON).await;
     next.unwrap_or_else(|| panic!("the stream ended: {:?}", stream.end()))
 }
 
-fn header_revision(response: &WatchResponse) -> i64 {
+pub(super) fn header_revision(response: &WatchResponse) -> i64 {
     response.header.as_ref().expect("a header").revision
 }
 
 /// Create requests that had `outcome` with `reason`.
-async fn created(rangecache: &Rangecache, outcome: &str, reason: &str) -> f64 {
+pub(super) async fn created(rangecache: &Rangecache, outcome: &str, reason: &str) -> f64 {
     let sample = format!("rangecache_watch_created_total{{outcome=\"{outcome}\",reason=\"{reason}\"}}");
     let metrics = rangecache.metrics().await;
     metrics.0.get(&sample).copied().unwrap_or_default()

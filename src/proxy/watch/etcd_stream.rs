@@ -1,4 +1,4 @@
-//! The call to etcd that continues a stream which memory cannot serve any longer.
+//! The call to etcd of a stream that memory cannot serve, or cannot serve yet.
 
 use std::fmt;
 use std::future::Future;
@@ -13,7 +13,7 @@ use http::request::Parts;
 use http_body::{Body as _, Frame};
 use http_body_util::StreamBody;
 use hyper::body::Incoming;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::Sleep;
 use tokio_util::sync::PollSender;
 
@@ -26,18 +26,24 @@ use crate::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest
 use crate::grpc::Status;
 use crate::grpc::frame::{PREFIX_BYTES, Prefix, framed};
 use crate::grpc::status::GRPC_STATUS;
+use crate::limits::{BudgetExceeded, CallBytes, CallKind};
 use crate::mirror::cluster_state::{ClusterState, History};
-use crate::proxy::forward::{Forward, RequestBody, SendError, UpstreamResponse};
+use crate::proxy::forward::{RequestBody, SendError, UpstreamResponse};
+use crate::proxy::handles::Client;
 use crate::upstream::{BoxError, ConnectionClass, InFlight, Outgoing};
 
 /// Requests of the client that wait for etcd's flow control.
 const REQUESTS: usize = 16;
 /// Time within which etcd has to continue every watcher.
 const CONTINUE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest wait for the turn of a handover.
+const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest message that is read as a whole, in order to drop it.
 const MAX_DROPPED_BYTES: usize = 4 << 20;
 
-type Opening = Pin<Box<dyn Future<Output = Result<UpstreamResponse, SendError>> + Send>>;
+/// Result of the call: `None` if it was late.
+type Opened = Option<Result<UpstreamResponse, SendError>>;
+type Opening = Pin<Box<dyn Future<Output = (Opened, Option<OwnedSemaphorePermit>)> + Send>>;
 
 /// One Watch call to etcd with the caller's own metadata.
 pub(super) struct EtcdStream {
@@ -46,14 +52,18 @@ pub(super) struct EtcdStream {
     requests: Option<PollSender<Bytes>>,
     opening: Option<Opening>,
     response: Option<(Incoming, InFlight)>,
-    /// Expires while etcd has not continued every watcher.
-    late: Option<Pin<Box<Sleep>>>,
+    /// The turn of a handover, and the time limit for it: until etcd has continued every watcher.
+    turn: Option<(OwnedSemaphorePermit, Pin<Box<Sleep>>)>,
     /// What has arrived from etcd, from the first byte that was not decided about.
     buffer: BytesMut,
     /// Bytes of the current message that are still to come, and whether the client gets them.
     rest: (usize, bool),
     /// The current message is dropped unless it has events above this revision.
     drop_through: Option<i64>,
+    /// The current message is the last one before the barrier of this revision.
+    barrier: Option<i64>,
+    /// Counts what etcd has sent, or may send, while the client does not read.
+    held: CallBytes,
     cluster_state: Arc<ClusterState>,
     /// etcd's history when the call began.
     history: Arc<History>,
@@ -70,8 +80,12 @@ pub(super) enum Next {
         reason: String,
         compact_revision: i64,
     },
+    /// Everything at or below this revision was sent, for every watcher.
+    Barrier(i64),
     /// The stream ends with these trailers.
     End(HeaderMap),
+    /// The stream breaks off within a message.
+    Abort(BoxError),
 }
 
 impl fmt::Debug for EtcdStream {
@@ -83,40 +97,54 @@ impl fmt::Debug for EtcdStream {
 }
 
 impl EtcdStream {
-    /// Opens the call, and lets etcd continue the watchers of `relay`. `parts` is the head of the client's request.
-    pub(super) fn open(
-        forward: Arc<Forward>,
-        parts: Parts,
-        relay: Relay,
-        history: Arc<History>,
-    ) -> EtcdStream {
+    /// Opens the call of `client`, and lets etcd continue the watchers of `relay`. `parts` is the head of the client's
+    /// request. A handover waits for its turn; what happens meanwhile is sent by etcd later.
+    pub(super) fn open(client: &Client, parts: Parts, relay: Relay, history: Arc<History>) -> EtcdStream {
         let (requests, receiver) = mpsc::channel(REQUESTS);
         let mut first = BytesMut::new();
         for (_, create) in creates(relay.carried_from_memory()) {
             first.extend_from_slice(&encode(RequestUnion::CreateRequest(create)));
         }
-        // The queue is empty.
-        let _ = requests.try_send(first.freeze());
+        let is_handover = !first.is_empty();
+        if is_handover {
+            // The queue is empty.
+            let _ = requests.try_send(first.freeze());
+        }
         let frames = futures_util::stream::unfold(receiver, |mut receiver| async {
             let message = receiver.recv().await?;
             Some((Ok::<_, BoxError>(Frame::data(message)), receiver))
         });
         let body = tonic::body::Body::new(StreamBody::new(Box::pin(frames)));
-        let cluster_state = Arc::clone(&forward.cluster_state);
+        let proxy = &client.proxy;
+        let (forward, turns) = (Arc::clone(&proxy.forward), Arc::clone(&proxy.watch_handovers));
         let opening = async move {
+            let mut turn = None;
+            if is_handover {
+                turn = take_turn(turns).await;
+                if turn.is_none() {
+                    return (None, None);
+                }
+            }
             let body = RequestBody::Once(Outgoing::tonic(body));
-            forward.send(parts, body, ConnectionClass::Endless).await
+            let sending = forward.send(parts, body, ConnectionClass::Endless);
+            if !is_handover {
+                // etcd's response begins with its first message.
+                return (Some(sending.await), None);
+            }
+            (tokio::time::timeout(CONTINUE_TIMEOUT, sending).await.ok(), turn)
         };
         EtcdStream {
             relay,
             requests: Some(PollSender::new(requests)),
             opening: Some(Box::pin(opening)),
             response: None,
-            late: Some(Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT))),
+            turn: None,
             buffer: BytesMut::new(),
             rest: (0, false),
             drop_through: None,
-            cluster_state,
+            barrier: None,
+            held: client.account.hold(CallKind::Forwarded),
+            cluster_state: Arc::clone(&proxy.forward.cluster_state),
             history,
         }
     }
@@ -143,10 +171,26 @@ impl EtcdStream {
             WatchRequest::Progress => RequestUnion::ProgressRequest(WatchProgressRequest {}),
             WatchRequest::Nothing => return,
         };
+        self.send_bytes(encode(union));
+    }
+
+    /// Sends bytes of the client's requests.
+    pub(super) fn send_bytes(&mut self, bytes: Bytes) {
         if let Some(requests) = &mut self.requests {
             // There is room: see `accepts_request`. A lost connection is reported by the response.
-            let _ = requests.send_item(encode(union));
+            let _ = requests.send_item(bytes);
         }
+    }
+
+    /// Requests the barrier at which the stream returns. There must be room for a request.
+    pub(super) fn request_barrier(&mut self) {
+        self.relay.await_barrier();
+        self.send_bytes(encode(RequestUnion::ProgressRequest(WatchProgressRequest {})));
+    }
+
+    /// Whether the revisions that the client has are those of etcd's current history.
+    pub(super) fn is_of_current_history(&self) -> bool {
+        Arc::ptr_eq(&self.cluster_state.current(), &self.history)
     }
 
     /// Closes the client's half.
@@ -159,37 +203,43 @@ impl EtcdStream {
         self.rest.0 > 0 && self.rest.1
     }
 
-    /// Polls for the next bytes or the end.
+    /// Polls for the next bytes or the end. The client has room for them.
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Next> {
+        self.held.shrink_to(0);
         loop {
+            if !self.count_window() {
+                return Poll::Ready(self.unread());
+            }
             if let Some(next) = self.next_buffered() {
                 return Poll::Ready(next);
             }
             if self.relay.has_continued() {
-                self.late = None;
-            }
-            let is_late = |late: &mut Pin<Box<Sleep>>| late.as_mut().poll(cx).is_ready();
-            if self.late.as_mut().is_some_and(is_late) {
+                self.turn = None;
+            } else if let Some((_, late)) = &mut self.turn
+                && late.as_mut().poll(cx).is_ready()
+            {
                 return Poll::Ready(interrupted());
             }
             if let Some(opening) = &mut self.opening {
-                let Poll::Ready(opened) = opening.as_mut().poll(cx) else {
+                let Poll::Ready((opened, turn)) = opening.as_mut().poll(cx) else {
                     return Poll::Pending;
                 };
                 self.opening = None;
-                match opened {
-                    Err(error) => return Poll::Ready(Next::End(error.status().trailers())),
-                    Ok(opened) if opened.response.headers().contains_key(GRPC_STATUS) => {
-                        return Poll::Ready(Next::End(status_in(opened.response.headers())));
-                    }
-                    Ok(opened) => self.response = Some((opened.response.into_body(), opened.in_flight)),
+                let late = || Box::pin(tokio::time::sleep(CONTINUE_TIMEOUT));
+                self.turn = turn.map(|turn| (turn, late()));
+                if let Some(next) = self.begin(opened) {
+                    return Poll::Ready(next);
                 }
+                continue;
             }
             let Some((body, _)) = &mut self.response else {
                 return Poll::Ready(interrupted());
             };
             match Pin::new(body).poll_frame(cx) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    self.held.shrink_to(self.buffer.len() as u64);
+                    return Poll::Pending;
+                }
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => self.buffer.extend_from_slice(&data),
                     Err(frame) => {
@@ -198,6 +248,9 @@ impl EtcdStream {
                     }
                 },
                 Poll::Ready(None) => return Poll::Ready(interrupted()),
+                Poll::Ready(Some(Err(error))) if self.is_in_message() => {
+                    return Poll::Ready(Next::Abort(error.into()));
+                }
                 Poll::Ready(Some(Err(error))) => {
                     let status = Status::ConnectionLost(error.to_string());
                     return Poll::Ready(Next::End(status.trailers()));
@@ -206,10 +259,51 @@ impl EtcdStream {
         }
     }
 
+    /// Begins to read the response; returns the end if there is none.
+    fn begin(&mut self, opened: Opened) -> Option<Next> {
+        match opened {
+            None => return Some(interrupted()),
+            Some(Err(error)) => return Some(Next::End(error.status().trailers())),
+            Some(Ok(opened)) if opened.response.headers().contains_key(GRPC_STATUS) => {
+                return Some(Next::End(status_in(opened.response.headers())));
+            }
+            Some(Ok(opened)) => self.response = Some((opened.response.into_body(), opened.in_flight)),
+        }
+        None
+    }
+
+    /// Counts what has arrived, and what etcd may send while the client does not read; returns whether it fits.
+    fn count_window(&mut self) -> bool {
+        let window = u64::from(ConnectionClass::Endless.window().stream);
+        let bytes = match self.buffer.len() as u64 {
+            0 => 0,
+            arrived => window.max(arrived),
+        };
+        let more = bytes.saturating_sub(self.held.bytes());
+        more == 0 || self.held.try_grow(more).is_ok()
+    }
+
+    /// The end of a stream that its client reads too slowly. etcd's clients connect again, and resume.
+    fn unread(&self) -> Next {
+        if self.is_in_message() {
+            Next::Abort(BudgetExceeded.into())
+        } else {
+            Next::End(Status::UnreadStream.trailers())
+        }
+    }
+
     /// The next thing in the bytes that have arrived; `None` if more are needed.
     fn next_buffered(&mut self) -> Option<Next> {
-        while !self.buffer.is_empty() {
+        loop {
             let (rest, passes) = self.rest;
+            if rest == 0
+                && let Some(revision) = self.barrier.take()
+            {
+                return Some(Next::Barrier(revision));
+            }
+            if self.buffer.is_empty() {
+                return None;
+            }
             if rest > 0 {
                 let taken = rest.min(self.buffer.len());
                 self.rest.0 -= taken;
@@ -250,16 +344,15 @@ impl EtcdStream {
                 return Some(next);
             }
         }
-        None
     }
 
     /// Decides about the message of `framed_bytes` at the front of the buffer.
     fn decide(&mut self, head: &Head, framed_bytes: usize) -> Option<Next> {
-        // In another history the revisions that the client has mean nothing.
-        if !Arc::ptr_eq(&self.cluster_state.current(), &self.history) {
-            return Some(interrupted());
+        let verdict = self.relay.response(head);
+        if let Verdict::Barrier { revision, .. } = verdict {
+            self.barrier = Some(revision);
         }
-        match self.relay.response(head) {
+        match verdict {
             Verdict::Pass | Verdict::Barrier { is_owed: true, .. } => {
                 if head.revision > 0 {
                     // Before a byte leaves (I11).
@@ -287,6 +380,12 @@ impl EtcdStream {
         }
         None
     }
+}
+
+/// Waits for the turn of a handover; `None` if that took too long.
+async fn take_turn(turns: Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+    let turn = tokio::time::timeout(TURN_TIMEOUT, turns.acquire_owned()).await;
+    turn.ok()?.ok()
 }
 
 fn encode(union: RequestUnion) -> Bytes {

@@ -18,6 +18,7 @@
 //! | `session/leaving` | the stream once etcd serves it |
 //! | `etcd_stream` | the call to etcd that continues a stream |
 //! | `relay` | which of etcd's responses reach the client; a pure state machine |
+//! | `relay/returning` | how a relayed stream comes back to memory |
 //! | `tap` | the beginnings of etcd's responses |
 //! | `handover` | watchers that continue at the other source |
 
@@ -37,27 +38,23 @@ mod tap;
 mod watcher;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use http::request::Parts;
 use http::{HeaderMap, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::forward::{StopSignal, forward_endless};
+use super::forward::forward_endless;
 use super::handles::Client;
 use super::recorder;
 use super::response::{CallResult, ResponseBody, status_response};
 use super::spans::Trace;
-use crate::cache::ResponseHeader;
 use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{CallMetadata, Method, Status};
-use crate::mirror::watch_hub::Signal;
 use crate::telemetry::Reason;
-use progress::Progress;
 use receive::{Received, Requests};
 use request::{Create, WatchRequest};
-use session::Session;
+use session::{First, Session};
 use stream::{Planned, Stream};
 use stream_bytes::StreamBytes;
 
@@ -65,15 +62,7 @@ use stream_bytes::StreamBytes;
 /// message.
 pub(super) fn may_serve(client: &Client, headers: &HeaderMap) -> bool {
     client.proxy.watch_progress_interval.is_some()
-        && !client.forwards_watches.load(Ordering::Relaxed)
         && CallMetadata::from_headers(headers).is_some_and(|metadata| !metadata.bypass)
-}
-
-/// How the first create request of a stream is answered.
-enum First {
-    Refuse(plan::Refusal),
-    Compacted(i64),
-    Started(start::Started),
 }
 
 /// Serves a Watch stream. Its first message decides whether from memory: it is read before the response begins, so that
@@ -82,58 +71,72 @@ pub(super) async fn watch(client: &Arc<Client>, request: Request<Incoming>) -> C
     let proxy = &client.proxy;
     let arrived = Instant::now();
     let mut trace = Trace::begin(&proxy.telemetry, Method::Watch, &request);
-    let (mut parts, body) = request.into_parts();
+    let (parts, body) = request.into_parts();
     let mut requests = Requests::new(body, proxy.request_timeout);
     let content_type = grpc_content_type(&parts.headers);
-    let result = match first_create(client, &parts, &mut requests, trace.as_deref()).await {
-        Ok((stream, create, first, bytes, identity)) => {
-            requests.consume();
-            let timeout = CallMetadata::from_headers(&parts.headers).and_then(|metadata| metadata.timeout);
-            let interval = proxy.watch_progress_interval.unwrap_or_default();
-            let mut session = Session::new(
-                stream,
-                requests,
-                StopSignal::new(Method::Watch, &proxy.forward.drain),
-                timeout.map(|timeout| arrived + timeout),
-                Progress::new(interval),
-                bytes,
-                identity,
-            );
-            match first {
-                First::Refuse(refusal) => session.refuse(refusal),
-                First::Compacted(revision) => session.created_compacted(&create, revision),
-                First::Started(started) => session.created(&create, started),
-            }
+    // `may_serve` has read the metadata.
+    let Some(mut stream) = Stream::new(client, &parts, trace.as_deref()) else {
+        return forward(client, parts, requests, Reason::Undecodable, trace).await;
+    };
+    let first = first_create(&stream, &mut requests).await;
+    if let Err(Declined::For(reason)) = &first
+        && !is_passing(*reason)
+    {
+        return forward(client, parts, requests, *reason, trace).await;
+    }
+    let Ok(bytes) = StreamBytes::begin(&proxy.watch_bytes, &proxy.telemetry.metrics.watches) else {
+        return forward(client, parts, requests, Reason::OverBudget, trace).await;
+    };
+    let result = match first {
+        Err(Declined::With(status)) => Ok(status_response(&status, content_type)),
+        Ok((create, first)) => {
+            let mut session = Session::new(stream, requests, bytes, arrived);
+            session.begin(&create, first);
             Ok(ResponseBody::from_source(session).into_response(content_type))
         }
         Err(Declined::For(reason)) => {
-            let metrics = &proxy.telemetry.metrics;
-            metrics.forwarding.calls.inc();
-            metrics.watches.record_created("etcd", reason.as_str());
+            record_forwarded(client, reason);
             if let Some(trace) = &mut trace {
-                trace.begin_forward(&mut parts.headers);
+                trace.begin_forward(&mut stream.parts.headers);
             }
-            let open = metrics.watches.open_etcd(reason.as_str());
-            let body = requests.into_outgoing();
-            let account = &client.account;
-            let response = Box::pin(forward_endless(
-                &proxy.forward,
-                parts,
-                body,
-                Method::Watch,
-                account,
-            ))
-            .await;
-            response.map(|response| response.map(|body| body.holding(open)))
+            let mut session = Session::new(stream, requests, bytes, arrived);
+            session.begin_at_etcd(reason);
+            Ok(ResponseBody::from_source(session).into_response(content_type))
         }
-        Err(Declined::With(status)) => Ok(status_response(&status, content_type)),
     };
     recorder::with_trace(trace, result)
 }
 
+/// Forwards a stream that memory cannot serve, unchanged.
+async fn forward(
+    client: &Arc<Client>,
+    mut parts: Parts,
+    requests: Requests,
+    reason: Reason,
+    mut trace: Option<Box<Trace>>,
+) -> CallResult {
+    record_forwarded(client, reason);
+    if let Some(trace) = &mut trace {
+        trace.begin_forward(&mut parts.headers);
+    }
+    let (forward, account) = (&client.proxy.forward, &client.account);
+    let body = requests.into_outgoing();
+    let open = client.proxy.telemetry.metrics.watches.open_etcd(reason.as_str());
+    let forwarding = forward_endless(forward, parts, body, Method::Watch, account);
+    let response = Box::pin(forwarding).await;
+    let response = response.map(|response| response.map(|body| body.holding(open)));
+    recorder::with_trace(trace, response)
+}
+
+fn record_forwarded(client: &Client, reason: Reason) {
+    let metrics = &client.proxy.telemetry.metrics;
+    metrics.forwarding.calls.inc();
+    metrics.watches.record_created("etcd", reason.as_str());
+}
+
 /// Why a stream is not served from memory.
 enum Declined {
-    /// It is forwarded.
+    /// etcd serves it.
     For(Reason),
     /// It ends with this status.
     With(Status),
@@ -145,15 +148,9 @@ impl From<Reason> for Declined {
     }
 }
 
-/// Reads the first request, which stays in `requests`, and starts its watcher.
-async fn first_create(
-    client: &Arc<Client>,
-    parts: &Parts,
-    requests: &mut Requests,
-    trace: Option<&Trace>,
-) -> Result<(Stream, Create, First, StreamBytes, ResponseHeader), Declined> {
-    let proxy = &client.proxy;
-    let metadata = CallMetadata::from_headers(&parts.headers).ok_or(Reason::Undecodable)?;
+/// Reads the first request and starts its watcher. The request stays in `requests`.
+async fn first_create(stream: &Stream, requests: &mut Requests) -> Result<(Create, First), Declined> {
+    let proxy = &stream.client.proxy;
     let receiving = std::future::poll_fn(|cx| requests.poll_peek(cx));
     let received = proxy.forward.drain.run_until_cancelled(receiving).await;
     let create = match received {
@@ -163,28 +160,31 @@ async fn first_create(
         Some(_) => return Err(Reason::Undecodable.into()),
     };
     // There is one unless no check has succeeded yet.
-    let identity = proxy.mirrors.cluster_state.identity();
-    let identity = identity.ok_or(Reason::CheckFailed)?;
-    let stream = Stream {
-        client: Arc::clone(client),
-        parts: parts.clone(),
-        // A client is a connection, and its address is no other's while it is open.
-        signal: Arc::new(Signal::new(Arc::as_ptr(client).addr())),
-        has_credentials: metadata.has_credentials,
-        require_leader: metadata.require_leader,
-        spans: trace.map(Trace::creates),
-    };
-    let planned = stream.plan(&create, false);
-    if let Planned::Etcd(reason) = planned {
-        return Err(reason.into());
+    if proxy.mirrors.cluster_state.identity().is_none() {
+        return Err(Reason::CheckFailed.into());
     }
-    let metrics = &proxy.telemetry.metrics.watches;
-    let bytes = StreamBytes::begin(&proxy.watch_bytes, metrics).map_err(|_| Reason::OverBudget)?;
-    let first = match planned {
+    let first = match stream.plan(&create, false) {
         Planned::Etcd(reason) => return Err(reason.into()),
         Planned::Refuse(refusal) => First::Refuse(refusal),
         Planned::Compacted(revision) => First::Compacted(revision),
         Planned::Start(position) => First::Started(stream.start(position, &create).await?),
     };
-    Ok((stream, create, first, bytes, *identity))
+    Ok((create, first))
+}
+
+/// Whether memory may be able to serve a stream later that it cannot serve for this reason.
+fn is_passing(reason: Reason) -> bool {
+    matches!(
+        reason,
+        Reason::Loading
+            | Reason::FeedLost
+            | Reason::OverBudget
+            | Reason::VersionUnknown
+            | Reason::CheckFailed
+            | Reason::NotFresh
+            | Reason::HistoryGone
+            | Reason::HistoryReplaced
+            | Reason::Mismatch
+            | Reason::Panicked
+    )
 }

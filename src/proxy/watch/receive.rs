@@ -105,6 +105,26 @@ impl Requests {
         received
     }
 
+    /// Polls for bytes of messages that only etcd understands; `None` after the last.
+    pub(super) fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
+        loop {
+            if !self.buffer.is_empty() {
+                return Poll::Ready(Some(std::mem::take(&mut self.buffer).freeze()));
+            }
+            if self.has_ended {
+                return Poll::Ready(None);
+            }
+            match Pin::new(&mut self.body).poll_frame(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => self.buffer = data.into(),
+                    Err(_) => self.has_ended = true,
+                },
+                Poll::Ready(None | Some(Err(_))) => self.has_ended = true,
+            }
+        }
+    }
+
     /// The whole stream for etcd: what was not consumed, then the rest.
     pub(super) fn into_outgoing(self) -> Outgoing {
         Outgoing::resumed(self.buffer.freeze(), self.body)

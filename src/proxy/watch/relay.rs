@@ -3,12 +3,16 @@
 //!
 //! Watchers come from memory with what the client has of them ([`Relay::new`]). etcd creates them again; the `created`
 //! of these are not the client's. What the client has already, a member that is behind may send again: it is dropped.
+//! They return to memory at a *barrier*: a progress notification for the whole stream, before which etcd has sent every
+//! event up to its revision ([`Relay::await_barrier`], [`Relay::carried`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::handover::Carried;
 use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
 use super::tap::Head;
+
+mod returning;
 
 /// What happens to one response of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +36,9 @@ pub(super) enum Verdict {
     End,
 }
 
+/// Creates that etcd may have to answer at once.
+const MAX_PENDING: usize = 1000;
+
 /// A create that etcd has not answered.
 #[derive(Clone, Debug)]
 enum Pending {
@@ -47,6 +54,10 @@ struct Relayed {
     create: Create,
     /// The client has everything up to this revision from memory.
     fence: i64,
+    /// Revision in the header of `created` if it began then: events up to it are not the watcher's. Otherwise 0.
+    since: i64,
+    /// Memory served it before.
+    is_from_memory: bool,
     /// etcd has cancelled it for a compaction, and keeps its id.
     is_compacted: bool,
 }
@@ -61,18 +72,28 @@ pub(super) struct Relay {
     taken: BTreeSet<i64>,
     /// Watcher of which only the first fragments of a response have been sent.
     fragment: Option<i64>,
+    /// Watchers whose cancel etcd has not answered.
+    cancels: BTreeSet<i64>,
     /// Progress requests of the client without a response.
     owed_progress: u32,
+    /// Revision of the highest first event of a response that the client got.
+    seen: i64,
     /// Progress below this is older than what the client has.
     fence: i64,
     /// A progress request was sent in order to return to memory.
     awaits_barrier: bool,
+    /// etcd has seen every create of the stream, and so allocates the ids that the client expects.
+    has_all_creates: bool,
+    /// The client has sent a request that rangecache does not understand: etcd gets all of them unchanged, and the
+    /// stream never returns.
+    is_pinned: bool,
 }
 
 impl Relay {
     /// State of a stream whose watchers etcd continues. `taken` are the ids of watchers that memory has cancelled for a
     /// compaction, and `shown` is the highest revision that the client has seen in a progress notification or an event.
     pub(super) fn new(ids: Ids, carried: Vec<Carried>, taken: BTreeSet<i64>, shown: i64) -> Relay {
+        let has_all_creates = ids == Ids::default() && carried.is_empty() && taken.is_empty();
         let mut carried = carried;
         // In the order of `handover::creates`.
         carried.sort_by_key(|watcher| (watcher.id != 0, watcher.id));
@@ -82,9 +103,13 @@ impl Relay {
             watchers: BTreeMap::new(),
             taken,
             fragment: None,
+            cancels: BTreeSet::new(),
             owed_progress: 0,
+            seen: 0,
             fence: shown,
             awaits_barrier: false,
+            has_all_creates,
+            is_pinned: false,
         }
     }
 
@@ -110,10 +135,25 @@ impl Relay {
         self.watchers.contains_key(&id) || self.taken.contains(&id)
     }
 
-    /// Whether the next request of the client may be sent. One create at a time: the id of the next one depends on
-    /// whether etcd refuses it.
+    /// Whether the next request of the client may be sent. One create at a time if its id is chosen here: the id of the
+    /// next one depends on whether etcd refuses it.
     pub(super) fn accepts_request(&self) -> bool {
-        self.pending.is_empty() && !self.awaits_barrier
+        let max_pending = if self.has_all_creates { MAX_PENDING } else { 1 };
+        self.pending.len() < max_pending && !self.awaits_barrier
+    }
+
+    /// Number of creates that etcd has not answered.
+    pub(super) fn unanswered(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Lets etcd alone understand the client's requests. Only while no create is unanswered.
+    pub(super) fn pin(&mut self) {
+        self.is_pinned = true;
+    }
+
+    pub(super) fn is_pinned(&self) -> bool {
+        self.is_pinned
     }
 
     /// Notes a request of the client, and returns the id with which a create has to be sent: etcd must give it the id
@@ -122,7 +162,7 @@ impl Relay {
         match request {
             WatchRequest::Create(create) => {
                 let id = match create.watch_id {
-                    0 => self.next_id().unwrap_or(0),
+                    0 if !self.has_all_creates => self.next_id().unwrap_or(0),
                     id => id,
                 };
                 self.pending.push_back(Pending::Client(create.clone()));
@@ -132,7 +172,14 @@ impl Relay {
                 self.owed_progress = self.owed_progress.saturating_add(1);
                 None
             }
-            WatchRequest::Cancel(_) | WatchRequest::Nothing => None,
+            WatchRequest::Cancel(id) => {
+                // etcd does not answer one for an unknown id.
+                if self.watchers.contains_key(id) {
+                    self.cancels.insert(*id);
+                }
+                None
+            }
+            WatchRequest::Nothing => None,
         }
     }
 
@@ -160,6 +207,9 @@ impl Relay {
     }
 
     fn created(&mut self, head: &Head) -> Verdict {
+        if self.is_pinned {
+            return Verdict::Pass;
+        }
         match self.pending.pop_front() {
             // clientv3 matches `created` to its requests by position: one more would mix up its watchers.
             None => Verdict::End,
@@ -172,29 +222,40 @@ impl Relay {
                     if id != Some(head.watch_id) {
                         return Verdict::End;
                     }
-                    self.insert(head.watch_id, create, 0);
+                    let since = if create.start_revision == 0 {
+                        head.revision
+                    } else {
+                        0
+                    };
+                    let relayed = Relayed {
+                        create,
+                        fence: 0,
+                        since,
+                        is_from_memory: false,
+                        is_compacted: false,
+                    };
+                    self.watchers.insert(head.watch_id, relayed);
                 }
                 Verdict::Pass
             }
             Some(Pending::Carried(watcher)) if head.canceled => refused(watcher.id, head),
             Some(Pending::Carried(watcher)) if head.watch_id == watcher.id => {
-                self.insert(watcher.id, watcher.create, watcher.through);
+                let relayed = Relayed {
+                    create: watcher.create,
+                    fence: watcher.through,
+                    since: 0,
+                    is_from_memory: true,
+                    is_compacted: false,
+                };
+                self.watchers.insert(watcher.id, relayed);
                 Verdict::Drop
             }
             Some(Pending::Carried(_)) => Verdict::End,
         }
     }
 
-    fn insert(&mut self, id: i64, create: Create, fence: i64) {
-        let relayed = Relayed {
-            create,
-            fence,
-            is_compacted: false,
-        };
-        self.watchers.insert(id, relayed);
-    }
-
     fn canceled(&mut self, head: &Head) -> Verdict {
+        self.cancels.remove(&head.watch_id);
         if head.compact_revision == 0 {
             self.watchers.remove(&head.watch_id);
         } else if let Some(watcher) = self.watchers.get_mut(&head.watch_id) {
@@ -218,17 +279,17 @@ impl Relay {
         let fences = self.watchers.values().map(|watcher| watcher.fence);
         let fence = fences.fold(self.fence, i64::max);
         // Of a request that was sent in order to return, or of one that the client is owed.
-        let is_owed = self.owed_progress > 0;
+        let is_owed = self.owed_progress > 0 || self.is_pinned;
         self.owed_progress = self.owed_progress.saturating_sub(1);
-        // etcd is silent while one of the watchers is cancelled for a compaction.
-        if head.revision < fence || !self.has_continued() || !self.taken.is_empty() {
+        if head.revision < fence || !self.has_continued() {
             return Verdict::Drop;
         }
-        if std::mem::take(&mut self.awaits_barrier) {
-            return Verdict::Barrier {
-                revision: head.revision,
-                is_owed,
-            };
+        // etcd is silent while one of the watchers is cancelled for a compaction.
+        let is_owed = is_owed && self.taken.is_empty();
+        if self.is_barrier(head.revision) {
+            self.awaits_barrier = false;
+            let revision = head.revision;
+            return Verdict::Barrier { revision, is_owed };
         }
         if is_owed { Verdict::Pass } else { Verdict::Drop }
     }
@@ -238,51 +299,19 @@ impl Relay {
             self.fragment = Some(head.watch_id);
         }
         let (Some(watcher), Some(first)) = (self.watchers.get_mut(&head.watch_id), head.first_event) else {
-            return Verdict::End;
+            return if self.is_pinned {
+                Verdict::Pass
+            } else {
+                Verdict::End
+            };
         };
         if first > watcher.fence {
             // From here on etcd sends revisions in their order.
             watcher.fence = 0;
+            self.seen = self.seen.max(first);
             return Verdict::Pass;
         }
         Verdict::DropThrough(watcher.fence)
-    }
-}
-
-#[cfg_attr(not(test), expect(dead_code, reason = "no stream returns to memory yet"))]
-impl Relay {
-    /// Whether the stream may return to memory: no response is incomplete, no create is unanswered, and every watcher is
-    /// one that memory `can_serve`. etcd sends no progress while one was cancelled for a compaction.
-    pub(super) fn may_return(&self, can_serve: impl Fn(&Create) -> bool) -> bool {
-        let mut watchers = self.watchers.values();
-        self.fragment.is_none()
-            && self.taken.is_empty()
-            && self.accepts_request()
-            && !self.watchers.is_empty()
-            && watchers.all(|watcher| !watcher.is_compacted && can_serve(&watcher.create))
-    }
-
-    /// Notes that a progress request is sent to etcd in order to return. Requests of the client wait until the barrier,
-    /// or [`Relay::stay`].
-    pub(super) fn await_barrier(&mut self) {
-        self.awaits_barrier = true;
-    }
-
-    /// Gives up the return; a response that still comes is dropped unless the client is owed one.
-    pub(super) fn stay(&mut self) {
-        self.awaits_barrier = false;
-    }
-
-    /// Watchers at the barrier of `revision`, for memory.
-    pub(super) fn carried(&self, revision: i64) -> Vec<Carried> {
-        let watchers = self.watchers.iter();
-        watchers
-            .map(|(id, watcher)| Carried {
-                id: *id,
-                create: watcher.create.clone(),
-                through: revision.max(watcher.create.start_revision - 1),
-            })
-            .collect()
     }
 }
 

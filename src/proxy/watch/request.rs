@@ -123,7 +123,7 @@ impl Create {
 }
 
 /// Allocator of watcher ids, by etcd's rules.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ids {
     next: i64,
 }

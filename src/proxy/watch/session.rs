@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
 use bytes::Buf as _;
@@ -14,6 +13,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::etcd_stream::EtcdStream;
 use super::message::{EventMessages, control};
+use super::plan::Refusal;
 use super::progress::Progress;
 use super::receive::{Received, Requests};
 use super::request::{Create, Ids, WatchRequest};
@@ -22,17 +22,20 @@ use super::stream::Stream;
 use super::stream_bytes::StreamBytes;
 use super::watcher::Watcher;
 use crate::cache::{ResponseHeader, Rope, WatchFields};
-use crate::grpc::Status;
+use crate::grpc::{Method, Status};
 use crate::mirror::watch_hub::Reader;
 use crate::proxy::forward::StopSignal;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use crate::telemetry::Reason;
 use crate::telemetry::metrics::OpenStream;
+use crate::upstream::BoxError;
 
 mod creating;
 mod events;
 mod leaving;
 mod notify;
+mod relaying;
+mod returning;
 
 /// Requests and filtered responses that one poll looks at, before other streams get their turn.
 const MAX_STEPS: usize = 64;
@@ -47,6 +50,13 @@ impl fmt::Debug for Starting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Starting").finish_non_exhaustive()
     }
+}
+
+/// How the first create request of a stream is answered.
+pub(super) enum First {
+    Refuse(Refusal),
+    Compacted(i64),
+    Started(Started),
 }
 
 /// One stream.
@@ -76,31 +86,30 @@ pub(super) struct Session {
     identity: ResponseHeader,
     /// Set once etcd serves the stream.
     etcd: Option<EtcdStream>,
-    /// Request of the client that etcd answers next.
+    /// Set before etcd serves the stream.
+    leaving: Option<leaving::Leaving>,
+    /// Set while etcd serves the stream.
+    returning: Option<returning::Returning>,
+    /// Request of the client that is handled next.
     unsent: Option<WatchRequest>,
     /// Status with which the stream ends.
     end: Option<Status>,
+    /// Error with which the stream breaks off.
+    abort: Option<BoxError>,
     has_ended: bool,
 }
 
 impl Session {
-    /// A stream whose first request was received and not answered yet. `identity` has the header fields of etcd's last
-    /// response.
-    pub(super) fn new(
-        stream: Stream,
-        requests: Requests,
-        stop: Option<StopSignal>,
-        deadline: Option<Instant>,
-        progress: Progress,
-        bytes: StreamBytes,
-        identity: ResponseHeader,
-    ) -> Session {
-        let open = stream.client.proxy.telemetry.metrics.watches.open_memory();
+    /// A stream whose first request was received and stays in `requests`.
+    pub(super) fn new(stream: Stream, requests: Requests, bytes: StreamBytes, arrived: Instant) -> Session {
+        let proxy = &stream.client.proxy;
+        let expires = stream
+            .timeout
+            .map(|timeout| tokio::time::sleep_until(arrived + timeout));
         Session {
-            open,
-            stream,
-            stop,
-            expires: deadline.map(|deadline| Box::pin(tokio::time::sleep_until(deadline))),
+            open: proxy.telemetry.metrics.watches.open_memory(),
+            stop: StopSignal::new(Method::Watch, &proxy.forward.drain),
+            expires: expires.map(Box::pin),
             requests,
             ids: Ids::default(),
             watchers: BTreeMap::new(),
@@ -109,13 +118,27 @@ impl Session {
             message: None,
             last_turn: 0,
             last_event: 0,
-            progress,
+            progress: Progress::new(proxy.watch_progress_interval.unwrap_or_default()),
             bytes,
-            identity,
+            identity: ResponseHeader::default(),
             etcd: None,
+            leaving: None,
+            returning: None,
             unsent: None,
             end: None,
+            abort: None,
             has_ended: false,
+            stream,
+        }
+    }
+
+    /// Answers the first request, which is `create`.
+    pub(super) fn begin(&mut self, create: &Create, first: First) {
+        self.requests.consume();
+        match first {
+            First::Refuse(refusal) => self.refuse(refusal),
+            First::Compacted(revision) => self.created_compacted(create, revision),
+            First::Started(started) => self.created(create, started),
         }
     }
 
@@ -130,6 +153,10 @@ impl Session {
             {
                 return;
             }
+            self.poll_leaving(cx);
+            if self.leaving.is_some() || self.etcd.is_some() {
+                return;
+            }
             if let Some(mut starting) = self.starting.take() {
                 match starting.started.as_mut().poll(cx) {
                     Poll::Pending => {
@@ -141,14 +168,15 @@ impl Session {
                 }
                 continue;
             }
+            if let Some(request) = self.unsent.take() {
+                self.handle(request);
+                continue;
+            }
             match self.requests.poll_next(cx) {
                 Poll::Pending | Poll::Ready(Received::End) => return,
                 Poll::Ready(Received::Late) => self.end = Some(Status::RequestTimeout),
                 Poll::Ready(Received::Message(Ok(request))) => self.handle(request),
-                Poll::Ready(Received::Message(Err(_))) => {
-                    self.stream.client.forwards_watches.store(true, Ordering::Relaxed);
-                    self.interrupt(Reason::Undecodable);
-                }
+                Poll::Ready(Received::Message(Err(_))) => self.leave(Reason::Undecodable, None),
             }
         }
         cx.waker().wake_by_ref();
@@ -232,7 +260,10 @@ impl Session {
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Option<Frame<Rope>> {
         loop {
             if self.etcd.is_some() {
-                return self.poll_etcd(cx);
+                let frame = self.poll_etcd(cx);
+                if frame.is_some() || self.etcd.is_some() {
+                    return frame;
+                }
             }
             if let Some(message) = &mut self.message {
                 let piece = message.next_piece();
@@ -283,9 +314,12 @@ impl BodySource for Session {
         }
         // What arrives during the poll wakes the stream again (W17).
         let signal = Arc::clone(&self.stream.signal);
-        signal
-            .look(cx, |cx| self.poll_next(cx))
-            .map_or(Poll::Pending, |frame| Poll::Ready(Some(Ok(frame))))
+        let frame = signal.look(cx, |cx| self.poll_next(cx));
+        match (frame, self.abort.take()) {
+            (Some(frame), _) => Poll::Ready(Some(Ok(frame))),
+            (None, Some(error)) => Poll::Ready(Some(Err(error))),
+            (None, None) => Poll::Pending,
+        }
     }
 
     fn may_be_idle(&self) -> bool {

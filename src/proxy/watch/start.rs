@@ -94,7 +94,8 @@ async fn present(
     Ok((history, shown.max(mirror.revision()?)))
 }
 
-fn reason_of(refused: JoinRefused) -> Reason {
+/// Reason why a join that was `refused` leaves its watchers to etcd.
+pub(super) fn reason_of(refused: JoinRefused) -> Reason {
     match refused {
         JoinRefused::OutOfService(reason) => reason,
         JoinRefused::Trimmed => Reason::HistoryGone,

@@ -2,15 +2,17 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::request::Parts;
 
 use super::plan::{Plan, PlanInputs, Refusal, plan};
 use super::request::Create;
 use super::start::{Started, start};
+use crate::grpc::CallMetadata;
 use crate::mirror::watch_hub::Signal;
 use crate::proxy::handles::Client;
-use crate::proxy::spans::CreateSpans;
+use crate::proxy::spans::{CreateSpans, Trace};
 use crate::telemetry::Reason;
 
 /// A stream as far as it does not change.
@@ -22,6 +24,8 @@ pub(super) struct Stream {
     /// Head of the client's request, for a call to etcd that continues the stream.
     pub(super) parts: Parts,
     pub(super) has_credentials: bool,
+    /// The client's `grpc-timeout`.
+    pub(super) timeout: Option<Duration>,
     /// The client asked for a member that has a leader.
     pub(super) require_leader: bool,
     /// Spans of its create requests, if the stream is traced.
@@ -38,6 +42,21 @@ pub(super) enum Planned {
 }
 
 impl Stream {
+    /// The stream of a request with this head; `None` if its metadata are for etcd alone.
+    pub(super) fn new(client: &Arc<Client>, parts: &Parts, trace: Option<&Trace>) -> Option<Stream> {
+        let metadata = CallMetadata::from_headers(&parts.headers)?;
+        Some(Stream {
+            client: Arc::clone(client),
+            parts: parts.clone(),
+            // A client is a connection, and its address is no other's while it is open.
+            signal: Arc::new(Signal::new(Arc::as_ptr(client).addr())),
+            has_credentials: metadata.has_credentials,
+            require_leader: metadata.require_leader,
+            timeout: metadata.timeout,
+            spans: trace.map(Trace::creates),
+        })
+    }
+
     /// Plans the answer to `create`; `is_id_taken` says whether a watcher has the id that the client chose.
     pub(super) fn plan(&self, create: &Create, is_id_taken: bool) -> Planned {
         let mirrors = &self.client.proxy.mirrors;
@@ -62,6 +81,19 @@ impl Stream {
             (Plan::Etcd(reason), _) => Planned::Etcd(reason),
             // Not reached: the plan leaves what no mirror holds to etcd.
             (Plan::FromNow | Plan::From(_), None) => Planned::Etcd(Reason::NotMirrored),
+        }
+    }
+
+    /// Position of the mirror from which the watcher of `create` can be continued now; `None` if only etcd can.
+    pub(super) fn position(&self, create: &Create) -> Option<usize> {
+        let from_now = Create {
+            start_revision: 0,
+            watch_id: 0,
+            ..create.clone()
+        };
+        match self.plan(&from_now, false) {
+            Planned::Start(position) => Some(position),
+            Planned::Refuse(_) | Planned::Compacted(_) | Planned::Etcd(_) => None,
         }
     }
 

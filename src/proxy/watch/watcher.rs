@@ -9,7 +9,7 @@ pub(super) struct Watcher {
     /// Position in the events of its keys; `None` once it was cancelled. etcd keeps such a watcher, and its id, until
     /// the client cancels it.
     pub(super) reader: Option<Reader>,
-    /// Position of its mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
+    /// Position of its mirror in [`Mirrors::all`](crate::mirror::Mirrors::all); of none if no mirror has fed it.
     pub(super) mirror: usize,
     /// The request that created it.
     pub(super) create: Create,
@@ -22,6 +22,30 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
+    /// A watcher that takes its events from `reader`, of the mirror at this position.
+    pub(super) fn new(reader: Reader, mirror: usize, create: Create, since: i64) -> Watcher {
+        Watcher {
+            reader: Some(reader),
+            mirror,
+            create,
+            since,
+            last_event: 0,
+            progress_due: true,
+        }
+    }
+
+    /// A watcher that was cancelled for a compaction.
+    pub(super) fn cancelled(create: Create) -> Watcher {
+        Watcher {
+            reader: None,
+            mirror: usize::MAX,
+            since: create.start_revision,
+            create,
+            last_event: 0,
+            progress_due: false,
+        }
+    }
+
     /// Whether there are events or an end to take.
     pub(super) fn is_pending(&self) -> bool {
         self.reader.as_ref().is_some_and(Reader::is_pending)

@@ -139,8 +139,8 @@ impl WatchMetrics {
         }
     }
 
-    /// Counts a create request: answered from `memory` (`reason` is the kind of start), by `etcd`, or `interrupted`
-    /// because only etcd could have understood it on a stream that memory served.
+    /// Counts a create request: answered from `memory` (`reason` is the kind of start), by `etcd`, or `interrupted`: a
+    /// stream that nothing could continue ended.
     pub fn record_created(&self, outcome: &'static str, reason: &'static str) {
         self.created
             .get_or_create(&CreatedLabels { outcome, reason })

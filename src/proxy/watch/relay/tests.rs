@@ -258,3 +258,107 @@ fn watcher_that_memory_has_cancelled_keeps_its_id_and_mutes_progress() {
     relay.request(&WatchRequest::Progress);
     assert_eq!(relay.response(&progress(50)), Verdict::Pass);
 }
+
+#[test]
+fn barrier_is_not_older_than_a_watcher_or_an_event() {
+    let mut relay = relay();
+    relay.request(&WatchRequest::Create(create(0, 0)));
+    let since = Head {
+        revision: 70,
+        ..created(1)
+    };
+    assert_eq!(relay.response(&since), Verdict::Pass);
+    assert_eq!(relay.response(&events(0, 72)), Verdict::Pass);
+    relay.await_barrier();
+    for late in [69, 71] {
+        assert_eq!(
+            relay.response(&progress(late)),
+            Verdict::Drop,
+            "of an earlier request"
+        );
+    }
+    let barrier = relay.response(&progress(72));
+    assert!(
+        matches!(barrier, Verdict::Barrier { revision: 72, .. }),
+        "{barrier:?}"
+    );
+}
+
+#[test]
+fn stream_does_not_return_before_a_cancel_is_answered() {
+    let mut relay = relay();
+    relay.request(&WatchRequest::Cancel(7));
+    assert!(!relay.may_return(|_| true));
+    relay.request(&WatchRequest::Cancel(99));
+    let canceled = Head {
+        canceled: true,
+        ..head(7, 60)
+    };
+    assert_eq!(relay.response(&canceled), Verdict::Pass);
+    assert!(
+        relay.may_return(|_| true),
+        "etcd does not answer one for an unknown id"
+    );
+}
+
+#[test]
+fn stream_that_begins_at_etcd_leaves_its_ids_to_etcd() {
+    let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
+    for _ in 0..3 {
+        assert!(relay.accepts_request(), "creates need not wait for each other");
+        assert_eq!(relay.request(&WatchRequest::Create(create(0, 0))), Some(0));
+    }
+    for id in 0..3 {
+        assert!(!relay.may_return(|_| true));
+        assert_eq!(relay.response(&created(id)), Verdict::Pass);
+    }
+    assert!(relay.may_return(|_| true));
+}
+
+#[test]
+fn watchers_of_a_replaced_history_are_taken_from_etcd_unless_it_has_others() {
+    let mut pending = Relay::new(
+        Ids::default(),
+        vec![carried(7, 45), carried(0, 40)],
+        BTreeSet::new(),
+        45,
+    );
+    assert_eq!(pending.response(&created(0)), Verdict::Drop);
+    let abandoned = pending.abandon().unwrap();
+    let ids: Vec<_> = abandoned.watchers.iter().map(|(id, _)| *id).collect();
+    assert_eq!(
+        ids,
+        [0, 7],
+        "one that etcd has continued, and one that it has not"
+    );
+
+    let mut asked = relay();
+    asked.request(&WatchRequest::Cancel(7));
+    asked.request(&WatchRequest::Create(create(9, 0)));
+    let abandoned = asked.abandon().unwrap();
+    assert!(abandoned.cancelled.contains(&7));
+    assert_eq!(abandoned.unanswered, Some(create(9, 0)));
+
+    let mut mixed = relay();
+    mixed.request(&WatchRequest::Create(create(0, 0)));
+    assert_eq!(mixed.response(&created(1)), Verdict::Pass);
+    assert!(mixed.has_watchers_of_memory() && mixed.abandon().is_none());
+    let opaque = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
+    assert!(!opaque.has_watchers_of_memory());
+}
+
+#[test]
+fn pinned_stream_passes_what_the_client_does_not_have() {
+    let mut relay = relay();
+    relay.pin();
+    assert!(!relay.may_return(|_| true));
+    assert_eq!(
+        relay.response(&created(1)),
+        Verdict::Pass,
+        "of a request that was not read"
+    );
+    assert_eq!(relay.response(&events(1, 50)), Verdict::Pass);
+    assert_eq!(relay.response(&events(0, 40)), Verdict::DropThrough(40));
+    assert_eq!(relay.response(&progress(44)), Verdict::Drop);
+    assert_eq!(relay.response(&progress(50)), Verdict::Pass);
+}

@@ -30,7 +30,7 @@ impl Session {
     }
 
     /// Answers a create request that etcd refuses.
-    pub(in crate::proxy::watch) fn refuse(&mut self, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
         self.metrics().record_created("memory", "refused");
         let header = self.header(self.shown());
         self.send(&WatchFields {
@@ -44,7 +44,7 @@ impl Session {
     }
 
     /// Answers a create request whose watcher has joined its hub.
-    pub(in crate::proxy::watch) fn created(&mut self, create: &Create, started: Started) {
+    pub(super) fn created(&mut self, create: &Create, started: Started) {
         let Started {
             reader,
             mirror,
@@ -60,28 +60,14 @@ impl Session {
         self.insert(
             create,
             header_revision,
-            Watcher {
-                reader: Some(reader),
-                mirror,
-                create: create.clone(),
-                since,
-                last_event: 0,
-                progress_due: true,
-            },
+            Watcher::new(reader, mirror, create.clone(), since),
         );
     }
 
     /// Answers a create request whose start revision etcd has compacted: created, then cancelled.
-    pub(in crate::proxy::watch) fn created_compacted(&mut self, create: &Create, compact_revision: i64) {
+    pub(super) fn created_compacted(&mut self, create: &Create, compact_revision: i64) {
         self.metrics().record_created("memory", "compacted");
-        let watcher = Watcher {
-            reader: None,
-            mirror: 0,
-            create: create.clone(),
-            since: create.start_revision,
-            last_event: 0,
-            progress_due: false,
-        };
+        let watcher = Watcher::cancelled(create.clone());
         if let Some(id) = self.insert(create, self.shown(), watcher) {
             self.cancel_compacted(id, compact_revision, "compacted");
         }
@@ -97,14 +83,7 @@ impl Session {
             self.refuse(Refusal::DuplicateId);
             return None;
         };
-        if watcher.create.options.progress_notify {
-            self.progress.begin();
-        }
-        if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
-            self.metrics().add_watchers(&mirror.name, 1);
-        }
-        self.bytes.add_watcher(&watcher.create);
-        self.watchers.insert(id, watcher);
+        self.add(id, watcher);
         let header = self.header(revision);
         self.send(&WatchFields {
             header,
@@ -113,6 +92,18 @@ impl Session {
             ..WatchFields::default()
         });
         Some(id)
+    }
+
+    /// Adds a watcher whose `created` the client has, or gets next.
+    pub(super) fn add(&mut self, id: i64, watcher: Watcher) {
+        if watcher.create.options.progress_notify {
+            self.progress.begin();
+        }
+        if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
+            self.metrics().add_watchers(&mirror.name, 1);
+        }
+        self.bytes.add_watcher(&watcher.create);
+        self.watchers.insert(id, watcher);
     }
 
     /// Cancels the watcher `id` because etcd has compacted what it needs, or because its history was replaced (W10).

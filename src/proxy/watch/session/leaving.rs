@@ -1,43 +1,111 @@
-//! A stream that memory cannot serve any longer: etcd continues it, and the client does not notice (W9).
+//! The way of a stream from memory to etcd, without a gap and without a repetition (W9), and what follows if etcd's
+//! history is replaced meanwhile (W10).
 
+use std::collections::BTreeSet;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
+use std::time::Duration;
 
-use http_body::Frame;
+use tokio::time::Sleep;
 
 use super::Session;
-use crate::cache::{Rope, WatchFields};
+use super::returning::Returning;
 use crate::grpc::Status;
+use crate::mirror::cluster_state::History;
 use crate::mirror::watch_hub::Reader;
-use crate::proxy::watch::etcd_stream::{EtcdStream, Next};
+use crate::proxy::watch::etcd_stream::EtcdStream;
 use crate::proxy::watch::handover::Carried;
-use crate::proxy::watch::plan::Refusal;
-use crate::proxy::watch::receive::Received;
 use crate::proxy::watch::relay::Relay;
 use crate::proxy::watch::request::{Create, WatchRequest};
+use crate::proxy::watch::watcher::Watcher;
 use crate::telemetry::Reason;
+
+/// Longest wait for a mirror that is behind etcd's compaction.
+const COMPACTION_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// A stream that is about to leave memory.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    reason: Reason,
+    /// Request that was not answered.
+    create: Option<Create>,
+    expires: Pin<Box<Sleep>>,
+}
 
 impl Session {
     /// Lets etcd continue the stream from the revision up to which each watcher's events were sent. `create` is a
     /// request that was not answered.
     pub(super) fn leave(&mut self, reason: Reason, create: Option<Create>) {
+        let waiting = self.leaving.take().and_then(|leaving| leaving.create);
+        let create = create.or(waiting);
+        if self.cancel_replaced() {
+            // The other watchers and the request are planned again.
+            self.unsent = create.map(WatchRequest::Create).or(self.unsent.take());
+            return;
+        }
+        // Otherwise the mirror has been dropped, and will not reach it.
+        if create.is_some() && self.is_behind_compaction() {
+            let cluster_state = &self.mirrors().cluster_state;
+            let (history, compacted) = (cluster_state.history(), cluster_state.compacted());
+            for (position, mirror) in self.mirrors().all().iter().enumerate() {
+                if self.watchers.values().any(|watcher| watcher.mirror == position) {
+                    mirror.want(history, compacted);
+                    if let Some(hub) = self.mirrors().watch_hub(mirror) {
+                        hub.signal_at(compacted, &self.stream.signal);
+                    }
+                }
+            }
+            self.leaving = Some(Leaving {
+                reason,
+                create,
+                expires: Box::pin(tokio::time::sleep(COMPACTION_TIMEOUT)),
+            });
+            return;
+        }
+        self.hand_over(reason, create);
+    }
+
+    /// Lets the stream leave once its watchers have what etcd has compacted; registers `cx` until then.
+    pub(super) fn poll_leaving(&mut self, cx: &mut Context<'_>) {
+        let Some(mut leaving) = self.leaving.take() else {
+            return;
+        };
+        if self.is_behind_compaction() && leaving.expires.as_mut().poll(cx).is_pending() {
+            self.leaving = Some(leaving);
+        } else if self.cancel_replaced() {
+            self.unsent = leaving.create.map(WatchRequest::Create);
+        } else {
+            self.hand_over(leaving.reason, leaving.create);
+        }
+    }
+
+    /// Whether etcd would cancel a watcher, though it has sent it every event that it has compacted (W11): a mirror of
+    /// few keys reaches etcd's revision late.
+    fn is_behind_compaction(&self) -> bool {
+        let compacted = self.mirrors().cluster_state.compacted();
+        self.watchers.values().any(|watcher| {
+            let reader = watcher.reader.as_ref();
+            reader.is_some_and(|reader| covered(reader, watcher.since) + 1 < compacted)
+        })
+    }
+
+    fn hand_over(&mut self, reason: Reason, create: Option<Create>) {
         tracing::debug!(reason = reason.as_str(), "a watch stream leaves memory");
         let history = self.mirrors().cluster_state.current();
-        let number = self.mirrors().cluster_state.history();
-        let mut carried = Vec::new();
-        for (id, watcher) in &self.watchers {
-            if let Some(reader) = &watcher.reader {
-                // Revisions of another history mean nothing at etcd.
-                if reader.history() != number {
-                    return self.interrupt(reason);
-                }
-                carried.push(Carried {
+        let carried: Vec<_> = self
+            .watchers
+            .iter()
+            .filter_map(|(id, watcher)| {
+                let reader = watcher.reader.as_ref()?;
+                Some(Carried {
                     id: *id,
                     create: watcher.create.clone(),
                     through: covered(reader, watcher.since),
-                });
-            }
-        }
+                })
+            })
+            .collect();
+        let create = create.or_else(|| Some(self.starting.take()?.create));
         if create.is_some() {
             self.metrics().record_created("etcd", reason.as_str());
         }
@@ -50,109 +118,79 @@ impl Session {
         let taken = self.watchers.keys().copied().collect();
         let shown = self.progress.reported.max(self.last_event);
         let relay = Relay::new(self.ids.clone(), carried, taken, shown);
-        let forward = Arc::clone(&self.stream.client.proxy.forward);
         self.progress.requested = None;
         self.progress.owed.clear();
         self.unsent = create.map(WatchRequest::Create);
-        self.etcd = Some(EtcdStream::open(
-            forward,
-            self.stream.parts.clone(),
-            relay,
-            history,
-        ));
+        self.open_etcd(reason, relay, history);
+    }
+
+    /// Serves a stream without watchers from etcd, which memory may serve once `reason` has passed.
+    pub(in crate::proxy::watch) fn begin_at_etcd(&mut self, reason: Reason) {
+        let history = self.mirrors().cluster_state.current();
+        let relay = Relay::new(self.ids.clone(), Vec::new(), BTreeSet::new(), 0);
+        self.open_etcd(reason, relay, history);
+    }
+
+    fn open_etcd(&mut self, reason: Reason, relay: Relay, history: Arc<History>) {
+        let (client, parts) = (&self.stream.client, self.stream.parts.clone());
+        self.open = self.metrics().open_etcd(reason.as_str());
+        self.etcd = Some(EtcdStream::open(client, parts, relay, history));
+        self.returning = Some(Returning::new(reason));
+    }
+
+    /// Cancels the watchers whose events were of a history that was replaced (W10); returns whether there were any.
+    fn cancel_replaced(&mut self) -> bool {
+        let cluster_state = &self.mirrors().cluster_state;
+        let (number, revision) = (cluster_state.history(), cluster_state.known().max(1));
+        let is_replaced = |reader: &Reader| reader.history() != number;
+        let replaced: Vec<i64> = self
+            .watchers
+            .iter()
+            .filter(|(_, watcher)| watcher.reader.as_ref().is_some_and(is_replaced))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in &replaced {
+            self.cancel_compacted(*id, revision, "replaced");
+        }
+        !replaced.is_empty()
+    }
+
+    /// Cancels the watchers that memory has handed over, because the history of their revisions was replaced. If etcd
+    /// has created others on the same stream, it ends, and the client resumes it.
+    pub(super) fn cancel_handed_over(&mut self) {
+        let Some(etcd) = &mut self.etcd else {
+            return;
+        };
+        if !etcd.relay.has_watchers_of_memory() {
+            // etcd ends them as it sees fit. The stream does not return.
+            return;
+        }
+        let Some(abandoned) = etcd.relay.abandon() else {
+            return self.interrupt(Reason::HistoryReplaced);
+        };
+        self.ids = etcd.relay.ids().clone();
+        self.etcd = None;
+        self.returning = None;
+        self.open = self.metrics().open_memory();
+        self.unsent = abandoned
+            .unanswered
+            .map(WatchRequest::Create)
+            .or(self.unsent.take());
+        let revision = self.mirrors().cluster_state.known().max(1);
+        for (id, create) in abandoned.watchers {
+            self.watchers.insert(id, Watcher::cancelled(create));
+            if abandoned.cancelled.contains(&id) {
+                self.cancel(id);
+            } else {
+                self.cancel_compacted(id, revision, "replaced");
+            }
+        }
     }
 
     /// Ends the stream; its client connects again and resumes.
     pub(super) fn interrupt(&mut self, reason: Reason) {
         self.metrics().record_created("interrupted", reason.as_str());
         self.end = Some(Status::WatchInterrupted);
-    }
-
-    /// Next frame of a stream that etcd serves; `None` while there is nothing to send.
-    pub(super) fn poll_etcd(&mut self, cx: &mut Context<'_>) -> Option<Frame<Rope>> {
-        loop {
-            if let Some(response) = self.control.pop_front() {
-                return Some(Frame::data(response));
-            }
-            let etcd = self.etcd.as_mut()?;
-            let in_message = etcd.is_in_message();
-            if !in_message && let Some(status) = self.end.take().or_else(|| self.poll_end(cx)) {
-                return Some(self.end_with(status));
-            }
-            if !in_message {
-                self.forward_requests(cx);
-                if !self.control.is_empty() || self.end.is_some() {
-                    continue;
-                }
-            }
-            let etcd = self.etcd.as_mut()?;
-            let accepted = etcd.relay.accepts_request();
-            match etcd.poll_next(cx) {
-                // A response may have let the next request pass.
-                Poll::Pending if !accepted && etcd.relay.accepts_request() => {}
-                Poll::Pending => return None,
-                Poll::Ready(Next::Data(data)) => return Some(Frame::data(data.into())),
-                Poll::Ready(Next::Cancel {
-                    id,
-                    reason,
-                    compact_revision,
-                }) => {
-                    let header = self.header(self.shown());
-                    self.send(&WatchFields {
-                        header,
-                        watch_id: id,
-                        canceled: true,
-                        compact_revision,
-                        cancel_reason: &reason,
-                        ..WatchFields::default()
-                    });
-                }
-                Poll::Ready(Next::End(trailers)) => {
-                    self.has_ended = true;
-                    return Some(Frame::trailers(trailers));
-                }
-            }
-        }
-    }
-
-    /// Sends the client's requests to etcd, as long as etcd takes them.
-    fn forward_requests(&mut self, cx: &mut Context<'_>) {
-        while let Some(etcd) = &mut self.etcd
-            && etcd.accepts_request(cx)
-        {
-            let request = match self.unsent.take() {
-                Some(request) => request,
-                None => match self.requests.poll_next(cx) {
-                    Poll::Pending => return,
-                    Poll::Ready(Received::End) => return etcd.close_requests(),
-                    Poll::Ready(Received::Late) => {
-                        self.end = Some(Status::RequestTimeout);
-                        return;
-                    }
-                    Poll::Ready(Received::Message(Ok(request))) => request,
-                    Poll::Ready(Received::Message(Err(_))) => return self.interrupt(Reason::Undecodable),
-                },
-            };
-            match &request {
-                // Of a watcher that memory has cancelled for a compaction: etcd does not know it.
-                WatchRequest::Cancel(id) if self.watchers.contains_key(id) => {
-                    etcd.relay.release(*id);
-                    let id = *id;
-                    return self.cancel(id);
-                }
-                WatchRequest::Create(create)
-                    if create.watch_id != 0 && self.watchers.contains_key(&create.watch_id) =>
-                {
-                    return self.refuse(Refusal::DuplicateId);
-                }
-                _ => etcd.send(&request),
-            }
-        }
-    }
-
-    fn end_with(&mut self, status: Status) -> Frame<Rope> {
-        self.has_ended = true;
-        Frame::trailers(status.trailers())
     }
 }
 
