@@ -253,6 +253,27 @@ impl Mirror {
         }
     }
 
+    /// Waits until the mirror is in service, if it only waits for its feed to resume; returns its revision.
+    ///
+    /// # Errors
+    /// The reason why the mirror is out of service, at `deadline` or before.
+    pub async fn resumed(&self, deadline: Instant) -> Result<i64, Reason> {
+        // Subscribed before the state is read, so that no change in between is missed.
+        let mut changed = self.changed.subscribe();
+        loop {
+            let revision = self.revision();
+            if revision != Err(Reason::FeedLost) {
+                return revision;
+            }
+            if !matches!(
+                tokio::time::timeout_at(deadline, changed.changed()).await,
+                Ok(Ok(()))
+            ) {
+                return revision;
+            }
+        }
+    }
+
     /// The current view, if it is of the history of the number `history`.
     fn view_in(&self, history: u64) -> Result<View, Reason> {
         let view = self.view()?;

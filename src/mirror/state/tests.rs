@@ -53,6 +53,24 @@ fn mirror_up_to(last: i64) -> Arc<Mirror> {
     mirror
 }
 
+#[tokio::test(start_paused = true)]
+async fn mirror_without_its_feed_is_waited_for_and_any_other_is_not() {
+    let mirror = mirror_up_to(12);
+    let soon = || Instant::now() + SOON;
+    assert_eq!(mirror.resumed(soon()).await, Ok(12));
+    mirror.lose_feed(mirror.epoch(), false).unwrap();
+    assert_eq!(mirror.resumed(soon()).await, Err(Reason::FeedLost));
+    let waiting = tokio::spawn({
+        let mirror = Arc::clone(&mirror);
+        async move { mirror.resumed(Instant::now() + SOON).await }
+    });
+    tokio::task::yield_now().await;
+    mirror.put_in_service(mirror.epoch()).unwrap();
+    assert_eq!(waiting.await.unwrap(), Ok(12));
+    mirror.replace_history();
+    assert_eq!(mirror.resumed(soon()).await, Err(Reason::HistoryReplaced));
+}
+
 /// The mod_revision of every key.
 fn keys(tree: &Tree) -> Model {
     let mut keys = Model::new();

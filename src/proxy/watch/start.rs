@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::request::Create;
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::state::Mirror;
@@ -11,6 +13,8 @@ use crate::proxy::handles::Client;
 use crate::telemetry::Reason;
 use crate::telemetry::trace::SpanContext;
 
+/// Longest wait for the feed of a mirror that resumes: most resume within it, and etcd need not serve the stream.
+const FEED_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest wait for the proof of a start revision.
 const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -46,6 +50,7 @@ pub(super) async fn start(
     let Some(hub) = mirrors.watch_hub(mirror) else {
         return Err(Reason::NotMirrored);
     };
+    mirror.resumed(Instant::now() + FEED_TIMEOUT).await?;
     let now = match create.start_revision {
         0 => Some(present(&client, mirror, check).await?),
         _ => None,

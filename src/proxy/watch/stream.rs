@@ -78,6 +78,8 @@ impl Stream {
             (Plan::Refuse(refusal), _) => Planned::Refuse(refusal),
             (Plan::Compacted(revision), _) => Planned::Compacted(revision),
             (Plan::FromNow | Plan::From(_), Some(position)) => Planned::Start(position),
+            // The feed is waited for.
+            (Plan::Etcd(Reason::FeedLost), Some(position)) => Planned::Start(position),
             (Plan::Etcd(reason), _) => Planned::Etcd(reason),
             // Not reached: the plan leaves what no mirror holds to etcd.
             (Plan::FromNow | Plan::From(_), None) => Planned::Etcd(Reason::NotMirrored),
@@ -92,7 +94,10 @@ impl Stream {
             ..create.clone()
         };
         match self.plan(&from_now, false) {
-            Planned::Start(position) => Some(position),
+            Planned::Start(position) => {
+                let mirror = self.client.proxy.mirrors.all().get(position);
+                mirror?.revision().ok().map(|_| position)
+            }
             Planned::Refuse(_) | Planned::Compacted(_) | Planned::Etcd(_) => None,
         }
     }
