@@ -81,6 +81,12 @@ test-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver helm-4 etcd-3.7 etcd-3.6) ru
 	$(CARGO) build --locked --bin rangecache
 	cd tests/kube && $(GO) test -count=1 -timeout 20m ./...
 
+# Not part of `make test`: etcd's framework takes minutes to build the first time.
+.PHONY: test-etcd
+test-etcd: rust-present go-present ## Run etcd's own integration tests of watches with rangecache between their clients and etcd
+	$(CARGO) build --locked --bin rangecache
+	cd tests/etcd && $(GO) test -count=1 -timeout 10m -v ./...
+
 .PHONY: bench-kube
 bench-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure what two real kube-apiservers cost etcd: directly, through grpc-proxy, through rangecache
 	$(CARGO) build --release --locked --bin rangecache

@@ -1,0 +1,157 @@
+// Package etcd runs etcd's own integration tests of watches with rangecache between their clients and etcd.
+package etcd
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const (
+	suite   = "go.etcd.io/etcd/tests/v3"
+	watches = suite + "/integration/clientv3/watch"
+	// What connects the suite's clients to etcd.
+	clients = "framework/integration/cluster_direct.go"
+)
+
+// expected are the tests that count watches at etcd, and what they say: rangecache has one watch of its own there, and
+// the clients' watches only until its mirror is loaded.
+var expected = map[string]string{
+	"TestV3WatchCloseCancelRace": "expected 0 watch, got 1",
+	"TestV3WatchCancellation":    "expected 1 watch, got 2",
+	"TestWatchCancelOnServer":    "expected 10 canceled watchers, got 0",
+}
+
+// periodic names the tests that set etcd's interval of progress notifications, and wait for some: rangecache has an
+// interval of its own.
+const periodic = "^(TestWatchWithProgressNotify.*|TestConfigurableWatchProgressNotifyInterval)$"
+
+// event is a line of `go test -json`.
+type event struct{ Action, Test, Output string }
+
+func TestWatches(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	must(t, err)
+	// Files in the module cache cannot be overlaid.
+	folder := filepath.Join(root, "target", "etcd-suite")
+	must(t, os.RemoveAll(folder))
+	source, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", suite).Output()
+	must(t, err)
+	must(t, os.MkdirAll(folder, 0o755))
+	must(t, copyTree(strings.TrimSpace(string(source)), filepath.Join(folder, "suite")))
+	ours, err := os.ReadFile("testdata/clients.go")
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(folder, "suite", clients), ours, 0o644))
+	for _, name := range []string{"go.mod", "go.sum"} {
+		content, err := os.ReadFile(name)
+		must(t, err)
+		must(t, os.WriteFile(filepath.Join(folder, name), content, 0o644))
+	}
+	run(t, folder, "go", "mod", "edit", "-replace", suite+"=./suite")
+
+	report := filepath.Join(folder, "created.txt")
+	rangecache := os.Getenv("RANGECACHE")
+	if rangecache == "" {
+		rangecache = filepath.Join(root, "target/debug/rangecache")
+	}
+	environment := append(os.Environ(), "RANGECACHE="+rangecache, "RANGECACHE_REPORT="+report)
+	output := []byte{}
+	for chosen, flags := range map[string]string{
+		"-skip=" + periodic: "--watch-cache auto",
+		"-run=" + periodic:  "--watch-cache auto --watch-progress-notify-interval 500ms",
+	} {
+		command := exec.Command("go", "test", "-json", "-count=1", "-timeout=5m", chosen, watches)
+		command.Dir, command.Env = folder, append(environment, "RANGECACHE_FLAGS="+flags)
+		// Some tests leave their client, and so its rangecache, open.
+		command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		part, err := command.Output()
+		if len(part) == 0 {
+			t.Fatal(err)
+		}
+		syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
+		output = append(output, part...)
+	}
+	judge(t, output)
+	fromMemory(t, report)
+}
+
+func judge(t *testing.T, output []byte) {
+	said := map[string]*strings.Builder{}
+	passed := 0
+	for line := range bytes.Lines(output) {
+		var e event
+		if json.Unmarshal(line, &e) != nil || e.Test == "" {
+			continue
+		}
+		if said[e.Test] == nil {
+			said[e.Test] = &strings.Builder{}
+		}
+		switch e.Action {
+		case "output":
+			if !strings.Contains(e.Output, "logger.go:") {
+				said[e.Test].WriteString(e.Output)
+			}
+		case "pass":
+			passed++
+		case "fail":
+			words, known := expected[e.Test]
+			if text := said[e.Test].String(); !known || !strings.Contains(text, words) {
+				t.Errorf("%s fails through rangecache:\n%s", e.Test, text)
+			}
+		}
+	}
+	t.Logf("%d tests of etcd passed through rangecache", passed)
+	if passed < 40 {
+		t.Errorf("only %d tests passed:\n%s", passed, output[max(0, len(output)-2000):])
+	}
+}
+
+// fromMemory checks that memory served most watches.
+func fromMemory(t *testing.T, report string) {
+	file, err := os.Open(report)
+	must(t, err)
+	defer file.Close()
+	memory, all := 0, 0
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		sample, number, _ := strings.Cut(lines.Text(), "} ")
+		count, err := strconv.Atoi(number)
+		must(t, err)
+		all += count
+		if strings.Contains(sample, `outcome="memory"`) {
+			memory += count
+		}
+	}
+	t.Logf("memory served %d of %d watches", memory, all)
+	if memory*10 < all*9 {
+		t.Errorf("memory served only %d of %d watches", memory, all)
+	}
+}
+
+// copyTree copies a folder of the module cache, whose files are read-only.
+func copyTree(from, to string) error {
+	return os.CopyFS(to, os.DirFS(from))
+}
+
+func run(t *testing.T, folder string, name string, arguments ...string) {
+	t.Helper()
+	command := exec.Command(name, arguments...)
+	command.Dir = folder
+	if output, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, arguments, err, output)
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
