@@ -70,7 +70,7 @@ pub(super) async fn follow(
                     Ok(never) => match never {},
                     Err(end) => end,
                 },
-                () = mirrors.upstream.until_left_out(connection) => another_history(mirrors, &before),
+                () = mirrors.upstream.until_left_out(connection) => another_history(mirrors, &before, 0),
             }
         }
         Err(end) => end,
@@ -140,6 +140,7 @@ impl<'a> Feed<'a> {
         };
         let (mut feed, created) =
             Feed::create(mirrors, &before, mirror, epoch, connection, start_revision).await?;
+        let shown = created.revision;
         let version = check_member(mirrors, &before, mirror, anchor, connection, created).await?;
         feed.trusts_progress = version.is_some_and(|version| gates::PROGRESS_NOTIFICATIONS.is_open(version));
         if !feed.trusts_progress {
@@ -167,7 +168,7 @@ impl<'a> Feed<'a> {
                     "this version of etcd may have compacted the mirror's last event".into(),
                 ));
             }
-            return Err(another_history(mirrors, &before));
+            return Err(another_history(mirrors, &before, shown));
         }
         if !matches!(proof, Proof::FirstEvent(_)) {
             mirror.put_in_service(epoch)?;

@@ -37,7 +37,7 @@ pub(super) async fn check_member(
     // Read linearizably, so a lower revision is no lag.
     let is_same_cluster = before.note_cluster(created.cluster_id);
     if !is_same_cluster || revision < anchor.revision || !before.log_continues(revision, status.raft_index) {
-        return Err(another_history(mirrors, before));
+        return Err(another_history(mirrors, before, revision));
     }
     for _ in 0..STATUS_ATTEMPTS {
         if status.header.as_ref().map(|header| header.member_id) == Some(created.member_id) {
@@ -48,8 +48,12 @@ pub(super) async fn check_member(
     Ok(None)
 }
 
-/// Drops every mirror, because a feed is of another history.
-pub(super) fn another_history(mirrors: &Mirrors, before: &Before) -> FeedEnd {
-    mirrors.replace_history(before, "the history behind the watch is not the mirror's");
+/// Drops every mirror, because a feed is of another history; `revision` is one of that, 0 if none is known.
+pub(super) fn another_history(mirrors: &Mirrors, before: &Before, revision: i64) -> FeedEnd {
+    mirrors.replace_history(
+        before,
+        revision,
+        "the history behind the watch is not the mirror's",
+    );
     FeedEnd::StaleEpoch
 }

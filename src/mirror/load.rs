@@ -139,7 +139,7 @@ impl Load<'_> {
         self.check_cluster(&connection)?;
         let pinned = current(&connection, &self.mirror.scope).await?;
         if !before.note_cluster(pinned.cluster_id) {
-            return Err(self.another_history(&before));
+            return Err(self.another_history(&before, pinned.revision));
         }
         // A restore is detected from now on.
         self.mirrors
@@ -200,15 +200,16 @@ impl Load<'_> {
         self.check_cluster(&connection)?;
         let same = now.cluster_id == pinned.cluster_id && now.revision >= pinned.revision;
         if !same || !before.log_continues(now.revision, raft_index) {
-            return Err(self.another_history(&before));
+            return Err(self.another_history(&before, now.revision));
         }
         Ok(connection)
     }
 
-    /// Drops every mirror, because a connection is of another history than the one known `before`.
-    fn another_history(&self, before: &Before) -> LoadError {
+    /// Drops every mirror, because a connection is of another history, at `revision`, than the one known
+    /// `before`.
+    fn another_history(&self, before: &Before, revision: i64) -> LoadError {
         let explanation = "the history behind a connection is not the one in which a load began";
-        self.mirrors.replace_history(before, explanation);
+        self.mirrors.replace_history(before, revision, explanation);
         LoadError::HistoryReplaced
     }
 }

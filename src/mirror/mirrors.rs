@@ -66,7 +66,9 @@ impl Mirrors {
         let findings = Findings {
             replaced: {
                 let all = Arc::clone(&all);
-                Box::new(move |_| drop_all(&all, "a quorum check shows another history"))
+                Box::new(move |header| {
+                    drop_all(&all, header.revision, "a quorum check shows another history");
+                })
             },
             compacted: {
                 let (all, cluster_state) = (Arc::clone(&all), Arc::clone(&cluster_state));
@@ -133,10 +135,11 @@ impl Mirrors {
     }
 
     /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began, and drops
-    /// every mirror, unless that has been done; `explanation` goes to the log.
-    pub(super) fn replace_history(&self, before: &Before, explanation: &str) {
+    /// every mirror, unless that has been done. `revision` is one of the new history, 0 if none is known; `explanation`
+    /// goes to the log.
+    pub(super) fn replace_history(&self, before: &Before, revision: i64, explanation: &str) {
         if self.cluster_state.contradict(before) == Verdict::Replaced {
-            drop_all(&self.all, explanation);
+            drop_all(&self.all, revision, explanation);
         }
     }
 
@@ -183,10 +186,10 @@ fn compacted(mirrors: &[Mirror], cluster_state: &ClusterState, history: u64, rev
     }
 }
 
-fn drop_all(mirrors: &[Mirror], explanation: &str) {
+fn drop_all(mirrors: &[Mirror], revision: i64, explanation: &str) {
     tracing::warn!(
         explanation,
         "etcd's history was replaced (restored from a backup?); dropping and reloading every mirror"
     );
-    mirrors.iter().for_each(Mirror::replace_history);
+    mirrors.iter().for_each(|mirror| mirror.replace_history(revision));
 }

@@ -434,26 +434,24 @@ impl Mirror {
         self.born.elapsed()
     }
 
-    /// Drops everything because history was replaced, and ends the epoch.
-    pub(super) fn replace_history(&self) {
-        self.drop_epoch(
-            self.contents.lock(),
-            Reason::HistoryReplaced,
-            self.ended_by_replacement(),
-        );
+    /// Drops everything because history was replaced, and ends the epoch. `revision` is one of the new history, 0 if none is
+    /// known.
+    pub(super) fn replace_history(&self, revision: i64) {
+        let ended = self.ended_by_replacement(revision);
+        self.drop_epoch(self.contents.lock(), Reason::HistoryReplaced, ended);
     }
 
     /// How watchers end whose events were of a replaced history, or wrong.
-    fn ended_by_replacement(&self) -> Ended {
+    fn ended_by_replacement(&self, revision: i64) -> Ended {
         Ended::Replaced {
-            revision: self.cluster_state.known().max(1),
+            revision: self.cluster_state.known().max(revision).max(1),
         }
     }
 
     /// Ends `epoch` and drops its contents, because they cannot be trusted.
     pub(super) fn end_epoch(&self, epoch: Epoch, reason: Reason) -> Result<(), StaleEpoch> {
         let ended = match reason {
-            Reason::Mismatch | Reason::HistoryReplaced => self.ended_by_replacement(),
+            Reason::Mismatch | Reason::HistoryReplaced => self.ended_by_replacement(0),
             _ => Ended::Dropped(reason),
         };
         self.drop_epoch(self.contents_of(epoch)?, reason, ended);

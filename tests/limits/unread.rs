@@ -240,7 +240,7 @@ async fn unread_response_of_every_way_is_given_up_and_a_slow_one_is_not() {
             reader.way
         );
     }
-    assert!(of_memory.read(20 * 50_000).await, "the watch goes on");
+    assert!(of_memory.read(20 * 50_000).await, "the watch continues");
     assert_eq!((given_up(&streaming).await, given_up(&paging).await), expected);
     for rangecache in [&streaming, &paging] {
         let metrics = rangecache.metrics().await;

@@ -1,4 +1,4 @@
-//! Watches from memory whose clients read slowly, or not at all: their memory is bounded, nobody else is delayed, and
+//! Watches from memory whose clients read slowly, or not at all: their memory is bounded, no other watch is delayed, and
 //! no event is lost.
 
 use bytes::{Buf, BytesMut};
@@ -109,7 +109,7 @@ impl Watch {
                 self.body.flow_control().release_capacity(released).unwrap();
             }
             let data = timeout(SOON, self.body.data()).await.expect("data");
-            let data = data.expect("the watch goes on").unwrap();
+            let data = data.expect("the watch continues").unwrap();
             self.unreleased += data.len();
             self.buffer.extend_from_slice(&data);
         }

@@ -203,7 +203,7 @@ fn rebuilt_revision_of_a_replaced_history_is_not_served() {
     let mirror = mirror_up_to(60);
     mirror.view_at(45).unwrap();
     let read = HeldRead::start(&mirror, 40);
-    mirror.replace_history();
+    mirror.replace_history(0);
     assert_eq!(
         mirror.view_at(45).unwrap_err(),
         ViewAtError::OutOfService(Reason::HistoryReplaced)
@@ -293,7 +293,7 @@ async fn readers_do_not_wait_for_a_mirror_that_is_known_to_lag() {
         "it has caught up: readers wait again"
     );
     // The new history is at a lower revision.
-    mirror.replace_history();
+    mirror.replace_history(0);
     load(&mirror, LOADED);
     assert_eq!(reach(11, timeout).await, (Err(Reason::NotFresh), timeout));
 }
@@ -315,7 +315,7 @@ async fn late_reader_of_an_old_history_neither_waits_nor_makes_the_feed_wait() {
         Reason::HistoryReplaced,
         "the mirror is not dropped yet"
     );
-    mirror.replace_history();
+    mirror.replace_history(0);
     assert_eq!(*wanted.borrow(), 0);
     mirror.want(0, 1_000);
     assert_eq!(*wanted.borrow(), 0, "a revision of the old history");

@@ -40,4 +40,6 @@ pub(super) use task::follow;
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod stress;
+#[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! Topics by interval, and the watchers of each. Owned by the hub's task.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -140,9 +140,14 @@ impl Registry {
         }
     }
 
-    /// Drops every topic.
-    pub(super) fn clear(&mut self) {
-        *self = Registry::new();
+    /// Ends every topic: it keeps the events that a reader has not taken. Returns those with readers.
+    pub(super) fn end(&mut self) -> Vec<Weak<Topic>> {
+        let slots = std::mem::replace(self, Registry::new()).slots;
+        let with_readers = slots.into_iter().flatten().filter_map(|slot| {
+            slot.topic.trim_through(slot.taken_by_all()?);
+            Some(Arc::downgrade(&slot.topic))
+        });
+        with_readers.collect()
     }
 
     /// Drops events at or below `revision` as the log does, watchers whose readers were dropped, and topics that have
@@ -171,7 +176,7 @@ impl Registry {
         }
         if self.is_empty() {
             // A burst of watchers must not leave its lists behind.
-            self.clear();
+            *self = Registry::new();
         }
         held
     }
@@ -212,16 +217,20 @@ impl Slot {
         now.duration_since(since) >= UNUSED_TOPIC_KEPT
     }
 
+    /// Revision up to which every watcher has taken its events; `None` without watchers.
+    fn taken_by_all(&self) -> Option<i64> {
+        let watchers = self.watchers.iter().filter(|watcher| !watcher.is_gone());
+        watchers
+            .map(|watcher| watcher.through.load(Ordering::Relaxed))
+            .min()
+    }
+
     /// Revisions that the slowest watcher with pending events is behind.
     fn behind(&self, reached: i64) -> i64 {
-        let positions = self
-            .watchers
-            .iter()
-            .map(|watcher| watcher.through.load(Ordering::Relaxed));
-        match positions
-            .min()
-            .map(|through| self.topic.first_after(through, reached))
-        {
+        let first = self
+            .taken_by_all()
+            .map(|through| self.topic.first_after(through, reached));
+        match first {
             Some(Ok(Some(first))) => reached - first + 1,
             _ => 0,
         }

@@ -1,6 +1,6 @@
 //! The task of a hub: follows the log of its mirror, admits watchers, and ends them with the mirror's contents.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -21,6 +21,8 @@ use crate::telemetry::Reason;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// Time without a feed after which the watchers end, so that their clients can use another endpoint.
 const WITHOUT_FEED: Duration = Duration::from_secs(10);
+/// Time for which readers can take the events of a generation that has ended.
+const ENDED_KEPT: Duration = Duration::from_secs(10);
 /// Time without a leader after which watches with `hasleader` end: etcd's is three election timeouts.
 const WITHOUT_LEADER: Duration = Duration::from_secs(3);
 
@@ -31,6 +33,7 @@ pub(in crate::mirror) async fn follow(mirror: &Mirror, hub: &WatchHub) {
         hub,
         registry: Registry::new(),
         generation: None,
+        ended: Vec::new(),
         feed_lost_since: None,
         next_sweep: Instant::now(),
         is_behind: false,
@@ -51,6 +54,8 @@ struct Task<'a> {
     registry: Registry,
     /// The load of the mirror that the topics belong to; `None` without topics.
     generation: Option<Arc<Generation>>,
+    /// Topics of generations that have ended, which readers may still take events from, and since when.
+    ended: Vec<(Instant, Vec<Weak<Topic>>)>,
     feed_lost_since: Option<Instant>,
     next_sweep: Instant,
     /// Whether the log has more batches than one pass reads.
@@ -62,7 +67,7 @@ impl Task<'_> {
         let mut changes = self.mirror.changes();
         loop {
             // Without topics the feed costs nothing here.
-            let has_topics = !self.registry.is_empty();
+            let has_topics = !self.registry.is_empty() || !self.ended.is_empty();
             if self.is_behind {
                 tokio::task::yield_now().await;
             } else {
@@ -123,7 +128,7 @@ impl Task<'_> {
             generation.set_end(ended);
         }
         self.registry.wake_all().await;
-        self.registry.clear();
+        self.ended.push((Instant::now(), self.registry.end()));
         *self.hub.held.lock() = Held::default();
         self.is_behind = false;
     }
@@ -254,14 +259,29 @@ impl Task<'_> {
         }
     }
 
+    /// Drops what readers have left of generations that ended a while ago: a client that does not read must not keep
+    /// the events of mirrors that were loaded again.
+    fn drop_ended(&mut self, now: Instant) {
+        self.ended.retain_mut(|(since, topics)| {
+            topics.retain(|topic| topic.strong_count() > 0);
+            if now.duration_since(*since) >= ENDED_KEPT {
+                for topic in topics.drain(..).filter_map(|topic| topic.upgrade()) {
+                    topic.trim_through(i64::MAX);
+                }
+            }
+            !topics.is_empty()
+        });
+    }
+
     async fn sweep(&mut self, observed: &Observed) {
         for (_, signal) in self.hub.waiting.lock().drain(..) {
             signal.set();
         }
+        let now = Instant::now();
+        self.drop_ended(now);
         let Some(generation) = self.generation.clone() else {
             return;
         };
-        let now = Instant::now();
         let is_over =
             |since: Option<Instant>, limit| since.is_some_and(|since| now.duration_since(since) >= limit);
         if is_over(self.feed_lost_since, WITHOUT_FEED) {

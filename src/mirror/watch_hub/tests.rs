@@ -14,6 +14,7 @@ use super::*;
 use crate::cache::testing::KeyValue;
 use crate::cache::{Change, HistoryLimits, Store, Tree};
 use crate::keyspace::scope::Scope;
+use crate::mirror::cluster_state::ClusterState;
 use crate::mirror::state::Mirror;
 use crate::telemetry::{Metrics, Reason};
 
@@ -24,17 +25,25 @@ const SOON: Duration = Duration::from_secs(60);
 pub(super) struct Bench {
     pub(super) mirror: Arc<Mirror>,
     pub(super) hub: Arc<WatchHub>,
+    pub(super) cluster_state: Arc<ClusterState>,
     task: JoinHandle<()>,
 }
 
 impl Bench {
     pub(super) fn new(limits: HistoryLimits) -> Bench {
         let metrics = Metrics::default().mirrors.mirror("everything");
-        let mirror = Arc::new(Mirror::new(Scope::prefix(b""), Arc::default(), metrics));
+        let cluster_state = Arc::<ClusterState>::default();
+        let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), metrics);
+        let mirror = Arc::new(mirror);
         let hub = Arc::<WatchHub>::default();
         let (of_task, followed) = (Arc::clone(&hub), Arc::clone(&mirror));
         let task = tokio::spawn(async move { follow(&followed, &of_task).await });
-        let bench = Bench { mirror, hub, task };
+        let bench = Bench {
+            mirror,
+            hub,
+            cluster_state,
+            task,
+        };
         bench.load(Tree::default(), 10, limits);
         bench
     }
@@ -48,7 +57,7 @@ impl Bench {
     }
 
     /// Applies puts of one revision.
-    fn put(&self, keys: &[&str], revision: i64) {
+    pub(super) fn put(&self, keys: &[&str], revision: i64) {
         let changes = keys
             .iter()
             .map(|key| Change::put(KeyValue::new(*key, revision, "v").entry()));
@@ -373,6 +382,67 @@ async fn watchers_end_by_the_cause_that_dropped_the_mirror() {
         let mut again = bench.join("a", "", 41).await.unwrap();
         bench.put(&["a"], 41);
         assert_eq!(again.events(1).await, [event("a", 41)]);
+    }
+}
+
+/// A cancel with `compact_revision` 0 would be one without an error (W10).
+#[tokio::test(start_paused = true)]
+async fn replaced_history_ends_watchers_with_its_revision_if_that_is_known() {
+    for (known, expected) in [(0, 1), (7, 7)] {
+        let bench = Bench::new(HistoryLimits::default());
+        let mut watch = bench.join("a", "", 11).await.unwrap();
+        bench
+            .cluster_state
+            .contradict(&bench.cluster_state.before_check());
+        bench.mirror.replace_history(known);
+        assert_eq!(watch.end().await, Ended::Replaced { revision: expected });
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unread_events_of_a_dropped_mirror_are_kept_for_seconds() {
+    let bench = Bench::new(HistoryLimits::default());
+    let [mut slow, mut stalled] =
+        [bench.join("a", "", 11).await, bench.join("a", "", 11).await].map(Result::unwrap);
+    bench.put(&["a"], 11);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let (ended, epoch) = (Ended::Dropped(Reason::OverBudget), bench.mirror.epoch());
+    bench
+        .mirror
+        .drop_contents(epoch, Reason::OverBudget, ended)
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    assert_eq!(slow.events(1).await, [event("a", 11)]);
+    assert_eq!(slow.end().await, ended);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(stalled.end().await, Ended::Trimmed);
+    assert_eq!(
+        stalled.reader.covered(),
+        10,
+        "it continues elsewhere, behind what it got"
+    );
+}
+
+/// W13: the feed and the readers of the mirror do no work for watchers; the hub does it later, in its own task.
+#[tokio::test(start_paused = true)]
+async fn event_is_applied_without_touching_a_watcher() {
+    let bench = Bench::new(HistoryLimits::default());
+    let wakes = Arc::new(Wakes::default());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut watches = Vec::new();
+    for _ in 0..1000 {
+        let watch = bench.join("a", "", 11).await.unwrap();
+        watch.signal.look(&mut Context::from_waker(&waker), |_| ());
+        watches.push(watch);
+    }
+    bench.put(&["a"], 11);
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 0, "woken by the feed");
+    assert!(!watches.iter().any(|watch| watch.reader.is_pending()));
+    assert_eq!(bench.mirror.revision(), Ok(11), "visible to reads");
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 1000);
+    for watch in &mut watches {
+        assert_eq!(watch.events(1).await, [event("a", 11)]);
     }
 }
 

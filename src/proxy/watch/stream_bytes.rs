@@ -35,7 +35,7 @@ pub(super) struct StreamBytes {
     metrics: WatchMetrics,
     /// The stream and its watchers.
     own: HeldBytes,
-    /// Events of the message under way that were not produced.
+    /// Events of the begun message that were not produced.
     unproduced: HeldBytes,
     /// Frame that was produced last.
     frame: Option<Box<HeldBytes>>,
@@ -143,7 +143,7 @@ impl StreamBytes {
         self.unproduced.shrink(u64::MAX);
     }
 
-    /// Records that a frame with `bytes` of the message under way was produced; `is_last` if it was its last one.
+    /// Records that a frame with `bytes` of the begun message was produced; `is_last` if it was its last one.
     pub(super) fn produced(&mut self, bytes: usize, is_last: bool) {
         if self.unproduced.bytes() == 0 {
             return;

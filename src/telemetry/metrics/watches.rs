@@ -123,7 +123,7 @@ impl WatchMetrics {
             handovers: register(
                 registry,
                 "watch_handovers",
-                "Open watch streams that another source went on to serve, by source and reason",
+                "Open watch streams that another source continued to serve, by source and reason",
             ),
             watchers: register(
                 registry,
@@ -173,7 +173,7 @@ impl WatchMetrics {
         OpenStream(gauge)
     }
 
-    /// Counts an open stream that `to` goes on to serve (`etcd` or `memory`).
+    /// Counts an open stream that `to` continues to serve (`etcd` or `memory`).
     pub fn record_handover(&self, to: &'static str, reason: &'static str) {
         self.handovers.get_or_create(&HandoverLabels { to, reason }).inc();
     }

@@ -121,7 +121,8 @@ impl Session {
             Ended::Replaced { revision } => self.cancel_compacted(id, revision.max(1), "replaced"),
             Ended::Compacted { .. } => self.leave(Reason::Loading, None),
             Ended::Trimmed => self.leave(Reason::NotFresh, None),
-            Ended::FeedLost => self.leave(Reason::FeedLost, None),
+            // Its client can use another endpoint.
+            Ended::FeedLost => self.interrupt(Reason::FeedLost),
             Ended::Dropped(reason) => {
                 tracing::debug!(reason = reason.as_str(), "the mirror of a watch was dropped");
                 self.leave(Reason::Loading, None);
