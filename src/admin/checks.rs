@@ -299,6 +299,12 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
             metrics.buffers.used_bytes(),
             "At the bound calls are refused with ResourceExhausted.",
         ),
+        (
+            "Memory of watches",
+            &bounds::WATCH_MAX_BYTES,
+            gauge(metrics.watches.budget.used.get()),
+            "At the bound new watches are forwarded, and large events wait.",
+        ),
     ]
     .map(|(name, bound, used, at_limit)| (name.to_owned(), bound, used, at_limit));
     first

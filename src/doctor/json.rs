@@ -24,6 +24,15 @@ impl Report {
                 })
             })
             .collect();
+        let watches = self.watches.as_ref().map(|watches| {
+            json!({
+                "members": watches.members,
+                "watchers": watches.watchers,
+                "streams": watches.streams,
+                "events_sent": watches.events_sent,
+                "changes": watches.changes,
+            })
+        });
         let mirrors: Vec<_> = self
             .mirrors
             .iter()
@@ -44,6 +53,7 @@ impl Report {
             "endpoints": endpoints,
             "keyspace": self.keyspace.as_ref().map(keyspace),
             "mirrors": mirrors,
+            "watches": watches,
         })
     }
 }

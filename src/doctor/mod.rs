@@ -28,6 +28,7 @@ mod model;
 mod size_estimate;
 mod text;
 mod verdict;
+mod watches;
 
 use std::sync::Arc;
 
@@ -82,6 +83,7 @@ pub async fn examine(options: &DoctorConfig) -> Report {
         }
         _ => None,
     };
+    watches::examine(config, &connector, &members, &mut report).await;
     verdict::conclude(config, &quorum, keyspace.as_ref(), &mut report);
     report.keyspace = keyspace;
     report.endpoints = members::facts(&members);

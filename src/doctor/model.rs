@@ -20,19 +20,22 @@ pub enum Area {
     Keyspace,
     /// Memory that the mirrors need.
     Memory,
+    /// Watches of etcd's clients.
+    Watches,
     /// Conclusion.
     Verdict,
 }
 
 impl Area {
     /// Every area, in the order of the report.
-    pub const ALL: [Area; 7] = [
+    pub const ALL: [Area; 8] = [
         Area::Endpoints,
         Area::Gates,
         Area::Auth,
         Area::Certificates,
         Area::Keyspace,
         Area::Memory,
+        Area::Watches,
         Area::Verdict,
     ];
 
@@ -46,6 +49,7 @@ impl Area {
             Area::Certificates => "certificates",
             Area::Keyspace => "keyspace",
             Area::Memory => "memory",
+            Area::Watches => "watches",
             Area::Verdict => "verdict",
         }
     }
@@ -68,6 +72,20 @@ pub struct Report {
     pub(super) endpoints: Vec<EndpointFacts>,
     pub(super) keyspace: Option<Keyspace>,
     pub(super) mirrors: Vec<MirrorEstimate>,
+    /// `None` if no member's metrics can be read.
+    pub(super) watches: Option<WatchFacts>,
+}
+
+/// Watches on the members whose metrics can be read.
+#[derive(Clone, Debug)]
+pub(super) struct WatchFacts {
+    pub(super) members: u64,
+    pub(super) watchers: u64,
+    pub(super) streams: u64,
+    /// Events sent to watchers since the members started.
+    pub(super) events_sent: u64,
+    /// Puts and deletes since the first of the members started.
+    pub(super) changes: u64,
 }
 
 impl Report {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::grpc::Client;
-use testkit::pb::RequestOp;
+use testkit::pb::{RequestOp, WatchCreateRequest};
 use testkit::proxy::{Rangecache, rangecache_command};
 use testkit::roles::{MIRROR, create_users, password};
 use testkit::tls::{Ca, Leaf, SecureEtcd, Trust, text};
@@ -123,6 +123,11 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
         client.put("/registry/health", "ok").await.unwrap();
         client.put("lonely", "1").await.unwrap();
         let before = client.status().await.unwrap();
+        let watches = WatchCreateRequest {
+            key: "lonely".into(),
+            ..WatchCreateRequest::default()
+        };
+        let _watches = [client.watch(watches.clone()).await, client.watch(watches).await];
 
         let report = doctor(&etcd.url(), &["--no-cache-prefix", "/registry/events/"]).await;
         report
@@ -132,6 +137,8 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
             .says("gates", "ok", "Progress notifications: available")
             .says("gates", "ok", stream)
             .says("auth", "ok", "auth is off")
+            .says("watches", "ok", "2 watches in 2 streams, counted on 1 member")
+            .says("watches", "ok", "(with --watch-cache=auto), etcd has ")
             .says("verdict", "ok", "left out: /registry/events/")
             .says("verdict", "ok", "LIST, paged and count requests benefit");
         let keyspace = &report.json["keyspace"];

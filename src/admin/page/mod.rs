@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `reads` | reads: rates and sources, why not from memory, the slowest |
 //! | `state` | mirrors, endpoints, bounds and gates |
+//! | `watches` | watches: who serves them, and the slowest |
 //! | `charts` | charts as SVG |
 //! | `parts` | parts that several sections share |
 //!
@@ -15,6 +16,7 @@ mod charts;
 mod parts;
 mod reads;
 mod state;
+mod watches;
 
 use std::time::Duration;
 
@@ -46,6 +48,7 @@ pub(super) fn render(status: &Status) -> String {
         (reads::reasons(status))
         (reads::slowest(&status.slowest))
         (state::mirrors(status))
+        (watches::watches(&status.watches))
         (state::endpoints(&status.endpoints))
         (state::budgets(&status.budgets))
         (state::gates(&status.gates))
@@ -118,6 +121,7 @@ mod tests {
     use super::*;
     use crate::admin::status::model::{
         Budget, EndpointStatus, GateStatus, MirrorStatus, OutcomeCount, Phase, Reads, Samples, SlowCall,
+        StreamCount, WatchStatus,
     };
     use crate::telemetry::{Outcome, Reason};
 
@@ -177,6 +181,16 @@ mod tests {
                 mismatches: 0,
                 timeline: Vec::new(),
             }],
+            watches: WatchStatus {
+                memory_streams: 4,
+                etcd_streams: vec![StreamCount {
+                    reason: Reason::NotMirrored,
+                    count: 3,
+                }],
+                watchers: 5,
+                behind_revisions: 6,
+                ..WatchStatus::default()
+            },
             endpoints: vec![EndpointStatus {
                 url: "http://etcd:2379".to_owned(),
                 version: None,

@@ -59,7 +59,7 @@ fn card_head(name: &str, class: &str, state: &str) -> Markup {
     }
 }
 
-fn pair(title: &str, value: &str) -> Markup {
+pub(super) fn pair(title: &str, value: &str) -> Markup {
     html! { div { dt { (title) } dd { (value) } } }
 }
 

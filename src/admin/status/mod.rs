@@ -16,7 +16,7 @@ use crate::mirror::state;
 use crate::telemetry::Metrics;
 use crate::telemetry::outcome::Outcome;
 use crate::upstream::{EndpointView, NoRangeStream, Role};
-use model::{EndpointStatus, MirrorStatus, OutcomeCount, Status};
+use model::{EndpointStatus, MirrorStatus, OutcomeCount, Status, StreamCount, WatchStatus};
 
 /// The current status.
 pub(super) fn collect(handles: &Handles) -> Status {
@@ -65,6 +65,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         reads,
         slowest: slowest::list(&handles.telemetry.slowest.list()),
         mirrors,
+        watches: watches(handles),
         gates: checks::gates(&gates, cluster_state.auth(), credentials.is_configured(), metrics),
         endpoints,
         budgets,
@@ -93,6 +94,27 @@ fn mirror(mirror: &state::Mirror, known: i64, metrics: &Metrics) -> MirrorStatus
         events: gauges.events.get(),
         mismatches: metrics.mirrors.mismatches(&mirror.name),
         timeline: Vec::new(),
+    }
+}
+
+fn watches(handles: &Handles) -> WatchStatus {
+    let metrics = &handles.telemetry.metrics.watches;
+    let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
+    let hubs = handles.mirrors.all().iter();
+    let held: Vec<_> = hubs
+        .filter_map(|mirror| Some(handles.mirrors.watch_hub(mirror)?.held()))
+        .collect();
+    let etcd_streams = metrics.etcd_streams().map(|(reason, count)| StreamCount {
+        reason,
+        count: unsigned(count),
+    });
+    WatchStatus {
+        memory_streams: unsigned(metrics.memory_streams()),
+        etcd_streams: etcd_streams.collect(),
+        watchers: held.iter().map(|held| held.watchers).sum(),
+        events_sent: metrics.events_sent(),
+        behind_revisions: unsigned(held.iter().map(|held| held.behind_revisions).max().unwrap_or(0)),
+        memory_bytes: unsigned(metrics.budget.used.get()),
     }
 }
 

@@ -25,6 +25,7 @@ pub(crate) struct Status {
     /// Slowest calls of the last minutes, the slowest first.
     pub(crate) slowest: Vec<SlowCall>,
     pub(crate) mirrors: Vec<MirrorStatus>,
+    pub(crate) watches: WatchStatus,
     pub(crate) endpoints: Vec<EndpointStatus>,
     pub(crate) gates: Vec<GateStatus>,
     pub(crate) budgets: Vec<Budget>,
@@ -88,6 +89,30 @@ pub(crate) struct MirrorStatus {
     pub(crate) mismatches: u64,
     /// State over the samples, the oldest first.
     pub(crate) timeline: Vec<Stretch>,
+}
+
+/// Watches through rangecache.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct WatchStatus {
+    /// Open streams that memory serves.
+    pub(crate) memory_streams: u64,
+    /// Open streams that etcd serves, by reason.
+    pub(crate) etcd_streams: Vec<StreamCount>,
+    /// Open watchers that memory serves.
+    pub(crate) watchers: u64,
+    /// Events sent from memory since the start.
+    pub(crate) events_sent: u64,
+    /// Revisions that the slowest watcher is behind its mirror.
+    pub(crate) behind_revisions: u64,
+    pub(crate) memory_bytes: u64,
+}
+
+/// Number of open watch streams that etcd serves for one reason.
+#[derive(Debug, Serialize)]
+pub(crate) struct StreamCount {
+    #[serde(serialize_with = "reason_of_stream")]
+    pub(crate) reason: Reason,
+    pub(crate) count: u64,
 }
 
 /// Consecutive samples with the same state of a mirror.
@@ -215,6 +240,11 @@ pub(crate) struct Samples {
     /// The samples themselves, for charts.
     #[serde(skip)]
     pub(crate) all: Vec<Arc<Sample>>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn reason_of_stream<S: Serializer>(reason: &Reason, serializer: S) -> Result<S::Ok, S::Error> {
+    reason.as_str().serialize(serializer)
 }
 
 fn reason_label<S: Serializer>(reason: &Option<Reason>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -12,6 +12,7 @@ use prometheus_client::registry::{Registry, Unit};
 use super::buffers::BufferKindMetrics;
 use super::labels::MirrorLabels;
 use super::register::{register, register_latency, register_unit};
+use crate::telemetry::Reason;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CreatedLabels {
@@ -171,6 +172,31 @@ impl WatchMetrics {
             .clone();
         gauge.inc();
         OpenStream(gauge)
+    }
+
+    /// Open streams that memory serves.
+    #[must_use]
+    pub fn memory_streams(&self) -> i64 {
+        self.streams_of("memory", "mirrored")
+    }
+
+    /// Open streams that etcd serves, by reason; none is 0.
+    pub fn etcd_streams(&self) -> impl Iterator<Item = (Reason, i64)> {
+        let counts = Reason::ALL
+            .iter()
+            .map(|reason| (*reason, self.streams_of("etcd", reason.as_str())));
+        counts.filter(|(_, count)| *count > 0)
+    }
+
+    fn streams_of(&self, source: &'static str, reason: &'static str) -> i64 {
+        let labels = StreamLabels { source, reason };
+        self.streams.get(&labels).map_or(0, |gauge| gauge.get())
+    }
+
+    /// Events sent since the start.
+    #[must_use]
+    pub fn events_sent(&self) -> u64 {
+        self.events.get()
     }
 
     /// Counts an open stream that `to` continues to serve (`etcd` or `memory`).

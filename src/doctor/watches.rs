@@ -1,0 +1,135 @@
+//! Watches: how many clients have on each member, and how often etcd has sent each change, as far as its metrics can
+//! be read.
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::{Request, header};
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::time::timeout;
+
+use super::client::CALL_TIMEOUT;
+use super::members::Member;
+use super::model::{Area, Report, WatchFacts};
+use crate::config::{Config, WatchCache};
+use crate::diagnosis::format::counted;
+use crate::diagnosis::{Finding, Severity};
+use crate::keyspace::scope::scopes;
+use crate::net::Url;
+use crate::tls::{Connector, Protocol};
+
+/// Longest metrics of a member that are read, in bytes.
+const MAX_METRICS_BYTES: usize = 16 << 20;
+
+/// Adds a finding on the watches of all members that can be reached.
+pub(super) async fn examine(config: &Config, connector: &Connector, members: &[Member], report: &mut Report) {
+    let reachable = members.iter().filter(|member| member.connection().is_some());
+    let reading = reachable.map(|member| timeout(CALL_TIMEOUT, read(connector, &member.url)));
+    let read = join_all(reading).await.into_iter();
+    let known: Vec<WatchFacts> = read.filter_map(|read| read.ok().flatten()).collect();
+    if known.is_empty() {
+        let text =
+            "unknown: etcd's metrics cannot be read at its client URLs (`--listen-metrics-urls` of etcd)";
+        return report.add(Area::Watches, Finding::new(Severity::Note, text, "", ""));
+    }
+    let sum = |of: fn(&WatchFacts) -> u64| known.iter().map(of).sum::<u64>();
+    let facts = WatchFacts {
+        members: known.len() as u64,
+        watchers: sum(|facts| facts.watchers),
+        streams: sum(|facts| facts.streams),
+        events_sent: sum(|facts| facts.events_sent),
+        // Each member applies every change.
+        changes: known.iter().map(|facts| facts.changes).max().unwrap_or(0),
+    };
+    let feeds = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix).len() as u64;
+    report.good(
+        Area::Watches,
+        format!(
+            "{} in {}, counted on {}; {} sent for {} since the members started",
+            counted(facts.watchers, "watch"),
+            counted(facts.streams, "stream"),
+            counted(facts.members, "member"),
+            counted(facts.events_sent, "event"),
+            counted(facts.changes, "change"),
+        ),
+    );
+    let saved = facts.watchers.saturating_sub(feeds);
+    if saved > 0 {
+        let how = match config.watch.cache {
+            WatchCache::Auto => "",
+            WatchCache::Off => " (with --watch-cache=auto)",
+        };
+        report.good(
+            Area::Watches,
+            format!(
+                "if clients watch mirrored keys through rangecache{how}, etcd has {} instead, and sends each change once to \
+                 each: up to {saved} fewer",
+                counted(feeds, "feed"),
+            ),
+        );
+    }
+    report.watches = Some(facts);
+}
+
+/// Reads the metrics of a member; `None` if they are not there.
+async fn read(connector: &Connector, url: &Url) -> Option<WatchFacts> {
+    let stream = connector.connect(url, Protocol::Http1).await.ok()?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.ok()?;
+    let request = Request::get("/metrics")
+        .header(header::HOST, url.authority())
+        .body(Empty::<Bytes>::new())
+        .ok()?;
+    let reading = async {
+        let response = sender.send_request(request).await.ok()?;
+        let body = Limited::new(response.into_body(), MAX_METRICS_BYTES);
+        Some(body.collect().await.ok()?.to_bytes())
+    };
+    let text = tokio::select! {
+        text = reading => text?,
+        _ = connection => return None,
+    };
+    parse(&String::from_utf8_lossy(&text))
+}
+
+fn parse(metrics: &str) -> Option<WatchFacts> {
+    let value = |name: &str| {
+        let samples = metrics.lines().filter(|line| !line.starts_with('#'));
+        let mut of_name = samples.filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        let value = of_name.next()?.trim().parse::<f64>().ok()?;
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a count is whole, and far below 2^53"
+        )]
+        Some(value.max(0.0) as u64)
+    };
+    Some(WatchFacts {
+        members: 1,
+        watchers: value("etcd_debugging_mvcc_watcher_total")?,
+        streams: value("etcd_debugging_mvcc_watch_stream_total")?,
+        events_sent: value("etcd_debugging_mvcc_events_total")?,
+        changes: value("etcd_mvcc_put_total")? + value("etcd_mvcc_delete_total")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_of_etcd_are_found_and_others_are_not_taken_for_them() {
+        let metrics = "# HELP etcd_debugging_mvcc_watcher_total Total number of watchers.\n\
+            # TYPE etcd_debugging_mvcc_watcher_total gauge\n\
+            etcd_debugging_mvcc_watcher_total 12\n\
+            etcd_debugging_mvcc_watcher_total_of_another 7\n\
+            etcd_debugging_mvcc_watch_stream_total 3\n\
+            etcd_debugging_mvcc_events_total 1.2e+06\n\
+            etcd_mvcc_put_total 90000\n\
+            etcd_mvcc_delete_total 10000\n";
+        let facts = parse(metrics).unwrap();
+        assert_eq!((facts.watchers, facts.streams), (12, 3));
+        assert_eq!((facts.events_sent, facts.changes), (1_200_000, 100_000));
+        assert!(parse("go_goroutines 7\n").is_none());
+    }
+}
