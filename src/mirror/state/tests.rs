@@ -67,7 +67,7 @@ async fn mirror_without_its_feed_is_waited_for_and_any_other_is_not() {
     tokio::task::yield_now().await;
     mirror.put_in_service(mirror.epoch()).unwrap();
     assert_eq!(waiting.await.unwrap(), Ok(12));
-    mirror.replace_history();
+    mirror.replace_history(0);
     assert_eq!(mirror.resumed(soon()).await, Err(Reason::HistoryReplaced));
 }
 
