@@ -284,13 +284,25 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         (
             "Large reads in flight to etcd",
             &bounds::FORWARD_MAX_LARGE,
-            gauge(forwarding.large.get()),
+            gauge(forwarding.large.in_flight.get()),
             "At the bound more reads wait.",
         ),
         (
             "Large reads waiting for etcd",
             &bounds::FORWARD_MAX_WAITING,
-            gauge(forwarding.waiting.get()),
+            gauge(forwarding.large.waiting.get()),
+            "At the bound more reads are refused with Unavailable.",
+        ),
+        (
+            "Small reads in flight to etcd",
+            &bounds::FORWARD_MAX_SMALL,
+            gauge(forwarding.small.in_flight.get()),
+            "At the bound more reads wait.",
+        ),
+        (
+            "Small reads waiting for etcd",
+            &bounds::FORWARD_MAX_WAITING,
+            gauge(forwarding.small.waiting.get()),
             "At the bound more reads are refused with Unavailable.",
         ),
         (

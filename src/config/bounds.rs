@@ -63,6 +63,8 @@ bounds! {
         |config| config.etcd.probe_interval.as_secs_f64();
     FORWARD_MAX_LARGE, "forward-max-large", "forward_max_large", Count,
         |config| f64::from(config.forward.max_large);
+    FORWARD_MAX_SMALL, "forward-max-small", "forward_max_small", Count,
+        |config| f64::from(config.forward.max_small);
     FORWARD_MAX_WAITING, "forward-max-waiting", "forward_max_waiting", Count,
         |config| f64::from(config.forward.max_waiting);
     STREAM_MAX_WAIT, "stream-max-wait", "stream_max_wait_seconds", Seconds,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::units::parse_duration;
 
@@ -19,7 +19,17 @@ pub struct ForwardConfig {
     )]
     pub max_large: u32,
 
-    /// Large Ranges that may wait for their turn; more are refused with a retryable Unavailable
+    /// Small reads, and watches that etcd has not created yet, in flight to etcd at once; more wait for their turn, until
+    /// the client's deadline or for 30 s
+    #[arg(
+        long = "forward-max-small",
+        value_name = "N",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub max_small: u32,
+
+    /// Calls that may wait for their turn, of large and of small ones each; more are refused with a retryable Unavailable
     #[arg(long = "forward-max-waiting", value_name = "N", default_value_t = 4096)]
     pub max_waiting: u32,
 
@@ -32,4 +42,17 @@ pub struct ForwardConfig {
     /// Time that a RangeStream from etcd is kept open for the next page of a list
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "75s")]
     pub series_ttl: Duration,
+
+    /// Answer to reads of a mirror that is loading, lost its watch or is too late: etcd's, or Unavailable at once
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = WhenBehind::Forward)]
+    pub when_behind: WhenBehind,
+}
+
+/// Answer to reads of a mirror that is behind etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WhenBehind {
+    /// Forwarded, within the bounds
+    Forward,
+    /// Refused with Unavailable, so that etcd gets none of them
+    Fail,
 }

@@ -32,7 +32,7 @@ pub use doctor::{DoctorConfig, ReportFormat};
 pub use environment::{effective, with_environment};
 pub use etcd::{Account, AccountError, EtcdConfig, OldEtcd, RangeStream, Secret};
 pub use flags::{Config, ConfigError};
-pub use forward::ForwardConfig;
+pub use forward::{ForwardConfig, WhenBehind};
 pub use limits::LimitsConfig;
 pub use listen::ListenConfig;
 pub use log::{LogConfig, LogFormat};

@@ -220,8 +220,9 @@ pub fn explain_reason(reason: Reason) -> Explanation {
         ),
         Reason::TooManyWaiting => (
             "too many reads waiting for etcd",
-            "Memory could not answer, and --forward-max-waiting large reads were already waiting for etcd.",
-            "Find out why memory cannot answer. If etcd has capacity, raise --forward-max-large and \
+            "Memory could not answer, and --forward-max-waiting reads were already waiting for etcd, or etcd did not get to \
+             the read in 30 s.",
+            "Find out why memory cannot answer. If etcd has capacity, raise --forward-max-large, --forward-max-small and \
              --forward-max-waiting.",
         ),
         Reason::TooManyCalls => (

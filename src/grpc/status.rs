@@ -1,11 +1,21 @@
 //! Statuses that rangecache itself returns: the one mapping from a cause to gRPC's code and text.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use prost::Message;
 
 /// Metadata that carries the status code.
 pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// Metadata that carries the status text, percent-encoded.
 pub const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+
+/// Metadata that carries the status with its details, encoded as `google.rpc.Status`.
+const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
+/// Type of the detail that says when a call may be tried again.
+const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
+/// That time, in seconds: a mirror has been resumed by then, and calls that waited for a turn have had one.
+const RETRY_SECONDS: i64 = 1;
 
 /// Longest response message that etcd's gRPC server sends, in bytes.
 pub const MAX_RESPONSE_BYTES: u64 = i32::MAX as u64;
@@ -60,9 +70,12 @@ pub enum Status {
     /// More than `--max-calls` are in flight.
     #[error("rangecache: too many calls are in flight; try again")]
     TooManyCalls,
-    /// More than `--forward-max-waiting` large reads wait.
-    #[error("rangecache: too many large reads wait for etcd; try again")]
+    /// More than `--forward-max-waiting` reads wait for etcd, or etcd is too busy to get to this one.
+    #[error("rangecache: too many reads wait for etcd; try again")]
     TooManyWaiting,
+    /// The mirror is behind etcd, and `--when-behind=fail`.
+    #[error("rangecache: the mirror is behind etcd; try again")]
+    MirrorBehind,
     /// The bytes of the call do not fit `--buffer-max-bytes`.
     #[error("rangecache: requests and responses in flight take too much memory; try again")]
     BufferBytes,
@@ -126,6 +139,7 @@ impl Status {
             Status::UndecodableResponse | Status::Internal => Code::Internal,
             Status::TooManyCalls
             | Status::TooManyWaiting
+            | Status::MirrorBehind
             | Status::SharedCallCancelled
             | Status::HistoryReplaced
             | Status::NoEndpoint(_)
@@ -151,7 +165,63 @@ impl Status {
     pub fn write_to(&self, headers: &mut HeaderMap) {
         headers.insert(GRPC_STATUS, HeaderValue::from(self.code() as u16));
         headers.insert(GRPC_MESSAGE, percent_encode(&self.to_string()));
+        if matches!(self, Status::TooManyWaiting | Status::MirrorBehind) {
+            headers.insert(GRPC_STATUS_DETAILS, self.retry_details());
+        }
     }
+
+    /// The status with the time after which the call may be tried again.
+    fn retry_details(&self) -> HeaderValue {
+        let retry = RetryInfo {
+            retry_delay: Some(Duration {
+                seconds: RETRY_SECONDS,
+            }),
+        };
+        let details = StatusDetails {
+            code: self.code() as i32,
+            message: self.to_string(),
+            details: vec![Detail {
+                type_url: RETRY_INFO.to_owned(),
+                value: retry.encode_to_vec(),
+            }],
+        };
+        let text = STANDARD_NO_PAD.encode(details.encode_to_vec());
+        HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
+    }
+}
+
+/// `google.rpc.Status`.
+#[derive(Message)]
+struct StatusDetails {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(string, tag = "2")]
+    message: String,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<Detail>,
+}
+
+/// `google.protobuf.Any`.
+#[derive(Message)]
+struct Detail {
+    #[prost(string, tag = "1")]
+    type_url: String,
+    #[prost(bytes = "vec", tag = "2")]
+    value: Vec<u8>,
+}
+
+/// `google.rpc.RetryInfo`.
+#[derive(Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<Duration>,
+}
+
+/// `google.protobuf.Duration`, in whole seconds.
+#[derive(Message)]
+struct Duration {
+    #[prost(int64, tag = "1")]
+    seconds: i64,
 }
 
 /// Whether these headers or trailers carry the status of success.
@@ -213,5 +283,20 @@ mod tests {
             assert_eq!(trailers[GRPC_MESSAGE], status.to_string());
         }
         assert_eq!(Status::BufferBytes.trailers()[GRPC_STATUS], "8");
+    }
+
+    #[test]
+    fn status_that_names_a_time_for_the_next_try_carries_retry_info() {
+        assert!(!Status::TooManyCalls.trailers().contains_key(GRPC_STATUS_DETAILS));
+        let trailers = Status::MirrorBehind.trailers();
+        let encoded = STANDARD_NO_PAD.decode(&trailers[GRPC_STATUS_DETAILS]).unwrap();
+        let details = StatusDetails::decode(encoded.as_slice()).unwrap();
+        assert_eq!(
+            (details.code, details.message),
+            (14, Status::MirrorBehind.to_string())
+        );
+        assert_eq!(details.details[0].type_url, RETRY_INFO);
+        let retry = RetryInfo::decode(details.details[0].value.as_slice()).unwrap();
+        assert_eq!(retry.retry_delay.unwrap().seconds, 1);
     }
 }

@@ -70,6 +70,8 @@ pub enum CallKind {
 pub struct CallBuffers {
     max_bytes: u64,
     used: AtomicU64,
+    /// Number of the next connection.
+    next_connection: AtomicU64,
     /// Calls that wait for room.
     queued: AtomicU64,
     metrics: [BufferKindMetrics; 3],
@@ -82,6 +84,8 @@ pub struct CallBuffers {
 /// Bytes of the calls of one client connection.
 #[derive(Debug)]
 pub struct ClientAccount {
+    /// Number of the connection; no other has it.
+    number: u64,
     buffers: Arc<CallBuffers>,
     /// Stopped while too many calls of the connection wait for room.
     intake: Arc<Intake>,
@@ -114,6 +118,7 @@ impl CallBuffers {
         Arc::new(CallBuffers {
             max_bytes,
             used: AtomicU64::new(0),
+            next_connection: AtomicU64::new(0),
             queued: AtomicU64::new(0),
             metrics: [kind("request"), kind("forwarded"), kind("sending")],
             waiting: Mutex::default(),
@@ -125,6 +130,7 @@ impl CallBuffers {
     #[must_use]
     pub fn account(self: &Arc<Self>, intake: Arc<Intake>) -> Arc<ClientAccount> {
         Arc::new(ClientAccount {
+            number: self.next_connection.fetch_add(1, Ordering::Relaxed),
             buffers: Arc::clone(self),
             intake,
             used: AtomicU64::new(0),
@@ -200,6 +206,16 @@ impl ClientAccount {
         self.buffers.may_hold(of_connection, used)
     }
 
+    /// Number of the connection; no other has it.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Delays the connection's next requests after a call that was refused at once.
+    pub(super) fn delay_after_refusal(&self) {
+        self.intake.delay(REFUSAL_DELAY);
+    }
+
     /// Metrics of responses that wait to be sent.
     #[must_use]
     pub fn sending_metrics(&self) -> &BufferKindMetrics {
@@ -237,7 +253,7 @@ impl CallBytes {
         match fitted {
             Ok(()) => self.add(bytes),
             Err(BudgetExceeded) => {
-                self.account.intake.delay(REFUSAL_DELAY);
+                self.account.delay_after_refusal();
                 self.record_refusal();
             }
         }
@@ -263,7 +279,7 @@ impl CallBytes {
             .then(|| Queued::enter(&account))
             .flatten();
         let Some(_queued) = queued else {
-            self.account.intake.delay(REFUSAL_DELAY);
+            self.account.delay_after_refusal();
             self.record_refusal();
             return Err(BudgetExceeded);
         };

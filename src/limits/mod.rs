@@ -1,9 +1,10 @@
-//! **limits**: bounds on calls in flight, on concurrent large reads of etcd, and on buffered bytes.
+//! **limits**: bounds on calls in flight, on concurrent reads of etcd, and on buffered bytes.
 //!
 //! | file | bound |
 //! |---|---|
 //! | `admission` | calls in flight (`--max-calls`) |
-//! | `turns` | large reads that call etcd at once (`--forward-max-large`), reads that wait (`--forward-max-waiting`) |
+//! | `turns` | reads that call etcd at once (`--forward-max-large`, `--forward-max-small`), and that wait (`--forward-max-waiting`) |
+//! | `lines` | waiting calls by connection, which take turns |
 //! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
 //! | `call_bytes` | bytes of single calls, by connection |
 //! | `intake` | requests that one connection has read |
@@ -14,6 +15,7 @@ mod buffers;
 mod byte_budget;
 mod call_bytes;
 mod intake;
+mod lines;
 mod turns;
 
 pub use admission::Admission;

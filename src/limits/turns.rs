@@ -1,150 +1,406 @@
-//! Bounds on large reads: how many may call etcd at once (`--forward-max-large`), and how many may wait
-//! (`--forward-max-waiting`).
+//! Turns: a bound on the calls that etcd handles at once, and on those that wait for one. Large reads have turns of
+//! their own (`--forward-max-large`), small reads and new watches others (`--forward-max-small`).
+//!
+//! Waiting calls are served by connection, in turn. When too many wait, the connection with the most of them loses its
+//! newest.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-/// Bounds large reads that call etcd, and reads that wait. First come, first served.
+use super::call_bytes::ClientAccount;
+use super::lines::Lines;
+use crate::telemetry::metrics::TurnMetrics;
+
+/// Bounds calls to etcd, and calls that wait.
 #[derive(Debug)]
 pub struct Turns {
-    turns: Arc<Semaphore>,
-    waiting: AtomicU32,
+    state: Mutex<State>,
     max_waiting: u32,
-    in_flight_gauge: Gauge,
-    waiting_gauge: Gauge,
+    /// Longest wait of a call without a deadline; `None` if it waits until its client cancels it.
+    max_wait: Option<Duration>,
+    metrics: TurnMetrics,
 }
 
-/// Permission for one large read to call etcd; released when dropped.
+#[derive(Debug)]
+struct State {
+    /// Turns that no call has. No call waits while there is one.
+    free: usize,
+    /// Calls that wait, for a turn or for another read's response.
+    waiting: u32,
+    lines: Lines<oneshot::Sender<Result<Turn, NoTurn>>>,
+}
+
+/// Permission for one call to etcd; passed to the next call when dropped.
 #[derive(Debug)]
 pub struct Turn {
-    _permit: OwnedSemaphorePermit,
-    in_flight_gauge: Gauge,
+    /// `None` once it was passed on.
+    turns: Option<Arc<Turns>>,
 }
 
-/// Guard that counts one read as waiting until dropped.
+/// Guard that counts one call as waiting until dropped.
 #[derive(Debug)]
 pub struct Waiting<'a>(&'a Turns);
 
-/// Reason for which a read got no turn.
+/// Reason for which a call got no turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoTurn {
-    /// The bound on waiting reads is reached.
-    #[error("too many large reads wait for etcd")]
+    /// The bound on waiting calls is reached.
+    #[error("too many reads wait for etcd")]
     TooManyWaiting,
-    /// The process is stopping.
-    #[error("stopping")]
-    Stopping,
+    /// A call without a deadline has waited as long as it may.
+    #[error("etcd is too busy")]
+    Late,
+    /// The caller's deadline has expired.
+    #[error("the deadline has expired")]
+    Deadline,
+}
+
+impl NoTurn {
+    /// Value of the label `reason`.
+    fn as_str(self) -> &'static str {
+        match self {
+            NoTurn::TooManyWaiting => "too_many_waiting",
+            NoTurn::Late => "late",
+            NoTurn::Deadline => "deadline",
+        }
+    }
 }
 
 impl Turns {
-    /// Lets `max_turns` reads call etcd at once and `max_waiting` reads wait. The gauges count both.
+    /// Lets `max_turns` calls be sent to etcd at once and `max_waiting` calls wait, those without a deadline for
+    /// `max_wait`.
     #[must_use]
     pub fn new(
         max_turns: usize,
         max_waiting: u32,
-        in_flight_gauge: &Gauge,
-        waiting_gauge: &Gauge,
+        max_wait: Option<Duration>,
+        metrics: TurnMetrics,
     ) -> Arc<Turns> {
         Arc::new(Turns {
-            turns: Arc::new(Semaphore::new(max_turns)),
-            waiting: AtomicU32::new(0),
+            state: Mutex::new(State {
+                free: max_turns,
+                waiting: 0,
+                lines: Lines::default(),
+            }),
             max_waiting,
-            in_flight_gauge: in_flight_gauge.clone(),
-            waiting_gauge: waiting_gauge.clone(),
+            max_wait,
+            metrics,
         })
     }
 
-    /// Returns a turn; waits for one in order of arrival.
+    /// Returns a turn for a call of the connection with this `account`; waits for one until `deadline`.
     ///
     /// # Errors
-    /// [`NoTurn::TooManyWaiting`] immediately, if the bound on waiting reads is reached.
-    pub async fn acquire(&self) -> Result<Turn, NoTurn> {
-        let permit = match Arc::clone(&self.turns).try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) => {
-                let _waiting = self.count_waiting()?;
-                let permit = Arc::clone(&self.turns).acquire_owned().await;
-                permit.map_err(|_| NoTurn::Stopping)?
+    /// [`NoTurn`] when the wait is over, or immediately if too many calls wait.
+    pub async fn acquire(
+        self: &Arc<Self>,
+        account: &ClientAccount,
+        deadline: Option<Instant>,
+    ) -> Result<Turn, NoTurn> {
+        if let Some(turn) = self.take_free() {
+            return Ok(turn);
+        }
+        let acquired = self.wait(account, deadline).await;
+        if let Err(cause) = acquired {
+            self.metrics.record_refused(cause.as_str());
+            if cause == NoTurn::TooManyWaiting {
+                account.delay_after_refusal();
             }
-        };
-        self.in_flight_gauge.inc();
-        Ok(Turn {
-            _permit: permit,
-            in_flight_gauge: self.in_flight_gauge.clone(),
+        }
+        acquired
+    }
+
+    fn take_free(self: &Arc<Self>) -> Option<Turn> {
+        let mut state = self.state.lock();
+        state.free = state.free.checked_sub(1)?;
+        self.metrics.in_flight.inc();
+        Some(Turn {
+            turns: Some(Arc::clone(self)),
         })
     }
 
-    /// Counts the calling read as waiting, for a turn or for another read's response, until the guard is dropped.
+    async fn wait(
+        self: &Arc<Self>,
+        account: &ClientAccount,
+        deadline: Option<Instant>,
+    ) -> Result<Turn, NoTurn> {
+        let _waiting = self.count_waiting_of(Some(account.number()))?;
+        let (sender, receiver) = oneshot::channel();
+        let number = {
+            let mut state = self.state.lock();
+            // Given back since the first look: it would not be passed on to a call that enters its line now.
+            if let Some(free) = state.free.checked_sub(1) {
+                state.free = free;
+                self.metrics.in_flight.inc();
+                return Ok(Turn {
+                    turns: Some(Arc::clone(self)),
+                });
+            }
+            state.lines.push(account.number(), sender)
+        };
+        // Dropped when the client cancels, too.
+        let _in_line = InLine {
+            turns: self,
+            connection: account.number(),
+            number,
+        };
+        let until = deadline.or_else(|| self.max_wait.map(|wait| Instant::now() + wait));
+        let received = match until {
+            None => receiver.await,
+            Some(until) => match tokio::time::timeout_at(until, receiver).await {
+                Ok(received) => received,
+                Err(_) => return Err(deadline.map_or(NoTurn::Late, |_| NoTurn::Deadline)),
+            },
+        };
+        // The sender is kept until it sends.
+        received.unwrap_or(Err(NoTurn::Late))
+    }
+
+    /// Counts the calling read as waiting for another read's response, until the guard is dropped.
     ///
     /// # Errors
     /// [`NoTurn::TooManyWaiting`] if the bound is reached.
     pub fn count_waiting(&self) -> Result<Waiting<'_>, NoTurn> {
-        let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
-        self.waiting_gauge.inc();
-        // Created before the comparison: when the read is refused, dropping the guard takes its count back.
-        let guard = Waiting(self);
-        if waiting >= self.max_waiting {
-            return Err(NoTurn::TooManyWaiting);
+        self.count_waiting_of(None)
+    }
+
+    /// Counts a call as waiting. Over the bound, the connection with the longest line loses its newest call, unless
+    /// that is `connection` itself.
+    fn count_waiting_of(&self, connection: Option<u64>) -> Result<Waiting<'_>, NoTurn> {
+        let evicted = {
+            let mut state = self.state.lock();
+            let mut evicted = None;
+            if state.waiting >= self.max_waiting {
+                evicted = connection.and_then(|connection| state.lines.pop_longest(connection));
+                if evicted.is_none() {
+                    return Err(NoTurn::TooManyWaiting);
+                }
+            }
+            state.waiting += 1;
+            evicted
+        };
+        self.metrics.waiting.inc();
+        if let Some(evicted) = evicted {
+            // An error means that the call has just been cancelled.
+            let _ = evicted.send(Err(NoTurn::TooManyWaiting));
         }
-        Ok(guard)
+        Ok(Waiting(self))
+    }
+
+    /// Passes a turn to the next call that waits.
+    fn pass_on(self: &Arc<Self>) {
+        loop {
+            let next = {
+                let mut state = self.state.lock();
+                let next = state.lines.pop();
+                if next.is_none() {
+                    state.free += 1;
+                }
+                next
+            };
+            let Some(next) = next else {
+                self.metrics.in_flight.dec();
+                return;
+            };
+            let turn = Turn {
+                turns: Some(Arc::clone(self)),
+            };
+            match next.send(Ok(turn)) {
+                Ok(()) => return,
+                // Cancelled in this moment. Disarmed, so that dropping it does not pass it on a second time.
+                Err(unsent) => {
+                    if let Ok(mut turn) = unsent {
+                        turn.turns = None;
+                    }
+                }
+            }
+        }
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.in_flight_gauge.dec();
+        if let Some(turns) = self.turns.take() {
+            turns.pass_on();
+        }
     }
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.0.waiting_gauge.dec();
+        self.0.state.lock().waiting -= 1;
+        self.0.metrics.waiting.dec();
+    }
+}
+
+/// A call in its connection's line, which it leaves when dropped.
+struct InLine<'a> {
+    turns: &'a Turns,
+    connection: u64,
+    number: u64,
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        let removed = self.turns.state.lock().lines.remove(self.connection, self.number);
+        drop(removed);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tokio::task::JoinHandle;
 
-    fn turns(max_turns: usize, max_waiting: u32) -> (Arc<Turns>, Gauge, Gauge) {
-        let (in_flight, waiting) = (Gauge::default(), Gauge::default());
-        let turns = Turns::new(max_turns, max_waiting, &in_flight, &waiting);
-        (turns, in_flight, waiting)
+    use super::*;
+    use crate::limits::{CallBuffers, Intake};
+    use crate::telemetry::Metrics;
+
+    struct Scene {
+        turns: Arc<Turns>,
+        metrics: TurnMetrics,
+        connections: Vec<Arc<ClientAccount>>,
+    }
+
+    impl Scene {
+        fn new(max_turns: usize, max_waiting: u32) -> Scene {
+            let metrics = Metrics::new();
+            let buffers = CallBuffers::new(1 << 20, &metrics.buffers);
+            let turns = metrics.forwarding.small.clone();
+            Scene {
+                turns: Turns::new(
+                    max_turns,
+                    max_waiting,
+                    Some(Duration::from_secs(30)),
+                    turns.clone(),
+                ),
+                metrics: turns,
+                connections: (0..3)
+                    .map(|_| buffers.account(Arc::<Intake>::default()))
+                    .collect(),
+            }
+        }
+
+        /// Starts a call of a connection that waits for a turn.
+        async fn waits(&self, connection: usize) -> JoinHandle<Result<Turn, NoTurn>> {
+            let (turns, account) = (Arc::clone(&self.turns), Arc::clone(&self.connections[connection]));
+            let call = tokio::spawn(async move { turns.acquire(&account, None).await });
+            settle().await;
+            call
+        }
+
+        async fn acquire(&self, deadline: Option<Instant>) -> Result<Turn, NoTurn> {
+            self.turns.acquire(&self.connections[0], deadline).await
+        }
+
+        fn counted(&self) -> (i64, i64) {
+            (self.metrics.in_flight.get(), self.metrics.waiting.get())
+        }
+    }
+
+    async fn settle() {
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]
-    async fn read_waits_until_a_turn_is_dropped() {
-        let (turns, in_flight, waiting) = turns(1, 1);
-        let first = turns.acquire().await.unwrap();
-        let second = tokio::spawn({
-            let turns = Arc::clone(&turns);
-            async move { turns.acquire().await }
-        });
-        tokio::task::yield_now().await;
+    async fn call_waits_until_a_turn_is_dropped() {
+        let scene = Scene::new(1, 1);
+        let first = scene.acquire(None).await.unwrap();
+        let second = scene.waits(0).await;
         assert!(!second.is_finished());
-        assert_eq!((in_flight.get(), waiting.get()), (1, 1));
+        assert_eq!(scene.counted(), (1, 1));
         drop(first);
         let second = second.await.unwrap().unwrap();
-        assert_eq!((in_flight.get(), waiting.get()), (1, 0));
+        assert_eq!(scene.counted(), (1, 0));
         drop(second);
-        assert_eq!(in_flight.get(), 0);
+        assert_eq!(scene.counted(), (0, 0));
     }
 
     #[tokio::test]
-    async fn read_beyond_the_waiting_bound_is_refused_at_once() {
-        let (turns, _in_flight, waiting) = turns(1, 1);
-        let turn = turns.acquire().await.unwrap();
-        let guard = turns.count_waiting().unwrap();
-        assert_eq!(turns.acquire().await.unwrap_err(), NoTurn::TooManyWaiting);
-        assert_eq!(waiting.get(), 1, "the refused read is not counted");
+    async fn call_beyond_the_waiting_bound_is_refused_at_once() {
+        let scene = Scene::new(1, 1);
+        let turn = scene.acquire(None).await.unwrap();
+        let guard = scene.turns.count_waiting().unwrap();
+        assert_eq!(scene.acquire(None).await.unwrap_err(), NoTurn::TooManyWaiting);
+        assert_eq!(scene.counted(), (1, 1), "the refused call is not counted");
         drop(guard);
-        assert_eq!(waiting.get(), 0);
-        assert!(turns.count_waiting().is_ok());
+        assert_eq!(scene.counted(), (1, 0));
+        assert!(scene.turns.count_waiting().is_ok());
         drop(turn);
-        assert!(turns.acquire().await.is_ok());
+        assert!(scene.acquire(None).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn connection_with_many_waiting_calls_delays_another_by_one_call() {
+        let scene = Scene::new(1, 100);
+        let turn = scene.acquire(None).await.unwrap();
+        let mut many = Vec::new();
+        for _ in 0..20 {
+            many.push(scene.waits(0).await);
+        }
+        let other = scene.waits(1).await;
+        drop(turn);
+        settle().await;
+        let done = many.remove(0).await.unwrap();
+        assert!(!other.is_finished());
+        drop(done);
+        drop(other.await.unwrap().unwrap());
+        for call in many {
+            drop(call.await.unwrap().unwrap());
+        }
+        assert_eq!(scene.counted(), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn connection_with_most_waiting_calls_loses_its_newest_to_another() {
+        let scene = Scene::new(1, 2);
+        let turn = scene.acquire(None).await.unwrap();
+        let (oldest, newest) = (scene.waits(0).await, scene.waits(0).await);
+        let other = scene.waits(1).await;
+        assert_eq!(newest.await.unwrap().unwrap_err(), NoTurn::TooManyWaiting);
+        settle().await;
+        assert_eq!(scene.counted(), (1, 2));
+        assert_eq!(
+            scene.waits(2).await.await.unwrap().unwrap_err(),
+            NoTurn::TooManyWaiting,
+            "all lines are short"
+        );
+        drop(turn);
+        drop(oldest.await.unwrap().unwrap());
+        drop(other.await.unwrap().unwrap());
+        assert_eq!(scene.counted(), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn wait_ends_at_the_deadline_or_at_the_bound_and_leaves_the_line() {
+        let scene = Scene::new(1, 10);
+        let turn = scene.acquire(None).await.unwrap();
+        let soon = Instant::now() + Duration::from_secs(1);
+        assert_eq!(scene.acquire(Some(soon)).await.unwrap_err(), NoTurn::Deadline);
+        assert_eq!(Instant::now(), soon);
+        assert_eq!(scene.acquire(None).await.unwrap_err(), NoTurn::Late);
+        assert_eq!(Instant::now(), soon + Duration::from_secs(30));
+        assert_eq!(scene.counted(), (1, 0));
+        drop(turn);
+        assert_eq!(scene.turns.state.lock().free, 1, "no call that has left gets it");
+    }
+
+    #[tokio::test]
+    async fn turn_of_a_cancelled_call_is_passed_on() {
+        let scene = Scene::new(1, 10);
+        let turn = scene.acquire(None).await.unwrap();
+        let (cancelled, next) = (scene.waits(0).await, scene.waits(1).await);
+        // The turn is sent to a call that is cancelled before it takes it.
+        drop(turn);
+        cancelled.abort();
+        drop(cancelled.await);
+        drop(next.await.unwrap().unwrap());
+        assert_eq!(scene.counted(), (0, 0));
+        assert_eq!(scene.turns.state.lock().free, 1);
     }
 }

@@ -12,8 +12,8 @@ use super::forward::Forward;
 use super::idle::ResponseRegistry;
 use super::watch_memory;
 use crate::browser::BrowserRules;
-use crate::config::{Config, WatchCache};
-use crate::limits::{Admission, Buffers, ByteBudget, CallBuffers, ClientAccount, Intake};
+use crate::config::{Config, WatchCache, WhenBehind};
+use crate::limits::{Admission, Buffers, ByteBudget, CallBuffers, ClientAccount, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::Telemetry;
@@ -25,6 +25,9 @@ const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);
 /// memory looks them up.
 const WATCH_HANDOVERS: usize = 64;
 
+/// Longest wait of a small read without a deadline for its turn.
+const MAX_TURN_WAIT: Duration = Duration::from_secs(30);
+
 /// State that all requests share: handles to the other rooms, and limits. [`handle`](super::handle) serves a request
 /// with it.
 #[derive(Debug)]
@@ -35,6 +38,8 @@ pub struct Proxy {
     pub(super) fallback: Arc<Fallback>,
     /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
     pub(super) freshness_timeout: Duration,
+    /// Answer to reads of a mirror that is behind etcd (`--when-behind`).
+    pub(super) when_behind: WhenBehind,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
     pub(super) browser: BrowserRules,
@@ -81,6 +86,12 @@ impl Proxy {
             connect_timeout: config.etcd.connect_timeout,
             request_timeout: config.limits.request_timeout,
             max_wait: config.forward.stream_max_wait,
+            small_turns: Turns::new(
+                config.forward.max_small as usize,
+                config.forward.max_waiting,
+                Some(MAX_TURN_WAIT),
+                metrics.forwarding.small.clone(),
+            ),
             http1_connections: Arc::new(Semaphore::new(config.limits.max_connections as usize)),
             tasks: tasks.clone(),
             drain: drain.clone(),
@@ -92,6 +103,7 @@ impl Proxy {
             fallback: Fallback::new(config, &forward, mirrors, &buffers, metrics, tasks),
             forward,
             freshness_timeout: config.mirror.freshness_timeout,
+            when_behind: config.forward.when_behind,
             responses,
             admission: Admission::new(config.limits.max_calls as usize, tasks, &metrics.connections.open),
             browser: config.listen.browser_rules(),

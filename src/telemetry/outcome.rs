@@ -108,7 +108,7 @@ labels! {
         Deadline => "deadline",
         /// The caller cancelled the call or closed its connection.
         Gone => "gone",
-        /// Too many large Ranges are waiting for etcd.
+        /// Too many reads are waiting for etcd, or etcd did not get to this one in time.
         TooManyWaiting => "too_many_waiting",
         /// Too many calls are in flight.
         TooManyCalls => "too_many_calls",
@@ -116,6 +116,23 @@ labels! {
         BufferBytes => "buffer_bytes",
         /// The caller asked to bypass the cache.
         Bypass => "bypass",
+    }
+}
+
+impl Reason {
+    /// Whether a mirror is out of step with etcd for a while, so that all of its reads would go to etcd at once.
+    #[must_use]
+    pub fn is_behind(self) -> bool {
+        matches!(
+            self,
+            Reason::Loading
+                | Reason::FeedLost
+                | Reason::CheckFailed
+                | Reason::NotFresh
+                | Reason::HistoryReplaced
+                | Reason::Mismatch
+                | Reason::Panicked
+        )
     }
 }
 

@@ -1,6 +1,7 @@
 //! Classes of connections.
 
 use super::connection::ReceiveWindow;
+use crate::grpc::Method;
 
 /// Which connections a call may use. Calls of different classes never share a connection, so that a long response or a
 /// slow reader of one class does not delay another.
@@ -27,6 +28,18 @@ impl ConnectionClass {
         ConnectionClass::Check,
         ConnectionClass::Authorization,
     ];
+
+    /// Class of a client's calls of `method`.
+    #[must_use]
+    pub fn of(method: Method) -> ConnectionClass {
+        if method.is_endless() {
+            ConnectionClass::Endless
+        } else if method.is_streaming() {
+            ConnectionClass::Stream
+        } else {
+            ConnectionClass::Unary
+        }
+    }
 
     /// Receive windows of its connections.
     #[must_use]

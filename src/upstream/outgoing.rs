@@ -1,8 +1,9 @@
 //! Bodies of requests to etcd.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +28,17 @@ pub struct Outgoing {
     answered: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     /// Set for requests of clients.
     limit: Option<MessageProgress>,
+    /// Awaited before the first bytes are sent.
+    gate: Option<Gate>,
+}
+
+/// Permission to send the first bytes.
+struct Gate(Pin<Box<dyn Future<Output = Result<(), BoxError>> + Send + Sync>>);
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gate")
+    }
 }
 
 /// Time limit for the messages of a client's request.
@@ -69,6 +81,7 @@ impl Outgoing {
             rest: Rest::Incoming(body),
             answered: None,
             limit: None,
+            gate: None,
         }
     }
 
@@ -77,6 +90,17 @@ impl Outgoing {
     #[must_use]
     pub fn until(mut self, answered: CancellationToken) -> Outgoing {
         self.answered = Some(Box::pin(answered.cancelled_owned()));
+        self
+    }
+
+    /// Sends the first bytes of the client when `gate` is complete, or ends the body with its error. The gate is awaited
+    /// when there are bytes to send.
+    #[must_use]
+    pub fn gated(
+        mut self,
+        gate: impl Future<Output = Result<(), BoxError>> + Send + Sync + 'static,
+    ) -> Outgoing {
+        self.gate = Some(Gate(Box::pin(gate)));
         self
     }
 
@@ -103,6 +127,7 @@ impl Outgoing {
             rest: Rest::Incoming(rest),
             answered: None,
             limit: None,
+            gate: None,
         }
     }
 
@@ -114,6 +139,7 @@ impl Outgoing {
             rest: Rest::Nothing,
             answered: None,
             limit: None,
+            gate: None,
         }
     }
 
@@ -125,6 +151,7 @@ impl Outgoing {
             rest: Rest::Tonic(body),
             answered: None,
             limit: None,
+            gate: None,
         }
     }
 }
@@ -176,30 +203,23 @@ impl Body for Outgoing {
         {
             return Poll::Ready(Some(Err("the call has ended".into())));
         }
-        if let Some(bytes) = self.kept.take() {
-            return Poll::Ready(Some(Ok(Frame::data(bytes))));
-        }
-        match &mut self.rest {
-            Rest::Nothing => Poll::Ready(None),
-            Rest::Incoming(body) => {
-                let polled = Pin::new(body).poll_frame(cx).map_err(Into::into);
-                if let Some(limit) = &mut self.limit {
-                    match &polled {
-                        Poll::Pending if limit.is_late(cx) => {
-                            limit.limit.late.cancel();
-                            return Poll::Ready(Some(Err(
-                                "a request message was not complete in time".into()
-                            )));
-                        }
-                        Poll::Ready(Some(Ok(frame))) => {
-                            limit.receive(frame.data_ref().map_or(&[], |data| data))
-                        }
-                        _ => {}
-                    }
-                }
-                polled
+        if self.gate.is_some() && self.kept.is_none() {
+            match ready!(self.poll_rest(cx)).transpose()?.map(Frame::into_data) {
+                Some(Ok(bytes)) => self.kept = Some(bytes),
+                Some(Err(other)) => return Poll::Ready(Some(Ok(other))),
+                None => return Poll::Ready(None),
             }
-            Rest::Tonic(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+        }
+        if let Some(gate) = &mut self.gate {
+            let opened = ready!(gate.0.as_mut().poll(cx));
+            self.gate = None;
+            if let Err(error) = opened {
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+        match self.kept.take() {
+            Some(bytes) => Poll::Ready(Some(Ok(Frame::data(bytes)))),
+            None => self.poll_rest(cx),
         }
     }
 
@@ -226,5 +246,33 @@ impl Body for Outgoing {
             hint.set_upper(upper + kept);
         }
         hint
+    }
+}
+
+impl Outgoing {
+    /// Polls what was not read from the client before.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.rest {
+            Rest::Nothing => Poll::Ready(None),
+            Rest::Incoming(body) => {
+                let polled = Pin::new(body).poll_frame(cx).map_err(Into::into);
+                if let Some(limit) = &mut self.limit {
+                    match &polled {
+                        Poll::Pending if limit.is_late(cx) => {
+                            limit.limit.late.cancel();
+                            return Poll::Ready(Some(Err(
+                                "a request message was not complete in time".into()
+                            )));
+                        }
+                        Poll::Ready(Some(Ok(frame))) => {
+                            limit.receive(frame.data_ref().map_or(&[], |data| data))
+                        }
+                        _ => {}
+                    }
+                }
+                polled
+            }
+            Rest::Tonic(body) => Pin::new(body).poll_frame(cx).map_err(Into::into),
+        }
     }
 }

@@ -18,10 +18,13 @@ use parking_lot::Mutex;
 use prost::Message;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
 use crate::pb::{Event, StatusResponse, WatchResponse};
+
+/// Metadata of calls that a relay holds until [`Relay::let_go`]; its value is a name for the call.
+pub const HOLD: &str = "relay-hold";
 
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
@@ -49,6 +52,33 @@ struct State {
     old_member: Mutex<Option<OldMember>>,
     /// Changes when connections with a watch are to be closed.
     cut: watch::Sender<()>,
+    held: Held,
+}
+
+/// Calls with the metadata [`HOLD`], which wait for a permit before they reach the member.
+struct Held {
+    permits: Semaphore,
+    calls: Mutex<HeldCalls>,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self {
+            permits: Semaphore::new(0),
+            calls: Mutex::default(),
+        }
+    }
+}
+
+/// Calls that the relay holds.
+#[derive(Clone, Debug, Default)]
+pub struct HeldCalls {
+    /// Values of [`HOLD`], in the order of arrival.
+    pub arrived: Vec<String>,
+    /// Calls that wait, or to which the member has not responded.
+    pub in_flight: usize,
+    /// The most of them at once.
+    pub most: usize,
 }
 
 /// A member of an old version, with a fault of such versions.
@@ -128,6 +158,16 @@ impl Relay {
             version: version.to_owned(),
             withholds: Withholds::Deletes,
         });
+    }
+
+    /// Calls with the metadata [`HOLD`] so far.
+    pub fn held(&self) -> HeldCalls {
+        self.state.held.calls.lock().clone()
+    }
+
+    /// Lets the next `calls` of them reach the member.
+    pub fn let_go(&self, calls: usize) {
+        self.state.held.permits.add_permits(calls);
     }
 
     /// Closes all connections with a watch.
@@ -227,6 +267,23 @@ async fn forward(
 ) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
     *request.uri_mut() = format!("http://{target}{path}").parse::<Uri>().expect("is one");
+    let state = carried.state.clone();
+    let name = request.headers_mut().remove(HOLD);
+    let _held = match name {
+        Some(name) => {
+            let held = HeldCall::new(&state.held, name.to_str().expect("a name"));
+            carried
+                .state
+                .held
+                .permits
+                .acquire()
+                .await
+                .expect("is open")
+                .forget();
+            Some(held)
+        }
+        None => None,
+    };
     let Ok(response) = sender.send_request(request).await else {
         let body = Empty::new()
             .map_err(|never: Infallible| match never {})
@@ -240,6 +297,25 @@ async fn forward(
         STATUS => rewritten(body, move |message| carried.status_response(message)),
         _ => body.boxed_unsync(),
     }))
+}
+
+/// A call in flight with the metadata [`HOLD`].
+struct HeldCall<'a>(&'a Held);
+
+impl HeldCall<'_> {
+    fn new<'a>(held: &'a Held, name: &str) -> HeldCall<'a> {
+        let mut calls = held.calls.lock();
+        calls.arrived.push(name.to_owned());
+        calls.in_flight += 1;
+        calls.most = calls.most.max(calls.in_flight);
+        HeldCall(held)
+    }
+}
+
+impl Drop for HeldCall<'_> {
+    fn drop(&mut self) {
+        self.0.calls.lock().in_flight -= 1;
+    }
 }
 
 impl Carried {

@@ -22,5 +22,6 @@ mod connections;
 mod exhaustion;
 mod large;
 mod series;
+mod small;
 mod unread;
 mod watches;

@@ -34,15 +34,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderValue;
 use http::request::Parts;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::forward::{Forward, RequestBody};
+use super::forward::{Forward, Gate, RequestBody, SendError};
 use super::response::{CallResult, ResponseBody, status_response};
 use crate::cache::RangeQuery;
 use crate::config::Config;
+use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{CallMetadata, Method, RangeResponseScanner};
 use crate::limits::{Buffers, ByteBudget, CallKind, ClientAccount, Turns};
 use crate::mirror::Mirrors;
@@ -114,7 +116,6 @@ impl Fallback {
         metrics: &Arc<Metrics>,
         tasks: &TaskTracker,
     ) -> Arc<Fallback> {
-        let gauges = &metrics.forwarding;
         let max_wait = config.forward.stream_max_wait;
         Arc::new(Fallback {
             forward: Arc::clone(forward),
@@ -133,8 +134,8 @@ impl Fallback {
             turns: Turns::new(
                 config.forward.max_large as usize,
                 config.forward.max_waiting,
-                &gauges.large,
-                &gauges.waiting,
+                None,
+                metrics.forwarding.large.clone(),
             ),
             unary_over_stream: UnaryOverStream::new(&buffers.converted, max_wait),
             metrics: Arc::clone(metrics),
@@ -146,9 +147,9 @@ impl Fallback {
     /// next.
     pub(super) async fn fetch(self: &Arc<Self>, mut read: Read<'_>) -> Fetched {
         let scope = self.share_scope(&read);
-        // A client that bypasses the cache gets its own call, without a turn, whatever the size of the response.
+        // A client that bypasses the cache gets its own call, whatever the size of the response.
         if read.metadata.bypass && read.method == Method::Range {
-            return Fetched::Result(self.forward(read, ConnectionClass::Stream, None).await);
+            return Fetched::Result(self.forward_small(read, ConnectionClass::Stream, None).await);
         }
         // 1. The next page of a list whose earlier page was served in the same share scope.
         if let Some(page) = self.next_page(&mut read, scope.as_ref()).await {
@@ -157,10 +158,10 @@ impl Fallback {
         Fetched::Result(match read.method {
             // 2. etcd's own stream, or unary pages if etcd cannot stream the request.
             Method::RangeStream => self.stream_or_pages(read, scope).await,
-            // 3. Small reads are forwarded without a turn.
+            // 3. Small reads, in turn.
             _ if !read.query.is_large() => {
                 let observer = self.page_observer(read.query, scope, RangeResponseScanner::unary());
-                self.forward(read, ConnectionClass::Unary, observer).await
+                self.forward_small(read, ConnectionClass::Unary, observer).await
             }
             _ => self.fetch_large(read, scope).await,
         })
@@ -185,7 +186,7 @@ impl Fallback {
                 };
             }
         };
-        let turn = match self.turns.acquire().await {
+        let turn = match self.turns.acquire(read.account, read.deadline).await {
             Ok(turn) => turn,
             Err(cause) => return refuse(read, cause.into()),
         };
@@ -199,7 +200,7 @@ impl Fallback {
         // 6. The unchanged call. etcd buffers the response until the client has read it, so the body keeps both; but a
         // client that reads slowly must not delay identical reads for long.
         let observer = self.page_observer(read.query, scope, RangeResponseScanner::unary());
-        let result = self.forward(read, ConnectionClass::Stream, observer).await;
+        let result = self.forward(read, ConnectionClass::Stream, observer, None).await;
         let leader = leader.map(|leader| self.lead_for_a_while(leader));
         result.map(|response| response.map(|body| body.holding((turn, leader))))
     }
@@ -224,12 +225,25 @@ impl Fallback {
 
     /// Serves a page from the series that an earlier page started.
     async fn next_page(&self, read: &mut Read<'_>, scope: Option<&ShareScope>) -> Option<PageAnswer> {
+        let gate = self.gate(read);
         let page = self
             .page_series
-            .next_page(read.query, scope?, &read.parts.headers)
+            .next_page(read.query, scope?, &read.parts.headers, gate)
             .await?;
         *read.outcome = read.outcome.streamed();
         Some(page)
+    }
+
+    /// Forwards the call unchanged when it has a turn of the small reads, which ends when the response begins: a client
+    /// that does not read it keeps no turn.
+    async fn forward_small(
+        &self,
+        read: Read<'_>,
+        class: ConnectionClass,
+        observer: Option<PageObserver>,
+    ) -> CallResult {
+        let gate = self.gate(&read);
+        self.forward(read, class, observer, Some(gate)).await
     }
 
     /// Forwards the call unchanged, with an observer that may start a page series.
@@ -238,13 +252,52 @@ impl Fallback {
         read: Read<'_>,
         class: ConnectionClass,
         observer: Option<PageObserver>,
+        gate: Option<Gate<'_>>,
     ) -> CallResult {
+        let content_type = read.metadata.content_type.clone();
         let body = RequestBody::Read(read.framed);
-        let result = self
+        let sent = self
             .forward
-            .forward_on(read.parts, body, read.method, class, read.account)
+            .respond(read.parts, body, read.method, class, read.account, gate)
             .await;
-        result.map(|response| response.map(|body| with_observer(body, observer)))
+        match sent {
+            Ok(response) => Ok(response.map(|body| with_observer(body, observer))),
+            Err(error) => fail(error, read.outcome, content_type),
+        }
+    }
+
+    /// Forwards a Range or RangeStream that could not be decoded, like a small read.
+    pub(super) async fn forward_undecoded(
+        &self,
+        parts: Parts,
+        framed: Bytes,
+        method: Method,
+        account: &Arc<ClientAccount>,
+        outcome: &mut Outcome,
+    ) -> CallResult {
+        let content_type = grpc_content_type(&parts.headers);
+        let gate = Gate {
+            turns: &self.forward.small_turns,
+            account,
+            deadline: None,
+        };
+        let (body, class) = (RequestBody::Read(framed), ConnectionClass::of(method));
+        let sent = self
+            .forward
+            .respond(parts, body, method, class, account, Some(gate));
+        match sent.await {
+            Ok(response) => Ok(response),
+            Err(error) => fail(error, outcome, content_type),
+        }
+    }
+
+    /// Access of `read` to the turns of small reads.
+    fn gate<'a>(&'a self, read: &Read<'a>) -> Gate<'a> {
+        Gate {
+            turns: &self.forward.small_turns,
+            account: read.account,
+            deadline: read.deadline,
+        }
     }
 
     /// Observer that starts a page series if the response is a page; `None` if it cannot be one.
@@ -269,10 +322,12 @@ impl Fallback {
             {
                 return refuse(read, Refused::buffer_bytes());
             }
-            match self.forward.open_stream(&read.parts, &read.framed, held).await {
+            let gate = self.gate(&read);
+            let opened = self.forward.open_stream(&read.parts, &read.framed, held, gate);
+            match opened.await {
                 Ok(Ok(response)) => return Ok(response.map(|body| with_observer(body, observer))),
                 Ok(Err(no_stream)) => no_stream,
-                Err(error) => return error.into_result(read.metadata.content_type.clone()),
+                Err(error) => return fail(error, read.outcome, read.metadata.content_type.clone()),
             }
         } else {
             // etcd sorts each chunk of a stream separately, so that sorted streams repeat keys. The pager reads such
@@ -288,7 +343,13 @@ impl Fallback {
             budget: Arc::clone(&self.converted_bytes),
             max_wait: self.max_wait,
         };
-        let calls = PageCalls::new(&self.forward, &self.turns, buffers, read.parts.clone());
+        let calls = PageCalls::new(
+            &self.forward,
+            &self.turns,
+            buffers,
+            read.parts.clone(),
+            read.account,
+        );
         match Pager::new(calls, read.query, read.deadline).start().await {
             Ok(stream) => Ok(ResponseBody::from_source(stream).into_response(content_type)),
             Err(PageError::Refused(refused)) => refuse(read, refused),
@@ -323,7 +384,8 @@ impl Fallback {
             // has none.
             parts.headers.remove("grpc-timeout");
             let (fallback, framed, query) = (Arc::clone(self), read.framed.clone(), read.query.clone());
-            async move { fallback.shared_call(parts, framed, &query).await }
+            let account = Arc::clone(read.account);
+            async move { fallback.shared_call(parts, framed, &query, &account).await }
         }))
     }
 
@@ -338,8 +400,14 @@ impl Fallback {
     }
 
     /// Makes one call for several reads, and returns its complete response. Runs in a task of `shared_calls`.
-    async fn shared_call(&self, parts: Parts, framed: Bytes, query: &RangeQuery) -> SharedResult {
-        let _turn = self.turns.acquire().await?;
+    async fn shared_call(
+        &self,
+        parts: Parts,
+        framed: Bytes,
+        query: &RangeQuery,
+        account: &ClientAccount,
+    ) -> SharedResult {
+        let _turn = self.turns.acquire(account, None).await?;
         if let Some(converted) = self.convert(&parts, query, Some(&ShareScope::Everyone)).await {
             return Ok(Arc::new(converted.into()));
         }
@@ -393,9 +461,17 @@ fn with_observer(body: ResponseBody, observer: Option<PageObserver>) -> Response
     }
 }
 
-/// Responds with the status of a refusal, and sets the read's outcome to shed.
+/// Responds to a read that etcd did not answer, and sets the outcome of one that got no turn.
+fn fail(error: SendError, outcome: &mut Outcome, content_type: HeaderValue) -> CallResult {
+    if let SendError::NoTurn(cause) = error {
+        *outcome = Refused::from(cause).outcome();
+    }
+    error.into_result(content_type)
+}
+
+/// Responds with the status of a refusal, and sets the read's outcome.
 fn refuse(read: Read<'_>, refused: Refused) -> CallResult {
-    *read.outcome = Outcome::Shed(refused.reason);
+    *read.outcome = refused.outcome();
     Ok(status_response(
         &refused.status,
         read.metadata.content_type.clone(),

@@ -42,6 +42,7 @@ use crate::limits::{ByteBudget, HeldBytes};
 use crate::mirror::Mirrors;
 use crate::mirror::freshness::Unproven;
 use crate::mirror::freshness::authorize::{Authorization, caller_identity};
+use crate::proxy::forward::Gate;
 use crate::proxy::response::Observer;
 use crate::telemetry::Metrics;
 use crate::upstream::{ReceiveWindow, Upstream, gates};
@@ -99,6 +100,8 @@ struct PageRequest<'a> {
     scope: &'a ShareScope,
     /// Headers of the client's request, with its credentials.
     headers: &'a HeaderMap,
+    /// Turns of the streams that are opened.
+    gate: Gate<'a>,
 }
 
 impl SeriesKey {
@@ -166,12 +169,14 @@ impl PageSeriesCache {
     }
 
     /// Returns the page that `query` requests, if the series that precedes it is stored for the same `scope`; `None`
-    /// if the page must be forwarded. `headers` are those of the client's request.
+    /// if the page must be forwarded. `headers` are those of the client's request; a stream that is opened has a turn of
+    /// `gate` until it begins.
     pub(super) async fn next_page(
         &self,
         query: &RangeQuery,
         scope: &ShareScope,
         headers: &HeaderMap,
+        gate: Gate<'_>,
     ) -> Option<PageAnswer> {
         if query.revision <= 0 || !query.is_page() {
             return None;
@@ -187,6 +192,7 @@ impl PageSeriesCache {
             query,
             scope,
             headers,
+            gate,
         };
         match self.cut_page(&mut series, request, limit).await {
             Ok((page, last_key)) => {
@@ -305,6 +311,7 @@ impl PageSeriesCache {
             held.record_refusal();
             return Err(StreamFallback::Budget);
         }
+        let _turn = request.gate.acquire().await.map_err(|_| StreamFallback::Busy)?;
         let connection = self
             .upstream
             .streaming(Instant::now())

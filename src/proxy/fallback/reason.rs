@@ -22,6 +22,8 @@ pub(super) enum StreamFallback {
     Late,
     /// etcd did not confirm that the client may read the page, or auth was enabled or disabled since the first page.
     Auth,
+    /// There was no turn for another stream.
+    Busy,
     /// etcd's current revision is unknown.
     NotProven,
     /// etcd's history was replaced since the list's first page was read.
@@ -42,6 +44,7 @@ impl StreamFallback {
             StreamFallback::Refused => "refused",
             StreamFallback::Late => "late",
             StreamFallback::Auth => "auth",
+            StreamFallback::Busy => "busy",
             StreamFallback::NotProven => "not_proven",
             StreamFallback::HistoryReplaced => "history_replaced",
             StreamFallback::Compacted => "compacted",

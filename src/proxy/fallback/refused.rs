@@ -2,18 +2,27 @@
 
 use crate::grpc::Status;
 use crate::limits::NoTurn;
-use crate::telemetry::Reason;
+use crate::proxy::forward::status_without_turn;
+use crate::telemetry::{Outcome, Reason};
 
 /// Refusal of a read, with its metric label and the client's status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
-    /// Label of the outcome `shed`.
+    /// Label of the outcome.
     pub(super) reason: Reason,
     /// Status that the client gets.
     pub(super) status: Status,
 }
 
 impl Refused {
+    /// Outcome of the read: cancelled at its caller's deadline, otherwise shed.
+    pub(super) fn outcome(&self) -> Outcome {
+        match self.reason {
+            Reason::Deadline => Outcome::Cancelled(Reason::Deadline),
+            reason => Outcome::Shed(reason),
+        }
+    }
+
     /// Refuses the reads of a shared call that failed with `status`.
     pub(super) fn shared_call(status: Status) -> Refused {
         Refused {
@@ -33,15 +42,12 @@ impl Refused {
 
 impl From<NoTurn> for Refused {
     fn from(cause: NoTurn) -> Refused {
-        match cause {
-            NoTurn::TooManyWaiting => Refused {
-                reason: Reason::TooManyWaiting,
-                status: Status::TooManyWaiting,
+        Refused {
+            reason: match cause {
+                NoTurn::TooManyWaiting | NoTurn::Late => Reason::TooManyWaiting,
+                NoTurn::Deadline => Reason::Deadline,
             },
-            NoTurn::Stopping => Refused {
-                reason: Reason::Gone,
-                status: Status::Stopping,
-            },
+            status: status_without_turn(cause),
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::grpc::method::RANGE;
 use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
 use crate::grpc::{Method, Status};
 use crate::keyspace::successor;
-use crate::limits::{ByteBudget, HeldBytes, Turns};
+use crate::limits::{ByteBudget, ClientAccount, HeldBytes, Turns};
 use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled};
 use crate::upstream::{ConnectionClass, page_limit};
@@ -111,6 +111,8 @@ pub(super) struct PageCalls {
     buffers: PageBuffers,
     /// Request head of the client, with the path of a unary Range.
     parts: Parts,
+    /// Account of the client's connection.
+    account: Arc<ClientAccount>,
 }
 
 impl PageCalls {
@@ -120,6 +122,7 @@ impl PageCalls {
         turns: &Arc<Turns>,
         buffers: PageBuffers,
         mut parts: Parts,
+        account: &Arc<ClientAccount>,
     ) -> PageCalls {
         parts.uri = Uri::from_static(RANGE);
         // The pager enforces the deadline for all pages together. Pages are decoded here, so they must not be
@@ -131,6 +134,7 @@ impl PageCalls {
             turns: Arc::clone(turns),
             buffers,
             parts,
+            account: Arc::clone(account),
         }
     }
 }
@@ -141,7 +145,7 @@ impl FetchPage for PageCalls {
         request: &RangeRequest,
         max_bytes: Option<u64>,
     ) -> Result<PageResponse, PageError> {
-        let turn = self.turns.acquire().await;
+        let turn = self.turns.acquire(&self.account, None).await;
         let _turn = turn.map_err(|cause| PageError::Refused(cause.into()))?;
         let body = RequestBody::Read(framed(request));
         let sent = self

@@ -3,7 +3,7 @@
 use http::HeaderValue;
 
 use crate::grpc::Status;
-use crate::limits::BudgetExceeded;
+use crate::limits::{BudgetExceeded, NoTurn};
 use crate::proxy::response::{CallResult, status_response};
 use crate::upstream::NoEndpoint;
 
@@ -17,6 +17,9 @@ pub(crate) enum SendError {
     /// The response does not fit the buffers.
     #[error(transparent)]
     Buffers(#[from] BudgetExceeded),
+    /// The call got no turn.
+    #[error(transparent)]
+    NoTurn(#[from] NoTurn),
     /// etcd itself reset the stream. The call is not retried: the reset is etcd's response.
     #[error("etcd reset the stream: {0}")]
     Reset(hyper::Error),
@@ -47,8 +50,17 @@ impl SendError {
             SendError::NoEndpoint(error) => Status::NoEndpoint(error.to_string()),
             SendError::Lost(error) => Status::ConnectionLost(error.to_string()),
             SendError::Buffers(_) => Status::BufferBytes,
+            SendError::NoTurn(cause) => status_without_turn(*cause),
             SendError::Reset(error) => Status::StreamReset(error.to_string()),
         }
+    }
+}
+
+/// Status of a call that got no turn.
+pub(crate) fn status_without_turn(cause: NoTurn) -> Status {
+    match cause {
+        NoTurn::TooManyWaiting | NoTurn::Late => Status::TooManyWaiting,
+        NoTurn::Deadline => Status::DeadlineExceeded,
     }
 }
 

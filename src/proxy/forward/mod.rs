@@ -3,6 +3,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | `send` | chooses connections and retries |
+//! | `gate` | turns of small reads, streams and new watches |
+//! | `opening` | a new watch's turn, from its first message to etcd's response |
 //! | `error` | errors of calls to which etcd did not respond |
 //! | `body` | passes a response through, and records the revisions in it |
 //! | `collect` | reads a response to its end, for callers that need all of it |
@@ -14,17 +16,22 @@
 mod body;
 mod collect;
 mod error;
+mod gate;
 mod http1;
+mod opening;
 mod range_stream;
 mod send;
 mod shutdown;
 mod side_effects;
 
 pub(super) use collect::ResponseReader;
-pub(super) use error::SendError;
+pub(super) use error::{SendError, status_without_turn};
+pub(super) use gate::Gate;
 pub(super) use http1::forward_http1;
 pub(super) use send::{Forward, RequestBody, UpstreamResponse};
 pub(super) use shutdown::StopSignal;
+
+use opening::Opening;
 
 use std::sync::Arc;
 
@@ -33,7 +40,7 @@ use http::request::Parts;
 use hyper::body::Incoming;
 use tokio_util::sync::CancellationToken;
 
-use super::response::CallResult;
+use super::response::{CallResult, status_response};
 use crate::grpc::Method;
 use crate::grpc::metadata::grpc_content_type;
 use crate::limits::ClientAccount;
@@ -76,8 +83,19 @@ pub(super) async fn forward_endless(
         from_the_start: false,
         late: CancellationToken::new(),
     });
-    shutdown::end_at_stop(&forward.drain, content_type, |call_ended| {
-        forward.forward(parts, RequestBody::Once(body.until(call_ended)), method, account)
+    shutdown::end_at_stop(&forward.drain, content_type.clone(), async |call_ended| {
+        let body = body.until(call_ended);
+        if method != Method::Watch {
+            return forward
+                .forward(parts, RequestBody::Once(body), method, account)
+                .await;
+        }
+        let opening = Opening::new(&forward.small_turns, account);
+        let body = RequestBody::Once(body.gated(opening.turn()));
+        opening
+            .run(forward.forward(parts, body, method, account))
+            .await
+            .unwrap_or_else(|cause| Ok(status_response(&status_without_turn(cause), content_type)))
     })
     .await
 }

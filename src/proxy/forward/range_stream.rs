@@ -9,18 +9,19 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::error::SendError;
+use super::gate::Gate;
 use super::send::{Attempts, Forward, RequestBody, UpstreamResponse};
 use crate::grpc::Method;
 use crate::grpc::metadata::is_grpc;
 use crate::grpc::status::{Code, GRPC_MESSAGE, GRPC_STATUS};
 use crate::limits::CallBytes;
 use crate::proxy::response::ResponseBody;
-use crate::upstream::{InFlight, NoRangeStream};
+use crate::upstream::{ConnectionClass, InFlight, NoRangeStream};
 
 impl Forward {
     /// Sends a RangeStream to an endpoint that implements it, and returns the client's response. After `Unimplemented`
     /// the next endpoint is tried, until none is left or `--connect-timeout` has expired. `held` counts the bytes that
-    /// etcd may send before its flow control stops it.
+    /// etcd may send before its flow control stops it. The call has a turn of `gate` until the first frame arrives.
     ///
     /// # Errors
     /// [`SendError`]; or, within `Ok`, the reason for which no endpoint can serve the request as a stream.
@@ -29,7 +30,9 @@ impl Forward {
         parts: &Parts,
         framed: &Bytes,
         held: CallBytes,
+        gate: Gate<'_>,
     ) -> Result<Result<Response<ResponseBody>, NoRangeStream>, SendError> {
+        let _turn = self.turn(ConnectionClass::Stream, Some(gate)).await?;
         let body = RequestBody::Read(framed.clone());
         let mut attempts = Attempts::new(parts.clone(), body, Instant::now() + self.connect_timeout);
         loop {

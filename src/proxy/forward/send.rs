@@ -16,12 +16,13 @@ use tokio_util::task::TaskTracker;
 
 use super::body::ForwardedBody;
 use super::error::SendError;
+use super::gate::Gate;
 use super::shutdown::StopSignal;
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::grpc::metadata::{BYPASS, grpc_content_type, is_grpc};
 use crate::grpc::status::GRPC_STATUS;
 use crate::grpc::{Method, Status};
-use crate::limits::{CallBytes, CallKind, ClientAccount};
+use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
 use crate::mirror::cluster_state::ClusterState;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::upstream::{Connection, ConnectionClass, InFlight, MessageLimit, Outgoing, SendFailure, Upstream};
@@ -44,6 +45,8 @@ pub(crate) struct Forward {
     pub(crate) request_timeout: Duration,
     /// Longest wait of a read for buffered bytes (`--stream-max-wait`).
     pub(crate) max_wait: Duration,
+    /// Turns of small reads, streams and new watches (`--forward-max-small`).
+    pub(crate) small_turns: Arc<Turns>,
     /// One permit per HTTP/1 connection to etcd, as many as client connections: descriptors are shared out so.
     pub(crate) http1_connections: Arc<Semaphore>,
     /// Owner of the tasks of HTTP/1 connections and WebSockets.
@@ -150,8 +153,12 @@ impl Forward {
         method: Method,
         account: &Arc<ClientAccount>,
     ) -> CallResult {
-        self.forward_on(parts, body, method, connection_class(method), account)
-            .await
+        let content_type = grpc_content_type(&parts.headers);
+        let sent = self.respond(parts, body, method, ConnectionClass::of(method), account, None);
+        match sent.await {
+            Ok(response) => Ok(response),
+            Err(error) => error.into_result(content_type),
+        }
     }
 
     /// Sends a call whose client is still sending `outgoing`, and refuses it if the message is not complete in time
@@ -177,36 +184,60 @@ impl Forward {
         }
     }
 
-    /// Sends the call like [`Forward::forward`], but on connections of `class`.
-    pub(crate) async fn forward_on(
+    /// Sends the call like [`Forward::forward`], but on connections of `class`, and after waiting for a turn of `gate`,
+    /// which it has until etcd's response begins.
+    ///
+    /// # Errors
+    /// [`SendError`] if etcd does not respond.
+    pub(crate) async fn respond(
         &self,
         parts: Parts,
         body: RequestBody,
         method: Method,
         class: ConnectionClass,
         account: &Arc<ClientAccount>,
-    ) -> CallResult {
-        let content_type = grpc_content_type(&parts.headers);
-        let sent = async {
-            let mut held = account.hold(CallKind::Forwarded);
-            // As many bytes as etcd may send before its flow control stops it: how long a response is shows only when
-            // etcd has sent its beginning. A write is sent anyway, and counted then.
-            let window_bytes = u64::from(class.window().stream);
-            match method {
-                Method::Range => {
-                    let deadline = Instant::now() + self.max_wait;
-                    held.grow(window_bytes + FRAME_BYTES, deadline).await?;
-                }
-                _ if method == Method::Snapshot || method.is_endless() => held.try_grow(window_bytes)?,
-                _ => {}
+        gate: Option<Gate<'_>>,
+    ) -> Result<Response<ResponseBody>, SendError> {
+        let mut held = account.hold(CallKind::Forwarded);
+        // As many bytes as etcd may send before its flow control stops it: how long a response is shows only when
+        // etcd has sent its beginning. A write is sent anyway, and counted then.
+        let window_bytes = u64::from(class.window().stream);
+        match method {
+            Method::Range => {
+                let deadline = Instant::now() + self.max_wait;
+                held.grow(window_bytes + FRAME_BYTES, deadline).await?;
             }
-            let upstream_response = self.send(parts, body, class).await?;
-            self.pass_through(upstream_response, method, window_bytes, held)
-                .await
+            _ if method == Method::Snapshot || method.is_endless() => held.try_grow(window_bytes)?,
+            _ => {}
+        }
+        // After the wait for bytes: a call that waits for other clients to read has no turn.
+        let _turn = self.turn(class, gate).await?;
+        let upstream_response = self.send(parts, body, class).await?;
+        self.pass_through(upstream_response, method, window_bytes, held)
+            .await
+    }
+
+    /// Waits for a turn of `gate`, if there is one. A call that waits for a connection has no turn, so that calls which
+    /// wait for a turn while no endpoint is connected do not wait longer than that takes to show.
+    ///
+    /// # Errors
+    /// [`SendError`] if there is no turn, or no connection.
+    pub(super) async fn turn(
+        &self,
+        class: ConnectionClass,
+        gate: Option<Gate<'_>>,
+    ) -> Result<Option<Turn>, SendError> {
+        let Some(gate) = gate else {
+            return Ok(None);
         };
-        match sent.await {
-            Ok(response) => Ok(response),
-            Err(error) => error.into_result(content_type),
+        loop {
+            let deadline = Instant::now() + self.connect_timeout;
+            self.upstream.connection(class, deadline).await?;
+            let turn = gate.acquire().await?;
+            // All connections may have been lost meanwhile.
+            if self.upstream.connection(class, Instant::now()).await.is_ok() {
+                return Ok(Some(turn));
+            }
         }
     }
 
@@ -308,17 +339,6 @@ fn bytes_to_receive(first: &Frame<Bytes>, window_bytes: u64) -> u64 {
     received + whole.saturating_sub(received).min(window_bytes)
 }
 
-/// Returns the class of connections that calls of `method` use.
-fn connection_class(method: Method) -> ConnectionClass {
-    if method.is_endless() {
-        ConnectionClass::Endless
-    } else if method.is_streaming() {
-        ConnectionClass::Stream
-    } else {
-        ConnectionClass::Unary
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -364,6 +384,12 @@ mod tests {
             connect_timeout: Duration::from_secs(2),
             request_timeout: Duration::from_secs(30),
             max_wait: Duration::from_secs(10),
+            small_turns: Turns::new(
+                1,
+                0,
+                None,
+                crate::telemetry::Metrics::new().forwarding.small.clone(),
+            ),
             http1_connections: Arc::new(Semaphore::new(1)),
             tasks: TaskTracker::new(),
             drain: CancellationToken::new(),

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use super::body::{EntrySource, stream_body, unary_body};
 use super::receive::Received;
 use crate::cache::{Answer, Chunks};
-use crate::grpc::Method;
+use crate::config::WhenBehind;
+use crate::grpc::{Method, Status};
 use crate::limits::ClientAccount;
 use crate::proxy::fallback::{Fetched, Read};
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
-use crate::proxy::response::CallResult;
+use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::{Outcome, Reason};
 
 /// Gets the response from etcd, as a response of `method`. Memory could not answer for `reason`.
@@ -22,6 +23,14 @@ pub(super) async fn fetch_from_etcd(
     reason: Reason,
     recorder: &mut Recorder<'_>,
 ) -> CallResult {
+    // KEP-2340's rule: as many reads as a mirror answers could be more than etcd can.
+    if proxy.when_behind == WhenBehind::Fail && reason.is_behind() {
+        recorder.outcome = Outcome::Shed(reason);
+        return Ok(status_response(
+            &Status::MirrorBehind,
+            received.metadata.content_type,
+        ));
+    }
     recorder.outcome = Outcome::Forwarded(reason);
     recorder.begin_forward(&mut received.parts.headers);
     let content_type = received.metadata.content_type.clone();

@@ -10,7 +10,6 @@ use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
-use crate::proxy::forward::RequestBody;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
@@ -101,8 +100,11 @@ pub(super) async fn receive(
     let (Some(metadata), Ok(query)) = (metadata, query) else {
         recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
         recorder.begin_forward(&mut parts.headers);
-        let body = RequestBody::Read(framed);
-        let result = Box::pin(proxy.forward.forward(parts, body, method, call.account())).await;
+        let outcome = &mut recorder.outcome;
+        let forwarding = proxy
+            .fallback
+            .forward_undecoded(parts, framed, method, call.account(), outcome);
+        let result = Box::pin(forwarding).await;
         return Err(Box::new(result));
     };
     Ok(Received {

@@ -13,15 +13,41 @@ struct FallbackLabels {
     reason: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct RefusedLabels {
+    calls: &'static str,
+    reason: &'static str,
+}
+
+/// Calls that take turns.
+#[derive(Clone, Debug)]
+pub struct TurnMetrics {
+    /// Value of the label `calls`.
+    calls: &'static str,
+    /// Calls in flight to etcd.
+    pub in_flight: Gauge,
+    /// Calls that wait.
+    pub waiting: Gauge,
+    refused: Family<RefusedLabels, Counter>,
+}
+
+impl TurnMetrics {
+    /// Counts a call that got no turn.
+    pub fn record_refused(&self, reason: &'static str) {
+        let calls = self.calls;
+        self.refused.get_or_create(&RefusedLabels { calls, reason }).inc();
+    }
+}
+
 /// Calls forwarded to etcd.
 #[derive(Debug)]
 pub struct ForwardingMetrics {
     /// Calls other than Range and RangeStream that were forwarded to etcd.
     pub calls: Counter,
-    /// Large Ranges in flight to etcd.
-    pub large: Gauge,
-    /// Large Ranges that wait for their turn or for an identical one.
-    pub waiting: Gauge,
+    /// Large Ranges in flight to etcd, and those that wait for their turn or for an identical one.
+    pub large: TurnMetrics,
+    /// Small reads, streams and watches that etcd has not begun to answer, and those that wait for their turn.
+    pub small: TurnMetrics,
     /// Reads that were answered by an upstream call which another read shares.
     pub joined: Counter,
     /// Page series that are remembered or open.
@@ -33,18 +59,41 @@ pub struct ForwardingMetrics {
 
 impl ForwardingMetrics {
     pub(super) fn new(registry: &mut Registry) -> ForwardingMetrics {
+        let refused: Family<RefusedLabels, Counter> = register(
+            registry,
+            "forward_refused",
+            "Calls that got no turn to be sent to etcd, by size (large, small) and reason",
+        );
         ForwardingMetrics {
             calls: register(
                 registry,
                 "forwarded_calls",
                 "Calls other than Range and RangeStream that were forwarded to etcd",
             ),
-            large: register(registry, "forward_large", "Large Ranges in flight to etcd"),
-            waiting: register(
-                registry,
-                "forward_waiting",
-                "Large Ranges waiting for their turn or for an identical one",
-            ),
+            large: TurnMetrics {
+                calls: "large",
+                in_flight: register(registry, "forward_large", "Large Ranges in flight to etcd"),
+                waiting: register(
+                    registry,
+                    "forward_waiting",
+                    "Large Ranges waiting for their turn or for an identical one",
+                ),
+                refused: refused.clone(),
+            },
+            small: TurnMetrics {
+                calls: "small",
+                in_flight: register(
+                    registry,
+                    "forward_small",
+                    "Small reads, streams and new watches that etcd has not begun to answer",
+                ),
+                waiting: register(
+                    registry,
+                    "forward_small_waiting",
+                    "Small reads, streams and new watches waiting for their turn",
+                ),
+                refused,
+            },
             joined: register(
                 registry,
                 "forward_joined",

@@ -20,7 +20,7 @@ use prometheus_client::registry::Registry;
 use super::exposition::{self, Format};
 pub use buffers::{BufferKindMetrics, BufferMetrics};
 pub use connections::ConnectionMetrics;
-pub use forwarding::ForwardingMetrics;
+pub use forwarding::{ForwardingMetrics, TurnMetrics};
 pub use freshness::{FreshnessMetrics, QuorumChecks};
 pub use mirrors::{MirrorMetrics, MirrorsMetrics};
 pub use process::ProcessMetrics;

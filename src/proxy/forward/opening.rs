@@ -1,0 +1,104 @@
+//! The turn of a new watch that is forwarded: from its first message until etcd's response begins.
+//!
+//! The first message of a watch stream creates a watch, to which etcd responds at once. A thousand clients that connect
+//! again create a thousand watches, which must not delay each quorum check by as many.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::limits::{ClientAccount, NoTurn, Turn, Turns};
+use crate::upstream::BoxError;
+
+/// Longest time that a new watch has its turn. etcd does not respond to every first message.
+const MAX_OPENING: Duration = Duration::from_secs(1);
+
+/// A watch that is being created.
+pub(super) struct Opening<'a> {
+    turns: &'a Arc<Turns>,
+    account: &'a Arc<ClientAccount>,
+    state: Arc<State>,
+}
+
+/// Shared with the body of the request.
+struct State {
+    /// The turn while the call has one. `None` when the call no longer needs one.
+    turn: Mutex<Option<Option<Turn>>>,
+    /// Result of the wait for a turn.
+    waited: watch::Sender<Option<Result<(), NoTurn>>>,
+}
+
+impl Opening<'_> {
+    pub(super) fn new<'a>(turns: &'a Arc<Turns>, account: &'a Arc<ClientAccount>) -> Opening<'a> {
+        Opening {
+            turns,
+            account,
+            state: Arc::new(State {
+                turn: Mutex::new(Some(None)),
+                waited: watch::Sender::new(None),
+            }),
+        }
+    }
+
+    /// Waits for the turn; awaited by the body of the request before its first message.
+    pub(super) fn turn(&self) -> impl Future<Output = Result<(), BoxError>> + Send + Sync + use<> {
+        let (turns, account, state) = (
+            Arc::clone(self.turns),
+            Arc::clone(self.account),
+            Arc::clone(&self.state),
+        );
+        async move {
+            match turns.acquire(&account, None).await {
+                Ok(turn) => {
+                    if let Some(held) = &mut *state.turn.lock() {
+                        *held = Some(turn);
+                    }
+                    state.waited.send_replace(Some(Ok(())));
+                    Ok(())
+                }
+                Err(cause) => {
+                    state.waited.send_replace(Some(Err(cause)));
+                    Err(cause.into())
+                }
+            }
+        }
+    }
+
+    /// Runs `call`, which returns when etcd's response begins; the turn ends then.
+    ///
+    /// # Errors
+    /// [`NoTurn`] if the call got no turn.
+    pub(super) async fn run<T>(&self, call: impl Future<Output = T>) -> Result<T, NoTurn> {
+        let mut waited = self.state.waited.subscribe();
+        let supervised = async {
+            // The sender is in `self`.
+            if let Ok(result) = waited.wait_for(Option::is_some).await.map(|result| *result)
+                && let Some(Err(cause)) = result
+            {
+                return cause;
+            }
+            tokio::time::sleep(MAX_OPENING).await;
+            self.end();
+            std::future::pending().await
+        };
+        tokio::select! {
+            // A call without a turn fails, too: the reason is in `waited`.
+            biased;
+            cause = supervised => Err(cause),
+            response = call => Ok(response),
+        }
+    }
+
+    fn end(&self) {
+        let ended = self.state.turn.lock().take();
+        drop(ended);
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
