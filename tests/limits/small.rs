@@ -5,7 +5,10 @@ use std::sync::Arc;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Status};
-use testkit::pb::{RangeRequest, RangeResponse, WatchCreateRequest, WatchRequest, WatchResponse};
+use testkit::pb::{
+    RangeRequest, RangeResponse, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+    prefix_end,
+};
 use testkit::proxy::Rangecache;
 use testkit::relay::{HOLD, Relay};
 use testkit::wait::{SOON, until};
@@ -176,33 +179,37 @@ async fn reads_and_watches_are_served_while_no_endpoint_is_connected_for_a_momen
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn new_watches_take_turns_and_a_stream_without_a_response_keeps_none() {
     let scene = Scene::new("2", "1000").await;
-    let client = scene.rangecache.client().await;
+    let client = Arc::new(scene.rangecache.client().await);
     let silent: Vec<_> = (0..2)
         .map(|_| {
-            let stream = client.open(WATCH);
+            let mut stream = client.open(WATCH);
             // etcd does not respond to a request for progress on a stream without watches.
             stream.send(&WatchRequest {
-                progress_request: Some(testkit::pb::WatchProgressRequest {}),
+                progress_request: Some(WatchProgressRequest {}),
                 ..WatchRequest::default()
             });
-            stream
+            tokio::spawn(async move { stream.next().await })
+        })
+        .collect();
+    until(SOON, "the silent streams have both turns", async || {
+        let metrics = scene.rangecache.metrics().await;
+        (metrics.sum("rangecache_forward_small") == 2.0).then_some(())
+    })
+    .await;
+    let created: Vec<_> = (0..100)
+        .map(|_| {
+            let client = Arc::clone(&client);
+            let create = WatchCreateRequest {
+                key: PREFIX.into(),
+                range_end: prefix_end(PREFIX.as_bytes()),
+                ..WatchCreateRequest::default()
+            };
+            tokio::spawn(async move { client.watch(create).await })
         })
         .collect();
     let mut watches = Vec::new();
-    for _ in 0..100 {
-        watches.push(
-            client
-                .watch(WatchCreateRequest {
-                    key: PREFIX.into(),
-                    range_end: testkit::pb::prefix_end(PREFIX.as_bytes()),
-                    ..WatchCreateRequest::default()
-                })
-                .await,
-        );
-    }
-    for watch in &mut watches {
-        let created: WatchResponse = watch.next_as(SOON).await.expect("a response");
-        assert!(created.created);
+    for watch in created {
+        watches.push(watch.await.expect("is created"));
     }
     scene.etcd.client().await.put(key(0), "new").await.unwrap();
     for watch in &mut watches {
@@ -210,7 +217,7 @@ async fn new_watches_take_turns_and_a_stream_without_a_response_keeps_none() {
         assert_eq!(response.events.len(), 1);
     }
     scene.counts(0, 0.0).await;
-    drop(silent);
+    silent.iter().for_each(JoinHandle::abort);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -102,3 +102,56 @@ impl Drop for Opening<'_> {
         self.end();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use super::*;
+    use crate::limits::{CallBuffers, Intake};
+    use crate::telemetry::Metrics;
+
+    fn turns(max_waiting: u32) -> (Arc<Turns>, Arc<ClientAccount>) {
+        let metrics = Metrics::new();
+        let buffers = CallBuffers::new(1 << 20, &metrics.buffers);
+        let small = metrics.forwarding.small.clone();
+        (
+            Turns::new(1, max_waiting, None, small),
+            buffers.account(Arc::<Intake>::default()),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn turn_of_a_watch_ends_with_its_response_or_after_a_second() {
+        let (turns, account) = turns(10);
+        let answered = Opening::new(&turns, &account);
+        answered.turn().await.unwrap();
+        let silent = Opening::new(&turns, &account);
+        let mut next = Box::pin(silent.turn());
+        tokio::select! {
+            biased;
+            _ = &mut next => panic!("the turn is taken"),
+            () = tokio::task::yield_now() => {}
+        }
+        answered.run(async {}).await.unwrap();
+        drop(answered);
+        next.await.unwrap();
+        let third = Opening::new(&turns, &account);
+        let began = tokio::time::Instant::now();
+        tokio::select! {
+            _ = silent.run(pending::<()>()) => panic!("the call has no response"),
+            turn = third.turn() => turn.unwrap(),
+        }
+        assert_eq!(began.elapsed(), MAX_OPENING);
+    }
+
+    #[tokio::test]
+    async fn watch_without_a_turn_ends_with_the_reason() {
+        let (turns, account) = turns(0);
+        let first = Opening::new(&turns, &account);
+        first.turn().await.unwrap();
+        let second = Opening::new(&turns, &account);
+        assert!(second.turn().await.is_err());
+        assert_eq!(second.run(pending::<()>()).await, Err(NoTurn::TooManyWaiting));
+    }
+}
