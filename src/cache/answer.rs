@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::{
-    entry::{Entry, touch},
+    entry::Entry,
     node::Summary,
     rope::{COPY_BELOW_BYTES, Rope},
     select::{Entries, Selection, Values},
@@ -85,6 +85,11 @@ impl Answer {
         false
     }
 
+    /// The selected entries, of an answer of which nothing was produced.
+    pub fn into_selection(self) -> Selection {
+        self.selection
+    }
+
     /// The selected entries.
     pub fn selection(&self) -> &Selection {
         &self.selection
@@ -147,39 +152,13 @@ impl Answer {
         Some(rope)
     }
 
-    fn for_each_remaining(&mut self, mut visit: impl FnMut(&Entry) -> ControlFlow<()>) {
+    fn for_each_remaining(&mut self, visit: impl FnMut(&Entry) -> ControlFlow<()>) {
         let copied_below_bytes = match self.selection.values {
             Values::Kept => COPY_BELOW_BYTES,
             Values::Left { .. } => 0,
         };
-        match &self.selection.entries {
-            Entries::None => {}
-            Entries::One(entry) => {
-                if self.produced == 0 {
-                    let _ = visit(entry);
-                }
-            }
-            Entries::Picked(entries) => {
-                let _ = entries.iter().skip(to_usize(self.produced)).try_for_each(visit);
-            }
-            Entries::Ranks { tree, from, to } => {
-                let start = from + self.produced;
-                let mut left = to - start;
-                if left > 0 {
-                    tree.for_each_run_from(start, |run| {
-                        let run = &run[..run.len().min(to_usize(left))];
-                        left -= run.len() as u64;
-                        touch(run, copied_below_bytes);
-                        run.iter().try_for_each(&mut visit)?;
-                        if left == 0 {
-                            ControlFlow::Break(())
-                        } else {
-                            ControlFlow::Continue(())
-                        }
-                    });
-                }
-            }
-        }
+        self.selection
+            .visit_from(self.produced, copied_below_bytes, visit);
     }
 
     /// Estimate of the bytes that will be copied for the next piece: all of it, unless entries are large enough to be

@@ -13,6 +13,7 @@
 //! | `interval_tree` | which of the intervals that watchers name contain a key |
 //! | `query`, `select` | a RangeRequest, and the entries that etcd would return for it |
 //! | `answer`, `rope` | the encoded RangeResponse, produced piece by piece |
+//! | `json` | the same response as text of etcd's JSON gateway |
 //! | `chunks` | the same response as the chunks of a RangeStream |
 //! | `wire`, `memory` | protobuf's varints; the size of an allocation, rounding included |
 //!
@@ -34,6 +35,7 @@ mod event;
 mod event_log;
 mod history;
 mod interval_tree;
+mod json;
 mod leaf;
 mod memory;
 mod node;
@@ -53,6 +55,7 @@ pub use event::{WatchEvent, WatchFields, fragments};
 pub use event_log::{Batch, Change, ChangeKind, EventLog};
 pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};
 pub use interval_tree::IntervalTree;
+pub use json::{JsonAnswer, JsonLayout};
 pub use node::Summary;
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,

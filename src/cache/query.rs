@@ -106,6 +106,9 @@ impl Dialect {
 }
 
 impl SortOrder {
+    /// Names in the order of their numbers.
+    pub const NAMES: [&str; 3] = ["NONE", "ASCEND", "DESCEND"];
+
     /// `None` for a number that etcd does not know.
     pub fn from_number(number: i32) -> Option<SortOrder> {
         [SortOrder::None, SortOrder::Ascend, SortOrder::Descend]
@@ -115,6 +118,9 @@ impl SortOrder {
 }
 
 impl SortTarget {
+    /// Names in the order of their numbers.
+    pub const NAMES: [&str; 5] = ["KEY", "VERSION", "CREATE", "MOD", "VALUE"];
+
     /// `None` for a number that etcd does not know.
     pub fn from_number(number: i32) -> Option<SortTarget> {
         use SortTarget::{Create, Key, Mod, Value, Version};

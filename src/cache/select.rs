@@ -3,7 +3,7 @@
 use std::{collections::BinaryHeap, ops::ControlFlow};
 
 use super::{
-    entry::{Entry, KeyValueRef, Pieces},
+    entry::{Entry, KeyValueRef, Pieces, touch},
     query::{Dialect, RangeQuery, SortOrder, SortTarget},
     tree::Tree,
     wire::to_usize,
@@ -99,6 +99,43 @@ impl Selection {
             count: 0,
             more: false,
             values: self.values,
+        }
+    }
+
+    /// Visits the entries, without the first `skipped`. Entries shorter than `copied_below_bytes` are read.
+    pub(super) fn visit_from(
+        &self,
+        skipped: u64,
+        copied_below_bytes: usize,
+        mut visit: impl FnMut(&Entry) -> ControlFlow<()>,
+    ) {
+        match &self.entries {
+            Entries::None => {}
+            Entries::One(entry) => {
+                if skipped == 0 {
+                    let _ = visit(entry);
+                }
+            }
+            Entries::Picked(entries) => {
+                let _ = entries.iter().skip(to_usize(skipped)).try_for_each(visit);
+            }
+            Entries::Ranks { tree, from, to } => {
+                let start = from + skipped;
+                let mut left = to - start;
+                if left > 0 {
+                    tree.for_each_run_from(start, |run| {
+                        let run = &run[..run.len().min(to_usize(left))];
+                        left -= run.len() as u64;
+                        touch(run, copied_below_bytes);
+                        run.iter().try_for_each(&mut visit)?;
+                        if left == 0 {
+                            ControlFlow::Break(())
+                        } else {
+                            ControlFlow::Continue(())
+                        }
+                    });
+                }
+            }
         }
     }
 

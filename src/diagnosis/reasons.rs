@@ -235,6 +235,11 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "Requests and responses in flight would take more than --buffer-max-bytes, or more than one connection may take of it.",
             "Find the client that does not read its responses or complete its requests, or raise --buffer-max-bytes.",
         ),
+        Reason::JsonLayout => (
+            "form of JSON not known",
+            "The first requests of the JSON gateway are forwarded, and show how this etcd writes JSON; before etcd 3.5, all are.",
+            "",
+        ),
         Reason::Bypass => (
             "bypass requested",
             "The client requested to read from etcd (rangecache-bypass).",

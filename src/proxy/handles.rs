@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -12,12 +13,13 @@ use super::forward::Forward;
 use super::idle::ResponseRegistry;
 use super::watch_memory;
 use crate::browser::BrowserRules;
+use crate::cache::JsonLayout;
 use crate::config::{Config, WatchCache, WhenBehind};
 use crate::limits::{Admission, Buffers, ByteBudget, CallBuffers, ClientAccount, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::Telemetry;
-use crate::upstream::Upstream;
+use crate::upstream::{Upstream, Version};
 
 /// Interval at which expired entries are dropped from the list of slowest calls.
 const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);
@@ -40,6 +42,7 @@ pub struct Proxy {
     pub(super) freshness_timeout: Duration,
     /// Answer to reads of a mirror that is behind etcd (`--when-behind`).
     pub(super) when_behind: WhenBehind,
+    pub(super) json_layouts: Arc<JsonLayouts>,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
     pub(super) browser: BrowserRules,
@@ -55,6 +58,23 @@ pub struct Proxy {
     pub(super) watch_handovers: Arc<Semaphore>,
     /// Turns of watch streams that return to memory.
     pub(super) watch_returns: Arc<Semaphore>,
+}
+
+/// Layout of etcd's JSON, as its last response showed it.
+#[derive(Debug, Default)]
+pub(super) struct JsonLayouts(Mutex<Option<(Version, JsonLayout)>>);
+
+impl JsonLayouts {
+    /// Layout of this version's text; `None` before a response of it was seen.
+    pub(super) fn of(&self, version: Version) -> Option<JsonLayout> {
+        let learned = *self.0.lock();
+        learned.filter(|(of, _)| *of == version).map(|(_, layout)| layout)
+    }
+
+    /// Records the layout of a response, while `version` is the lowest one.
+    pub(super) fn learn(&self, version: Version, layout: JsonLayout) {
+        *self.0.lock() = Some((version, layout));
+    }
 }
 
 /// One connection of a client.
@@ -93,6 +113,7 @@ impl Proxy {
                 metrics.forwarding.small.clone(),
             ),
             http1_connections: Arc::new(Semaphore::new(config.limits.max_connections as usize)),
+            http1_idle: Arc::default(),
             tasks: tasks.clone(),
             drain: drain.clone(),
         });
@@ -104,6 +125,7 @@ impl Proxy {
             forward,
             freshness_timeout: config.mirror.freshness_timeout,
             when_behind: config.forward.when_behind,
+            json_layouts: Arc::default(),
             responses,
             admission: Admission::new(config.limits.max_calls as usize, tasks, &metrics.connections.open),
             browser: config.listen.browser_rules(),
@@ -126,8 +148,9 @@ impl Proxy {
         })
     }
 
-    /// Aborts responses whose clients have stopped reading or keep too much old data, and drops expired page series and expired slow calls, until
-    /// `stop` is cancelled. The loops restart separately after a panic.
+    /// Aborts responses whose clients have stopped reading or keep too much old data, drops expired page series and
+    /// expired slow calls, and closes unused HTTP/1 connections, until `stop` is cancelled. The loops restart separately
+    /// after a panic.
     pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
         let buffers = &self.telemetry.metrics.buffers;
         let loops = async {
@@ -141,6 +164,10 @@ impl Proxy {
                     .responses
                     .relieve_watches(&self.watch_bytes, buffers)),
                 restarting("page series", || self.fallback.run()),
+                restarting("kept HTTP/1 connections", || self
+                    .forward
+                    .http1_idle
+                    .run(&self.forward.drain)),
                 restarting("slow calls", async || {
                     let mut ticks = tokio::time::interval(SLOW_CALLS_INTERVAL);
                     loop {

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 
 use super::forward::{forward_call, forward_http1};
 use super::handles::{Client, Proxy};
-use super::read::{range, range_stream};
+use super::read::{is_json_range, json_range, range, range_stream};
 use super::recorder;
 use super::refuse::{origin_of, refuse_unwanted};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
@@ -147,6 +147,9 @@ async fn route(
     }
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
     if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {
+        if is_json_range(&request) {
+            return Box::pin(json_range(proxy, request, call)).await;
+        }
         proxy.telemetry.metrics.forwarding.calls.inc();
         return Ok(Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await);
     }

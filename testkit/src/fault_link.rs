@@ -49,6 +49,8 @@ pub struct FaultLink {
 
 struct State {
     condition: watch::Sender<Condition>,
+    /// Connections that were accepted.
+    connections: AtomicUsize,
     /// Connections on which a feed was opened.
     feeds: AtomicUsize,
     /// Bytes from the target on these connections.
@@ -77,6 +79,7 @@ impl FaultLink {
         let url = format!("http://{}", listener.local_addr().expect("is bound"));
         let state = Arc::new(State {
             condition: watch::Sender::new(Condition::Normal),
+            connections: AtomicUsize::new(0),
             feeds: AtomicUsize::new(0),
             feed_bytes: AtomicU64::new(0),
             cut_after_bytes,
@@ -94,6 +97,11 @@ impl FaultLink {
     /// URL to connect to in place of the target's.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Number of connections accepted so far.
+    pub fn connections(&self) -> usize {
+        self.state.connections.load(Ordering::SeqCst)
     }
 
     /// Changes the condition, for open connections and bytes in flight too.
@@ -129,6 +137,7 @@ async fn accept(listener: TcpListener, target: String, state: Arc<State>, seed: 
         let Ok((client, _)) = listener.accept().await else {
             continue;
         };
+        state.connections.fetch_add(1, Ordering::SeqCst);
         let (target, state, random) = (
             target.clone(),
             state.clone(),

@@ -37,13 +37,29 @@ pub async fn post(url: &str, body: &str) -> Result<Response, String> {
     call(Method::POST, url, None, body.to_owned()).await
 }
 
-async fn call(method: Method, url: &str, accept: Option<&str>, body: String) -> Result<Response, String> {
+/// `POST url` with a JSON body and an `authorization` header.
+pub async fn post_as(url: &str, token: &str, body: &str) -> Result<Response, String> {
+    let (authority, path) = split(url)?;
+    let tcp = connect(authority).await?;
+    let headers = [("accept", "*/*"), ("authorization", token)];
+    exchange(tcp, Method::POST, authority, path, &headers, body.to_owned()).await
+}
+
+fn split(url: &str) -> Result<(&str, &str), String> {
     let rest = url.strip_prefix("http://").ok_or("only http:// is supported")?;
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let tcp = TcpStream::connect(authority)
-        .await
-        .map_err(|e| format!("{url}: {e}"))?;
-    accepting(tcp, method, authority, path, accept, body).await
+    Ok(rest.split_at(rest.find('/').unwrap_or(rest.len())))
+}
+
+async fn connect(authority: &str) -> Result<TcpStream, String> {
+    let connected = TcpStream::connect(authority).await;
+    connected.map_err(|error| format!("{authority}: {error}"))
+}
+
+async fn call(method: Method, url: &str, accept: Option<&str>, body: String) -> Result<Response, String> {
+    let (authority, path) = split(url)?;
+    let tcp = connect(authority).await?;
+    let headers = [("accept", accept.unwrap_or("*/*"))];
+    exchange(tcp, method, authority, path, &headers, body).await
 }
 
 /// Sends one request over a connected stream.
@@ -57,15 +73,15 @@ pub async fn over<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    accepting(stream, method, authority, path, None, body).await
+    exchange(stream, method, authority, path, &[("accept", "*/*")], body).await
 }
 
-async fn accepting<S>(
+async fn exchange<S>(
     stream: S,
     method: Method,
     authority: &str,
     path: &str,
-    accept: Option<&str>,
+    more_headers: &[(&str, &str)],
     body: String,
 ) -> Result<Response, String>
 where
@@ -74,12 +90,15 @@ where
     let exchange = async {
         let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
         let connection = tokio::spawn(connection);
-        let request = Request::builder()
+        let mut request = Request::builder()
             .method(method)
             .uri(if path.is_empty() { "/" } else { path })
             .header("host", authority)
-            .header("content-type", "application/json")
-            .header("accept", accept.unwrap_or("*/*"))
+            .header("content-type", "application/json");
+        for (name, value) in more_headers {
+            request = request.header(*name, *value);
+        }
+        let request = request
             .body(Full::new(Bytes::from(body)))
             .map_err(|e| e.to_string())?;
         let (mut head, body) = sender

@@ -20,6 +20,7 @@
 mod bad_input;
 mod cli;
 mod docs;
+mod gateway;
 mod identities;
 mod oracle;
 mod pages;

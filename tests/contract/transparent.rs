@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use testkit::etcd::{Etcd, Version};
+use testkit::fault_link::FaultLink;
 use testkit::grpc::Client;
 use testkit::kv::{PUT, WATCH, collect_watch};
 use testkit::pb::{
@@ -15,6 +16,8 @@ use testkit::process::tool;
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 use testkit::{http, pb};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// Runs etcd's own Go client through all of its calls, and returns the transcript.
@@ -164,6 +167,56 @@ async fn http1_gateway_calls_are_forwarded() {
             assert_eq!(got, expected, "{body} of {version:?}");
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http1_requests_share_kept_connections_and_survive_etcds_restart() {
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    let link = FaultLink::to(&etcd.url(), 1).await;
+    let rangecache = Rangecache::at(link.url()).start().await;
+    let version = format!("{}/version", rangecache.url());
+    let put = format!("{}/v3/kv/put", rangecache.url());
+    let call = async || {
+        let got = http::get(&version).await.expect("rangecache answers");
+        assert_eq!(got.status, 200, "{got:?}");
+        let put = http::post(&put, r#"{"key":"YQ==","value":"MQ=="}"#).await;
+        assert_eq!(put.expect("rangecache answers").status, 200);
+    };
+    call().await;
+    let before = link.connections();
+    for _ in 0..30 {
+        call().await;
+    }
+    let opened = link.connections() - before;
+    assert!(opened < 10, "60 requests took {opened} connections");
+    // A connection whose response is not read to its end is closed: it would never be ready again.
+    let large = "AAAA".repeat(300_000);
+    http::post(&put, &format!(r#"{{"key":"Yg==","value":"{large}"}}"#))
+        .await
+        .expect("rangecache answers");
+    for _ in 0..3 {
+        let authority = rangecache.url().strip_prefix("http://").unwrap().to_owned();
+        let mut tcp = TcpStream::connect(&authority).await.unwrap();
+        let body = r#"{"key":"Yg=="}"#;
+        let head = format!(
+            "POST /v3/kv/range HTTP/1.1\r\nhost: {authority}\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        tcp.write_all(head.as_bytes()).await.unwrap();
+        tcp.read_exact(&mut [0; 100]).await.unwrap();
+    }
+    call().await;
+    etcd.restart().await;
+    until(SOON, "rangecache has found etcd again", async || {
+        let got = http::get(&version).await.ok()?;
+        (got.status == 200).then_some(())
+    })
+    .await;
+    call().await;
+    assert!(
+        rangecache.terminate().await.success(),
+        "kept connections delay no stop"
+    );
 }
 
 fn events(responses: &[WatchResponse]) -> Vec<Event> {

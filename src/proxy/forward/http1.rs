@@ -6,30 +6,44 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{HeaderValue, Request, Response, StatusCode, Uri, Version, header};
+use http_body::SizeHint;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
+use super::body::ForwardedBody;
+use super::http1_pool::{Http1Connection, Http1Pool};
 use super::send::Forward;
 use crate::grpc::Method;
 use crate::instance;
-use crate::limits::{CallKind, ClientAccount};
+use crate::limits::{CallBytes, CallKind, ClientAccount};
 use crate::mirror::cluster_state::ClusterState;
 use crate::net::Url;
-use crate::proxy::response::ResponseBody;
+use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use crate::upstream::{BoxError, ConnectionClass, MessageLimit, Outgoing};
 
 /// Bytes of a response, and of a WebSocket in each direction, that are buffered.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Forwards the request over a dedicated connection: such requests are rare, and some are open-ended. Without a
-/// response the client gets 502.
+/// Forwards the request over a connection that carries nothing else until the response ends. Without a response the
+/// client gets 502.
 pub(crate) async fn forward_http1(
     forward: &Forward,
     request: Request<Incoming>,
+    method: Method,
+    account: &Arc<ClientAccount>,
+) -> Response<ResponseBody> {
+    forward_http1_body(forward, request.map(Outgoing::incoming), method, account).await
+}
+
+/// Forwards a request like [`forward_http1`], with a body of which a part may have been read.
+pub(crate) async fn forward_http1_body(
+    forward: &Forward,
+    request: Request<Outgoing>,
     method: Method,
     account: &Arc<ClientAccount>,
 ) -> Response<ResponseBody> {
@@ -47,47 +61,14 @@ pub(crate) async fn forward_http1(
 
 async fn send(
     forward: &Forward,
-    mut request: Request<Incoming>,
+    mut request: Request<Outgoing>,
     method: Method,
     account: &Arc<ClientAccount>,
 ) -> Result<Response<ResponseBody>, BoxError> {
     let mut held = account.hold(CallKind::Forwarded);
     held.try_grow(2 * BUFFER_BYTES as u64)?;
-    let permit = Arc::clone(&forward.http1_connections)
-        .try_acquire_owned()
-        .map_err(|_| "too many HTTP/1 requests are in flight; try again")?;
     let url = reachable_endpoint(forward).await?;
-    // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
-    let connecting = forward.upstream.open_http1(&url);
-    let stream = tokio::time::timeout(forward.connect_timeout, connecting).await??;
-    let (mut sender, connection) = http1::Builder::new()
-        .max_buf_size(BUFFER_BYTES)
-        .handshake(TokioIo::new(stream))
-        .await?;
-    // The response's body owns the guard, so that the connection closes as soon as the client disconnects. Without it
-    // hyper would notice only when etcd sends data.
-    let close = CancellationToken::new();
-    let closed = close.clone();
-    forward.tasks.spawn(async move {
-        let _permit = permit;
-        if let Some(Err(error)) = closed.run_until_cancelled(connection.with_upgrades()).await {
-            tracing::debug!(%error, "an HTTP/1 connection to etcd was closed");
-        }
-    });
-    let mut close_on_drop = Some((close.drop_guard(), held));
-    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    let path = path.parse::<Uri>()?;
-    if !request.headers().contains_key(header::HOST) {
-        // An HTTP/2 request has the host in the pseudo-header `:authority`.
-        let host = match request.uri().authority() {
-            Some(authority) => HeaderValue::from_str(authority.as_str())?,
-            None => url.authority().parse()?,
-        };
-        request.headers_mut().insert(header::HOST, host);
-    }
-    *request.uri_mut() = path;
-    *request.version_mut() = Version::HTTP_11;
-    instance::sign(request.headers_mut());
+    prepare(&mut request, &url)?;
     let upgrade = request
         .headers()
         .contains_key(header::UPGRADE)
@@ -97,26 +78,30 @@ async fn send(
         from_the_start: true,
         late: CancellationToken::new(),
     };
-    let mut response = sender
-        .send_request(request.map(|body| {
-            let body = Outgoing::incoming(body);
-            // A stream's request may stay open, and its messages are not gRPC's.
-            if method.is_endless() {
-                body
-            } else {
-                body.limited(limit)
-            }
-        }))
-        .await?;
+    let request = request.map(|body| {
+        // A stream's request may stay open, and its messages are not gRPC's.
+        if method.is_endless() {
+            body
+        } else {
+            body.limited(limit)
+        }
+    });
+    let (mut response, connection) = exchange(forward, &url, request).await?;
+    let mut lease = Some(Lease {
+        connection,
+        pool: Arc::clone(&forward.http1_idle),
+        tasks: forward.tasks.clone(),
+        _held: held,
+    });
     if let Some(client) = upgrade
         && response.status() == StatusCode::SWITCHING_PROTOCOLS
     {
         let etcd = hyper::upgrade::on(&mut response);
         // From here on the copying task owns the connection, not the response's body.
-        let close_on_drop = close_on_drop.take();
+        let lease = lease.take();
         let cluster_state = Arc::clone(&forward.cluster_state);
         let copying = async move {
-            let _close_on_drop = close_on_drop;
+            let _lease = lease;
             if let (Ok(client), Ok(etcd)) = (client.await, etcd.await) {
                 let mut etcd = Unreadable {
                     stream: TokioIo::new(etcd),
@@ -133,12 +118,124 @@ async fn send(
             .spawn(async move { stop.run_until_cancelled(copying).await });
     }
     Ok(response.map(|body| {
-        let body = ResponseBody::from_source(forward.forwarded_body(body, method, false, None));
-        match close_on_drop {
-            Some(guard) => body.holding(guard),
-            None => body,
-        }
+        let body = forward.forwarded_body(body, method, false, None);
+        ResponseBody::from_source(LeasedBody {
+            body,
+            is_complete: false,
+            lease,
+        })
     }))
+}
+
+/// Addresses `request` to `url`.
+fn prepare(request: &mut Request<Outgoing>, url: &Url) -> Result<(), BoxError> {
+    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+    let path = path.parse::<Uri>()?;
+    if !request.headers().contains_key(header::HOST) {
+        // An HTTP/2 request has the host in the pseudo-header `:authority`.
+        let host = match request.uri().authority() {
+            Some(authority) => HeaderValue::from_str(authority.as_str())?,
+            None => url.authority().parse()?,
+        };
+        request.headers_mut().insert(header::HOST, host);
+    }
+    *request.uri_mut() = path;
+    *request.version_mut() = Version::HTTP_11;
+    instance::sign(request.headers_mut());
+    Ok(())
+}
+
+/// Sends `request` on a kept connection to `url`, or on a new one. One that was closed before anything of the request was
+/// sent is replaced.
+async fn exchange(
+    forward: &Forward,
+    url: &Url,
+    mut request: Request<Outgoing>,
+) -> Result<(Response<Incoming>, Http1Connection), BoxError> {
+    while let Some(mut connection) = forward.http1_idle.take(url) {
+        match connection.sender.try_send_request(request).await {
+            Ok(response) => return Ok((response, connection)),
+            Err(mut error) => match error.take_message() {
+                Some(unsent) => request = unsent,
+                None => return Err(error.into_error().into()),
+            },
+        }
+    }
+    let mut connection = open(forward, url).await?;
+    let response = connection.sender.send_request(request).await?;
+    Ok((response, connection))
+}
+
+/// Opens a connection to `url`.
+async fn open(forward: &Forward, url: &Url) -> Result<Http1Connection, BoxError> {
+    let permit = Arc::clone(&forward.http1_connections)
+        .try_acquire_owned()
+        .map_err(|_| "too many HTTP/1 requests are in flight; try again")?;
+    // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
+    let connecting = forward.upstream.open_http1(url);
+    let stream = tokio::time::timeout(forward.connect_timeout, connecting).await??;
+    let (sender, connection) = http1::Builder::new()
+        .max_buf_size(BUFFER_BYTES)
+        .handshake(TokioIo::new(stream))
+        .await?;
+    let close = CancellationToken::new();
+    let closed = close.clone();
+    forward.tasks.spawn(async move {
+        let _permit = permit;
+        if let Some(Err(error)) = closed.run_until_cancelled(connection.with_upgrades()).await {
+            tracing::debug!(%error, "an HTTP/1 connection to etcd was closed");
+        }
+    });
+    Ok(Http1Connection::new(url, sender, close.drop_guard()))
+}
+
+/// Connection of a response that is being read.
+#[derive(Debug)]
+struct Lease {
+    connection: Http1Connection,
+    pool: Arc<Http1Pool>,
+    tasks: TaskTracker,
+    /// Counts the buffers of the response.
+    _held: CallBytes,
+}
+
+/// Body of etcd's response. Its connection is kept if the body is read to its end; otherwise it is closed, also when the
+/// client disconnects.
+#[derive(Debug)]
+struct LeasedBody {
+    body: ForwardedBody,
+    is_complete: bool,
+    lease: Option<Lease>,
+}
+
+impl BodySource for LeasedBody {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
+        let polled = self.body.poll_frame(cx);
+        self.is_complete |= matches!(polled, Poll::Ready(None));
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+
+    fn may_be_idle(&self) -> bool {
+        self.body.may_be_idle()
+    }
+}
+
+impl Drop for LeasedBody {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.take()
+            && (self.is_complete || self.body.is_end_stream())
+        {
+            lease.pool.give_back(lease.connection, &lease.tasks);
+        }
+    }
 }
 
 /// Upgraded connection to etcd: what it returns may show revisions in a form that is not parsed (I11).

@@ -12,12 +12,14 @@
 //! | `side_effects` | forwards Compact, AuthEnable and AuthDisable, and updates cluster state |
 //! | `shutdown` | ends endless calls when the process stops |
 //! | `http1` | forwards HTTP/1: health, metrics, JSON gateway, WebSockets |
+//! | `http1_pool` | kept-alive HTTP/1 connections |
 
 mod body;
 mod collect;
 mod error;
 mod gate;
 mod http1;
+mod http1_pool;
 mod opening;
 mod range_stream;
 mod send;
@@ -27,7 +29,7 @@ mod side_effects;
 pub(super) use collect::ResponseReader;
 pub(super) use error::{SendError, status_without_turn};
 pub(super) use gate::Gate;
-pub(super) use http1::forward_http1;
+pub(super) use http1::{forward_http1, forward_http1_body};
 pub(super) use send::{Forward, RequestBody, UpstreamResponse};
 pub(super) use shutdown::StopSignal;
 

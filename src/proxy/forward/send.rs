@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 use super::body::ForwardedBody;
 use super::error::SendError;
 use super::gate::Gate;
+use super::http1_pool::Http1Pool;
 use super::shutdown::StopSignal;
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::grpc::metadata::{BYPASS, grpc_content_type, is_grpc};
@@ -49,6 +50,8 @@ pub(crate) struct Forward {
     pub(crate) small_turns: Arc<Turns>,
     /// One permit per HTTP/1 connection to etcd, as many as client connections: descriptors are shared out so.
     pub(crate) http1_connections: Arc<Semaphore>,
+    /// Those that wait for a request.
+    pub(crate) http1_idle: Arc<Http1Pool>,
     /// Owner of the tasks of HTTP/1 connections and WebSockets.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the process stops, which ends endless calls.
@@ -222,7 +225,7 @@ impl Forward {
     ///
     /// # Errors
     /// [`SendError`] if there is no turn, or no connection.
-    pub(super) async fn turn(
+    pub(crate) async fn turn(
         &self,
         class: ConnectionClass,
         gate: Option<Gate<'_>>,
@@ -391,6 +394,7 @@ mod tests {
                 crate::telemetry::Metrics::new().forwarding.small.clone(),
             ),
             http1_connections: Arc::new(Semaphore::new(1)),
+            http1_idle: Arc::default(),
             tasks: TaskTracker::new(),
             drain: CancellationToken::new(),
         };

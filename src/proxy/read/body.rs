@@ -3,9 +3,10 @@
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use http_body::Frame;
 
-use crate::cache::{Answer, Chunks, Rope, chunk_head};
+use crate::cache::{Answer, Chunks, JsonAnswer, Rope, chunk_head};
 use crate::faults::{self, Fault};
 use crate::grpc::frame::{PREFIX_BYTES, put_prefix};
 use crate::grpc::status::ok_trailers;
@@ -19,6 +20,9 @@ use crate::proxy::response::{BodySource, Polled, ResponseBody};
 const PIECE_BYTES: usize = 128 << 10;
 /// Longest response or chunk that is produced as one piece, in bytes.
 const SMALL_BYTES: u64 = 16 << 10;
+
+/// Longest text that etcd sends with its length, in bytes: the buffer of Go's HTTP server.
+const COUNTED_JSON_BYTES: usize = 2 << 10;
 
 /// Where the entries of a response are.
 pub(super) enum EntrySource<'a> {
@@ -85,6 +89,41 @@ pub(super) fn stream_body(chunks: Chunks, entries: EntrySource<'_>) -> ResponseB
         trailers_sent: false,
         kept: entries.keep(),
     })
+}
+
+/// Returns a body with `answer` as JSON, and its length in bytes if it is short: etcd sends that length as well.
+pub(super) fn json_body(mut answer: JsonAnswer, entries: EntrySource<'_>) -> (ResponseBody, Option<usize>) {
+    let first = answer.next_piece(PIECE_BYTES).unwrap_or_default();
+    if answer.is_done() && first.len() <= COUNTED_JSON_BYTES {
+        let length = first.len();
+        return (ResponseBody::whole(first.into(), HeaderMap::new()), Some(length));
+    }
+    let body = ResponseBody::from_source(JsonBody {
+        first: Some(first),
+        answer,
+        kept: entries.keep(),
+    });
+    (body, None)
+}
+
+/// Body of a Range response in JSON.
+#[derive(Debug)]
+struct JsonBody {
+    first: Option<String>,
+    answer: JsonAnswer,
+    kept: Kept,
+}
+
+impl BodySource for JsonBody {
+    fn poll_frame(&mut self, _: &mut Context<'_>) -> Polled {
+        faults::trip(Fault::Body);
+        let piece = self.first.take().or_else(|| self.answer.next_piece(PIECE_BYTES));
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(Bytes::from(piece).into()))))
+    }
+
+    fn held_view(&self) -> Option<&HeldView> {
+        self.kept.view()
+    }
 }
 
 /// Body of a Range response that is longer than [`SMALL_BYTES`].

@@ -9,6 +9,7 @@
 //! | `past` | answers a read at a past revision with the header of its check |
 //! | `answer` | selects the entries of the response from a proven view |
 //! | `unary`, `streaming` | build the response of KV/Range and of KV/RangeStream, or call `fetch` |
+//! | `json` | `/v3/kv/range` of the JSON gateway |
 //! | `fetch` | gets the response from etcd by way of `fallback` |
 //! | `body` | produces the bytes of responses from memory as the client reads |
 
@@ -17,11 +18,13 @@ mod authorize;
 mod body;
 mod decide;
 mod fetch;
+mod json;
 mod past;
 mod plan;
 mod receive;
 mod streaming;
 mod unary;
 
+pub(super) use json::{is_json_range, json_range};
 pub(super) use streaming::range_stream;
 pub(super) use unary::range;

@@ -117,7 +117,7 @@ pub(super) async fn receive(
 }
 
 /// Whether an endpoint may run an etcd that does not check sort targets; true while versions are unknown.
-fn sort_targets_are_unchecked(proxy: &Proxy) -> bool {
+pub(super) fn sort_targets_are_unchecked(proxy: &Proxy) -> bool {
     proxy
         .forward
         .upstream

@@ -1,0 +1,257 @@
+//! The RangeResponse as JSON, as etcd's gateway writes it, encoded piece by piece while it is sent.
+
+use std::ops::ControlFlow;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::{
+    answer::ResponseHeader,
+    entry::Entry,
+    select::{Selection, Values},
+};
+
+/// White space in the JSON of a build of etcd: Go's library for protobuf decides by the executable whether a space follows
+/// each comma.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JsonLayout {
+    /// Nothing follows a comma.
+    Compact,
+    /// A space follows each comma.
+    Spaced,
+}
+
+/// A RangeResponse that is not encoded yet: it holds a snapshot, not text (I5).
+#[derive(Debug)]
+pub struct JsonAnswer {
+    header: ResponseHeader,
+    selection: Selection,
+    layout: JsonLayout,
+    /// Number of entries produced so far.
+    produced: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Header,
+    Kvs,
+    Done,
+}
+
+impl JsonLayout {
+    /// Layout of a response of etcd, by the beginning of its text; `None` if that does not show it.
+    pub fn of_text(text: &[u8]) -> Option<JsonLayout> {
+        let rest = text.strip_prefix(b"{\"header\":{")?;
+        let comma = rest.iter().position(|byte| *byte == b',')?;
+        match rest.get(comma + 1)? {
+            b' ' => Some(JsonLayout::Spaced),
+            b'"' => Some(JsonLayout::Compact),
+            _ => None,
+        }
+    }
+
+    /// What separates two fields or elements.
+    pub fn comma(self) -> &'static str {
+        match self {
+            JsonLayout::Compact => ",",
+            JsonLayout::Spaced => ", ",
+        }
+    }
+}
+
+impl JsonAnswer {
+    /// An answer with the entries of `selection`.
+    pub fn new(header: ResponseHeader, selection: Selection, layout: JsonLayout) -> JsonAnswer {
+        JsonAnswer {
+            header,
+            selection,
+            layout,
+            produced: 0,
+            state: State::Header,
+        }
+    }
+
+    /// Whether the last piece was produced.
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// Next piece of the text: at least `target_bytes`, exceeded by one entry at most; the last one may be shorter. `None`
+    /// after the last.
+    pub fn next_piece(&mut self, target_bytes: usize) -> Option<String> {
+        let mut out = String::new();
+        match self.state {
+            State::Done => return None,
+            State::Kvs => {}
+            State::Header => {
+                self.state = State::Kvs;
+                out.push_str("{\"header\":{");
+                let mut fields = Fields::new(&mut out, self.layout);
+                fields.number("cluster_id", self.header.cluster_id);
+                fields.number("member_id", self.header.member_id);
+                fields.number("revision", self.header.revision);
+                fields.number("raft_term", self.header.raft_term);
+                out.push('}');
+                if !self.selection.is_empty() {
+                    out.push_str(self.layout.comma());
+                    out.push_str("\"kvs\":[");
+                }
+            }
+        }
+        let (values, layout, produced_before) = (self.selection.values, self.layout, self.produced);
+        let mut produced = 0;
+        self.selection.visit_from(produced_before, usize::MAX, |entry| {
+            if produced_before + produced > 0 {
+                out.push_str(layout.comma());
+            }
+            write_entry(entry, values, layout, &mut out);
+            produced += 1;
+            if out.len() < target_bytes {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        self.produced += produced;
+        if self.produced == self.selection.len() {
+            self.state = State::Done;
+            self.write_end(&mut out);
+        }
+        Some(out)
+    }
+
+    fn write_end(&self, out: &mut String) {
+        if !self.selection.is_empty() {
+            out.push(']');
+        }
+        if self.selection.more {
+            out.push_str(self.layout.comma());
+            out.push_str("\"more\":true");
+        }
+        if self.selection.count > 0 {
+            out.push_str(self.layout.comma());
+            out.push_str(&format!("\"count\":\"{}\"", self.selection.count));
+        }
+        out.push('}');
+    }
+}
+
+fn write_entry(entry: &Entry, values: Values, layout: JsonLayout, out: &mut String) {
+    let fields = entry.fields();
+    out.push('{');
+    let mut written = Fields::new(out, layout);
+    written.bytes("key", fields.key);
+    written.number("create_revision", fields.create_revision);
+    written.number("mod_revision", fields.mod_revision);
+    written.number("version", fields.version);
+    let has_lease = match values {
+        Values::Kept => {
+            written.bytes("value", &fields.value.contiguous());
+            true
+        }
+        Values::Left { keep_lease } => keep_lease,
+    };
+    if has_lease {
+        written.number("lease", fields.lease);
+    }
+    out.push('}');
+}
+
+/// Fields of one object, without those that have their default.
+struct Fields<'a> {
+    out: &'a mut String,
+    layout: JsonLayout,
+    is_first: bool,
+}
+
+impl Fields<'_> {
+    fn new(out: &mut String, layout: JsonLayout) -> Fields<'_> {
+        Fields {
+            out,
+            layout,
+            is_first: true,
+        }
+    }
+
+    fn name(&mut self, name: &str) {
+        if !self.is_first {
+            self.out.push_str(self.layout.comma());
+        }
+        self.is_first = false;
+        self.out.push('"');
+        self.out.push_str(name);
+        self.out.push_str("\":\"");
+    }
+
+    /// A number of 64 bits, which JSON has as a string.
+    fn number<N: Into<i128>>(&mut self, name: &str, value: N) {
+        let value = value.into();
+        if value != 0 {
+            self.name(name);
+            self.out.push_str(&value.to_string());
+            self.out.push('"');
+        }
+    }
+
+    fn bytes(&mut self, name: &str, value: &[u8]) {
+        if !value.is_empty() {
+            self.name(name);
+            STANDARD.encode_string(value, self.out);
+            self.out.push('"');
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::testing::KeyValue;
+
+    #[test]
+    fn layout_is_that_of_the_first_comma() {
+        let layout = |text: &str| JsonLayout::of_text(text.as_bytes());
+        assert_eq!(layout(r#"{"header":{"a":"1", "#), Some(JsonLayout::Spaced));
+        assert_eq!(layout(r#"{"header":{"a":"1","b""#), Some(JsonLayout::Compact));
+        for text in [
+            "",
+            r#"{"header":{"a":"1","#,
+            r#"{"code":3, "message":"#,
+            r#"{ "header":{"a":"1", "#,
+        ] {
+            assert_eq!(layout(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn defaults_are_left_out_and_pieces_join_to_one_text() {
+        let header = ResponseHeader {
+            cluster_id: u64::MAX,
+            revision: 7,
+            ..ResponseHeader::default()
+        };
+        let selection = |entries, count, more| Selection::of_page(entries, count, more);
+        let whole = |selection: Selection, layout, target| {
+            let mut answer = JsonAnswer::new(header, selection, layout);
+            let pieces: Vec<String> = std::iter::from_fn(|| answer.next_piece(target)).collect();
+            (pieces.len(), pieces.concat())
+        };
+        let empty = r#"{"header":{"cluster_id":"18446744073709551615","revision":"7"}}"#;
+        assert_eq!(
+            whole(selection(Vec::new(), 0, false), JsonLayout::Compact, 1),
+            (1, empty.to_owned())
+        );
+        let entries = vec![
+            KeyValue::new("a", 3, "\u{ff}").entry(),
+            KeyValue::new("b", 4, "").entry(),
+        ];
+        let (pieces, text) = whole(selection(entries.clone(), 9, true), JsonLayout::Spaced, 1);
+        assert_eq!(pieces, 2);
+        assert!(text.ends_with(r#"}], "more":true, "count":"9"}"#), "{text}");
+        assert!(text.contains(r#", "kvs":[{"key":"YQ==", "#), "{text}");
+        assert_eq!(
+            text,
+            whole(selection(entries, 9, true), JsonLayout::Spaced, 1 << 20).1
+        );
+    }
+}

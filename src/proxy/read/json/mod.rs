@@ -1,0 +1,321 @@
+//! `/v3/kv/range` of etcd's JSON gateway: answered from memory like a Range, with etcd's own text.
+//!
+//! White space in etcd's text depends on its executable, so that the first requests are forwarded, and the layout is taken
+//! from the response. A request that is not understood is forwarded as it is.
+
+mod request;
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
+use http_body::{Body as _, Frame};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::answer::Decision;
+use super::body::{EntrySource, json_body};
+use super::decide::decide;
+use super::receive::sort_targets_are_unchecked;
+use crate::cache::{Answer, JsonAnswer, JsonLayout, QueryError, RangeQuery, Rope};
+use crate::config::WhenBehind;
+use crate::grpc::metadata::BYPASS;
+use crate::grpc::status::{Code, MAX_RESPONSE_BYTES};
+use crate::grpc::{CallMetadata, Method, Status};
+use crate::limits::CallBytes;
+use crate::proxy::forward::{Gate, SendError, forward_http1_body};
+use crate::proxy::handles::{JsonLayouts, Proxy};
+use crate::proxy::recorder::Recorder;
+use crate::proxy::response::{CallResult, Observer, ResponseBody};
+use crate::telemetry::outcome::{Kind, Read};
+use crate::telemetry::{Outcome, Reason};
+use crate::upstream::{ConnectionClass, Outgoing, Version};
+
+/// Paths of a Range. Every version from [`FIRST_VERSION`] on has both.
+const PATHS: [&str; 2] = ["/v3/kv/range", "/v3beta/kv/range"];
+/// First version whose text is known.
+const FIRST_VERSION: (u32, u32) = (3, 5);
+/// First version that accepts all forms of base64, and whose errors have no field `error`.
+const PROTOJSON_VERSION: (u32, u32) = (3, 6);
+/// Longest body that is read, in bytes. Longer ones are forwarded.
+const MAX_BODY_BYTES: usize = 128 << 10;
+/// Headers that change what etcd's gateway does with a request, apart from those that begin with `grpc-`.
+const UNKNOWN_EFFECT: [&str; 4] = ["upgrade", "x-http-method-override", "content-encoding", "expect"];
+
+/// Whether the request is a Range in JSON that may be understood.
+pub(crate) fn is_json_range<B>(request: &Request<B>) -> bool {
+    let uri = request.uri();
+    request.method() == http::Method::POST && uri.query().is_none() && PATHS.contains(&uri.path())
+}
+
+/// Handles a Range in JSON, and records it. `call` counts its bytes.
+pub(crate) async fn json_range(
+    proxy: &Proxy,
+    request: Request<Incoming>,
+    call: &mut CallBytes,
+) -> CallResult {
+    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request);
+    let result = handle(proxy, request, call, &mut recorder).await;
+    recorder.finish(result)
+}
+
+async fn handle<'a>(
+    proxy: &'a Proxy,
+    request: Request<Incoming>,
+    call: &mut CallBytes,
+    recorder: &mut Recorder<'a>,
+) -> CallResult {
+    let (parts, body) = request.into_parts();
+    let body = match read_body(proxy, &parts, body, call, recorder).await {
+        Ok(body) => body,
+        Err(Unread::Long(body)) => {
+            let request = Request::from_parts(parts, body);
+            return forward(proxy, request, Reason::Undecodable, call, recorder).await;
+        }
+        Err(Unread::Refused(status, outcome)) => {
+            recorder.outcome = outcome;
+            return Ok(error_response(&status, None, None));
+        }
+    };
+    // Such a number crashes etcd before 3.6.
+    if sort_targets_are_unchecked(proxy) && request::names_unknown_sort_target(&body) {
+        recorder.outcome = Outcome::Hit(Read::Refused);
+        let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
+        let version = proxy.forward.upstream.lowest_version();
+        return Ok(error_response(&status, version, None));
+    }
+    let reason = match answer(proxy, &parts, &body, recorder).await {
+        Ok(response) => return Ok(response),
+        Err(reason) => reason,
+    };
+    if proxy.when_behind == WhenBehind::Fail && reason.is_behind() {
+        recorder.outcome = Outcome::Shed(reason);
+        let version = proxy.forward.upstream.lowest_version();
+        return Ok(error_response(&Status::MirrorBehind, version, None));
+    }
+    let request = Request::from_parts(parts, Outgoing::whole(body));
+    forward(proxy, request, reason, call, recorder).await
+}
+
+/// Answers from memory.
+///
+/// # Errors
+/// Reason for which the request must be forwarded.
+async fn answer<'a>(
+    proxy: &'a Proxy,
+    parts: &Parts,
+    body: &[u8],
+    recorder: &mut Recorder<'a>,
+) -> Result<Response<ResponseBody>, Reason> {
+    let (metadata, headers) = metadata(&parts.headers).ok_or(Reason::Undecodable)?;
+    let version = proxy
+        .forward
+        .upstream
+        .lowest_version()
+        .ok_or(Reason::VersionUnknown)?;
+    if (version.major, version.minor) < FIRST_VERSION {
+        return Err(Reason::JsonLayout);
+    }
+    let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
+    let layout = proxy.json_layouts.of(version).ok_or(Reason::JsonLayout)?;
+    match decide(proxy, &query, &metadata, &headers, recorder).await {
+        Decision::Forward(reason) => Err(reason),
+        Decision::Error(status, outcome) => {
+            recorder.outcome = outcome;
+            Ok(error_response(&status, Some(version), Some(layout)))
+        }
+        Decision::Answer(header, selection, outcome) => {
+            recorder.keys = selection.len();
+            let answer = Answer::new(header, selection);
+            recorder.bytes = answer.len();
+            if answer.len() > MAX_RESPONSE_BYTES {
+                return Err(Reason::Undecodable);
+            }
+            recorder.outcome = outcome;
+            let answer = JsonAnswer::new(header, answer.into_selection(), layout);
+            Ok(success(answer, &query, recorder))
+        }
+    }
+}
+
+fn success(answer: JsonAnswer, query: &RangeQuery, recorder: &Recorder<'_>) -> Response<ResponseBody> {
+    let entries = EntrySource::Mirror {
+        mirror: recorder.mirror,
+        is_past: query.revision > 0,
+    };
+    let (body, length) = json_body(answer, entries);
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(
+        "grpc-metadata-content-type",
+        HeaderValue::from_static("application/grpc"),
+    );
+    if let Some(length) = length {
+        headers.insert(CONTENT_LENGTH, length.into());
+    }
+    response
+}
+
+/// Metadata of the call that the gateway makes of a request with these headers; `None` if only etcd knows.
+fn metadata(headers: &HeaderMap) -> Option<(CallMetadata, HeaderMap)> {
+    let mut metadata = HeaderMap::new();
+    metadata.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    for (name, value) in headers {
+        if name == AUTHORIZATION {
+            if metadata.insert(AUTHORIZATION, value.clone()).is_some() {
+                return None;
+            }
+        } else if name.as_str().starts_with("grpc-") || UNKNOWN_EFFECT.contains(&name.as_str()) {
+            return None;
+        } else if (name.as_str(), value.as_bytes()) == BYPASS {
+            metadata.insert(name, value.clone());
+        }
+    }
+    Some((CallMetadata::from_headers(&metadata)?, metadata))
+}
+
+/// Why a body was not read.
+enum Unread {
+    /// It is longer than the bound: what was read, and the rest.
+    Long(Outgoing),
+    Refused(Status, Outcome),
+}
+
+/// Reads the body. `call` counts its bytes as they arrive.
+async fn read_body(
+    proxy: &Proxy,
+    parts: &Parts,
+    mut body: Incoming,
+    call: &mut CallBytes,
+    recorder: &Recorder<'_>,
+) -> Result<Bytes, Unread> {
+    let is_long = body.size_hint().lower() > MAX_BODY_BYTES as u64;
+    if is_long || parts.headers.contains_key("upgrade") {
+        return Err(Unread::Long(Outgoing::incoming(body)));
+    }
+    let deadline: Instant = recorder.arrived() + proxy.request_timeout;
+    let mut read = BytesMut::new();
+    loop {
+        let Ok(frame) = tokio::time::timeout_at(deadline, body.frame()).await else {
+            let outcome = Outcome::Cancelled(Reason::BrokenRequest);
+            return Err(Unread::Refused(Status::RequestTimeout, outcome));
+        };
+        let data = match frame {
+            None => return Ok(read.freeze()),
+            Some(Err(error)) => {
+                let outcome = Outcome::Cancelled(Reason::BrokenRequest);
+                return Err(Unread::Refused(
+                    Status::InvalidArgument(error.to_string()),
+                    outcome,
+                ));
+            }
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+        };
+        read.extend_from_slice(&data);
+        if read.len() > MAX_BODY_BYTES {
+            return Err(Unread::Long(Outgoing::resumed(read.freeze(), body)));
+        }
+        if call.try_grow(data.len() as u64).is_err() {
+            let outcome = Outcome::Shed(Reason::BufferBytes);
+            return Err(Unread::Refused(Status::BufferBytes, outcome));
+        }
+    }
+}
+
+/// Forwards the request as it is, in turn with other small reads. The layout of JSON is taken from the response.
+async fn forward(
+    proxy: &Proxy,
+    mut request: Request<Outgoing>,
+    reason: Reason,
+    call: &CallBytes,
+    recorder: &mut Recorder<'_>,
+) -> CallResult {
+    recorder.outcome = Outcome::Forwarded(reason);
+    recorder.begin_forward(request.headers_mut());
+    let forward = &proxy.forward;
+    let gate = Gate {
+        turns: &forward.small_turns,
+        account: call.account(),
+        deadline: None,
+    };
+    let version = forward.upstream.lowest_version();
+    let _turn = match forward.turn(ConnectionClass::Check, Some(gate)).await {
+        Ok(turn) => turn,
+        Err(error) => {
+            if matches!(error, SendError::NoTurn(_)) {
+                recorder.outcome = Outcome::Shed(Reason::TooManyWaiting);
+            }
+            return Ok(error_response(&error.status(), version, None));
+        }
+    };
+    let response = Box::pin(forward_http1_body(forward, request, Method::Json, call.account())).await;
+    let learns = response.status() == StatusCode::OK;
+    Ok(response.map(|body| match version.filter(|_| learns) {
+        Some(version) => body.observed_by(LayoutObserver {
+            version,
+            layouts: Some(Arc::clone(&proxy.json_layouts)),
+        }),
+        None => body,
+    }))
+}
+
+/// Takes the layout of JSON from a response of etcd.
+#[derive(Debug)]
+struct LayoutObserver {
+    version: Version,
+    /// `None` after the first data.
+    layouts: Option<Arc<JsonLayouts>>,
+}
+
+impl Observer for LayoutObserver {
+    fn frame(&mut self, frame: &Frame<Rope>) {
+        if let Some(data) = frame.data_ref()
+            && let Some(layouts) = self.layouts.take()
+            && let Some(layout) = JsonLayout::of_text(bytes::Buf::chunk(data))
+        {
+            layouts.learn(self.version, layout);
+        }
+    }
+}
+
+/// A status as etcd's gateway writes it.
+fn error_response(
+    status: &Status,
+    version: Option<Version>,
+    layout: Option<JsonLayout>,
+) -> Response<ResponseBody> {
+    let (code, comma) = (status.code(), layout.unwrap_or(JsonLayout::Compact).comma());
+    let message = serde_json::Value::from(status.to_string());
+    let error = match version {
+        Some(version) if !is_protojson(version) => format!("\"error\":{message}{comma}"),
+        _ => String::new(),
+    };
+    let text = format!("{{{error}\"code\":{}{comma}\"message\":{message}}}", code as u16);
+    let length = text.len();
+    let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
+    *response.status_mut() = http_status(code);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_LENGTH, length.into());
+    response
+}
+
+/// HTTP status of the gateway for a gRPC code.
+fn http_status(code: Code) -> StatusCode {
+    match code {
+        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => StatusCode::BAD_REQUEST,
+        Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+        Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
+
+fn is_protojson(version: Version) -> bool {
+    (version.major, version.minor) >= PROTOJSON_VERSION
+}
