@@ -24,7 +24,7 @@ pub enum WatchCache {
 #[command(next_help_heading = "Watches")]
 pub struct WatchConfig {
     /// Whether watches are served from the mirrors (auto) or all forwarded (off)
-    #[arg(long = "watch-cache", value_name = "MODE", value_enum, default_value = "off")]
+    #[arg(long = "watch-cache", value_name = "MODE", value_enum, default_value = "auto")]
     pub cache: WatchCache,
 
     /// Interval of the progress notifications of a watch that asked for them

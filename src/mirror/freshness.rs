@@ -58,6 +58,8 @@ pub struct Freshness {
     findings: Findings,
     /// Bound on a round with all its attempts.
     timeout: Duration,
+    /// Time after which a round is slow, and another may start in addition to it.
+    slow_round: Duration,
     tasks: TaskTracker,
     /// Cancels rounds when the process stops.
     stop: CancellationToken,
@@ -91,6 +93,7 @@ impl Freshness {
             telemetry,
             findings,
             timeout,
+            slow_round: SLOW_ROUND,
             tasks,
             stop,
             rounds: Mutex::default(),
@@ -238,7 +241,7 @@ impl Freshness {
     /// Sends the gathering round if it is due; later reads join the next one. If it is delayed, ensures that it is
     /// reconsidered after [`COALESCE_DELAY`].
     fn send_if_due(self: &Arc<Self>, rounds: &mut Rounds) {
-        if !rounds.is_due() {
+        if !rounds.is_due(self.slow_round) {
             if rounds.gathering.is_some() && rounds.in_flight == 0 && !rounds.is_delayed {
                 rounds.is_delayed = true;
                 let freshness = Arc::clone(self);
@@ -280,7 +283,7 @@ impl Freshness {
             let check = caught(self.check(&Caller::Anonymous, at, span.as_deref_mut(), deadline));
             let check = async { check.await.unwrap_or(Err(Reason::CheckFailed.into())) };
             tokio::pin!(check);
-            match tokio::time::timeout(SLOW_ROUND, check.as_mut()).await {
+            match tokio::time::timeout(self.slow_round, check.as_mut()).await {
                 Ok(result) => result,
                 Err(_) => {
                     // Reads that have gathered meanwhile need not wait for this slow check.

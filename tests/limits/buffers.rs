@@ -290,7 +290,7 @@ fn watch_request() -> Bytes {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watches_that_are_never_read_are_ended_and_resumable() {
     let etcd = etcd_with(1, 10).await;
-    let rangecache = before(&etcd, &[]).await;
+    let rangecache = before(&etcd, &[("--watch-cache", "off")]).await;
     let (mut sender, connection) = rude(&rangecache).await;
     let mut watches = Vec::new();
     for _ in 0..30 {

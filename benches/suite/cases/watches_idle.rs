@@ -74,7 +74,10 @@ pub(crate) async fn p22(setup: &mut Setup, rounds: usize) -> Result<Vec<Row>> {
                 setup.start_only(kind, &[]).await?;
                 let target = setup.targets().into_iter().find(|target| target.kind == kind);
                 let target = target.context("the target that was just started")?;
-                series.entry(kind).or_default().push(idle(&target, layout).await?);
+                let block = idle(&target, layout)
+                    .await
+                    .with_context(|| format!("{kind:?}, {}", layout.name))?;
+                series.entry(kind).or_default().push(block);
             }
         }
         let extra =

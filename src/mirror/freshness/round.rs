@@ -71,12 +71,13 @@ impl Rounds {
     ///
     /// With nothing in flight a read waits for one round trip. Under load, the clients that the last round served are
     /// about to send their next reads: waiting for most of them takes little time and saves etcd most of the checks.
-    pub(super) fn is_due(&self) -> bool {
+    /// A round in flight is slow after `slow_round`.
+    pub(super) fn is_due(&self, slow_round: Duration) -> bool {
         let Some(round) = &self.gathering else {
             return false;
         };
         if self.in_flight > 0 {
-            let slow = self.last_sent.is_some_and(|sent| sent.elapsed() >= SLOW_ROUND);
+            let slow = self.last_sent.is_some_and(|sent| sent.elapsed() >= slow_round);
             return slow && self.in_flight < MAX_ROUNDS;
         }
         let expected = self.last_reads[0].max(self.last_reads[1]);

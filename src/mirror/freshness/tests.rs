@@ -33,6 +33,10 @@ struct Bench {
 
 /// A Freshness with a fake etcd that responds to each check when the test releases it.
 async fn bench() -> Bench {
+    bench_with(SLOW_ROUND).await
+}
+
+async fn bench_with(slow_round: Duration) -> Bench {
     let (arrived, checks) = mpsc::unbounded_channel();
     let raft_index = Arc::new(AtomicU64::new(0));
     let in_status = Arc::clone(&raft_index);
@@ -77,7 +81,7 @@ async fn bench() -> Bench {
             found.lock().push(revision);
         }),
     };
-    let freshness = Arc::new(Freshness::new(
+    let mut freshness = Freshness::new(
         upstream,
         cluster_state,
         Arc::default(),
@@ -85,7 +89,9 @@ async fn bench() -> Bench {
         tasks,
         stop.clone(),
         findings,
-    ));
+    );
+    freshness.slow_round = slow_round;
+    let freshness = Arc::new(freshness);
     Bench {
         freshness,
         checks,
@@ -401,9 +407,9 @@ impl Held {
     }
 }
 
-/// A bench at revision 10, with a check in flight, so that reads gather.
+/// A bench at revision 10, with a check in flight, so that reads gather, however long the test takes.
 async fn gathering() -> (Bench, Held) {
-    let mut bench = bench().await;
+    let mut bench = bench_with(Duration::from_secs(3600)).await;
     bench.freshness.cluster_state.current().note_known(10);
     drop(bench.read());
     let in_flight = bench.check().await;
