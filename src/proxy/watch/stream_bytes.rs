@@ -178,3 +178,36 @@ fn watcher_bytes(create: &Create) -> u64 {
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::Metrics;
+
+    #[test]
+    fn stream_and_its_watchers_count_until_dropped_and_leave_room_for_events() {
+        let metrics = Metrics::new();
+        let watches = &metrics.watches;
+        let budget = ByteBudget::first_come(8 * STREAM_BYTES, watches.budget.clone());
+        let mut streams: Vec<_> = (0..5)
+            .map(|_| StreamBytes::begin(&budget, watches).expect("room"))
+            .collect();
+        let create = Create {
+            key: vec![b'k'; 1 << 10].into(),
+            ..Create::default()
+        };
+        let mut watchers = 0;
+        while streams[0].has_room_for_watcher() {
+            streams[0].add_watcher(&create);
+            watchers += 1;
+        }
+        assert_eq!(watchers, 4, "up to three quarters");
+        assert!(StreamBytes::begin(&budget, watches).is_err());
+        assert_eq!(watches.budget.refused.get(), 2);
+        (0..watchers).for_each(|_| streams[0].remove_watcher(&create));
+        assert_eq!(budget.used_bytes(), 20 << 10);
+        assert_eq!(watches.stream_bytes(), 20 << 10);
+        drop(streams);
+        assert_eq!((budget.used_bytes(), watches.stream_bytes()), (0, 0));
+    }
+}

@@ -239,6 +239,12 @@ impl WatchMetrics {
         self.stream_bytes.inc_by(change);
     }
 
+    /// Bytes of streams and watchers.
+    #[must_use]
+    pub fn stream_bytes(&self) -> i64 {
+        self.stream_bytes.get()
+    }
+
     /// Sets the bytes of topics, and those of events: what is left of `used`.
     pub fn set_bytes(&self, topics: u64, used: u64) {
         let set = |kind, bytes: i64| self.bytes.get_or_create(&KindLabels { kind }).set(bytes);
@@ -246,7 +252,7 @@ impl WatchMetrics {
         set("topics", signed(topics));
         set(
             "events",
-            (signed(used) - signed(topics) - self.stream_bytes.get()).max(0),
+            (signed(used) - signed(topics) - self.stream_bytes()).max(0),
         );
     }
 }

@@ -110,7 +110,6 @@ impl Session {
             self.metrics().record_created("etcd", reason.as_str());
         }
         self.metrics().record_handover("etcd", reason.as_str());
-        self.open = self.metrics().open_etcd(reason.as_str());
         for watcher in &carried {
             self.remove(watcher.id);
         }
@@ -178,7 +177,7 @@ impl Session {
             .or(self.unsent.take());
         let revision = self.mirrors().cluster_state.known().max(1);
         for (id, create) in abandoned.watchers {
-            self.watchers.insert(id, Watcher::cancelled(create));
+            self.add(id, Watcher::cancelled(create));
             if abandoned.cancelled.contains(&id) {
                 self.cancel(id);
             } else {
