@@ -51,6 +51,7 @@ func runScenarios(t *testing.T, kind, version string) (notes []string) {
 		c, files, etcd, front := newHarness(t, kind, version)
 		c.prefix = "cached"
 		c.runAll(etcd, front, scenarios)
+		onlyFeedsWatch(t, etcd, front)
 		c.prefix = "troubled"
 		c.runOne(scenario{"restarts", func(c *harness) { restarts(c, etcd, front) }})
 		c.runOne(scenario{"compaction", compaction})

@@ -3,7 +3,10 @@ package kube
 import (
 	"context"
 	"fmt"
+	"net/http"
+	"os"
 	"strconv"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -188,4 +191,21 @@ func watchLists(c *harness) {
 			c.Errorf("after the initial list comes %v", event)
 		}
 	}
+}
+
+// onlyFeedsWatch checks that the apiservers' watches cost etcd the one of rangecache's feed, if RANGECACHE_WATCH_CACHE,
+// which rangecache reads, asks for watches from memory. Those that began at etcd return to memory.
+func onlyFeedsWatch(t *testing.T, etcd *etcdServer, front *front) {
+	t.Helper()
+	if front.kind != rangecache || os.Getenv("RANGECACHE_WATCH_CACHE") != "auto" {
+		return
+	}
+	await(t, "the feed is etcd's only watch", func() error {
+		watchers := etcd.scrape(t).by("etcd_debugging_mvcc_watcher_total")[""]
+		served := scrape(t, http.DefaultClient, front.metrics+"/metrics").by("rangecache_watch_watchers")[""]
+		if watchers != 1 || served < 50 {
+			return fmt.Errorf("memory serves %v watches of the apiservers, etcd %v", served, watchers)
+		}
+		return nil
+	})
 }
