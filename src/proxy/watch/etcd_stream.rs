@@ -99,6 +99,10 @@ impl fmt::Debug for EtcdStream {
 impl EtcdStream {
     /// Opens the call of `client`, and lets etcd continue the watchers of `relay`. `parts` is the head of the client's
     /// request. A handover waits for its turn; what happens meanwhile is sent by etcd later.
+    ///
+    /// The connection's history is not compared first, which would cost each handover a call: a member of another
+    /// history is found by the quorum checks within a probe interval, on any connection, and the watchers are cancelled
+    /// then ([`EtcdStream::is_of_current_history`], W10).
     pub(super) fn open(client: &Client, parts: Parts, relay: Relay, history: Arc<History>) -> EtcdStream {
         let (requests, receiver) = mpsc::channel(REQUESTS);
         let mut first = BytesMut::new();

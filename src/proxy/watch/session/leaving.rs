@@ -39,11 +39,6 @@ impl Session {
     pub(super) fn leave(&mut self, reason: Reason, create: Option<Create>) {
         let waiting = self.leaving.take().and_then(|leaving| leaving.create);
         let create = create.or(waiting);
-        if self.cancel_replaced() {
-            // The other watchers and the request are planned again.
-            self.unsent = create.map(WatchRequest::Create).or(self.unsent.take());
-            return;
-        }
         // Otherwise the mirror has been dropped, and will not reach it.
         if create.is_some() && self.is_behind_compaction() {
             let cluster_state = &self.mirrors().cluster_state;
@@ -73,8 +68,6 @@ impl Session {
         };
         if self.is_behind_compaction() && leaving.expires.as_mut().poll(cx).is_pending() {
             self.leaving = Some(leaving);
-        } else if self.cancel_replaced() {
-            self.unsent = leaving.create.map(WatchRequest::Create);
         } else {
             self.hand_over(leaving.reason, leaving.create);
         }
@@ -92,7 +85,13 @@ impl Session {
 
     fn hand_over(&mut self, reason: Reason, create: Option<Create>) {
         tracing::debug!(reason = reason.as_str(), "a watch stream leaves memory");
+        // Read before the watchers' histories are compared with it: etcd must continue them in that one.
         let history = self.mirrors().cluster_state.current();
+        if self.cancel_replaced() {
+            // The other watchers and the request are planned again.
+            self.unsent = create.map(WatchRequest::Create).or(self.unsent.take());
+            return;
+        }
         let carried: Vec<_> = self
             .watchers
             .iter()
