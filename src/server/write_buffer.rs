@@ -27,7 +27,7 @@ struct Shared<S> {
     collected: Vec<u8>,
     /// Bytes of `collected` that were written.
     written: usize,
-    /// A poll of the connection is under way, and [`WriteBuffer::poll_flush`] follows.
+    /// The connection is being polled, and [`WriteBuffer::poll_flush`] follows.
     collects: bool,
     /// Error of a write after the poll to which it belongs.
     failed: Option<io::ErrorKind>,

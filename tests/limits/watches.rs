@@ -135,7 +135,7 @@ async fn put(client: &Client, number: usize, keys: usize, value_bytes: usize) {
         value.resize(value_bytes, b'v');
         let put = PutRequest {
             key: format!("{KEYS}{key}").into(),
-            value: value.into(),
+            value,
             ..PutRequest::default()
         };
         RequestOp {

@@ -95,7 +95,7 @@ pub(super) async fn forward_endless(
         let opening = Opening::new(&forward.small_turns, account);
         let body = RequestBody::Once(body.gated(opening.turn()));
         opening
-            .run(forward.forward(parts, body, method, account))
+            .run(Box::pin(forward.forward(parts, body, method, account)))
             .await
             .unwrap_or_else(|cause| Ok(status_response(&status_without_turn(cause), content_type)))
     })

@@ -10,7 +10,6 @@ use std::time::Duration;
 use tokio::time::Sleep;
 
 use super::Session;
-use super::returning::Returning;
 use crate::grpc::Status;
 use crate::mirror::cluster_state::History;
 use crate::mirror::watch_hub::Reader;
@@ -133,7 +132,7 @@ impl Session {
         let (client, parts) = (&self.stream.client, self.stream.parts.clone());
         self.open = self.metrics().open_etcd(reason.as_str());
         self.etcd = Some(EtcdStream::open(client, parts, relay, history));
-        self.returning = Some(Returning::new(reason));
+        self.expect_return(reason);
     }
 
     /// Cancels the watchers whose events were of a history that was replaced (W10); returns whether there were any.

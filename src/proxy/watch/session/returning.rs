@@ -63,7 +63,7 @@ impl fmt::Debug for Attempt {
 
 impl Returning {
     /// Attempts of a stream that has left memory for `reason`.
-    pub(super) fn new(reason: Reason) -> Returning {
+    fn new(reason: Reason) -> Returning {
         // A stream for whose events there was no room in memory does not find it at once.
         let pause = match reason {
             Reason::OverBudget => LAST_PAUSE,
@@ -85,6 +85,11 @@ impl Returning {
 }
 
 impl Session {
+    /// Begins the attempts of a stream that has left memory for `reason`.
+    pub(super) fn expect_return(&mut self, reason: Reason) {
+        self.returning = Some(Returning::new(reason));
+    }
+
     /// Whether the stream has left etcd's at a barrier, and memory has not taken it over yet.
     pub(super) fn is_joining(&self) -> bool {
         let attempt = self
