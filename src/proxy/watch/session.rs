@@ -30,7 +30,9 @@ use crate::telemetry::Reason;
 use crate::telemetry::metrics::OpenStream;
 use crate::upstream::BoxError;
 
+mod attempts;
 mod creating;
+mod departure;
 mod events;
 mod leaving;
 mod notify;
@@ -87,9 +89,9 @@ pub(super) struct Session {
     /// Set once etcd serves the stream.
     etcd: Option<EtcdStream>,
     /// Set before etcd serves the stream.
-    leaving: Option<leaving::Leaving>,
+    leaving: Option<departure::Departure>,
     /// Set while etcd serves the stream.
-    returning: Option<returning::Returning>,
+    returning: Option<attempts::Returning>,
     /// Request of the client that is handled next.
     unsent: Option<WatchRequest>,
     /// Status with which the stream ends.

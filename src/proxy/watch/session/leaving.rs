@@ -2,14 +2,11 @@
 //! history is replaced meanwhile (W10).
 
 use std::collections::BTreeSet;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Context;
-use std::time::Duration;
-
-use tokio::time::Sleep;
 
 use super::Session;
+use super::departure::Departure;
 use crate::grpc::Status;
 use crate::mirror::cluster_state::History;
 use crate::mirror::watch_hub::Reader;
@@ -19,18 +16,6 @@ use crate::proxy::watch::relay::Relay;
 use crate::proxy::watch::request::{Create, WatchRequest};
 use crate::proxy::watch::watcher::Watcher;
 use crate::telemetry::Reason;
-
-/// Longest wait for a mirror that is behind etcd's compaction.
-const COMPACTION_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// A stream that is about to leave memory.
-#[derive(Debug)]
-pub(super) struct Leaving {
-    reason: Reason,
-    /// Request that was not answered.
-    create: Option<Create>,
-    expires: Pin<Box<Sleep>>,
-}
 
 impl Session {
     /// Lets etcd continue the stream from the revision up to which each watcher's events were sent. `create` is a
@@ -50,11 +35,7 @@ impl Session {
                     }
                 }
             }
-            self.leaving = Some(Leaving {
-                reason,
-                create,
-                expires: Box::pin(tokio::time::sleep(COMPACTION_TIMEOUT)),
-            });
+            self.leaving = Some(Departure::new(reason, create));
             return;
         }
         self.hand_over(reason, create);

@@ -1,0 +1,134 @@
+//! Attempts of a stream to return from etcd to memory, and how its watchers join their hubs.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep};
+
+use crate::mirror::cluster_state::Auth;
+use crate::mirror::watch_hub::{Join, Reader, Signal};
+use crate::proxy::handles::Client;
+use crate::proxy::watch::handover::Carried;
+use crate::proxy::watch::start::reason_of;
+use crate::telemetry::Reason;
+
+/// Pause before the first attempt, and the shortest one between two.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause between two attempts.
+const LAST_PAUSE: Duration = Duration::from_secs(30);
+/// Time limit of an attempt, during which the client's requests wait.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Attempts of one stream to return.
+#[derive(Debug)]
+pub(super) struct Returning {
+    pub(super) next: Pin<Box<Sleep>>,
+    pause: Duration,
+    pub(super) attempt: Option<Attempt>,
+}
+
+/// One attempt.
+pub(super) struct Attempt {
+    pub(super) expires: Pin<Box<Sleep>>,
+    /// Revision of the barrier, once etcd has sent it, and the watchers that join memory behind it.
+    pub(super) joining: Option<(i64, Joining)>,
+    _turn: OwnedSemaphorePermit,
+}
+
+pub(super) type Joining = Pin<Box<dyn Future<Output = Result<Vec<Joined>, Reason>> + Send>>;
+
+/// A watcher that has joined its hub.
+pub(super) struct Joined {
+    pub(super) watcher: Carried,
+    /// Position of its mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
+    pub(super) mirror: usize,
+    pub(super) reader: Reader,
+}
+
+impl fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt").finish_non_exhaustive()
+    }
+}
+
+impl Attempt {
+    /// An attempt whose barrier was requested; `turn` is one of those that the process has.
+    pub(super) fn new(turn: OwnedSemaphorePermit) -> Attempt {
+        Attempt {
+            expires: Box::pin(tokio::time::sleep(ATTEMPT_TIMEOUT)),
+            joining: None,
+            _turn: turn,
+        }
+    }
+}
+
+impl Returning {
+    /// Attempts of a stream that has left memory for `reason`.
+    pub(super) fn new(reason: Reason) -> Returning {
+        // A stream for whose events there was no room in memory does not find it at once.
+        let pause = match reason {
+            Reason::OverBudget => LAST_PAUSE,
+            _ => FIRST_PAUSE,
+        };
+        Returning {
+            next: Box::pin(tokio::time::sleep(pause)),
+            pause,
+            attempt: None,
+        }
+    }
+
+    /// Ends an attempt that was in vain.
+    pub(super) fn postpone(&mut self) {
+        self.attempt = None;
+        self.next.as_mut().reset(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LAST_PAUSE);
+    }
+}
+
+/// Joins the hubs of `watchers`, each with the position of its mirror, in `history`.
+///
+/// # Errors
+/// Why etcd must continue to serve all of them.
+pub(super) async fn join(
+    client: &Client,
+    signal: &Arc<Signal>,
+    history: u64,
+    mut watchers: Vec<(usize, Carried)>,
+) -> Result<Vec<Joined>, Reason> {
+    let mirrors = &client.proxy.mirrors;
+    let mut joined = Vec::with_capacity(watchers.len());
+    watchers.sort_by_key(|(position, watcher)| (*position, watcher.id));
+    for of_mirror in watchers.chunk_by(|one, other| one.0 == other.0) {
+        let position = of_mirror.first().map_or(0, |(position, _)| *position);
+        let mirror = mirrors.all().get(position).ok_or(Reason::NotMirrored)?;
+        let hub = mirrors.watch_hub(mirror).ok_or(Reason::NotMirrored)?;
+        let joins = of_mirror.iter().map(|(_, watcher)| Join {
+            key: watcher.create.key.clone(),
+            range_end: watcher.create.range_end.clone(),
+            first_revision: watcher.through.saturating_add(1),
+        });
+        let readers = hub.join(signal, Some(history), joins.collect()).await;
+        let readers = readers.map_err(reason_of)?;
+        joined.extend(
+            of_mirror
+                .iter()
+                .zip(readers)
+                .map(|((_, watcher), reader)| Joined {
+                    watcher: watcher.clone(),
+                    mirror: position,
+                    reader,
+                }),
+        );
+    }
+    // Checked last: auth may have been switched on, or history replaced, while the hubs were joined.
+    if mirrors.cluster_state.auth() != Auth::Off {
+        return Err(Reason::Auth);
+    }
+    if mirrors.cluster_state.history() != history {
+        return Err(Reason::HistoryReplaced);
+    }
+    Ok(joined)
+}
