@@ -47,7 +47,7 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
         Area::Watches,
         format!(
             "{} in {}, counted on {}; {} sent for {} since the members started",
-            counted(facts.watchers, "watch"),
+            counted(facts.watchers, "watcher"),
             counted(facts.streams, "stream"),
             counted(facts.members, "member"),
             counted(facts.events_sent, "event"),

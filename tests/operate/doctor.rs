@@ -140,12 +140,8 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
             .says("gates", "ok", "Progress notifications: available")
             .says("gates", "ok", stream)
             .says("auth", "ok", "auth is off")
-            .says("watches", "ok", "5 watches in 5 streams, counted on 1 member")
-            .says(
-                "watches",
-                "ok",
-                "(with --watch-cache=auto), etcd has 2 feeds instead",
-            )
+            .says("watches", "ok", "5 watchers in 5 streams, counted on 1 member")
+            .says("watches", "ok", "through rangecache, etcd has 2 feeds instead")
             .says("verdict", "ok", "left out: /registry/events/")
             .says("verdict", "ok", "LIST, paged and count requests benefit");
         let keyspace = &report.json["keyspace"];

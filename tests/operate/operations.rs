@@ -203,6 +203,7 @@ async fn shutdown_ends_endless_calls_with_unavailable() {
     let etcd = etcd_with(1).await;
     let rangecache = Rangecache::before(&etcd)
         .with("--shutdown-timeout", FOR_EVER)
+        .with("--watch-cache", "off")
         .start()
         .await;
     let through = rangecache.client().await;
@@ -242,6 +243,24 @@ async fn shutdown_ends_endless_calls_with_unavailable() {
     through_http.await.expect("no panic");
     let status = end.await.expect("an end long before --shutdown-timeout");
     assert!(status.success(), "{status}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shutdown_ends_watches_from_memory_with_unavailable() {
+    let etcd = etcd_with(1).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--shutdown-timeout", FOR_EVER)
+        .start()
+        .await;
+    let mut watch = rangecache.client().await.watch(watch_all()).await;
+    let streams = rangecache.metrics().await.0;
+    let from_memory = "rangecache_watch_streams{source=\"memory\",reason=\"mirrored\"}";
+    assert_eq!(streams.get(from_memory), Some(&1.0), "{streams:?}");
+    let end = tokio::spawn(rangecache.terminate());
+    assert!(watch.next().await.is_none(), "no message before the end");
+    let status = watch.end().expect("it has ended");
+    assert_eq!(status.code, UNAVAILABLE, "{status:?}");
+    assert!(end.await.expect("no panic").success());
 }
 
 /// Watches over the JSON gateway until the server ends the call.
