@@ -193,7 +193,7 @@ impl HeldBytes {
     ///
     /// # Errors
     /// [`BudgetExceeded`] if they do not.
-    pub fn try_grow_within(&mut self, bytes: u64, max_used: u64) -> Result<(), BudgetExceeded> {
+    fn try_grow_within(&mut self, bytes: u64, max_used: u64) -> Result<(), BudgetExceeded> {
         let mut state = self.budget.state.lock();
         if state.used + bytes > max_used {
             return Err(BudgetExceeded);

@@ -22,7 +22,8 @@ const STREAM_BYTES: u64 = 4 << 10;
 const WATCHER_BYTES: u64 = 256;
 /// Length of messages that the stream's own bytes cover.
 const SHORT_MESSAGE_BYTES: u64 = 2 << 10;
-/// Streams and watchers are admitted up to the budget less the budget divided by this: the rest is for their events.
+/// Streams and watchers are admitted up to the budget less the budget divided by this: the rest is for their events. The
+/// events that are on their way keep no stream out: they wait for each other, and leave soon.
 const EVENTS_DIVISOR: u64 = 4;
 /// Longest wait for room, after which etcd continues the stream.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,19 +67,24 @@ impl StreamBytes {
             frame: None,
             waiting: None,
         };
-        match bytes.own.try_grow_within(STREAM_BYTES, bytes.own_max_bytes()) {
-            Ok(()) => bytes.metrics.add_stream_bytes(signed(STREAM_BYTES)),
-            Err(BudgetExceeded) => {
-                bytes.own.record_refusal();
-                return Err(BudgetExceeded);
-            }
+        if !bytes.has_room_for(STREAM_BYTES) {
+            return Err(BudgetExceeded);
         }
+        bytes.own.set(STREAM_BYTES);
+        bytes.metrics.add_stream_bytes(signed(STREAM_BYTES));
         Ok(bytes)
     }
 
     /// Whether there is room for another watcher.
     pub(super) fn has_room_for_watcher(&self) -> bool {
-        let has_room = self.budget.used_bytes() + WATCHER_BYTES <= self.own_max_bytes();
+        self.has_room_for(WATCHER_BYTES)
+    }
+
+    /// Whether all streams and watchers together leave `bytes` of their part of the budget.
+    fn has_room_for(&self, bytes: u64) -> bool {
+        let max_bytes = self.budget.max_bytes();
+        let used = u64::try_from(self.metrics.stream_bytes()).unwrap_or(0);
+        let has_room = used + bytes <= max_bytes - max_bytes / EVENTS_DIVISOR;
         if !has_room {
             self.own.record_refusal();
         }
@@ -97,12 +103,6 @@ impl StreamBytes {
         let bytes = watcher_bytes(create);
         self.own.shrink(bytes);
         self.metrics.add_stream_bytes(-signed(bytes));
-    }
-
-    /// Bytes in use up to which streams and watchers are admitted.
-    fn own_max_bytes(&self) -> u64 {
-        let max_bytes = self.budget.max_bytes();
-        max_bytes - max_bytes / EVENTS_DIVISOR
     }
 
     /// Whether a message of the events `picked` may begin. Otherwise the stream waits for room.
