@@ -41,8 +41,9 @@ pub struct Answer {
     state: State,
 }
 
+/// The piece of an answer to be produced next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     Header,
     Kvs,
     Done,

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use super::{
-    answer::ResponseHeader,
+    answer::{ResponseHeader, State},
     entry::Entry,
     select::{Selection, Values},
 };
@@ -30,13 +30,6 @@ pub struct JsonAnswer {
     /// Number of entries produced so far.
     produced: u64,
     state: State,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Header,
-    Kvs,
-    Done,
 }
 
 impl JsonLayout {

@@ -18,7 +18,7 @@ use crate::config::{Config, WatchCache, WhenBehind};
 use crate::limits::{Admission, Buffers, ByteBudget, CallBuffers, ClientAccount, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Reason, Telemetry};
 use crate::upstream::{Upstream, Version};
 
 /// Interval at which expired entries are dropped from the list of slowest calls.
@@ -41,7 +41,7 @@ pub struct Proxy {
     /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
     pub(super) freshness_timeout: Duration,
     /// Answer to reads of a mirror that is behind etcd (`--when-behind`).
-    pub(super) when_behind: WhenBehind,
+    when_behind: WhenBehind,
     pub(super) json_layouts: Arc<JsonLayouts>,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
@@ -86,6 +86,12 @@ pub struct Client {
 }
 
 impl Proxy {
+    /// Whether a read that memory cannot answer for `reason` is refused. KEP-2340's rule: as many reads as a mirror
+    /// answers could be more than etcd can.
+    pub(super) fn refuses_reads(&self, reason: Reason) -> bool {
+        self.when_behind == WhenBehind::Fail && reason.is_behind()
+    }
+
     /// Creates a proxy that forwards to `upstream` and answers reads from `mirrors`. Tasks of calls are spawned on
     /// `tasks`, whose owner joins them; cancelling `drain` ends endless calls.
     #[must_use]

@@ -67,12 +67,7 @@ impl<S: AsyncWrite + Unpin> WriteBuffer<S> {
         if shared.is_empty() {
             return;
         }
-        let flushed = match shared.poll_write_collected(cx, &[]) {
-            Poll::Ready(Ok(_)) => Pin::new(&mut shared.stream).poll_flush(cx),
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => Poll::Pending,
-        };
-        if let Poll::Ready(Err(error)) = flushed {
+        if let Poll::Ready(Err(error)) = shared.poll_flush(cx) {
             shared.failed = Some(error.kind());
             shared.clear();
             cx.waker().wake_by_ref();
@@ -130,6 +125,11 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
         Poll::Ready(Ok(0))
     }
 
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_write_collected(cx, &[]))?;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
     fn poll_write_pieces(&mut self, cx: &mut Context<'_>, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         self.check()?;
         let bytes = pieces.iter().map(|piece| piece.len()).sum::<usize>();
@@ -184,8 +184,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Collecting<S> {
         if shared.collects {
             return Poll::Ready(Ok(()));
         }
-        ready!(shared.poll_write_collected(cx, &[]))?;
-        Pin::new(&mut shared.stream).poll_flush(cx)
+        shared.poll_flush(cx)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -41,7 +41,7 @@ pub struct Rules {
     pub prev_kv_is_complete: bool,
     /// The store's history was not replaced by another one, which cancels every watch as a compaction does.
     pub history_is_one: bool,
-    /// Progress of the whole stream speaks for exactly the watchers that are open for the client. etcd sends progress
+    /// A progress notification of the whole stream covers exactly the watchers that are open for the client. etcd sends progress
     /// and responses to requests through two queues: one that it determined before a create may come after `created`,
     /// and one determined after a cancel may come before `canceled`.
     pub progress_is_in_order: bool,

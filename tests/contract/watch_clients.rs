@@ -30,6 +30,12 @@ async fn from_memory(rangecache: &Rangecache) -> f64 {
     memory.map(|(_, count)| count).sum()
 }
 
+/// Asserts that memory has created all watches of a [`Follower`].
+async fn serves_every_watch(rangecache: &Rangecache) {
+    let memory = from_memory(rangecache).await;
+    assert!(memory >= WATCHES as f64, "memory serves {memory} watches");
+}
+
 async fn rangecache(etcd: &Etcd, url: &str) -> Rangecache {
     let builder = Rangecache::before(etcd).with("--watch-cache", "auto");
     builder.listening_on(url).start().await
@@ -216,18 +222,7 @@ async fn go_client_gets_every_event_once_while_rangecaches_are_replaced() {
     let mut running = rangecache(&etcd, &url).await;
     let start = write(&direct, 1).await;
     let mut follower = Follower::start(&url, start).await;
-    let memory = from_memory(&running).await;
-    println!(
-        "{:?}",
-        running
-            .metrics()
-            .await
-            .0
-            .iter()
-            .filter(|m| m.0.contains("rangecache_watch"))
-            .collect::<Vec<_>>()
-    );
-    assert!(memory >= WATCHES as f64, "memory serves {memory} watches");
+    serves_every_watch(&running).await;
     for turn in 2..300 {
         let last = write(&direct, turn).await;
         if turn % 60 == 0 {
@@ -270,18 +265,7 @@ async fn restore_under_open_watches_ends_them_as_compacted() {
     }
     recorded.reach(last).await;
     follower.has_all(&recorded.truth).await;
-    let memory = from_memory(&running).await;
-    println!(
-        "{:?}",
-        running
-            .metrics()
-            .await
-            .0
-            .iter()
-            .filter(|m| m.0.contains("rangecache_watch"))
-            .collect::<Vec<_>>()
-    );
-    assert!(memory >= WATCHES as f64, "memory serves {memory} watches");
+    serves_every_watch(&running).await;
     etcd.restore(&snapshot, "rangecache", &[]);
     etcd.run();
     etcd.ready().await;

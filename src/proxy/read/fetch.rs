@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::body::{EntrySource, stream_body, unary_body};
 use super::receive::Received;
 use crate::cache::{Answer, Chunks};
-use crate::config::WhenBehind;
 use crate::grpc::{Method, Status};
 use crate::limits::ClientAccount;
 use crate::proxy::fallback::{Fetched, Read};
@@ -23,8 +22,7 @@ pub(super) async fn fetch_from_etcd(
     reason: Reason,
     recorder: &mut Recorder<'_>,
 ) -> CallResult {
-    // KEP-2340's rule: as many reads as a mirror answers could be more than etcd can.
-    if proxy.when_behind == WhenBehind::Fail && reason.is_behind() {
+    if proxy.refuses_reads(reason) {
         recorder.outcome = Outcome::Shed(reason);
         return Ok(status_response(
             &Status::MirrorBehind,

@@ -21,7 +21,6 @@ use super::body::{EntrySource, json_body};
 use super::decide::decide;
 use super::receive::sort_targets_are_unchecked;
 use crate::cache::{Answer, JsonAnswer, JsonLayout, QueryError, RangeQuery, Rope};
-use crate::config::WhenBehind;
 use crate::grpc::metadata::BYPASS;
 use crate::grpc::status::{Code, MAX_RESPONSE_BYTES};
 use crate::grpc::{CallMetadata, Method, Status};
@@ -91,7 +90,7 @@ async fn handle<'a>(
         Ok(response) => return Ok(response),
         Err(reason) => reason,
     };
-    if proxy.when_behind == WhenBehind::Fail && reason.is_behind() {
+    if proxy.refuses_reads(reason) {
         recorder.outcome = Outcome::Shed(reason);
         let version = proxy.forward.upstream.lowest_version();
         return Ok(error_response(&Status::MirrorBehind, version, None));
