@@ -289,8 +289,8 @@ impl Server {
         for listener in sockets.clients {
             tracing::info!(url = %listener.url(), "serving clients");
             let proxy = Arc::clone(&proxy);
-            let handler = move |intake: &_| {
-                let client = proxy.client(intake);
+            let handler = move |intake: &_, name: &_| {
+                let client = proxy.client(intake, name);
                 move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
             };
             server.listeners.spawn(listener.serve(handler, serving.clone()));

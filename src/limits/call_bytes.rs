@@ -22,6 +22,7 @@ use tokio::time::Instant;
 
 use super::byte_budget::{BudgetExceeded, Waiting};
 use super::intake::Intake;
+use crate::telemetry::clients::ClientCall;
 use crate::telemetry::metrics::{BufferKindMetrics, BufferMetrics};
 
 /// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
@@ -86,6 +87,8 @@ pub struct CallBuffers {
 pub struct ClientAccount {
     /// Number of the connection; no other has it.
     number: u64,
+    /// Number of the client; no other client has it.
+    client: AtomicU64,
     buffers: Arc<CallBuffers>,
     /// Stopped while too many calls of the connection wait for room.
     intake: Arc<Intake>,
@@ -108,6 +111,8 @@ pub struct CallBytes {
     account: Arc<ClientAccount>,
     kind: CallKind,
     bytes: u64,
+    /// The call as its client's; `None` for a part of a call's bytes.
+    client_call: Option<ClientCall>,
 }
 
 impl CallBuffers {
@@ -126,11 +131,13 @@ impl CallBuffers {
         })
     }
 
-    /// Returns the account of a new client connection, whose requests are read by `intake`.
+    /// Returns the account of a new connection of the client with the number `client`, whose requests are read by
+    /// `intake`.
     #[must_use]
-    pub fn account(self: &Arc<Self>, intake: Arc<Intake>) -> Arc<ClientAccount> {
+    pub fn account(self: &Arc<Self>, client: u64, intake: Arc<Intake>) -> Arc<ClientAccount> {
         Arc::new(ClientAccount {
             number: self.next_connection.fetch_add(1, Ordering::Relaxed),
+            client: AtomicU64::new(client),
             buffers: Arc::clone(self),
             intake,
             used: AtomicU64::new(0),
@@ -182,7 +189,23 @@ impl ClientAccount {
             account: Arc::clone(self),
             kind,
             bytes: 0,
+            client_call: None,
         }
+    }
+
+    /// Returns a holder of 0 bytes for a call of a client, which is in flight until the holder is dropped.
+    #[must_use]
+    pub fn begin(self: &Arc<Self>, client_call: ClientCall) -> CallBytes {
+        client_call.client().record_received(self.intake.take_received());
+        let mut call = self.hold(CallKind::Request);
+        call.client_call = Some(client_call);
+        call
+    }
+
+    /// Bytes that were received on the connection and are not counted yet.
+    #[must_use]
+    pub fn take_received(&self) -> u64 {
+        self.intake.take_received()
     }
 
     /// Whether a response may produce its next frame now. Otherwise wakes `waker` once frames of this connection have
@@ -209,6 +232,16 @@ impl ClientAccount {
     /// Number of the connection; no other has it.
     pub(super) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Number of the client; no other client has it.
+    pub(super) fn client(&self) -> u64 {
+        self.client.load(Ordering::Relaxed)
+    }
+
+    /// Records that the connection belongs to the client with this number from now on.
+    pub fn set_client(&self, client: u64) {
+        self.client.store(client, Ordering::Relaxed);
     }
 
     /// Delays the connection's next requests after a call that was refused at once.
@@ -362,6 +395,17 @@ impl CallBytes {
         &self.account
     }
 
+    /// The call as its client's; `None` for a part of a call's bytes.
+    #[must_use]
+    pub fn client_call(&self) -> Option<&ClientCall> {
+        self.client_call.as_ref()
+    }
+
+    /// The call as its client's, to be changed.
+    pub fn client_call_mut(&mut self) -> Option<&mut ClientCall> {
+        self.client_call.as_mut()
+    }
+
     fn record_refusal(&self) {
         self.account.buffers.metrics(self.kind).refused.inc();
     }
@@ -478,7 +522,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn short_call_waits_for_room_and_a_long_one_is_refused() {
         let buffers = buffers(16 << 20);
-        let account = buffers.account(Arc::default());
+        let account = buffers.account(0, Arc::default());
         let held = take_all(&account, 512);
         let long = account.hold(CallKind::Request).admit(QUEUED_MAX_BYTES + 1).await;
         assert_eq!(long, Err(BudgetExceeded));
@@ -518,7 +562,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn requests_are_not_read_while_many_calls_wait_for_room() {
         let buffers = buffers(1 << 20);
-        let account = buffers.account(Arc::default());
+        let account = buffers.account(0, Arc::default());
         let held = take_all(&account, 512);
         assert_eq!(
             read_after(&account),
@@ -541,7 +585,7 @@ mod tests {
     #[tokio::test]
     async fn long_and_refused_calls_delay_the_next_requests() {
         let buffers = buffers(1 << 20);
-        let account = buffers.account(Arc::default());
+        let account = buffers.account(0, Arc::default());
         let mut call = account.hold(CallKind::Request);
         call.admit(USUAL_CALL_BYTES).await.unwrap();
         assert_eq!(read_after(&account), Some(Duration::ZERO));
@@ -558,22 +602,22 @@ mod tests {
     #[test]
     fn connections_that_take_all_they_get_leave_a_share_to_the_next() {
         let buffers = buffers(16 << 20);
-        let accounts: Vec<_> = (0..30).map(|_| buffers.account(Arc::default())).collect();
+        let accounts: Vec<_> = (0..30).map(|_| buffers.account(0, Arc::default())).collect();
         let held: Vec<CallBytes> = accounts.iter().map(|account| take_all(account, 512)).collect();
-        let honest = take_all(&buffers.account(Arc::default()), 512);
+        let honest = take_all(&buffers.account(0, Arc::default()), 512);
         assert!(honest.bytes() > 32 << 10, "{}", honest.bytes());
         assert!(buffers.used.load(Ordering::Relaxed) <= 16 << 20);
         drop((held, honest));
         assert_eq!(buffers.used.load(Ordering::Relaxed), 0);
         assert_eq!(buffers.metrics(CallKind::Request).used.get(), 0);
-        let alone = take_all(&buffers.account(Arc::default()), 512);
+        let alone = take_all(&buffers.account(0, Arc::default()), 512);
         assert_eq!(alone.bytes() / 512, (4 << 20) / 512, "a third of three quarters");
     }
 
     #[test]
     fn forced_bytes_count_against_the_next_ones() {
         let buffers = buffers(1600);
-        let account = buffers.account(Arc::default());
+        let account = buffers.account(0, Arc::default());
         let mut forced = account.hold(CallKind::Forwarded);
         forced.force_grow(2000);
         assert_eq!(account.hold(CallKind::Request).try_grow(1), Err(BudgetExceeded));
@@ -586,9 +630,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn waiting_call_continues_when_bytes_are_released() {
         let buffers = buffers(1600);
-        let mut taken = buffers.account(Arc::default()).hold(CallKind::Request);
+        let mut taken = buffers.account(0, Arc::default()).hold(CallKind::Request);
         taken.force_grow(1200);
-        let mut held = buffers.account(Arc::default()).hold(CallKind::Forwarded);
+        let mut held = buffers.account(0, Arc::default()).hold(CallKind::Forwarded);
         let soon = Instant::now() + Duration::from_secs(1);
         assert_eq!(held.grow(601, soon).await, Err(BudgetExceeded));
         assert!(Instant::now() < soon, "bytes that can never fit do not wait");
@@ -614,11 +658,11 @@ mod tests {
     #[test]
     fn connection_always_has_a_frame_to_send_and_waits_for_its_own_frames_only() {
         let buffers = buffers(4 * FRAME_BYTES);
-        let mut others = buffers.account(Arc::default()).hold(CallKind::Forwarded);
+        let mut others = buffers.account(0, Arc::default()).hold(CallKind::Forwarded);
         others.force_grow(4 * FRAME_BYTES);
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
-        let account = buffers.account(Arc::default());
+        let account = buffers.account(0, Arc::default());
         assert!(account.may_send(&waker));
         let mut frame = account.hold(CallKind::Sending);
         frame.force_grow(FRAME_BYTES);

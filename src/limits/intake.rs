@@ -2,7 +2,7 @@
 //! stop it; the connection's task asks it before each read.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ pub struct Intake {
     unhandled: AtomicU32,
     /// Delay of the next read, in microseconds.
     delay_micros: AtomicU32,
+    /// Bytes that were received and not counted yet.
+    received_bytes: AtomicU64,
     reader: AtomicWaker,
 }
 
@@ -69,6 +71,16 @@ impl Intake {
         if calls > 0 {
             self.delay(RESET_DELAY * calls);
         }
+    }
+
+    /// Counts bytes that were received on the connection.
+    pub fn record_received(&self, bytes: usize) {
+        self.received_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes that were received since the last call of this function.
+    pub(super) fn take_received(&self) -> u64 {
+        self.received_bytes.swap(0, Ordering::Relaxed)
     }
 
     /// Waits until the handlers of all requests that were read have run.

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `admission` | calls in flight (`--max-calls`) |
 //! | `turns` | reads that call etcd at once (`--forward-max-large`, `--forward-max-small`), and that wait (`--forward-max-waiting`) |
-//! | `lines` | waiting calls by connection, which take turns |
+//! | `lines`, `connection_lines` | waiting calls by client and by connection, which take turns |
 //! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
 //! | `call_bytes` | bytes of single calls, by connection |
 //! | `intake` | requests that one connection has read |
@@ -14,6 +14,7 @@ mod admission;
 mod buffers;
 mod byte_budget;
 mod call_bytes;
+mod connection_lines;
 mod intake;
 mod lines;
 mod turns;

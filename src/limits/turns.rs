@@ -1,8 +1,8 @@
 //! Turns: a bound on the calls that etcd handles at once, and on those that wait for one. Large reads have turns of
 //! their own (`--forward-max-large`), small reads and new watches others (`--forward-max-small`).
 //!
-//! Waiting calls are served by connection, in turn. When too many wait, the connection with the most of them loses its
-//! newest.
+//! Waiting calls are served by client, in turn, and those of one client by connection. When too many wait, the client
+//! with the most of them loses its newest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::call_bytes::ClientAccount;
-use super::lines::Lines;
+use super::lines::{Lines, Owner};
 use crate::telemetry::metrics::TurnMetrics;
 
 /// Bounds calls to etcd, and calls that wait.
@@ -128,7 +128,8 @@ impl Turns {
         account: &ClientAccount,
         deadline: Option<Instant>,
     ) -> Result<Turn, NoTurn> {
-        let _waiting = self.count_waiting_of(Some(account.number()))?;
+        let owner = Owner::new(account);
+        let _waiting = self.count_waiting_of(Some(owner))?;
         let (sender, receiver) = oneshot::channel();
         let number = {
             let mut state = self.state.lock();
@@ -140,12 +141,12 @@ impl Turns {
                     turns: Some(Arc::clone(self)),
                 });
             }
-            state.lines.push(account.number(), sender)
+            state.lines.push(owner, sender)
         };
         // Dropped when the client cancels, too.
         let _in_line = InLine {
             turns: self,
-            connection: account.number(),
+            owner,
             number,
         };
         let until = deadline.or_else(|| self.max_wait.map(|wait| Instant::now() + wait));
@@ -168,14 +169,14 @@ impl Turns {
         self.count_waiting_of(None)
     }
 
-    /// Counts a call as waiting. Over the bound, the connection with the longest line loses its newest call, unless
-    /// that is `connection` itself.
-    fn count_waiting_of(&self, connection: Option<u64>) -> Result<Waiting<'_>, NoTurn> {
+    /// Counts a call as waiting. Over the bound, the client with the longest line loses its newest call, or the
+    /// connection with the longest line of the same client, unless that is `owner` itself.
+    fn count_waiting_of(&self, owner: Option<Owner>) -> Result<Waiting<'_>, NoTurn> {
         let evicted = {
             let mut state = self.state.lock();
             let mut evicted = None;
             if state.waiting >= self.max_waiting {
-                evicted = connection.and_then(|connection| state.lines.pop_longest(connection));
+                evicted = owner.and_then(|owner| state.lines.pop_longest(owner));
                 if evicted.is_none() {
                     return Err(NoTurn::TooManyWaiting);
                 }
@@ -237,16 +238,16 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// A call in its connection's line, which it leaves when dropped.
+/// A call in its client's line, which it leaves when dropped.
 struct InLine<'a> {
     turns: &'a Turns,
-    connection: u64,
+    owner: Owner,
     number: u64,
 }
 
 impl Drop for InLine<'_> {
     fn drop(&mut self) {
-        let removed = self.turns.state.lock().lines.remove(self.connection, self.number);
+        let removed = self.turns.state.lock().lines.remove(self.owner, self.number);
         drop(removed);
     }
 }
@@ -262,7 +263,7 @@ mod tests {
     struct Scene {
         turns: Arc<Turns>,
         metrics: TurnMetrics,
-        connections: Vec<Arc<ClientAccount>>,
+        clients: Vec<Arc<ClientAccount>>,
     }
 
     impl Scene {
@@ -278,22 +279,22 @@ mod tests {
                     turns.clone(),
                 ),
                 metrics: turns,
-                connections: (0..3)
-                    .map(|_| buffers.account(Arc::<Intake>::default()))
+                clients: (0..3)
+                    .map(|client| buffers.account(client, Arc::<Intake>::default()))
                     .collect(),
             }
         }
 
-        /// Starts a call of a connection that waits for a turn.
-        async fn waits(&self, connection: usize) -> JoinHandle<Result<Turn, NoTurn>> {
-            let (turns, account) = (Arc::clone(&self.turns), Arc::clone(&self.connections[connection]));
+        /// Starts a call of a client that waits for a turn.
+        async fn waits(&self, client: usize) -> JoinHandle<Result<Turn, NoTurn>> {
+            let (turns, account) = (Arc::clone(&self.turns), Arc::clone(&self.clients[client]));
             let call = tokio::spawn(async move { turns.acquire(&account, None).await });
             settle().await;
             call
         }
 
         async fn acquire(&self, deadline: Option<Instant>) -> Result<Turn, NoTurn> {
-            self.turns.acquire(&self.connections[0], deadline).await
+            self.turns.acquire(&self.clients[0], deadline).await
         }
 
         fn counted(&self) -> (i64, i64) {
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connection_with_many_waiting_calls_delays_another_by_one_call() {
+    async fn client_with_many_waiting_calls_delays_another_by_one_call() {
         let scene = Scene::new(1, 100);
         let turn = scene.acquire(None).await.unwrap();
         let mut many = Vec::new();
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connection_with_most_waiting_calls_loses_its_newest_to_another() {
+    async fn client_with_most_waiting_calls_loses_its_newest_to_another() {
         let scene = Scene::new(1, 2);
         let turn = scene.acquire(None).await.unwrap();
         let (oldest, newest) = (scene.waits(0).await, scene.waits(0).await);

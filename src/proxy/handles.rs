@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::caller::Caller;
 use super::fallback::Fallback;
 use super::forward::Forward;
 use super::idle::ResponseRegistry;
@@ -18,6 +19,7 @@ use crate::config::{Config, WatchCache, WhenBehind};
 use crate::limits::{Admission, Buffers, ByteBudget, CallBuffers, ClientAccount, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
+use crate::telemetry::clients::ClientName;
 use crate::telemetry::{Reason, Telemetry};
 use crate::upstream::{Upstream, Version};
 
@@ -83,6 +85,15 @@ pub struct Client {
     pub(super) proxy: Arc<Proxy>,
     /// Bytes that the connection's calls hold.
     pub(super) account: Arc<ClientAccount>,
+    /// Who makes the connection's calls.
+    pub(super) caller: Caller,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let received = self.account.take_received();
+        self.caller.of_connection().record_received(received);
+    }
 }
 
 impl Proxy {
@@ -145,12 +156,15 @@ impl Proxy {
         })
     }
 
-    /// Returns the state of a new connection, whose requests are read by `intake`.
+    /// Returns the state of a new connection of the client with this `name`, whose requests are read by `intake`.
     #[must_use]
-    pub fn client(self: &Arc<Self>, intake: &Arc<Intake>) -> Arc<Client> {
+    pub fn client(self: &Arc<Self>, intake: &Arc<Intake>, name: &ClientName) -> Arc<Client> {
+        let caller = Caller::new(&self.telemetry.clients, name);
+        let client = caller.of_connection().number();
         Arc::new(Client {
             proxy: Arc::clone(self),
-            account: self.call_buffers.account(Arc::clone(intake)),
+            account: self.call_buffers.account(client, Arc::clone(intake)),
+            caller,
         })
     }
 

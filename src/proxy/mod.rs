@@ -18,12 +18,14 @@
 //!
 //! Imports point in one direction: `route` → `read` → `fallback` → `forward` → `response`. `handles` defines [`Proxy`],
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
-//! frames; `idle` aborts responses whose clients have stopped reading; `watch_memory` counts what
+//! frames; `caller` is who makes a
+//! connection's calls; `idle` aborts responses whose clients have stopped reading; `watch_memory` counts what
 //! watches hold; `recorder` counts each read when it completes; `spans` traces calls.
 //!
 //! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses
 //! it.
 
+mod caller;
 mod fallback;
 mod forward;
 mod handles;

@@ -15,6 +15,7 @@ use super::response::{CallResult, Observer, ResponseBody};
 use super::spans::Trace;
 use crate::cache::Rope;
 use crate::grpc::Method;
+use crate::limits::CallBytes;
 use crate::mirror::state::Mirror;
 use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::outcome::Kind;
@@ -39,6 +40,8 @@ pub(super) struct Recorder<'a> {
     pub(super) keys: u64,
     /// Length of a response from memory, in bytes.
     pub(super) bytes: u64,
+    /// Whether the read may return a whole range.
+    pub(super) is_list: bool,
     is_counted: bool,
     /// Trace of the call; `None` if it is not sampled.
     pub(super) trace: Option<Box<Trace>>,
@@ -63,6 +66,7 @@ impl<'a> Recorder<'a> {
             revisions: Revisions::default(),
             keys: 0,
             bytes: 0,
+            is_list: false,
             is_counted: false,
         }
     }
@@ -120,8 +124,11 @@ impl<'a> Recorder<'a> {
     }
 
     /// Records the call when its response begins. If the body is incomplete or the call is traced, an observer on the
-    /// body records the end.
-    pub(super) fn finish(mut self, result: CallResult) -> CallResult {
+    /// body records the end. `call` counts the outcome for its client.
+    pub(super) fn finish(mut self, result: CallResult, call: &CallBytes) -> CallResult {
+        if let Some(of_client) = call.client_call() {
+            of_client.record_read(self.outcome, self.is_list);
+        }
         let first_byte = self.count();
         let trace = self.finish_trace(first_byte);
         let response = result?;

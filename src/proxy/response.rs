@@ -116,6 +116,9 @@ impl ResponseBody {
             Kind::Whole { data, trailers, .. } => {
                 let data_bytes = data.as_ref().map_or(0, Bytes::len) as u64;
                 let bytes = CALL_BYTES + data_bytes;
+                if let Some(of_client) = call.client_call() {
+                    of_client.record_sent(data_bytes);
+                }
                 let mut held = call.account().hold(CallKind::Sending);
                 call.shrink_to(0);
                 if is_read && data_bytes > SHORT_READ_BYTES {
@@ -286,6 +289,9 @@ impl Delivery {
         let (polled, bytes) = self.source.poll_frame(cx);
         let frame = |frame: Frame<Rope>| {
             frame.map_data(|rope| {
+                if let Some(of_client) = self.call.client_call() {
+                    of_client.record_sent(rope.remaining() as u64);
+                }
                 let (held, own) = match bytes {
                     FrameBytes::Connection => {
                         let mut held = self.call.account().hold(CallKind::Sending);
@@ -513,7 +519,7 @@ mod tests {
     }
 
     fn call(max_bytes: u64) -> (CallBytes, BufferKindMetrics) {
-        let account = CallBuffers::new(max_bytes, &Metrics::new().buffers).account(Arc::default());
+        let account = CallBuffers::new(max_bytes, &Metrics::new().buffers).account(0, Arc::default());
         let metrics = account.sending_metrics().clone();
         (account.hold(CallKind::Request), metrics)
     }

@@ -19,7 +19,7 @@ use crate::browser::{is_of_a_browser, set_cors};
 use crate::faults::{self, Fault};
 use crate::grpc::metadata::{grpc_content_type, is_grpc};
 use crate::grpc::{Method, Status};
-use crate::limits::{BudgetExceeded, CallBytes, CallKind};
+use crate::limits::{BudgetExceeded, CallBytes};
 use crate::net::Transport;
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
@@ -47,15 +47,11 @@ pub async fn handle(
     let may_be_read_by_pages = is_of_a_browser(&request, transport);
     let origin = origin_of(proxy, &request, transport);
     let method = Method::from_path(request.uri().path());
-    let mut call = client.account.hold(CallKind::Request);
+    let clients = &proxy.telemetry.clients;
+    let mut call = client.caller.begin(clients, &client.account, request.headers());
     if call.admit(CALL_BYTES + head_bytes(&request)).await.is_err() {
-        return Ok(refuse(
-            proxy,
-            &request,
-            method,
-            &Status::BufferBytes,
-            Reason::BufferBytes,
-        ));
+        let (status, reason) = (Status::BufferBytes, Reason::BufferBytes);
+        return Ok(refuse(proxy, &request, method, &call, &status, reason));
     }
     let response = match caught(route(&client, request, method, transport, &mut call)).await {
         Ok(outcome) => outcome?,
@@ -91,10 +87,14 @@ fn refuse(
     proxy: &Proxy,
     request: &Request<Incoming>,
     method: Method,
+    call: &CallBytes,
     status: &Status,
     reason: Reason,
 ) -> Response<ResponseBody> {
     proxy.telemetry.metrics.connections.shed_calls.inc();
+    if let Some(of_client) = call.client_call() {
+        of_client.record_refused();
+    }
     let kind = match method {
         Method::Range => Some(Kind::Unary),
         Method::RangeStream => Some(Kind::Stream),
@@ -143,15 +143,20 @@ async fn route(
     faults::trip(Fault::Request);
     if proxy.admission.is_full() {
         let (status, reason) = (Status::TooManyCalls, Reason::TooManyCalls);
-        return Ok(refuse(proxy, &request, method, &status, reason));
+        return Ok(refuse(proxy, &request, method, call, &status, reason));
     }
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
     if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {
         if is_json_range(&request) {
             return Box::pin(json_range(proxy, request, call)).await;
         }
-        proxy.telemetry.metrics.forwarding.calls.inc();
+        record_forwarded(proxy, call);
         return Ok(Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await);
+    }
+    if method == Method::Watch
+        && let Some(of_client) = call.client_call_mut()
+    {
+        of_client.set_watch();
     }
     // etcd's gRPC server takes the query for a part of the path, so such a request names an unknown method.
     let is_grpc_call = request.method() == http::Method::POST && request.uri().query().is_none();
@@ -164,7 +169,7 @@ async fn route(
     if is_grpc_call && method == Method::Watch && may_serve(client, request.headers()) {
         return Box::pin(watch(client, request)).await;
     }
-    proxy.telemetry.metrics.forwarding.calls.inc();
+    record_forwarded(proxy, call);
     let mut request = request;
     let mut trace = Trace::begin(&proxy.telemetry, method, &request);
     if let Some(trace) = &mut trace {
@@ -173,6 +178,14 @@ async fn route(
     let (forward, mirrors, account) = (&proxy.forward, &proxy.mirrors, call.account());
     let forwarding = forward_call(forward, mirrors, request, method, is_grpc_call, account);
     recorder::with_trace(trace, Box::pin(forwarding).await)
+}
+
+/// Counts a call that is neither a read nor a watch from memory.
+fn record_forwarded(proxy: &Proxy, call: &CallBytes) {
+    proxy.telemetry.metrics.forwarding.calls.inc();
+    if let Some(of_client) = call.client_call() {
+        of_client.record_from_etcd();
+    }
 }
 
 /// Injects the faults that the request's headers name; for tests, in debug builds only.

@@ -151,6 +151,7 @@ impl<S: AsyncRead + Unpin> Prefaced<S> {
                 frames.begin_turn();
             }
             ready!(polled)?;
+            self.delay.intake().record_received(buf.filled().len() - before);
         }
         let Some(frames) = &mut self.frames else {
             return Poll::Ready(Ok(()));

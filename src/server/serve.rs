@@ -28,7 +28,8 @@ use crate::limits::Intake;
 use crate::net::{Plain, Stream, Transport};
 use crate::panics::restarting;
 use crate::telemetry::Metrics;
-use crate::tls::Acceptor;
+use crate::telemetry::clients::ClientName;
+use crate::tls::{Acceptor, client_common_name};
 
 /// Receive window of one stream, in bytes.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
@@ -91,12 +92,12 @@ pub struct ServeConfig {
 }
 
 impl Listener {
-    /// Serves each connection by a new handler, which may delay its intake, until `closing`, then also those that the kernel has queued by then. A
-    /// handler gets each request of its connection, and how it came. The port is closed when this returns; calls in
-    /// flight continue in `tasks`.
+    /// Serves each connection by a new handler, which is made for its intake and its client once the handshake is
+    /// complete, until `closing`, then also those that the kernel has queued by then. A handler gets each request of its
+    /// connection, and how it came. The port is closed when this returns; calls in flight continue in `tasks`.
     pub async fn serve<N, H, F, B, E>(self, new_handler: N, config: ServeConfig)
     where
-        N: Fn(&Arc<Intake>) -> H,
+        N: Fn(&Arc<Intake>, &ClientName) -> H + Clone + Send + 'static,
         H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
         B: Body + Send + 'static,
@@ -107,12 +108,12 @@ impl Listener {
         let server = server(&config);
         let start = |(stream, peer), place| {
             if let Some(open) = admit(&config, peer, place) {
-                let intake = Arc::new(Intake::default());
-                let (tls, server, handler) = (self.tls(), server.clone(), new_handler(&intake));
+                let (tls, server, new_handler) = (self.tls(), server.clone(), new_handler.clone());
                 let config_of_one = config.clone();
                 let (metrics, name) = (Arc::clone(&config.metrics), config.name);
                 config.tasks.spawn(async move {
-                    let connection = serve_connection((stream, intake), tls, server, handler, config_of_one);
+                    let connection =
+                        serve_connection((stream, peer), tls, server, new_handler, config_of_one);
                     if open.replaced().run_until_cancelled(connection).await.is_none() {
                         metrics.connections.record_closed(name, "replaced");
                     }
@@ -157,13 +158,14 @@ fn admit(config: &ServeConfig, peer: Option<IpAddr>, place: OwnedSemaphorePermit
 }
 
 /// Serves one connection until it is closed, or until its last call has ended after `drain`.
-async fn serve_connection<H, F, B, E>(
-    (stream, intake): (Plain, Arc<Intake>),
+async fn serve_connection<N, H, F, B, E>(
+    (stream, peer): (Plain, Option<IpAddr>),
     tls: Option<Arc<Acceptor>>,
     server: auto::Builder<Tracked>,
-    handler: H,
+    new_handler: N,
     config: ServeConfig,
 ) where
+    N: Fn(&Arc<Intake>, &ClientName) -> H + Send + 'static,
     H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
     B: Body + Send + 'static,
@@ -176,9 +178,11 @@ async fn serve_connection<H, F, B, E>(
         tls: tls.is_some(),
         unix: matches!(stream, Either::Right(_)),
     };
-    let Some(stream) = begin(stream, tls, Arc::clone(&intake), &config).await else {
+    let intake = Arc::new(Intake::default());
+    let Some((stream, client)) = begin(stream, peer, tls, Arc::clone(&intake), &config).await else {
         return;
     };
+    let handler = new_handler(&intake, &client);
     let flooded = stream.flooded();
     let service = service_fn(move |request| Handling::new(intake.begin(), handler(request, transport)));
     let (stream, buffer) = write_buffer(stream);
@@ -208,20 +212,22 @@ async fn serve_connection<H, F, B, E>(
     }
 }
 
-/// Reads the start of a connection. `None` if there is none in time.
+/// Reads the start of a connection, and determines who its client is. `None` if there is none in time.
 async fn begin(
     stream: Plain,
+    peer: Option<IpAddr>,
     tls: Option<Arc<Acceptor>>,
     intake: Arc<Intake>,
     config: &ServeConfig,
-) -> Option<Prefaced<Stream>> {
+) -> Option<(Prefaced<Stream>, ClientName)> {
     let stream = secured(stream, tls, &config.drain).await?;
+    let client = ClientName::of_connection(client_common_name(&stream).as_deref(), peer);
     match config
         .drain
         .run_until_cancelled(read_preface(stream, intake))
         .await?
     {
-        Ok(stream) => Some(stream),
+        Ok(stream) => Some((stream, client)),
         Err(error) => {
             if error.kind() == io::ErrorKind::TimedOut {
                 config.metrics.connections.record_closed(config.name, "silent");

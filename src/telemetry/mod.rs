@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `metrics` | every metric, in one file per room |
 //! | `outcome` | outcomes and reasons: label values |
+//! | `clients` | clients: who they are, and what they cost |
 //! | `calls` | the slowest calls of the last minutes |
 //! | `exposition` | the text formats of `/metrics` |
 //! | `trace` | sampling and spans |
@@ -14,6 +15,7 @@
 //! | `repeated_lines` | bound on repeated log lines |
 
 pub mod calls;
+pub mod clients;
 pub mod exposition;
 pub mod log;
 pub mod metrics;
@@ -24,11 +26,12 @@ pub mod trace;
 use std::sync::Arc;
 
 use calls::Slowest;
+use clients::ClientRegistry;
 pub use metrics::Metrics;
 pub use outcome::{Outcome, Reason};
 use trace::Tracer;
 
-/// The handles of telemetry: metrics, spans and the slowest calls. Shared behind an `Arc`.
+/// The handles of telemetry: metrics, spans, the slowest calls and the clients. Shared behind an `Arc`.
 #[derive(Debug, Default)]
 pub struct Telemetry {
     /// All metrics.
@@ -37,6 +40,8 @@ pub struct Telemetry {
     pub tracer: Tracer,
     /// The slowest calls of the last minutes.
     pub slowest: Slowest,
+    /// Clients of the proxy.
+    pub clients: ClientRegistry,
 }
 
 impl Telemetry {
@@ -47,6 +52,7 @@ impl Telemetry {
             metrics,
             tracer,
             slowest: Slowest::default(),
+            clients: ClientRegistry::default(),
         }
     }
 }

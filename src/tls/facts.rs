@@ -1,10 +1,13 @@
 //! Facts of a certificate or a revocation list.
 
 use rustls::pki_types::CertificateDer;
+use tokio_util::either::Either;
 use x509_parser::asn1_rs::Tag;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{CertificateRevocationList, FromDer, X509Certificate};
 use x509_parser::x509::AttributeTypeAndValue;
+
+use crate::net::Stream;
 
 /// Names and validity of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +40,18 @@ pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Result<Facts, String> 
         not_before_seconds: certificate.validity().not_before.timestamp(),
         not_after_seconds: certificate.validity().not_after.timestamp(),
     })
+}
+
+/// Common name in the certificate with which the client of a connection has proven who it is; `None` without TLS, and if
+/// clients need no certificate.
+#[must_use]
+pub fn client_common_name(stream: &Stream) -> Option<String> {
+    let Either::Right(tls) = stream else {
+        return None;
+    };
+    let (_, connection) = tls.get_ref();
+    let certificate = connection.peer_certificates()?.first()?;
+    of_certificate(certificate).ok()?.common_name
 }
 
 /// Text of a name, whatever its encoding: etcd takes a name in an old encoding for a user, too.

@@ -31,5 +31,5 @@ mod watched;
 pub use acceptor::Acceptor;
 pub use collector::Collector;
 pub use connector::{Connector, Protocol};
-pub use facts::Facts;
+pub use facts::{Facts, client_common_name};
 pub use files::{FileError, look_at_file};

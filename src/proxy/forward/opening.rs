@@ -117,7 +117,7 @@ mod tests {
         let small = metrics.forwarding.small.clone();
         (
             Turns::new(1, max_waiting, None, small),
-            buffers.account(Arc::<Intake>::default()),
+            buffers.account(0, Arc::<Intake>::default()),
         )
     }
 

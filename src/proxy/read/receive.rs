@@ -107,6 +107,7 @@ pub(super) async fn receive(
         let result = Box::pin(forwarding).await;
         return Err(Box::new(result));
     };
+    recorder.is_list = method == Method::RangeStream || query.is_large();
     Ok(Received {
         parts,
         framed,

@@ -33,7 +33,7 @@ pub(crate) async fn range_stream(
     let result = handle(proxy, request, call, &mut recorder)
         .instrument(span.clone())
         .await;
-    span.in_scope(|| recorder.finish(result))
+    span.in_scope(|| recorder.finish(result, call))
 }
 
 async fn handle<'a>(

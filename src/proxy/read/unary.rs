@@ -25,12 +25,12 @@ pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>, call: &mut 
     // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
         let result = handle(proxy, request, call, &mut recorder).await;
-        return recorder.finish(result);
+        return recorder.finish(result, call);
     }
     let result = handle(proxy, request, call, &mut recorder)
         .instrument(span.clone())
         .await;
-    span.in_scope(|| recorder.finish(result))
+    span.in_scope(|| recorder.finish(result, call))
 }
 
 async fn handle<'a>(

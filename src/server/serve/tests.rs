@@ -44,13 +44,15 @@ fn config(max_age: Option<Duration>) -> ServeConfig {
 /// has been closed.
 fn connect(config: ServeConfig, body_bytes: usize) -> (UnixStream, JoinHandle<Duration>) {
     let (client, stream) = UnixStream::pair().unwrap();
-    let handler = move |_: Request<Incoming>, _: Transport| async move {
-        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![b'v'; body_bytes]))))
+    let handler = move |_: &Arc<Intake>, _: &ClientName| {
+        move |_: Request<Incoming>, _: Transport| async move {
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![b'v'; body_bytes]))))
+        }
     };
     let begun = Instant::now();
     let serving = tokio::spawn(async move {
         serve_connection(
-            (Either::Right(stream), Arc::default()),
+            (Either::Right(stream), None),
             None,
             server(&config),
             handler,

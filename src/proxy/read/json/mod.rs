@@ -58,7 +58,7 @@ pub(crate) async fn json_range(
 ) -> CallResult {
     let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request);
     let result = handle(proxy, request, call, &mut recorder).await;
-    recorder.finish(result)
+    recorder.finish(result, call)
 }
 
 async fn handle<'a>(
@@ -119,6 +119,9 @@ async fn answer<'a>(
         return Err(Reason::JsonLayout);
     }
     let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
+    if query.is_large() {
+        recorder.is_list = true;
+    }
     let layout = proxy.json_layouts.of(version).ok_or(Reason::JsonLayout)?;
     match decide(proxy, &query, &metadata, &headers, recorder).await {
         Decision::Forward(reason) => Err(reason),

@@ -1,0 +1,130 @@
+//! Name of a client.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// Longest name that is kept, in bytes; the rest of a longer one is cut off.
+const MAX_NAME_BYTES: usize = 128;
+
+/// What a client's name was taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ClientKind {
+    /// Common name of the client's certificate, which was verified.
+    Certificate,
+    /// User of etcd whose token the call has.
+    User,
+    /// IP address of the connection.
+    Address,
+    /// Unix socket.
+    Unix,
+    /// Clients beyond the bound on their number.
+    Others,
+}
+
+impl ClientKind {
+    /// Value of the label `kind`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            ClientKind::Certificate => "certificate",
+            ClientKind::User => "user",
+            ClientKind::Address => "address",
+            ClientKind::Unix => "unix",
+            ClientKind::Others => "others",
+        }
+    }
+}
+
+/// Who the client of a connection is: common name of its certificate, otherwise user of etcd, otherwise IP address.
+/// Cloning it copies no text.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ClientName {
+    kind: ClientKind,
+    name: Arc<str>,
+}
+
+impl ClientName {
+    /// Name of the client of a connection with this certificate and from this address; both are `None` for a unix
+    /// socket.
+    #[must_use]
+    pub fn of_connection(common_name: Option<&str>, address: Option<IpAddr>) -> ClientName {
+        match (common_name, address) {
+            (Some(name), _) => ClientName::new(ClientKind::Certificate, name),
+            (None, Some(address)) => {
+                ClientName::new(ClientKind::Address, &address.to_canonical().to_string())
+            }
+            (None, None) => ClientName::new(ClientKind::Unix, "unix"),
+        }
+    }
+
+    /// Name of a user of etcd.
+    #[must_use]
+    pub fn of_user(user: &str) -> ClientName {
+        ClientName::new(ClientKind::User, user)
+    }
+
+    /// Name of all clients beyond the bound.
+    #[must_use]
+    pub fn others() -> ClientName {
+        ClientName::new(ClientKind::Others, "others")
+    }
+
+    fn new(kind: ClientKind, name: &str) -> ClientName {
+        ClientName {
+            kind,
+            name: cut(name, MAX_NAME_BYTES).into(),
+        }
+    }
+
+    /// What the name was taken from.
+    #[must_use]
+    pub fn kind(&self) -> ClientKind {
+        self.kind
+    }
+
+    /// The name without its kind.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Display for ClientName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.as_str(), self.name)
+    }
+}
+
+/// The beginning of `text`, at most `max_bytes` long.
+pub(super) fn cut(text: &str, max_bytes: usize) -> &str {
+    let mut end = text.len().min(max_bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_is_that_of_the_certificate_otherwise_the_address_without_a_port() {
+        let address = Some("::ffff:10.0.0.1".parse().unwrap());
+        let shown = |name: &ClientName| name.to_string();
+        let certificate = ClientName::of_connection(Some("kube-apiserver"), address);
+        assert_eq!(shown(&certificate), "certificate kube-apiserver");
+        assert_eq!(
+            shown(&ClientName::of_connection(None, address)),
+            "address 10.0.0.1"
+        );
+        assert_eq!(shown(&ClientName::of_connection(None, None)), "unix unix");
+    }
+
+    #[test]
+    fn long_name_is_cut_at_a_character() {
+        let name = ClientName::of_user(&"ä".repeat(100));
+        assert_eq!(name.as_str(), "ä".repeat(64));
+    }
+}

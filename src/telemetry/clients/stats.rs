@@ -1,0 +1,304 @@
+//! Counters of one client.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::name::{ClientName, cut};
+use crate::telemetry::Outcome;
+
+/// Longest user agent that is kept, in bytes.
+const MAX_AGENT_BYTES: usize = 64;
+/// Cost of a call, in bytes.
+const CALL_COST_BYTES: f64 = 8192.0;
+/// Cost of a call that etcd answered, in bytes, in addition to [`CALL_COST_BYTES`].
+const ETCD_COST_BYTES: f64 = 65_536.0;
+
+/// Counters of one client, over all of its connections.
+#[derive(Debug)]
+pub struct ClientStats {
+    /// Number of the client; no other has it.
+    number: u64,
+    name: ClientName,
+    pub(super) connections: AtomicI64,
+    calls: AtomicU64,
+    in_flight: AtomicI64,
+    watches: AtomicI64,
+    lists: AtomicU64,
+    from_memory: AtomicU64,
+    from_etcd: AtomicU64,
+    refused: AtomicU64,
+    received_bytes: AtomicU64,
+    sent_bytes: AtomicU64,
+    /// Begin of the last call, in seconds since 1970.
+    last_seen_seconds: AtomicU64,
+    agent: Mutex<Arc<str>>,
+    sampled: Mutex<Sampled>,
+}
+
+/// Counters at the last sample, and the rates up to it.
+#[derive(Debug, Default)]
+struct Sampled {
+    at: Option<Instant>,
+    counts: Counts,
+    rates: ClientRates,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    calls: u64,
+    from_etcd: u64,
+    bytes: u64,
+}
+
+/// What a client costs now, per second.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ClientRates {
+    /// Calls.
+    pub calls: f64,
+    /// Calls that etcd answered.
+    pub from_etcd: f64,
+    /// Bytes received and sent.
+    pub bytes: f64,
+}
+
+impl ClientRates {
+    /// One figure to sort by, in bytes per second: a call counts 8 KiB, one that etcd answered 64 KiB more.
+    #[must_use]
+    pub fn cost(&self) -> f64 {
+        self.bytes + self.calls * CALL_COST_BYTES + self.from_etcd * ETCD_COST_BYTES
+    }
+}
+
+/// Figures of one client.
+#[derive(Clone, Debug)]
+pub struct ClientFigures {
+    /// Who it is.
+    pub name: ClientName,
+    /// Open connections; of a user of etcd those that had its token last.
+    pub connections: u64,
+    /// Calls since the start.
+    pub calls: u64,
+    /// Calls in flight.
+    pub in_flight: u64,
+    /// Open Watch streams, part of the calls in flight.
+    pub watches: u64,
+    /// Reads of ranges without a limit, and RangeStreams, since the start.
+    pub lists: u64,
+    /// Calls that memory answered.
+    pub from_memory: u64,
+    /// Calls that etcd answered.
+    pub from_etcd: u64,
+    /// Calls that were refused.
+    pub refused: u64,
+    /// Bytes received on the connections.
+    pub received_bytes: u64,
+    /// Bytes of responses.
+    pub sent_bytes: u64,
+    /// User agent of the newest connection.
+    pub agent: Arc<str>,
+    /// Begin of the last call; `None` before the first one.
+    pub last_seen: Option<SystemTime>,
+    /// Rates at the last sample.
+    pub rates: ClientRates,
+}
+
+impl ClientStats {
+    pub(super) fn new(number: u64, name: ClientName) -> Arc<ClientStats> {
+        Arc::new(ClientStats {
+            number,
+            name,
+            connections: AtomicI64::new(0),
+            calls: AtomicU64::new(0),
+            in_flight: AtomicI64::new(0),
+            watches: AtomicI64::new(0),
+            lists: AtomicU64::new(0),
+            from_memory: AtomicU64::new(0),
+            from_etcd: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            received_bytes: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            last_seen_seconds: AtomicU64::new(0),
+            agent: Mutex::new("".into()),
+            sampled: Mutex::default(),
+        })
+    }
+
+    /// Number of the client; no other has it.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn name(&self) -> &ClientName {
+        &self.name
+    }
+
+    /// Begins a call.
+    #[must_use]
+    pub fn begin_call(self: &Arc<Self>) -> ClientCall {
+        self.calls.fetch_add(1, Relaxed);
+        self.in_flight.fetch_add(1, Relaxed);
+        self.last_seen_seconds.store(now_seconds(), Relaxed);
+        ClientCall {
+            client: Arc::clone(self),
+            is_watch: false,
+        }
+    }
+
+    /// Counts bytes that were received on a connection.
+    pub fn record_received(&self, bytes: u64) {
+        if bytes > 0 {
+            self.received_bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Records the user agent of a connection.
+    pub fn record_agent(&self, agent: &str) {
+        *self.agent.lock() = cut(agent, MAX_AGENT_BYTES).into();
+    }
+
+    /// Begin of the last call, in seconds since 1970; 0 before the first one.
+    pub(super) fn last_seen_seconds(&self) -> u64 {
+        self.last_seen_seconds.load(Relaxed)
+    }
+
+    /// Adds the sums of a client that leaves the registry.
+    pub(super) fn add_sums_of(&self, left: &ClientStats) {
+        for (sum, of) in [
+            (&self.calls, &left.calls),
+            (&self.lists, &left.lists),
+            (&self.from_memory, &left.from_memory),
+            (&self.from_etcd, &left.from_etcd),
+            (&self.refused, &left.refused),
+            (&self.received_bytes, &left.received_bytes),
+            (&self.sent_bytes, &left.sent_bytes),
+        ] {
+            sum.fetch_add(of.load(Relaxed), Relaxed);
+        }
+        // What others did before is not a rate of now.
+        self.sampled.lock().counts = self.counts();
+    }
+
+    /// Determines the rates since the last sample.
+    #[allow(clippy::cast_precision_loss, reason = "rates show magnitudes")]
+    pub(super) fn sample(&self, now: Instant) {
+        let counts = self.counts();
+        let mut sampled = self.sampled.lock();
+        let since = sampled.at.map(|at| now.duration_since(at).as_secs_f64());
+        if let Some(seconds) = since.filter(|seconds| *seconds > 0.0) {
+            let last = sampled.counts;
+            let rate = |now: u64, last: u64| now.saturating_sub(last) as f64 / seconds;
+            sampled.rates = ClientRates {
+                calls: rate(counts.calls, last.calls),
+                from_etcd: rate(counts.from_etcd, last.from_etcd),
+                bytes: rate(counts.bytes, last.bytes),
+            };
+        }
+        sampled.at = Some(now);
+        sampled.counts = counts;
+    }
+
+    fn counts(&self) -> Counts {
+        Counts {
+            calls: self.calls.load(Relaxed),
+            from_etcd: self.from_etcd.load(Relaxed),
+            bytes: self.received_bytes.load(Relaxed) + self.sent_bytes.load(Relaxed),
+        }
+    }
+
+    /// Current figures.
+    #[must_use]
+    pub fn figures(&self) -> ClientFigures {
+        let gauge = |value: &AtomicI64| u64::try_from(value.load(Relaxed)).unwrap_or(0);
+        let last_seen = self.last_seen_seconds();
+        ClientFigures {
+            name: self.name.clone(),
+            connections: gauge(&self.connections),
+            calls: self.calls.load(Relaxed),
+            in_flight: gauge(&self.in_flight),
+            watches: gauge(&self.watches),
+            lists: self.lists.load(Relaxed),
+            from_memory: self.from_memory.load(Relaxed),
+            from_etcd: self.from_etcd.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+            received_bytes: self.received_bytes.load(Relaxed),
+            sent_bytes: self.sent_bytes.load(Relaxed),
+            agent: Arc::clone(&self.agent.lock()),
+            last_seen: (last_seen > 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_secs(last_seen)),
+            rates: self.sampled.lock().rates,
+        }
+    }
+}
+
+/// A call of a client, which is in flight until this is dropped.
+#[derive(Debug)]
+pub struct ClientCall {
+    client: Arc<ClientStats>,
+    is_watch: bool,
+}
+
+impl ClientCall {
+    /// The client.
+    #[must_use]
+    pub fn client(&self) -> &Arc<ClientStats> {
+        &self.client
+    }
+
+    /// Counts the call as an open Watch stream.
+    pub fn set_watch(&mut self) {
+        if !self.is_watch {
+            self.is_watch = true;
+            self.client.watches.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Counts bytes of the response.
+    pub fn record_sent(&self, bytes: u64) {
+        self.client.sent_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    /// Counts the outcome of a read.
+    pub fn record_read(&self, outcome: Outcome, is_list: bool) {
+        if is_list {
+            self.client.lists.fetch_add(1, Relaxed);
+        }
+        match outcome {
+            Outcome::Hit(_) | Outcome::Waited(_) => {
+                self.client.from_memory.fetch_add(1, Relaxed);
+            }
+            Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) => self.record_from_etcd(),
+            Outcome::Shed(_) => self.record_refused(),
+            Outcome::Cancelled(_) => {}
+        }
+    }
+
+    /// Counts the call as answered by etcd.
+    pub fn record_from_etcd(&self) {
+        self.client.from_etcd.fetch_add(1, Relaxed);
+    }
+
+    /// Counts the call as refused.
+    pub fn record_refused(&self) {
+        self.client.refused.fetch_add(1, Relaxed);
+    }
+}
+
+impl Drop for ClientCall {
+    fn drop(&mut self) {
+        self.client.in_flight.fetch_sub(1, Relaxed);
+        if self.is_watch {
+            self.client.watches.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+fn now_seconds() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.unwrap_or_default().as_secs()
+}
