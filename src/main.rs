@@ -21,6 +21,7 @@ use rangecache::proxy::{self, Proxy};
 use rangecache::server::{
     ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
 };
+use rangecache::telemetry::clients::ClientRegistry;
 use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector};
@@ -250,7 +251,11 @@ impl Server {
             stop,
             ..
         } = &server;
-        let telemetry = Arc::new(Telemetry::new(files.metrics, files.tracer));
+        let telemetry = Arc::new(Telemetry::new(
+            files.metrics,
+            files.tracer,
+            ClientRegistry::with_max(bounds::MAX_CLIENTS),
+        ));
         panics::install(telemetry.metrics.process.panics.clone());
         for bound in bounds::ALL {
             telemetry
@@ -301,7 +306,7 @@ impl Server {
             telemetry,
             calls.clone(),
             server.closing.clone(),
-            &config.listen,
+            config,
         );
         background.spawn(Arc::clone(&admin).remember(stop.clone()));
         for listener in sockets.operators {

@@ -23,6 +23,8 @@ pub(super) struct Handles {
     pub(super) draining: CancellationToken,
     pub(super) recent: Recent,
     pub(super) started: Instant,
+    /// Clients with metrics (`--client-metrics-top`).
+    pub(super) client_metrics_top: usize,
 }
 
 impl Handles {

@@ -1,4 +1,5 @@
-//! HTTP for operators and probes: `/livez`, `/readyz`, `/metrics`, the page at `/`, and its data as JSON at `/status`.
+//! HTTP for operators and probes: `/livez`, `/readyz`, `/metrics`, the page at `/`, its data as JSON at `/status`, and
+//! all clients as JSON at `/clients`.
 //!
 //! | file | subject |
 //! |---|---|
@@ -6,7 +7,7 @@
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `pace` | bound on requests per second |
 //! | `readiness` | readiness, and its text |
-//! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest` |
+//! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest`, `clients` |
 //! | `checks` | findings, gates and used bounds |
 //! | `page/` | the data as HTML; charts as SVG; style and script |
 //!

@@ -10,6 +10,7 @@ use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
+use serde::Serialize;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -19,7 +20,7 @@ use super::pace::Pace;
 use super::status::samples::{Counts, INTERVAL, Recent};
 use super::{page, readiness, status};
 use crate::browser::BrowserRules;
-use crate::config::ListenConfig;
+use crate::config::Config;
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::server::{ConnectionLimits, Connections, Listener, ServeConfig};
@@ -58,7 +59,7 @@ pub struct Admin {
 
 impl Admin {
     /// Server that reports on these rooms. `tasks` are those of connections and calls; `draining` ends readiness.
-    /// `listen` names the hosts under which the port may be called.
+    /// `config` names the hosts under which the port may be called.
     #[must_use]
     pub fn new(
         mirrors: Arc<Mirrors>,
@@ -66,7 +67,7 @@ impl Admin {
         telemetry: Arc<Telemetry>,
         tasks: TaskTracker,
         draining: CancellationToken,
-        listen: &ListenConfig,
+        config: &Config,
     ) -> Arc<Admin> {
         let started = Instant::now();
         let recent = Recent::new(started, Counts::now(&telemetry.metrics, &mirrors));
@@ -79,9 +80,10 @@ impl Admin {
                 draining,
                 recent,
                 started,
+                client_metrics_top: config.clients.metrics_top as usize,
             },
             connections: Connections::new(CONNECTIONS, Gauge::default()),
-            browser: listen.browser_rules().without_origins(),
+            browser: config.listen.browser_rules().without_origins(),
             pace: Pace::new(),
         })
     }
@@ -94,6 +96,7 @@ impl Admin {
             loop {
                 let now = interval.tick().await;
                 self.handles.recent.record(now, self.handles.counts());
+                self.handles.telemetry.clients.sample(now);
             }
         });
         stop.run_until_cancelled(sampling).await;
@@ -146,24 +149,33 @@ impl Admin {
                 let tasks = i64::try_from(handles.tasks.len()).unwrap_or(i64::MAX);
                 metrics.process.tasks.set(tasks);
                 handles.upstream.export(metrics);
+                let mut clients = handles.telemetry.clients.figures();
+                clients.truncate(handles.client_metrics_top);
+                metrics.clients.export(&clients);
                 let accept = request.headers().get(header::ACCEPT);
                 let format = Format::accepted(accept.and_then(|accept| accept.to_str().ok()));
                 (StatusCode::OK, format.content_type(), metrics.encode(format))
             }
             "/" => (StatusCode::OK, HTML, page::render(&status::collect(handles))),
-            "/status" => match serde_json::to_string(&status::collect(handles)) {
-                Ok(json) => (StatusCode::OK, JSON, json),
-                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
-            },
+            "/status" => json(&status::collect(handles)),
+            "/clients" => json(&status::clients(handles)),
             "/page.css" => (StatusCode::OK, CSS, page::CSS.to_owned()),
             "/page.js" => (StatusCode::OK, JAVASCRIPT, page::JS.to_owned()),
             _ => (
                 StatusCode::NOT_FOUND,
                 TEXT,
-                "not found; paths are /, /status, /livez, /readyz and /metrics\n".to_owned(),
+                "not found; paths are /, /status, /clients, /livez, /readyz and /metrics\n".to_owned(),
             ),
         };
         text(status, content_type, body)
+    }
+}
+
+/// Status, content type and body of a response in JSON.
+fn json(value: &impl Serialize) -> (StatusCode, &'static str, String) {
+    match serde_json::to_string(value) {
+        Ok(json) => (StatusCode::OK, JSON, json),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{error}\n")),
     }
 }
 

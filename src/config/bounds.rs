@@ -3,6 +3,9 @@
 
 use super::flags::Config;
 
+/// Clients with figures of their own. No flag sets it: each takes less than a KiB.
+pub const MAX_CLIENTS: usize = 1_024;
+
 /// A bound that a flag sets.
 #[derive(Debug)]
 pub struct Bound {

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 
+use super::clients::ClientsConfig;
 use super::etcd::{AccountError, EtcdConfig};
 use super::forward::ForwardConfig;
 use super::limits::LimitsConfig;
@@ -54,6 +55,9 @@ pub struct Config {
     /// Connections, calls and threads.
     #[command(flatten)]
     pub limits: LimitsConfig,
+    /// Clients.
+    #[command(flatten)]
+    pub clients: ClientsConfig,
     /// TLS on both sides.
     #[command(flatten)]
     pub tls: TlsConfig,

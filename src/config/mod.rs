@@ -6,7 +6,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
-//! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `log`, `tls` | the flags of one consumer |
+//! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `tls` | the flags of one consumer |
 //! | `doctor` | the flags of `rangecache doctor` |
 //! | `otel` | OpenTelemetry's environment variables |
 //! | `environment` | names of environment variables; the effective settings as text |
@@ -14,6 +14,7 @@
 //! | `units` | durations and sizes |
 
 pub mod bounds;
+mod clients;
 mod doctor;
 mod environment;
 mod etcd;
@@ -28,6 +29,7 @@ mod tls;
 mod units;
 mod watch;
 
+pub use clients::ClientsConfig;
 pub use doctor::{DoctorConfig, ReportFormat};
 pub use environment::{effective, with_environment};
 pub use etcd::{Account, AccountError, EtcdConfig, OldEtcd, RangeStream, Secret};

@@ -25,6 +25,8 @@ pub enum Method {
     Compact,
     /// Auth/AuthEnable and Auth/AuthDisable.
     SwitchAuth,
+    /// Auth/Authenticate.
+    Authenticate,
     /// Watch/Watch.
     Watch,
     /// Lease/LeaseKeepAlive.
@@ -51,13 +53,15 @@ pub enum Method {
     Other,
 }
 
-/// Cluster state that a successful call changes.
+/// State that a successful call changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SideEffect {
     /// Revisions below the one in the request are compacted.
     Compaction,
     /// Auth is switched on or off.
     Auth,
+    /// A user gets a token.
+    LogIn,
 }
 
 impl Method {
@@ -69,6 +73,7 @@ impl Method {
             RANGE_STREAM => Method::RangeStream,
             "/etcdserverpb.KV/Compact" => Method::Compact,
             "/etcdserverpb.Auth/AuthEnable" | "/etcdserverpb.Auth/AuthDisable" => Method::SwitchAuth,
+            "/etcdserverpb.Auth/Authenticate" => Method::Authenticate,
             "/etcdserverpb.Watch/Watch" => Method::Watch,
             "/etcdserverpb.Lease/LeaseKeepAlive" => Method::LeaseKeepAlive,
             "/etcdserverpb.Maintenance/Snapshot" => Method::Snapshot,
@@ -99,7 +104,7 @@ impl Method {
     pub fn is_streaming(self) -> bool {
         !matches!(
             self,
-            Method::Range | Method::Compact | Method::SwitchAuth | Method::EtcdUnary
+            Method::Range | Method::Compact | Method::SwitchAuth | Method::Authenticate | Method::EtcdUnary
         )
     }
 
@@ -136,12 +141,13 @@ impl Method {
         )
     }
 
-    /// Cluster state that the call changes when it succeeds.
+    /// State that the call changes when it succeeds.
     #[must_use]
     pub fn side_effect(self) -> Option<SideEffect> {
         match self {
             Method::Compact => Some(SideEffect::Compaction),
             Method::SwitchAuth => Some(SideEffect::Auth),
+            Method::Authenticate => Some(SideEffect::LogIn),
             _ => None,
         }
     }
@@ -224,10 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn only_compact_and_the_auth_switch_have_side_effects() {
+    fn compact_the_auth_switch_and_authenticate_alone_have_side_effects() {
         let effect = |path| Method::from_path(path).side_effect();
         assert_eq!(effect("/etcdserverpb.KV/Compact"), Some(SideEffect::Compaction));
         assert_eq!(effect("/etcdserverpb.Auth/AuthDisable"), Some(SideEffect::Auth));
+        assert_eq!(effect("/etcdserverpb.Auth/Authenticate"), Some(SideEffect::LogIn));
         assert_eq!(effect("/etcdserverpb.Auth/AuthStatus"), None);
         assert_eq!(effect("/etcdserverpb.KV/Put"), None);
     }

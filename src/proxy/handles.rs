@@ -120,6 +120,7 @@ impl Proxy {
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),
             cluster_state: Arc::clone(&mirrors.cluster_state),
+            telemetry: Arc::clone(telemetry),
             connect_timeout: config.etcd.connect_timeout,
             request_timeout: config.limits.request_timeout,
             max_wait: config.forward.stream_max_wait,

@@ -45,14 +45,14 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Handles over `metrics` and `tracer`, without calls so far.
+    /// Handles over `metrics`, `tracer` and `clients`, without calls so far.
     #[must_use]
-    pub fn new(metrics: Arc<Metrics>, tracer: Tracer) -> Telemetry {
+    pub fn new(metrics: Arc<Metrics>, tracer: Tracer, clients: ClientRegistry) -> Telemetry {
         Telemetry {
             metrics,
             tracer,
             slowest: Slowest::default(),
-            clients: ClientRegistry::default(),
+            clients,
         }
     }
 }

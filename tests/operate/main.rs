@@ -17,6 +17,7 @@
 )]
 
 mod browsers;
+mod clients;
 mod doctor;
 mod loops;
 mod operations;

@@ -6,13 +6,15 @@
 //! | `reads` | reads: rates and sources, why not from memory, the slowest |
 //! | `state` | mirrors, endpoints, bounds and gates |
 //! | `watches` | watches: who serves them, and the slowest |
+//! | `clients` | clients: who they are, and what they cost |
 //! | `charts` | charts as SVG |
 //! | `parts` | parts that several sections share |
 //!
-//! No name comes from a client: mirrors are named by the operator's prefixes, and the status has no key and no value
-//! (I10). Every text is escaped nevertheless, by `maud`.
+//! Mirrors are named by the operator's prefixes, and the status has no key and no value (I10). Names and user agents of
+//! clients are their own. Every text is escaped, by `maud`.
 
 mod charts;
+mod clients;
 mod parts;
 mod reads;
 mod state;
@@ -49,6 +51,7 @@ pub(super) fn render(status: &Status) -> String {
         (reads::slowest(&status.slowest))
         (state::mirrors(status))
         (watches::watches(&status.watches))
+        (clients::clients(&status.clients))
         (state::endpoints(&status.endpoints))
         (state::budgets(&status.budgets))
         (state::gates(&status.gates))
@@ -119,6 +122,7 @@ fn sign(severity: Severity) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::status::clients::ClientStatus;
     use crate::admin::status::model::{
         Budget, EndpointStatus, GateStatus, MirrorStatus, OutcomeCount, Phase, Reads, Samples, SlowCall,
         StreamCount, WatchStatus,
@@ -191,6 +195,26 @@ mod tests {
                 behind_revisions: 6,
                 ..WatchStatus::default()
             },
+            clients: vec![ClientStatus {
+                kind: "certificate",
+                name: HOSTILE.to_owned(),
+                connections: 1,
+                calls_in_flight: 0,
+                watches: 0,
+                calls_per_second: 2.0,
+                etcd_calls_per_second: 0.0,
+                bytes_per_second: 4096.0,
+                cost: 0.0,
+                calls: 5,
+                lists: 0,
+                from_memory: 5,
+                from_etcd: 0,
+                refused: 0,
+                received_bytes: 0,
+                sent_bytes: 1 << 20,
+                user_agent: HOSTILE.to_owned(),
+                last_seen: None,
+            }],
             endpoints: vec![EndpointStatus {
                 url: "http://etcd:2379".to_owned(),
                 version: None,
@@ -249,6 +273,8 @@ mod tests {
             "<code>/&lt;img src=x onerror=alert(1)&gt;&quot;&amp;/</code>",
             "1 KiB of 2 KiB",
             "id=\"gates-title\"",
+            "certificate <code>/&lt;img",
+            "<td>4 KiB</td>",
         ] {
             assert!(page.contains(text), "{text} is not in\n{page}");
         }

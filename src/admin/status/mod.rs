@@ -1,6 +1,7 @@
 //! The data of the page, which `/status` sends as JSON. Gathered from gauges and counters, without a lock that a
 //! mirror or a read waits for.
 
+pub(super) mod clients;
 pub(super) mod model;
 mod reads;
 pub(super) mod samples;
@@ -16,6 +17,7 @@ use crate::mirror::state;
 use crate::telemetry::Metrics;
 use crate::telemetry::outcome::Outcome;
 use crate::upstream::{EndpointView, NoRangeStream, Role};
+use clients::ClientStatus;
 use model::{EndpointStatus, MirrorStatus, OutcomeCount, Status, StreamCount, WatchStatus};
 
 /// The current status.
@@ -66,11 +68,22 @@ pub(super) fn collect(handles: &Handles) -> Status {
         slowest: slowest::list(&handles.telemetry.slowest.list()),
         mirrors,
         watches: watches(handles),
+        clients: {
+            let mut shown = clients(handles);
+            shown.truncate(clients::SHOWN);
+            shown
+        },
         gates: checks::gates(&gates, cluster_state.auth(), credentials.is_configured(), metrics),
         endpoints,
         budgets,
         samples: reads::columns(all),
     }
+}
+
+/// All clients, the most costly first.
+pub(super) fn clients(handles: &Handles) -> Vec<ClientStatus> {
+    let figures = handles.telemetry.clients.figures();
+    figures.iter().map(clients::client).collect()
 }
 
 /// State of a mirror without its past; `known` is the highest revision that etcd is known to have.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
+use super::clients::ClientStatus;
 use super::samples::Sample;
 use crate::diagnosis::{Finding, Severity};
 use crate::telemetry::Reason;
@@ -26,6 +27,8 @@ pub(crate) struct Status {
     pub(crate) slowest: Vec<SlowCall>,
     pub(crate) mirrors: Vec<MirrorStatus>,
     pub(crate) watches: WatchStatus,
+    /// Clients that cost most now, the most costly first.
+    pub(crate) clients: Vec<ClientStatus>,
     pub(crate) endpoints: Vec<EndpointStatus>,
     pub(crate) gates: Vec<GateStatus>,
     pub(crate) budgets: Vec<Budget>,

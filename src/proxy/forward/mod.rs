@@ -9,7 +9,7 @@
 //! | `body` | passes a response through, and records the revisions in it |
 //! | `collect` | reads a response to its end, for callers that need all of it |
 //! | `range_stream` | sends a RangeStream to an endpoint that implements it |
-//! | `side_effects` | forwards Compact, AuthEnable and AuthDisable, and updates cluster state |
+//! | `side_effects` | forwards Compact, AuthEnable, AuthDisable and Authenticate, and updates state |
 //! | `shutdown` | ends endless calls when the process stops |
 //! | `http1` | forwards HTTP/1: health, metrics, JSON gateway, WebSockets |
 //! | `http1_pool` | kept-alive HTTP/1 connections |
@@ -49,7 +49,7 @@ use crate::limits::ClientAccount;
 use crate::mirror::Mirrors;
 use crate::upstream::{MessageLimit, Outgoing};
 
-/// Forwards a gRPC call that is not a read. Compact, AuthEnable and AuthDisable also update cluster state, unless
+/// Forwards a gRPC call that is not a read. Compact, AuthEnable, AuthDisable and Authenticate also update state, unless
 /// `is_grpc_call` is false: etcd's gRPC server then refuses the request (not a POST, or a path with a query).
 pub(super) async fn forward_call(
     forward: &Forward,

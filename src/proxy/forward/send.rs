@@ -26,6 +26,7 @@ use crate::grpc::{Method, Status};
 use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
 use crate::mirror::cluster_state::ClusterState;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
+use crate::telemetry::Telemetry;
 use crate::upstream::{Connection, ConnectionClass, InFlight, MessageLimit, Outgoing, SendFailure, Upstream};
 
 /// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
@@ -40,6 +41,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Forward {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) cluster_state: Arc<ClusterState>,
+    pub(crate) telemetry: Arc<Telemetry>,
     /// Time in which a call may wait for a connection and be sent again (`--connect-timeout`).
     pub(crate) connect_timeout: Duration,
     /// Time limit for a client's request message (`--request-timeout`).
@@ -384,6 +386,7 @@ mod tests {
                 &stop,
             ),
             cluster_state: Arc::default(),
+            telemetry: Arc::default(),
             connect_timeout: Duration::from_secs(2),
             request_timeout: Duration::from_secs(30),
             max_wait: Duration::from_secs(10),

@@ -1,5 +1,5 @@
-//! Forwards calls that change cluster state: Compact, AuthEnable and AuthDisable. The change is recorded before the
-//! client gets the response, so that it applies to the client's next read.
+//! Forwards calls that change cluster state: Compact, AuthEnable and AuthDisable; and Authenticate, whose token will name
+//! the client. The change is recorded before the client gets the response, so that it applies to the client's next call.
 
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_LENGTH;
@@ -10,13 +10,14 @@ use prost::Message as _;
 use super::collect::ResponseReader;
 use super::error::SendError;
 use super::send::{Forward, RequestBody};
-use crate::etcdserverpb::CompactionRequest;
+use crate::etcdserverpb::{AuthenticateRequest, AuthenticateResponse, CompactionRequest};
 use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::status::{is_ok, is_refused};
 use crate::grpc::{Method, SideEffect, Status};
 use crate::mirror::Mirrors;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
+use crate::telemetry::clients::ClientRegistry;
 use crate::upstream::{ConnectionClass, Outgoing};
 
 /// Longest request that is decoded, in bytes; longer ones are forwarded unread.
@@ -72,7 +73,11 @@ pub(super) async fn forward_with_effect(
     }
     let trailers = reader.into_trailers();
     if is_ok(trailers.as_ref().unwrap_or(&head.headers)) {
-        record_effect(mirrors, effect, history, framed.as_ref());
+        if effect == SideEffect::LogIn {
+            record_log_in(&forward.telemetry.clients, framed.as_ref(), &data);
+        } else {
+            record_effect(mirrors, effect, history, framed.as_ref());
+        }
     } else if let Some(change) = auth_change
         && is_refused(trailers.as_ref().unwrap_or(&head.headers))
     {
@@ -85,6 +90,19 @@ pub(super) async fn forward_with_effect(
     Ok(Response::from_parts(head, body))
 }
 
+/// Records whose token etcd has issued.
+fn record_log_in(clients: &ClientRegistry, framed: Option<&Bytes>, data: &[u8]) {
+    let request = framed.and_then(|framed| AuthenticateRequest::decode(framed.slice(PREFIX_BYTES..)).ok());
+    let response = data
+        .get(PREFIX_BYTES..)
+        .and_then(|message| AuthenticateResponse::decode(message).ok());
+    if let (Some(request), Some(response)) = (request, response)
+        && !response.token.is_empty()
+    {
+        clients.record_token(response.token.as_bytes(), &request.name);
+    }
+}
+
 /// Records `effect` of a call that began in the history of the number `history`.
 fn record_effect(mirrors: &Mirrors, effect: SideEffect, history: u64, framed: Option<&Bytes>) {
     match effect {
@@ -92,6 +110,7 @@ fn record_effect(mirrors: &Mirrors, effect: SideEffect, history: u64, framed: Op
         SideEffect::Auth => {
             mirrors.cluster_state.auth_may_have_changed();
         }
+        SideEffect::LogIn => {}
         SideEffect::Compaction => {
             let request = framed.map(|framed| CompactionRequest::decode(framed.slice(PREFIX_BYTES..)));
             if let Some(Ok(request)) = request {

@@ -11,9 +11,6 @@ use super::name::ClientName;
 use super::stats::{ClientFigures, ClientStats};
 use super::users::Users;
 
-/// Clients that a default registry keeps.
-const MAX_CLIENTS: usize = 1_024;
-
 /// All clients with an open connection, and those that were seen last. The one that is idle longest leaves when there
 /// are too many; its sums count as those of "others" from then on.
 #[derive(Debug)]
@@ -53,7 +50,7 @@ impl Drop for ClientHandle {
 
 impl Default for ClientRegistry {
     fn default() -> ClientRegistry {
-        ClientRegistry::with_max(MAX_CLIENTS)
+        ClientRegistry::with_max(usize::MAX)
     }
 }
 

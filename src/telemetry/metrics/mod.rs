@@ -2,6 +2,7 @@
 //! text.
 
 mod buffers;
+mod clients;
 mod connections;
 mod forwarding;
 mod freshness;
@@ -19,6 +20,7 @@ use prometheus_client::registry::Registry;
 
 use super::exposition::{self, Format};
 pub use buffers::{BufferKindMetrics, BufferMetrics};
+pub use clients::ClientMetrics;
 pub use connections::ConnectionMetrics;
 pub use forwarding::{ForwardingMetrics, TurnMetrics};
 pub use freshness::{FreshnessMetrics, QuorumChecks};
@@ -49,6 +51,8 @@ pub struct Metrics {
     pub upstream: UpstreamMetrics,
     /// Clients' connections.
     pub connections: ConnectionMetrics,
+    /// Clients that cost most.
+    pub clients: ClientMetrics,
     /// TLS handshakes and files.
     pub tls: TlsMetrics,
     /// Exported spans.
@@ -78,6 +82,7 @@ impl Metrics {
             mirrors: MirrorsMetrics::new(&mut registry),
             upstream: UpstreamMetrics::new(&mut registry),
             connections: ConnectionMetrics::new(&mut registry),
+            clients: ClientMetrics::new(&mut registry),
             tls: TlsMetrics::new(&mut registry),
             traces: TraceMetrics::new(&mut registry),
             process: ProcessMetrics::new(&mut registry),

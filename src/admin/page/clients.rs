@@ -1,0 +1,62 @@
+//! The section of the page about clients.
+
+use maud::{Markup, html};
+
+use super::parts::section;
+use crate::admin::status::clients::ClientStatus;
+use crate::diagnosis::format::{bytes, count, rate};
+
+/// Who the clients are and what they cost, the most costly first; nothing before the first one.
+pub(super) fn clients(clients: &[ClientStatus]) -> Markup {
+    if clients.is_empty() {
+        return html! {};
+    }
+    let content = html! {
+        div.scroll tabindex="0" role="region" aria-label="Clients" {
+            table {
+                thead {
+                    tr {
+                        th scope="col" { "client" }
+                        th scope="col" { "calls/s" }
+                        th scope="col" { "from etcd/s" }
+                        th scope="col" { "per second" }
+                        th scope="col" { "in flight" }
+                        th scope="col" { "watches" }
+                        th scope="col" { "calls" }
+                        th scope="col" { "lists" }
+                        th scope="col" { "sent" }
+                        th scope="col" { "refused" }
+                        th scope="col" { "user agent" }
+                    }
+                }
+                tbody {
+                    @for client in clients {
+                        tr {
+                            th scope="row" { (client.kind) " " code { (client.name) } }
+                            td { (rate(client.calls_per_second)) }
+                            td { (rate(client.etcd_calls_per_second)) }
+                            td { (bytes(whole(client.bytes_per_second))) }
+                            td { (count(client.calls_in_flight)) }
+                            td { (count(client.watches)) }
+                            td { (count(client.calls)) }
+                            td { (count(client.lists)) }
+                            td { (bytes(client.sent_bytes)) }
+                            td { (count(client.refused)) }
+                            td { (client.user_agent) }
+                        }
+                    }
+                }
+            }
+        }
+    };
+    section("clients", "Clients", &content)
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a rate is not negative and far below 2^53"
+)]
+fn whole(rate: f64) -> u64 {
+    rate as u64
+}
