@@ -87,6 +87,12 @@ test-etcd: rust-present go-present ## Run etcd's own integration tests of watche
 	$(CARGO) build --locked --bin rangecache
 	cd tests/etcd && $(GO) test -count=1 -timeout 10m -v ./...
 
+# Not part of `make test`: downloads the clients.
+.PHONY: test-clients
+test-clients: $(addprefix $(TOOLS_DIR)/,etcd-3.7 client-coredns client-cilium) rust-present ## Run real clients of etcd (CoreDNS, Cilium) directly and through rangecache, and compare what they see
+	$(CARGO) build --locked --bin rangecache
+	cd tests/clients && $(GO) test -count=1 -v ./...
+
 .PHONY: bench-kube
 bench-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure what two real kube-apiservers cost etcd: directly, through grpc-proxy, through rangecache
 	$(CARGO) build --release --locked --bin rangecache

@@ -1,0 +1,3 @@
+module rangecache.test/clients
+
+go 1.26.0
