@@ -23,6 +23,14 @@ impl Client {
         self.auth("UserAdd", &AuthUserAddRequest { name, password }).await
     }
 
+    /// Deletes a user, whose tokens become invalid.
+    pub async fn delete_user(&self, name: &str) -> Result<(), Status> {
+        let (name, password) = (name.to_owned(), String::new());
+        // Both messages have the name.
+        let request = AuthUserAddRequest { name, password };
+        self.auth("UserDelete", &request).await
+    }
+
     /// Changes a user's password, which invalidates the user's tokens.
     pub async fn change_password(&self, name: &str, password: &str) -> Result<(), Status> {
         let (name, password) = (name.to_owned(), password.to_owned());

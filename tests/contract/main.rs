@@ -28,5 +28,6 @@ mod streams;
 mod transparent;
 mod watch_clients;
 mod watch_handovers;
+mod watch_rights;
 mod watch_streams;
 mod watches;

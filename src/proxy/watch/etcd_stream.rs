@@ -392,7 +392,8 @@ async fn take_turn(turns: Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
     turn.ok()?.ok()
 }
 
-fn encode(union: RequestUnion) -> Bytes {
+/// A request as one message of the client's half.
+pub(super) fn encode(union: RequestUnion) -> Bytes {
     framed(&Wire {
         request_union: Some(union),
     })

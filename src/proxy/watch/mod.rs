@@ -6,6 +6,7 @@
 //! | `request` | decodes them, allocates the ids of watchers |
 //! | `plan` | decides how one create request is answered; a pure function |
 //! | `start` | proves the revision at which a watcher begins, and joins the hub |
+//! | `refusal` | etcd's refusal of one create request |
 //! | `stream` | one stream as far as it does not change, and plans of its creates |
 //! | `stream_bytes` | what the stream holds, as counted against `--watch-max-bytes` |
 //! | `session` | one stream: what it sends next |
@@ -28,6 +29,7 @@ mod message;
 mod plan;
 mod progress;
 mod receive;
+mod refusal;
 mod relay;
 mod request;
 mod session;
@@ -167,7 +169,7 @@ async fn first_create(stream: &Stream, requests: &mut Requests) -> Result<(Creat
         Planned::Etcd(reason) => return Err(reason.into()),
         Planned::Refuse(refusal) => First::Refuse(refusal),
         Planned::Compacted(revision) => First::Compacted(revision),
-        Planned::Start(position) => First::Started(stream.start(position, &create).await?),
+        Planned::Start(place) => First::Started(stream.start(place, &create).await?),
     };
     Ok((create, first))
 }

@@ -12,6 +12,8 @@ pub(super) struct PlanInputs {
     /// Another watcher of the stream has the id that the client chose.
     pub(super) is_id_taken: bool,
     pub(super) auth: Auth,
+    /// Auth is on and rangecache's own user is authenticated, so mirrors can still be read from etcd.
+    pub(super) has_own_user: bool,
     /// The caller sent a token or other credentials.
     pub(super) has_credentials: bool,
     /// Revision of the mirror that holds the range, or the reason for which that mirror is out of service. `None` if no
@@ -23,6 +25,13 @@ pub(super) struct PlanInputs {
     pub(super) compacted: i64,
 }
 
+impl PlanInputs {
+    /// Whether etcd has to authorize the caller before memory serves the watcher.
+    pub(super) fn authorizes(&self) -> bool {
+        self.has_credentials || self.auth == Auth::On
+    }
+}
+
 /// How a create request is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
@@ -32,6 +41,8 @@ pub(super) enum Plan {
     FromNow,
     /// From memory, with the events from this revision on.
     From(i64),
+    /// From memory, if etcd authorizes the caller to read the range (I8).
+    Authorize,
     /// Created, and cancelled because etcd has compacted what the watcher needs, up to this revision.
     Compacted(i64),
     /// From etcd.
@@ -81,7 +92,11 @@ pub(super) fn plan(create: &Create, inputs: &PlanInputs) -> Plan {
         };
     }
     // Only etcd can check credentials (I8), even while auth seems to be off.
-    if inputs.has_credentials || inputs.auth != Auth::Off {
+    let authorizes = inputs.authorizes();
+    let has_no_user = inputs.auth == Auth::On && !inputs.has_own_user;
+    // etcd checks rights first: it decides which refusal a caller gets.
+    let is_refused = create.is_empty_range() || inputs.is_id_taken || is_compacted(create, inputs);
+    if inputs.auth == Auth::Unknown || has_no_user || (authorizes && is_refused) {
         return Plan::Etcd(Reason::Auth);
     }
     if create.is_empty_range() {
@@ -96,13 +111,20 @@ pub(super) fn plan(create: &Create, inputs: &PlanInputs) -> Plan {
         Some(Err(reason)) => return Plan::Etcd(reason),
         Some(Ok(_)) => {}
     }
-    if create.start_revision == 0 {
+    if authorizes {
+        Plan::Authorize
+    } else if create.start_revision == 0 {
         Plan::FromNow
-    } else if create.start_revision < inputs.compacted {
+    } else if is_compacted(create, inputs) {
         Plan::Compacted(inputs.compacted)
     } else {
         Plan::From(create.start_revision)
     }
+}
+
+/// Whether etcd has compacted events that the watcher starts with.
+fn is_compacted(create: &Create, inputs: &PlanInputs) -> bool {
+    create.start_revision != 0 && create.start_revision < inputs.compacted
 }
 
 /// Whether etcd of `version` refuses a negative start revision.
@@ -120,6 +142,7 @@ mod tests {
     const INPUTS: PlanInputs = PlanInputs {
         is_id_taken: false,
         auth: Auth::Off,
+        has_own_user: false,
         has_credentials: false,
         mirror_revision: Some(Ok(100)),
         version: Some(Version::new(3, 7, 3)),
@@ -178,7 +201,16 @@ mod tests {
                 |_, inputs| inputs.version = None,
                 etcd(Reason::VersionUnknown),
             ),
-            ("auth on", |_, inputs| inputs.auth = Auth::On, etcd(Reason::Auth)),
+            (
+                "auth on, without a user of its own",
+                |_, inputs| inputs.auth = Auth::On,
+                etcd(Reason::Auth),
+            ),
+            (
+                "auth on",
+                |_, inputs| (inputs.auth, inputs.has_own_user) = (Auth::On, true),
+                Plan::Authorize,
+            ),
             (
                 "auth unknown",
                 |_, inputs| inputs.auth = Auth::Unknown,
@@ -187,6 +219,16 @@ mod tests {
             (
                 "credentials",
                 |_, inputs| inputs.has_credentials = true,
+                Plan::Authorize,
+            ),
+            (
+                "credentials for other keys",
+                |_, inputs| (inputs.has_credentials, inputs.mirror_revision) = (true, None),
+                etcd(Reason::NotMirrored),
+            ),
+            (
+                "rights are checked before the compaction",
+                |create, inputs| (create.start_revision, inputs.has_credentials) = (39, true),
                 etcd(Reason::Auth),
             ),
             (

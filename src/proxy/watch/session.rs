@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Buf as _;
+use bytes::{Buf as _, Bytes};
 use http_body::Frame;
 use tokio::time::{Instant, Sleep};
 
@@ -45,7 +45,17 @@ const MAX_STEPS: usize = 64;
 /// A create request whose watcher is being started.
 struct Starting {
     create: Create,
-    started: Pin<Box<dyn Future<Output = Result<Started, Reason>> + Send>>,
+    started: Pin<Box<dyn Future<Output = Result<Started, NotStarted>> + Send>>,
+}
+
+/// Why memory does not serve a watcher.
+enum NotStarted {
+    /// etcd decides about the create request, for this reason.
+    For(Reason),
+    /// etcd has refused the create request with this message; memory continues to serve the stream.
+    Refused(Bytes),
+    /// etcd has not refused it, and serves the stream.
+    NotRefused(Reason),
 }
 
 impl fmt::Debug for Starting {
@@ -166,7 +176,11 @@ impl Session {
                         return;
                     }
                     Poll::Ready(Ok(started)) => self.created(&starting.create, started),
-                    Poll::Ready(Err(reason)) => self.leave(reason, Some(starting.create)),
+                    Poll::Ready(Err(NotStarted::Refused(response))) => self.refused(response),
+                    Poll::Ready(Err(NotStarted::For(reason))) => self.not_started(starting.create, reason),
+                    Poll::Ready(Err(NotStarted::NotRefused(reason))) => {
+                        self.leave(reason, Some(starting.create));
+                    }
                 }
                 continue;
             }

@@ -3,10 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::request::Create;
 use crate::mirror::cluster_state::Auth;
+use crate::mirror::freshness::Unproven;
+use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::state::Mirror;
 use crate::mirror::watch_hub::{Join, JoinRefused, Reader, Signal};
 use crate::proxy::handles::Client;
@@ -15,6 +18,8 @@ use crate::telemetry::trace::SpanContext;
 
 /// Longest wait for the feed of a mirror that resumes: most resume within it, and etcd need not serve the stream.
 const FEED_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for etcd's authorization of a caller.
+const AUTHORIZATION_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest wait for the proof of a start revision.
 const PROOF_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -30,8 +35,8 @@ pub(super) struct Started {
     pub(super) since: i64,
 }
 
-/// Starts the watcher of `create`, whose keys the mirror at this position holds. `signal` wakes its stream. `check`
-/// receives the span of the quorum check.
+/// Starts the watcher of `create`, whose keys the mirror at this position holds. `signal` wakes its stream. `caller` is
+/// the caller's metadata if etcd has to authorize it. `check` receives the span of the quorum check.
 ///
 /// # Errors
 /// The reason why etcd must serve the watcher.
@@ -40,6 +45,7 @@ pub(super) async fn start(
     signal: Arc<Signal>,
     mirror_position: usize,
     create: Create,
+    caller: Option<&HeaderMap>,
     check: Option<&mut Option<SpanContext>>,
 ) -> Result<Started, Reason> {
     let mirrors = &client.proxy.mirrors;
@@ -51,8 +57,13 @@ pub(super) async fn start(
         return Err(Reason::NotMirrored);
     };
     mirror.resumed(Instant::now() + FEED_TIMEOUT).await?;
-    let now = match create.start_revision {
-        0 => Some(present(&client, mirror, check).await?),
+    let authorized = match caller {
+        Some(caller) => Some(authorize(&client, caller, &create).await?),
+        None => None,
+    };
+    let now = match (create.start_revision, authorized) {
+        (0, Some(authorized)) => Some(authorized),
+        (0, None) => Some(present(&client, mirror, check).await?),
         _ => None,
     };
     let join = Join {
@@ -60,11 +71,11 @@ pub(super) async fn start(
         range_end: create.range_end.clone(),
         first_revision: now.map_or(create.start_revision, |(_, revision)| revision + 1),
     };
-    let history = now.map(|(history, _)| history);
+    let history = now.or(authorized).map(|(history, _)| history);
     let readers = hub.join(&signal, history, vec![join]).await.map_err(reason_of)?;
     let reader = readers.into_iter().next().ok_or(Reason::NotFresh)?;
     // Checked after the proof: auth may have been switched on while it was awaited (I8).
-    if cluster_state.auth() != Auth::Off {
+    if authorized.is_none() && cluster_state.auth() != Auth::Off {
         return Err(Reason::Auth);
     }
     let shown = cluster_state.min_served_revision().unwrap_or(0);
@@ -97,6 +108,39 @@ async fn present(
     let shown = mirrors.cluster_state.min_served_revision();
     let shown = shown.ok_or(Reason::CheckFailed)?;
     Ok((history, shown.max(mirror.revision()?)))
+}
+
+/// Lets etcd authorize a caller with this metadata to read the range of `create` (I8), with a call of its own; returns
+/// the history and revision at which it did. That revision is not below any write acknowledged before.
+///
+/// # Errors
+/// [`Reason::Auth`] if etcd refuses, otherwise why there is no response.
+pub(super) async fn authorize(
+    client: &Client,
+    caller: &HeaderMap,
+    create: &Create,
+) -> Result<(u64, i64), Reason> {
+    let authorization = Authorization {
+        key: create.key.clone(),
+        range_end: create.range_end.clone(),
+        caller: Some(caller),
+        trace: None,
+        revision: 0,
+        serializable: false,
+    };
+    let deadline = Instant::now() + AUTHORIZATION_TIMEOUT;
+    match client
+        .proxy
+        .mirrors
+        .freshness
+        .authorize(&authorization, deadline)
+        .await
+    {
+        Ok(proof) => Ok((proof.history, proof.header.revision)),
+        Err(Unproven::For(reason)) => Err(reason),
+        // Not reached: no revision is checked.
+        Err(Unproven::Compacted(_)) => Err(Reason::CheckFailed),
+    }
 }
 
 /// Reason why a join that was `refused` leaves its watchers to etcd.

@@ -4,12 +4,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderMap;
 use http::request::Parts;
 
 use super::plan::{Plan, PlanInputs, Refusal, plan};
 use super::request::Create;
 use super::start::{Started, start};
 use crate::grpc::CallMetadata;
+use crate::mirror::cluster_state::Auth;
 use crate::mirror::watch_hub::Signal;
 use crate::proxy::handles::Client;
 use crate::proxy::spans::{CreateSpans, Trace};
@@ -32,12 +34,21 @@ pub(super) struct Stream {
     pub(super) spans: Option<Box<CreateSpans>>,
 }
 
+/// Where memory can serve a watcher.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    /// Position of the mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
+    pub(super) mirror: usize,
+    /// Whether etcd has to authorize the caller first (I8).
+    pub(super) authorizes: bool,
+}
+
 /// What a create request needs next.
 pub(super) enum Planned {
     Refuse(Refusal),
     Compacted(i64),
-    /// The watcher is started from the mirror at this position.
-    Start(usize),
+    /// The watcher is started from memory.
+    Start(Place),
     Etcd(Reason),
 }
 
@@ -66,56 +77,70 @@ impl Stream {
             .iter()
             .position(|mirror| mirror.scope.contains(&interval));
         let mirror = position.and_then(|position| mirrors.all().get(position));
+        let (auth, upstream) = (mirrors.cluster_state.auth(), &self.client.proxy.forward.upstream);
         let inputs = PlanInputs {
             is_id_taken,
-            auth: mirrors.cluster_state.auth(),
+            auth,
+            has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
             has_credentials: self.has_credentials,
             mirror_revision: mirror.map(|mirror| mirror.revision()),
-            version: self.client.proxy.forward.upstream.lowest_version(),
+            version: upstream.lowest_version(),
             compacted: mirrors.cluster_state.compacted(),
         };
+        let start = |mirror, authorizes| Planned::Start(Place { mirror, authorizes });
         match (plan(create, &inputs), position) {
             (Plan::Refuse(refusal), _) => Planned::Refuse(refusal),
             (Plan::Compacted(revision), _) => Planned::Compacted(revision),
-            (Plan::FromNow | Plan::From(_), Some(position)) => Planned::Start(position),
+            (Plan::FromNow | Plan::From(_), Some(mirror)) => start(mirror, false),
+            (Plan::Authorize, Some(mirror)) => start(mirror, true),
             // The feed is waited for.
-            (Plan::Etcd(Reason::FeedLost), Some(position)) => Planned::Start(position),
+            (Plan::Etcd(Reason::FeedLost), Some(mirror)) => start(mirror, inputs.authorizes()),
             (Plan::Etcd(reason), _) => Planned::Etcd(reason),
             // Not reached: the plan leaves what no mirror holds to etcd.
-            (Plan::FromNow | Plan::From(_), None) => Planned::Etcd(Reason::NotMirrored),
+            (Plan::FromNow | Plan::From(_) | Plan::Authorize, None) => Planned::Etcd(Reason::NotMirrored),
         }
     }
 
-    /// Position of the mirror from which the watcher of `create` can be continued now; `None` if only etcd can.
-    pub(super) fn position(&self, create: &Create) -> Option<usize> {
+    /// Whether etcd decides about the caller's rights.
+    pub(super) fn needs_right(&self) -> bool {
+        self.has_credentials || self.client.proxy.mirrors.cluster_state.auth() != Auth::Off
+    }
+
+    /// Metadata by which etcd authorizes the caller at `place`, if it has to.
+    pub(super) fn caller(&self, place: Place) -> Option<HeaderMap> {
+        place.authorizes.then(|| self.parts.headers.clone())
+    }
+
+    /// Where the watcher of `create` can be continued now; `None` if only etcd can.
+    pub(super) fn place(&self, create: &Create) -> Option<Place> {
         let from_now = Create {
             start_revision: 0,
             watch_id: 0,
             ..create.clone()
         };
         match self.plan(&from_now, false) {
-            Planned::Start(position) => {
-                let mirror = self.client.proxy.mirrors.all().get(position);
-                mirror?.revision().ok().map(|_| position)
+            Planned::Start(place) => {
+                let mirror = self.client.proxy.mirrors.all().get(place.mirror);
+                mirror?.revision().ok().map(|_| place)
             }
             Planned::Refuse(_) | Planned::Compacted(_) | Planned::Etcd(_) => None,
         }
     }
 
-    /// Starts the watcher of `create` from the mirror at `position`.
+    /// Starts the watcher of `create` at `place`.
     pub(super) fn start(
         &self,
-        position: usize,
+        place: Place,
         create: &Create,
     ) -> Pin<Box<dyn Future<Output = Result<Started, Reason>> + Send>> {
         let (client, signal) = (Arc::clone(&self.client), Arc::clone(&self.signal));
-        let mirror = client.proxy.mirrors.all().get(position);
+        let mirror = client.proxy.mirrors.all().get(place.mirror);
         let spans = self.spans.as_ref().zip(mirror);
         let mut span = spans.map(|(spans, mirror)| spans.begin(&mirror.name));
-        let create = create.clone();
+        let (create, caller) = (create.clone(), self.caller(place));
         Box::pin(async move {
             let check = span.as_mut().map(|span| &mut span.check);
-            let started = start(client, signal, position, create, check).await;
+            let started = start(client, signal, place.mirror, create, caller.as_ref(), check).await;
             if let Some(span) = span {
                 span.end(started.as_ref().err().copied());
             }

@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::try_join_all;
+use http::HeaderMap;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
@@ -12,7 +14,8 @@ use crate::mirror::cluster_state::Auth;
 use crate::mirror::watch_hub::{Join, Reader, Signal};
 use crate::proxy::handles::Client;
 use crate::proxy::watch::handover::Carried;
-use crate::proxy::watch::start::reason_of;
+use crate::proxy::watch::start::{authorize, reason_of};
+use crate::proxy::watch::stream::Place;
 use crate::telemetry::Reason;
 
 /// Pause before the first attempt, and the shortest one between two.
@@ -21,6 +24,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LAST_PAUSE: Duration = Duration::from_secs(30);
 /// Time limit of an attempt, during which the client's requests wait.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Authorizations of one stream in flight.
+const AUTHORIZATIONS: usize = 16;
 
 /// Attempts of one stream to return.
 #[derive(Debug)]
@@ -88,7 +93,7 @@ impl Returning {
     }
 }
 
-/// Joins the hubs of `watchers`, each with the position of its mirror, in `history`.
+/// Joins the hubs of `watchers` in `history`. `caller` is the caller's metadata if etcd has to authorize it.
 ///
 /// # Errors
 /// Why etcd must continue to serve all of them.
@@ -96,13 +101,17 @@ pub(super) async fn join(
     client: &Client,
     signal: &Arc<Signal>,
     history: u64,
-    mut watchers: Vec<(usize, Carried)>,
+    caller: Option<&HeaderMap>,
+    mut watchers: Vec<(Place, Carried)>,
 ) -> Result<Vec<Joined>, Reason> {
+    if let Some(caller) = caller {
+        authorize_all(client, caller, &watchers).await?;
+    }
     let mirrors = &client.proxy.mirrors;
     let mut joined = Vec::with_capacity(watchers.len());
-    watchers.sort_by_key(|(position, watcher)| (*position, watcher.id));
-    for of_mirror in watchers.chunk_by(|one, other| one.0 == other.0) {
-        let position = of_mirror.first().map_or(0, |(position, _)| *position);
+    watchers.sort_by_key(|(place, watcher)| (place.mirror, watcher.id));
+    for of_mirror in watchers.chunk_by(|one, other| one.0.mirror == other.0.mirror) {
+        let position = of_mirror.first().map_or(0, |(place, _)| place.mirror);
         let mirror = mirrors.all().get(position).ok_or(Reason::NotMirrored)?;
         let hub = mirrors.watch_hub(mirror).ok_or(Reason::NotMirrored)?;
         let joins = of_mirror.iter().map(|(_, watcher)| Join {
@@ -124,11 +133,24 @@ pub(super) async fn join(
         );
     }
     // Checked last: auth may have been switched on, or history replaced, while the hubs were joined.
-    if mirrors.cluster_state.auth() != Auth::Off {
+    if caller.is_none() && mirrors.cluster_state.auth() != Auth::Off {
         return Err(Reason::Auth);
     }
     if mirrors.cluster_state.history() != history {
         return Err(Reason::HistoryReplaced);
     }
     Ok(joined)
+}
+
+/// Lets etcd authorize a caller with this metadata for every watcher again: no authorization is kept.
+async fn authorize_all(
+    client: &Client,
+    caller: &HeaderMap,
+    watchers: &[(Place, Carried)],
+) -> Result<(), Reason> {
+    for some in watchers.chunks(AUTHORIZATIONS) {
+        let creates = some.iter().map(|(_, watcher)| &watcher.create);
+        try_join_all(creates.map(|create| authorize(client, caller, create))).await?;
+    }
+    Ok(())
 }

@@ -1,8 +1,13 @@
 //! Watchers of a stream: created, refused and cancelled.
 
-use super::{Session, Starting};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{NotStarted, Session, Starting};
 use crate::cache::WatchFields;
 use crate::proxy::watch::plan::Refusal;
+use crate::proxy::watch::refusal::refusal;
 use crate::proxy::watch::request::{Create, NO_WATCHER};
 use crate::proxy::watch::start::Started;
 use crate::proxy::watch::stream::Planned;
@@ -16,17 +21,38 @@ impl Session {
         match self.stream.plan(&create, is_taken) {
             Planned::Refuse(refusal) => self.refuse(refusal),
             Planned::Compacted(revision) => self.created_compacted(&create, revision),
-            Planned::Etcd(reason) => self.leave(reason, Some(create)),
+            Planned::Etcd(reason) => self.not_started(create, reason),
             Planned::Start(_) if !self.bytes.has_room_for_watcher() => {
                 self.leave(Reason::OverBudget, Some(create));
             }
-            Planned::Start(position) => {
-                self.starting = Some(Starting {
-                    started: self.stream.start(position, &create),
-                    create,
-                });
+            Planned::Start(place) => {
+                let starting = self.stream.start(place, &create);
+                let started = Box::pin(async move { starting.await.map_err(NotStarted::For) });
+                self.starting = Some(Starting { create, started });
             }
         }
+    }
+
+    /// Lets etcd decide about `create`. If the caller's rights count, etcd first gets the request alone: what it refuses
+    /// must not make the other watchers depend again on a token that may have expired since.
+    pub(super) fn not_started(&mut self, create: Create, reason: Reason) {
+        if !self.stream.needs_right() {
+            return self.leave(reason, Some(create));
+        }
+        let (client, parts) = (Arc::clone(&self.stream.client), self.stream.parts.clone());
+        let refusal = refusal(client, parts, create.clone());
+        let started = Box::pin(async move {
+            let response = refusal.await;
+            Err(response.map_or(NotStarted::NotRefused(reason), NotStarted::Refused))
+        });
+        self.starting = Some(Starting { create, started });
+    }
+
+    /// Passes on etcd's refusal of a create request.
+    pub(super) fn refused(&mut self, response: Bytes) {
+        self.metrics().record_created("etcd", Reason::Auth.as_str());
+        self.metrics().record_response();
+        self.control.push_back(response.into());
     }
 
     /// Answers a create request that etcd refuses.

@@ -67,7 +67,7 @@ impl Session {
     /// Requests a barrier, if memory can serve every watcher.
     fn begin_return(&mut self, cx: &mut Context<'_>) -> Option<Attempt> {
         let (etcd, stream) = (self.etcd.as_mut()?, &self.stream);
-        let can_serve = |create: &_| stream.position(create).is_some() && self.bytes.has_room_for_watcher();
+        let can_serve = |create: &_| stream.place(create).is_some() && self.bytes.has_room_for_watcher();
         if !etcd.is_of_current_history() || !etcd.relay.may_return(can_serve) || !etcd.accepts_request(cx) {
             return None;
         }
@@ -92,13 +92,15 @@ impl Session {
         // Read first: a number belongs to the current history if that is current afterwards.
         let history = cluster_state.history();
         let watchers = etcd.relay.carried(revision).into_iter();
-        let watchers = watchers.map(|watcher| Some((stream.position(&watcher.create)?, watcher)));
+        let watchers = watchers.map(|watcher| Some((stream.place(&watcher.create)?, watcher)));
         let watchers: Option<Vec<_>> = watchers.collect();
         let watchers = watchers.filter(|_| etcd.is_of_current_history());
+        let mut places = watchers.iter().flatten().map(|(place, _)| *place);
+        let caller = places.find_map(|place| stream.caller(place));
         let (client, signal) = (Arc::clone(&stream.client), Arc::clone(&stream.signal));
         let joining = async move {
             let watchers = watchers.ok_or(Reason::Loading)?;
-            join(&client, &signal, history, watchers).await
+            join(&client, &signal, history, caller.as_ref(), watchers).await
         };
         attempt.joining = Some((revision, Box::pin(joining)));
     }
