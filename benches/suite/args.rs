@@ -16,6 +16,7 @@ Examples:
   cargo bench --bench suite -- CASES=P1,P5 --rounds 7        two cases, seven rounds each
   cargo bench --bench suite -- --json out.json --svg docs    raw figures and drawings
   cargo bench --bench suite -- soak --seconds 600            does memory grow over time?
+  cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
   cargo bench --bench suite -- tracing --rounds 15           what tracing costs a read from memory
 
@@ -38,6 +39,9 @@ pub(crate) struct Args {
     /// Measure every target this many times, in turns
     #[arg(long, env = "ROUNDS", default_value = "5", value_parser = parse_rounds, global = true)]
     pub(crate) rounds: usize,
+    /// Measure P1 to P8, P13 and P14 a second time, with this many watchers open
+    #[arg(long = "watchers", value_name = "NUMBER", env = "WATCHERS", default_value = "0", value_parser = parse_watchers)]
+    pub(crate) watchers_beside: usize,
     /// Write every number of every round to this file, too
     #[arg(long, value_name = "FILE", global = true)]
     pub(crate) json: Option<PathBuf>,
@@ -69,6 +73,15 @@ pub(crate) enum Mode {
         /// Duration of the load
         #[arg(long, default_value_t = 600)]
         seconds: u64,
+    },
+    /// Open thousands of watchers while members, feeds and clients fail, and compare what each gets with etcd's history
+    WatchSoak {
+        /// Duration of the load
+        #[arg(long, default_value_t = 10.0)]
+        minutes: f64,
+        /// Watchers, on 50 ranges; the client takes about as much CPU for each event as rangecache
+        #[arg(long, default_value_t = 10_000)]
+        watchers: usize,
     },
     /// Start 1, 4 and 16 rangecaches in front of one etcd
     Fleet,
@@ -114,6 +127,14 @@ fn parse_rounds(text: &str) -> Result<usize, String> {
             Ok(0) | Err(_) => Err("expected a number of at least 1".to_owned()),
             Ok(rounds) => Ok(rounds),
         },
+    }
+}
+
+/// An empty text counts as the default, as for rounds.
+fn parse_watchers(text: &str) -> Result<usize, String> {
+    match text {
+        "" => Ok(0),
+        text => text.parse().map_err(|_| "expected a number".to_owned()),
     }
 }
 

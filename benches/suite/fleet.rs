@@ -173,5 +173,6 @@ async fn drive(
         cpu_etcd_ns: used[1],
         cpu_proxy_ns: used[2..].iter().sum(),
         extra: BTreeMap::new(),
+        beside: None,
     })
 }

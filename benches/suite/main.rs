@@ -3,6 +3,7 @@
 #![allow(clippy::print_stdout, reason = "prints the table")]
 
 mod args;
+mod beside;
 mod cases;
 mod client;
 mod dataset;
@@ -24,6 +25,8 @@ mod targets;
 mod tls;
 mod tracing;
 mod usage;
+mod watch_message;
+mod watch_soak;
 mod watchers;
 mod wire;
 
@@ -100,6 +103,7 @@ async fn suite(args: Args) -> Result<()> {
         machine: usage::machine(),
         versions: versions(&binaries, options),
         rounds: args.rounds,
+        watchers_beside: args.watchers_beside,
         load_before: usage::load_average(),
     };
     let suite = cases::Suite {
@@ -111,6 +115,10 @@ async fn suite(args: Args) -> Result<()> {
         Some(Mode::Soak { seconds }) => {
             println!("{}\n{}", heading.machine, heading.versions);
             return soak::run(&suite, seconds).await;
+        }
+        Some(Mode::WatchSoak { minutes, watchers }) => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return watch_soak::run(minutes, watchers).await;
         }
         Some(Mode::Tracing) => {
             println!("{}\n{}", heading.machine, heading.versions);

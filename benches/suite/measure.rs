@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::beside::Beside;
 use crate::client::Connection;
 use crate::load::{self, Op, Outcome, Shape};
 use crate::targets::{Kind, Setup, Target, connections};
@@ -40,6 +41,8 @@ pub(crate) struct Block {
     pub(crate) cpu_etcd_ns: u64,
     /// Figures specific to one case, by name.
     pub(crate) extra: BTreeMap<&'static str, f64>,
+    /// The same with watchers open beside the load.
+    pub(crate) beside: Option<Box<Block>>,
 }
 
 impl Block {
@@ -56,7 +59,13 @@ impl Block {
             cpu_proxy_ns: 0,
             cpu_etcd_ns: 0,
             extra: BTreeMap::new(),
+            beside: None,
         }
+    }
+
+    /// Whether a call failed, without watchers or beside them.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.errors > 0 || self.beside.as_ref().is_some_and(|beside| beside.has_failed())
     }
 
     /// Median latency, in nanoseconds.
@@ -134,6 +143,7 @@ impl CpuWatch {
             cpu_proxy_ns: proxy,
             cpu_etcd_ns: now.etcd.since(&self.etcd),
             extra: BTreeMap::new(),
+            beside: None,
         })
     }
 }
@@ -162,12 +172,28 @@ pub(crate) async fn interleave(
     }
     for _ in 0..rounds {
         for (target, connections) in &driven {
-            let block = drive(target, connections, shape, &ops).await;
+            let drive = async || drive(target, connections, shape, &ops).await;
+            let block = with_and_without(setup.watchers_beside, target, drive).await;
             let block = block.unwrap_or_else(|error| Block::failed(&error));
             series.entry(target.kind).or_default().push(block);
         }
     }
     Ok(series)
+}
+
+/// Measures a target, and again with this number of watchers open beside the load, unless it is 0.
+pub(crate) async fn with_and_without(
+    watchers: usize,
+    target: &Target,
+    measure: impl AsyncFn() -> Result<Block>,
+) -> Result<Block> {
+    let mut block = measure().await?;
+    // The replay server does not watch.
+    if watchers > 0 && target.kind != Kind::Floor {
+        let _beside = Beside::open(target, watchers).await?;
+        block.beside = Some(Box::new(measure().await?));
+    }
+    Ok(block)
 }
 
 /// Connects to a target, and makes every call at least once.

@@ -106,6 +106,8 @@ pub(crate) struct Row {
     pub(crate) unit: Unit,
     /// Figures per target.
     pub(crate) figures: BTreeMap<Kind, Stat>,
+    /// Figures per target with watchers open beside the load, if the suite opens any.
+    pub(crate) beside: BTreeMap<Kind, Stat>,
     /// Targets with failed calls.
     pub(crate) failed: BTreeSet<Kind>,
     /// Conditions of the goal; empty without a goal.
@@ -128,9 +130,16 @@ impl Row {
             .iter()
             .filter_map(|(kind, blocks)| Some((*kind, Stat::of(blocks.iter().map(&figure))?)))
             .collect();
+        let beside = series
+            .iter()
+            .filter_map(|(kind, blocks)| {
+                let beside = blocks.iter().filter_map(|block| block.beside.as_deref());
+                Some((*kind, Stat::of(beside.map(&figure))?))
+            })
+            .collect();
         let failed = series
             .iter()
-            .filter(|(_, blocks)| blocks.iter().any(|block| block.errors > 0))
+            .filter(|(_, blocks)| blocks.iter().any(Block::has_failed))
             .map(|(kind, _)| *kind)
             .collect();
         Row {
@@ -138,6 +147,7 @@ impl Row {
             what: what.into(),
             unit,
             figures,
+            beside,
             failed,
             checks: checks.to_vec(),
             series: None,
@@ -161,6 +171,7 @@ impl Row {
             what: what.into(),
             unit,
             figures,
+            beside: BTreeMap::new(),
             failed: BTreeSet::new(),
             checks: checks.to_vec(),
             series: None,
@@ -176,6 +187,12 @@ impl Row {
     /// A target's median.
     pub(crate) fn median(&self, kind: Kind) -> Option<f64> {
         self.figures.get(&kind).map(|stat| stat.median)
+    }
+
+    /// A target's median with watchers open beside the load, and its ratio to that without.
+    pub(crate) fn beside(&self, kind: Kind) -> Option<(f64, f64)> {
+        let beside = self.beside.get(&kind)?.median;
+        Some((beside, beside / self.median(kind)?))
     }
 
     /// Factor by which rangecache is better than `base`.

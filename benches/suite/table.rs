@@ -12,6 +12,8 @@ pub(crate) struct Heading {
     pub(crate) versions: String,
     /// Number of rounds.
     pub(crate) rounds: usize,
+    /// Watchers open beside the second measurement of a load; 0 if there was none.
+    pub(crate) watchers_beside: usize,
     /// Load average before the first case; above about 0.5 the machine was busy.
     pub(crate) load_before: f64,
 }
@@ -25,6 +27,10 @@ pub(crate) fn write(heading: &Heading, report: &Report) -> String {
     text += &grid(&figures(&report.rows));
     text += "\n× is how many times as good as etcd itself, or as grpc-proxy, rangecache is: above 1 it is better.\n\
              ! marks figures beside which calls failed or brought a wrong number of bytes.\n\n";
+    if report.rows.iter().any(|row| !row.beside.is_empty()) {
+        text += &grid(&beside(heading.watchers_beside, &report.rows));
+        text.push('\n');
+    }
     text += &grid(&details(&report.rows));
     text += "\nCPU is per call and of each process; client, proxy and etcd share the machine's cores. From memory is the least share\n\
              of any round that rangecache says it answered without asking etcd for the data.\n";
@@ -107,6 +113,29 @@ fn from_memory(blocks: &[Block]) -> String {
     // A round without Range calls has no share.
     let shares = Stat::of(shares.filter(|share| share.is_finite()));
     shares.map_or_else(|| "–".into(), |stat| format!("{:.1} %", stat.min * 100.0))
+}
+
+/// Figures with watchers open beside the load, and their ratios to those without.
+fn beside(watchers: usize, rows: &[Row]) -> Vec<Vec<String>> {
+    let kinds = [Kind::Direct, Kind::GrpcProxy, Kind::Rangecache];
+    let mut heads = vec![String::new(), format!("beside {watchers} watchers")];
+    for kind in kinds {
+        heads.extend([kind.name().to_owned(), "ratio".to_owned()]);
+    }
+    heads.push(String::new());
+    let mut lines = vec![heads];
+    for row in rows.iter().filter(|row| !row.beside.is_empty()) {
+        let mut line = vec![row.goal.to_owned(), row.what.clone()];
+        for kind in kinds {
+            match row.beside(kind) {
+                Some((figure, ratio)) => line.extend([row.unit.write(figure), format!("{ratio:.2}")]),
+                None => line.extend(["–".to_owned(), "–".to_owned()]),
+            }
+        }
+        line.push(String::new());
+        lines.push(line);
+    }
+    lines
 }
 
 fn details(rows: &[Row]) -> Vec<Vec<String>> {

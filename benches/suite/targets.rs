@@ -95,6 +95,8 @@ pub(crate) struct Setup {
     folder: TempDir,
     binaries: Binaries,
     options: EtcdOptions,
+    /// Watchers that are open during the second measurement of each load; 0 for no second one.
+    pub(crate) watchers_beside: usize,
     /// Reason why rangecache is missing among the targets.
     pub(crate) without_rangecache: Option<String>,
 }
@@ -129,6 +131,7 @@ impl Setup {
             folder,
             binaries: binaries.clone(),
             options,
+            watchers_beside: 0,
             without_rangecache: None,
         })
     }

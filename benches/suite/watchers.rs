@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::client::{Connection, Method};
 use crate::load::{Outcome, nanoseconds};
+use crate::watch_message::Response;
 use crate::wire;
 
 /// Timeout of all `created` responses of a set of watchers.
@@ -70,11 +71,7 @@ impl Watchers {
             let mut latencies = Vec::new();
             let receive = async {
                 let body = response.await?.into_body();
-                let mut stream = Stream {
-                    send,
-                    body,
-                    buffer: BytesMut::new(),
-                };
+                let mut stream = Stream::new(send, body);
                 loop {
                     let Some(message) = stream.next().await? else {
                         bail!("a watch stream ended");
@@ -93,11 +90,16 @@ impl Watchers {
 
     /// Waits until every watcher is created.
     pub(crate) async fn wait_created(&self) -> Result<()> {
-        self.wait(CREATED_DEADLINE, |tally| {
+        let all = self.wait(CREATED_DEADLINE, |tally| {
             tally.created.load(Ordering::Relaxed) >= self.watchers
-        })
-        .await
-        .context("not every watcher was created")
+        });
+        let result = all.await;
+        result.with_context(|| format!("{} of {} watchers were created", self.created(), self.watchers))
+    }
+
+    /// Number of watchers that the target has created so far.
+    pub(crate) fn created(&self) -> u64 {
+        self.tally.created.load(Ordering::Relaxed)
     }
 
     /// Waits until the set has received this many events; the error is what is missing.
@@ -173,11 +175,20 @@ pub(crate) fn stamp(epoch: Instant, bytes: usize) -> Vec<u8> {
 pub(crate) struct Stream {
     /// Dropping the sending side would end the stream at grpc-proxy.
     pub(crate) send: SendStream<Bytes>,
-    pub(crate) body: RecvStream,
-    pub(crate) buffer: BytesMut,
+    body: RecvStream,
+    buffer: BytesMut,
 }
 
 impl Stream {
+    /// A stream of which nothing was read.
+    pub(crate) fn new(send: SendStream<Bytes>, body: RecvStream) -> Stream {
+        Stream {
+            send,
+            body,
+            buffer: BytesMut::new(),
+        }
+    }
+
     /// The next message, without its prefix; `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
@@ -198,73 +209,21 @@ impl Stream {
     }
 }
 
-/// Counts a WatchResponse without decoding it as a whole.
+/// Counts a WatchResponse.
 fn count(message: &[u8], tally: &Tally, epoch: Instant, latencies: &mut Vec<u64>) {
     let now = nanoseconds(epoch.elapsed());
     let from = tally.measured_from_ns.load(Ordering::Relaxed);
-    let (mut created, mut events) = (0, 0);
-    for (tag, field) in fields(message) {
-        match (tag, field) {
-            (3, Field::Number(1)) => created = 1,
-            (11, Field::Bytes(event)) => {
-                events += 1;
-                let made = stamp_of(event).filter(|made| *made >= from);
-                latencies.extend(made.and_then(|made| now.checked_sub(made)));
-            }
-            _ => {}
-        }
+    let response = Response::of(message);
+    let mut events = 0;
+    for event in response.events() {
+        events += 1;
+        let made = event.map(|event| event.made_ns).filter(|made| *made >= from);
+        latencies.extend(made.and_then(|made| now.checked_sub(made)));
     }
     tally.bytes.fetch_add(message.len() as u64, Ordering::Relaxed);
-    tally.created.fetch_add(created, Ordering::Relaxed);
+    tally
+        .created
+        .fetch_add(u64::from(response.created), Ordering::Relaxed);
     tally.events.fetch_add(events, Ordering::Relaxed);
     tally.changed.notify_one();
-}
-
-/// The time at the start of the value of an event's `kv`.
-fn stamp_of(event: &[u8]) -> Option<u64> {
-    let bytes_of = |message, wanted| {
-        fields(message).find_map(|(tag, field)| match field {
-            Field::Bytes(bytes) if tag == wanted => Some(bytes),
-            _ => None,
-        })
-    };
-    let value: &[u8] = bytes_of(bytes_of(event, 2)?, 5)?;
-    Some(u64::from_le_bytes(*value.first_chunk()?))
-}
-
-/// A protobuf field of the kinds that etcd's watch uses.
-enum Field<'a> {
-    Number(u64),
-    Bytes(&'a [u8]),
-}
-
-/// Fields of a message with their tags, up to the first that is malformed.
-fn fields(mut message: &[u8]) -> impl Iterator<Item = (u64, Field<'_>)> {
-    std::iter::from_fn(move || {
-        let key = varint(&mut message)?;
-        let number = varint(&mut message)?;
-        let field = match key & 7 {
-            0 => Field::Number(number),
-            2 => {
-                let (bytes, rest) = message.split_at_checked(usize::try_from(number).ok()?)?;
-                message = rest;
-                Field::Bytes(bytes)
-            }
-            _ => return None,
-        };
-        Some((key >> 3, field))
-    })
-}
-
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::puts;
 use crate::client::{Connection, Method};
 use crate::load::{self, Op, Outcome};
-use crate::measure::{Block, CpuWatch, Series};
+use crate::measure::{Block, CpuWatch, Series, with_and_without};
 use crate::open_loop::open_loop;
 use crate::report::{Check, Row, Unit};
 use crate::targets::{Kind, Setup, Target, connections};
@@ -46,10 +46,9 @@ pub(crate) async fn p14(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     let mut series = Series::new();
     for _ in 0..rounds {
         for target in setup.targets() {
-            series
-                .entry(target.kind)
-                .or_default()
-                .push(read_while_writing(&writer, &target).await?);
+            let measure = async || read_while_writing(&writer, &target).await;
+            let block = with_and_without(setup.watchers_beside, &target, measure).await?;
+            series.entry(target.kind).or_default().push(block);
         }
     }
     let row = |what: &str, percentile: usize, bound_ms: f64| {
@@ -64,8 +63,12 @@ pub(crate) async fn p14(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     };
     // A sum, not a median: one stale response in one round is a failure.
     let sums = series.iter().map(|(kind, blocks)| {
-        let stale = blocks.iter().filter_map(|block| block.extra.get("stale"));
-        (*kind, vec![stale.sum::<f64>()])
+        let beside = blocks.iter().filter_map(|block| block.beside.as_deref());
+        let all = blocks.iter().chain(beside);
+        (
+            *kind,
+            vec![all.filter_map(|block| block.extra.get("stale")).sum::<f64>()],
+        )
     });
     let stale = Row::of_figures(
         "P14",

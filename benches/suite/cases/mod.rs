@@ -80,6 +80,7 @@ async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     };
     progress("filling 100k × 100 B");
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    setup.watchers_beside = args.watchers_beside;
     data.fill(&setup.connect().await?, 0).await?;
     start_targets(&mut setup, report).await?;
     if args.wants(&["P1", "P7"]) {
@@ -187,6 +188,7 @@ async fn middling_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<
     };
     progress("filling 20k × 1 KB");
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    setup.watchers_beside = args.watchers_beside;
     data.fill(&setup.connect().await?, 0).await?;
     if args.wants(&["P2"]) {
         start_targets(&mut setup, report).await?;
@@ -224,6 +226,7 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     };
     progress("filling 15k × 10 KB");
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    setup.watchers_beside = args.watchers_beside;
     data.fill(&setup.connect().await?, 0).await?;
     if args.wants(&["P3", "P4", "STREAMS"]) {
         start_targets(&mut setup, report).await?;
@@ -284,6 +287,7 @@ async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         return Ok(());
     }
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
+    setup.watchers_beside = args.watchers_beside;
     let mut growth = growth::Growth::default();
     let mut filled = 0;
     for keys in [10_000, 100_000, 300_000, 1_000_000] {
