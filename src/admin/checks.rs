@@ -379,6 +379,7 @@ mod tests {
             name: "/registry/".to_owned(),
             reason,
             revision: None,
+            stale_age_ms: None,
             lag_revisions: None,
             oldest_revision: None,
             keys: 0,

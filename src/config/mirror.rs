@@ -40,6 +40,11 @@ pub struct MirrorConfig {
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "3s")]
     pub freshness_timeout: Duration,
 
+    /// Age up to which serializable reads, and reads at a past revision that memory has, are answered from memory while no
+    /// member of etcd answers; 0s disables it. The metadata rangecache-age-ms of such a response has the age
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "0s")]
+    pub serve_stale: Duration,
+
     /// Interval at which every mirror is compared with etcd in the background; 0s disables it
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
     pub verify_interval: Duration,

@@ -15,6 +15,9 @@ pub const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 /// Metadata with which a client reads around the cache, and its value.
 pub const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 
+/// Metadata of a stale response: its age in milliseconds.
+pub const AGE_MILLIS: HeaderName = HeaderName::from_static("rangecache-age-ms");
+
 /// Metadata of a Range or RangeStream, as far as it decides how the call is handled.
 #[derive(Debug)]
 pub struct CallMetadata {

@@ -18,8 +18,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use tokio::time::Instant;
 
 pub use super::history::{Before, History};
 use crate::cache::ResponseHeader;
@@ -65,6 +67,10 @@ pub struct ClusterState {
     auth: AtomicU8,
     /// Number of calls through this process that may have changed auth.
     auth_changes: AtomicU64,
+    /// Opening time of the newest connection on which etcd has answered a client's call, in nanoseconds since `born`.
+    answered_by: AtomicU64,
+    /// Origin of `answered_by`.
+    born: Instant,
 }
 
 impl Default for ClusterState {
@@ -75,6 +81,8 @@ impl Default for ClusterState {
             unreadable_covered: AtomicU64::new(0),
             auth: AtomicU8::new(0),
             auth_changes: AtomicU64::new(0),
+            answered_by: AtomicU64::new(0),
+            born: Instant::now(),
         }
     }
 }
@@ -145,6 +153,23 @@ impl ClusterState {
     /// need a proof, too.
     pub fn note_unreadable(&self) {
         self.unreadable.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Records that etcd has answered a client's call on a connection that was opened at `opened`.
+    pub fn note_answered(&self, opened: Instant) {
+        let nanos = opened.saturating_duration_since(self.born).as_nanos();
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        // Nearly always nothing changes: a load does not take the cache line away from other cores.
+        if self.answered_by.load(Ordering::Acquire) < nanos {
+            self.answered_by.fetch_max(nanos, Ordering::AcqRel);
+        }
+    }
+
+    /// Opening time of the newest connection on which etcd has answered a client's call. What answers on a connection
+    /// that was opened after a check may be of another history than the check.
+    #[must_use]
+    pub fn last_answered_by(&self) -> Instant {
+        self.born + Duration::from_nanos(self.answered_by.load(Ordering::Acquire))
     }
 
     /// Lowest revision that an answer may have (I11); `None` while an unreadable response makes it unknown.
@@ -235,6 +260,7 @@ impl ClusterState {
         }
         history.note_known(header.revision);
         history.note_identity(header);
+        history.note_proof(before.began(), header.revision);
         if self.unreadable_covered.load(Ordering::Acquire) < before.unreadable {
             // The unreadable responses may have shown any revision up to this one. Raised before they count as covered.
             history.note_shown(header.revision);

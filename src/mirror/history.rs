@@ -8,13 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
+use super::proofs::Proofs;
 use crate::cache::ResponseHeader;
 
 /// Value of `raft_gap` before the first status.
 const UNKNOWN_GAP: i64 = i64::MIN;
 
-/// One history of etcd. All fields are atomic; there is no lock.
+/// One history of etcd. All fields that a read needs are atomic.
 #[derive(Debug)]
 pub struct History {
     /// Number of replacements of history before this one.
@@ -33,6 +36,8 @@ pub struct History {
     raft_gap: AtomicI64,
     /// cluster_id, member_id and raft_term of the last quorum check.
     identity: ArcSwapOption<ResponseHeader>,
+    /// Written by each check; read only where a response may be older than its request.
+    proofs: Mutex<Proofs>,
 }
 
 /// State when a check, a feed or a load began.
@@ -44,6 +49,8 @@ pub struct Before {
     revision: i64,
     identity: Option<Arc<ResponseHeader>>,
     raft_gap: i64,
+    /// When the check, feed or load began.
+    began: Instant,
 }
 
 impl History {
@@ -57,6 +64,7 @@ impl History {
             compacted: AtomicI64::new(0),
             raft_gap: AtomicI64::new(UNKNOWN_GAP),
             identity: ArcSwapOption::empty(),
+            proofs: Mutex::default(),
         }
     }
 
@@ -127,6 +135,18 @@ impl History {
     pub(super) fn identity(&self) -> Option<Arc<ResponseHeader>> {
         self.identity.load_full()
     }
+
+    /// Records that a check which was sent at `sent` proved `revision`.
+    pub(super) fn note_proof(&self, sent: Instant, revision: i64) {
+        self.proofs.lock().record(sent, revision);
+    }
+
+    /// Time at which a view of this history at `revision` is proven to have lacked no acknowledged write: the last check
+    /// that proves it was sent then. `None` if there was none.
+    #[must_use]
+    pub fn proven_at(&self, revision: i64) -> Option<Instant> {
+        self.proofs.lock().of(revision)
+    }
 }
 
 impl Before {
@@ -135,10 +155,16 @@ impl Before {
             revision: history.known(),
             identity: history.identity(),
             raft_gap: history.raft_gap.load(Ordering::Acquire),
+            began: Instant::now(),
             history,
             unreadable,
             auth_changes,
         }
+    }
+
+    /// Time before which the check was not sent.
+    pub(super) fn began(&self) -> Instant {
+        self.began
     }
 
     /// Number of the history in which the check began.

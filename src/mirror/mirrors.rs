@@ -39,6 +39,8 @@ pub struct Mirrors {
     /// Bound on the memory of all mirrors together, in bytes.
     max_bytes: u64,
     pub(super) probe_interval: Duration,
+    /// Age up to which last views are served while no member answers (`--serve-stale`); zero disables it.
+    pub(super) serve_stale: Duration,
     /// Wakes the probe: a check has found a compaction, and the probe asks how far it reaches.
     pub(super) compaction_found: Arc<Notify>,
     pub(super) tasks: TaskTracker,
@@ -103,6 +105,7 @@ impl Mirrors {
             },
             max_bytes: config.mirror.max_bytes(),
             probe_interval: config.etcd.probe_interval,
+            serve_stale: config.mirror.serve_stale,
             compaction_found,
             tasks: tasks.clone(),
             stop: stop.clone(),

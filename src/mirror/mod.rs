@@ -16,6 +16,8 @@
 //! | `freshness` | the quorum check (I2) |
 //! | `cluster_state` | replaced history (I4), revisions served (I11), auth (I8) |
 //! | `history` | one history of etcd: its identity and revisions |
+//! | `proofs` | when checks were sent, and what they proved: the age of a view |
+//! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
 //! | `pinned` | past revisions that are read from etcd, not from mirrors |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `lag` | how long a mirror has been behind etcd |
@@ -44,6 +46,8 @@ mod over_budget;
 mod past_revisions;
 pub mod pinned;
 mod probe;
+mod proofs;
+mod stale;
 pub mod state;
 mod verify;
 mod version_gate;
@@ -51,6 +55,7 @@ pub mod watch_hub;
 
 pub use held_views::{HeldView, HeldViews};
 pub use mirrors::Mirrors;
+pub use stale::StaleView;
 
 use std::sync::Arc;
 

@@ -42,8 +42,13 @@ pub struct View {
 /// Whether reads may be answered from the mirror.
 #[derive(Debug)]
 pub enum State {
-    /// Out of service: reads are forwarded, with this reason.
-    Out(Reason),
+    /// Out of service: reads are forwarded.
+    Out {
+        /// Reason of forwarded reads.
+        reason: Reason,
+        /// View when the feed was lost, as long as the mirror keeps its contents for the next feed.
+        last: Option<View>,
+    },
     /// In service.
     In(View),
 }
@@ -165,7 +170,10 @@ impl Mirror {
             name: scope.name(),
             scope,
             metrics,
-            state: ArcSwap::from_pointee(State::Out(Reason::Loading)),
+            state: ArcSwap::from_pointee(State::Out {
+                reason: Reason::Loading,
+                last: None,
+            }),
             contents: Mutex::new(Contents {
                 epoch: 0,
                 history: cluster_state.current(),
@@ -195,7 +203,7 @@ impl Mirror {
     pub fn view(&self) -> Result<View, Reason> {
         match &**self.state.load() {
             State::In(view) => Ok(view.clone()),
-            State::Out(reason) => Err(*reason),
+            State::Out { reason, .. } => Err(*reason),
         }
     }
 
@@ -206,7 +214,17 @@ impl Mirror {
     pub fn revision(&self) -> Result<i64, Reason> {
         match &**self.state.load() {
             State::In(view) => Ok(view.revision),
-            State::Out(reason) => Err(*reason),
+            State::Out { reason, .. } => Err(*reason),
+        }
+    }
+
+    /// The current view, or the one with which the mirror lost its feed, until another feed is established or the
+    /// contents are dropped. It proves nothing about etcd's present state.
+    #[must_use]
+    pub fn last_view(&self) -> Option<View> {
+        match &**self.state.load() {
+            State::In(view) => Some(view.clone()),
+            State::Out { last, .. } => last.clone(),
         }
     }
 
@@ -324,15 +342,24 @@ impl Mirror {
     /// # Errors
     /// The mirror is out of service, or does not have the revision.
     pub fn view_at(&self, revision: i64) -> Result<Tree, ViewAtError> {
-        self.view_at_built_by(revision, Rebuild::run)
+        self.view_at_built_by(self.view()?, revision, Rebuild::run)
+    }
+
+    /// Like [`Mirror::view_at`], also while [`Mirror::last_view`] is all that there is.
+    ///
+    /// # Errors
+    /// The mirror has no contents, or does not have the revision.
+    pub fn last_view_at(&self, revision: i64) -> Result<Tree, ViewAtError> {
+        let view = self.last_view().ok_or(Reason::Loading)?;
+        self.view_at_built_by(view, revision, Rebuild::run)
     }
 
     fn view_at_built_by(
         &self,
+        view: View,
         revision: i64,
         build: impl FnOnce(&Rebuild) -> Rebuilt,
     ) -> Result<Tree, ViewAtError> {
-        let view = self.view()?;
         if view.revision == revision {
             return Ok(view.tree);
         }
@@ -493,7 +520,7 @@ impl Mirror {
         self.drop_loaded(&mut contents, ended);
         self.reset_wanted(self.cluster_state.history());
         self.replaced.send_replace(contents.epoch);
-        self.set_out(reason);
+        self.set_out(reason, None);
     }
 
     /// Removes one key, for tests of verification.
@@ -523,7 +550,8 @@ impl Mirror {
         if has_no_leader && contents.no_leader_since.is_none() {
             contents.no_leader_since = Some(Instant::now());
         }
-        self.set_out(Reason::FeedLost);
+        let last = self.last_view();
+        self.set_out(Reason::FeedLost, last);
         Ok(())
     }
 
@@ -533,7 +561,7 @@ impl Mirror {
         self.drop_loaded(&mut contents, ended);
         contents.history = self.cluster_state.current();
         self.reset_wanted(contents.history.number);
-        self.set_out(reason);
+        self.set_out(reason, None);
         self.metrics.keys.set(0);
         self.metrics.memory_bytes.set(0);
         self.metrics.history_bytes.set(0);
@@ -648,9 +676,9 @@ impl Mirror {
         Ok(())
     }
 
-    fn set_out(&self, reason: Reason) {
+    fn set_out(&self, reason: Reason, last: Option<View>) {
         self.metrics.in_service.set(0);
-        self.state.store(Arc::new(State::Out(reason)));
+        self.state.store(Arc::new(State::Out { reason, last }));
         self.changed.send_replace(());
     }
 }

@@ -16,6 +16,7 @@ use super::spans::Trace;
 use crate::cache::Rope;
 use crate::grpc::Method;
 use crate::limits::CallBytes;
+use crate::grpc::metadata::AGE_MILLIS;
 use crate::mirror::state::Mirror;
 use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::outcome::Kind;
@@ -42,6 +43,8 @@ pub(super) struct Recorder<'a> {
     pub(super) bytes: u64,
     /// Whether the read may return a whole range.
     pub(super) is_list: bool,
+    /// Age of a response from the last view, while no member of etcd answers.
+    pub(super) stale_age: Option<Duration>,
     is_counted: bool,
     /// Trace of the call; `None` if it is not sampled.
     pub(super) trace: Option<Box<Trace>>,
@@ -67,6 +70,7 @@ impl<'a> Recorder<'a> {
             keys: 0,
             bytes: 0,
             is_list: false,
+            stale_age: None,
             is_counted: false,
         }
     }
@@ -131,7 +135,12 @@ impl<'a> Recorder<'a> {
         }
         let first_byte = self.count();
         let trace = self.finish_trace(first_byte);
-        let response = result?;
+        let mut response = result?;
+        if let Some(age) = self.stale_age {
+            self.telemetry.metrics.reads.record_stale(age);
+            let millis = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+            response.headers_mut().insert(AGE_MILLIS, millis.into());
+        }
         if trace.is_none() && response.body().is_complete() {
             self.offer_to_slowest(first_byte);
             return Ok(response);

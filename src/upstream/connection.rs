@@ -71,6 +71,8 @@ pub struct Connection {
     sender: http2::SendRequest<Outgoing>,
     in_flight: AtomicUsize,
     history_is_checked: AtomicBool,
+    /// When the connection was opened.
+    opened: Instant,
     /// Id of the member's cluster; 0 until a status was received.
     cluster_id: AtomicU64,
     /// The client certificate of the connection has a common name, which etcd may take for a user.
@@ -181,6 +183,7 @@ impl Connection {
             sender,
             in_flight: AtomicUsize::new(0),
             history_is_checked: AtomicBool::new(false),
+            opened: Instant::now(),
             cluster_id: AtomicU64::new(0),
             names_a_user: connector.names_a_user(),
             credentials: Arc::clone(credentials),
@@ -199,6 +202,12 @@ impl Connection {
     #[must_use]
     pub fn url(&self) -> &Url {
         &self.url
+    }
+
+    /// When the connection was opened: its peer has been the same process since.
+    #[must_use]
+    pub fn opened(&self) -> Instant {
+        self.opened
     }
 
     /// Number of calls in flight.

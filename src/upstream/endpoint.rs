@@ -33,6 +33,8 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(20);
 const BACKOFF_LAST: Duration = Duration::from_millis(200);
 /// Pause before a member of another cluster is tried again.
 const LEFT_OUT_PAUSE: Duration = Duration::from_secs(1);
+/// Number of health checks without a response after which a member is taken for one that hangs.
+const UNANSWERED_CHECKS: u8 = 2;
 /// A connection that lived longer resets the pause.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(5);
 
@@ -98,6 +100,8 @@ pub(super) struct Endpoint {
     last_error: Mutex<Option<String>>,
     /// Whether the last health checks found that the member serves, votes and knows a leader.
     healthy: AtomicBool,
+    /// Number of the last health checks, one after the other, to which the member has not responded.
+    unanswered: AtomicU8,
     /// A [`Role`].
     role: AtomicU8,
     /// Time until which other endpoints are preferred, in milliseconds since `created`.
@@ -119,6 +123,7 @@ impl Endpoint {
             server: Arc::default(),
             last_error: Mutex::new(None),
             healthy: AtomicBool::new(false),
+            unanswered: AtomicU8::new(0),
             role: AtomicU8::new(Role::Unknown as u8),
             avoided_until_millis: AtomicU64::new(0),
             created: Instant::now(),
@@ -152,6 +157,21 @@ impl Endpoint {
             tracing::warn!(endpoint = %self.url,
                 "this member does not serve, has no leader or does not vote; preferring other endpoints");
         }
+    }
+
+    /// Whether the member is not connected, or has not responded to [`UNANSWERED_CHECKS`] health checks.
+    pub(super) fn is_silent(&self) -> bool {
+        self.unanswered.load(Ordering::Relaxed) >= UNANSWERED_CHECKS
+            || self.live(ConnectionClass::Check).next().is_none()
+    }
+
+    fn record_health(&self, is_serving: Option<bool>, can_prove: bool) {
+        let unanswered = match is_serving {
+            Some(_) => 0,
+            None => self.unanswered.load(Ordering::Relaxed).saturating_add(1),
+        };
+        self.unanswered.store(unanswered, Ordering::Relaxed);
+        self.set_healthy(can_prove && is_serving.unwrap_or(false));
     }
 
     pub(super) fn is_healthy(&self) -> bool {
@@ -305,6 +325,9 @@ impl Endpoint {
         if context.clusters.is_left_out(connection.cluster_id()) {
             return Ended::LeftOut;
         }
+        if slot.class == ConnectionClass::Check {
+            self.unanswered.store(0, Ordering::Relaxed);
+        }
         self.slots(slot.class)[slot.number].store(Some(Arc::clone(connection)));
         context.connected.notify_waiters();
         let watch_health = async {
@@ -386,8 +409,7 @@ impl Endpoint {
                     StatusReport::TimedOut => {}
                 }
             }
-            let is_serving = monitor.is_serving().await;
-            self.set_healthy(can_prove && is_serving);
+            self.record_health(monitor.is_serving().await, can_prove);
         }
     }
 

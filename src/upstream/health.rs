@@ -70,10 +70,10 @@ impl<'a> HealthMonitor<'a> {
         }
     }
 
-    /// Whether the member reports in time that it serves.
-    pub(super) async fn is_serving(&self) -> bool {
+    /// Whether the member reports that it serves; `None` if it does not respond in time.
+    pub(super) async fn is_serving(&self) -> Option<bool> {
         tokio::time::timeout(HEALTH_TIMEOUT, is_serving(self.connection))
             .await
-            .unwrap_or(false)
+            .ok()
     }
 }

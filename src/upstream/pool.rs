@@ -274,6 +274,12 @@ impl Upstream {
         others.any(|endpoint| endpoint.is_healthy() && endpoint.live(ConnectionClass::Check).next().is_some())
     }
 
+    /// Whether no member answers: none is connected, or those that are do not respond to health checks.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.endpoints.iter().all(|endpoint| endpoint.is_silent())
+    }
+
     /// rangecache's own identity.
     #[must_use]
     pub fn credentials(&self) -> &Credentials {

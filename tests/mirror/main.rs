@@ -28,6 +28,7 @@ mod race_windows;
 mod resume;
 mod rollbacks;
 mod service_account;
+mod stale;
 mod watches;
 
 /// Held by tests that run three members of etcd, or keep a machine of two cores busy: two of them at once would starve

@@ -169,6 +169,9 @@ volumes:
 {{- with .Values.cache.historyMaxBytes }}
 - --history-max-bytes={{ include "rangecache.bytes" . }}
 {{- end }}
+{{- with .Values.cache.serveStale }}
+- --serve-stale={{ . }}
+{{- end }}
 - --buffer-max-bytes={{ include "rangecache.bytes" .Values.buffers.maxBytes }}
 {{- with .Values.limits.maxConnections }}
 - --max-connections={{ int64 . }}

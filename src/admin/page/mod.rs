@@ -173,6 +173,7 @@ mod tests {
                 name: HOSTILE.to_owned(),
                 reason: None,
                 revision: Some(7),
+                stale_age_ms: Some(250),
                 lag_revisions: Some(1),
                 oldest_revision: Some(2),
                 keys: 1_234,

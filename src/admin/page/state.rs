@@ -37,6 +37,9 @@ fn card_of_mirror(mirror: &MirrorStatus) -> Markup {
             (PreEscaped(charts::strip(&stretches, &timeline_in_words(mirror))))
             dl {
                 (pair("revision", &number(mirror.revision)))
+                @if let Some(age) = mirror.stale_age_ms {
+                    (pair("serving a last view of age", &format!("{age} ms")))
+                }
                 (pair("behind etcd by", &lag))
                 (pair("keys", &count(mirror.keys)))
                 (pair("memory", &bytes(mirror.memory_bytes)))

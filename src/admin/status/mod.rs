@@ -14,7 +14,6 @@ use tokio::time::Instant;
 use super::handles::Handles;
 use super::{checks, readiness};
 use crate::mirror::state;
-use crate::telemetry::Metrics;
 use crate::telemetry::outcome::Outcome;
 use crate::upstream::{EndpointView, NoRangeStream, Role};
 use clients::ClientStatus;
@@ -35,7 +34,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         .enumerate()
         .map(|(index, of)| MirrorStatus {
             timeline: reads::timeline(&all, index),
-            ..mirror(of, cluster_state.known(), metrics)
+            ..mirror(of, handles)
         })
         .collect();
     let budgets = checks::budgets(handles, &mirrors);
@@ -86,9 +85,12 @@ pub(super) fn clients(handles: &Handles) -> Vec<ClientStatus> {
     figures.iter().map(clients::client).collect()
 }
 
-/// State of a mirror without its past; `known` is the highest revision that etcd is known to have.
-fn mirror(mirror: &state::Mirror, known: i64, metrics: &Metrics) -> MirrorStatus {
-    let gauges = &mirror.metrics;
+/// State of a mirror without its past.
+fn mirror(mirror: &state::Mirror, handles: &Handles) -> MirrorStatus {
+    let (gauges, metrics) = (&mirror.metrics, &handles.telemetry.metrics);
+    // The highest revision that etcd is known to have.
+    let known = handles.mirrors.cluster_state.known();
+    let stale = handles.mirrors.stale_view(mirror);
     let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
     let revision = mirror.revision();
     let in_service = revision.ok();
@@ -96,6 +98,7 @@ fn mirror(mirror: &state::Mirror, known: i64, metrics: &Metrics) -> MirrorStatus
         name: mirror.name.clone(),
         reason: revision.err(),
         revision: in_service,
+        stale_age_ms: stale.map(|stale| u64::try_from(stale.age.as_millis()).unwrap_or(u64::MAX)),
         lag_revisions: in_service.map(|revision| known.saturating_sub(revision).max(0)),
         oldest_revision: in_service.map(|_| gauges.oldest_revision.get()),
         keys: unsigned(gauges.keys.get()),

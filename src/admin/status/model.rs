@@ -73,6 +73,8 @@ pub(crate) struct MirrorStatus {
     pub(crate) reason: Option<Reason>,
     /// Revision up to which every event is applied; `null` while out of service.
     pub(crate) revision: Option<i64>,
+    /// Age of the last view in milliseconds, while it is served because no member of etcd answers (`--serve-stale`).
+    pub(crate) stale_age_ms: Option<u64>,
     /// Revisions that etcd is known to be ahead.
     pub(crate) lag_revisions: Option<i64>,
     /// Oldest past revision that can be read.

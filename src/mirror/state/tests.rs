@@ -109,7 +109,7 @@ impl HeldRead {
         let (done, result) = mpsc::channel();
         let mirror = Arc::clone(mirror);
         thread::spawn(move || {
-            let read = mirror.view_at_built_by(revision, |rebuild| {
+            let read = mirror.view_at_built_by(mirror.view().unwrap(), revision, |rebuild| {
                 entered.send(()).unwrap();
                 released.recv_timeout(SOON).unwrap();
                 rebuild.run()
@@ -189,7 +189,9 @@ fn concurrent_reads_of_a_revision_share_one_rebuild() {
     let mirror = mirror_up_to(60);
     let first = HeldRead::start(&mirror, 40);
     let second = Arc::clone(&mirror);
-    let second = thread::spawn(move || second.view_at_built_by(40, |_| panic!("built a second time")));
+    let second = thread::spawn(move || {
+        second.view_at_built_by(second.view().unwrap(), 40, |_| panic!("built a second time"))
+    });
     first.release.send(()).unwrap();
     let trees = [
         first.result.recv_timeout(SOON).unwrap().unwrap(),

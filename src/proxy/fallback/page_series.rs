@@ -336,6 +336,7 @@ impl PageSeriesCache {
             Ok(Err(_)) => return Err(StreamFallback::Refused),
             Err(_) => return Err(StreamFallback::Late),
         };
+        self.mirrors.cluster_state.note_answered(connection.opened());
         let reading = self.mirrors.pinned.read_at(request.query.revision);
         Ok(PageSource::new(Box::pin(stream), keys, held, reading))
     }

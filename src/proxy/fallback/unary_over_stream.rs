@@ -110,6 +110,7 @@ impl UnaryOverStream {
             .send(request)
             .await
             .map_err(|_| StreamFallback::Broken)?;
+        forward.cluster_state.note_answered(connection.opened());
         let (mut head, body) = response.into_parts();
         // Read by the trace of the call.
         head.extensions.insert(connection.url().clone());

@@ -43,6 +43,7 @@ impl Forward {
             let Some(upstream_response) = attempts.send_on(&connection).await? else {
                 continue;
             };
+            self.cluster_state.note_answered(connection.opened());
             self.avoid_if_unavailable(&connection, upstream_response.response.headers());
             let stream = match OpenedStream::open(upstream_response).await {
                 Ok(stream) => stream,

@@ -260,6 +260,7 @@ impl Forward {
         loop {
             let connection = self.upstream.connection(class, attempts.deadline()).await?;
             if let Some(upstream_response) = attempts.send_on(&connection).await? {
+                self.cluster_state.note_answered(connection.opened());
                 self.avoid_if_unavailable(&connection, upstream_response.response.headers());
                 return Ok(upstream_response);
             }

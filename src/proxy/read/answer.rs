@@ -18,6 +18,37 @@ pub(super) enum Decision {
     Forward(Reason),
 }
 
+/// Response from memory.
+pub(super) enum Answered {
+    /// The selected entries.
+    Entries(ResponseHeader, Selection, Outcome),
+    /// The status that etcd would return.
+    Error(Status, Outcome),
+}
+
+impl From<Answered> for Decision {
+    fn from(answered: Answered) -> Decision {
+        match answered {
+            Answered::Entries(header, selection, outcome) => Decision::Answer(header, selection, outcome),
+            Answered::Error(status, outcome) => Decision::Error(status, outcome),
+        }
+    }
+}
+
+impl Decision {
+    /// The response from memory.
+    ///
+    /// # Errors
+    /// Reason for which the response is got from etcd.
+    pub(super) fn from_memory(self) -> Result<Answered, Reason> {
+        match self {
+            Decision::Answer(header, selection, outcome) => Ok(Answered::Entries(header, selection, outcome)),
+            Decision::Error(status, outcome) => Ok(Answered::Error(status, outcome)),
+            Decision::Forward(reason) => Err(reason),
+        }
+    }
+}
+
 /// Header that was proven for one read, and where its entries are.
 pub(super) struct Proven<'a> {
     pub(super) mirror: &'a Mirror,
@@ -29,6 +60,16 @@ pub(super) struct Proven<'a> {
     pub(super) header: ResponseHeader,
     /// Whether the read waited for the mirror to catch up.
     pub(super) waited: bool,
+    pub(super) basis: Basis,
+}
+
+/// What permits the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Basis {
+    /// The proof that the read needs.
+    Proof,
+    /// None: no member of etcd answers, and the mirror may be out of service.
+    Stale,
 }
 
 /// Selects the entries that `query` requests. `version` is the lowest version among the endpoints, whose
@@ -45,6 +86,7 @@ pub(super) fn answer(
         history,
         header,
         waited,
+        basis,
     } = proven;
     let outcome = |read: Read| {
         if waited {
@@ -57,7 +99,11 @@ pub(super) fn answer(
         return Decision::Error(Status::FutureRevision, outcome(Read::Refused));
     }
     let (tree, read) = if query.revision > 0 {
-        match mirror.view_at(query.revision) {
+        let tree = match basis {
+            Basis::Proof => mirror.view_at(query.revision),
+            Basis::Stale => mirror.last_view_at(query.revision),
+        };
+        match tree {
             Ok(tree) => (tree, Read::Pinned),
             Err(ViewAtError::Unavailable(AtError::Compacted { .. })) => {
                 return Decision::Error(Status::Compacted, outcome(Read::Refused));
@@ -77,6 +123,10 @@ pub(super) fn answer(
     };
     let Some(version) = version else {
         return Decision::Forward(Reason::VersionUnknown);
+    };
+    let read = match basis {
+        Basis::Proof => read,
+        Basis::Stale => Read::Stale,
     };
     let selection = match select(&tree, query, &Dialect::of_version(version.major, version.minor)) {
         Selected::Answer(selection) => selection,

@@ -3,7 +3,7 @@
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::answer::{Decision, Proven, answer};
+use super::answer::{Basis, Decision, Proven, answer};
 use super::past::{answer_proven_past, unproven_result};
 use super::plan::PlanInputs;
 use crate::cache::RangeQuery;
@@ -86,6 +86,7 @@ impl AuthorizedRead<'_> {
             history: proof.history,
             header: granted,
             waited,
+            basis: Basis::Proof,
         };
         let cluster_state = &proxy.mirrors.cluster_state;
         Ok(answer(self.query, proven, self.inputs.version, cluster_state))

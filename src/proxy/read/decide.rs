@@ -4,10 +4,11 @@
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use super::answer::{Decision, Proven, answer};
+use super::answer::{Basis, Decision, Proven, answer};
 use super::authorize::AuthorizedRead;
 use super::past::{answer_proven_past, unproven_result};
 use super::plan::{Plan, PlanInputs, plan};
+use super::stale::StaleRead;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::grpc::{CallMetadata, Status};
 use crate::mirror::cluster_state::Auth;
@@ -66,6 +67,11 @@ pub(super) async fn decide<'a>(
     let plan = plan(query, &inputs);
     tracing::debug!(?plan, "planned");
     recorder.begin_prove();
+    if !matches!(plan, Plan::Refuse(_))
+        && let Some(stale) = StaleRead::of(proxy, query, metadata).and_then(|read| read.answer())
+    {
+        return stale.recorded(recorder).into();
+    }
     let decided = match plan {
         Plan::Refuse(error) => {
             let status = Status::InvalidArgument(error.to_string());
@@ -218,6 +224,7 @@ async fn answer_at_or_above<'a>(
         history,
         header,
         waited,
+        basis: Basis::Proof,
     };
     Ok(answer(query, proven, inputs.version, cluster_state))
 }

@@ -2,8 +2,12 @@
 
 use std::sync::Arc;
 
+use http::HeaderValue;
+
+use super::answer::Answered;
 use super::body::{EntrySource, stream_body, unary_body};
 use super::receive::Received;
+use super::stale::StaleRead;
 use crate::cache::{Answer, Chunks};
 use crate::grpc::{Method, Status};
 use crate::limits::ClientAccount;
@@ -13,8 +17,38 @@ use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::{Outcome, Reason};
 
+/// A read that memory could not answer at first, and its result.
+pub(super) enum Fetch {
+    /// Response of etcd, or a refusal.
+    Fetched(CallResult),
+    /// No member of etcd answers, and the response may be stale.
+    Stale(Answered, HeaderValue),
+}
+
+/// Gets the response from etcd, as a response of `method`, or a stale one from memory once no member of etcd answers.
+/// Memory could not answer for `reason`.
+pub(super) async fn fetch<'a>(
+    proxy: &'a Proxy,
+    account: &Arc<ClientAccount>,
+    received: Received,
+    method: Method,
+    reason: Reason,
+    recorder: &mut Recorder<'a>,
+) -> Fetch {
+    let Some(stale) = StaleRead::of(proxy, &received.query, &received.metadata) else {
+        return Fetch::Fetched(fetch_from_etcd(proxy, account, received, method, reason, recorder).await);
+    };
+    let content_type = received.metadata.content_type.clone();
+    let answer = tokio::select! {
+        biased;
+        result = fetch_from_etcd(proxy, account, received, method, reason, recorder) => return Fetch::Fetched(result),
+        answer = stale.answer_once_silent() => answer,
+    };
+    Fetch::Stale(answer.recorded(recorder), content_type)
+}
+
 /// Gets the response from etcd, as a response of `method`. Memory could not answer for `reason`.
-pub(super) async fn fetch_from_etcd(
+async fn fetch_from_etcd(
     proxy: &Proxy,
     account: &Arc<ClientAccount>,
     mut received: Received,

@@ -7,6 +7,7 @@
 //! | `decide` | executes the plan: quorum check, wait for the mirror |
 //! | `authorize` | has etcd check the caller's permission to read the range |
 //! | `past` | answers a read at a past revision with the header of its check |
+//! | `stale` | answers from the last view while no member of etcd answers |
 //! | `answer` | selects the entries of the response from a proven view |
 //! | `unary`, `streaming` | build the response of KV/Range and of KV/RangeStream, or call `fetch` |
 //! | `json` | `/v3/kv/range` of the JSON gateway |
@@ -22,6 +23,7 @@ mod json;
 mod past;
 mod plan;
 mod receive;
+mod stale;
 mod streaming;
 mod unary;
 

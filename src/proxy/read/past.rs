@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use super::answer::{Decision, Proven, answer};
+use super::answer::{Basis, Decision, Proven, answer};
 use super::plan::PlanInputs;
 use crate::cache::RangeQuery;
 use crate::grpc::Status;
@@ -55,6 +55,7 @@ pub(super) async fn answer_proven_past<'a>(
         history: proof.history,
         header: proof.header,
         waited,
+        basis: Basis::Proof,
     };
     let cluster_state = &proxy.mirrors.cluster_state;
     Ok(answer(query, proven, inputs.version, cluster_state))

@@ -4,21 +4,21 @@
 //! A client never gets `Unimplemented` for a request that etcd 3.7 would serve: one such response makes kube-apiserver
 //! stop streaming for ten minutes.
 
-use http::Request;
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tracing::Instrument;
 
-use super::answer::Decision;
+use super::answer::Answered;
 use super::body::{EntrySource, stream_body};
 use super::decide::decide;
-use super::fetch::fetch_from_etcd;
+use super::fetch::{Fetch, fetch};
 use super::receive::receive;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
 use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
-use crate::proxy::response::{CallResult, status_response};
+use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::Outcome;
 use crate::telemetry::outcome::{self, Kind};
 
@@ -50,39 +50,61 @@ async fn handle<'a>(
         recorder.outcome = Outcome::Hit(outcome::Read::Refused);
         return Ok(status_response(&status, received.metadata.content_type));
     }
-    match decide(
+    let is_past = received.query.revision > 0;
+    let decision = decide(
         proxy,
         &received.query,
         &received.metadata,
         &received.parts.headers,
         recorder,
     )
+    .await;
+    let reason = match decision.from_memory() {
+        Ok(answered) => {
+            return Ok(respond(
+                answered,
+                received.metadata.content_type,
+                is_past,
+                recorder,
+            ));
+        }
+        Err(reason) => reason,
+    };
+    match fetch(
+        proxy,
+        call.account(),
+        received,
+        Method::RangeStream,
+        reason,
+        recorder,
+    )
     .await
     {
-        Decision::Answer(header, selection, outcome) => {
+        Fetch::Fetched(result) => result,
+        Fetch::Stale(answered, content_type) => Ok(respond(answered, content_type, is_past, recorder)),
+    }
+}
+
+/// Responds from memory.
+fn respond(
+    answered: Answered,
+    content_type: HeaderValue,
+    is_past: bool,
+    recorder: &mut Recorder<'_>,
+) -> Response<ResponseBody> {
+    match answered {
+        Answered::Entries(header, selection, outcome) => {
             recorder.outcome = outcome;
             recorder.keys = selection.len();
             let entries = EntrySource::Mirror {
                 mirror: recorder.mirror,
-                is_past: received.query.revision > 0,
+                is_past,
             };
-            let body = stream_body(Chunks::new(header, selection), entries);
-            Ok(body.into_response(received.metadata.content_type))
+            stream_body(Chunks::new(header, selection), entries).into_response(content_type)
         }
-        Decision::Error(status, outcome) => {
+        Answered::Error(status, outcome) => {
             recorder.outcome = outcome;
-            Ok(status_response(&status, received.metadata.content_type))
-        }
-        Decision::Forward(reason) => {
-            fetch_from_etcd(
-                proxy,
-                call.account(),
-                received,
-                Method::RangeStream,
-                reason,
-                recorder,
-            )
-            .await
+            status_response(&status, content_type)
         }
     }
 }

@@ -1,13 +1,13 @@
 //! KV/Range: answered from memory, or fetched from etcd.
 
-use http::Request;
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use tracing::Instrument;
 
-use super::answer::Decision;
+use super::answer::Answered;
 use super::body::{EntrySource, unary_body};
 use super::decide::decide;
-use super::fetch::fetch_from_etcd;
+use super::fetch::{Fetch, fetch};
 use super::receive::receive;
 use crate::cache::Answer;
 use crate::grpc::status::MAX_RESPONSE_BYTES;
@@ -15,7 +15,7 @@ use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
-use crate::proxy::response::{CallResult, status_response};
+use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::outcome::Kind;
 
 /// Handles a Range call, and records it. `call` counts its bytes.
@@ -43,48 +43,61 @@ async fn handle<'a>(
         Ok(received) => received,
         Err(result) => return *result,
     };
-    match decide(
+    let is_past = received.query.revision > 0;
+    let decision = decide(
         proxy,
         &received.query,
         &received.metadata,
         &received.parts.headers,
         recorder,
     )
-    .await
-    {
-        Decision::Answer(header, selection, outcome) => {
+    .await;
+    let reason = match decision.from_memory() {
+        Ok(answered) => {
+            return Ok(respond(
+                answered,
+                received.metadata.content_type,
+                is_past,
+                recorder,
+            ));
+        }
+        Err(reason) => reason,
+    };
+    // Boxed, so that the future of a read from memory stays small.
+    let fetching = fetch(proxy, call.account(), received, Method::Range, reason, recorder);
+    match Box::pin(fetching).await {
+        Fetch::Fetched(result) => result,
+        Fetch::Stale(answered, content_type) => Ok(respond(answered, content_type, is_past, recorder)),
+    }
+}
+
+/// Responds from memory.
+fn respond(
+    answered: Answered,
+    content_type: HeaderValue,
+    is_past: bool,
+    recorder: &mut Recorder<'_>,
+) -> Response<ResponseBody> {
+    match answered {
+        Answered::Entries(header, selection, outcome) => {
             recorder.keys = selection.len();
             let answer = Answer::new(header, selection);
             recorder.bytes = answer.len();
             // etcd's gRPC library refuses to send longer messages, too.
             if answer.len() > MAX_RESPONSE_BYTES {
                 recorder.outcome = outcome.refused();
-                let status = Status::LargerThanMax(answer.len());
-                return Ok(status_response(&status, received.metadata.content_type));
+                return status_response(&Status::LargerThanMax(answer.len()), content_type);
             }
             recorder.outcome = outcome;
             let entries = EntrySource::Mirror {
                 mirror: recorder.mirror,
-                is_past: received.query.revision > 0,
+                is_past,
             };
-            let body = unary_body(answer, entries);
-            Ok(body.into_response(received.metadata.content_type))
+            unary_body(answer, entries).into_response(content_type)
         }
-        Decision::Error(status, outcome) => {
+        Answered::Error(status, outcome) => {
             recorder.outcome = outcome;
-            Ok(status_response(&status, received.metadata.content_type))
-        }
-        // Boxed, so that the future of a read from memory stays small.
-        Decision::Forward(reason) => {
-            Box::pin(fetch_from_etcd(
-                proxy,
-                call.account(),
-                received,
-                Method::Range,
-                reason,
-                recorder,
-            ))
-            .await
+            status_response(&status, content_type)
         }
     }
 }

@@ -39,6 +39,7 @@ pub struct ReadMetrics {
     unary_most_frequent: Counter,
     wait_seconds: Histogram,
     duration_seconds: Histogram,
+    stale_age_seconds: Histogram,
     wait_exemplars: Exemplars,
     duration_exemplars: Exemplars,
 }
@@ -69,6 +70,11 @@ impl ReadMetrics {
                 "range_duration",
                 "Time from the arrival of a Range or RangeStream to the head of its response",
             ),
+            stale_age_seconds: register_latency(
+                registry,
+                "range_stale_age",
+                "Age of the responses of --serve-stale, while no member of etcd answered",
+            ),
             wait_exemplars: Exemplars::new("rangecache_range_wait_seconds"),
             duration_exemplars: Exemplars::new("rangecache_range_duration_seconds"),
         }
@@ -84,6 +90,11 @@ impl ReadMetrics {
             self.wait_seconds.observe(waited.as_secs_f64());
         }
         self.duration_seconds.observe(total.as_secs_f64());
+    }
+
+    /// Records the age of a stale response.
+    pub fn record_stale(&self, age: Duration) {
+        self.stale_age_seconds.observe(age.as_secs_f64());
     }
 
     /// Adds a traced call as the exemplar of the buckets that [`ReadMetrics::record`] counted it in.

@@ -16,10 +16,11 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::answer::Decision;
+use super::answer::Answered;
 use super::body::{EntrySource, json_body};
 use super::decide::decide;
 use super::receive::sort_targets_are_unchecked;
+use super::stale::StaleRead;
 use crate::cache::{Answer, JsonAnswer, JsonLayout, QueryError, RangeQuery, Rope};
 use crate::grpc::metadata::BYPASS;
 use crate::grpc::status::{Code, MAX_RESPONSE_BYTES};
@@ -86,7 +87,12 @@ async fn handle<'a>(
         let version = proxy.forward.upstream.lowest_version();
         return Ok(error_response(&status, version, None));
     }
-    let reason = match answer(proxy, &parts, &body, recorder).await {
+    let understood = Understood::of(proxy, &parts, &body);
+    let answered = match &understood {
+        Ok(understood) => understood.answer(proxy, recorder).await,
+        Err(reason) => Err(*reason),
+    };
+    let reason = match answered {
         Ok(response) => return Ok(response),
         Err(reason) => reason,
     };
@@ -96,49 +102,101 @@ async fn handle<'a>(
         return Ok(error_response(&Status::MirrorBehind, version, None));
     }
     let request = Request::from_parts(parts, Outgoing::whole(body));
-    forward(proxy, request, reason, call, recorder).await
+    let stale = understood.ok().and_then(|understood| {
+        let read = StaleRead::of(proxy, &understood.query, &understood.metadata)?;
+        Some((read, understood))
+    });
+    let Some((read, understood)) = stale else {
+        return forward(proxy, request, reason, call, recorder).await;
+    };
+    tokio::select! {
+        biased;
+        result = forward(proxy, request, reason, call, recorder) => result,
+        answer = read.answer_once_silent() => {
+            let responded = understood.respond(answer.recorded(recorder), recorder);
+            Ok(responded.unwrap_or_else(|_| {
+                let status = Status::LargerThanMax(recorder.bytes);
+                error_response(&status, Some(understood.version), Some(understood.layout))
+            }))
+        }
+    }
 }
 
-/// Answers from memory.
-///
-/// # Errors
-/// Reason for which the request must be forwarded.
-async fn answer<'a>(
-    proxy: &'a Proxy,
-    parts: &Parts,
-    body: &[u8],
-    recorder: &mut Recorder<'a>,
-) -> Result<Response<ResponseBody>, Reason> {
-    let (metadata, headers) = metadata(&parts.headers).ok_or(Reason::Undecodable)?;
-    let version = proxy
-        .forward
-        .upstream
-        .lowest_version()
-        .ok_or(Reason::VersionUnknown)?;
-    if (version.major, version.minor) < FIRST_VERSION {
-        return Err(Reason::JsonLayout);
-    }
-    let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
-    if query.is_large() {
-        recorder.is_list = true;
-    }
-    let layout = proxy.json_layouts.of(version).ok_or(Reason::JsonLayout)?;
-    match decide(proxy, &query, &metadata, &headers, recorder).await {
-        Decision::Forward(reason) => Err(reason),
-        Decision::Error(status, outcome) => {
-            recorder.outcome = outcome;
-            Ok(error_response(&status, Some(version), Some(layout)))
+/// Request that every etcd reads in the same way, and what its text depends on.
+struct Understood {
+    query: RangeQuery,
+    metadata: CallMetadata,
+    /// Metadata of the gRPC call that the gateway makes.
+    headers: HeaderMap,
+    version: Version,
+    layout: JsonLayout,
+}
+
+impl Understood {
+    /// # Errors
+    /// Reason for which the request must be forwarded.
+    fn of(proxy: &Proxy, parts: &Parts, body: &[u8]) -> Result<Understood, Reason> {
+        let (metadata, headers) = metadata(&parts.headers).ok_or(Reason::Undecodable)?;
+        let version = proxy
+            .forward
+            .upstream
+            .lowest_version()
+            .ok_or(Reason::VersionUnknown)?;
+        if (version.major, version.minor) < FIRST_VERSION {
+            return Err(Reason::JsonLayout);
         }
-        Decision::Answer(header, selection, outcome) => {
-            recorder.keys = selection.len();
-            let answer = Answer::new(header, selection);
-            recorder.bytes = answer.len();
-            if answer.len() > MAX_RESPONSE_BYTES {
-                return Err(Reason::Undecodable);
+        let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
+        let layout = proxy.json_layouts.of(version).ok_or(Reason::JsonLayout)?;
+        Ok(Understood {
+            query,
+            metadata,
+            headers,
+            version,
+            layout,
+        })
+    }
+
+    /// Answers from memory.
+    ///
+    /// # Errors
+    /// Reason for which the request must be forwarded.
+    async fn answer<'a>(
+        &self,
+        proxy: &'a Proxy,
+        recorder: &mut Recorder<'a>,
+    ) -> Result<Response<ResponseBody>, Reason> {
+        if self.query.is_large() {
+            recorder.is_list = true;
+        }
+        let decision = decide(proxy, &self.query, &self.metadata, &self.headers, recorder).await;
+        self.respond(decision.from_memory()?, recorder)
+    }
+
+    /// Responds from memory.
+    ///
+    /// # Errors
+    /// [`Reason::Undecodable`] for a response that is longer than etcd's gRPC library permits: etcd words the error.
+    fn respond(
+        &self,
+        answered: Answered,
+        recorder: &mut Recorder<'_>,
+    ) -> Result<Response<ResponseBody>, Reason> {
+        match answered {
+            Answered::Error(status, outcome) => {
+                recorder.outcome = outcome;
+                Ok(error_response(&status, Some(self.version), Some(self.layout)))
             }
-            recorder.outcome = outcome;
-            let answer = JsonAnswer::new(header, answer.into_selection(), layout);
-            Ok(success(answer, &query, recorder))
+            Answered::Entries(header, selection, outcome) => {
+                recorder.keys = selection.len();
+                let answer = Answer::new(header, selection);
+                recorder.bytes = answer.len();
+                if answer.len() > MAX_RESPONSE_BYTES {
+                    return Err(Reason::Undecodable);
+                }
+                recorder.outcome = outcome;
+                let answer = JsonAnswer::new(header, answer.into_selection(), self.layout);
+                Ok(success(answer, &self.query, recorder))
+            }
         }
     }
 }

@@ -1,0 +1,108 @@
+//! Times at which quorum checks were sent, with the revisions that they proved: how old a view may be.
+//!
+//! A check that was sent at some time and reported revision P proves that every write acknowledged before that time is
+//! at or below P. A view at P or later therefore lacks nothing that was acknowledged before the check was **sent**. When
+//! its response arrived proves nothing: etcd may have been written since. A progress notification proves nothing
+//! either, not even as the response to a request: a member reports its own revision, which lags behind the cluster's
+//! while the member is slow or cut off.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Bound on the checks that are kept; the oldest are dropped.
+const MAX_PROOFS: usize = 128;
+/// Distance of the checks that are kept, apart from the newest two: those of several seconds fit into [`MAX_PROOFS`]
+/// under any load.
+const DISTANCE: Duration = Duration::from_millis(20);
+
+/// Checks of one history: each was sent later than the one before it, and proved a higher revision.
+#[derive(Debug, Default)]
+pub(super) struct Proofs(VecDeque<(Instant, i64)>);
+
+impl Proofs {
+    /// Records that a check which was sent at `sent` proved `revision`.
+    pub(super) fn record(&mut self, sent: Instant, revision: i64) {
+        let mut newest_first = self.0.iter().rev();
+        if newest_first.any(|(later, lower)| *later >= sent && *lower <= revision) {
+            return;
+        }
+        self.0
+            .retain(|(earlier, higher)| *earlier > sent || *higher < revision);
+        let place = self.0.partition_point(|(earlier, _)| *earlier < sent);
+        self.0.insert(place, (sent, revision));
+        let count = self.0.len();
+        if count > 2 && self.0[count - 1].0 - self.0[count - 3].0 < DISTANCE {
+            self.0.remove(count - 2);
+        }
+        if self.0.len() > MAX_PROOFS {
+            self.0.pop_front();
+        }
+    }
+
+    /// Time of the last check that proves that a view at `revision` lacked nothing when the check was sent.
+    pub(super) fn of(&self, revision: i64) -> Option<Instant> {
+        let mut newest_first = self.0.iter().rev();
+        newest_first
+            .find(|(_, proven)| *proven <= revision)
+            .map(|(sent, _)| *sent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn view_is_as_old_as_the_last_check_that_reported_its_revision_or_a_lower_one() {
+        let start = Instant::now();
+        let at = |millis: u64| start + Duration::from_millis(millis);
+        let mut proofs = Proofs::default();
+        assert_eq!(proofs.of(10), None);
+        for (sent, revision) in [(0, 10), (100, 10), (200, 12), (300, 15)] {
+            proofs.record(at(sent), revision);
+        }
+        let expected = [
+            (9, None),
+            (10, Some(100)),
+            (11, Some(100)),
+            (12, Some(200)),
+            (14, Some(200)),
+            (15, Some(300)),
+            (99, Some(300)),
+        ];
+        for (revision, sent) in expected {
+            assert_eq!(proofs.of(revision), sent.map(at), "{revision}");
+        }
+    }
+
+    #[test]
+    fn checks_that_end_out_of_order_prove_the_same() {
+        let start = Instant::now();
+        let at = |millis: u64| start + Duration::from_millis(millis);
+        let mut proofs = Proofs::default();
+        for (sent, revision) in [(300, 15), (100, 10), (200, 12), (250, 12), (50, 11)] {
+            proofs.record(at(sent), revision);
+        }
+        let kept: Vec<_> = proofs.0.iter().copied().collect();
+        assert_eq!(kept, [(at(100), 10), (at(250), 12), (at(300), 15)]);
+    }
+
+    #[test]
+    fn thousands_of_checks_take_a_bounded_place_and_the_newest_two_are_kept() {
+        let start = Instant::now();
+        let mut proofs = Proofs::default();
+        for n in 0..10_000_u64 {
+            proofs.record(start + Duration::from_millis(n), i64::try_from(n).unwrap());
+        }
+        assert_eq!(proofs.0.len(), MAX_PROOFS);
+        for revision in [9_999, 9_998] {
+            let sent = Duration::from_millis(u64::try_from(revision).unwrap());
+            assert_eq!(proofs.of(revision), Some(start + sent));
+        }
+        let sent = proofs.of(8_500).unwrap();
+        let late = start + Duration::from_millis(8_500) - sent;
+        assert!(late <= DISTANCE, "{late:?}");
+    }
+}

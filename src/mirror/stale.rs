@@ -1,0 +1,49 @@
+//! Last views of mirrors, for reads that may be stale while no member of etcd answers (`--serve-stale`).
+
+use std::time::Duration;
+
+use super::cluster_state::Auth;
+use super::mirrors::Mirrors;
+use super::state::{Mirror, View};
+
+/// View of a mirror, and how long ago it was proven to lack nothing.
+#[derive(Debug)]
+pub struct StaleView {
+    /// The view.
+    pub view: View,
+    /// Time since the last check was sent that proves the view.
+    pub age: Duration,
+}
+
+impl Mirrors {
+    /// Whether last views are served at all.
+    #[must_use]
+    pub fn serve_stale(&self) -> bool {
+        !self.serve_stale.is_zero()
+    }
+
+    /// Last view of `mirror`, for a caller without credentials, while no member answers and the view's age is within
+    /// `--serve-stale`.
+    ///
+    /// `None` also if a client has seen a later revision (I11), and if etcd has answered a client's call on a connection
+    /// that was opened after the view's proof: that may have been another history, after which the old one must not
+    /// appear again (I4).
+    #[must_use]
+    pub fn stale_view(&self, mirror: &Mirror) -> Option<StaleView> {
+        if !self.serve_stale() || !self.upstream.is_silent() {
+            return None;
+        }
+        let cluster_state = &self.cluster_state;
+        let (history, view) = (cluster_state.current(), mirror.last_view()?);
+        let proven_at = history.proven_at(view.revision)?;
+        let age = proven_at.elapsed();
+        let is_usable = view.history == history.number
+            && cluster_state.auth() == Auth::Off
+            && cluster_state
+                .min_served_revision()
+                .is_some_and(|minimum| minimum <= view.revision)
+            && cluster_state.last_answered_by() <= proven_at
+            && age <= self.serve_stale;
+        is_usable.then_some(StaleView { view, age })
+    }
+}

@@ -1,0 +1,90 @@
+//! **answer** without a proof, while no member of etcd answers (`--serve-stale`): serializable reads, and reads at a past
+//! revision, from a mirror's last view. A linearizable read of the newest state is never answered here.
+
+use std::time::Duration;
+
+use super::answer::{Answered, Basis, Proven, answer};
+use crate::cache::{RangeQuery, ResponseHeader};
+use crate::grpc::CallMetadata;
+use crate::mirror::StaleView;
+use crate::proxy::handles::Proxy;
+use crate::proxy::recorder::Recorder;
+
+/// Interval at which a read that was sent to etcd finds out whether a member still answers.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Read that may be answered from the last view.
+#[derive(Debug)]
+pub(super) struct StaleRead<'a> {
+    proxy: &'a Proxy,
+    query: RangeQuery,
+}
+
+/// Response from the last view.
+pub(super) struct StaleAnswer {
+    answered: Answered,
+    age: Duration,
+}
+
+impl<'a> StaleRead<'a> {
+    /// The read, if its response may be stale: a serializable one, or one at a past revision, whose caller needs neither
+    /// rights nor a leader.
+    pub(super) fn of(proxy: &'a Proxy, query: &RangeQuery, metadata: &CallMetadata) -> Option<StaleRead<'a>> {
+        let may_be_stale = proxy.mirrors.serve_stale()
+            && (query.serializable || query.revision > 0)
+            && !metadata.has_credentials
+            && !metadata.require_leader
+            && !metadata.bypass;
+        may_be_stale.then(|| StaleRead {
+            proxy,
+            query: query.clone(),
+        })
+    }
+
+    /// Answers the read if no member of etcd answers.
+    pub(super) fn answer(&self) -> Option<StaleAnswer> {
+        let (proxy, query) = (self.proxy, &self.query);
+        let mirror = proxy.mirrors.holding(&query.interval())?;
+        let StaleView { view, age } = proxy.mirrors.stale_view(mirror)?;
+        if query.revision > view.revision {
+            return None;
+        }
+        let cluster_state = &proxy.mirrors.cluster_state;
+        let header = ResponseHeader {
+            revision: view.revision,
+            ..*cluster_state.identity()?
+        };
+        let proven = Proven {
+            mirror,
+            newest: view.tree,
+            history: view.history,
+            header,
+            waited: false,
+            basis: Basis::Stale,
+        };
+        let version = proxy.forward.upstream.lowest_version();
+        let answered = answer(query, proven, version, cluster_state).from_memory().ok()?;
+        Some(StaleAnswer { answered, age })
+    }
+
+    /// Answers the read once no member of etcd answers; for a read that was sent to etcd, whose end ends this wait.
+    pub(super) async fn answer_once_silent(&self) -> StaleAnswer {
+        loop {
+            if let Some(answered) = self.answer() {
+                return answered;
+            }
+            tokio::time::sleep(POLL_INTERVAL).await;
+        }
+    }
+}
+
+impl StaleAnswer {
+    /// The response, whose age is recorded.
+    pub(super) fn recorded(self, recorder: &mut Recorder<'_>) -> Answered {
+        if let Answered::Entries(header, ..) = &self.answered {
+            recorder.stale_age = Some(self.age);
+            recorder.revisions.served = header.revision;
+        }
+        self.answered
+    }
+}
