@@ -103,6 +103,10 @@ fn explain_read(read: Read) -> Explanation {
             "Not older than any earlier response; needs no quorum check.",
         ),
         Read::Pinned => ("at a past revision", "At a revision that the client chose."),
+        Read::Bounded => (
+            "within the caller's bounds",
+            "Proven by an earlier quorum check, which the caller's metadata permits.",
+        ),
         Read::Stale => (
             "stale",
             "From the last view, because no member of etcd answered (--serve-stale).",

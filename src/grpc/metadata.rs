@@ -5,6 +5,8 @@ use std::time::Duration;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::bounds::{InvalidBounds, MAX_STALENESS, MIN_REVISION, ReadBounds};
+
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
 /// Longest request message of a Range that is decoded, in bytes: two keys and a few numbers. Longer requests are forwarded
@@ -12,9 +14,13 @@ const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 /// Metadata that carries credentials.
 pub const CREDENTIALS: [&str; 2] = ["token", "authorization"];
+/// Beginning of the names of metadata that address rangecache.
+pub const OWN_PREFIX: &str = "rangecache-";
 /// Metadata with which a client reads around the cache, and its value.
 pub const BYPASS: (&str, &[u8]) = ("rangecache-bypass", b"true");
 
+/// Names of metadata that address rangecache, and are not forwarded.
+const OWN_METADATA: [&str; 3] = [BYPASS.0, MIN_REVISION, MAX_STALENESS];
 /// Metadata of a stale response: its age in milliseconds.
 pub const AGE_MILLIS: HeaderName = HeaderName::from_static("rangecache-age-ms");
 
@@ -29,6 +35,8 @@ pub struct CallMetadata {
     pub require_leader: bool,
     /// The client asked to read around the cache.
     pub bypass: bool,
+    /// The bounds within which a linearizable read needs no quorum check.
+    pub bounds: Result<ReadBounds, InvalidBounds>,
     /// Content type of the request, and so of its response.
     pub content_type: HeaderValue,
 }
@@ -50,12 +58,15 @@ impl CallMetadata {
         {
             return None;
         }
-        let mut bypass = false;
+        let (mut bypass, mut bounds) = (false, Ok(ReadBounds::default()));
         for (name, value) in headers {
             if name.as_str().ends_with("-bin") && !is_base64(value.as_bytes()) {
                 return None;
             }
-            bypass |= (name.as_str(), value.as_bytes()) == BYPASS;
+            if name.as_str().starts_with(OWN_PREFIX) {
+                bypass |= (name.as_str(), value.as_bytes()) == BYPASS;
+                bounds = ReadBounds::from_headers(headers);
+            }
         }
         // etcd refuses a version that is not text.
         if headers
@@ -69,8 +80,16 @@ impl CallMetadata {
             has_credentials: CREDENTIALS.iter().any(|name| headers.contains_key(*name)),
             require_leader: headers.contains_key("hasleader"),
             bypass,
+            bounds,
             content_type: content_type.clone(),
         })
+    }
+}
+
+/// Removes the metadata that addresses rangecache: etcd does not know it.
+pub fn remove_own_metadata(headers: &mut HeaderMap) {
+    for name in OWN_METADATA {
+        headers.remove(name);
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! A leaf: this room imports no other room (generated messages excepted). `server`, `upstream` and `proxy` use it.
 
+mod bounds;
 pub mod frame;
 mod header_scan;
 pub mod metadata;
@@ -10,6 +11,7 @@ pub mod method;
 mod range_scan;
 pub mod status;
 
+pub use bounds::{InvalidBounds, ReadBounds};
 pub use header_scan::{HeaderScanner, Scanned};
 pub use metadata::CallMetadata;
 pub use method::{Method, SideEffect};

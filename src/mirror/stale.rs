@@ -1,4 +1,4 @@
-//! Last views of mirrors, for reads that may be stale while no member of etcd answers (`--serve-stale`).
+//! Age of a mirror's view, and last views, for reads that may be stale while no member of etcd answers (`--serve-stale`).
 
 use std::time::Duration;
 
@@ -20,6 +20,15 @@ impl Mirrors {
     #[must_use]
     pub fn serve_stale(&self) -> bool {
         !self.serve_stale.is_zero()
+    }
+
+    /// Time since the last check was sent which proves that `view` lacked no acknowledged write then; `None` if there is
+    /// none, or the view is of a replaced history.
+    #[must_use]
+    pub fn age(&self, view: &View) -> Option<Duration> {
+        let history = self.cluster_state.current();
+        let proven_at = history.proven_at(view.revision)?;
+        (view.history == history.number).then(|| proven_at.elapsed())
     }
 
     /// Last view of `mirror`, for a caller without credentials, while no member answers and the view's age is within

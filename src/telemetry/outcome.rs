@@ -61,6 +61,8 @@ labels! {
         Serializable => "serializable",
         /// At a revision that the caller chose.
         Pinned => "pinned",
+        /// Within the bounds that the caller set: `rangecache-min-revision`, `rangecache-max-staleness`.
+        Bounded => "bounded",
         /// From the last view, while no member of etcd answers (`--serve-stale`).
         Stale => "stale",
         /// An error, with etcd's own text.

@@ -45,6 +45,14 @@ pub async fn post_as(url: &str, token: &str, body: &str) -> Result<Response, Str
     exchange(tcp, Method::POST, authority, path, &headers, body.to_owned()).await
 }
 
+/// `POST url` with a JSON body and more headers.
+pub async fn post_with(url: &str, more: &[(&str, &str)], body: &str) -> Result<Response, String> {
+    let (authority, path) = split(url)?;
+    let tcp = connect(authority).await?;
+    let headers = [&[("accept", "*/*")], more].concat();
+    exchange(tcp, Method::POST, authority, path, &headers, body.to_owned()).await
+}
+
 fn split(url: &str) -> Result<(&str, &str), String> {
     let rest = url.strip_prefix("http://").ok_or("only http:// is supported")?;
     Ok(rest.split_at(rest.find('/').unwrap_or(rest.len())))

@@ -16,6 +16,7 @@
     reason = "small numbers, no load, and one crate"
 )]
 
+mod bounds;
 mod cluster;
 mod endpoints;
 mod faults;

@@ -22,7 +22,7 @@ use super::reason::StreamFallback;
 use crate::cache::{RangeQuery, Rope};
 use crate::etcdserverpb::RangeRequest;
 use crate::grpc::frame::{PREFIX_BYTES, framed, put_prefix};
-use crate::grpc::metadata::grpc_content_type;
+use crate::grpc::metadata::{grpc_content_type, remove_own_metadata};
 use crate::grpc::method::RANGE_STREAM;
 use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, MAX_RESPONSE_BYTES, is_ok};
 use crate::grpc::{Method, RangeResponseScanner, ResponseSummary, Status};
@@ -105,6 +105,7 @@ impl UnaryOverStream {
             .map_err(|_| StreamFallback::NoEndpoint)??;
         let mut parts = parts.clone();
         parts.uri = Uri::from_static(RANGE_STREAM);
+        remove_own_metadata(&mut parts.headers);
         let request = Request::from_parts(parts, Outgoing::whole(framed(&stream_request(query))));
         let (response, _in_flight) = connection
             .send(request)

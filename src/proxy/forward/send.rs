@@ -20,7 +20,7 @@ use super::gate::Gate;
 use super::http1_pool::Http1Pool;
 use super::shutdown::StopSignal;
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
-use crate::grpc::metadata::{BYPASS, grpc_content_type, is_grpc};
+use crate::grpc::metadata::{grpc_content_type, is_grpc, remove_own_metadata};
 use crate::grpc::status::GRPC_STATUS;
 use crate::grpc::{Method, Status};
 use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
@@ -89,8 +89,7 @@ pub(super) struct Attempts {
 impl Attempts {
     /// Creates the attempts for a call; none starts after `deadline`.
     pub(super) fn new(mut parts: Parts, body: RequestBody, deadline: Instant) -> Attempts {
-        // This header addresses rangecache; etcd does not know it.
-        parts.headers.remove(BYPASS.0);
+        remove_own_metadata(&mut parts.headers);
         Attempts {
             next: Some((parts, body)),
             deadline,

@@ -40,7 +40,7 @@ impl Decision {
     ///
     /// # Errors
     /// Reason for which the response is got from etcd.
-    pub(super) fn from_memory(self) -> Result<Answered, Reason> {
+    pub(super) fn into_answered(self) -> Result<Answered, Reason> {
         match self {
             Decision::Answer(header, selection, outcome) => Ok(Answered::Entries(header, selection, outcome)),
             Decision::Error(status, outcome) => Ok(Answered::Error(status, outcome)),
@@ -68,6 +68,8 @@ pub(super) struct Proven<'a> {
 pub(super) enum Basis {
     /// The proof that the read needs.
     Proof,
+    /// An earlier check, within the bounds that the caller set.
+    Bounds,
     /// None: no member of etcd answers, and the mirror may be out of service.
     Stale,
 }
@@ -100,7 +102,7 @@ pub(super) fn answer(
     }
     let (tree, read) = if query.revision > 0 {
         let tree = match basis {
-            Basis::Proof => mirror.view_at(query.revision),
+            Basis::Proof | Basis::Bounds => mirror.view_at(query.revision),
             Basis::Stale => mirror.last_view_at(query.revision),
         };
         match tree {
@@ -126,6 +128,7 @@ pub(super) fn answer(
     };
     let read = match basis {
         Basis::Proof => read,
+        Basis::Bounds => Read::Bounded,
         Basis::Stale => Read::Stale,
     };
     let selection = match select(&tree, query, &Dialect::of_version(version.major, version.minor)) {

@@ -10,7 +10,7 @@ use super::past::{answer_proven_past, unproven_result};
 use super::plan::{Plan, PlanInputs, plan};
 use super::stale::StaleRead;
 use crate::cache::{RangeQuery, ResponseHeader};
-use crate::grpc::{CallMetadata, Status};
+use crate::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::freshness::{Proof, Unproven};
 use crate::mirror::state::Mirror;
@@ -36,6 +36,25 @@ impl Deadlines {
     }
 }
 
+/// Revision that the mirror must reach, and what permits an answer there.
+#[derive(Clone, Copy)]
+struct Required {
+    /// Number of the history that the revision belongs to.
+    history: u64,
+    revision: i64,
+    basis: Basis,
+}
+
+impl Required {
+    fn of(history: u64, revision: i64, basis: Basis) -> Required {
+        Required {
+            history,
+            revision,
+            basis,
+        }
+    }
+}
+
 /// Decides whether `query` gets a response from memory, an error, or etcd's response. `metadata` was parsed from
 /// `headers`.
 pub(super) async fn decide<'a>(
@@ -49,6 +68,17 @@ pub(super) async fn decide<'a>(
     if metadata.bypass {
         return Decision::Forward(Reason::Bypass);
     }
+    let bounds = match metadata.bounds {
+        Ok(bounds) if query.serializable && !bounds.is_empty() => Err(InvalidBounds::Serializable),
+        bounds => bounds,
+    };
+    let bounds = match bounds {
+        Ok(bounds) => bounds,
+        Err(error) => {
+            let status = Status::InvalidArgument(error.to_string());
+            return Decision::Error(status, Outcome::Hit(Read::Refused));
+        }
+    };
     let deadlines = Deadlines {
         client: recorder.deadline(metadata.timeout),
         freshness: recorder.arrived() + proxy.freshness_timeout,
@@ -63,7 +93,7 @@ pub(super) async fn decide<'a>(
     recorder.mirror = mirror;
     // Read before the minimum served revision, which belongs to it.
     let history = proxy.mirrors.cluster_state.history();
-    let inputs = plan_inputs(proxy, mirror, metadata);
+    let inputs = plan_inputs(proxy, mirror, metadata, bounds);
     let plan = plan(query, &inputs);
     tracing::debug!(?plan, "planned");
     recorder.begin_prove();
@@ -79,12 +109,16 @@ pub(super) async fn decide<'a>(
         }
         Plan::Forward(reason) => return Decision::Forward(reason),
         Plan::AtOrAbove(revision) => {
-            let at = (history, revision);
+            let at = Required::of(history, revision, Basis::Proof);
+            answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, recorder).await
+        }
+        Plan::WithinBounds(revision) => {
+            let at = Required::of(history, revision, Basis::Bounds);
             answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, recorder).await
         }
         Plan::Prove => match quorum_check(proxy, 0, deadlines, recorder).await {
             Ok(proof) => {
-                let at = (proof.history, proof.header.revision);
+                let at = Required::of(proof.history, proof.header.revision, Basis::Proof);
                 answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, recorder).await
             }
             Err(unproven) => unproven_result(unproven),
@@ -107,10 +141,33 @@ pub(super) async fn decide<'a>(
             Box::pin(read.decide(proxy, mirror, recorder)).await
         }
     };
-    decided.unwrap_or_else(|reason| without_proof(reason, deadlines, recorder))
+    match decided.unwrap_or_else(|reason| without_proof(reason, deadlines, recorder)) {
+        // etcd has never had the revision: the caller has it from another history.
+        Decision::Answer(header, ..) if bounds.min_revision.is_some_and(|min| min > header.revision) => {
+            Decision::Error(Status::FutureRevision, Outcome::Hit(Read::Refused))
+        }
+        decision => decision,
+    }
 }
 
-fn plan_inputs(proxy: &Proxy, mirror: Option<&Mirror>, metadata: &CallMetadata) -> PlanInputs {
+/// Whether the view of `mirror` is proven to lie within `bounds`, all of which must hold; `false` without any.
+fn is_within(proxy: &Proxy, mirror: Option<&Mirror>, bounds: ReadBounds) -> bool {
+    if bounds.is_empty() {
+        return false;
+    }
+    let Some(Ok(view)) = mirror.map(Mirror::view) else {
+        return false;
+    };
+    let is_young = |longest| proxy.mirrors.age(&view).is_some_and(|age| age <= longest);
+    bounds.min_revision.is_none_or(|min| min <= view.revision) && bounds.max_staleness.is_none_or(is_young)
+}
+
+fn plan_inputs(
+    proxy: &Proxy,
+    mirror: Option<&Mirror>,
+    metadata: &CallMetadata,
+    bounds: ReadBounds,
+) -> PlanInputs {
     let cluster_state = &proxy.mirrors.cluster_state;
     let upstream = &proxy.forward.upstream;
     let auth = cluster_state.auth();
@@ -120,6 +177,7 @@ fn plan_inputs(proxy: &Proxy, mirror: Option<&Mirror>, metadata: &CallMetadata) 
         auth,
         has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
         min_served_revision: cluster_state.min_served_revision(),
+        is_within_bounds: is_within(proxy, mirror, bounds),
         has_credentials: metadata.has_credentials,
         require_leader: metadata.require_leader,
     }
@@ -193,7 +251,7 @@ async fn answer_at_or_above<'a>(
     query: &RangeQuery,
     inputs: &PlanInputs,
     mirror: Option<&'a Mirror>,
-    (history, revision): (u64, i64),
+    required: Required,
     deadlines: Deadlines,
     recorder: &mut Recorder<'a>,
 ) -> Result<Decision, Reason> {
@@ -201,6 +259,11 @@ async fn answer_at_or_above<'a>(
     let Some(mirror) = mirror else {
         return Ok(Decision::Forward(Reason::NotMirrored));
     };
+    let Required {
+        history,
+        revision,
+        basis,
+    } = required;
     recorder.record_required_revision(revision);
     let (view, waited) = mirror.reach(history, revision, deadlines.earliest()).await?;
     recorder.record_proven(mirror, view.revision, waited);
@@ -224,7 +287,7 @@ async fn answer_at_or_above<'a>(
         history,
         header,
         waited,
-        basis: Basis::Proof,
+        basis,
     };
     Ok(answer(query, proven, inputs.version, cluster_state))
 }

@@ -20,6 +20,8 @@ pub(super) struct PlanInputs {
     pub(super) min_served_revision: Option<i64>,
     /// Auth is on and rangecache's own user is authenticated, so mirrors can still be read from etcd.
     pub(super) has_own_user: bool,
+    /// The view is proven to lie within the bounds that the caller set.
+    pub(super) is_within_bounds: bool,
     /// The caller sent a token or other credentials.
     pub(super) has_credentials: bool,
     /// The caller set `hasleader`: a member without a leader must refuse the call.
@@ -38,6 +40,9 @@ pub(super) enum Plan {
     ProvePast,
     /// From memory, once the mirror is at this revision or later. Needs no call to etcd.
     AtOrAbove(i64),
+    /// From memory, once the mirror is at this revision or later, which lies within the bounds that the caller set.
+    /// Needs no call to etcd.
+    WithinBounds(i64),
     /// From memory, at the revision at which etcd authorizes the caller to read the range (I8).
     Authorize {
         /// One member's local state suffices, provided its revision is at least `min_revision`.
@@ -103,6 +108,18 @@ pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
             Auth::Unknown | Auth::On => Plan::Forward(Reason::Auth),
         };
     }
+    // At a past revision only a check shows whether etcd has compacted it, and `hasleader` asks for the cluster of now.
+    if inputs.is_within_bounds
+        && query.revision <= 0
+        && !query.serializable
+        && !inputs.require_leader
+        && inputs.auth == Auth::Off
+        && inputs
+            .min_served_revision
+            .is_some_and(|minimum| minimum <= mirror_revision)
+    {
+        return Plan::WithinBounds(mirror_revision);
+    }
     let is_past = query.revision > 0 && !query.serializable;
     let needs_progress = !(is_past && is_reached);
     if needs_progress && !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) {
@@ -124,6 +141,7 @@ mod tests {
         auth: Auth::Off,
         min_served_revision: Some(90),
         has_own_user: false,
+        is_within_bounds: false,
         has_credentials: false,
         require_leader: false,
     };
@@ -154,6 +172,43 @@ mod tests {
             ),
             Plan::Prove
         );
+    }
+
+    #[test]
+    fn read_within_its_bounds_needs_no_quorum_check_unless_more_is_asked() {
+        let within = |inputs: &mut PlanInputs| inputs.is_within_bounds = true;
+        assert_eq!(planned(&get(), within), Plan::WithinBounds(100));
+        assert_eq!(planned(&get(), |_| {}), Plan::Prove);
+        type Change = fn(&mut PlanInputs);
+        let changes: [(Change, Plan); 6] = [
+            (|inputs| inputs.require_leader = true, Plan::Prove),
+            (|inputs| inputs.auth = Auth::Unknown, Plan::Prove),
+            (|inputs| inputs.min_served_revision = None, Plan::Prove),
+            (|inputs| inputs.min_served_revision = Some(101), Plan::Prove),
+            (
+                |inputs| inputs.has_credentials = true,
+                Plan::Authorize {
+                    serializable: false,
+                    min_revision: 0,
+                },
+            ),
+            (
+                |inputs| inputs.mirror_revision = Some(Err(Reason::FeedLost)),
+                Plan::Forward(Reason::FeedLost),
+            ),
+        ];
+        for (change, expected) in changes {
+            let changed = |inputs: &mut PlanInputs| {
+                within(inputs);
+                change(inputs);
+            };
+            assert_eq!(planned(&get(), changed), expected);
+        }
+        let past = RangeQuery {
+            revision: 50,
+            ..get()
+        };
+        assert_eq!(planned(&past, within), Plan::ProvePast);
     }
 
     #[test]

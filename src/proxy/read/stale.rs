@@ -63,7 +63,9 @@ impl<'a> StaleRead<'a> {
             basis: Basis::Stale,
         };
         let version = proxy.forward.upstream.lowest_version();
-        let answered = answer(query, proven, version, cluster_state).from_memory().ok()?;
+        let answered = answer(query, proven, version, cluster_state)
+            .into_answered()
+            .ok()?;
         Some(StaleAnswer { answered, age })
     }
 

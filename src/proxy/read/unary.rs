@@ -52,7 +52,7 @@ async fn handle<'a>(
         recorder,
     )
     .await;
-    let reason = match decision.from_memory() {
+    let reason = match decision.into_answered() {
         Ok(answered) => {
             return Ok(respond(
                 answered,

@@ -22,7 +22,7 @@ use super::decide::decide;
 use super::receive::sort_targets_are_unchecked;
 use super::stale::StaleRead;
 use crate::cache::{Answer, JsonAnswer, JsonLayout, QueryError, RangeQuery, Rope};
-use crate::grpc::metadata::BYPASS;
+use crate::grpc::metadata::OWN_PREFIX;
 use crate::grpc::status::{Code, MAX_RESPONSE_BYTES};
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
@@ -169,7 +169,7 @@ impl Understood {
             recorder.is_list = true;
         }
         let decision = decide(proxy, &self.query, &self.metadata, &self.headers, recorder).await;
-        self.respond(decision.from_memory()?, recorder)
+        self.respond(decision.into_answered()?, recorder)
     }
 
     /// Responds from memory.
@@ -231,8 +231,8 @@ fn metadata(headers: &HeaderMap) -> Option<(CallMetadata, HeaderMap)> {
             }
         } else if name.as_str().starts_with("grpc-") || UNKNOWN_EFFECT.contains(&name.as_str()) {
             return None;
-        } else if (name.as_str(), value.as_bytes()) == BYPASS {
-            metadata.insert(name, value.clone());
+        } else if name.as_str().starts_with(OWN_PREFIX) {
+            metadata.append(name, value.clone());
         }
     }
     Some((CallMetadata::from_headers(&metadata)?, metadata))
