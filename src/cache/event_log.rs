@@ -8,6 +8,7 @@ use std::{collections::VecDeque, sync::Arc};
 use super::{
     entry::Entry,
     memory::{ARC_HEADER_BYTES, class_bytes},
+    missed::Missed,
     tree::Tree,
 };
 
@@ -104,6 +105,15 @@ impl Batch {
 #[derive(Debug, Default)]
 pub struct EventLog {
     batches: VecDeque<Batch>,
+    follower: Option<Follower>,
+}
+
+/// What takes every event of the log.
+#[derive(Debug)]
+struct Follower {
+    /// It has taken the events up to this revision.
+    taken: i64,
+    missed: Missed,
 }
 
 impl EventLog {
@@ -133,6 +143,17 @@ impl EventLog {
         self.batches.range(first..)
     }
 
+    /// Records that the follower takes the events up to `revision` now, or that there is none. Returns the events that
+    /// were dropped since it had taken those up to `after`; `None` if that is not known.
+    pub(super) fn follow(&mut self, after: i64, revision: Option<i64>) -> Option<Missed> {
+        let follower = revision.map(|taken| Follower {
+            taken,
+            missed: Missed::default(),
+        });
+        let before = std::mem::replace(&mut self.follower, follower)?;
+        (before.taken == after).then_some(before.missed)
+    }
+
     /// Every event, oldest first.
     pub fn events(&self) -> impl Iterator<Item = &Change> {
         self.batches.iter().flat_map(|batch| batch.changes())
@@ -143,7 +164,16 @@ impl EventLog {
         let kept_from = self
             .batches
             .partition_point(|batch| batch.last_revision() <= revision);
-        self.batches.drain(..kept_from);
+        for batch in self.batches.drain(..kept_from) {
+            if let Some(follower) = &mut self.follower
+                && batch.last_revision() > follower.taken
+            {
+                let changes = batch.changes().iter();
+                for change in changes.filter(|change| change.revision() > follower.taken) {
+                    follower.missed.add(change.key(), change.revision());
+                }
+            }
+        }
         // A burst of events must not leave its list behind.
         if self.batches.len() < self.batches.capacity() / 4 {
             self.batches.shrink_to(self.batches.len() * 2);

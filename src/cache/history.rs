@@ -10,6 +10,7 @@ use std::{collections::VecDeque, time::Duration};
 use super::{
     entry::Entry,
     event_log::{Batch, Change, EventLog},
+    missed::Missed,
     tree::Tree,
 };
 
@@ -350,6 +351,11 @@ impl Store {
     /// The events of the window.
     pub fn log(&self) -> &EventLog {
         &self.log
+    }
+
+    /// Records what the follower of the log takes; see [`EventLog::follow`].
+    pub fn follow_log(&mut self, after: i64, revision: Option<i64>) -> Option<Missed> {
+        self.log.follow(after, revision)
     }
 
     /// Revision of the second oldest checkpoint.

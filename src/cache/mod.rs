@@ -9,6 +9,7 @@
 //! | `entry` | one key-value pair, stored once, in the encoding in which it is sent |
 //! | `tree`, `node`, `leaf`, `separator`, `bulk` | the persistent B+tree in key order, with counts and sizes |
 //! | `event_log` | the events of the window, found by revision |
+//! | `missed` | keys of events that the log has dropped before its follower took them |
 //! | `history` | the current tree, and the state at any revision of the window |
 //! | `interval_tree` | which of the intervals that watchers name contain a key |
 //! | `query`, `select` | a RangeRequest, and the entries that etcd would return for it |
@@ -38,6 +39,7 @@ mod interval_tree;
 mod json;
 mod leaf;
 mod memory;
+mod missed;
 mod node;
 mod query;
 mod rope;
@@ -56,6 +58,7 @@ pub use event_log::{Batch, Change, ChangeKind, EventLog};
 pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};
 pub use interval_tree::IntervalTree;
 pub use json::{JsonAnswer, JsonLayout};
+pub use missed::{Missed, MissedEvent};
 pub use node::Summary;
 pub use query::{
     Dialect, QueryError, RangeQuery, SortOrder, SortTarget, Undecodable, names_unknown_sort_target,

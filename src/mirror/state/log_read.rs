@@ -3,8 +3,8 @@
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::Mirror;
-use crate::cache::Batch;
+use super::{Contents, Mirror};
+use crate::cache::{Batch, Missed};
 use crate::mirror::watch_hub::Ended;
 use crate::telemetry::Reason;
 
@@ -41,6 +41,30 @@ impl Mirror {
     /// references is cloned.
     pub(in crate::mirror) fn observe(&self, revision: i64, max_batches: usize) -> Observed {
         let contents = self.contents.lock();
+        self.observed(&contents, revision, max_batches)
+    }
+
+    /// As [`Mirror::observe`], for the follower of the log, which has all events up to `taken` and takes what it gets;
+    /// `None` while it follows nothing.
+    pub(in crate::mirror) fn follow(
+        &self,
+        taken: Option<i64>,
+        max_batches: usize,
+    ) -> (Observed, Option<Missed>) {
+        let mut contents = self.contents.lock();
+        let after = taken.unwrap_or(i64::MAX);
+        let observed = self.observed(&contents, after, max_batches);
+        let last = observed.log.as_ref().map(|log| match log.batches.last() {
+            Some(last) if log.batches.len() == max_batches => last.last_revision(),
+            _ => log.revision,
+        });
+        let taken = taken.and(last);
+        let loaded = contents.loaded.as_mut();
+        let missed = loaded.and_then(|loaded| loaded.store.follow_log(after, taken));
+        (observed, missed)
+    }
+
+    fn observed(&self, contents: &Contents, revision: i64, max_batches: usize) -> Observed {
         let log = contents.loaded.as_ref().map(|loaded| LogRead {
             generation: contents.generation,
             history: contents.history.number,

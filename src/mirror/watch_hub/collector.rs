@@ -63,6 +63,11 @@ impl Collector {
         }
     }
 
+    /// Calls `each` with every interval that holds `key`.
+    pub(super) fn look_up_key(&self, key: &[u8], each: impl FnMut(u32)) {
+        self.intervals.stab(key, each);
+    }
+
     /// Ends the batch: calls `each` with every interval found, and its positions.
     pub(super) fn end_batch(&mut self, mut each: impl FnMut(u32, &[u32])) {
         for number in self.touched.drain(..) {

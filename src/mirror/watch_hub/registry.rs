@@ -11,7 +11,7 @@ use super::collector::Collector;
 use super::hub::Held;
 use super::reader::Watcher;
 use super::topic::{Pick, Topic};
-use crate::cache::Batch;
+use crate::cache::{Batch, MissedEvent};
 use crate::keyspace::Interval;
 
 /// Time for which a topic without watchers is kept: a client that connects again finds its events collected.
@@ -116,6 +116,23 @@ impl Registry {
                 to_wake.push(number);
             }
         });
+    }
+
+    /// Ends the watchers that need events which were `missed`; the others continue. They are woken with those of the next
+    /// events.
+    pub(super) async fn miss(&mut self, missed: &[MissedEvent]) {
+        for some in missed.chunks(YIELD_AFTER_EVENTS) {
+            for event in some {
+                let (slots, to_wake) = (&self.slots, &mut self.to_wake);
+                self.collector.look_up_key(&event.key, |number| {
+                    if let Some(slot) = slots.get(number as usize).and_then(Option::as_ref) {
+                        slot.topic.miss(event.revision);
+                        to_wake.push(number);
+                    }
+                });
+            }
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Wakes the watchers of the topics with new events. To be called once they have been reached (W5, W17).

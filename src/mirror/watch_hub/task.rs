@@ -11,7 +11,7 @@ use super::hub::{Held, JoinRefused, JoinRequest, WatchHub};
 use super::reader::Reader;
 use super::registry::Registry;
 use super::topic::Topic;
-use crate::cache::Batch;
+use crate::cache::{Batch, Missed};
 use crate::mirror::state::Mirror;
 use crate::mirror::state::log_read::{LogRead, Observed};
 use crate::panics::caught;
@@ -84,15 +84,19 @@ impl Task<'_> {
     }
 
     async fn pass(&mut self) {
-        let position = self.generation.as_ref().map_or(i64::MAX, |known| known.reached());
-        let observed = self.mirror.observe(position, BATCHES_AT_ONCE);
+        let taken = self.generation.as_ref().map(|known| known.reached());
+        let (observed, missed) = self.mirror.follow(taken, BATCHES_AT_ONCE);
         self.end_if_dropped(&observed).await;
         if let (Some(generation), Some(log)) = (self.generation.clone(), &observed.log) {
-            if log.complete_after > generation.reached() {
-                // The log is too short for a hub that had no time in between.
-                self.end(Ended::Trimmed).await;
-            } else {
-                self.add(&generation, log).await;
+            // The log may be too short for a hub that had no time in between.
+            let is_complete = log.complete_after <= generation.reached();
+            match missed.as_ref().and_then(Missed::events) {
+                _ if is_complete => self.add(&generation, log).await,
+                Some(missed) => {
+                    self.registry.miss(missed).await;
+                    self.add(&generation, log).await;
+                }
+                None => self.end(Ended::Trimmed).await,
             }
         }
         self.admit().await;
@@ -195,7 +199,11 @@ impl Task<'_> {
 
     /// The generation that watchers can join, and the revision after which its log is complete.
     fn joinable(&mut self) -> Result<(Arc<Generation>, i64), JoinRefused> {
-        let observed = self.mirror.observe(i64::MAX, 0);
+        let observed = if self.registry.is_empty() {
+            self.mirror.follow(Some(i64::MAX), 0).0
+        } else {
+            self.mirror.observe(i64::MAX, 0)
+        };
         if let Some(reason) = observed.out {
             return Err(JoinRefused::OutOfService(reason));
         }
@@ -300,6 +308,8 @@ impl Task<'_> {
         *self.hub.held.lock() = held;
         if self.registry.is_empty() {
             self.generation = None;
+            // From now on the log need not remember what it drops.
+            let _ = self.mirror.follow(None, 0);
         }
     }
 }

@@ -316,6 +316,66 @@ async fn slow_watcher_ends_when_the_log_is_trimmed_past_it_and_others_do_not() {
     assert_eq!(quiet.events(1).await, [event("b", 40)]);
 }
 
+/// The log is too short for a hub that had no time in between.
+#[tokio::test(start_paused = true)]
+async fn events_that_the_hub_missed_end_the_watchers_that_need_them_and_no_others() {
+    let limits = HistoryLimits {
+        max_bytes: 4 << 10,
+        checkpoint_every_events: 1,
+        ..HistoryLimits::default()
+    };
+    let bench = Bench::new(limits);
+    let mut watches = Vec::new();
+    for (key, range_end, first) in [("a", "b", 11), ("b", "", 11), ("", "", 2000), ("c", "", 11)] {
+        let key = if key.is_empty() { "\0" } else { key };
+        let range_end = if first == 2000 { "\0" } else { range_end };
+        watches.push(bench.join(key, range_end, first).await.unwrap());
+    }
+    let [mut missing, mut behind, mut future, mut other] = watches.try_into().ok().expect("four");
+    bench.put(&["b"], 11);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert!(matches!(
+        missing.reader.take(1, 1),
+        Taken::Nothing { reached: 11 }
+    ));
+    // The hub does not run meanwhile.
+    bench.put(&["a/1"], 12);
+    bench.put(&["b"], 13);
+    for revision in 14..1000 {
+        bench.put(&["d"], revision);
+    }
+    bench.put(&["a/2"], 1000);
+    assert_eq!(missing.end().await, Ended::Trimmed);
+    assert_eq!(missing.reader.covered(), 11, "nothing was missed up to there");
+    assert_eq!(behind.end().await, Ended::Trimmed);
+    assert_eq!(behind.reader.covered(), 10, "the event of 11 was not taken");
+    bench.put(&["c"], 1001);
+    assert_eq!(other.events(1).await, [event("c", 1001)]);
+    bench.put(&["d"], 2000);
+    assert_eq!(future.events(1).await, [event("d", 2000)]);
+    let mut again = bench.join("a", "b", 1000).await.unwrap();
+    assert_eq!(again.events(1).await, [event("a/2", 1000)]);
+}
+
+/// Without knowing which events were missed, every watcher may need one.
+#[tokio::test(start_paused = true)]
+async fn too_many_missed_events_end_every_watcher() {
+    let limits = HistoryLimits {
+        max_bytes: 4 << 10,
+        checkpoint_every_events: 1,
+        ..HistoryLimits::default()
+    };
+    let bench = Bench::new(limits);
+    let mut watch = bench.join("a", "", 11).await.unwrap();
+    bench.put(&["d"], 11);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    for revision in 12..20_000 {
+        bench.put(&["d"], revision);
+    }
+    assert_eq!(watch.end().await, Ended::Trimmed);
+    assert_eq!(watch.reader.covered(), 11, "nothing was missed up to there");
+}
+
 #[tokio::test(start_paused = true)]
 async fn watchers_are_parked_while_the_feed_resumes_and_end_after_ten_seconds() {
     let bench = Bench::new(HistoryLimits::default());

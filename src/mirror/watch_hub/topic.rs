@@ -125,7 +125,7 @@ struct Picks {
     /// Oldest first; complete above `complete_after`.
     list: VecDeque<Pick>,
     complete_after: i64,
-    /// Revision of the newest event that was trimmed.
+    /// Revision of the newest event that was trimmed, or missed.
     trimmed: i64,
 }
 
@@ -152,6 +152,16 @@ impl Topic {
         let last = pick.last_revision;
         self.picks.lock().list.push_back(pick);
         self.last_revision.store(last, Ordering::Release);
+    }
+
+    /// Records that the event of `revision`, above all others, is missing.
+    pub(super) fn miss(&self, revision: i64) {
+        let mut picks = self.picks.lock();
+        picks.trimmed = revision;
+        picks.complete_after = revision;
+        // No reader gets further than to where it is complete.
+        picks.list.clear();
+        self.last_revision.store(revision, Ordering::Release);
     }
 
     /// Puts the events above `revision` that are older than the topic's before them, in order.
