@@ -118,8 +118,7 @@ impl Session {
 
     /// Cancels the watchers whose events were of a history that was replaced (W10); returns whether there were any.
     fn cancel_replaced(&mut self) -> bool {
-        let cluster_state = &self.mirrors().cluster_state;
-        let (number, revision) = (cluster_state.history(), cluster_state.known().max(1));
+        let number = self.mirrors().cluster_state.history();
         let is_replaced = |reader: &Reader| reader.history() != number;
         let replaced: Vec<i64> = self
             .watchers
@@ -128,7 +127,7 @@ impl Session {
             .map(|(id, _)| *id)
             .collect();
         for id in &replaced {
-            self.cancel_compacted(*id, revision, "replaced");
+            self.cancel_of_replaced(*id);
         }
         !replaced.is_empty()
     }
@@ -154,15 +153,20 @@ impl Session {
             .unanswered
             .map(WatchRequest::Create)
             .or(self.unsent.take());
-        let revision = self.mirrors().cluster_state.known().max(1);
         for (id, create) in abandoned.watchers {
             self.add(id, Watcher::cancelled(create));
             if abandoned.cancelled.contains(&id) {
                 self.cancel(id);
             } else {
-                self.cancel_compacted(id, revision, "replaced");
+                self.cancel_of_replaced(id);
             }
         }
+    }
+
+    /// Cancels the watcher `id` with a revision of the history that has replaced its own.
+    fn cancel_of_replaced(&mut self, id: i64) {
+        let revision = self.mirrors().cluster_state.known().max(1);
+        self.cancel_compacted(id, revision, "replaced");
     }
 
     /// Ends the stream; its client connects again and resumes.
