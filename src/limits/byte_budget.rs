@@ -189,29 +189,15 @@ impl HeldBytes {
         Ok(())
     }
 
-    /// Grows by `bytes` without waiting, if all holders then have at most `max_used` bytes.
-    ///
-    /// # Errors
-    /// [`BudgetExceeded`] if they do not.
-    fn try_grow_within(&mut self, bytes: u64, max_used: u64) -> Result<(), BudgetExceeded> {
-        let mut state = self.budget.state.lock();
-        if state.used + bytes > max_used {
-            return Err(BudgetExceeded);
-        }
-        state.used += bytes;
-        self.bytes += bytes;
-        self.budget.add_to_gauge(i64::try_from(bytes).unwrap_or(i64::MAX));
-        Ok(())
-    }
-
     /// Holds exactly `bytes`, which are in memory already, even beyond the bound. Others get nothing more until all
     /// holders have less than it again.
     pub fn set(&mut self, bytes: u64) {
-        if bytes > self.bytes {
-            let _ = self.try_grow_within(bytes - self.bytes, u64::MAX);
-        } else {
-            self.shrink(self.bytes - bytes);
-        }
+        let Some(more) = bytes.checked_sub(self.bytes) else {
+            return self.shrink(self.bytes - bytes);
+        };
+        self.budget.state.lock().used += more;
+        self.bytes = bytes;
+        self.budget.add_to_gauge(i64::try_from(more).unwrap_or(i64::MAX));
     }
 
     /// Counts a call whose bytes did not fit. [`HeldBytes::grow`] counts its own.
@@ -365,8 +351,7 @@ mod tests {
     async fn bytes_in_memory_already_count_beyond_the_bound() {
         let budget = ByteBudget::first_come(8 * MIB, BufferKindMetrics::default());
         let (mut given, mut asking) = (budget.hold(), budget.hold());
-        assert_eq!(asking.try_grow_within(7 * MIB, 6 * MIB), Err(BudgetExceeded));
-        asking.try_grow_within(6 * MIB, 6 * MIB).unwrap();
+        asking.try_grow(6 * MIB).unwrap();
         given.set(9 * MIB);
         assert_eq!(budget.used_bytes(), 15 * MIB);
         assert_eq!(asking.try_grow(1), Err(BudgetExceeded));

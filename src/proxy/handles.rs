@@ -12,11 +12,11 @@ use super::caller::Caller;
 use super::fallback::Fallback;
 use super::forward::Forward;
 use super::idle::ResponseRegistry;
-use super::watch_memory;
+use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
 use crate::cache::JsonLayout;
 use crate::config::{Config, WatchCache, WhenBehind};
-use crate::limits::{Admission, Buffers, ByteBudget, CallBuffers, ClientAccount, Intake, Turns};
+use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::clients::ClientName;
@@ -55,7 +55,7 @@ pub struct Proxy {
     /// Interval of progress notifications; `None` if every watch is forwarded.
     pub(super) watch_progress_interval: Option<Duration>,
     /// Memory of watches from memory (`--watch-max-bytes`).
-    pub(super) watch_bytes: Arc<ByteBudget>,
+    pub(super) watch_budgets: WatchBudgets,
     /// Turns of watch streams that continue at etcd, until etcd has created their watchers.
     pub(super) watch_handovers: Arc<Semaphore>,
     /// Turns of watch streams that return to memory.
@@ -153,7 +153,7 @@ impl Proxy {
             watch_returns: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
             watch_progress_interval: (config.watch.cache == WatchCache::Auto)
                 .then_some(config.watch.progress_notify_interval),
-            watch_bytes: ByteBudget::first_come(config.watch.max_bytes(), metrics.watches.budget.clone()),
+            watch_budgets: WatchBudgets::new(config.watch.max_bytes(), &metrics.watches),
         })
     }
 
@@ -179,11 +179,15 @@ impl Proxy {
                 restarting("idle responses", || self.responses.run(buffers)),
                 restarting("old views", || self.responses.relieve(&self.mirrors, buffers)),
                 restarting("watch memory", || {
-                    watch_memory::account(&self.mirrors, &self.watch_bytes, &self.telemetry.metrics.watches)
+                    watch_memory::account(
+                        &self.mirrors,
+                        &self.watch_budgets,
+                        &self.telemetry.metrics.watches,
+                    )
                 }),
                 restarting("unread watches", || self
                     .responses
-                    .relieve_watches(&self.watch_bytes, buffers)),
+                    .relieve_watches(&self.watch_budgets.all, buffers)),
                 restarting("page series", || self.fallback.run()),
                 restarting("kept HTTP/1 connections", || self
                     .forward

@@ -12,9 +12,31 @@ use crate::telemetry::metrics::WatchMetrics;
 /// Interval at which what the hubs hold is counted: they determine it as often.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Counts what the hubs of `mirrors` hold against `budget`, and sets the gauges of it, until dropped.
-pub(super) async fn account(mirrors: &Mirrors, budget: &Arc<ByteBudget>, metrics: &WatchMetrics) {
-    let mut topics = budget.hold();
+/// Streams and watchers are admitted up to the budget less the budget divided by this: the rest is for their events. The
+/// events that are on their way keep no stream out: they wait for each other, and leave soon.
+const EVENTS_DIVISOR: u64 = 4;
+
+/// The budget `--watch-max-bytes`.
+#[derive(Debug)]
+pub(super) struct WatchBudgets {
+    pub(super) all: Arc<ByteBudget>,
+    /// The part of it for streams and watchers, which count in both.
+    pub(super) streams: Arc<ByteBudget>,
+}
+
+impl WatchBudgets {
+    pub(super) fn new(max_bytes: u64, metrics: &WatchMetrics) -> WatchBudgets {
+        let of_streams = max_bytes - max_bytes / EVENTS_DIVISOR;
+        WatchBudgets {
+            all: ByteBudget::first_come(max_bytes, metrics.budget.clone()),
+            streams: ByteBudget::first_come(of_streams, metrics.stream_budget.clone()),
+        }
+    }
+}
+
+/// Counts what the hubs of `mirrors` hold against `budgets`, and sets the gauges of it, until dropped.
+pub(super) async fn account(mirrors: &Mirrors, budgets: &WatchBudgets, metrics: &WatchMetrics) {
+    let mut topics = budgets.all.hold();
     let mut ticks = tokio::time::interval(INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -29,6 +51,6 @@ pub(super) async fn account(mirrors: &Mirrors, budget: &Arc<ByteBudget>, metrics
             metrics.set_behind(&mirror.name, held.behind_revisions);
         }
         topics.set(bytes);
-        metrics.set_bytes(bytes, budget.used_bytes());
+        metrics.set_bytes(bytes, budgets.streams.used_bytes(), budgets.all.used_bytes());
     }
 }

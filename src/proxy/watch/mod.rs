@@ -86,7 +86,7 @@ pub(super) async fn watch(client: &Arc<Client>, request: Request<Incoming>) -> C
     {
         return forward(client, parts, requests, *reason, trace).await;
     }
-    let Ok(bytes) = StreamBytes::begin(&proxy.watch_bytes, &proxy.telemetry.metrics.watches) else {
+    let Ok(bytes) = StreamBytes::begin(&proxy.watch_budgets) else {
         return forward(client, parts, requests, Reason::OverBudget, trace).await;
     };
     let result = match first {

@@ -14,7 +14,7 @@ use super::request::Create;
 use crate::limits::{BudgetExceeded, ByteBudget, HeldBytes};
 use crate::mirror::watch_hub::Picked;
 use crate::proxy::response::FrameBytes;
-use crate::telemetry::metrics::WatchMetrics;
+use crate::proxy::watch_memory::WatchBudgets;
 
 /// Bytes of a stream without its watchers: its state, its request's head, and a short message.
 const STREAM_BYTES: u64 = 4 << 10;
@@ -22,9 +22,6 @@ const STREAM_BYTES: u64 = 4 << 10;
 const WATCHER_BYTES: u64 = 256;
 /// Length of messages that the stream's own bytes cover.
 const SHORT_MESSAGE_BYTES: u64 = 2 << 10;
-/// Streams and watchers are admitted up to the budget less the budget divided by this: the rest is for their events. The
-/// events that are on their way keep no stream out: they wait for each other, and leave soon.
-const EVENTS_DIVISOR: u64 = 4;
 /// Longest wait for room, after which etcd continues the stream.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -32,9 +29,11 @@ type Waiting = Pin<Box<dyn Future<Output = Result<HeldBytes, BudgetExceeded>> + 
 
 /// Bytes of one stream that count until dropped.
 pub(super) struct StreamBytes {
-    budget: Arc<ByteBudget>,
-    metrics: WatchMetrics,
-    /// The stream and its watchers.
+    /// The part of the budget for streams and watchers.
+    streams: Arc<ByteBudget>,
+    /// The stream and its watchers, in that part.
+    admitted: HeldBytes,
+    /// The same in the whole budget.
     own: HeldBytes,
     /// Events of the begun message that were not produced.
     unproduced: HeldBytes,
@@ -55,54 +54,43 @@ impl StreamBytes {
     ///
     /// # Errors
     /// There is no room for it.
-    pub(super) fn begin(
-        budget: &Arc<ByteBudget>,
-        metrics: &WatchMetrics,
-    ) -> Result<StreamBytes, BudgetExceeded> {
+    pub(super) fn begin(budgets: &WatchBudgets) -> Result<StreamBytes, BudgetExceeded> {
         let mut bytes = StreamBytes {
-            budget: Arc::clone(budget),
-            metrics: metrics.clone(),
-            own: budget.hold(),
-            unproduced: budget.hold(),
+            streams: Arc::clone(&budgets.streams),
+            admitted: budgets.streams.hold(),
+            own: budgets.all.hold(),
+            unproduced: budgets.all.hold(),
             frame: None,
             waiting: None,
         };
-        if !bytes.has_room_for(STREAM_BYTES) {
-            return Err(BudgetExceeded);
-        }
+        let admitted = bytes.admitted.try_grow(STREAM_BYTES);
+        admitted.inspect_err(|_| bytes.admitted.record_refusal())?;
         bytes.own.set(STREAM_BYTES);
-        bytes.metrics.add_stream_bytes(signed(STREAM_BYTES));
         Ok(bytes)
     }
 
     /// Whether there is room for another watcher.
     pub(super) fn has_room_for_watcher(&self) -> bool {
-        self.has_room_for(WATCHER_BYTES)
-    }
-
-    /// Whether all streams and watchers together leave `bytes` of their part of the budget.
-    fn has_room_for(&self, bytes: u64) -> bool {
-        let max_bytes = self.budget.max_bytes();
-        let used = u64::try_from(self.metrics.stream_bytes()).unwrap_or(0);
-        let has_room = used + bytes <= max_bytes - max_bytes / EVENTS_DIVISOR;
+        let has_room = self.streams.used_bytes() + WATCHER_BYTES <= self.streams.max_bytes();
         if !has_room {
-            self.own.record_refusal();
+            self.admitted.record_refusal();
         }
         has_room
     }
 
     /// Counts the watcher of `create`.
     pub(super) fn add_watcher(&mut self, create: &Create) {
-        let bytes = watcher_bytes(create);
-        self.own.set(self.own.bytes() + bytes);
-        self.metrics.add_stream_bytes(signed(bytes));
+        self.set_own(self.own.bytes() + watcher_bytes(create));
     }
 
     /// Counts the watcher of `create` no longer.
     pub(super) fn remove_watcher(&mut self, create: &Create) {
-        let bytes = watcher_bytes(create);
-        self.own.shrink(bytes);
-        self.metrics.add_stream_bytes(-signed(bytes));
+        self.set_own(self.own.bytes().saturating_sub(watcher_bytes(create)));
+    }
+
+    fn set_own(&mut self, bytes: u64) {
+        self.admitted.set(bytes);
+        self.own.set(bytes);
     }
 
     /// Whether a message of the events `picked` may begin. Otherwise the stream waits for room.
@@ -165,18 +153,8 @@ impl StreamBytes {
     }
 }
 
-impl Drop for StreamBytes {
-    fn drop(&mut self) {
-        self.metrics.add_stream_bytes(-signed(self.own.bytes()));
-    }
-}
-
 fn watcher_bytes(create: &Create) -> u64 {
     WATCHER_BYTES + (create.key.len() + create.range_end.len()) as u64
-}
-
-fn signed(bytes: u64) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
@@ -188,9 +166,9 @@ mod tests {
     fn stream_and_its_watchers_count_until_dropped_and_leave_room_for_events() {
         let metrics = Metrics::new();
         let watches = &metrics.watches;
-        let budget = ByteBudget::first_come(8 * STREAM_BYTES, watches.budget.clone());
+        let budgets = WatchBudgets::new(8 * STREAM_BYTES, watches);
         let mut streams: Vec<_> = (0..5)
-            .map(|_| StreamBytes::begin(&budget, watches).expect("room"))
+            .map(|_| StreamBytes::begin(&budgets).expect("room"))
             .collect();
         let create = Create {
             key: vec![b'k'; 1 << 10].into(),
@@ -202,12 +180,14 @@ mod tests {
             watchers += 1;
         }
         assert_eq!(watchers, 4, "up to three quarters");
-        assert!(StreamBytes::begin(&budget, watches).is_err());
+        assert!(StreamBytes::begin(&budgets).is_err());
         assert_eq!(watches.budget.refused.get(), 2);
         (0..watchers).for_each(|_| streams[0].remove_watcher(&create));
-        assert_eq!(budget.used_bytes(), 20 << 10);
-        assert_eq!(watches.stream_bytes(), 20 << 10);
+        let used = || [&budgets.all, &budgets.streams].map(|budget| budget.used_bytes());
+        assert_eq!(used(), [20 << 10; 2]);
+        assert_eq!(watches.stream_budget.used.get(), 20 << 10);
         drop(streams);
-        assert_eq!((budget.used_bytes(), watches.stream_bytes()), (0, 0));
+        assert_eq!(used(), [0; 2]);
+        assert_eq!(watches.stream_budget.used.get(), 0);
     }
 }

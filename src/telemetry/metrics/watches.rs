@@ -65,10 +65,10 @@ pub struct WatchMetrics {
     progress_seconds: Histogram,
     behind: Family<MirrorLabels, Gauge>,
     bytes: Family<KindLabels, Gauge>,
-    /// Part of `bytes`.
-    stream_bytes: Gauge,
     /// The budget `--watch-max-bytes`.
     pub budget: BufferKindMetrics,
+    /// The part of it for streams and watchers.
+    pub stream_budget: BufferKindMetrics,
 }
 
 impl WatchMetrics {
@@ -79,9 +79,18 @@ impl WatchMetrics {
             Unit::Bytes,
             "Memory of watches served from memory, by kind; bounded by --watch-max-bytes",
         );
-        let stream_bytes = bytes.get_or_create(&KindLabels { kind: "streams" }).clone();
+        let streams = bytes.get_or_create(&KindLabels { kind: "streams" }).clone();
+        let refused: Counter = register(
+            registry,
+            "watch_refused",
+            "Streams, watchers and messages that did not fit --watch-max-bytes",
+        );
         WatchMetrics {
-            stream_bytes,
+            stream_budget: BufferKindMetrics {
+                used: streams,
+                refused: refused.clone(),
+                ..BufferKindMetrics::default()
+            },
             bytes,
             progress_seconds: register_latency(
                 registry,
@@ -99,11 +108,7 @@ impl WatchMetrics {
                     "watch_waiting",
                     "Watch streams that wait for room in --watch-max-bytes",
                 ),
-                refused: register(
-                    registry,
-                    "watch_refused",
-                    "Streams, watchers and messages that did not fit --watch-max-bytes",
-                ),
+                refused,
                 ..BufferKindMetrics::default()
             },
             created: register(
@@ -234,25 +239,13 @@ impl WatchMetrics {
             .set(revisions);
     }
 
-    /// Counts bytes of streams and watchers that begin, or end if negative.
-    pub fn add_stream_bytes(&self, change: i64) {
-        self.stream_bytes.inc_by(change);
-    }
-
-    /// Bytes of streams and watchers.
-    #[must_use]
-    pub fn stream_bytes(&self) -> i64 {
-        self.stream_bytes.get()
-    }
-
-    /// Sets the bytes of topics, and those of events: what is left of `used`.
-    pub fn set_bytes(&self, topics: u64, used: u64) {
-        let set = |kind, bytes: i64| self.bytes.get_or_create(&KindLabels { kind }).set(bytes);
-        let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
-        set("topics", signed(topics));
-        set(
-            "events",
-            (signed(used) - signed(topics) - self.stream_bytes()).max(0),
-        );
+    /// Sets the bytes of topics, and those of events: what is left of `used` without topics and `streams`.
+    pub fn set_bytes(&self, topics: u64, streams: u64, used: u64) {
+        let set = |kind, bytes: u64| {
+            let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+            self.bytes.get_or_create(&KindLabels { kind }).set(bytes);
+        };
+        set("topics", topics);
+        set("events", used.saturating_sub(topics + streams));
     }
 }
