@@ -1,6 +1,7 @@
 //! Watch streams that are handed over between memory and etcd, in both directions, under writes: no event is lost or
 //! repeated.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -10,11 +11,15 @@ use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Stream};
 use testkit::pb::{RequestOp, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse};
 use testkit::proxy::Rangecache;
-use testkit::wait::SOON;
+use testkit::relay::{HOLD, Relay};
+use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::watch_streams::{before, create, created, header_revision, next, open, prefix};
+use super::watch_streams::{before, create, created, header_revision, next, open, prefix, progress};
+
+/// Watch streams that may be handed over at once, in each direction.
+const TURNS: usize = 64;
 
 /// A client that writes without a pause to `/a/key`.
 struct Writer {
@@ -48,16 +53,38 @@ impl Writer {
 struct Watched {
     stream: Stream,
     events: Vec<i64>,
+    /// A progress notification is requested after each event.
+    asks_progress: bool,
+    /// Revision of the last progress notification.
+    reported: i64,
 }
 
 impl Watched {
     fn new(stream: Stream) -> Watched {
-        let events = Vec::new();
-        Watched { stream, events }
+        Watched {
+            stream,
+            events: Vec::new(),
+            asks_progress: false,
+            reported: 0,
+        }
     }
 
     fn record(&mut self, response: &WatchResponse) {
+        let revision = header_revision(response);
+        if is_progress(response) {
+            let least = self.reported.max(self.events.last().copied().unwrap_or(0));
+            assert!(revision >= least, "progress at {revision} after {least}");
+            self.reported = revision;
+        }
         if response.watch_id == 0 {
+            if let Some(first) = response.events.first() {
+                let first = first.kv.as_ref().expect("a kv").mod_revision;
+                let reported = self.reported;
+                assert!(first > reported, "event of {first} after progress at {reported}");
+                if self.asks_progress {
+                    self.stream.send(&progress());
+                }
+            }
             let events = response.events.iter();
             let revisions = events.map(|event| event.kv.as_ref().expect("a kv").mod_revision);
             self.events.extend(revisions);
@@ -115,6 +142,10 @@ impl Watched {
     }
 }
 
+fn is_progress(response: &WatchResponse) -> bool {
+    response.events.is_empty() && !response.created && !response.canceled
+}
+
 fn cancel(watch_id: i64) -> WatchRequest {
     WatchRequest {
         cancel_request: Some(WatchCancelRequest { watch_id }),
@@ -163,6 +194,122 @@ async fn stream_returns_to_memory_without_loss_or_repetition_3_6() {
 #[tokio::test]
 async fn stream_returns_to_memory_without_loss_or_repetition_3_5() {
     stream_leaves_and_returns(Version::V3_5).await;
+}
+
+async fn progress_of_a_stream_that_leaves_and_returns(version: Version) {
+    let etcd = Etcd::start(version).await;
+    let rangecache = before(&etcd).with("--cache-prefix", "/a/").start().await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let start = direct.put("/a/key", "first").await.expect("put") + 1;
+    let mut watched = Watched::new(open(&through, &[create(prefix("/a/", start))]));
+    watched.asks_progress = true;
+    watched.until(|response| response.created).await;
+    let writer = Writer::start(&direct);
+    for _ in 0..3 {
+        watched.until(is_progress).await;
+        let elsewhere = WatchCreateRequest {
+            watch_id: 7,
+            ..prefix("/b/", 0)
+        };
+        watched.stream.send(&create(elsewhere));
+        watched.until(|response| response.created).await;
+        watched.until(is_progress).await;
+        watched.stream.send(&cancel(7));
+        watched.until(|response| response.canceled).await;
+        watched.until_memory_serves(&rangecache, 1.0).await;
+    }
+    watched.has_exactly(&writer.stop().await, start).await;
+}
+
+#[tokio::test]
+async fn progress_is_not_ahead_of_events_while_a_stream_changes_its_source_3_7() {
+    progress_of_a_stream_that_leaves_and_returns(Version::V3_7).await;
+}
+
+#[tokio::test]
+async fn progress_is_not_ahead_of_events_while_a_stream_changes_its_source_3_6() {
+    progress_of_a_stream_that_leaves_and_returns(Version::V3_6).await;
+}
+
+#[tokio::test]
+async fn progress_is_not_ahead_of_events_while_a_stream_changes_its_source_3_5() {
+    progress_of_a_stream_that_leaves_and_returns(Version::V3_5).await;
+}
+
+async fn streams_at(rangecache: &Rangecache, source: &str) -> f64 {
+    let sample = format!("rangecache_watch_streams{{source=\"{source}\",reason=");
+    let metrics = rangecache.metrics().await.0;
+    let of_source = metrics.iter().filter(|(name, _)| name.starts_with(&sample));
+    of_source.map(|(_, streams)| streams).sum()
+}
+
+#[tokio::test]
+async fn handovers_take_turns_and_one_that_waits_can_be_given_up() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let relay = Relay::to(&etcd.url()).await;
+    let rangecache = Rangecache::at(relay.url())
+        .with("--cache-prefix", "/a/")
+        .start()
+        .await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let mut streams = BTreeMap::new();
+    for name in 0..TURNS + 6 {
+        let held = through.with_metadata(HOLD, &name.to_string());
+        let mut stream = open(&held, &[create(prefix("/a/", 0))]);
+        assert!(next(&mut stream).await.created);
+        streams.insert(name.to_string(), Watched::new(stream));
+    }
+    let mut written = vec![direct.put("/a/key", "in memory").await.expect("put")];
+    for watched in streams.values_mut() {
+        watched.until(|response| !response.events.is_empty()).await;
+        watched.stream.send(&create(prefix("/b/", 0)));
+    }
+    until(SOON, "every stream leaves", async || {
+        let has_left = streams_at(&rangecache, "etcd").await == (TURNS + 6) as f64;
+        (has_left && relay.held().in_flight >= TURNS).then_some(())
+    })
+    .await;
+    let arrived = relay.held().arrived;
+    assert_eq!(arrived.len(), TURNS, "turns");
+    let waiting: Vec<_> = streams
+        .keys()
+        .filter(|name| !arrived.contains(name))
+        .cloned()
+        .collect();
+    drop(streams.remove(&waiting[0]));
+    let cancelled = streams.get_mut(&waiting[1]).expect("waits");
+    cancelled.stream.send(&cancel(0));
+    for value in 0..3 {
+        written.push(direct.put("/a/key", value.to_string()).await.expect("put"));
+    }
+    relay.let_go(usize::from(u16::MAX));
+    for (name, watched) in &mut streams {
+        watched
+            .until(|response| response.created && response.watch_id == 1)
+            .await;
+        if *name == waiting[1] {
+            watched
+                .until(|response| response.canceled && response.watch_id == 0)
+                .await;
+        }
+        watched.stream.send(&cancel(1));
+        watched
+            .until(|response| response.canceled && response.watch_id == 1)
+            .await;
+    }
+    let held = relay.held();
+    assert_eq!((held.most, held.arrived.len()), (TURNS, TURNS + 5));
+    streams.remove(&waiting[1]);
+    let left = streams.len() as f64;
+    until(SOON, "every stream returns", async || {
+        (streams_at(&rangecache, "memory").await == left).then_some(())
+    })
+    .await;
+    written.push(direct.put("/a/key", "in memory again").await.expect("put"));
+    let first = written[0];
+    for watched in streams.into_values() {
+        watched.has_exactly(&written, first).await;
+    }
 }
 
 #[tokio::test]

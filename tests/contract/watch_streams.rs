@@ -33,7 +33,7 @@ pub(super) fn create(create: WatchCreateRequest) -> WatchRequest {
     }
 }
 
-fn progress() -> WatchRequest {
+pub(super) fn progress() -> WatchRequest {
     WatchRequest {
         progress_request: Some(WatchProgressRequest {}),
         ..WatchRequest::default()
