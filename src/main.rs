@@ -11,7 +11,9 @@ use anyhow::Context;
 use clap::error::ErrorKind;
 use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
-use rangecache::config::{Config, DoctorConfig, OtelConfig, RangeStream, ReportFormat, bounds};
+use rangecache::config::{
+    AccessLogConfig, Config, DoctorConfig, OtelConfig, RangeStream, ReportFormat, bounds,
+};
 use rangecache::doctor::{self, Style};
 use rangecache::mirror;
 use rangecache::net::Url;
@@ -21,12 +23,14 @@ use rangecache::proxy::{self, Proxy};
 use rangecache::server::{
     ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
 };
+use rangecache::telemetry::access_log::{AccessLog, AccessLogWriter, Destination};
 use rangecache::telemetry::clients::ClientRegistry;
 use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector};
 use rangecache::upstream::{Credentials, Upstream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -96,6 +100,8 @@ fn run(mut config: Config) -> ExitCode {
         let server = Server::start(config, files, sockets)?;
         server.run(config.limits.shutdown_timeout).await
     });
+    // A write of the access log may hang: whatever reads standard output may have stopped.
+    runtime.shutdown_timeout(BACKGROUND_TIMEOUT);
     match ended {
         Ok(code) => code,
         Err(error) => {
@@ -146,6 +152,8 @@ struct Files {
     metrics: Arc<Metrics>,
     tracer: Tracer,
     exporter: Option<Exporter>,
+    access_log: AccessLog,
+    access_log_writer: Option<AccessLogWriter>,
 }
 
 impl Files {
@@ -158,14 +166,40 @@ impl Files {
             }
             None => (None, Tracer::default()),
         };
+        let (access_log_writer, access_log) = open_access_log(&config.access_log, &metrics)?.unzip();
         Ok(Files {
             connector: Connector::open(config, &metrics)?,
             acceptor: Acceptor::open(config, &metrics)?,
             metrics,
             tracer,
             exporter,
+            access_log: access_log.unwrap_or_default(),
+            access_log_writer,
         })
     }
+}
+
+/// Opens the access log, if there is one.
+fn open_access_log(
+    config: &AccessLogConfig,
+    metrics: &Metrics,
+) -> anyhow::Result<Option<(AccessLogWriter, AccessLog)>> {
+    let Some(file) = &config.file else {
+        return Ok(None);
+    };
+    let destination = config
+        .path()
+        .map_or(Destination::Stdout, |path| Destination::File(path.to_owned()));
+    let counters = metrics.access_log.counters();
+    let opened = AccessLogWriter::open(destination, config.sample, config.keys, counters);
+    let opened = opened.map_err(|error| {
+        anyhow::anyhow!(
+            "--access-log {} cannot be opened for appending: {error}; name a file in a directory that exists and is \
+             writable, or - for standard output",
+            file.display()
+        )
+    })?;
+    Ok(Some(opened))
 }
 
 /// Bound sockets and handlers of signals.
@@ -174,6 +208,7 @@ struct Sockets {
     operators: Vec<Listener>,
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
 }
 
 impl Sockets {
@@ -188,6 +223,7 @@ impl Sockets {
                 .context("--listen-metrics-urls")?,
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
         })
     }
 }
@@ -221,6 +257,9 @@ fn client_connections(config: &Config, metrics: &Metrics) -> Arc<Connections> {
 struct Server {
     terminate: Signal,
     interrupt: Signal,
+    hangup: Signal,
+    /// Tells the owners of files to look at them again.
+    look: watch::Sender<()>,
     /// Accept no more connections.
     closing: CancellationToken,
     listeners: TaskTracker,
@@ -238,6 +277,8 @@ impl Server {
         let server = Server {
             terminate: sockets.terminate,
             interrupt: sockets.interrupt,
+            hangup: sockets.hangup,
+            look: watch::Sender::new(()),
             closing: CancellationToken::new(),
             listeners: TaskTracker::new(),
             drain: CancellationToken::new(),
@@ -249,11 +290,13 @@ impl Server {
             calls,
             background,
             stop,
+            look,
             ..
         } = &server;
         let telemetry = Arc::new(Telemetry::new(
             files.metrics,
             files.tracer,
+            files.access_log,
             ClientRegistry::with_max(bounds::MAX_CLIENTS),
         ));
         panics::install(telemetry.metrics.process.panics.clone());
@@ -266,9 +309,12 @@ impl Server {
         if let Some(exporter) = files.exporter {
             background.spawn(exporter.run(background.clone(), stop.clone()));
         }
-        files.connector.keep_fresh(background, stop);
+        if let Some(writer) = files.access_log_writer {
+            background.spawn(writer.run(look.subscribe(), stop.clone()));
+        }
+        files.connector.keep_fresh(background, look, stop);
         if let Some(acceptor) = &files.acceptor {
-            acceptor.keep_fresh(background, stop);
+            acceptor.keep_fresh(background, look, stop);
         }
         let upstream = Upstream::start(
             &config.etcd.endpoints,
@@ -318,11 +364,14 @@ impl Server {
 
     /// Serves until a signal, or until a task refuses to continue, and drains.
     async fn run(mut self, shutdown_timeout: Duration) -> anyhow::Result<ExitCode> {
-        let code = tokio::select! {
-            _ = self.terminate.recv() => ExitCode::SUCCESS,
-            _ = self.interrupt.recv() => ExitCode::SUCCESS,
-            // A task found an etcd that it must not serve, and has logged the reason.
-            () = self.stop.cancelled() => ExitCode::FAILURE,
+        let code = loop {
+            tokio::select! {
+                _ = self.terminate.recv() => break ExitCode::SUCCESS,
+                _ = self.interrupt.recv() => break ExitCode::SUCCESS,
+                Some(()) = self.hangup.recv() => self.look.send_replace(()),
+                // A task found an etcd that it must not serve, and has logged the reason.
+                () = self.stop.cancelled() => break ExitCode::FAILURE,
+            }
         };
         self.drain(shutdown_timeout).await;
         Ok(code)

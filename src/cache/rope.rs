@@ -96,6 +96,14 @@ impl Rope {
         }
     }
 
+    /// Unread bytes, piece by piece.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let segments = self.first..self.segments.len();
+        let read = move |index| if index == self.first { self.read } else { 0 };
+        let pieces = segments.flat_map(move |index| self.unread(index, read(index)));
+        pieces.filter(|piece| !piece.is_empty())
+    }
+
     #[cfg(test)]
     pub(super) fn slab_capacity(&self) -> usize {
         self.slab.capacity()

@@ -2,6 +2,7 @@
 
 use clap::Parser;
 
+use super::access_log::AccessLogConfig;
 use super::clients::ClientsConfig;
 use super::etcd::{AccountError, EtcdConfig};
 use super::forward::ForwardConfig;
@@ -64,6 +65,9 @@ pub struct Config {
     /// The log.
     #[command(flatten)]
     pub log: LogConfig,
+    /// The access log.
+    #[command(flatten)]
+    pub access_log: AccessLogConfig,
 }
 
 /// A flag that contradicts another, or that cannot work, with what to write instead.

@@ -6,13 +6,14 @@
 //! | file | contents |
 //! |---|---|
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
-//! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `tls` | the flags of one consumer |
+//! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls` | the flags of one consumer |
 //! | `doctor` | the flags of `rangecache doctor` |
 //! | `otel` | OpenTelemetry's environment variables |
 //! | `environment` | names of environment variables; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
 //! | `units` | durations and sizes |
 
+mod access_log;
 pub mod bounds;
 mod clients;
 mod doctor;
@@ -29,6 +30,7 @@ mod tls;
 mod units;
 mod watch;
 
+pub use access_log::AccessLogConfig;
 pub use clients::ClientsConfig;
 pub use doctor::{DoctorConfig, ReportFormat};
 pub use environment::{effective, with_environment};

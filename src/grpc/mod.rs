@@ -4,6 +4,7 @@
 //! A leaf: this room imports no other room (generated messages excepted). `server`, `upstream` and `proxy` use it.
 
 mod bounds;
+mod event_scan;
 pub mod frame;
 mod header_scan;
 pub mod metadata;
@@ -12,6 +13,7 @@ mod range_scan;
 pub mod status;
 
 pub use bounds::{InvalidBounds, ReadBounds};
+pub use event_scan::EventScanner;
 pub use header_scan::{HeaderScanner, Scanned};
 pub use metadata::CallMetadata;
 pub use method::{Method, SideEffect};

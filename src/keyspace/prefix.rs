@@ -107,6 +107,24 @@ impl PrefixGrouper {
     }
 }
 
+/// Prefix of at most `depth` parts, ending with a slash, that all keys of a Range have; empty if they have none.
+#[must_use]
+pub fn common_prefix<'a>(key: &'a [u8], range_end: &[u8], depth: usize) -> &'a [u8] {
+    let lead = usize::from(key.first() == Some(&b'/'));
+    let slashes = key.iter().enumerate().skip(lead);
+    let ends: Vec<usize> = slashes
+        .filter(|(_, byte)| **byte == b'/')
+        .take(depth)
+        .map(|(at, _)| at)
+        .collect();
+    let prefixes = ends.iter().rev().map(|at| &key[..=*at]);
+    let is_common = |prefix: &&[u8]| {
+        range_end.is_empty()
+            || (range_end != b"\0" && prefix_end(prefix).is_none_or(|end| *range_end <= *end))
+    };
+    prefixes.into_iter().find(is_common).unwrap_or_default()
+}
+
 /// The first `depth` parts of `key` with the slash that ends them; `None` if the key has no further part. At depth 1,
 /// a key without a slash belongs to the keys that start with the same character.
 fn prefix_of(key: &[u8], depth: usize) -> Option<&[u8]> {
@@ -142,6 +160,25 @@ mod tests {
         ] {
             let found = prefix_of(key.as_bytes(), depth);
             assert_eq!(found, prefix.map(str::as_bytes), "{key} {depth}");
+        }
+    }
+
+    #[test]
+    fn common_prefix_holds_every_key_of_the_range() {
+        for (key, range_end, prefix) in [
+            ("/registry/pods/a/b", "", "/registry/pods/"),
+            ("/registry/pods/", "/registry/pods0", "/registry/pods/"),
+            ("/registry/pods/a\0", "/registry/pods0", "/registry/pods/"),
+            ("/registry/pods/", "/registry/q", "/registry/"),
+            ("/registry/", "/registry0", "/registry/"),
+            ("/registry/pods/", "\0", ""),
+            ("/a/b/", "/z", ""),
+            ("lonely", "", ""),
+            ("apisix/routes/1", "", "apisix/routes/"),
+            ("", "", ""),
+        ] {
+            let found = common_prefix(key.as_bytes(), range_end.as_bytes(), 2);
+            assert_eq!(String::from_utf8_lossy(found), prefix, "{key} {range_end}");
         }
     }
 

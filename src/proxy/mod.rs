@@ -20,11 +20,12 @@
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
 //! frames; `caller` is who makes a
 //! connection's calls; `idle` aborts responses whose clients have stopped reading; `watch_memory` counts what
-//! watches hold; `recorder` counts each read when it completes; `spans` traces calls.
+//! watches hold; `recorder` counts each read when it completes; `spans` traces calls, and `access` logs them.
 //!
 //! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses
 //! it.
 
+mod access;
 mod caller;
 mod fallback;
 mod forward;

@@ -11,9 +11,10 @@ use http::{HeaderMap, Request, Response};
 use hyper::body::Frame;
 use tokio::time::Instant;
 
+use super::access::AccessCall;
 use super::response::{CallResult, Observer, ResponseBody};
 use super::spans::Trace;
-use crate::cache::Rope;
+use crate::cache::{RangeQuery, Rope};
 use crate::grpc::Method;
 use crate::grpc::metadata::AGE_MILLIS;
 use crate::limits::CallBytes;
@@ -48,11 +49,19 @@ pub(super) struct Recorder<'a> {
     is_counted: bool,
     /// Trace of the call; `None` if it is not sampled.
     pub(super) trace: Option<Box<Trace>>,
+    /// The call in the access log; `None` if it is not logged.
+    access: Option<&'a mut AccessCall>,
 }
 
 impl<'a> Recorder<'a> {
-    /// Creates a recorder for a call that arrives now with the head of `request`, and begins its trace.
-    pub(super) fn new<B>(telemetry: &'a Arc<Telemetry>, kind: Kind, request: &Request<B>) -> Recorder<'a> {
+    /// Creates a recorder for a call that arrives now with the head of `request`, and begins its trace. `access` is the
+    /// call in the access log.
+    pub(super) fn new<B>(
+        telemetry: &'a Arc<Telemetry>,
+        kind: Kind,
+        request: &Request<B>,
+        access: Option<&'a mut AccessCall>,
+    ) -> Recorder<'a> {
         let method = match kind {
             Kind::Unary => Method::Range,
             Kind::Stream => Method::RangeStream,
@@ -72,6 +81,7 @@ impl<'a> Recorder<'a> {
             is_list: false,
             stale_age: None,
             is_counted: false,
+            access,
         }
     }
 
@@ -83,6 +93,14 @@ impl<'a> Recorder<'a> {
     /// Returns the deadline for the `timeout` in the client's metadata.
     pub(super) fn deadline(&self, timeout: Option<Duration>) -> Option<Instant> {
         timeout.map(|timeout| self.arrived + timeout)
+    }
+
+    /// Records what the call asks for.
+    pub(super) fn record_query(&mut self, query: &RangeQuery) {
+        self.revisions.asked = query.revision;
+        if let Some(access) = &mut self.access {
+            access.record_query(query);
+        }
     }
 
     /// Begins the phase **prove**, after the plan is made.
@@ -185,6 +203,13 @@ impl<'a> Recorder<'a> {
                 .metrics
                 .reads
                 .record_exemplar(trace.id(), self.outcome, waited, total);
+        }
+        if let Some(access) = &mut self.access {
+            let proven = self.proven.map(|_| waited);
+            access.record_read(self.outcome, proven, self.revisions.served);
+            if let Some(trace) = &self.trace {
+                access.record_trace(trace.id());
+            }
         }
         total
     }

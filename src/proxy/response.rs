@@ -178,6 +178,17 @@ impl ResponseBody {
         }
     }
 
+    /// Data and trailers of a body that is one message, and nothing else; `None` for every other body.
+    pub(super) fn complete(&self) -> Option<(&[u8], Option<&HeaderMap>)> {
+        match &self.0 {
+            Kind::Empty => Some((&[], None)),
+            Kind::Whole { data, trailers, .. } => {
+                Some((data.as_deref().unwrap_or_default(), trailers.as_ref()))
+            }
+            Kind::Source(_) | Kind::Delivered(_) => None,
+        }
+    }
+
     /// URL of the endpoint, for a response that is forwarded.
     pub(super) fn endpoint(&self) -> Option<&Url> {
         match &self.0 {

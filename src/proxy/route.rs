@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
 
+use super::access::{AccessCall, follow};
 use super::forward::{forward_call, forward_http1};
 use super::handles::{Client, Proxy};
 use super::read::{is_json_range, json_range, range, range_stream};
@@ -40,33 +41,65 @@ pub async fn handle(
     transport: Transport,
 ) -> Result<Response<ResponseBody>, BoxError> {
     let proxy = &client.proxy;
+    let mut access = AccessCall::begin(
+        &proxy.telemetry.access_log,
+        client.caller.of_connection(),
+        &request,
+    );
     let is_http2 = request.version() == Version::HTTP_2;
     if let Some(refused) = refuse_unwanted(proxy, &request, transport) {
-        return Ok(refused);
+        let (head, body) = refused.into_parts();
+        let body = follow(&mut access, (head.status, &head.headers), body);
+        return Ok(Response::from_parts(head, body));
     }
     let may_be_read_by_pages = is_of_a_browser(&request, transport);
     let origin = origin_of(proxy, &request, transport);
     let method = Method::from_path(request.uri().path());
     let clients = &proxy.telemetry.clients;
     let mut call = client.caller.begin(clients, &client.account, request.headers());
+    if let (Some(access), Some(of_client)) = (&mut access, call.client_call()) {
+        access.record_caller(of_client.client().name());
+    }
     if call.admit(CALL_BYTES + head_bytes(&request)).await.is_err() {
         let (status, reason) = (Status::BufferBytes, Reason::BufferBytes);
-        return Ok(refuse(proxy, &request, method, &call, &status, reason));
+        let refused = refuse(
+            proxy,
+            &request,
+            method,
+            &call,
+            (&status, reason),
+            access.as_deref_mut(),
+        );
+        let (head, body) = refused.into_parts();
+        let body = follow(&mut access, (head.status, &head.headers), body);
+        return Ok(Response::from_parts(head, body));
     }
-    let response = match caught(route(&client, request, method, transport, &mut call)).await {
+    let routed = route(
+        &client,
+        request,
+        method,
+        transport,
+        &mut call,
+        access.as_deref_mut(),
+    );
+    let response = match caught(routed).await {
         Ok(outcome) => outcome?,
         Err(_) => internal_error(is_http2),
     };
     let (mut head, body) = response.into_parts();
+    let body = follow(&mut access, (head.status, &head.headers), body);
     if may_be_read_by_pages {
         set_cors(&mut head.headers, origin);
     }
     match body.deliver(call, &proxy.responses, is_http2 && method == Method::Range) {
         Ok(body) => Ok(Response::from_parts(head, body)),
-        Err(BudgetExceeded) => Ok(status_response(
-            &Status::BufferBytes,
-            grpc_content_type(&head.headers),
-        )),
+        Err(BudgetExceeded) => {
+            if let Some(access) = &mut access {
+                access.record_refused_response();
+            }
+            let content_type = grpc_content_type(&head.headers);
+            Ok(status_response(&Status::BufferBytes, content_type))
+        }
     }
 }
 
@@ -88,10 +121,13 @@ fn refuse(
     request: &Request<Incoming>,
     method: Method,
     call: &CallBytes,
-    status: &Status,
-    reason: Reason,
+    (status, reason): (&Status, Reason),
+    access: Option<&mut AccessCall>,
 ) -> Response<ResponseBody> {
     proxy.telemetry.metrics.connections.shed_calls.inc();
+    if let Some(access) = access {
+        access.record_shed(reason);
+    }
     if let Some(of_client) = call.client_call() {
         of_client.record_refused();
     }
@@ -136,6 +172,7 @@ async fn route(
     method: Method,
     transport: Transport,
     call: &mut CallBytes,
+    access: Option<&mut AccessCall>,
 ) -> CallResult {
     let proxy = &*client.proxy;
     #[cfg(debug_assertions)]
@@ -143,12 +180,12 @@ async fn route(
     faults::trip(Fault::Request);
     if proxy.admission.is_full() {
         let (status, reason) = (Status::TooManyCalls, Reason::TooManyCalls);
-        return Ok(refuse(proxy, &request, method, call, &status, reason));
+        return Ok(refuse(proxy, &request, method, call, (&status, reason), access));
     }
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
     if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {
         if is_json_range(&request) {
-            return Box::pin(json_range(proxy, request, call)).await;
+            return Box::pin(json_range(proxy, request, call, access)).await;
         }
         record_forwarded(proxy, call);
         return Ok(Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await);
@@ -161,19 +198,22 @@ async fn route(
     // etcd's gRPC server takes the query for a part of the path, so such a request names an unknown method.
     let is_grpc_call = request.method() == http::Method::POST && request.uri().query().is_none();
     if is_grpc_call && method == Method::Range {
-        return range(proxy, request, call).await;
+        return range(proxy, request, call, access).await;
     }
     if is_grpc_call && method == Method::RangeStream {
-        return Box::pin(range_stream(proxy, request, call)).await;
+        return Box::pin(range_stream(proxy, request, call, access)).await;
     }
     if is_grpc_call && method == Method::Watch && may_serve(client, request.headers()) {
-        return Box::pin(watch(client, request)).await;
+        return Box::pin(watch(client, request, access)).await;
     }
     record_forwarded(proxy, call);
     let mut request = request;
     let mut trace = Trace::begin(&proxy.telemetry, method, &request);
     if let Some(trace) = &mut trace {
         trace.begin_forward(request.headers_mut());
+        if let Some(access) = access {
+            access.record_trace(trace.id());
+        }
     }
     let (forward, mirrors, account) = (&proxy.forward, &proxy.mirrors, call.account());
     let forwarding = forward_call(forward, mirrors, request, method, is_grpc_call, account);

@@ -1,6 +1,7 @@
 //! Metrics, logs, traces, outcomes of Range calls, and the slowest calls.
 //!
-//! No values are recorded here, and keys only as the prefixes that the operator configured (I10). Uses `net` alone;
+//! No values are recorded here, and keys only as the prefixes that the operator configured, except in the access log,
+//! which contains prefixes of requests, and keys on request (I10). Uses `net` alone;
 //! `otlp`, a room above, exports the spans.
 //!
 //! | file | contents |
@@ -10,10 +11,12 @@
 //! | `clients` | clients: who they are, and what they cost |
 //! | `calls` | the slowest calls of the last minutes |
 //! | `exposition` | the text formats of `/metrics` |
+//! | `access_log` | a line of JSON for each call |
 //! | `trace` | sampling and spans |
 //! | `log` | the log on standard error |
 //! | `repeated_lines` | bound on repeated log lines |
 
+pub mod access_log;
 pub mod calls;
 pub mod clients;
 pub mod exposition;
@@ -25,6 +28,7 @@ pub mod trace;
 
 use std::sync::Arc;
 
+use access_log::AccessLog;
 use calls::Slowest;
 use clients::ClientRegistry;
 pub use metrics::Metrics;
@@ -38,6 +42,8 @@ pub struct Telemetry {
     pub metrics: Arc<Metrics>,
     /// Begins spans; the default one traces nothing.
     pub tracer: Tracer,
+    /// Logs each call; the default one logs nothing.
+    pub access_log: AccessLog,
     /// The slowest calls of the last minutes.
     pub slowest: Slowest,
     /// Clients of the proxy.
@@ -45,12 +51,18 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Handles over `metrics`, `tracer` and `clients`, without calls so far.
+    /// Handles over `metrics`, `tracer`, `access_log` and `clients`, without calls so far.
     #[must_use]
-    pub fn new(metrics: Arc<Metrics>, tracer: Tracer, clients: ClientRegistry) -> Telemetry {
+    pub fn new(
+        metrics: Arc<Metrics>,
+        tracer: Tracer,
+        access_log: AccessLog,
+        clients: ClientRegistry,
+    ) -> Telemetry {
         Telemetry {
             metrics,
             tracer,
+            access_log,
             slowest: Slowest::default(),
             clients,
         }

@@ -17,7 +17,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{Acceptor as ClientHello, NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{HandshakeKind, ServerConfig, ServerConnection};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio_rustls::LazyConfigAcceptor;
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
@@ -114,10 +114,11 @@ impl Acceptor {
         })))
     }
 
-    /// Spawns a task on `tasks` that reloads replaced files until `stop` is cancelled.
-    pub fn keep_fresh(&self, tasks: &TaskTracker, stop: &CancellationToken) {
-        let (current, interval, stop) = (Arc::clone(&self.current), self.reload_interval, stop.clone());
-        tasks.spawn(async move { stop.run_until_cancelled(current.keep_fresh(interval)).await });
+    /// Spawns a task on `tasks` that reloads replaced files, also at once when `look` changes, until `stop` is cancelled.
+    pub fn keep_fresh(&self, tasks: &TaskTracker, look: &watch::Sender<()>, stop: &CancellationToken) {
+        let (current, interval) = (Arc::clone(&self.current), self.reload_interval);
+        let (look, stop) = (look.subscribe(), stop.clone());
+        tasks.spawn(async move { stop.run_until_cancelled(current.keep_fresh(interval, look)).await });
     }
 
     /// Completes a handshake. `None` if it failed, which is counted and logged.

@@ -11,6 +11,7 @@ use rustls::pki_types::{ServerName, UnixTime};
 use rustls::sign::SingleCertAndKey;
 use rustls::{ClientConfig, ClientConnection, HandshakeKind};
 use tokio::io::AsyncBufReadExt;
+use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_util::either::Either;
@@ -127,11 +128,12 @@ impl Connector {
         Ok(Arc::new(Connector { tls: Some(tls) }))
     }
 
-    /// Spawns a task on `tasks` that reloads replaced files until `stop` is cancelled.
-    pub fn keep_fresh(&self, tasks: &TaskTracker, stop: &CancellationToken) {
+    /// Spawns a task on `tasks` that reloads replaced files, also at once when `look` changes, until `stop` is cancelled.
+    pub fn keep_fresh(&self, tasks: &TaskTracker, look: &watch::Sender<()>, stop: &CancellationToken) {
         if let Some(tls) = &self.tls {
-            let (current, interval, stop) = (Arc::clone(&tls.current), tls.reload_interval, stop.clone());
-            tasks.spawn(async move { stop.run_until_cancelled(current.keep_fresh(interval)).await });
+            let (current, interval) = (Arc::clone(&tls.current), tls.reload_interval);
+            let (look, stop) = (look.subscribe(), stop.clone());
+            tasks.spawn(async move { stop.run_until_cancelled(current.keep_fresh(interval, look)).await });
         }
     }
 

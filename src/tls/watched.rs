@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::files::{FileError, Files};
@@ -65,12 +66,15 @@ impl<T: Send + Sync + 'static> Watched<T> {
         self.current.load_full()
     }
 
-    /// Checks the files for changes every `interval`; never returns.
-    pub(super) async fn keep_fresh(self: &Arc<Self>, interval: Duration) {
+    /// Checks the files for changes every `interval`, and when `look` changes; never returns.
+    pub(super) async fn keep_fresh(self: &Arc<Self>, interval: Duration, mut look: watch::Receiver<()>) {
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            ticks.tick().await;
+            tokio::select! {
+                _ = ticks.tick() => {}
+                Ok(()) = look.changed() => {}
+            }
             let watched = Arc::clone(self);
             // On a thread of its own, since reading from a volume may block. A panic is logged by the hook; the next
             // tick tries again.

@@ -16,6 +16,7 @@
     reason = "small numbers, no load, and one crate"
 )]
 
+mod access_log;
 mod browsers;
 mod clients;
 mod doctor;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use bytes::Bytes;
 use http::Method;
 use tempfile::TempDir;
+use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, UNAVAILABLE};
 use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse};
 use testkit::process::tool;
@@ -298,6 +299,32 @@ async fn shown_serial(url: &str, trust: &Trust) -> u64 {
     let shown = stream.get_ref().1.peer_certificates().unwrap()[0].clone();
     let (_, parsed) = x509_parser::parse_x509_certificate(&shown).unwrap();
     parsed.serial.to_string().parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hangup_takes_over_a_replaced_certificate_at_once() {
+    let ca = Ca::new();
+    let server = ca.issue("server", &Leaf::default());
+    let trust = Trust::new(&ca);
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = with_all(Rangecache::before(&etcd), &server_flags(&server))
+        .with("--tls-reload-interval", "1h")
+        .listening_on("https://127.0.0.1:0")
+        .start_cold()
+        .await;
+    let serial = 77;
+    ca.issue(
+        "server",
+        &Leaf {
+            serial,
+            ..Leaf::default()
+        },
+    );
+    rangecache.signal("HUP");
+    until(SOON, "new connections get the new certificate", async || {
+        (shown_serial(rangecache.url(), &trust).await == serial).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

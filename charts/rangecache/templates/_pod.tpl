@@ -191,6 +191,13 @@ volumes:
 - --shutdown-timeout={{ .Values.shutdown.timeoutSeconds }}s
 - --log-format={{ .Values.log.format }}
 - {{ printf "--log-level=%s" .Values.log.level | quote }}
+{{- with .Values.log.access }}
+{{- if .enabled }}
+- --access-log=-
+- --access-log-sample={{ .sample }}
+- --access-log-keys={{ .keys }}
+{{- end }}
+{{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}

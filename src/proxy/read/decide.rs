@@ -64,7 +64,7 @@ pub(super) async fn decide<'a>(
     headers: &HeaderMap,
     recorder: &mut Recorder<'a>,
 ) -> Decision {
-    recorder.revisions.asked = query.revision;
+    recorder.record_query(query);
     if metadata.bypass {
         return Decision::Forward(Reason::Bypass);
     }

@@ -16,6 +16,7 @@ use super::receive::receive;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
 use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
+use crate::proxy::access::AccessCall;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
@@ -27,9 +28,10 @@ pub(crate) async fn range_stream(
     proxy: &Proxy,
     request: Request<Incoming>,
     call: &mut CallBytes,
+    access: Option<&mut AccessCall>,
 ) -> CallResult {
     let span = tracing::debug_span!("range_stream");
-    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Stream, &request);
+    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Stream, &request, access);
     let result = handle(proxy, request, call, &mut recorder)
         .instrument(span.clone())
         .await;

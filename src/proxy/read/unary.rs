@@ -13,15 +13,21 @@ use crate::cache::Answer;
 use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
+use crate::proxy::access::AccessCall;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::outcome::Kind;
 
 /// Handles a Range call, and records it. `call` counts its bytes.
-pub(crate) async fn range(proxy: &Proxy, request: Request<Incoming>, call: &mut CallBytes) -> CallResult {
+pub(crate) async fn range(
+    proxy: &Proxy,
+    request: Request<Incoming>,
+    call: &mut CallBytes,
+    access: Option<&mut AccessCall>,
+) -> CallResult {
     let span = tracing::debug_span!("range");
-    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request);
+    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request, access);
     // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
         let result = handle(proxy, request, call, &mut recorder).await;

@@ -46,6 +46,7 @@ use http::{HeaderMap, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::access::AccessCall;
 use super::forward::forward_endless;
 use super::handles::Client;
 use super::recorder;
@@ -69,7 +70,11 @@ pub(super) fn may_serve(client: &Client, headers: &HeaderMap) -> bool {
 
 /// Serves a Watch stream. Its first message decides whether from memory: it is read before the response begins, so that
 /// the stream can still be forwarded unchanged.
-pub(super) async fn watch(client: &Arc<Client>, request: Request<Incoming>) -> CallResult {
+pub(super) async fn watch(
+    client: &Arc<Client>,
+    request: Request<Incoming>,
+    mut access: Option<&mut AccessCall>,
+) -> CallResult {
     let proxy = &client.proxy;
     let arrived = Instant::now();
     let mut trace = Trace::begin(&proxy.telemetry, Method::Watch, &request);
@@ -78,26 +83,29 @@ pub(super) async fn watch(client: &Arc<Client>, request: Request<Incoming>) -> C
     let content_type = grpc_content_type(&parts.headers);
     // `may_serve` has read the metadata.
     let Some(mut stream) = Stream::new(client, &parts, trace.as_deref()) else {
-        return forward(client, parts, requests, Reason::Undecodable, trace).await;
+        return forward(client, parts, requests, Reason::Undecodable, (trace, access)).await;
     };
-    let first = first_create(&stream, &mut requests).await;
+    let first = first_create(&stream, &mut requests, access.as_deref_mut()).await;
     if let Err(Declined::For(reason)) = &first
         && !is_passing(*reason)
     {
-        return forward(client, parts, requests, *reason, trace).await;
+        return forward(client, parts, requests, *reason, (trace, access)).await;
     }
     let Ok(bytes) = StreamBytes::begin(&proxy.watch_budgets) else {
-        return forward(client, parts, requests, Reason::OverBudget, trace).await;
+        return forward(client, parts, requests, Reason::OverBudget, (trace, access)).await;
     };
     let result = match first {
         Err(Declined::With(status)) => Ok(status_response(&status, content_type)),
         Ok((create, first)) => {
+            if let Some(access) = access {
+                access.record_labels(("memory", ""));
+            }
             let mut session = Session::new(stream, requests, bytes, arrived);
             session.begin(&create, first);
             Ok(ResponseBody::from_source(session).into_response(content_type))
         }
         Err(Declined::For(reason)) => {
-            record_forwarded(client, reason);
+            record_forwarded(client, reason, access);
             if let Some(trace) = &mut trace {
                 trace.begin_forward(&mut stream.parts.headers);
             }
@@ -115,9 +123,9 @@ async fn forward(
     mut parts: Parts,
     requests: Requests,
     reason: Reason,
-    mut trace: Option<Box<Trace>>,
+    (mut trace, access): (Option<Box<Trace>>, Option<&mut AccessCall>),
 ) -> CallResult {
-    record_forwarded(client, reason);
+    record_forwarded(client, reason, access);
     if let Some(trace) = &mut trace {
         trace.begin_forward(&mut parts.headers);
     }
@@ -130,7 +138,10 @@ async fn forward(
     recorder::with_trace(trace, response)
 }
 
-fn record_forwarded(client: &Client, reason: Reason) {
+fn record_forwarded(client: &Client, reason: Reason, access: Option<&mut AccessCall>) {
+    if let Some(access) = access {
+        access.record_labels(("etcd", reason.as_str()));
+    }
     let metrics = &client.proxy.telemetry.metrics;
     metrics.forwarding.calls.inc();
     metrics.watches.record_created("etcd", reason.as_str());
@@ -151,7 +162,11 @@ impl From<Reason> for Declined {
 }
 
 /// Reads the first request and starts its watcher. The request stays in `requests`.
-async fn first_create(stream: &Stream, requests: &mut Requests) -> Result<(Create, First), Declined> {
+async fn first_create(
+    stream: &Stream,
+    requests: &mut Requests,
+    access: Option<&mut AccessCall>,
+) -> Result<(Create, First), Declined> {
     let proxy = &stream.client.proxy;
     let receiving = std::future::poll_fn(|cx| requests.poll_peek(cx));
     let received = proxy.forward.drain.run_until_cancelled(receiving).await;
@@ -161,6 +176,9 @@ async fn first_create(stream: &Stream, requests: &mut Requests) -> Result<(Creat
         Some(Received::Message(Ok(WatchRequest::Create(create)))) => create,
         Some(_) => return Err(Reason::Undecodable.into()),
     };
+    if let Some(access) = access {
+        access.record_watcher(&create.key, &create.range_end, create.start_revision);
+    }
     // There is one unless no check has succeeded yet.
     if proxy.mirrors.cluster_state.identity().is_none() {
         return Err(Reason::CheckFailed.into());

@@ -1,6 +1,7 @@
 //! Every metric. Each room's metrics are a struct in a file of its own, which registers them with name, unit and help
 //! text.
 
+mod access_log;
 mod buffers;
 mod clients;
 mod connections;
@@ -19,6 +20,7 @@ mod watches;
 use prometheus_client::registry::Registry;
 
 use super::exposition::{self, Format};
+pub use access_log::{AccessLogMetrics, LineCounters};
 pub use buffers::{BufferKindMetrics, BufferMetrics};
 pub use clients::ClientMetrics;
 pub use connections::ConnectionMetrics;
@@ -57,6 +59,8 @@ pub struct Metrics {
     pub tls: TlsMetrics,
     /// Exported spans.
     pub traces: TraceMetrics,
+    /// Lines of the access log.
+    pub access_log: AccessLogMetrics,
     /// Tasks, panics and configured limits.
     pub process: ProcessMetrics,
     registry: Registry,
@@ -85,6 +89,7 @@ impl Metrics {
             clients: ClientMetrics::new(&mut registry),
             tls: TlsMetrics::new(&mut registry),
             traces: TraceMetrics::new(&mut registry),
+            access_log: AccessLogMetrics::new(&mut registry),
             process: ProcessMetrics::new(&mut registry),
             registry,
         }

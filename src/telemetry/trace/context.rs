@@ -73,6 +73,13 @@ pub(super) fn trace_id(value: &[u8]) -> Option<TraceId> {
     TraceId::from_hex(digits).ok()
 }
 
+/// The trace that a call with these headers belongs to.
+#[must_use]
+pub fn trace_id_of(headers: &HeaderMap) -> Option<TraceId> {
+    let trace_id = trace_id(headers.get(TRACEPARENT)?.as_bytes())?;
+    (trace_id != TraceId::INVALID).then_some(trace_id)
+}
+
 /// Whether a `traceparent` of the usual length says that the caller's trace is not sampled: checks its last digit
 /// alone.
 pub(super) fn is_unsampled(value: &[u8]) -> bool {

@@ -17,7 +17,7 @@ mod span;
 mod tracer;
 
 pub use clock::Clock;
-pub use context::{TRACEPARENT, child_context, root_context, traceparent};
+pub use context::{TRACEPARENT, child_context, root_context, trace_id_of, traceparent};
 pub use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceId};
 pub use opentelemetry_sdk::trace::{Sampler, SpanData as Span};
 pub use span::{SpanExt, status_code};

@@ -26,6 +26,7 @@ use crate::grpc::metadata::OWN_PREFIX;
 use crate::grpc::status::{Code, MAX_RESPONSE_BYTES};
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
+use crate::proxy::access::AccessCall;
 use crate::proxy::forward::{Gate, SendError, forward_http1_body};
 use crate::proxy::handles::{JsonLayouts, Proxy};
 use crate::proxy::recorder::Recorder;
@@ -56,8 +57,9 @@ pub(crate) async fn json_range(
     proxy: &Proxy,
     request: Request<Incoming>,
     call: &mut CallBytes,
+    access: Option<&mut AccessCall>,
 ) -> CallResult {
-    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request);
+    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request, access);
     let result = handle(proxy, request, call, &mut recorder).await;
     recorder.finish(result, call)
 }
@@ -87,7 +89,7 @@ async fn handle<'a>(
         let version = proxy.forward.upstream.lowest_version();
         return Ok(error_response(&status, version, None));
     }
-    let understood = Understood::of(proxy, &parts, &body);
+    let understood = Understood::of(proxy, &parts, &body, recorder);
     let answered = match &understood {
         Ok(understood) => understood.answer(proxy, recorder).await,
         Err(reason) => Err(*reason),
@@ -135,7 +137,12 @@ struct Understood {
 impl Understood {
     /// # Errors
     /// Reason for which the request must be forwarded.
-    fn of(proxy: &Proxy, parts: &Parts, body: &[u8]) -> Result<Understood, Reason> {
+    fn of(
+        proxy: &Proxy,
+        parts: &Parts,
+        body: &[u8],
+        recorder: &mut Recorder<'_>,
+    ) -> Result<Understood, Reason> {
         let (metadata, headers) = metadata(&parts.headers).ok_or(Reason::Undecodable)?;
         let version = proxy
             .forward
@@ -146,6 +153,7 @@ impl Understood {
             return Err(Reason::JsonLayout);
         }
         let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
+        recorder.record_query(&query);
         let layout = proxy.json_layouts.of(version).ok_or(Reason::JsonLayout)?;
         Ok(Understood {
             query,

@@ -1,0 +1,292 @@
+//! [`AccessCall`]: what the access log says about one call, collected on its way.
+//!
+//! Calls that are not logged have none, and cost a look at a flag. Keys are copied only if the operator logs them; values
+//! never are (I10).
+
+use std::time::{Duration, SystemTime};
+
+use bytes::Buf;
+use http::{HeaderMap, Request, StatusCode};
+use hyper::body::Frame;
+use tokio::time::Instant;
+
+use super::response::{Observer, ResponseBody};
+use crate::cache::{RangeQuery, Rope};
+use crate::grpc::metadata::is_grpc;
+use crate::grpc::status::GRPC_STATUS;
+use crate::grpc::{EventScanner, HeaderScanner, Method, Scanned};
+use crate::keyspace::common_prefix;
+use crate::telemetry::access_log::{AccessLog, Entry, MAX_KEY_BYTES, Phases, RangeFacts};
+use crate::telemetry::clients::{ClientKind, ClientName, ClientStats};
+use crate::telemetry::trace::{TraceId, trace_id_of};
+use crate::telemetry::{Outcome, Reason};
+
+/// gRPC code of a call whose client cancelled it: dropped before a status was sent.
+const CANCELLED: u16 = 1;
+/// gRPC code of a response that did not fit into the buffers.
+const RESOURCE_EXHAUSTED: u16 = 8;
+/// Parts of the prefix that is logged for a range.
+const PREFIX_PARTS: usize = 2;
+/// Longest path of a call that is logged, in bytes.
+const MAX_PATH_BYTES: usize = 256;
+
+/// One call that is logged when this is dropped.
+#[derive(Debug)]
+pub(super) struct AccessCall {
+    log: AccessLog,
+    arrived: Instant,
+    /// Time until memory was proven fresh.
+    proven: Option<Duration>,
+    /// Time until the response began.
+    responded: Option<Duration>,
+    is_grpc: bool,
+    headers: Option<HeaderScanner>,
+    /// Of a Watch stream.
+    events: Option<EventScanner>,
+    /// `None` once it is queued.
+    entry: Option<Entry>,
+}
+
+impl AccessCall {
+    /// Begins the entry of a call with the head of `request` on a connection of `client`; `None` if it is not logged.
+    #[inline]
+    pub(super) fn begin<B>(
+        log: &AccessLog,
+        client: &ClientStats,
+        request: &Request<B>,
+    ) -> Option<Box<AccessCall>> {
+        log.takes(request.headers())
+            .then(|| AccessCall::new(log, client.name().clone(), request))
+    }
+
+    #[cold]
+    fn new<B>(log: &AccessLog, client: ClientName, request: &Request<B>) -> Box<AccessCall> {
+        let path = request.uri().path();
+        let is_grpc = is_grpc(request.headers());
+        let method = Method::from_path(path);
+        let shown = if is_grpc {
+            path.trim_start_matches('/')
+        } else {
+            path
+        };
+        let end = shown.floor_char_boundary(MAX_PATH_BYTES);
+        Box::new(AccessCall {
+            log: log.clone(),
+            arrived: Instant::now(),
+            proven: None,
+            responded: None,
+            is_grpc,
+            headers: HeaderScanner::new(method).filter(|_| is_grpc),
+            events: (is_grpc && method == Method::Watch).then(EventScanner::default),
+            entry: Some(Entry {
+                arrived_at: SystemTime::now(),
+                client,
+                user: None,
+                method: shown[..end].to_owned(),
+                range: None,
+                header_revision: 0,
+                outcome: None,
+                code: None,
+                http_status: None,
+                bytes: 0,
+                events: None,
+                phases: Phases::default(),
+                trace_id: trace_id_of(request.headers()),
+            }),
+        })
+    }
+
+    /// Records who makes the call, which may be a user of etcd.
+    pub(super) fn record_caller(&mut self, name: &ClientName) {
+        if let Some(entry) = &mut self.entry {
+            entry.user = (name.kind() == ClientKind::User).then(|| name.clone());
+        }
+    }
+
+    /// Records what a read asks for.
+    pub(super) fn record_query(&mut self, query: &RangeQuery) {
+        let facts = RangeFacts {
+            limit: query.limit,
+            sort_order: query.sort_order,
+            sort_target: query.sort_target,
+            keys_only: query.keys_only,
+            count_only: query.count_only,
+            serializable: query.serializable,
+            revision_bounds: [
+                query.min_mod_revision,
+                query.max_mod_revision,
+                query.min_create_revision,
+                query.max_create_revision,
+            ],
+            ..self.range_facts(&query.key, &query.range_end, query.revision)
+        };
+        if let Some(entry) = &mut self.entry {
+            entry.range = Some(facts);
+        }
+    }
+
+    /// Records what the first watcher of a stream asks for.
+    pub(super) fn record_watcher(&mut self, key: &[u8], range_end: &[u8], first_revision: i64) {
+        let facts = self.range_facts(key, range_end, first_revision);
+        if let Some(entry) = &mut self.entry {
+            entry.range = Some(facts);
+        }
+    }
+
+    fn range_facts(&self, key: &[u8], range_end: &[u8], revision: i64) -> RangeFacts {
+        let is_cut = key.len().max(range_end.len()) > MAX_KEY_BYTES;
+        let prefix = common_prefix(key, range_end, PREFIX_PARTS);
+        let prefix = &prefix[..prefix.len().min(MAX_KEY_BYTES)];
+        let has_keys = self.log.has_keys();
+        RangeFacts {
+            prefix: String::from_utf8_lossy(prefix).into_owned(),
+            keys: (has_keys && !is_cut).then(|| (key.to_vec(), range_end.to_vec())),
+            is_cut: has_keys && is_cut,
+            revision,
+            ..RangeFacts::default()
+        }
+    }
+
+    /// Records how a read ends: its outcome, the time until it was `proven`, and the revision of a response from memory.
+    pub(super) fn record_read(&mut self, outcome: Outcome, proven: Option<Duration>, revision: i64) {
+        self.proven = proven;
+        self.record_labels(outcome.labels());
+        if let Some(entry) = &mut self.entry {
+            entry.header_revision = revision;
+        }
+    }
+
+    /// Records that a call was refused over a bound.
+    pub(super) fn record_shed(&mut self, reason: Reason) {
+        self.record_labels(Outcome::Shed(reason).labels());
+    }
+
+    /// Records outcome and reason.
+    pub(super) fn record_labels(&mut self, labels: (&'static str, &'static str)) {
+        if let Some(entry) = &mut self.entry {
+            entry.outcome = Some(labels);
+        }
+    }
+
+    /// Records the trace of a call that is traced.
+    pub(super) fn record_trace(&mut self, trace_id: TraceId) {
+        if let Some(entry) = &mut self.entry {
+            entry.trace_id = Some(trace_id);
+        }
+    }
+
+    /// Records that the response was replaced, as it did not fit into the buffers.
+    pub(super) fn record_refused_response(&mut self) {
+        self.record_shed(Reason::BufferBytes);
+        if let Some(entry) = &mut self.entry {
+            (entry.code, entry.bytes) = (Some(RESOURCE_EXHAUSTED), 0);
+        }
+    }
+
+    /// Records the head of the response.
+    fn begin_response(&mut self, status: StatusCode, headers: &HeaderMap) {
+        self.responded = Some(self.arrived.elapsed());
+        if let Some(entry) = &mut self.entry
+            && (!self.is_grpc || status != StatusCode::OK)
+        {
+            entry.http_status = Some(status.as_u16());
+        }
+        self.record_status(headers);
+    }
+
+    /// Records the gRPC status, if these headers or trailers have one.
+    fn record_status(&mut self, headers: &HeaderMap) {
+        let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok());
+        if let (Some(entry), Some(code)) = (&mut self.entry, status.and_then(|status| status.parse().ok())) {
+            entry.code = Some(code);
+        }
+    }
+
+    /// Records data of the response, in pieces.
+    fn record_data<'a>(&mut self, bytes: usize, pieces: impl Iterator<Item = &'a [u8]>) {
+        let Some(entry) = &mut self.entry else {
+            return;
+        };
+        entry.bytes += bytes as u64;
+        if self.headers.is_none() && self.events.is_none() {
+            return;
+        }
+        for piece in pieces {
+            if let Some(events) = &mut self.events {
+                events.scan(piece);
+            }
+            let Some(headers) = &mut self.headers else {
+                continue;
+            };
+            let mut found = None;
+            headers.scan(piece, |scanned| {
+                if let Scanned::Header { revision, .. } = scanned {
+                    found = Some(revision);
+                }
+            });
+            entry.header_revision = found.unwrap_or(entry.header_revision);
+            // The first header is enough, except on a stream without an end.
+            if entry.header_revision != 0 && self.events.is_none() {
+                self.headers = None;
+                return;
+            }
+        }
+    }
+}
+
+/// Records the response whose head is given. A complete body is recorded now; any other takes the call with it, until
+/// it is dropped.
+pub(super) fn follow(
+    call: &mut Option<Box<AccessCall>>,
+    (status, headers): (StatusCode, &HeaderMap),
+    body: ResponseBody,
+) -> ResponseBody {
+    let Some(mut followed) = call.take() else {
+        return body;
+    };
+    followed.begin_response(status, headers);
+    if let Some((data, trailers)) = body.complete() {
+        followed.record_data(data.len(), std::iter::once(data));
+        if let Some(trailers) = trailers {
+            followed.record_status(trailers);
+        }
+        *call = Some(followed);
+        return body;
+    }
+    body.observed_by(Follower(followed))
+}
+
+/// Observer that records the rest of a response.
+#[derive(Debug)]
+struct Follower(Box<AccessCall>);
+
+impl Observer for Follower {
+    fn frame(&mut self, frame: &Frame<Rope>) {
+        if let Some(data) = frame.data_ref() {
+            self.0.record_data(data.remaining(), data.pieces());
+        }
+        if let Some(trailers) = frame.trailers_ref() {
+            self.0.record_status(trailers);
+        }
+    }
+}
+
+impl Drop for AccessCall {
+    fn drop(&mut self) {
+        let Some(mut entry) = self.entry.take() else {
+            return;
+        };
+        let duration = self.arrived.elapsed();
+        let responded = self.responded.unwrap_or(duration);
+        entry.phases = Phases {
+            prove: self.proven,
+            respond: responded.saturating_sub(self.proven.unwrap_or_default()),
+            send: duration.saturating_sub(responded),
+        };
+        if self.is_grpc && entry.code.is_none() && entry.http_status.is_none() {
+            entry.code = Some(CANCELLED);
+        }
+        entry.events = self.events.as_ref().map(EventScanner::events);
+        self.log.queue(entry);
+    }
+}
