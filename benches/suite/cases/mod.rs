@@ -2,6 +2,7 @@
 
 pub(crate) mod cold_load;
 pub(crate) mod freshness;
+pub(crate) mod gateway;
 pub(crate) mod growth;
 pub(crate) mod lists;
 pub(crate) mod memory;
@@ -70,7 +71,7 @@ async fn start_targets(setup: &mut Setup, report: &mut Report) -> anyhow::Result
 /// 100k objects of 100 B: lists, single keys, puts, freshness.
 async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
-    if !args.wants(&["P1", "P4", "P5", "P6", "P7", "P13", "P14"]) {
+    if !args.wants(&["P1", "P4", "P5", "P6", "P7", "P13", "P14", "JSON"]) {
         return Ok(());
     }
     let data = Dataset {
@@ -106,6 +107,10 @@ async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     if args.wants(&["P14"]) {
         progress("P14 reads during writes");
         report.add("P14", freshness::p14(&setup, rounds).await);
+    }
+    if args.wants(&["JSON"]) {
+        progress("JSON Ranges of the gateway");
+        report.add("JSON", gateway::run(&setup, &data, rounds).await);
     }
     Ok(())
 }
