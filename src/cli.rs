@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
 use clap_complete::{Generator as _, Shell};
 
-use crate::config::{Config, DoctorConfig, effective, with_environment};
+use crate::config::{Config, DoctorConfig, ReplayConfig, effective, with_environment};
 
 /// The command that the command line names, with its flags.
 #[derive(Debug)]
@@ -16,6 +16,8 @@ pub enum Task {
     Serve(Box<Config>),
     /// Examine etcd and report what serving would do.
     Doctor(Box<DoctorConfig>),
+    /// Play the reads of an access log again.
+    Replay(Box<ReplayConfig>),
     /// Print the effective settings.
     Settings {
         /// The settings, to be checked first.
@@ -46,6 +48,7 @@ impl Task {
             },
             Some(("man", _)) => Ok(Task::Man),
             Some(("doctor", matches)) => Ok(Task::Doctor(Box::new(DoctorConfig::from_arg_matches(matches)?))),
+            Some(("replay", matches)) => Ok(Task::Replay(Box::new(ReplayConfig::from_arg_matches(matches)?))),
             Some(("config", matches)) => {
                 let config = Box::new(Config::from_arg_matches(matches)?);
                 let text = effective(&config, matches);
@@ -76,6 +79,23 @@ const DOCTOR_EXAMPLES: &str = "Examples:\n  \
     --output json\n      \
     for scripts: the exit code, or .result, which is ok, warning or bad";
 
+/// Text above the flags of `replay`.
+const REPLAY: &str = "Play the reads of an access log again, and report their latencies.\n\n\
+    Reads are sent to --endpoints at the recorded pace, whether earlier ones have been answered or not, or --speed \
+    times faster. Writes and watches are never played: the report says how many lines were passed over. The access log \
+    must have keys: record it with --access-log FILE --access-log-keys.\n\n\
+    The exit code is 0 if every read was answered, 1 if any failed or there is nothing to play, and 64 for misuse.";
+
+/// Text below the flags of `replay`.
+const REPLAY_EXAMPLES: &str = "Examples:\n  \
+    rangecache --endpoints http://etcd:2379 --access-log access.log --access-log-keys\n      \
+    record, in front of the clients\n  \
+    rangecache replay access.log --endpoints http://etcd:2379\n      \
+    what the same reads cost without rangecache\n  \
+    rangecache replay access.log --endpoints http://127.0.0.1:23790 --speed 10 --output json\n      \
+    ten times the load through rangecache, for scripts\n\n\
+    The flags of serving that describe the connection to etcd apply: --cacert, --cert, --key, --user and others.";
+
 /// Text above the flags of `config`.
 const SETTINGS: &str = "Print the effective settings as environment variables, grouped by where they come from.\n\n\
     Takes the flags and the environment of serving, checks them, and exits with 64 if they are invalid. The output can \
@@ -100,6 +120,7 @@ pub fn command() -> Command {
                 .long_about(DOCTOR)
                 .after_help(DOCTOR_EXAMPLES),
         )
+        .subcommand(replay())
         .subcommand(
             serving("config")
                 .about("Print the effective settings, secrets masked")
@@ -114,6 +135,20 @@ pub fn command() -> Command {
         .subcommand(
             Command::new("man").about("Print the manual page, for example: rangecache man | man -l -"),
         )
+}
+
+/// `rangecache replay`, whose help has the flags that matter for it.
+fn replay() -> Command {
+    const HEADINGS: [&str; 4] = ["etcd", "TLS", "Replay", "Report"];
+    let command = with_environment(ReplayConfig::augment_args(Command::new("replay")));
+    let command = command.mut_args(|arg| {
+        let is_shown = arg.is_positional() || arg.get_help_heading().is_some_and(|of| HEADINGS.contains(&of));
+        arg.hide(!is_shown)
+    });
+    command
+        .about("Play the reads of an access log again, and report their latencies")
+        .long_about(REPLAY)
+        .after_help(REPLAY_EXAMPLES)
 }
 
 /// Writes completions for `shell`.

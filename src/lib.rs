@@ -44,6 +44,7 @@ pub mod net;
 pub mod otlp;
 pub mod panics;
 pub mod proxy;
+pub mod replay;
 pub mod server;
 pub mod telemetry;
 pub mod tls;

@@ -2,7 +2,9 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, BufReader, IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use clap::error::ErrorKind;
 use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
 use rangecache::config::{
-    AccessLogConfig, Config, DoctorConfig, OtelConfig, RangeStream, ReportFormat, bounds,
+    AccessLogConfig, Config, DoctorConfig, OtelConfig, RangeStream, ReplayConfig, ReportFormat, bounds,
 };
 use rangecache::doctor::{self, Style};
 use rangecache::mirror;
@@ -20,6 +22,7 @@ use rangecache::net::Url;
 use rangecache::otlp::Exporter;
 use rangecache::panics;
 use rangecache::proxy::{self, Proxy};
+use rangecache::replay::{self, ReadError, Recording};
 use rangecache::server::{
     ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
 };
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
     match Task::from_args() {
         Ok(Task::Serve(config)) => run(*config),
         Ok(Task::Doctor(config)) => doctor(&config),
+        Ok(Task::Replay(config)) => replay(&config),
         Ok(Task::Settings { config, text }) => match config.validate() {
             Ok(()) => print(|out| out.write_all(text.as_bytes())),
             Err(error) => misuse(error),
@@ -133,6 +137,45 @@ fn doctor(options: &DoctorConfig) -> ExitCode {
     } else {
         printed
     }
+}
+
+/// Plays an access log, and prints the report. Progress goes to standard error.
+fn replay(options: &ReplayConfig) -> ExitCode {
+    if let Err(error) = options.config.validate() {
+        return misuse(error);
+    }
+    let file = &options.recording;
+    let recording = if file == Path::new("-") {
+        Recording::read(io::stdin().lock())
+    } else {
+        let opened = File::open(file).map_err(ReadError::from);
+        opened.and_then(|file| Recording::read(BufReader::new(file)))
+    };
+    let fail = |error: &dyn std::fmt::Display| {
+        let _ = writeln!(io::stderr(), "error: {error}");
+        ExitCode::FAILURE
+    };
+    let recording = match recording {
+        Ok(recording) => recording,
+        Err(error) => return fail(&format_args!("{}: {error}", file.display())),
+    };
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error),
+    };
+    let tell = |line: &str| drop(writeln!(io::stderr(), "{line}"));
+    let report = match runtime.block_on(replay::play(options, recording, tell)) {
+        Ok(report) => report,
+        Err(error) => return fail(&error),
+    };
+    let printed = print(|out| match options.output {
+        ReportFormat::Text => write!(out, "{}", report.to_text()),
+        ReportFormat::Json => writeln!(out, "{:#}", report.to_json()),
+    });
+    if printed == ExitCode::SUCCESS && !report.is_clean() {
+        return ExitCode::FAILURE;
+    }
+    printed
 }
 
 /// Prints to standard output. A reader that closes the pipe early is not an error.

@@ -8,6 +8,7 @@
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
 //! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls` | the flags of one consumer |
 //! | `doctor` | the flags of `rangecache doctor` |
+//! | `replay` | the flags of `rangecache replay` |
 //! | `otel` | OpenTelemetry's environment variables |
 //! | `environment` | names of environment variables; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
@@ -26,6 +27,7 @@ mod listen;
 mod log;
 mod mirror;
 mod otel;
+mod replay;
 mod tls;
 mod units;
 mod watch;
@@ -42,5 +44,6 @@ pub use listen::ListenConfig;
 pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
 pub use otel::{OtelConfig, OtelError, Protocol};
+pub use replay::{ReplayConfig, Speed};
 pub use tls::{TlsConfig, TlsFlagError, TlsVersion};
 pub use watch::{WatchCache, WatchConfig};

@@ -27,8 +27,8 @@ const CANCELLED: u16 = 1;
 const RESOURCE_EXHAUSTED: u16 = 8;
 /// Parts of the prefix that is logged for a range.
 const PREFIX_PARTS: usize = 2;
-/// Longest path of a call that is logged, in bytes.
-const MAX_PATH_BYTES: usize = 256;
+/// Characters of a call's path that are logged.
+const MAX_PATH_CHARACTERS: usize = 256;
 
 /// One call that is logged when this is dropped.
 #[derive(Debug)]
@@ -69,7 +69,6 @@ impl AccessCall {
         } else {
             path
         };
-        let end = shown.floor_char_boundary(MAX_PATH_BYTES);
         Box::new(AccessCall {
             log: log.clone(),
             arrived: Instant::now(),
@@ -82,7 +81,7 @@ impl AccessCall {
                 arrived_at: SystemTime::now(),
                 client,
                 user: None,
-                method: shown[..end].to_owned(),
+                method: shown.chars().take(MAX_PATH_CHARACTERS).collect(),
                 range: None,
                 header_revision: 0,
                 outcome: None,

@@ -31,7 +31,7 @@ fn directory() -> (TempDir, PathBuf) {
 }
 
 fn lines(text: &str) -> Vec<Value> {
-    let lines = text.lines().map(|line| serde_json::from_str(line));
+    let lines = text.lines().map(serde_json::from_str);
     lines.collect::<Result<_, _>>().expect("each line is JSON")
 }
 

@@ -23,5 +23,6 @@ mod doctor;
 mod loops;
 mod operations;
 mod page;
+mod replay;
 mod tls;
 mod traces;
