@@ -144,7 +144,7 @@ async fn over_tls(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
 /// Watches of a small store.
 async fn watching(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
-    if !args.wants(&["P10", "P21", "P22", "P23", "P24", "P25", "P26"]) {
+    if !args.wants(&["P10", "P21", "P22", "P23", "P24", "P25", "P26", "P27"]) {
         return Ok(());
     }
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
@@ -168,6 +168,10 @@ async fn watching(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     if args.wants(&["P26"]) {
         progress("P26 progress requests");
         report.add("P26", watches_idle::p26(&setup, rounds).await);
+    }
+    if args.wants(&["P27"]) {
+        progress("P27 watches that are left to etcd");
+        report.add("P27", watches::p27(&setup, rounds).await);
     }
     if args.wants(&["P23"]) {
         progress("P23 5,000 watches a thousand events back");

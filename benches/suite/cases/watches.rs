@@ -1,4 +1,4 @@
-//! P10, P21, P24 and P25: events delivered to many watchers, and to one.
+//! P10, P21, P24, P25 and P27: events delivered to many watchers, and to one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,18 +55,20 @@ pub(super) fn watched(setup: &Setup) -> Vec<Target> {
     targets.filter(|target| target.kind != Kind::Floor).collect()
 }
 
+/// Watchers and puts of P10 and P27.
+const P10: Fanout = Fanout {
+    connections: 8,
+    prefixes: 1,
+    watchers_per_prefix: 500,
+    prev_kv: false,
+    value_bytes: 256,
+    puts_per_second: 200,
+    duration: Duration::from_secs(3),
+};
+
 /// P10: 500 watchers of one prefix on 8 connections.
 pub(crate) async fn p10(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
-    let fanout = Fanout {
-        connections: 8,
-        prefixes: 1,
-        watchers_per_prefix: 500,
-        prev_kv: false,
-        value_bytes: 256,
-        puts_per_second: 200,
-        duration: Duration::from_secs(3),
-    };
-    let series = fan_out(setup, fanout, rounds).await?;
+    let series = fan_out(setup, P10, rounds).await?;
     let what = "500 watchers, 200 puts/s";
     let row = |figure: &str, unit, of: fn(&Block) -> f64, checks: &[Check]| {
         Row::of_series("P10", format!("{what}: {figure}"), unit, &series, of, checks)
@@ -98,6 +100,30 @@ pub(crate) async fn p10(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     ])
 }
 
+/// P27: the watchers of P10 at a rangecache that leaves every watch to etcd.
+pub(crate) async fn p27(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
+    let relaying = setup.start_rangecache(&["--watch-cache=off"]).await?;
+    let mut targets = watched(setup);
+    for target in &mut targets {
+        if target.kind == Kind::Rangecache {
+            target.address = relaying.address;
+            target.proxy_pid = Some(relaying.pid());
+        }
+    }
+    let series = fan_out_to(setup, &targets, P10, rounds).await?;
+    let what = "500 watchers left to etcd, 200 puts/s";
+    let row = |figure: &str, of: fn(&Block) -> f64, checks: &[Check]| {
+        let what = format!("{what}: {figure}");
+        Row::of_series("P27", what, Unit::Nanoseconds, &series, of, checks)
+    };
+    let own = |block: &Block| block.cpu_proxy_ns as f64 / block.calls as f64;
+    Ok(vec![
+        row("delivery p99", Block::p99_ns, &[Check::TimesDirect(1.0 / 1.5)]).with_series(series.clone()),
+        row("delivery p50", Block::p50_ns, &[]),
+        row("CPU of the proxy per delivery", own, &[]),
+    ])
+}
+
 /// P21: 1,000 watchers of one prefix, on 16 connections and on a connection each; one watcher for comparison.
 pub(crate) async fn p21(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
     let many = Fanout {
@@ -114,12 +140,15 @@ pub(crate) async fn p21(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
         watchers_per_prefix: 1,
         ..many
     };
+    // A put that waits long delays a thousand deliveries: of 300 puts the third slowest would be the percentile.
     let slower = Fanout {
         puts_per_second: 100,
+        duration: Duration::from_secs(8),
         ..many
     };
     let own_connections = Fanout {
         connections: 1_000,
+        duration: many.duration,
         ..slower
     };
     let rate = |block: &Block| block.calls as f64 / block.seconds;
@@ -168,6 +197,16 @@ pub(crate) async fn p21(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
         )
         .with_series(at_100.clone()),
     );
+    let put_p99 = |block: &Block| block.extra.get(PUT_P99).copied().unwrap_or(f64::NAN);
+    let what = "the same: p99 of the puts' own responses";
+    rows.push(row(what, Unit::Nanoseconds, &put_p99, &at_100, &[]));
+    rows.push(row(
+        "the same: delivery p50",
+        Unit::Nanoseconds,
+        &Block::p50_ns,
+        &at_100,
+        &[],
+    ));
     let apart = fan_out(setup, own_connections, rounds).await?;
     let what = "the same, a connection each: servers' CPU per delivery";
     let cpu = row(
@@ -249,12 +288,18 @@ pub(crate) async fn p25(setup: &Setup, rounds: usize) -> Result<Vec<Row>> {
 
 /// Name of the bytes that etcd sent to gRPC clients during a block.
 const ETCD_SENT: &str = "etcd_sent_bytes";
+/// Name of the 99th percentile of the puts of a block, from the time at which they were due to their responses.
+const PUT_P99: &str = "put_p99_ns";
 
 async fn fan_out(setup: &Setup, fanout: Fanout, rounds: usize) -> Result<Series> {
+    fan_out_to(setup, &watched(setup), fanout, rounds).await
+}
+
+async fn fan_out_to(setup: &Setup, targets: &[Target], fanout: Fanout, rounds: usize) -> Result<Series> {
     let mut series = Series::new();
     for _ in 0..rounds {
-        for target in watched(setup) {
-            let block = deliver(setup, &target, fanout).await?;
+        for target in targets {
+            let block = deliver(setup, target, fanout).await?;
             series.entry(target.kind).or_default().push(block);
         }
     }
@@ -290,6 +335,7 @@ async fn deliver(setup: &Setup, target: &Target, fanout: Fanout) -> Result<Block
         async move { put(&writer, fanout, epoch, number).await }
     };
     let writes = open_loop(fanout.puts_per_second, fanout.duration, write).await?;
+    let put_p99 = writes.percentile_ns(0.99) as f64;
     let wanted = warm + writes.calls * fanout.watchers_per_prefix as u64;
     let all = watchers.wait_events(wanted, LAST_DELIVERIES).await;
     let elapsed = start.elapsed();
@@ -304,6 +350,7 @@ async fn deliver(setup: &Setup, target: &Target, fanout: Fanout) -> Result<Block
     }
     let mut block = cpu.finish(&outcome)?;
     block.extra.insert(ETCD_SENT, etcd_sent(setup).await? - sent);
+    block.extra.insert(PUT_P99, put_p99);
     Ok(block)
 }
 

@@ -4,8 +4,10 @@
 //! Unlike the cases of the table this is a verdict, too: every watcher must have got every event of its range, once and
 //! in order, or the command fails. Figures of delivery include the client, which shares the machine's cores.
 
+mod carrier;
 mod faults;
 mod load;
+mod run;
 mod truth;
 mod watcher;
 

@@ -11,11 +11,13 @@ use testkit::pb::WatchCreateRequest;
 use tokio::task::JoinSet;
 
 use super::Shared;
+use super::carrier::Carrier;
+use super::run::Run;
 use super::truth::{EVERYTHING, Mark, RANGES, interval};
-use crate::client::{Connection, Method, Windows};
+use crate::client::Windows;
 use crate::load::nanoseconds;
 use crate::watch_message::{Event, Response};
-use crate::watchers::{Stream, create_frame};
+use crate::watchers::Stream;
 
 /// Watchers of a stream that has several.
 const PER_STREAM: usize = 10;
@@ -52,53 +54,6 @@ enum Pace {
     Slow,
     /// It reads nothing for this long, again and again.
     Stalls(Duration),
-}
-
-/// A run of events without a gap, as received: its order and number are compared by a hash.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    /// Revision after which it begins.
-    after: i64,
-    events: usize,
-    hash: u64,
-    last: i64,
-}
-
-impl Run {
-    fn new(after: i64) -> Run {
-        Run {
-            after,
-            events: 0,
-            hash: 0,
-            last: after,
-        }
-    }
-
-    fn add(&mut self, (revision, number): Mark) {
-        self.events += 1;
-        self.hash = self
-            .hash
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            .wrapping_add(number ^ revision.cast_unsigned() << 32);
-        self.last = revision;
-    }
-
-    /// Compares it with the events of the range after its start; `None` if they are equal.
-    fn differs(&self, marks: &[Mark]) -> Option<String> {
-        let mut expected = Run::new(self.after);
-        marks
-            .iter()
-            .take(self.events)
-            .for_each(|mark| expected.add(*mark));
-        let is_equal = (expected.events, expected.hash) == (self.events, self.hash);
-        (!is_equal).then(|| {
-            let due = marks.iter().filter(|mark| mark.0 <= self.last).count();
-            format!(
-                "{} events in ({}, {}], where etcd has {due}",
-                self.events, self.after, self.last
-            )
-        })
-    }
 }
 
 /// One watcher.
@@ -381,43 +336,6 @@ impl State {
         watcher.next = compacted;
         watcher.run = Run::new(compacted - 1);
         false
-    }
-}
-
-/// A connection that is opened again when it is lost.
-struct Carrier {
-    address: SocketAddr,
-    windows: Windows,
-    current: tokio::sync::Mutex<Arc<Connection>>,
-}
-
-impl Carrier {
-    async fn open(address: SocketAddr, windows: Windows) -> Result<Carrier> {
-        let current = tokio::sync::Mutex::new(Arc::new(Connection::open(address, windows).await?));
-        Ok(Carrier {
-            address,
-            windows,
-            current,
-        })
-    }
-
-    /// Opens a stream with the watchers.
-    async fn stream(&self, creates: Vec<WatchCreateRequest>) -> Result<(Stream, Arc<Connection>)> {
-        let mut current = self.current.lock().await;
-        let started = match current.start(Method::Watch).await {
-            Ok(started) => started,
-            Err(_) => {
-                *current = Arc::new(Connection::open(self.address, self.windows).await?);
-                current.start(Method::Watch).await?
-            }
-        };
-        let connection = current.clone();
-        drop(current);
-        let (mut send, response) = started;
-        for create in creates {
-            send.send_data(create_frame(create), false)?;
-        }
-        Ok((Stream::new(send, response.await?.into_body()), connection))
     }
 }
 
