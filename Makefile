@@ -93,7 +93,7 @@ test-etcd: rust-present go-present ## Run etcd's own integration tests of watche
 
 # Not part of `make test`: downloads the clients.
 .PHONY: test-clients
-test-clients: $(addprefix $(TOOLS_DIR)/,etcd-3.7 client-coredns client-cilium) rust-present ## Run real clients of etcd (CoreDNS, Cilium) directly and through rangecache, and compare what they see
+test-clients: $(addprefix $(TOOLS_DIR)/,etcd-3.7 client-coredns client-cilium client-patroni/installed) rust-present ## Run real clients of etcd (CoreDNS, Cilium, Patroni) directly and through rangecache, and compare what they see
 	$(CARGO) build --locked --bin rangecache
 	cd tests/clients && $(GO) test -count=1 -v ./...
 
@@ -152,6 +152,14 @@ $(TOOLS_DIR)/$(1): $$(wildcard tests/tools/$(1)/*.go tests/tools/$(1)/go.mod tes
 	@mv -f $$@.new $$@
 endif
 endef
+
+# A virtual environment of Python with Patroni, from the package registry.
+$(TOOLS_DIR)/client-patroni/installed: tests/tools/client-patroni/requirements.txt
+	@command -v python3 >/dev/null || { echo 'Python 3 with venv is needed for Patroni' >&2; exit 1; }
+	@rm -rf $(@D)
+	python3 -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
 
 .PHONY: FORCE
 FORCE:

@@ -33,6 +33,8 @@ const (
 var programs = map[string][]string{
 	"coredns": {tools + "/client-coredns", "-endpoint"},
 	"cilium":  {tools + "/client-cilium", "-endpoint"},
+	// By the JSON gateway.
+	"patroni": {tools + "/client-patroni/bin/python", "../tools/client-patroni/main.py", "-endpoint"},
 }
 
 var fromMemory = regexp.MustCompile(`(?m)^rangecache_range_total\{outcome="(?:hit|waited)",[^}]*\} (\d+)$`)
