@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
 use clap_complete::{Generator as _, Shell};
 
-use crate::config::{Config, DoctorConfig, ReplayConfig, effective, with_environment};
+use crate::config::{Config, DiffConfig, DoctorConfig, ReplayConfig, effective, with_environment};
 
 /// The command that the command line names, with its flags.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub enum Task {
     Doctor(Box<DoctorConfig>),
     /// Play the reads of an access log again.
     Replay(Box<ReplayConfig>),
+    /// Compare two endpoints.
+    Diff(Box<DiffConfig>),
     /// Print the effective settings.
     Settings {
         /// The settings, to be checked first.
@@ -49,6 +51,7 @@ impl Task {
             Some(("man", _)) => Ok(Task::Man),
             Some(("doctor", matches)) => Ok(Task::Doctor(Box::new(DoctorConfig::from_arg_matches(matches)?))),
             Some(("replay", matches)) => Ok(Task::Replay(Box::new(ReplayConfig::from_arg_matches(matches)?))),
+            Some(("diff", matches)) => Ok(Task::Diff(Box::new(DiffConfig::from_arg_matches(matches)?))),
             Some(("config", matches)) => {
                 let config = Box::new(Config::from_arg_matches(matches)?);
                 let text = effective(&config, matches);
@@ -96,6 +99,22 @@ const REPLAY_EXAMPLES: &str = "Examples:\n  \
     ten times the load through rangecache, for scripts\n\n\
     The flags of serving that describe the connection to etcd apply: --cacert, --cert, --key, --user and others.";
 
+/// Text above the flags of `diff`.
+const DIFF: &str = "Compare the keys of two endpoints at one revision, such as an etcd and a rangecache in front of it.\n\n\
+    Both are read page by page in key order: every key with its value, revisions, version and lease. The keys that differ \
+    are printed, as far as --limit permits; values never are. Each page is a linearizable read at the same past \
+    revision, so that writes during the comparison do not matter, unless etcd compacts the revision. Clusters of their \
+    own have revisions of their own: compare copies made by a restore, or use --revision.\n\n\
+    etcd's auth must be off, or permit the reads to the user that --cert names.\n\n\
+    The exit code is 0 if all keys are equal, 1 if some differ, 2 if they cannot be compared, and 64 for misuse.";
+
+/// Text below the flags of `diff`.
+const DIFF_EXAMPLES: &str = "Examples:\n  \
+    rangecache diff --prefix /registry/ http://127.0.0.1:2379 http://127.0.0.1:23790\n      \
+    what memory has, against etcd\n  \
+    rangecache diff --prefix /registry/pods/ --revision 81234 --limit 5 http://a:2379 http://b:2379\n      \
+    two members at a revision of the past, to find a corrupt one";
+
 /// Text above the flags of `config`.
 const SETTINGS: &str = "Print the effective settings as environment variables, grouped by where they come from.\n\n\
     Takes the flags and the environment of serving, checks them, and exits with 64 if they are invalid. The output can \
@@ -121,6 +140,12 @@ pub fn command() -> Command {
                 .after_help(DOCTOR_EXAMPLES),
         )
         .subcommand(replay())
+        .subcommand(
+            DiffConfig::augment_args(Command::new("diff"))
+                .about("Compare the keys of two endpoints at one revision")
+                .long_about(DIFF)
+                .after_help(DIFF_EXAMPLES),
+        )
         .subcommand(
             serving("config")
                 .about("Print the effective settings, secrets masked")

@@ -32,6 +32,7 @@ pub mod cache;
 pub mod cli;
 pub mod config;
 pub mod diagnosis;
+pub mod diff;
 pub mod doctor;
 pub mod faults;
 pub mod grpc;

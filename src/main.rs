@@ -14,8 +14,10 @@ use clap::error::ErrorKind;
 use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
 use rangecache::config::{
-    AccessLogConfig, Config, DoctorConfig, OtelConfig, RangeStream, ReplayConfig, ReportFormat, bounds,
+    AccessLogConfig, Config, DiffConfig, DoctorConfig, OtelConfig, RangeStream, ReplayConfig, ReportFormat,
+    bounds,
 };
+use rangecache::diff;
 use rangecache::doctor::{self, Style};
 use rangecache::mirror;
 use rangecache::net::Url;
@@ -43,6 +45,8 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 /// sysexits' EX_USAGE.
 const MISUSE: u8 = 64;
+/// Exit code of `diff` if the endpoints cannot be compared.
+const NOT_COMPARED: u8 = 2;
 /// Time for background tasks to stop, even if calls have used up all of --shutdown-timeout.
 const BACKGROUND_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -51,6 +55,7 @@ fn main() -> ExitCode {
         Ok(Task::Serve(config)) => run(*config),
         Ok(Task::Doctor(config)) => doctor(&config),
         Ok(Task::Replay(config)) => replay(&config),
+        Ok(Task::Diff(config)) => diff(&config),
         Ok(Task::Settings { config, text }) => match config.validate() {
             Ok(()) => print(|out| out.write_all(text.as_bytes())),
             Err(error) => misuse(error),
@@ -176,6 +181,27 @@ fn replay(options: &ReplayConfig) -> ExitCode {
         return ExitCode::FAILURE;
     }
     printed
+}
+
+/// Compares two endpoints, and prints the keys that differ as they are found.
+fn diff(options: &DiffConfig) -> ExitCode {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::from(NOT_COMPARED);
+    };
+    // A reader that closes the pipe early is not an error.
+    let compared = runtime.block_on(diff::compare(options, |difference| {
+        let _ = writeln!(io::stdout(), "{difference}");
+    }));
+    match compared {
+        Ok(summary) => {
+            let _ = writeln!(io::stdout(), "{summary}");
+            ExitCode::from(u8::from(!summary.is_equal()))
+        }
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "rangecache diff: {error}");
+            ExitCode::from(NOT_COMPARED)
+        }
+    }
 }
 
 /// Prints to standard output. A reader that closes the pipe early is not an error.

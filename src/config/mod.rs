@@ -7,8 +7,8 @@
 //! |---|---|
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
 //! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls` | the flags of one consumer |
-//! | `doctor` | the flags of `rangecache doctor` |
 //! | `replay` | the flags of `rangecache replay` |
+//! | `doctor`, `diff` | the flags of `rangecache doctor` and of `rangecache diff` |
 //! | `otel` | OpenTelemetry's environment variables |
 //! | `environment` | names of environment variables; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
@@ -17,6 +17,7 @@
 mod access_log;
 pub mod bounds;
 mod clients;
+mod diff;
 mod doctor;
 mod environment;
 mod etcd;
@@ -34,6 +35,7 @@ mod watch;
 
 pub use access_log::AccessLogConfig;
 pub use clients::ClientsConfig;
+pub use diff::DiffConfig;
 pub use doctor::{DoctorConfig, ReportFormat};
 pub use environment::{effective, with_environment};
 pub use etcd::{Account, AccountError, EtcdConfig, OldEtcd, RangeStream, Secret};

@@ -19,6 +19,7 @@
 mod access_log;
 mod browsers;
 mod clients;
+mod diff;
 mod doctor;
 mod loops;
 mod operations;

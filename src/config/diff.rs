@@ -1,0 +1,61 @@
+//! Flags of `rangecache diff`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser as _};
+
+use super::flags::Config;
+use crate::net::Url;
+
+/// Flags of `rangecache diff`.
+#[derive(Args, Debug, Clone)]
+pub struct DiffConfig {
+    /// First endpoint: http://host:port, https://host:port or unix:///path
+    #[arg(value_name = "A")]
+    pub a: Url,
+
+    /// Second endpoint
+    #[arg(value_name = "B")]
+    pub b: Url,
+
+    /// Prefix of the keys to compare [default: every key]
+    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    pub prefix: String,
+
+    /// Revision at which both are read [default: the lower one of their newest revisions]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub revision: Option<i64>,
+
+    /// Differing keys to print; the comparison ends behind the last of them
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+    pub limit: u64,
+
+    /// Keys per page: one page of each endpoint is in memory
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = clap::value_parser!(u16).range(1..))]
+    pub page_keys: u16,
+
+    /// File with the CAs of both endpoints' certificates [default: the system's CAs]
+    #[arg(long, value_name = "PATH")]
+    pub cacert: Option<PathBuf>,
+
+    /// Client certificate for both endpoints
+    #[arg(long, value_name = "PATH", requires = "key")]
+    pub cert: Option<PathBuf>,
+
+    /// Private key of --cert
+    #[arg(long, value_name = "PATH", requires = "cert")]
+    pub key: Option<PathBuf>,
+}
+
+impl DiffConfig {
+    /// Settings of the connections to both endpoints.
+    #[must_use]
+    pub fn connections(&self) -> Config {
+        let mut config = Config::parse_from(["rangecache"]);
+        config.etcd.endpoints = vec![self.a.clone(), self.b.clone()];
+        config.tls.cacert.clone_from(&self.cacert);
+        config.tls.cert.clone_from(&self.cert);
+        config.tls.key.clone_from(&self.key);
+        config
+    }
+}

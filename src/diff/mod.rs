@@ -1,0 +1,155 @@
+//! `rangecache diff`: compares the keys of two endpoints at one revision, such as those of etcd and of a rangecache in front
+//! of it, or of two clusters.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `side` | one endpoint, read page by page |
+//!
+//! Both endpoints are read in key order, so that one page of each is in memory. Values are compared, and never printed.
+//! This room imports `config`, `upstream`, `tls`, `cache` (entries), `keyspace` and `telemetry`; only `main` imports it.
+
+mod side;
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::sync::Arc;
+
+use tokio_util::task::TaskTracker;
+
+use crate::cache::Entry;
+use crate::config::DiffConfig;
+use crate::telemetry::Metrics;
+use crate::tls::Connector;
+use crate::upstream::Credentials;
+use side::Side;
+
+/// A key that is not the same on both sides.
+#[derive(Debug)]
+pub struct Difference {
+    key: Vec<u8>,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    OnlyA,
+    OnlyB,
+    /// Modification revisions of A and B.
+    Differs(i64, i64),
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.key.escape_ascii();
+        match self.kind {
+            Kind::OnlyA => write!(f, "only in A  {key}"),
+            Kind::OnlyB => write!(f, "only in B  {key}"),
+            Kind::Differs(a, b) if a == b => write!(f, "differs    {key}  (both modified at {a})"),
+            Kind::Differs(a, b) => write!(f, "differs    {key}  (modified at {a} in A, {b} in B)"),
+        }
+    }
+}
+
+/// Result of a comparison.
+#[derive(Debug)]
+pub struct Summary {
+    revision: i64,
+    /// Keys that were compared, those of one side alone included.
+    keys: u64,
+    differences: u64,
+    /// Whether the comparison ended at the limit.
+    is_cut: bool,
+}
+
+impl Summary {
+    /// Whether all keys are the same.
+    #[must_use]
+    pub fn is_equal(&self) -> bool {
+        self.differences == 0
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Summary {
+            revision,
+            keys,
+            differences,
+            is_cut,
+        } = self;
+        match (differences, is_cut) {
+            (0, _) => write!(f, "equal: {keys} keys at revision {revision}"),
+            (_, true) => write!(
+                f,
+                "different: {differences} of the first {keys} keys at revision {revision}; raise --limit for more"
+            ),
+            (_, false) => write!(
+                f,
+                "different: {differences} of {keys} keys at revision {revision}"
+            ),
+        }
+    }
+}
+
+/// Compares the endpoints; passes each difference to `found`, as many as the limit permits.
+///
+/// # Errors
+/// What prevents the comparison, in words.
+pub async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Result<Summary, String> {
+    let connections = options.connections();
+    // Throwaway registry; these metrics are discarded.
+    let connector =
+        Connector::open(&connections, &Arc::new(Metrics::new())).map_err(|error| error.to_string())?;
+    let (credentials, tasks) = (Credentials::new(None), TaskTracker::new());
+    let open = async |name, url| Side::open(name, url, options, &connector, &credentials, &tasks).await;
+    let mut a = open("A", &options.a).await?;
+    let mut b = open("B", &options.b).await?;
+    let newest = a.newest.min(b.newest);
+    let revision = options.revision.unwrap_or(newest);
+    if revision > newest {
+        let behind = if a.newest < b.newest { &a } else { &b };
+        return Err(format!("{behind} is at revision {newest}, below {revision}"));
+    }
+    a.revision = revision;
+    b.revision = revision;
+    let mut summary = Summary {
+        revision,
+        keys: 0,
+        differences: 0,
+        is_cut: false,
+    };
+    loop {
+        let order = match (a.peek().await?, b.peek().await?) {
+            (None, None) => return Ok(summary),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(of_a), Some(of_b)) => of_a.key().cmp(of_b.key()),
+        };
+        let of_a = if order.is_le() { a.take() } else { None };
+        let of_b = if order.is_ge() { b.take() } else { None };
+        summary.keys += 1;
+        if let Some(difference) = difference(of_a, of_b) {
+            found(&difference);
+            summary.differences += 1;
+            if summary.differences == options.limit {
+                summary.is_cut = a.peek().await?.is_some() || b.peek().await?.is_some();
+                return Ok(summary);
+            }
+        }
+    }
+}
+
+/// The difference between what both sides have of one key.
+fn difference(a: Option<Entry>, b: Option<Entry>) -> Option<Difference> {
+    let (key, kind) = match (&a, &b) {
+        (None, None) => return None,
+        (Some(a), None) => (a.key(), Kind::OnlyA),
+        (None, Some(b)) => (b.key(), Kind::OnlyB),
+        (Some(a), Some(b)) if a.encoded().contiguous() == b.encoded().contiguous() => return None,
+        (Some(a), Some(b)) => (a.key(), Kind::Differs(a.mod_revision(), b.mod_revision())),
+    };
+    Some(Difference {
+        key: key.to_vec(),
+        kind,
+    })
+}
