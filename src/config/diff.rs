@@ -19,8 +19,8 @@ pub struct DiffConfig {
     pub b: Url,
 
     /// Prefix of the keys to compare [default: every key]
-    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
-    pub prefix: String,
+    #[arg(long, value_name = "PREFIX")]
+    pub prefix: Option<String>,
 
     /// Revision at which both are read [default: the lower one of their newest revisions]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::units::parse_duration;
+use super::units::{parse_duration, parse_share};
 
 /// Bounds on reads that are forwarded to etcd.
 #[derive(Args, Debug, Clone)]
@@ -42,6 +42,11 @@ pub struct ForwardConfig {
     /// Time that a RangeStream from etcd is kept open for the next page of a list
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "75s")]
     pub series_ttl: Duration,
+
+    /// Share of the unary Ranges that memory could answer which etcd answers, to compare its response with memory's at the
+    /// same revision; from 0 to 1
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0")]
+    pub shadow: f64,
 
     /// Answer to reads of a mirror that is loading, lost its watch or is too late: etcd's, or Unavailable at once
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = WhenBehind::Forward)]

@@ -32,6 +32,14 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "the size does not fit into 64 bits".to_owned())
 }
 
+/// Parses a share from 0 to 1.
+pub(super) fn parse_share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "write a number from 0 to 1, for example 0.01 for one read in a hundred".to_owned())
+}
+
 /// Parses an octal file mode: `0600` or `600`.
 pub(super) fn parse_mode(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text.trim_start_matches("0o"), 8)
@@ -65,6 +73,14 @@ mod tests {
             "17179869184G",
         ] {
             assert!(parse_bytes(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn shares_are_between_0_and_1() {
+        assert_eq!(parse_share("0.25"), Ok(0.25));
+        for text in ["", "-0.1", "1.1", "NaN", "inf", "1%"] {
+            assert!(parse_share(text).is_err(), "{text}");
         }
     }
 

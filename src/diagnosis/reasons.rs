@@ -248,6 +248,11 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "The first requests of the JSON gateway are forwarded, and show how this etcd writes JSON; before etcd 3.5, all are.",
             "",
         ),
+        Reason::Shadow => (
+            "compared with etcd",
+            "Memory could answer, but etcd did, so that both could be compared (--shadow).",
+            "Nothing. rangecache_shadow_reads_total has the results.",
+        ),
         Reason::Bypass => (
             "bypass requested",
             "The client requested to read from etcd (rangecache-bypass).",

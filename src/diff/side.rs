@@ -60,7 +60,7 @@ impl Side {
         let (connection, _driver) = upstream::open_once(connector, url, credentials, tasks, deadline)
             .await
             .map_err(|error| format!("{name}: {error}"))?;
-        let prefix = options.prefix.as_bytes();
+        let prefix = options.prefix.as_deref().unwrap_or_default().as_bytes();
         let start = if prefix.is_empty() { b"\0" } else { prefix };
         let mut side = Side {
             name,

@@ -12,6 +12,7 @@ use super::caller::Caller;
 use super::fallback::Fallback;
 use super::forward::Forward;
 use super::idle::ResponseRegistry;
+use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
 use crate::cache::JsonLayout;
@@ -44,6 +45,8 @@ pub struct Proxy {
     pub(super) freshness_timeout: Duration,
     /// Answer to reads of a mirror that is behind etcd (`--when-behind`).
     when_behind: WhenBehind,
+    /// Reads that etcd answers although memory could (`--shadow`).
+    pub(super) shadow: ShadowReads,
     pub(super) json_layouts: Arc<JsonLayouts>,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
@@ -143,6 +146,7 @@ impl Proxy {
             forward,
             freshness_timeout: config.mirror.freshness_timeout,
             when_behind: config.forward.when_behind,
+            shadow: ShadowReads::new(config.forward.shadow),
             json_layouts: Arc::default(),
             responses,
             admission: Admission::new(config.limits.max_calls as usize, tasks, &metrics.connections.open),

@@ -36,6 +36,7 @@ mod recorder;
 mod refuse;
 mod response;
 mod route;
+mod shadow_reads;
 mod source;
 mod spans;
 mod watch;

@@ -122,6 +122,8 @@ labels! {
         JsonLayout => "json_layout",
         /// The caller asked to bypass the cache.
         Bypass => "bypass",
+        /// Memory could answer; etcd's response is compared with memory's (`--shadow`).
+        Shadow => "shadow",
     }
 }
 

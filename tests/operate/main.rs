@@ -25,5 +25,6 @@ mod loops;
 mod operations;
 mod page;
 mod replay;
+mod shadow;
 mod tls;
 mod traces;

@@ -10,6 +10,7 @@
 //! | `stale` | answers from the last view while no member of etcd answers |
 //! | `answer` | selects the entries of the response from a proven view |
 //! | `unary`, `streaming` | build the response of KV/Range and of KV/RangeStream, or call `fetch` |
+//! | `shadow` | compares etcd's responses with memory's (`--shadow`) |
 //! | `json` | `/v3/kv/range` of the JSON gateway |
 //! | `fetch` | gets the response from etcd by way of `fallback` |
 //! | `body` | produces the bytes of responses from memory as the client reads |
@@ -23,6 +24,7 @@ mod json;
 mod past;
 mod plan;
 mod receive;
+mod shadow;
 mod stale;
 mod streaming;
 mod unary;

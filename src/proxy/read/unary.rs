@@ -2,6 +2,7 @@
 
 use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
+use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 
 use super::answer::Answered;
@@ -9,6 +10,7 @@ use super::body::{EntrySource, unary_body};
 use super::decide::decide;
 use super::fetch::{Fetch, fetch};
 use super::receive::receive;
+use super::shadow;
 use crate::cache::Answer;
 use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{Method, Status};
@@ -17,6 +19,7 @@ use crate::proxy::access::AccessCall;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
+use crate::telemetry::Reason;
 use crate::telemetry::outcome::Kind;
 
 /// Handles a Range call, and records it. `call` counts its bytes.
@@ -58,23 +61,39 @@ async fn handle<'a>(
         recorder,
     )
     .await;
-    let reason = match decision.into_answered() {
-        Ok(answered) => {
-            return Ok(respond(
-                answered,
-                received.metadata.content_type,
-                is_past,
-                recorder,
-            ));
-        }
-        Err(reason) => reason,
+    let (reason, shadow) = match decision.into_answered() {
+        Ok(answered) => match turn_to_compare(proxy, &answered, recorder) {
+            None => {
+                return Ok(respond(
+                    answered,
+                    received.metadata.content_type,
+                    is_past,
+                    recorder,
+                ));
+            }
+            Some(turn) => (Reason::Shadow, Some((received.query.clone(), turn))),
+        },
+        Err(reason) => (reason, None),
     };
     // Boxed, so that the future of a read from memory stays small.
     let fetching = fetch(proxy, call.account(), received, Method::Range, reason, recorder);
     match Box::pin(fetching).await {
-        Fetch::Fetched(result) => result,
+        Fetch::Fetched(result) => match shadow {
+            None => result,
+            Some((query, turn)) => result.map(|response| shadow::observe(proxy, query, turn, response)),
+        },
         Fetch::Stale(answered, content_type) => Ok(respond(answered, content_type, is_past, recorder)),
     }
+}
+
+/// A turn for the comparison, if the read is one that etcd is to answer although memory could (`--shadow`).
+fn turn_to_compare(
+    proxy: &Proxy,
+    answered: &Answered,
+    recorder: &Recorder<'_>,
+) -> Option<OwnedSemaphorePermit> {
+    let is_comparable = matches!(answered, Answered::Entries(..)) && recorder.stale_age.is_none();
+    is_comparable.then(|| proxy.shadow.choose())?
 }
 
 /// Responds from memory.

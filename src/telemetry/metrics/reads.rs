@@ -28,6 +28,11 @@ impl RangeLabels {
     }
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ShadowLabels {
+    result: &'static str,
+}
+
 /// The most frequent outcome: its counter is kept, which saves the lookup by labels.
 const MOST_FREQUENT: Outcome = Outcome::Hit(Read::Linearizable);
 
@@ -40,6 +45,7 @@ pub struct ReadMetrics {
     wait_seconds: Histogram,
     duration_seconds: Histogram,
     stale_age_seconds: Histogram,
+    shadow: Family<ShadowLabels, Counter>,
     wait_exemplars: Exemplars,
     duration_exemplars: Exemplars,
 }
@@ -70,6 +76,11 @@ impl ReadMetrics {
                 "range_duration",
                 "Time from the arrival of a Range or RangeStream to the head of its response",
             ),
+            shadow: register(
+                registry,
+                "shadow_reads",
+                "Responses of etcd by the result of their comparison with memory's (--shadow)",
+            ),
             stale_age_seconds: register_latency(
                 registry,
                 "range_stale_age",
@@ -90,6 +101,11 @@ impl ReadMetrics {
             self.wait_seconds.observe(waited.as_secs_f64());
         }
         self.duration_seconds.observe(total.as_secs_f64());
+    }
+
+    /// Counts a comparison of etcd's response with memory's.
+    pub fn record_shadow(&self, result: &'static str) {
+        self.shadow.get_or_create(&ShadowLabels { result }).inc();
     }
 
     /// Records the age of a stale response.
