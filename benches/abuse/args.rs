@@ -102,6 +102,8 @@ pub(crate) enum Behaviour {
     UnfinishedHttp1,
     /// Unfinished requests to the admin port, and its pages requested without pause
     AdminPort,
+    /// Lists of all keys, from memory and from etcd, without pause, by one client next to a hundred honest ones
+    ListEverything,
 }
 
 /// An empty text, as `make` exports it, selects nothing.

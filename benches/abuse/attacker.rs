@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::args::{Attack, Behaviour};
 use crate::held_calls::{self, Held, Unread};
+use crate::lists;
 use crate::raw_http2::{self, Raw};
 use crate::sockets;
 
@@ -113,6 +114,11 @@ fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mu
         Behaviour::UnfinishedHttp1 => {
             for _ in 0..HTTP1_CONNECTIONS {
                 tasks.spawn(sockets::unfinished_http1(client(), count()));
+            }
+        }
+        Behaviour::ListEverything => {
+            for _ in 0..attack.connections {
+                tasks.spawn(lists::run(client(), count()));
             }
         }
         Behaviour::AdminPort => {

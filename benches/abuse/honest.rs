@@ -80,25 +80,31 @@ impl Latencies {
 /// Latencies by kind, in the order of [`KINDS`].
 pub(crate) type Phase = [Latencies; 4];
 
-/// The honest client's connections; they stay open over all behaviours.
+/// The honest clients' connections.
 #[derive(Clone)]
 pub(crate) struct Honest {
-    gets: Client,
+    /// One of each client, which take turns.
+    gets: Arc<[Client]>,
     lists: Client,
     tls_url: String,
     trust: Arc<Trust>,
 }
 
 impl Honest {
-    /// Connects to the plaintext `url`; handshakes go to `tls_url`.
-    pub(crate) async fn connect(url: &str, tls_url: &str) -> Honest {
-        Honest {
-            gets: Client::connect(url).await,
+    /// Connects to the plaintext `url`, from this many addresses; handshakes go to `tls_url`.
+    pub(crate) async fn connect(url: &str, tls_url: &str, clients: u8) -> anyhow::Result<Honest> {
+        let mut gets = Vec::new();
+        for client in 1..=clients {
+            let connected = Client::connect_from([127, 0, 1, client].into(), url).await;
+            gets.push(connected.map_err(|error| anyhow::anyhow!("{error}"))?);
+        }
+        Ok(Honest {
+            gets: gets.into(),
             lists: Client::connect(url).await,
             tls_url: tls_url.to_owned(),
             // rangecache generates its certificate (`--auto-tls`): there is no CA to verify it with.
             trust: Arc::new(Trust::new(&Ca::new()).accept_any()),
-        }
+        })
     }
 
     async fn call(self, kind: Kind, number: usize) -> Result<(), String> {
@@ -110,8 +116,7 @@ impl Honest {
             match kind {
                 Kind::Get => {
                     let key = RangeRequest::one(dataset::get_key(number));
-                    let read = self
-                        .gets
+                    let read = self.gets[number % self.gets.len()]
                         .range(&key)
                         .await
                         .map_err(|status| format!("{status:?}"))?;

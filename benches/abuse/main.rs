@@ -9,6 +9,7 @@ mod control_group;
 mod dataset;
 mod held_calls;
 mod honest;
+mod lists;
 mod measure;
 mod raw_http2;
 mod report;

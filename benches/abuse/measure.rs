@@ -22,6 +22,8 @@ use crate::report::{self, Row};
 
 /// Duration of the honest client's run before each behaviour.
 const BEFORE: Duration = Duration::from_secs(10);
+/// Honest clients next to one that lists everything.
+const HONEST_CLIENTS: u8 = 100;
 /// Time after a behaviour within which everything must have been given back; the honest client's run after it.
 const AFTER: Duration = Duration::from_secs(5);
 /// Time for which the admin port may be slow to answer before it counts as unreachable.
@@ -154,7 +156,12 @@ async fn measure(
     behaviours: &[Behaviour],
     group: Option<&ControlGroup>,
 ) -> Result<Row> {
-    let honest = Honest::connect(world.rangecache.url(), &world.tls_url).await;
+    let clients = if behaviours.contains(&Behaviour::ListEverything) {
+        HONEST_CLIENTS
+    } else {
+        1
+    };
+    let honest = Honest::connect(world.rangecache.url(), &world.tls_url, clients).await?;
     let kills = group.map_or(Ok(0), ControlGroup::kills)?;
     let before = honest.run(BEFORE).await;
     let usage_before = world.usage().await?;

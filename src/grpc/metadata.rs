@@ -93,6 +93,12 @@ pub fn remove_own_metadata(headers: &mut HeaderMap) {
     }
 }
 
+/// The client's timeout in these headers; `None` without one, and for one that cannot be parsed.
+#[must_use]
+pub fn timeout_of(headers: &HeaderMap) -> Option<Duration> {
+    timeout(headers).ok().flatten()
+}
+
 /// The content type of a gRPC response to a request with these headers.
 #[must_use]
 pub fn grpc_content_type(headers: &HeaderMap) -> HeaderValue {

@@ -79,6 +79,9 @@ pub enum Status {
     /// The bytes of the call do not fit `--buffer-max-bytes`.
     #[error("rangecache: requests and responses in flight take too much memory; try again")]
     BufferBytes,
+    /// The call exceeds a bound on its client, which this flag sets.
+    #[error("rangecache: this client has used up its share (--{0}); try again later")]
+    ClientShare(&'static str),
     /// The client of a watch reads so slowly that its bytes do not fit `--buffer-max-bytes`.
     #[error("rangecache: the stream is read too slowly; connect again")]
     UnreadStream,
@@ -132,9 +135,10 @@ impl Status {
             Status::FutureRevision | Status::Compacted => Code::OutOfRange,
             Status::StreamUnsupported(_) => Code::Unimplemented,
             Status::DeadlineExceeded | Status::RequestTimeout => Code::DeadlineExceeded,
-            Status::LargerThanMax(_) | Status::BufferBytes | Status::SortedTooLong(_) => {
-                Code::ResourceExhausted
-            }
+            Status::LargerThanMax(_)
+            | Status::BufferBytes
+            | Status::ClientShare(_)
+            | Status::SortedTooLong(_) => Code::ResourceExhausted,
             Status::Loop => Code::FailedPrecondition,
             Status::UndecodableResponse | Status::Internal => Code::Internal,
             Status::TooManyCalls

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::byte_budget::ByteBudget;
 use super::call_bytes::CallBuffers;
-use crate::telemetry::metrics::BufferMetrics;
+use super::shares::{ClientLimits, Shares};
+use crate::telemetry::Metrics;
 
 /// Shares of the budget: a half for the bytes of single calls, a quarter for conversions, an eighth each for shared
 /// responses and page series.
@@ -24,12 +25,14 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Divides a budget of `max_bytes`.
+    /// Divides a budget of `max_bytes`; single clients have these `limits` as well.
     #[must_use]
-    pub fn new(max_bytes: u64, metrics: &BufferMetrics) -> Buffers {
+    pub fn new(max_bytes: u64, limits: ClientLimits, all_metrics: &Metrics) -> Buffers {
+        let metrics = &all_metrics.buffers;
+        let shares = Shares::new(limits, all_metrics.clients.shares.clone());
         let (calls, converted, eighth) = (max_bytes / 2, max_bytes / 4, max_bytes / 8);
         Buffers {
-            calls: CallBuffers::new(calls, metrics),
+            calls: CallBuffers::with_shares(calls, shares, metrics),
             converted: ByteBudget::with_fair_growth(converted, metrics.kind("converted", converted)),
             shared: ByteBudget::first_come(eighth, metrics.kind("shared", eighth)),
             series: ByteBudget::first_come(eighth, metrics.kind("series", eighth)),

@@ -6,13 +6,14 @@
 //! eventually:
 //!
 //! - All holders share the first quarter of the budget.
-//! - Above the quarter, only the oldest holder in the queue grows, up to seven eighths. The others wait, and HTTP/2
-//!   flow control stops etcd from sending. A holder leaves the queue when its response is complete; the next one is
-//!   then the oldest.
+//! - Above the quarter, only the first holder in the queue grows, up to seven eighths. The others wait, and HTTP/2
+//!   flow control stops etcd from sending. A holder leaves the queue when its response is complete; clients take turns
+//!   to have the next one, so that a client with many holders delays one of another by one response.
 //! - The last eighth is reserved for the first bytes of each holder, so that small responses do not wait for
 //!   large ones.
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -46,8 +47,76 @@ struct State {
     used: u64,
     /// Number that the next holder to queue gets. Increases, so that the lowest number is the oldest.
     next_number: u64,
-    /// Numbers of the holders that are still growing.
-    queue: BTreeSet<u64>,
+    /// Holders that are still growing.
+    queue: BTreeSet<Place>,
+    /// The one that grows; stays it until it leaves the queue, however early the places of later ones are.
+    first: Option<Place>,
+    /// Last round of each client with a holder in the queue, and their number.
+    clients: HashMap<u64, Rounds>,
+}
+
+/// Place in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    /// Clients have one holder in each round.
+    round: u64,
+    /// The holder's number.
+    number: u64,
+    client: u64,
+}
+
+#[derive(Debug)]
+struct Rounds {
+    last: u64,
+    holders: usize,
+}
+
+impl State {
+    /// Adds a holder of `client` behind its others, one per round from the current one on.
+    fn enter(&mut self, client: u64) -> Place {
+        let number = self.next_number;
+        self.next_number += 1;
+        let current = self.first().map_or(0, |first| first.round);
+        let rounds = self.clients.entry(client);
+        let rounds = rounds
+            .and_modify(|rounds| {
+                rounds.last = current.max(rounds.last + 1);
+                rounds.holders += 1;
+            })
+            .or_insert(Rounds {
+                last: current,
+                holders: 1,
+            });
+        let place = Place {
+            round: rounds.last,
+            number,
+            client,
+        };
+        self.queue.insert(place);
+        place
+    }
+
+    /// Removes a holder from the queue.
+    fn leave(&mut self, place: Place) {
+        self.queue.remove(&place);
+        if self.first == Some(place) {
+            self.first = None;
+        }
+        if let Entry::Occupied(mut rounds) = self.clients.entry(place.client) {
+            rounds.get_mut().holders -= 1;
+            if rounds.get().holders == 0 {
+                rounds.remove();
+            }
+        }
+    }
+
+    /// The holder that grows above the shared part.
+    fn first(&mut self) -> Option<Place> {
+        if self.first.is_none() {
+            self.first = self.queue.first().copied();
+        }
+        self.first
+    }
 }
 
 /// The bytes do not fit the budget now, or did not until the deadline.
@@ -60,8 +129,8 @@ pub struct BudgetExceeded;
 pub struct HeldBytes {
     budget: Arc<ByteBudget>,
     bytes: u64,
-    /// The holder's number while it is in the queue.
-    queue_number: Option<u64>,
+    /// The holder's place while it is in the queue.
+    place: Option<Place>,
 }
 
 impl ByteBudget {
@@ -87,17 +156,14 @@ impl ByteBudget {
         })
     }
 
-    /// Returns a holder of 0 bytes that is in the queue, for [`HeldBytes::grow`].
+    /// Returns a holder of 0 bytes of the client with this number that is in the queue, for [`HeldBytes::grow`].
     #[must_use]
-    pub fn hold_in_queue(self: &Arc<Self>) -> HeldBytes {
-        let mut state = self.state.lock();
-        let number = state.next_number;
-        state.next_number += 1;
-        state.queue.insert(number);
+    pub fn hold_in_queue(self: &Arc<Self>, client: u64) -> HeldBytes {
+        let place = self.state.lock().enter(client);
         HeldBytes {
             budget: Arc::clone(self),
             bytes: 0,
-            queue_number: Some(number),
+            place: Some(place),
         }
     }
 
@@ -107,7 +173,7 @@ impl ByteBudget {
         HeldBytes {
             budget: Arc::clone(self),
             bytes: 0,
-            queue_number: None,
+            place: None,
         }
     }
 
@@ -129,8 +195,8 @@ impl ByteBudget {
         self.metrics.waiting.get() > 0
     }
 
-    /// Used bytes up to which the oldest holder in the queue may grow.
-    fn oldest_max_bytes(&self) -> u64 {
+    /// Used bytes up to which the first holder in the queue may grow.
+    fn first_max_bytes(&self) -> u64 {
         self.max_bytes / 8 * 7
     }
 
@@ -153,7 +219,7 @@ impl HeldBytes {
             if self.try_grow(bytes).is_ok() {
                 return Ok(());
             }
-            if self.bytes + bytes <= budget.oldest_max_bytes() {
+            if self.bytes + bytes <= budget.first_max_bytes() {
                 waiting.get_or_insert_with(|| Waiting::new(&budget.metrics.waiting));
                 if tokio::time::timeout_at(deadline, changed).await.is_ok() {
                     continue;
@@ -172,11 +238,11 @@ impl HeldBytes {
         let budget = &self.budget;
         // One lock for the comparison and the addition: two holders must not both use the last bytes.
         let mut state = budget.state.lock();
-        let oldest = self.queue_number.is_some() && state.queue.first() == self.queue_number.as_ref();
+        let is_first = self.place.is_some() && state.first() == self.place;
         let bound = if self.bytes + bytes <= budget.max_bytes / SMALL_HOLDER_DIVISOR {
             budget.max_bytes
-        } else if oldest {
-            budget.oldest_max_bytes()
+        } else if is_first {
+            budget.first_max_bytes()
         } else {
             budget.shared_max_bytes
         };
@@ -205,10 +271,10 @@ impl HeldBytes {
         self.budget.metrics.refused.inc();
     }
 
-    /// Leaves the queue, so that the next holder becomes the oldest. Called when the response is complete.
+    /// Leaves the queue, so that the next holder becomes the first. Called when the response is complete.
     pub fn leave_queue(&mut self) {
-        if let Some(number) = self.queue_number.take() {
-            self.budget.state.lock().queue.remove(&number);
+        if let Some(place) = self.place.take() {
+            self.budget.state.lock().leave(place);
             self.budget.changed.notify_waiters();
         }
     }
@@ -233,7 +299,7 @@ impl HeldBytes {
         HeldBytes {
             budget: Arc::clone(&self.budget),
             bytes,
-            queue_number: None,
+            place: None,
         }
     }
 
@@ -284,10 +350,28 @@ mod tests {
         Instant::now() + Duration::from_secs(10)
     }
 
+    #[test]
+    fn clients_take_turns_to_grow_and_the_first_holder_stays_it() {
+        let budget = budget(512);
+        let noisy: Vec<_> = (0..3).map(|_| budget.hold_in_queue(1)).collect();
+        let may_grow = |held: &HeldBytes| budget.state.lock().first() == held.place;
+        assert!(may_grow(&noisy[0]));
+        let honest = budget.hold_in_queue(2);
+        assert!(may_grow(&noisy[0]), "it may have grown already");
+        let mut noisy = noisy.into_iter();
+        drop(noisy.next());
+        assert!(may_grow(&honest), "before the client's other holders");
+        drop(honest);
+        assert!(may_grow(&noisy.next().unwrap()));
+        drop(noisy);
+        let state = budget.state.lock();
+        assert!(state.queue.is_empty() && state.clients.is_empty());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn holders_above_the_shared_quarter_grow_only_if_oldest() {
         let budget = budget(512);
-        let (mut oldest, mut next) = (budget.hold_in_queue(), budget.hold_in_queue());
+        let (mut oldest, mut next) = (budget.hold_in_queue(0), budget.hold_in_queue(0));
         oldest.grow(64 * MIB, soon()).await.unwrap();
         next.grow(64 * MIB, soon()).await.unwrap();
         assert_eq!(next.try_grow(MIB), Err(BudgetExceeded));
@@ -297,7 +381,7 @@ mod tests {
             Err(BudgetExceeded),
             "the last eighth is reserved for small holders"
         );
-        let mut small = budget.hold_in_queue();
+        let mut small = budget.hold_in_queue(0);
         small.try_grow(MIB).unwrap();
         assert_eq!(small.try_grow(1), Err(BudgetExceeded));
         drop(small);
@@ -322,7 +406,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn grow_without_free_bytes_fails_at_the_deadline() {
         let budget = budget(8);
-        let (mut oldest, mut next) = (budget.hold_in_queue(), budget.hold_in_queue());
+        let (mut oldest, mut next) = (budget.hold_in_queue(0), budget.hold_in_queue(0));
         oldest.grow(5 * MIB, soon()).await.unwrap();
         let deadline = soon();
         assert_eq!(next.grow(2 * MIB, deadline).await, Err(BudgetExceeded));

@@ -15,15 +15,17 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 use super::byte_budget::{BudgetExceeded, Waiting};
 use super::intake::Intake;
+use super::shares::{ClientLimits, NoShare, Share, ShareKind, Shares};
 use crate::telemetry::clients::ClientCall;
-use crate::telemetry::metrics::{BufferKindMetrics, BufferMetrics};
+use crate::telemetry::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
 
 /// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
 const FRAME_BYTES: u64 = 128 << 10;
@@ -76,6 +78,7 @@ pub struct CallBuffers {
     /// Calls that wait for room.
     queued: AtomicU64,
     metrics: [BufferKindMetrics; 3],
+    shares: Shares,
     /// Connections with calls that wait for room.
     waiting: Mutex<VecDeque<Arc<ClientAccount>>>,
     /// Length of `waiting`, to be read without the lock.
@@ -89,6 +92,8 @@ pub struct ClientAccount {
     number: u64,
     /// Number of the client; no other client has it.
     client: AtomicU64,
+    /// Share of the client; `None` without bounds.
+    share: ArcSwapOption<Share>,
     buffers: Arc<CallBuffers>,
     /// Stopped while too many calls of the connection wait for room.
     intake: Arc<Intake>,
@@ -113,18 +118,36 @@ pub struct CallBytes {
     bytes: u64,
     /// The call as its client's; `None` for a part of a call's bytes.
     client_call: Option<ClientCall>,
+    /// Part of its client's share that the call has.
+    share: Option<Box<CallShare>>,
+}
+
+/// Part of a client's share that one call has until dropped.
+#[derive(Debug)]
+struct CallShare {
+    share: Arc<Share>,
+    /// Whether the response waits when the client has used its bytes.
+    is_paced: bool,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl CallBuffers {
-    /// Creates a bound of `max_bytes`.
+    /// Creates a bound of `max_bytes`, without bounds on single clients.
     #[must_use]
     pub fn new(max_bytes: u64, metrics: &BufferMetrics) -> Arc<CallBuffers> {
+        let shares = Shares::new(ClientLimits::default(), ShareMetrics::default());
+        CallBuffers::with_shares(max_bytes, shares, metrics)
+    }
+
+    /// Creates a bound of `max_bytes`, with `shares` of the clients.
+    pub(super) fn with_shares(max_bytes: u64, shares: Shares, metrics: &BufferMetrics) -> Arc<CallBuffers> {
         let kind = |name| metrics.kind(name, max_bytes);
         Arc::new(CallBuffers {
             max_bytes,
             used: AtomicU64::new(0),
             next_connection: AtomicU64::new(0),
             queued: AtomicU64::new(0),
+            shares,
             metrics: [kind("request"), kind("forwarded"), kind("sending")],
             waiting: Mutex::default(),
             waiting_count: AtomicUsize::new(0),
@@ -138,6 +161,7 @@ impl CallBuffers {
         Arc::new(ClientAccount {
             number: self.next_connection.fetch_add(1, Ordering::Relaxed),
             client: AtomicU64::new(client),
+            share: ArcSwapOption::new(self.shares.of(client)),
             buffers: Arc::clone(self),
             intake,
             used: AtomicU64::new(0),
@@ -190,6 +214,7 @@ impl ClientAccount {
             kind,
             bytes: 0,
             client_call: None,
+            share: None,
         }
     }
 
@@ -235,13 +260,31 @@ impl ClientAccount {
     }
 
     /// Number of the client; no other client has it.
-    pub(super) fn client(&self) -> u64 {
+    #[must_use]
+    pub fn client(&self) -> u64 {
         self.client.load(Ordering::Relaxed)
     }
 
     /// Records that the connection belongs to the client with this number from now on.
     pub fn set_client(&self, client: u64) {
-        self.client.store(client, Ordering::Relaxed);
+        if self.client.swap(client, Ordering::Relaxed) != client {
+            self.share.store(self.buffers.shares.of(client));
+        }
+    }
+
+    /// Waits until a list of the connection's client may be sent to etcd; `None` without a bound. The list keeps what is
+    /// returned until its response has been sent.
+    ///
+    /// # Errors
+    /// [`NoShare`] when the wait is over, or if too many wait.
+    pub async fn begin_list(
+        &self,
+        deadline: Option<Instant>,
+    ) -> Result<Option<OwnedSemaphorePermit>, NoShare> {
+        match self.share.load_full() {
+            None => Ok(None),
+            Some(share) => share.begin_list(deadline).await,
+        }
     }
 
     /// Delays the connection's next requests after a call that was refused at once.
@@ -393,6 +436,43 @@ impl CallBytes {
     #[must_use]
     pub fn account(&self) -> &Arc<ClientAccount> {
         &self.account
+    }
+
+    /// Waits until the call may begin by its client's share, at most until `deadline`.
+    ///
+    /// # Errors
+    /// [`NoShare`] when the wait is over, or if too many wait.
+    pub async fn begin_share(&mut self, kind: ShareKind, deadline: Option<Instant>) -> Result<(), NoShare> {
+        let Some(share) = self.account.share.load_full() else {
+            return Ok(());
+        };
+        let begun = share.begin(kind, deadline).await;
+        let permit = begun.inspect_err(|_| self.account.delay_after_refusal())?;
+        self.share = Some(Box::new(CallShare {
+            share,
+            is_paced: kind == ShareKind::Call,
+            _permit: permit,
+        }));
+        Ok(())
+    }
+
+    /// Counts bytes of the response as its client's.
+    pub fn record_sent(&self, bytes: u64) {
+        if let Some(of_client) = &self.client_call {
+            of_client.record_sent(bytes);
+        }
+        if let Some(of_client) = &self.share {
+            of_client.share.record_sent(bytes);
+        }
+    }
+
+    /// Time until the response may be continued by its client's share; zero if it may be now.
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        match &self.share {
+            Some(of_client) if of_client.is_paced => of_client.share.delay(),
+            _ => Duration::ZERO,
+        }
     }
 
     /// The call as its client's; `None` for a part of a call's bytes.

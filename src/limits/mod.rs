@@ -5,6 +5,7 @@
 //! | `admission` | calls in flight (`--max-calls`) |
 //! | `turns` | reads that call etcd at once (`--forward-max-large`, `--forward-max-small`), and that wait (`--forward-max-waiting`) |
 //! | `lines`, `connection_lines` | waiting calls by client and by connection, which take turns |
+//! | `shares` | calls, forwarded lists, watches and bytes of one client (`--client-max-…`) |
 //! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
 //! | `call_bytes` | bytes of single calls, by connection |
 //! | `intake` | requests that one connection has read |
@@ -17,6 +18,7 @@ mod call_bytes;
 mod connection_lines;
 mod intake;
 mod lines;
+mod shares;
 mod turns;
 
 pub use admission::Admission;
@@ -24,4 +26,5 @@ pub use buffers::Buffers;
 pub use byte_budget::{BudgetExceeded, ByteBudget, HeldBytes};
 pub use call_bytes::{CallBuffers, CallBytes, CallKind, ClientAccount};
 pub use intake::{Intake, Unhandled};
+pub use shares::{ClientLimits, NoShare, Share, ShareKind, ShareLimit};
 pub use turns::{NoTurn, Turn, Turns, Waiting};

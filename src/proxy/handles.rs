@@ -16,8 +16,8 @@ use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
 use crate::cache::JsonLayout;
-use crate::config::{Config, WatchCache, WhenBehind};
-use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, Intake, Turns};
+use crate::config::{ClientsConfig, Config, WatchCache, WhenBehind};
+use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::clients::ClientName;
@@ -82,6 +82,16 @@ impl JsonLayouts {
     }
 }
 
+/// Bounds on single clients that the flags set.
+fn client_limits(flags: &ClientsConfig) -> ClientLimits {
+    ClientLimits {
+        max_calls: flags.client_max_calls,
+        max_bytes_per_second: flags.client_max_bytes_per_second,
+        max_forwarded_lists: flags.client_max_forwarded_lists,
+        max_watches: flags.client_max_watches,
+    }
+}
+
 /// One connection of a client.
 #[derive(Debug)]
 pub struct Client {
@@ -119,7 +129,7 @@ impl Proxy {
     ) -> Arc<Proxy> {
         let metrics = &telemetry.metrics;
         let max_bytes = config.limits.buffer_max_bytes(config.mirror.max_bytes());
-        let buffers = Buffers::new(max_bytes, &metrics.buffers);
+        let buffers = Buffers::new(max_bytes, client_limits(&config.clients), metrics);
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),
             cluster_state: Arc::clone(&mirrors.cluster_state),

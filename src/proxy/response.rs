@@ -12,12 +12,14 @@ use std::io::IoSlice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
+use tokio::time::Sleep;
 
 use super::idle::{Progress, ResponseRegistry, Watched};
 pub(super) use super::source::{BodySource, FrameBytes, Polled};
@@ -34,6 +36,9 @@ pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
 
 /// Bytes that a call counts as until its response has been sent: its task and its stream, on both sides.
 pub(super) const CALL_BYTES: u64 = 8 << 10;
+
+/// Longest pause of a response before its client's bytes are looked at again.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// Response to a read up to which it is never refused, in bytes: its call had room, and most reads are of one object.
 const SHORT_READ_BYTES: u64 = 2 << 10;
@@ -70,6 +75,8 @@ struct Delivery {
     call: CallBytes,
     /// Whether the response waits until other frames of its connection have been sent.
     waits: bool,
+    /// Pause of a response whose client has used its bytes.
+    pause: Option<Pin<Box<Sleep>>>,
 }
 
 /// Data of a frame on its way to the client; counts as buffered until it is dropped, which is when the last byte was
@@ -116,9 +123,7 @@ impl ResponseBody {
             Kind::Whole { data, trailers, .. } => {
                 let data_bytes = data.as_ref().map_or(0, Bytes::len) as u64;
                 let bytes = CALL_BYTES + data_bytes;
-                if let Some(of_client) = call.client_call() {
-                    of_client.record_sent(data_bytes);
-                }
+                call.record_sent(data_bytes);
                 let mut held = call.account().hold(CallKind::Sending);
                 call.shrink_to(0);
                 if is_read && data_bytes > SHORT_READ_BYTES {
@@ -138,6 +143,7 @@ impl ResponseBody {
                     source: responses.watch(source),
                     call,
                     waits: false,
+                    pause: None,
                 }))
             }
             other => other,
@@ -297,12 +303,11 @@ impl Delivery {
         if !may_send {
             return Poll::Pending;
         }
+        ready!(self.poll_pause(cx));
         let (polled, bytes) = self.source.poll_frame(cx);
         let frame = |frame: Frame<Rope>| {
             frame.map_data(|rope| {
-                if let Some(of_client) = self.call.client_call() {
-                    of_client.record_sent(rope.remaining() as u64);
-                }
+                self.call.record_sent(rope.remaining() as u64);
                 let (held, own) = match bytes {
                     FrameBytes::Connection => {
                         let mut held = self.call.account().hold(CallKind::Sending);
@@ -320,6 +325,23 @@ impl Delivery {
             })
         };
         polled.map(|polled| polled.map(|polled| polled.map(frame)))
+    }
+
+    /// Waits while the client has used its bytes.
+    fn poll_pause(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        loop {
+            if let Some(pause) = &mut self.pause {
+                // The client does not read because it gets nothing.
+                self.source.progress().record();
+                ready!(pause.as_mut().poll(cx));
+                self.pause = None;
+            }
+            let delay = self.call.delay();
+            if delay.is_zero() {
+                return Poll::Ready(());
+            }
+            self.pause = Some(Box::pin(tokio::time::sleep(delay.min(MAX_PAUSE))));
+        }
     }
 
     /// Counts the response as waiting, or not.

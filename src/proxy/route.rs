@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::Incoming;
+use tokio::time::Instant;
 
 use super::access::{AccessCall, follow};
-use super::forward::{forward_call, forward_http1};
+use super::forward::{forward_call, forward_http1, without_share};
 use super::handles::{Client, Proxy};
 use super::read::{is_json_range, json_range, range, range_stream};
 use super::recorder;
@@ -18,9 +19,9 @@ use super::spans::Trace;
 use super::watch::{may_serve, watch};
 use crate::browser::{is_of_a_browser, set_cors};
 use crate::faults::{self, Fault};
-use crate::grpc::metadata::{grpc_content_type, is_grpc};
+use crate::grpc::metadata::{grpc_content_type, is_grpc, timeout_of};
 use crate::grpc::{Method, Status};
-use crate::limits::{BudgetExceeded, CallBytes};
+use crate::limits::{BudgetExceeded, CallBytes, ShareKind};
 use crate::net::Transport;
 use crate::panics::caught;
 use crate::telemetry::outcome::Kind;
@@ -41,6 +42,7 @@ pub async fn handle(
     transport: Transport,
 ) -> Result<Response<ResponseBody>, BoxError> {
     let proxy = &client.proxy;
+    let arrived = Instant::now();
     let mut access = AccessCall::begin(
         &proxy.telemetry.access_log,
         client.caller.of_connection(),
@@ -48,9 +50,7 @@ pub async fn handle(
     );
     let is_http2 = request.version() == Version::HTTP_2;
     if let Some(refused) = refuse_unwanted(proxy, &request, transport) {
-        let (head, body) = refused.into_parts();
-        let body = follow(&mut access, (head.status, &head.headers), body);
-        return Ok(Response::from_parts(head, body));
+        return Ok(followed(&mut access, refused));
     }
     let may_be_read_by_pages = is_of_a_browser(&request, transport);
     let origin = origin_of(proxy, &request, transport);
@@ -70,9 +70,20 @@ pub async fn handle(
             (&status, reason),
             access.as_deref_mut(),
         );
-        let (head, body) = refused.into_parts();
-        let body = follow(&mut access, (head.status, &head.headers), body);
-        return Ok(Response::from_parts(head, body));
+        return Ok(followed(&mut access, refused));
+    }
+    let deadline = timeout_of(request.headers()).map(|timeout| arrived + timeout);
+    if let Err(cause) = call.begin_share(share_kind(method), deadline).await {
+        let (reason, status) = without_share(cause);
+        let refused = refuse(
+            proxy,
+            &request,
+            method,
+            &call,
+            (&status, reason),
+            access.as_deref_mut(),
+        );
+        return Ok(followed(&mut access, refused));
     }
     let routed = route(
         &client,
@@ -100,6 +111,25 @@ pub async fn handle(
             let content_type = grpc_content_type(&head.headers);
             Ok(status_response(&Status::BufferBytes, content_type))
         }
+    }
+}
+
+/// The response to a request that is not routed, with its record in the access log.
+fn followed(
+    access: &mut Option<Box<AccessCall>>,
+    refused: Response<ResponseBody>,
+) -> Response<ResponseBody> {
+    let (head, body) = refused.into_parts();
+    let body = follow(access, (head.status, &head.headers), body);
+    Response::from_parts(head, body)
+}
+
+/// What a call counts as in its client's share.
+fn share_kind(method: Method) -> ShareKind {
+    match method {
+        Method::Watch => ShareKind::Watch,
+        _ if method.is_endless() => ShareKind::Endless,
+        _ => ShareKind::Call,
     }
 }
 
@@ -137,7 +167,10 @@ fn refuse(
         _ => None,
     };
     if let Some(kind) = kind {
-        let outcome = telemetry::Outcome::Shed(reason);
+        let outcome = match reason {
+            Reason::Deadline => telemetry::Outcome::Cancelled(reason),
+            _ => telemetry::Outcome::Shed(reason),
+        };
         proxy
             .telemetry
             .metrics

@@ -118,6 +118,8 @@ labels! {
         TooManyCalls => "too_many_calls",
         /// The bytes of the call do not fit `--buffer-max-bytes`.
         BufferBytes => "buffer_bytes",
+        /// The call exceeds a bound on its client (`--client-max-…`).
+        ClientShare => "client_share",
         /// The white space of etcd's JSON is not known yet.
         JsonLayout => "json_layout",
         /// The caller asked to bypass the cache.

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use hyper::client::conn::http2::{Builder, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -80,6 +81,16 @@ impl Client {
         let tcp = timeout(SOON, TcpStream::connect(authority)).await??;
         tcp.set_nodelay(true)?;
         Self::over(tcp, &format!("http://{authority}")).await
+    }
+
+    /// Connects to a URL such as `http://127.0.0.1:2379` from this local address, such as 127.0.0.2: a client of its own.
+    pub async fn connect_from(local: IpAddr, url: &str) -> Result<Self, Box<dyn Error + Send + Sync>> {
+        let authority = url.strip_prefix("http://").ok_or("only http:// is supported")?;
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((local, 0).into())?;
+        let tcp = timeout(SOON, socket.connect(authority.parse()?)).await??;
+        tcp.set_nodelay(true)?;
+        Self::over(tcp, url).await
     }
 
     /// Starts HTTP/2 on a connected stream; `url` is scheme and authority of every request.

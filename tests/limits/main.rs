@@ -22,6 +22,7 @@ mod connections;
 mod exhaustion;
 mod large;
 mod series;
+mod shares;
 mod small;
 mod unread;
 mod watches;

@@ -185,6 +185,18 @@ volumes:
 {{- with .Values.limits.maxCalls }}
 - --max-calls={{ int64 . }}
 {{- end }}
+{{- with .Values.limits.clientMaxCalls }}
+- --client-max-calls={{ int64 . }}
+{{- end }}
+{{- with .Values.limits.clientMaxBytesPerSecond }}
+- --client-max-bytes-per-second={{ include "rangecache.bytes" . }}
+{{- end }}
+{{- with .Values.limits.clientMaxForwardedLists }}
+- --client-max-forwarded-lists={{ int64 . }}
+{{- end }}
+{{- with .Values.limits.clientMaxWatches }}
+- --client-max-watches={{ int64 . }}
+{{- end }}
 {{- with .Values.limits.requestTimeout }}
 - --request-timeout={{ . }}
 {{- end }}

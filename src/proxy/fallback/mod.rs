@@ -36,6 +36,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderValue;
 use http::request::Parts;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -46,7 +47,7 @@ use crate::cache::RangeQuery;
 use crate::config::Config;
 use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{CallMetadata, Method, RangeResponseScanner};
-use crate::limits::{Buffers, ByteBudget, CallKind, ClientAccount, Turns};
+use crate::limits::{Buffers, ByteBudget, CallKind, ClientAccount, NoShare, Turns};
 use crate::mirror::Mirrors;
 use crate::telemetry::{Metrics, Outcome};
 use crate::upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
@@ -149,13 +150,22 @@ impl Fallback {
         let scope = self.share_scope(&read);
         // A client that bypasses the cache gets its own call, whatever the size of the response.
         if read.metadata.bypass && read.method == Method::Range {
-            return Fetched::Result(self.forward_small(read, ConnectionClass::Stream, None).await);
+            let list = match begin_list(&read).await {
+                Ok(list) => list,
+                Err(cause) => return Fetched::Result(refuse(read, cause.into())),
+            };
+            let result = self.forward_small(read, ConnectionClass::Stream, None).await;
+            return Fetched::Result(holding_list(result, list));
         }
         // 1. The next page of a list whose earlier page was served in the same share scope.
         if let Some(page) = self.next_page(&mut read, scope.as_ref()).await {
             return Fetched::Page(page);
         }
-        Fetched::Result(match read.method {
+        let list = match begin_list(&read).await {
+            Ok(list) => list,
+            Err(cause) => return Fetched::Result(refuse(read, cause.into())),
+        };
+        let result = match read.method {
             // 2. etcd's own stream, or unary pages if etcd cannot stream the request.
             Method::RangeStream => self.stream_or_pages(read, scope).await,
             // 3. Small reads, in turn.
@@ -164,7 +174,8 @@ impl Fallback {
                 self.forward_small(read, ConnectionClass::Unary, observer).await
             }
             _ => self.fetch_large(read, scope).await,
-        })
+        };
+        Fetched::Result(holding_list(result, list))
     }
 
     /// Fetches a large Range: joins a shared call, or waits for a turn and is then converted to a RangeStream or
@@ -192,7 +203,10 @@ impl Fallback {
         };
         // 5. One RangeStream. The response is complete here and etcd has nothing left to do, so that the turn and the
         // leadership end before the client reads.
-        if let Some(converted) = self.convert(&read.parts, read.query, scope.as_ref()).await {
+        if let Some(converted) = self
+            .convert(&read.parts, read.query, scope.as_ref(), read.account)
+            .await
+        {
             drop((turn, leader));
             *read.outcome = read.outcome.streamed();
             return Ok(converted.into_response());
@@ -408,7 +422,10 @@ impl Fallback {
         account: &ClientAccount,
     ) -> SharedResult {
         let _turn = self.turns.acquire(account, None).await?;
-        if let Some(converted) = self.convert(&parts, query, Some(&ShareScope::Everyone)).await {
+        if let Some(converted) = self
+            .convert(&parts, query, Some(&ShareScope::Everyone), account)
+            .await
+        {
             return Ok(Arc::new(converted.into()));
         }
         let body = RequestBody::Read(framed);
@@ -426,13 +443,17 @@ impl Fallback {
         parts: &Parts,
         query: &RangeQuery,
         scope: Option<&ShareScope>,
+        account: &ClientAccount,
     ) -> Option<Converted> {
         if !query.is_streamable() {
             return None;
         }
         // Read before the call: if history is replaced during the call, the page must not start a series.
         let history = self.page_series.history_number();
-        let converted = match self.unary_over_stream.convert(&self.forward, parts, query).await {
+        let converting = self
+            .unary_over_stream
+            .convert(&self.forward, parts, query, account.client());
+        let converted = match converting.await {
             Ok(converted) => converted,
             Err(reason) => {
                 tracing::debug!(%reason, "a large Range could not be served by a RangeStream; the call is forwarded");
@@ -450,6 +471,23 @@ impl Fallback {
     /// Drops expired page series until the future is dropped.
     pub(super) async fn run(&self) {
         self.page_series.run().await;
+    }
+}
+
+/// Waits until the client may send a list to etcd; `None` if the read is none, or without a bound
+/// (`--client-max-forwarded-lists`).
+async fn begin_list(read: &Read<'_>) -> Result<Option<OwnedSemaphorePermit>, NoShare> {
+    if read.method != Method::RangeStream && !read.query.is_large() {
+        return Ok(None);
+    }
+    read.account.begin_list(read.deadline).await
+}
+
+/// Keeps the permit of a list until its response has been sent.
+fn holding_list(result: CallResult, list: Option<OwnedSemaphorePermit>) -> CallResult {
+    match list {
+        None => result,
+        Some(list) => result.map(|response| response.map(|body| body.holding(list))),
     }
 }
 

@@ -1,8 +1,8 @@
 //! Refusals: reads beyond a bound, and failed shared calls.
 
 use crate::grpc::Status;
-use crate::limits::NoTurn;
-use crate::proxy::forward::status_without_turn;
+use crate::limits::{NoShare, NoTurn};
+use crate::proxy::forward::{status_without_turn, without_share};
 use crate::telemetry::{Outcome, Reason};
 
 /// Refusal of a read, with its metric label and the client's status.
@@ -37,6 +37,13 @@ impl Refused {
             reason: Reason::BufferBytes,
             status: Status::BufferBytes,
         }
+    }
+}
+
+impl From<NoShare> for Refused {
+    fn from(cause: NoShare) -> Refused {
+        let (reason, status) = without_share(cause);
+        Refused { reason, status }
     }
 }
 

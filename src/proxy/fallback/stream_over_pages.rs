@@ -162,7 +162,7 @@ impl FetchPage for PageCalls {
         let (head, body) = response.into_parts();
         let mut reader = ResponseReader::new(body, Method::Range, &self.forward.cluster_state);
         let mut data = BytesMut::new();
-        let mut held = self.buffers.budget.hold_in_queue();
+        let mut held = self.buffers.budget.hold_in_queue(self.account.client());
         loop {
             match reader.data().await {
                 Ok(Some(piece)) => {

@@ -87,7 +87,8 @@ impl UnaryOverStream {
         }
     }
 
-    /// Serves a [streamable](RangeQuery::is_streamable) Range by one RangeStream with the client's metadata in `parts`.
+    /// Serves a [streamable](RangeQuery::is_streamable) Range by one RangeStream with the metadata in `parts`
+    /// of the client with the number `client`.
     ///
     /// # Errors
     /// [`StreamFallback`] if that is impossible or fails; the call must then be forwarded unchanged.
@@ -96,6 +97,7 @@ impl UnaryOverStream {
         forward: &Forward,
         parts: &Parts,
         query: &RangeQuery,
+        client: u64,
     ) -> Result<Converted, StreamFallback> {
         // The deadline is now: if no endpoint is connected, the forwarded call waits for one.
         let connection = forward
@@ -115,7 +117,7 @@ impl UnaryOverStream {
         let (mut head, body) = response.into_parts();
         // Read by the trace of the call.
         head.extensions.insert(connection.url().clone());
-        let mut held = self.budget.hold_in_queue();
+        let mut held = self.budget.hold_in_queue(client);
         if head.headers.contains_key(GRPC_STATUS) {
             let trailers = HeaderMap::new();
             return convert_refusal(head, trailers, held, &connection);

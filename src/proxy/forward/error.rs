@@ -3,8 +3,9 @@
 use http::HeaderValue;
 
 use crate::grpc::Status;
-use crate::limits::{BudgetExceeded, NoTurn};
+use crate::limits::{BudgetExceeded, NoShare, NoTurn};
 use crate::proxy::response::{CallResult, status_response};
+use crate::telemetry::Reason;
 use crate::upstream::NoEndpoint;
 
 /// Reason for which a call got no response from etcd.
@@ -61,6 +62,14 @@ pub(crate) fn status_without_turn(cause: NoTurn) -> Status {
     match cause {
         NoTurn::TooManyWaiting | NoTurn::Late => Status::TooManyWaiting,
         NoTurn::Deadline => Status::DeadlineExceeded,
+    }
+}
+
+/// Reason and status of a call that got no part of its client's share.
+pub(crate) fn without_share(cause: NoShare) -> (Reason, Status) {
+    match cause {
+        NoShare::Exceeded(limit) => (Reason::ClientShare, Status::ClientShare(limit.flag())),
+        NoShare::Deadline => (Reason::Deadline, Status::DeadlineExceeded),
     }
 }
 

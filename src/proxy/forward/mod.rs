@@ -27,7 +27,7 @@ mod shutdown;
 mod side_effects;
 
 pub(super) use collect::ResponseReader;
-pub(super) use error::{SendError, status_without_turn};
+pub(super) use error::{SendError, status_without_turn, without_share};
 pub(super) use gate::Gate;
 pub(super) use http1::{forward_http1, forward_http1_body};
 pub(super) use send::{Forward, RequestBody, UpstreamResponse};

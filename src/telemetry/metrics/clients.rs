@@ -30,6 +30,22 @@ struct ByteLabels {
     direction: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct LimitLabels {
+    limit: &'static str,
+}
+
+/// Calls refused because their client has used up its share.
+#[derive(Clone, Debug, Default)]
+pub struct ShareMetrics(Family<LimitLabels, Counter>);
+
+impl ShareMetrics {
+    /// Counts a call that exceeds the bound `limit`.
+    pub fn record_refused(&self, limit: &'static str) {
+        self.0.get_or_create(&LimitLabels { limit }).inc();
+    }
+}
+
 /// Metrics of the clients that cost most at the last scrape.
 #[derive(Debug)]
 pub struct ClientMetrics {
@@ -39,6 +55,8 @@ pub struct ClientMetrics {
     bytes: Family<ByteLabels, Counter>,
     in_flight: Family<ClientLabels, Gauge>,
     watches: Family<ClientLabels, Gauge>,
+    /// Calls refused because their client has used up its share, of all clients.
+    pub shares: ShareMetrics,
     /// Excludes other scrapes while series are replaced.
     exporting: Mutex<()>,
 }
@@ -72,6 +90,11 @@ impl ClientMetrics {
                 "Calls of these clients in flight",
             ),
             watches: register(registry, "client_watches", "Open Watch streams of these clients"),
+            shares: ShareMetrics(register(
+                registry,
+                "client_share_refused",
+                "Calls refused because their client has used up its share, by limit: bytes, calls, lists, watches",
+            )),
             exporting: Mutex::default(),
         }
     }

@@ -22,7 +22,7 @@ use prometheus_client::registry::Registry;
 use super::exposition::{self, Format};
 pub use access_log::{AccessLogMetrics, LineCounters};
 pub use buffers::{BufferKindMetrics, BufferMetrics};
-pub use clients::ClientMetrics;
+pub use clients::{ClientMetrics, ShareMetrics};
 pub use connections::ConnectionMetrics;
 pub use forwarding::{ForwardingMetrics, TurnMetrics};
 pub use freshness::{FreshnessMetrics, QuorumChecks};

@@ -1,0 +1,33 @@
+//! A client that lists everything, again and again, on many connections from an address of its own.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use testkit::grpc::Client;
+
+use crate::attacker::{Counts, RECONNECT_PAUSE};
+use crate::dataset;
+
+/// Address of the client.
+const ADDRESS: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 2));
+
+/// Lists on one connection until dropped, and connects again when it is closed.
+pub(crate) async fn run(address: String, counts: Arc<Counts>) {
+    let url = format!("http://{address}");
+    loop {
+        if let Ok(client) = Client::connect_from(ADDRESS, &url).await {
+            counts.connections.fetch_add(1, Ordering::Relaxed);
+            while client.is_open() {
+                for prefix in [dataset::LIST, dataset::HOT, dataset::DIRECT_LIST, dataset::WIDE] {
+                    counts.calls.fetch_add(1, Ordering::Relaxed);
+                    if client.range(&dataset::all(prefix)).await.is_err() {
+                        counts.refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            }
+            counts.closed.fetch_add(1, Ordering::Relaxed);
+        }
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
+}
