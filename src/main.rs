@@ -23,7 +23,7 @@ use rangecache::mirror;
 use rangecache::net::Url;
 use rangecache::otlp::Exporter;
 use rangecache::panics;
-use rangecache::proxy::{self, Proxy};
+use rangecache::proxy::{self, Access, Proxy};
 use rangecache::replay::{self, ReadError, Recording};
 use rangecache::server::{
     ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
@@ -274,6 +274,8 @@ fn open_access_log(
 /// Bound sockets and handlers of signals.
 struct Sockets {
     clients: Vec<Listener>,
+    /// Those that permit reads only.
+    readers: Vec<Listener>,
     operators: Vec<Listener>,
     terminate: Signal,
     interrupt: Signal,
@@ -287,6 +289,9 @@ impl Sockets {
             clients: bind(&listen.client_urls, config, files)
                 .await
                 .context("--listen-client-urls")?,
+            readers: bind(&listen.read_only_client_urls, config, files)
+                .await
+                .context("--read-only-listen-client-urls")?,
             operators: bind(&listen.metrics_urls, config, files)
                 .await
                 .context("--listen-metrics-urls")?,
@@ -406,14 +411,21 @@ impl Server {
             closing: server.closing.clone(),
             drain: server.drain.clone(),
         };
-        for listener in sockets.clients {
-            tracing::info!(url = %listener.url(), "serving clients");
+        let serve = |listener: Listener, access| {
             let proxy = Arc::clone(&proxy);
             let handler = move |intake: &_, name: &_| {
-                let client = proxy.client(intake, name);
+                let client = proxy.client(access, intake, name);
                 move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
             };
             server.listeners.spawn(listener.serve(handler, serving.clone()));
+        };
+        for listener in sockets.clients {
+            tracing::info!(url = %listener.url(), "serving clients");
+            serve(listener, Access::Full);
+        }
+        for listener in sockets.readers {
+            tracing::info!(url = %listener.url(), "serving clients that may only read");
+            serve(listener, Access::ReadOnly);
         }
         let admin = Admin::new(
             mirrors,

@@ -90,8 +90,8 @@ pub enum ConfigError {
     NothingToCache(String),
     /// rangecache in front of itself.
     #[error(
-        "{0} is both in --endpoints and in --listen-client-urls: rangecache would call itself; point --endpoints at \
-         etcd"
+        "{0} is both in --endpoints and in --listen-client-urls or --read-only-listen-client-urls: rangecache would call \
+         itself; point --endpoints at etcd"
     )]
     Loop(Url),
     /// A duration of zero where none is possible.
@@ -152,7 +152,7 @@ impl Config {
         self.etcd.account()?;
         for url in &self.etcd.endpoints {
             let is_listener = |listener: &Url| listener.address == url.address;
-            if self.listen.client_urls.iter().any(is_listener) {
+            if self.listen.all_client_urls().any(is_listener) {
                 return Err(ConfigError::Loop(url.clone()));
             }
         }

@@ -19,6 +19,15 @@ pub struct ListenConfig {
     )]
     pub client_urls: Vec<Url>,
 
+    /// URLs that clients connect to which may only read, comma-separated, with the same schemes and TLS settings: writes,
+    /// transactions and administrative calls are refused with PermissionDenied [default: none]
+    #[arg(
+        long = "read-only-listen-client-urls",
+        value_name = "URL,…",
+        value_delimiter = ','
+    )]
+    pub read_only_client_urls: Vec<Url>,
+
     /// URLs of /livez, /readyz, /metrics and the status page, comma-separated; https:// uses --cert-file, too
     #[arg(
         long = "listen-metrics-urls",
@@ -64,7 +73,12 @@ pub struct ListenConfig {
 impl ListenConfig {
     /// URLs of all listeners.
     pub fn urls(&self) -> impl Iterator<Item = &Url> {
-        self.client_urls.iter().chain(&self.metrics_urls)
+        self.all_client_urls().chain(&self.metrics_urls)
+    }
+
+    /// URLs of the listeners for clients, those that only read included.
+    pub fn all_client_urls(&self) -> impl Iterator<Item = &Url> {
+        self.client_urls.iter().chain(&self.read_only_client_urls)
     }
 
     /// Which web pages may call the listeners, and under which names.

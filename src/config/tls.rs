@@ -269,8 +269,7 @@ impl TlsConfig {
             }
         }
         match listen
-            .client_urls
-            .iter()
+            .all_client_urls()
             .find(|url| is_plaintext_beyond_loopback(url))
         {
             Some(url) if !listen.allow_plaintext => Err(TlsFlagError::PlaintextListener(url.clone())),

@@ -14,6 +14,49 @@ const UNARY_SERVICES: [&str; 5] = [
     "/etcdserverpb.Maintenance/",
 ];
 
+/// gRPC methods that change nothing: those that a read-only listener permits. `Txn` may write, and its paths do not show
+/// whether it does. `Authenticate` issues a token, without which a client cannot read while etcd's auth is on.
+const READ_ONLY_METHODS: [&str; 11] = [
+    RANGE,
+    RANGE_STREAM,
+    "/etcdserverpb.Watch/Watch",
+    "/etcdserverpb.Auth/Authenticate",
+    "/etcdserverpb.Cluster/MemberList",
+    "/etcdserverpb.Maintenance/Status",
+    "/etcdserverpb.Maintenance/Hash",
+    "/etcdserverpb.Maintenance/HashKV",
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/List",
+    "/grpc.health.v1.Health/Watch",
+];
+/// The same methods of etcd's JSON gateway, behind the version.
+const READ_ONLY_JSON: [&str; 7] = [
+    "/kv/range",
+    "/watch",
+    "/auth/authenticate",
+    "/cluster/member/list",
+    "/maintenance/status",
+    "/maintenance/hash",
+    "/maintenance/hashkv",
+];
+/// Versions of the JSON gateway.
+const JSON_VERSIONS: [&str; 3] = ["/v3", "/v3beta", "/v3alpha"];
+/// Other paths of etcd that change nothing.
+const READ_ONLY_PATHS: [&str; 5] = ["/health", "/livez", "/readyz", "/version", "/metrics"];
+
+/// Whether a request with this path, gRPC or not, changes nothing. False for every path that is not known, and for each
+/// that etcd may read differently, such as one with an escape.
+#[must_use]
+pub fn is_read_only(path: &str) -> bool {
+    let is_json = || {
+        JSON_VERSIONS.iter().any(|version| {
+            let method = path.strip_prefix(version);
+            method.is_some_and(|method| READ_ONLY_JSON.contains(&method))
+        })
+    };
+    READ_ONLY_METHODS.contains(&path) || READ_ONLY_PATHS.contains(&path) || is_json()
+}
+
 /// A method, or a group of methods that are treated alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
@@ -237,6 +280,46 @@ mod tests {
         assert_eq!(effect("/etcdserverpb.Auth/Authenticate"), Some(SideEffect::LogIn));
         assert_eq!(effect("/etcdserverpb.Auth/AuthStatus"), None);
         assert_eq!(effect("/etcdserverpb.KV/Put"), None);
+    }
+
+    #[test]
+    fn paths_that_write_or_are_unknown_are_not_read_only() {
+        for path in [
+            RANGE,
+            RANGE_STREAM,
+            "/etcdserverpb.Maintenance/HashKV",
+            "/v3/kv/range",
+            "/v3beta/watch",
+            "/health",
+        ] {
+            assert!(is_read_only(path), "{path}");
+        }
+        for path in [
+            "/etcdserverpb.KV/Put",
+            "/etcdserverpb.KV/DeleteRange",
+            "/etcdserverpb.KV/Txn",
+            "/etcdserverpb.KV/Compact",
+            "/etcdserverpb.Lease/LeaseGrant",
+            "/etcdserverpb.Lease/LeaseKeepAlive",
+            "/etcdserverpb.Auth/UserAdd",
+            "/etcdserverpb.Cluster/MemberAdd",
+            "/etcdserverpb.Maintenance/Alarm",
+            "/etcdserverpb.Maintenance/Snapshot",
+            "/etcdserverpb.New/Method",
+            "/v3lockpb.Lock/Lock",
+            "/v3electionpb.Election/Observe",
+            "/v3/kv/put",
+            "/v3/kv/range/../put",
+            "/v3/kv/range/",
+            "/v3/kv/%72ange",
+            "/v3x/kv/range",
+            "/v2/keys/a",
+            "/debug/pprof/",
+            "/",
+            "*",
+        ] {
+            assert!(!is_read_only(path), "{path}");
+        }
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub enum Code {
     InvalidArgument = 3,
     /// The client's timeout expired.
     DeadlineExceeded = 4,
+    /// The client may not make this call.
+    PermissionDenied = 7,
     /// A bound on size or memory was reached.
     ResourceExhausted = 8,
     /// The call cannot succeed until the configuration is changed.
@@ -79,6 +81,9 @@ pub enum Status {
     /// The bytes of the call do not fit `--buffer-max-bytes`.
     #[error("rangecache: requests and responses in flight take too much memory; try again")]
     BufferBytes,
+    /// The call may write, and its listener is one of `--read-only-listen-client-urls`.
+    #[error("rangecache: this listener is read-only; send writes and administrative calls to another URL")]
+    ReadOnly,
     /// The call exceeds a bound on its client, which this flag sets.
     #[error("rangecache: this client has used up its share (--{0}); try again later")]
     ClientShare(&'static str),
@@ -139,6 +144,7 @@ impl Status {
             | Status::BufferBytes
             | Status::ClientShare(_)
             | Status::SortedTooLong(_) => Code::ResourceExhausted,
+            Status::ReadOnly => Code::PermissionDenied,
             Status::Loop => Code::FailedPrecondition,
             Status::UndecodableResponse | Status::Internal => Code::Internal,
             Status::TooManyCalls

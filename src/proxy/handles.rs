@@ -92,10 +92,21 @@ fn client_limits(flags: &ClientsConfig) -> ClientLimits {
     }
 }
 
+/// What the clients of a listener may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Whatever etcd permits.
+    Full,
+    /// Read (`--read-only-listen-client-urls`).
+    ReadOnly,
+}
+
 /// One connection of a client.
 #[derive(Debug)]
 pub struct Client {
     pub(super) proxy: Arc<Proxy>,
+    /// What the connection's listener permits.
+    pub(super) access: Access,
     /// Bytes that the connection's calls hold.
     pub(super) account: Arc<ClientAccount>,
     /// Who makes the connection's calls.
@@ -171,13 +182,15 @@ impl Proxy {
         })
     }
 
-    /// Returns the state of a new connection of the client with this `name`, whose requests are read by `intake`.
+    /// Returns the state of a new connection of the client with this `name`, whose requests are read by `intake`, on a
+    /// listener with this `access`.
     #[must_use]
-    pub fn client(self: &Arc<Self>, intake: &Arc<Intake>, name: &ClientName) -> Arc<Client> {
+    pub fn client(self: &Arc<Self>, access: Access, intake: &Arc<Intake>, name: &ClientName) -> Arc<Client> {
         let caller = Caller::new(&self.telemetry.clients, name);
         let client = caller.of_connection().number();
         Arc::new(Client {
             proxy: Arc::clone(self),
+            access,
             account: self.call_buffers.account(client, Arc::clone(intake)),
             caller,
         })

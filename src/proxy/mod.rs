@@ -42,6 +42,6 @@ mod spans;
 mod watch;
 mod watch_memory;
 
-pub use handles::{Client, Proxy};
+pub use handles::{Access, Client, Proxy};
 pub use response::{Outbound, ResponseBody};
 pub use route::handle;

@@ -1,5 +1,5 @@
-//! Requests that are refused before they are routed: those that a web page may have caused, and those that this
-//! process has sent itself.
+//! Requests that are refused before they are routed: those that a web page may have caused, those that this process has
+//! sent itself, and those that may write on a read-only listener.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use hyper::body::Incoming;
 use super::handles::Proxy;
 use super::response::{ResponseBody, status_response};
 use crate::browser::{is_of_a_browser, set_cors};
-use crate::grpc::Status;
-use crate::grpc::metadata::grpc_content_type;
+use crate::grpc::metadata::{grpc_content_type, is_grpc};
+use crate::grpc::{Status, is_read_only};
 use crate::instance;
 use crate::net::Transport;
 
@@ -39,6 +39,23 @@ pub(super) fn refuse_unwanted(
         return Some(response);
     }
     None
+}
+
+/// The response to a request that may write, on a listener that is read-only; `None` if it only reads.
+pub(super) fn refuse_write(proxy: &Proxy, request: &Request<Incoming>) -> Option<Response<ResponseBody>> {
+    let uri = request.uri();
+    // etcd's gRPC server takes the query for a part of the path.
+    let is_grpc = is_grpc(request.headers());
+    if is_read_only(uri.path()) && !(is_grpc && uri.query().is_some()) {
+        return None;
+    }
+    proxy.telemetry.metrics.connections.read_only_refused.inc();
+    if is_grpc {
+        let content_type = grpc_content_type(request.headers());
+        return Some(status_response(&Status::ReadOnly, content_type));
+    }
+    let text = format!("{}\n", Status::ReadOnly);
+    Some(text_response(StatusCode::FORBIDDEN, text))
 }
 
 /// Origin of the web page that caused the request, if there is one and it is permitted.

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use super::access::{AccessCall, follow};
 use super::forward::{forward_call, forward_http1, without_share};
-use super::handles::{Client, Proxy};
+use super::handles::{Access, Client, Proxy};
 use super::read::{is_json_range, json_range, range, range_stream};
 use super::recorder;
-use super::refuse::{origin_of, refuse_unwanted};
+use super::refuse::{origin_of, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::spans::Trace;
 use super::watch::{may_serve, watch};
@@ -50,6 +50,11 @@ pub async fn handle(
     );
     let is_http2 = request.version() == Version::HTTP_2;
     if let Some(refused) = refuse_unwanted(proxy, &request, transport) {
+        return Ok(followed(&mut access, refused));
+    }
+    if client.access == Access::ReadOnly
+        && let Some(refused) = refuse_write(proxy, &request)
+    {
         return Ok(followed(&mut access, refused));
     }
     let may_be_read_by_pages = is_of_a_browser(&request, transport);

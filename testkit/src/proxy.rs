@@ -160,6 +160,11 @@ impl Rangecache {
         logged_urls(&self.process, "serving clients")
     }
 
+    /// URL for clients that may only read (`--read-only-listen-client-urls`).
+    pub fn read_only_url(&self) -> String {
+        logged_urls(&self.process, "serving clients that may only read").remove(0)
+    }
+
     /// URL of the status page and the metrics.
     pub fn metrics_url(&self) -> &str {
         &self.metrics_url

@@ -26,5 +26,6 @@ mod operations;
 mod page;
 mod replay;
 mod shadow;
+mod read_only;
 mod tls;
 mod traces;

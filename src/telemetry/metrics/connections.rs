@@ -23,6 +23,8 @@ pub struct ConnectionMetrics {
     pub shed_calls: Counter,
     /// Requests that this process had sent itself.
     pub looped_calls: Counter,
+    /// Requests refused because their listener is read-only.
+    pub read_only_refused: Counter,
     closed: Family<ClosedLabels, Counter>,
 }
 
@@ -39,6 +41,11 @@ impl ConnectionMetrics {
                 registry,
                 "looped_calls",
                 "Requests of this rangecache that came back to it, because --endpoints leads to itself",
+            ),
+            read_only_refused: register(
+                registry,
+                "read_only_refused",
+                "Requests that may write, refused because they came to --read-only-listen-client-urls",
             ),
             closed: register(
                 registry,
