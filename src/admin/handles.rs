@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::prefixes::Prefixes;
 use super::status::samples::{Counts, Recent};
 use crate::mirror::Mirrors;
 use crate::telemetry::Telemetry;
@@ -25,6 +26,7 @@ pub(super) struct Handles {
     pub(super) started: Instant,
     /// Clients with metrics (`--client-metrics-top`).
     pub(super) client_metrics_top: usize,
+    pub(super) prefixes: Prefixes,
 }
 
 impl Handles {

@@ -6,6 +6,7 @@
 //! | `server` | [`Admin`]: paths and responses |
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `pace` | bound on requests per second |
+//! | `prefixes` | prefixes of the mirrored keys that cost most |
 //! | `readiness` | readiness, and its text |
 //! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest`, `clients` |
 //! | `checks` | findings, gates and used bounds |
@@ -18,6 +19,7 @@ mod checks;
 mod handles;
 mod pace;
 mod page;
+mod prefixes;
 mod readiness;
 mod server;
 mod status;

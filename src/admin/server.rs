@@ -17,6 +17,7 @@ use tokio_util::task::TaskTracker;
 
 use super::handles::Handles;
 use super::pace::Pace;
+use super::prefixes::Prefixes;
 use super::status::samples::{Counts, INTERVAL, Recent};
 use super::{page, readiness, status};
 use crate::browser::BrowserRules;
@@ -81,6 +82,7 @@ impl Admin {
                 recent,
                 started,
                 client_metrics_top: config.clients.metrics_top as usize,
+                prefixes: Prefixes::new(config.mirror.prefix_metrics_top),
             },
             connections: Connections::new(CONNECTIONS, Gauge::default()),
             browser: config.listen.browser_rules().without_origins(),
@@ -149,6 +151,7 @@ impl Admin {
                 let tasks = i64::try_from(handles.tasks.len()).unwrap_or(i64::MAX);
                 metrics.process.tasks.set(tasks);
                 handles.upstream.export(metrics);
+                handles.prefixes.export(&handles.mirrors, &handles.telemetry);
                 let mut clients = handles.telemetry.clients.figures();
                 clients.truncate(handles.client_metrics_top);
                 metrics.clients.export(&clients);

@@ -48,6 +48,16 @@ pub struct MirrorConfig {
     /// Interval at which every mirror is compared with etcd in the background; 0s disables it
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "10m")]
     pub verify_interval: Duration,
+
+    /// Prefixes of two parts, such as /registry/pods/, with metrics of their own (rangecache_prefix_…), those that cost
+    /// most; 0 for none, which also leaves them out of the status page
+    #[arg(
+        long = "prefix-metrics-top",
+        value_name = "N",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(..=1_000)
+    )]
+    pub prefix_metrics_top: u32,
 }
 
 impl MirrorConfig {

@@ -16,4 +16,4 @@ pub mod scope;
 
 pub use interval::Interval;
 pub use key::{prefix_end, successor};
-pub use prefix::{PrefixGroup, PrefixGrouper, common_prefix};
+pub use prefix::{PrefixGroup, PrefixGrouper, common_prefix, figure_prefix, first_part};

@@ -125,6 +125,19 @@ pub fn common_prefix<'a>(key: &'a [u8], range_end: &[u8], depth: usize) -> &'a [
     prefixes.into_iter().find(is_common).unwrap_or_default()
 }
 
+/// Prefix under which figures of a key are summed up: its first two parts, such as `/registry/pods/`, otherwise its first
+/// part; `None` for a key without a slash that ends a part.
+#[must_use]
+pub fn figure_prefix(key: &[u8]) -> Option<&[u8]> {
+    prefix_of(key, 2).or_else(|| first_part(key))
+}
+
+/// First part of a key with the slash that ends it; `None` without such a slash.
+#[must_use]
+pub fn first_part(key: &[u8]) -> Option<&[u8]> {
+    prefix_of(key, 1).filter(|prefix| prefix.len() > 1 && prefix.ends_with(b"/"))
+}
+
 /// The first `depth` parts of `key` with the slash that ends them; `None` if the key has no further part. At depth 1,
 /// a key without a slash belongs to the keys that start with the same character.
 fn prefix_of(key: &[u8], depth: usize) -> Option<&[u8]> {
@@ -179,6 +192,20 @@ mod tests {
         ] {
             let found = common_prefix(key.as_bytes(), range_end.as_bytes(), 2);
             assert_eq!(String::from_utf8_lossy(found), prefix, "{key} {range_end}");
+        }
+    }
+
+    #[test]
+    fn figures_of_a_key_are_summed_up_under_at_most_two_parts() {
+        for (key, prefix) in [
+            ("/registry/pods/a/b", Some("/registry/pods/")),
+            ("/registry/pods", Some("/registry/")),
+            ("cilium/x", Some("cilium/")),
+            ("/health", None),
+            ("lonely", None),
+            ("/", None),
+        ] {
+            assert_eq!(figure_prefix(key.as_bytes()), prefix.map(str::as_bytes), "{key}");
         }
     }
 

@@ -45,6 +45,7 @@ mod mirrors;
 mod over_budget;
 mod past_revisions;
 pub mod pinned;
+mod prefixes;
 mod probe;
 mod proofs;
 mod stale;
@@ -55,6 +56,7 @@ pub mod watch_hub;
 
 pub use held_views::{HeldView, HeldViews};
 pub use mirrors::Mirrors;
+pub use prefixes::{PrefixSize, prefix_sizes};
 pub use stale::StaleView;
 
 use std::sync::Arc;

@@ -21,6 +21,7 @@ use super::held_views::{HeldView, HeldViews};
 use super::past_revisions::PastRevisions;
 use super::watch_hub::Ended;
 use crate::cache::{Applied, AtError, Change, Rebuild, Rebuilt, Snapshot, Store, Tree};
+use crate::keyspace::figure_prefix;
 use crate::keyspace::scope::Scope;
 use crate::telemetry::Reason;
 use crate::telemetry::metrics::MirrorMetrics;
@@ -612,6 +613,11 @@ impl Mirror {
         let Some(last) = changes.last() else {
             return Err(StaleEpoch);
         };
+        if !self.metrics.prefixes.is_empty() {
+            for prefix in changes.iter().filter_map(|change| figure_prefix(change.key())) {
+                self.metrics.prefixes.record_write(prefix);
+            }
+        }
         let (newest_key, last_event) = (Bytes::copy_from_slice(last.key()), last.revision());
         let now = self.now();
         let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;

@@ -120,10 +120,7 @@ pub async fn handle(
 }
 
 /// The response to a request that is not routed, with its record in the access log.
-fn followed(
-    access: &mut Option<Box<AccessCall>>,
-    refused: Response<ResponseBody>,
-) -> Response<ResponseBody> {
+fn followed(access: &mut Option<Box<AccessCall>>, refused: Response<ResponseBody>) -> Response<ResponseBody> {
     let (head, body) = refused.into_parts();
     let body = follow(access, (head.status, &head.headers), body);
     Response::from_parts(head, body)

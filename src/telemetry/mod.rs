@@ -9,6 +9,7 @@
 //! | `metrics` | every metric, in one file per room |
 //! | `outcome` | outcomes and reasons: label values |
 //! | `clients` | clients: who they are, and what they cost |
+//! | `prefixes` | reads, writes and watches by prefix |
 //! | `calls` | the slowest calls of the last minutes |
 //! | `exposition` | the text formats of `/metrics` |
 //! | `access_log` | a line of JSON for each call |
@@ -23,6 +24,7 @@ pub mod exposition;
 pub mod log;
 pub mod metrics;
 pub mod outcome;
+pub mod prefixes;
 mod repeated_lines;
 pub mod trace;
 

@@ -7,15 +7,17 @@
 //! | `state` | mirrors, endpoints, bounds and gates |
 //! | `watches` | watches: who serves them, and the slowest |
 //! | `clients` | clients: who they are, and what they cost |
+//! | `prefixes` | prefixes that cost most |
 //! | `charts` | charts as SVG |
 //! | `parts` | parts that several sections share |
 //!
-//! Mirrors are named by the operator's prefixes, and the status has no key and no value (I10). Names and user agents of
-//! clients are their own. Every text is escaped, by `maud`.
+//! Mirrors are named by the operator's prefixes, and the status has no key and no value, only prefixes of at most two
+//! parts (I10). Names and user agents of clients are their own. Every text is escaped, by `maud`.
 
 mod charts;
 mod clients;
 mod parts;
+mod prefixes;
 mod reads;
 mod state;
 mod watches;
@@ -51,6 +53,7 @@ pub(super) fn render(status: &Status) -> String {
         (reads::slowest(&status.slowest))
         (state::mirrors(status))
         (watches::watches(&status.watches))
+        (prefixes::prefixes(&status.prefixes))
         (clients::clients(&status.clients))
         (state::endpoints(&status.endpoints))
         (state::budgets(&status.budgets))
@@ -196,6 +199,7 @@ mod tests {
                 behind_revisions: 6,
                 ..WatchStatus::default()
             },
+            prefixes: Vec::new(),
             clients: vec![ClientStatus {
                 kind: "certificate",
                 name: HOSTILE.to_owned(),

@@ -67,6 +67,10 @@ pub(super) fn collect(handles: &Handles) -> Status {
         slowest: slowest::list(&handles.telemetry.slowest.list()),
         mirrors,
         watches: watches(handles),
+        prefixes: handles
+            .prefixes
+            .top(&handles.mirrors, &handles.telemetry)
+            .to_vec(),
         clients: {
             let mut shown = clients(handles);
             shown.truncate(clients::SHOWN);

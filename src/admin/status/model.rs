@@ -6,6 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::clients::ClientStatus;
 use super::samples::Sample;
+use crate::admin::prefixes::PrefixStatus;
 use crate::diagnosis::{Finding, Severity};
 use crate::telemetry::Reason;
 use crate::telemetry::outcome::Outcome;
@@ -27,6 +28,8 @@ pub(crate) struct Status {
     pub(crate) slowest: Vec<SlowCall>,
     pub(crate) mirrors: Vec<MirrorStatus>,
     pub(crate) watches: WatchStatus,
+    /// Prefixes that cost most, the most costly first.
+    pub(crate) prefixes: Vec<PrefixStatus>,
     /// Clients that cost most now, the most costly first.
     pub(crate) clients: Vec<ClientStatus>,
     pub(crate) endpoints: Vec<EndpointStatus>,

@@ -9,6 +9,7 @@ use crate::cache::{QueryError, RangeQuery, names_unknown_sort_target};
 use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
 use crate::grpc::{CallMetadata, Method, Status};
+use crate::keyspace::figure_prefix;
 use crate::limits::CallBytes;
 use crate::proxy::handles::Proxy;
 use crate::proxy::recorder::Recorder;
@@ -107,6 +108,9 @@ pub(super) async fn receive(
         let result = Box::pin(forwarding).await;
         return Err(Box::new(result));
     };
+    if let Some(prefix) = figure_prefix(&query.key) {
+        proxy.telemetry.metrics.mirrors.prefixes.record_read(prefix);
+    }
     recorder.is_list = method == Method::RangeStream || query.is_large();
     Ok(Received {
         parts,

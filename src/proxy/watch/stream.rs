@@ -11,6 +11,7 @@ use super::plan::{Plan, PlanInputs, Refusal, plan};
 use super::request::Create;
 use super::start::{Started, start};
 use crate::grpc::CallMetadata;
+use crate::keyspace::figure_prefix;
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::watch_hub::Signal;
 use crate::proxy::handles::Client;
@@ -134,6 +135,15 @@ impl Stream {
         create: &Create,
     ) -> Pin<Box<dyn Future<Output = Result<Started, Reason>> + Send>> {
         let (client, signal) = (Arc::clone(&self.client), Arc::clone(&self.signal));
+        if let Some(prefix) = figure_prefix(&create.key) {
+            client
+                .proxy
+                .telemetry
+                .metrics
+                .mirrors
+                .prefixes
+                .record_watch(prefix);
+        }
         let mirror = client.proxy.mirrors.all().get(place.mirror);
         let spans = self.spans.as_ref().zip(mirror);
         let mut span = spans.map(|(spans, mirror)| spans.begin(&mirror.name));

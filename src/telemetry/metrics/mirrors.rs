@@ -10,6 +10,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::labels::MirrorLabels;
 use super::register::{register, register_unit};
+use crate::telemetry::prefixes::PrefixCounters;
 
 type SecondsGauge = Gauge<f64, AtomicU64>;
 
@@ -56,6 +57,8 @@ pub struct MirrorMetrics {
     pub events_fenced: Counter,
     /// Progress requests sent.
     pub progress_requests: Counter,
+    /// Events by prefix.
+    pub prefixes: PrefixCounters,
 }
 
 /// Metrics of all mirrors, each labelled with its mirror's name.
@@ -63,6 +66,8 @@ pub struct MirrorMetrics {
 pub struct MirrorsMetrics {
     /// Bytes that verification has read from etcd.
     pub verify_bytes: Counter,
+    /// Reads, events and watches by prefix.
+    pub prefixes: PrefixCounters,
     reloads: Family<ReloadLabels, Counter>,
     verifications: Family<VerificationLabels, Counter>,
     mismatches: Family<MirrorLabels, Counter>,
@@ -85,6 +90,7 @@ pub struct MirrorsMetrics {
 impl MirrorsMetrics {
     pub(super) fn new(r: &mut Registry) -> MirrorsMetrics {
         MirrorsMetrics {
+            prefixes: PrefixCounters::default(),
             reloads: register(r, "mirror_reloads", "Loads of a mirror by reason"),
             in_service: register(
                 r,
@@ -173,6 +179,7 @@ impl MirrorsMetrics {
         let gauge = |family: &Family<MirrorLabels, Gauge>| family.get_or_create_owned(&labels);
         let counter = |family: &Family<MirrorLabels, Counter>| family.get_or_create_owned(&labels);
         MirrorMetrics {
+            prefixes: self.prefixes.clone(),
             in_service: gauge(&self.in_service),
             revision: gauge(&self.revision),
             lag_revisions: gauge(&self.lag_revisions),

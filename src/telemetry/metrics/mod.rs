@@ -9,6 +9,7 @@ mod forwarding;
 mod freshness;
 mod labels;
 mod mirrors;
+mod prefixes;
 mod process;
 mod reads;
 mod register;
@@ -27,6 +28,7 @@ pub use connections::ConnectionMetrics;
 pub use forwarding::{ForwardingMetrics, TurnMetrics};
 pub use freshness::{FreshnessMetrics, QuorumChecks};
 pub use mirrors::{MirrorMetrics, MirrorsMetrics};
+pub use prefixes::PrefixMetrics;
 pub use process::ProcessMetrics;
 pub use reads::ReadMetrics;
 pub use tls::TlsMetrics;
@@ -49,6 +51,8 @@ pub struct Metrics {
     pub freshness: FreshnessMetrics,
     /// Mirrors.
     pub mirrors: MirrorsMetrics,
+    /// Prefixes that cost most.
+    pub prefixes: PrefixMetrics,
     /// etcd's endpoints.
     pub upstream: UpstreamMetrics,
     /// Clients' connections.
@@ -84,6 +88,7 @@ impl Metrics {
             forwarding: ForwardingMetrics::new(&mut registry),
             freshness: FreshnessMetrics::new(&mut registry),
             mirrors: MirrorsMetrics::new(&mut registry),
+            prefixes: PrefixMetrics::new(&mut registry),
             upstream: UpstreamMetrics::new(&mut registry),
             connections: ConnectionMetrics::new(&mut registry),
             clients: ClientMetrics::new(&mut registry),

@@ -1,0 +1,43 @@
+//! The section of the page about prefixes.
+
+use maud::{Markup, html};
+
+use super::parts::section;
+use crate::admin::prefixes::PrefixStatus;
+use crate::diagnosis::format::{bytes, count, rate};
+
+/// The prefixes that cost most; nothing without mirrored keys.
+pub(super) fn prefixes(prefixes: &[PrefixStatus]) -> Markup {
+    if prefixes.is_empty() {
+        return html! {};
+    }
+    let content = html! {
+        div.scroll tabindex="0" role="region" aria-label="Prefixes" {
+            table {
+                thead {
+                    tr {
+                        th scope="col" { "prefix" }
+                        th scope="col" { "keys" }
+                        th scope="col" { "size" }
+                        th scope="col" { "reads/s" }
+                        th scope="col" { "writes/s" }
+                        th scope="col" { "new watches/s" }
+                    }
+                }
+                tbody {
+                    @for of in prefixes {
+                        tr {
+                            th scope="row" { code { (of.prefix) } }
+                            td { (count(of.keys)) }
+                            td { (bytes(of.bytes)) }
+                            td { (rate(of.reads_per_second)) }
+                            td { (rate(of.writes_per_second)) }
+                            td { (rate(of.watches_per_second)) }
+                        }
+                    }
+                }
+            }
+        }
+    };
+    section("prefixes", "Prefixes", &content)
+}
