@@ -198,18 +198,3 @@ async fn watch_over_the_bound_of_one_client_is_refused_with_a_clear_text() {
     })
     .await;
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn bytes_over_the_rate_of_one_client_delay_its_next_call_and_no_other_clients() {
-    let scene = Scene::with(&[("--client-max-bytes-per-second", "128KiB")]).await;
-    let (noisy, honest) = (scene.client(2).await, scene.client(3).await);
-    noisy.put(key(0), vec![b'v'; 1 << 20]).await.expect("etcd puts");
-    noisy.range(&RangeRequest::one(key(0))).await.expect("a read");
-    let late = scene.client(2).await.with_metadata("grpc-timeout", "100m");
-    let late = late.range(&RangeRequest::one(key(1))).await.unwrap_err();
-    assert_eq!(late.code, DEADLINE_EXCEEDED, "{late:?}");
-    honest
-        .range(&RangeRequest::one(key(1)))
-        .await
-        .expect("is not delayed");
-}

@@ -24,12 +24,8 @@ mod doctor;
 mod loops;
 mod operations;
 mod page;
-<<<<<<< HEAD
-mod replay;
-mod shadow;
-=======
->>>>>>> 4be3661 (Figures of the prefixes that cost most)
 mod read_only;
 mod replay;
+mod shadow;
 mod tls;
 mod traces;
