@@ -80,7 +80,7 @@ impl JsonAnswer {
             State::Header => {
                 self.state = State::Kvs;
                 out.push_str("{\"header\":{");
-                let mut fields = Fields::new(&mut out, self.layout);
+                let mut fields = JsonFields::new(&mut out, self.layout);
                 fields.number("cluster_id", self.header.cluster_id);
                 fields.number("member_id", self.header.member_id);
                 fields.number("revision", self.header.revision);
@@ -133,7 +133,7 @@ impl JsonAnswer {
 fn write_entry(entry: &Entry, values: Values, layout: JsonLayout, out: &mut String) {
     let fields = entry.fields();
     out.push('{');
-    let mut written = Fields::new(out, layout);
+    let mut written = JsonFields::new(out, layout);
     written.bytes("key", fields.key);
     written.number("create_revision", fields.create_revision);
     written.number("mod_revision", fields.mod_revision);
@@ -151,47 +151,61 @@ fn write_entry(entry: &Entry, values: Values, layout: JsonLayout, out: &mut Stri
     out.push('}');
 }
 
-/// Fields of one object, without those that have their default.
-struct Fields<'a> {
+/// Writes the fields of one object, without those that have their default.
+#[derive(Debug)]
+pub struct JsonFields<'a> {
     out: &'a mut String,
     layout: JsonLayout,
     is_first: bool,
 }
 
-impl Fields<'_> {
-    fn new(out: &mut String, layout: JsonLayout) -> Fields<'_> {
-        Fields {
+impl JsonFields<'_> {
+    /// Fields at the end of `out`, which ends with the object's brace.
+    pub fn new(out: &mut String, layout: JsonLayout) -> JsonFields<'_> {
+        JsonFields {
             out,
             layout,
             is_first: true,
         }
     }
 
-    fn name(&mut self, name: &str) {
+    /// Begins a field whose value the caller appends to the returned text.
+    pub fn name(&mut self, name: &str) -> &mut String {
         if !self.is_first {
             self.out.push_str(self.layout.comma());
         }
         self.is_first = false;
         self.out.push('"');
         self.out.push_str(name);
-        self.out.push_str("\":\"");
+        self.out.push_str("\":");
+        self.out
     }
 
     /// A number of 64 bits, which JSON has as a string.
-    fn number<N: Into<i128>>(&mut self, name: &str, value: N) {
+    pub fn number<N: Into<i128>>(&mut self, name: &str, value: N) {
         let value = value.into();
         if value != 0 {
-            self.name(name);
-            self.out.push_str(&value.to_string());
-            self.out.push('"');
+            let out = self.name(name);
+            out.push('"');
+            out.push_str(&value.to_string());
+            out.push('"');
         }
     }
 
-    fn bytes(&mut self, name: &str, value: &[u8]) {
+    /// Bytes, which JSON has as base64.
+    pub fn bytes(&mut self, name: &str, value: &[u8]) {
         if !value.is_empty() {
-            self.name(name);
-            STANDARD.encode_string(value, self.out);
-            self.out.push('"');
+            let out = self.name(name);
+            out.push('"');
+            STANDARD.encode_string(value, out);
+            out.push('"');
+        }
+    }
+
+    /// A truth value.
+    pub fn flag(&mut self, name: &str, value: bool) {
+        if value {
+            self.name(name).push_str("true");
         }
     }
 }

@@ -16,7 +16,7 @@ use super::recorder;
 use super::refuse::{origin_of, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::spans::Trace;
-use super::watch::{may_serve, watch};
+use super::watch::{may_serve, may_serve_json, watch, watch_json};
 use crate::browser::{is_of_a_browser, set_cors};
 use crate::faults::{self, Fault};
 use crate::grpc::metadata::{grpc_content_type, is_grpc, timeout_of};
@@ -221,6 +221,12 @@ async fn route(
     if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {
         if is_json_range(&request) {
             return Box::pin(json_range(proxy, request, call, access)).await;
+        }
+        if may_serve_json(client, &request) {
+            if let Some(of_client) = call.client_call_mut() {
+                of_client.set_watch();
+            }
+            return Box::pin(watch_json(client, request)).await;
         }
         record_forwarded(proxy, call);
         return Ok(Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await);

@@ -53,6 +53,68 @@ pub async fn post_with(url: &str, more: &[(&str, &str)], body: &str) -> Result<R
     exchange(tcp, Method::POST, authority, path, &headers, body.to_owned()).await
 }
 
+/// Lines of a response that does not end.
+pub struct Lines {
+    pub status: u16,
+    body: hyper::body::Incoming,
+    received: Vec<u8>,
+    connection: tokio::task::JoinHandle<hyper::Result<()>>,
+}
+
+impl Lines {
+    /// The next line, with its end.
+    ///
+    /// # Errors
+    /// At the end of the response, or without a line in time.
+    pub async fn next(&mut self) -> Result<String, String> {
+        let receiving = async {
+            loop {
+                if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                    let rest = self.received.split_off(end + 1);
+                    let line = std::mem::replace(&mut self.received, rest);
+                    return Ok(String::from_utf8_lossy(&line).into_owned());
+                }
+                match self.body.frame().await {
+                    Some(Ok(frame)) => self.received.extend(frame.into_data().unwrap_or_default()),
+                    Some(Err(error)) => return Err(error.to_string()),
+                    None => return Err("the response has ended".to_owned()),
+                }
+            }
+        };
+        let received = timeout(TIMEOUT, receiving).await;
+        received.unwrap_or_else(|_| Err("no line".to_owned()))
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+/// `POST url` with a JSON body, of which the response is read line by line.
+pub async fn post_for_lines(url: &str, body: &str) -> Result<Lines, String> {
+    let (authority, path) = split(url)?;
+    let tcp = TokioIo::new(connect(authority).await?);
+    let (mut sender, connection) = handshake(tcp).await.map_err(|e| e.to_string())?;
+    let connection = tokio::spawn(connection);
+    let request = Request::post(path)
+        .header("host", authority)
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::from(body.to_owned())))
+        .map_err(|e| e.to_string())?;
+    let sending = timeout(TIMEOUT, sender.send_request(request)).await;
+    let response = sending
+        .map_err(|_| format!("{authority}: no answer"))?
+        .map_err(|e| e.to_string())?;
+    Ok(Lines {
+        status: response.status().as_u16(),
+        body: response.into_body(),
+        received: Vec::new(),
+        connection,
+    })
+}
+
 fn split(url: &str) -> Result<(&str, &str), String> {
     let rest = url.strip_prefix("http://").ok_or("only http:// is supported")?;
     Ok(rest.split_at(rest.find('/').unwrap_or(rest.len())))

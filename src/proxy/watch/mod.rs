@@ -2,6 +2,7 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `json` | `/v3/watch` of the JSON gateway |
 //! | `receive` | receives the client's messages |
 //! | `request` | decodes them, allocates the ids of watchers |
 //! | `plan` | decides how one create request is answered; a pure function |
@@ -25,6 +26,7 @@
 
 mod etcd_stream;
 mod handover;
+mod json;
 mod message;
 mod plan;
 mod progress;
@@ -55,6 +57,7 @@ use super::spans::Trace;
 use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::telemetry::Reason;
+pub(super) use json::{may_serve_json, watch_json};
 use receive::{Received, Requests};
 use request::{Create, WatchRequest};
 use session::{First, Session};

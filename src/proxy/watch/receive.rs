@@ -16,10 +16,10 @@ use crate::upstream::Outgoing;
 /// Client's half of a Watch stream. Holds at most one message and one frame.
 #[derive(Debug)]
 pub(super) struct Requests {
-    body: Incoming,
+    /// `None` if there is nothing behind `buffer`.
+    body: Option<Incoming>,
     /// Bytes that have arrived and were not taken.
     buffer: BytesMut,
-    has_ended: bool,
     /// Time limit for a message that has begun (`--request-timeout`).
     timeout: Duration,
     /// Expires when the message that has begun is late; `None` until it was waited for.
@@ -40,9 +40,18 @@ pub(super) enum Received {
 impl Requests {
     pub(super) fn new(body: Incoming, timeout: Duration) -> Requests {
         Requests {
-            body,
+            body: Some(body),
             buffer: BytesMut::new(),
-            has_ended: false,
+            timeout,
+            late: None,
+        }
+    }
+
+    /// One message, with its gRPC prefix, of a client that sends no other.
+    pub(super) fn of_message(framed: Bytes, timeout: Duration) -> Requests {
+        Requests {
+            body: None,
+            buffer: framed.into(),
             timeout,
             late: None,
         }
@@ -63,16 +72,16 @@ impl Requests {
                     return Poll::Ready(Received::Message(decoded));
                 }
             }
-            if self.has_ended {
+            let Some(body) = &mut self.body else {
                 return Poll::Ready(Received::End);
-            }
-            match Pin::new(&mut self.body).poll_frame(cx) {
+            };
+            match Pin::new(body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => self.buffer.extend_from_slice(&data),
-                    Err(_) => self.has_ended = true,
+                    Err(_) => self.body = None,
                 },
                 // After a reset hyper drops the response, too.
-                Poll::Ready(None | Some(Err(_))) => self.has_ended = true,
+                Poll::Ready(None | Some(Err(_))) => self.body = None,
                 Poll::Pending if self.buffer.is_empty() => return Poll::Pending,
                 Poll::Pending => {
                     let timeout = self.timeout;
@@ -111,22 +120,26 @@ impl Requests {
             if !self.buffer.is_empty() {
                 return Poll::Ready(Some(std::mem::take(&mut self.buffer).freeze()));
             }
-            if self.has_ended {
+            let Some(body) = &mut self.body else {
                 return Poll::Ready(None);
-            }
-            match Pin::new(&mut self.body).poll_frame(cx) {
+            };
+            match Pin::new(body).poll_frame(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => self.buffer = data.into(),
-                    Err(_) => self.has_ended = true,
+                    Err(_) => self.body = None,
                 },
-                Poll::Ready(None | Some(Err(_))) => self.has_ended = true,
+                Poll::Ready(None | Some(Err(_))) => self.body = None,
             }
         }
     }
 
     /// The whole stream for etcd: what was not consumed, then the rest.
     pub(super) fn into_outgoing(self) -> Outgoing {
-        Outgoing::resumed(self.buffer.freeze(), self.body)
+        let received = self.buffer.freeze();
+        match self.body {
+            Some(rest) => Outgoing::resumed(received, rest),
+            None => Outgoing::whole(received),
+        }
     }
 }

@@ -8,7 +8,7 @@ mod request;
 use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use http_body::{Body as _, Frame};
@@ -22,12 +22,12 @@ use super::decide::decide;
 use super::receive::sort_targets_are_unchecked;
 use super::stale::StaleRead;
 use crate::cache::{Answer, JsonAnswer, JsonLayout, QueryError, RangeQuery, Rope};
-use crate::grpc::metadata::OWN_PREFIX;
-use crate::grpc::status::{Code, MAX_RESPONSE_BYTES};
+use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::access::AccessCall;
 use crate::proxy::forward::{Gate, SendError, forward_http1_body};
+use crate::proxy::gateway::{call_metadata, http_status, is_protojson, is_understood_version};
 use crate::proxy::handles::{JsonLayouts, Proxy};
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, Observer, ResponseBody};
@@ -37,14 +37,8 @@ use crate::upstream::{ConnectionClass, Outgoing, Version};
 
 /// Paths of a Range. Every version from [`FIRST_VERSION`] on has both.
 const PATHS: [&str; 2] = ["/v3/kv/range", "/v3beta/kv/range"];
-/// First version whose text is known.
-const FIRST_VERSION: (u32, u32) = (3, 5);
-/// First version that accepts all forms of base64, and whose errors have no field `error`.
-const PROTOJSON_VERSION: (u32, u32) = (3, 6);
 /// Longest body that is read, in bytes. Longer ones are forwarded.
 const MAX_BODY_BYTES: usize = 128 << 10;
-/// Headers that change what etcd's gateway does with a request, apart from those that begin with `grpc-`.
-const UNKNOWN_EFFECT: [&str; 4] = ["upgrade", "x-http-method-override", "content-encoding", "expect"];
 
 /// Whether the request is a Range in JSON that may be understood.
 pub(crate) fn is_json_range<B>(request: &Request<B>) -> bool {
@@ -143,13 +137,13 @@ impl Understood {
         body: &[u8],
         recorder: &mut Recorder<'_>,
     ) -> Result<Understood, Reason> {
-        let (metadata, headers) = metadata(&parts.headers).ok_or(Reason::Undecodable)?;
+        let (metadata, headers) = call_metadata(&parts.headers).ok_or(Reason::Undecodable)?;
         let version = proxy
             .forward
             .upstream
             .lowest_version()
             .ok_or(Reason::VersionUnknown)?;
-        if (version.major, version.minor) < FIRST_VERSION {
+        if !is_understood_version(version) {
             return Err(Reason::JsonLayout);
         }
         let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
@@ -226,24 +220,6 @@ fn success(answer: JsonAnswer, query: &RangeQuery, recorder: &Recorder<'_>) -> R
         headers.insert(CONTENT_LENGTH, length.into());
     }
     response
-}
-
-/// Metadata of the call that the gateway makes of a request with these headers; `None` if only etcd knows.
-fn metadata(headers: &HeaderMap) -> Option<(CallMetadata, HeaderMap)> {
-    let mut metadata = HeaderMap::new();
-    metadata.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-    for (name, value) in headers {
-        if name == AUTHORIZATION {
-            if metadata.insert(AUTHORIZATION, value.clone()).is_some() {
-                return None;
-            }
-        } else if name.as_str().starts_with("grpc-") || UNKNOWN_EFFECT.contains(&name.as_str()) {
-            return None;
-        } else if name.as_str().starts_with(OWN_PREFIX) {
-            metadata.append(name, value.clone());
-        }
-    }
-    Some((CallMetadata::from_headers(&metadata)?, metadata))
 }
 
 /// Why a body was not read.
@@ -365,26 +341,9 @@ fn error_response(
     let text = format!("{{{error}\"code\":{}{comma}\"message\":{message}}}", code as u16);
     let length = text.len();
     let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
-    *response.status_mut() = http_status(code);
+    *response.status_mut() = http_status(code as u16);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CONTENT_LENGTH, length.into());
     response
-}
-
-/// HTTP status of the gateway for a gRPC code.
-fn http_status(code: Code) -> StatusCode {
-    match code {
-        Code::InvalidArgument | Code::FailedPrecondition | Code::OutOfRange => StatusCode::BAD_REQUEST,
-        Code::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
-        Code::PermissionDenied => StatusCode::FORBIDDEN,
-        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
-        Code::Unimplemented => StatusCode::NOT_IMPLEMENTED,
-        Code::Internal => StatusCode::INTERNAL_SERVER_ERROR,
-        Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-    }
-}
-
-fn is_protojson(version: Version) -> bool {
-    (version.major, version.minor) >= PROTOJSON_VERSION
 }

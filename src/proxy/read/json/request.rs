@@ -3,17 +3,11 @@
 //! Not everything that etcd accepts is accepted here: what is rarely sent, or differs between etcd's libraries (unknown and
 //! repeated fields, `null`, numbers with a fraction or an exponent), is left to etcd.
 
-use base64::Engine;
-use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
-use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::cache::{RangeQuery, SortOrder, SortTarget};
-
-/// A RangeRequest that only etcd can read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NotUnderstood;
+use crate::proxy::gateway::{Enum, Int64, NotUnderstood, decode};
 
 /// The fields under both of their names.
 #[derive(Deserialize)]
@@ -42,61 +36,6 @@ struct Fields {
     min_create_revision: Int64,
     #[serde(alias = "maxCreateRevision")]
     max_create_revision: Int64,
-}
-
-/// A number of 64 bits, which may be a string.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Int64 {
-    Number(i64),
-    Text(String),
-}
-
-/// A value of an enum, by number or by name.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Enum {
-    Number(i32),
-    Name(String),
-}
-
-impl Default for Int64 {
-    fn default() -> Int64 {
-        Int64::Number(0)
-    }
-}
-
-impl Default for Enum {
-    fn default() -> Enum {
-        Enum::Number(0)
-    }
-}
-
-impl Int64 {
-    fn value(&self) -> Result<i64, NotUnderstood> {
-        match self {
-            Int64::Number(number) => Ok(*number),
-            Int64::Text(text) => {
-                let number: i64 = text.parse().map_err(|_| NotUnderstood)?;
-                // Neither `+1` nor `01` nor `-0`, which etcd's versions read differently.
-                (number.to_string() == *text)
-                    .then_some(number)
-                    .ok_or(NotUnderstood)
-            }
-        }
-    }
-}
-
-impl Enum {
-    fn value(&self, names: &[&str]) -> Result<i32, NotUnderstood> {
-        let index = match self {
-            Enum::Number(number) => usize::try_from(*number).ok().filter(|index| *index < names.len()),
-            Enum::Name(name) => names.iter().position(|known| known == name),
-        };
-        index
-            .and_then(|index| i32::try_from(index).ok())
-            .ok_or(NotUnderstood)
-    }
 }
 
 /// Reads the body of a request. With `any_base64`, the forms without padding and with the characters of URLs are accepted,
@@ -138,20 +77,6 @@ pub(super) fn names_unknown_sort_target(body: &[u8]) -> bool {
         .iter()
         .filter_map(|name| fields.get(*name)?.as_i64())
         .any(|number| !known.contains(&number))
-}
-
-fn decode(text: &str, any_base64: bool) -> Result<Bytes, NotUnderstood> {
-    let is_of_urls = text.contains(['-', '_']);
-    let is_padded = text.len().is_multiple_of(4);
-    let engine = match (is_of_urls, is_padded) {
-        (false, true) => &STANDARD,
-        _ if !any_base64 => return Err(NotUnderstood),
-        (false, false) => &STANDARD_NO_PAD,
-        (true, true) => &URL_SAFE,
-        (true, false) => &URL_SAFE_NO_PAD,
-    };
-    let bytes = engine.decode(text).map_err(|_| NotUnderstood)?;
-    Ok(bytes.into())
 }
 
 #[cfg(test)]

@@ -1,0 +1,171 @@
+//! `/v3/watch` of etcd's JSON gateway: a request that creates one watcher is served like a Watch stream, with etcd's own
+//! text. Every other one is forwarded as it is.
+
+mod request;
+mod response;
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use http::request::Parts;
+use http::{HeaderValue, Request, Response, Uri, Version};
+use http_body::Body as _;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::receive::Requests;
+use super::session::Session;
+use super::stream::Stream;
+use super::stream_bytes::StreamBytes;
+use super::{Declined, first_create, record_forwarded};
+use crate::grpc::Method;
+use crate::proxy::forward::forward_http1_body;
+use crate::proxy::gateway::{call_metadata, is_protojson, is_understood_version};
+use crate::proxy::handles::Client;
+use crate::proxy::recorder;
+use crate::proxy::response::{CallResult, ResponseBody};
+use crate::proxy::spans::Trace;
+use crate::telemetry::Reason;
+use crate::upstream::Outgoing;
+use response::JsonStream;
+
+/// Paths of a Watch. Every version whose text is known has both.
+const PATHS: [&str; 2] = ["/v3/watch", "/v3beta/watch"];
+/// Path of the same call in gRPC.
+const GRPC_PATH: &str = "/etcdserverpb.Watch/Watch";
+/// Longest body that is read, in bytes: two keys in base64. Longer ones are forwarded.
+const MAX_BODY_BYTES: usize = 64 << 10;
+
+/// Whether the request is a Watch in JSON that memory may serve.
+pub(crate) fn may_serve_json<B>(client: &Client, request: &Request<B>) -> bool {
+    let uri = request.uri();
+    client.proxy.watch_progress_interval.is_some()
+        && request.method() == http::Method::POST
+        && uri.query().is_none()
+        && PATHS.contains(&uri.path())
+}
+
+/// Serves a Watch in JSON from memory, or forwards it.
+pub(crate) async fn watch_json(client: &Arc<Client>, request: Request<Incoming>) -> CallResult {
+    let arrived = Instant::now();
+    let mut trace = Trace::begin(&client.proxy.telemetry, Method::Watch, &request);
+    let (mut parts, body) = request.into_parts();
+    let (body, reason) = match read_body(client, &parts, body, arrived).await {
+        Ok(body) => match serve(client, &parts, &body, trace.as_deref(), arrived).await {
+            Ok(response) => return recorder::with_trace(trace, Ok(response)),
+            Err(reason) => (Outgoing::whole(body), reason),
+        },
+        Err(unread) => (unread, Reason::Undecodable),
+    };
+    if let Some(trace) = &mut trace {
+        trace.begin_forward(&mut parts.headers);
+    }
+    let response = forward(client, parts, body, reason).await;
+    recorder::with_trace(trace, Ok(response))
+}
+
+/// Serves the watcher from memory.
+///
+/// # Errors
+/// Reason why etcd must serve it.
+async fn serve(
+    client: &Arc<Client>,
+    parts: &Parts,
+    body: &[u8],
+    trace: Option<&Trace>,
+    arrived: Instant,
+) -> Result<Response<ResponseBody>, Reason> {
+    let proxy = &client.proxy;
+    let version = proxy
+        .forward
+        .upstream
+        .lowest_version()
+        .ok_or(Reason::VersionUnknown)?;
+    if !is_understood_version(version) {
+        return Err(Reason::JsonLayout);
+    }
+    let message = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
+    let head = grpc_head(parts).ok_or(Reason::Undecodable)?;
+    let stream = Stream::new(client, &head, trace).ok_or(Reason::Undecodable)?;
+    let mut requests = Requests::of_message(message, proxy.request_timeout);
+    let (create, first) = match first_create(&stream, &mut requests).await {
+        Ok(first) => first,
+        Err(Declined::For(reason)) => return Err(reason),
+        Err(Declined::With(_)) => return Err(Reason::NotFresh),
+    };
+    let bytes = StreamBytes::begin(&proxy.watch_budgets).map_err(|_| Reason::OverBudget)?;
+    let mut session = Session::new(stream, requests, bytes, arrived);
+    session.begin(&create, first);
+    Ok(response(session, is_protojson(version)))
+}
+
+fn response(session: Session, is_protojson: bool) -> Response<ResponseBody> {
+    let source = JsonStream::new(session, is_protojson);
+    let mut response =
+        ResponseBody::from_source(source).into_response(HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(
+        "grpc-metadata-content-type",
+        HeaderValue::from_static("application/grpc"),
+    );
+    response
+}
+
+/// Head of the gRPC call that the gateway makes of this request; `None` if only etcd knows it.
+fn grpc_head(parts: &Parts) -> Option<Parts> {
+    let (metadata, headers) = call_metadata(&parts.headers)?;
+    if metadata.bypass {
+        return None;
+    }
+    let (mut head, ()) = Request::new(()).into_parts();
+    head.method = http::Method::POST;
+    head.uri = Uri::from_static(GRPC_PATH);
+    head.version = Version::HTTP_2;
+    head.headers = headers;
+    head.headers.insert("te", HeaderValue::from_static("trailers"));
+    Some(head)
+}
+
+/// Reads the whole body.
+///
+/// # Errors
+/// What to forward instead, of a body that is too long, late or broken.
+async fn read_body(
+    client: &Client,
+    parts: &Parts,
+    mut body: Incoming,
+    arrived: Instant,
+) -> Result<Bytes, Outgoing> {
+    // A client that may send more requests on the stream does not say how long its body is.
+    let is_long = body
+        .size_hint()
+        .upper()
+        .is_none_or(|length| length > MAX_BODY_BYTES as u64);
+    if is_long || parts.headers.contains_key("upgrade") {
+        return Err(Outgoing::incoming(body));
+    }
+    let deadline = arrived + client.proxy.request_timeout;
+    let mut read = BytesMut::new();
+    loop {
+        match tokio::time::timeout_at(deadline, body.frame()).await {
+            Ok(None) => return Ok(read.freeze()),
+            Ok(Some(Ok(frame))) => read.extend_from_slice(&frame.into_data().unwrap_or_default()),
+            Ok(Some(Err(_))) | Err(_) => return Err(Outgoing::resumed(read.freeze(), body)),
+        }
+    }
+}
+
+/// Forwards the request as it is.
+async fn forward(client: &Client, parts: Parts, body: Outgoing, reason: Reason) -> Response<ResponseBody> {
+    record_forwarded(client, reason);
+    let open = client.proxy.telemetry.metrics.watches.open_etcd(reason.as_str());
+    let request = Request::from_parts(parts, body);
+    let forwarding = forward_http1_body(
+        &client.proxy.forward,
+        request,
+        Method::JsonStream,
+        &client.account,
+    );
+    let response = Box::pin(forwarding).await;
+    response.map(|body| body.holding(open))
+}
