@@ -226,7 +226,7 @@ async fn route(
             if let Some(of_client) = call.client_call_mut() {
                 of_client.set_watch();
             }
-            return Box::pin(watch_json(client, request)).await;
+            return Box::pin(watch_json(client, request, access)).await;
         }
         record_forwarded(proxy, call);
         return Ok(Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await);

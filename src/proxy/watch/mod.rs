@@ -5,6 +5,7 @@
 //! | `json` | `/v3/watch` of the JSON gateway |
 //! | `receive` | receives the client's messages |
 //! | `request` | decodes them, allocates the ids of watchers |
+//! | `first` | the first create request of a stream, which decides who serves it |
 //! | `plan` | decides how one create request is answered; a pure function |
 //! | `start` | proves the revision at which a watcher begins, and joins the hub |
 //! | `refusal` | etcd's refusal of one create request |
@@ -25,6 +26,7 @@
 //! | `handover` | watchers that continue at the other source |
 
 mod etcd_stream;
+mod first;
 mod handover;
 mod json;
 mod message;
@@ -55,13 +57,13 @@ use super::recorder;
 use super::response::{CallResult, ResponseBody, status_response};
 use super::spans::Trace;
 use crate::grpc::metadata::grpc_content_type;
-use crate::grpc::{CallMetadata, Method, Status};
+use crate::grpc::{CallMetadata, Method};
 use crate::telemetry::Reason;
+use first::{Declined, first_create, record_forwarded};
 pub(super) use json::{may_serve_json, watch_json};
-use receive::{Received, Requests};
-use request::{Create, WatchRequest};
-use session::{First, Session};
-use stream::{Planned, Stream};
+use receive::Requests;
+use session::Session;
+use stream::Stream;
 use stream_bytes::StreamBytes;
 
 /// Whether a Watch stream with these headers may be served from memory, as far as that is known before its first
@@ -139,60 +141,6 @@ async fn forward(
     let response = Box::pin(forwarding).await;
     let response = response.map(|response| response.map(|body| body.holding(open)));
     recorder::with_trace(trace, response)
-}
-
-fn record_forwarded(client: &Client, reason: Reason, access: Option<&mut AccessCall>) {
-    if let Some(access) = access {
-        access.record_labels(("etcd", reason.as_str()));
-    }
-    let metrics = &client.proxy.telemetry.metrics;
-    metrics.forwarding.calls.inc();
-    metrics.watches.record_created("etcd", reason.as_str());
-}
-
-/// Why a stream is not served from memory.
-enum Declined {
-    /// etcd serves it.
-    For(Reason),
-    /// It ends with this status.
-    With(Status),
-}
-
-impl From<Reason> for Declined {
-    fn from(reason: Reason) -> Declined {
-        Declined::For(reason)
-    }
-}
-
-/// Reads the first request and starts its watcher. The request stays in `requests`.
-async fn first_create(
-    stream: &Stream,
-    requests: &mut Requests,
-    access: Option<&mut AccessCall>,
-) -> Result<(Create, First), Declined> {
-    let proxy = &stream.client.proxy;
-    let receiving = std::future::poll_fn(|cx| requests.poll_peek(cx));
-    let received = proxy.forward.drain.run_until_cancelled(receiving).await;
-    let create = match received {
-        None => return Err(Declined::With(Status::StoppingReconnect)),
-        Some(Received::Late) => return Err(Declined::With(Status::RequestTimeout)),
-        Some(Received::Message(Ok(WatchRequest::Create(create)))) => create,
-        Some(_) => return Err(Reason::Undecodable.into()),
-    };
-    if let Some(access) = access {
-        access.record_watcher(&create.key, &create.range_end, create.start_revision);
-    }
-    // There is one unless no check has succeeded yet.
-    if proxy.mirrors.cluster_state.identity().is_none() {
-        return Err(Reason::CheckFailed.into());
-    }
-    let first = match stream.plan(&create, false) {
-        Planned::Etcd(reason) => return Err(reason.into()),
-        Planned::Refuse(refusal) => First::Refuse(refusal),
-        Planned::Compacted(revision) => First::Compacted(revision),
-        Planned::Start(place) => First::Started(stream.start(place, &create).await?),
-    };
-    Ok((create, first))
 }
 
 /// Whether memory may be able to serve a stream later that it cannot serve for this reason.

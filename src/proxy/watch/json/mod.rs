@@ -14,12 +14,14 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::first::{Declined, first_create, record_forwarded};
 use super::receive::Requests;
-use super::session::Session;
+use super::request::Create;
+use super::session::{First, Session};
 use super::stream::Stream;
 use super::stream_bytes::StreamBytes;
-use super::{Declined, first_create, record_forwarded};
 use crate::grpc::Method;
+use crate::proxy::access::AccessCall;
 use crate::proxy::forward::forward_http1_body;
 use crate::proxy::gateway::{call_metadata, is_protojson, is_understood_version};
 use crate::proxy::handles::Client;
@@ -47,35 +49,57 @@ pub(crate) fn may_serve_json<B>(client: &Client, request: &Request<B>) -> bool {
 }
 
 /// Serves a Watch in JSON from memory, or forwards it.
-pub(crate) async fn watch_json(client: &Arc<Client>, request: Request<Incoming>) -> CallResult {
+pub(crate) async fn watch_json(
+    client: &Arc<Client>,
+    request: Request<Incoming>,
+    mut access: Option<&mut AccessCall>,
+) -> CallResult {
     let arrived = Instant::now();
     let mut trace = Trace::begin(&client.proxy.telemetry, Method::Watch, &request);
     let (mut parts, body) = request.into_parts();
     let (body, reason) = match read_body(client, &parts, body, arrived).await {
-        Ok(body) => match serve(client, &parts, &body, trace.as_deref(), arrived).await {
-            Ok(response) => return recorder::with_trace(trace, Ok(response)),
-            Err(reason) => (Outgoing::whole(body), reason),
-        },
+        Ok(body) => {
+            let first = first(client, &parts, &body, trace.as_deref(), access.as_deref_mut()).await;
+            match first.and_then(|first| respond(client, first, arrived)) {
+                Ok(response) => {
+                    if let Some(access) = access {
+                        access.record_labels(("memory", ""));
+                    }
+                    return recorder::with_trace(trace, Ok(response));
+                }
+                Err(reason) => (Outgoing::whole(body), reason),
+            }
+        }
         Err(unread) => (unread, Reason::Undecodable),
     };
     if let Some(trace) = &mut trace {
         trace.begin_forward(&mut parts.headers);
     }
-    let response = forward(client, parts, body, reason).await;
+    let response = forward(client, parts, body, reason, access).await;
     recorder::with_trace(trace, Ok(response))
 }
 
-/// Serves the watcher from memory.
+/// A watcher that memory serves.
+struct Watch {
+    stream: Stream,
+    requests: Requests,
+    create: Create,
+    first: First,
+    /// Whether errors have the form of etcd 3.6 and later.
+    is_protojson: bool,
+}
+
+/// Starts the watcher that the body asks for.
 ///
 /// # Errors
 /// Reason why etcd must serve it.
-async fn serve(
+async fn first(
     client: &Arc<Client>,
     parts: &Parts,
     body: &[u8],
     trace: Option<&Trace>,
-    arrived: Instant,
-) -> Result<Response<ResponseBody>, Reason> {
+    access: Option<&mut AccessCall>,
+) -> Result<Watch, Reason> {
     let proxy = &client.proxy;
     let version = proxy
         .forward
@@ -85,30 +109,39 @@ async fn serve(
     if !is_understood_version(version) {
         return Err(Reason::JsonLayout);
     }
-    let message = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
+    let is_protojson = is_protojson(version);
+    let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
     let head = grpc_head(parts).ok_or(Reason::Undecodable)?;
     let stream = Stream::new(client, &head, trace).ok_or(Reason::Undecodable)?;
     let mut requests = Requests::of_message(message, proxy.request_timeout);
-    let (create, first) = match first_create(&stream, &mut requests).await {
-        Ok(first) => first,
-        Err(Declined::For(reason)) => return Err(reason),
-        Err(Declined::With(_)) => return Err(Reason::NotFresh),
-    };
-    let bytes = StreamBytes::begin(&proxy.watch_budgets).map_err(|_| Reason::OverBudget)?;
-    let mut session = Session::new(stream, requests, bytes, arrived);
-    session.begin(&create, first);
-    Ok(response(session, is_protojson(version)))
+    match first_create(&stream, &mut requests, access).await {
+        Ok((create, first)) => Ok(Watch {
+            stream,
+            requests,
+            create,
+            first,
+            is_protojson,
+        }),
+        Err(Declined::For(reason)) => Err(reason),
+        // The process stops, which forwarding reports as for every other request.
+        Err(Declined::With(_)) => Err(Reason::NotFresh),
+    }
 }
 
-fn response(session: Session, is_protojson: bool) -> Response<ResponseBody> {
-    let source = JsonStream::new(session, is_protojson);
-    let mut response =
-        ResponseBody::from_source(source).into_response(HeaderValue::from_static("application/json"));
+/// # Errors
+/// [`Reason::OverBudget`].
+fn respond(client: &Client, watch: Watch, arrived: Instant) -> Result<Response<ResponseBody>, Reason> {
+    let bytes = StreamBytes::begin(&client.proxy.watch_budgets).map_err(|_| Reason::OverBudget)?;
+    let mut session = Session::new(watch.stream, watch.requests, bytes, arrived);
+    session.begin(&watch.create, watch.first);
+    let source = JsonStream::new(session, watch.is_protojson);
+    let json = HeaderValue::from_static("application/json");
+    let mut response = ResponseBody::from_source(source).into_response(json);
     response.headers_mut().insert(
         "grpc-metadata-content-type",
         HeaderValue::from_static("application/grpc"),
     );
-    response
+    Ok(response)
 }
 
 /// Head of the gRPC call that the gateway makes of this request; `None` if only etcd knows it.
@@ -156,8 +189,14 @@ async fn read_body(
 }
 
 /// Forwards the request as it is.
-async fn forward(client: &Client, parts: Parts, body: Outgoing, reason: Reason) -> Response<ResponseBody> {
-    record_forwarded(client, reason);
+async fn forward(
+    client: &Client,
+    parts: Parts,
+    body: Outgoing,
+    reason: Reason,
+    access: Option<&mut AccessCall>,
+) -> Response<ResponseBody> {
+    record_forwarded(client, reason, access);
     let open = client.proxy.telemetry.metrics.watches.open_etcd(reason.as_str());
     let request = Request::from_parts(parts, body);
     let forwarding = forward_http1_body(

@@ -1,0 +1,65 @@
+//! The first create request of a stream, which decides whether memory or etcd serves the stream.
+
+use super::receive::{Received, Requests};
+use super::request::{Create, WatchRequest};
+use super::session::First;
+use super::stream::{Planned, Stream};
+use crate::grpc::Status;
+use crate::proxy::access::AccessCall;
+use crate::proxy::handles::Client;
+use crate::telemetry::Reason;
+
+/// Why a stream is not served from memory.
+pub(super) enum Declined {
+    /// etcd serves it.
+    For(Reason),
+    /// It ends with this status.
+    With(Status),
+}
+
+impl From<Reason> for Declined {
+    fn from(reason: Reason) -> Declined {
+        Declined::For(reason)
+    }
+}
+
+/// Reads the first request and starts its watcher. The request stays in `requests`.
+pub(super) async fn first_create(
+    stream: &Stream,
+    requests: &mut Requests,
+    access: Option<&mut AccessCall>,
+) -> Result<(Create, First), Declined> {
+    let proxy = &stream.client.proxy;
+    let receiving = std::future::poll_fn(|cx| requests.poll_peek(cx));
+    let received = proxy.forward.drain.run_until_cancelled(receiving).await;
+    let create = match received {
+        None => return Err(Declined::With(Status::StoppingReconnect)),
+        Some(Received::Late) => return Err(Declined::With(Status::RequestTimeout)),
+        Some(Received::Message(Ok(WatchRequest::Create(create)))) => create,
+        Some(_) => return Err(Reason::Undecodable.into()),
+    };
+    if let Some(access) = access {
+        access.record_watcher(&create.key, &create.range_end, create.start_revision);
+    }
+    // There is one unless no check has succeeded yet.
+    if proxy.mirrors.cluster_state.identity().is_none() {
+        return Err(Reason::CheckFailed.into());
+    }
+    let first = match stream.plan(&create, false) {
+        Planned::Etcd(reason) => return Err(reason.into()),
+        Planned::Refuse(refusal) => First::Refuse(refusal),
+        Planned::Compacted(revision) => First::Compacted(revision),
+        Planned::Start(place) => First::Started(stream.start(place, &create).await?),
+    };
+    Ok((create, first))
+}
+
+/// Counts and logs a stream that etcd serves from its beginning.
+pub(super) fn record_forwarded(client: &Client, reason: Reason, access: Option<&mut AccessCall>) {
+    if let Some(access) = access {
+        access.record_labels(("etcd", reason.as_str()));
+    }
+    let metrics = &client.proxy.telemetry.metrics;
+    metrics.forwarding.calls.inc();
+    metrics.watches.record_created("etcd", reason.as_str());
+}
