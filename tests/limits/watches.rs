@@ -177,6 +177,35 @@ async fn watch_that_is_read_a_kilobyte_at_a_time_gets_every_event() {
     );
 }
 
+/// The HTTP/2 library closes a connection with some 2,600 small frames that were not taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_creates_at_once_on_one_connection_are_answered() {
+    const STREAMS: usize = 100;
+    const CREATES: i64 = 100;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let client = rangecache.client().await;
+    let mut streams: Vec<_> = (0..STREAMS).map(|_| client.open(WATCH)).collect();
+    for watch in &streams {
+        for _ in 0..CREATES {
+            watch.send(&WatchRequest {
+                create_request: Some(WatchCreateRequest {
+                    key: KEYS.into(),
+                    ..WatchCreateRequest::default()
+                }),
+                ..WatchRequest::default()
+            });
+        }
+    }
+    for watch in &mut streams {
+        for id in 0..CREATES {
+            let created = watch.next_as::<WatchResponse>(SOON).await;
+            let created = created.unwrap_or_else(|| panic!("the stream ended: {:?}", watch.end()));
+            assert_eq!((created.created, created.watch_id), (true, id));
+        }
+    }
+}
+
 /// W13: watches that are not read take all room, and the others get their events nevertheless.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_watches_stay_within_their_memory_and_give_way_to_others() {

@@ -49,7 +49,14 @@ pub(super) async fn first_create(
         Planned::Etcd(reason) => return Err(reason.into()),
         Planned::Refuse(refusal) => First::Refuse(refusal),
         Planned::Compacted(revision) => First::Compacted(revision),
-        Planned::Start(place) => First::Started(stream.start(place, &create).await?),
+        Planned::Start(place) => {
+            let mut starting = stream.start(place, &create);
+            let started = std::future::poll_fn(|cx| {
+                requests.read_ahead(cx);
+                starting.as_mut().poll(cx)
+            });
+            First::Started(started.await?)
+        }
     };
     Ok((create, first))
 }

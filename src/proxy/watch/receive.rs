@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http_body::Body as _;
+use http_body::{Body as _, Frame};
 use hyper::body::Incoming;
 use tokio::time::Sleep;
 
@@ -13,7 +13,12 @@ use super::request::{MAX_MESSAGE_BYTES, NotUnderstood, WatchRequest};
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::upstream::Outgoing;
 
-/// Client's half of a Watch stream. Holds at most one message and one frame.
+/// Bytes up to which messages are received before they are handled. What stays with the HTTP/2 library counts against
+/// its connection: it closes one with a few thousand small frames that nobody has taken, as clients cause that create
+/// many watchers without waiting for each.
+const READ_AHEAD_BYTES: usize = 16 << 10;
+
+/// Client's half of a Watch stream. Holds at most one message, or [`READ_AHEAD_BYTES`], and one frame.
 #[derive(Debug)]
 pub(super) struct Requests {
     /// `None` if there is nothing behind `buffer`.
@@ -57,6 +62,25 @@ impl Requests {
         }
     }
 
+    /// Receives what has arrived, while the stream handles an earlier message.
+    pub(super) fn read_ahead(&mut self, cx: &mut Context<'_>) {
+        while self.buffer.len() < READ_AHEAD_BYTES
+            && let Some(body) = &mut self.body
+            && let Poll::Ready(frame) = Pin::new(body).poll_frame(cx)
+        {
+            self.received(frame);
+        }
+    }
+
+    /// Takes in what the body has yielded.
+    fn received(&mut self, frame: Option<Result<Frame<Bytes>, hyper::Error>>) {
+        match frame.map(|frame| frame.map(Frame::into_data)) {
+            Some(Ok(Ok(data))) => self.buffer.extend_from_slice(&data),
+            // After a reset hyper drops the response, too.
+            None | Some(Err(_) | Ok(Err(_))) => self.body = None,
+        }
+    }
+
     /// Polls for the next message, and leaves its bytes in the buffer, so that the stream can still be forwarded.
     pub(super) fn poll_peek(&mut self, cx: &mut Context<'_>) -> Poll<Received> {
         loop {
@@ -76,12 +100,7 @@ impl Requests {
                 return Poll::Ready(Received::End);
             };
             match Pin::new(body).poll_frame(cx) {
-                Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => self.buffer.extend_from_slice(&data),
-                    Err(_) => self.body = None,
-                },
-                // After a reset hyper drops the response, too.
-                Poll::Ready(None | Some(Err(_))) => self.body = None,
+                Poll::Ready(frame) => self.received(frame),
                 Poll::Pending if self.buffer.is_empty() => return Poll::Pending,
                 Poll::Pending => {
                     let timeout = self.timeout;

@@ -173,6 +173,7 @@ impl Session {
                 match starting.started.as_mut().poll(cx) {
                     Poll::Pending => {
                         self.starting = Some(starting);
+                        self.requests.read_ahead(cx);
                         return;
                     }
                     Poll::Ready(Ok(started)) => self.created(&starting.create, started),
