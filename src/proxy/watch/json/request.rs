@@ -2,12 +2,15 @@
 
 use bytes::Bytes;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{WatchCreateRequest, WatchRequest};
 use crate::grpc::frame::framed;
 use crate::proxy::gateway::{Enum, Int64, NotUnderstood, decode};
 
+/// Names of the request that creates a watcher.
+const NAMES: [&str; 2] = ["create_request", "createRequest"];
 /// Names of the filters, in the order of their numbers.
 const FILTERS: [&str; 2] = ["NOPUT", "NODELETE"];
 
@@ -45,7 +48,8 @@ struct CreateFields {
 /// [`NotUnderstood`] if only etcd can read it.
 pub(super) fn parse(body: &[u8], any_base64: bool) -> Result<Bytes, NotUnderstood> {
     // serde reads a list as the fields in their order, too.
-    if body.trim_ascii_start().first() != Some(&b'{') {
+    let value: Value = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
+    if !NAMES.iter().any(|name| value[name].is_object()) {
         return Err(NotUnderstood);
     }
     let Fields { create_request } = serde_json::from_slice(body).map_err(|_| NotUnderstood)?;
