@@ -21,6 +21,7 @@ mod bad_input;
 mod cli;
 mod docs;
 mod gateway;
+mod gateway_clients;
 mod gateway_watch;
 mod identities;
 mod oracle;
