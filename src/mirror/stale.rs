@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::cluster_state::Auth;
 use super::mirrors::Mirrors;
 use super::state::{Mirror, View};
@@ -13,6 +15,14 @@ pub struct StaleView {
     pub view: View,
     /// Time since the last check was sent that proves the view.
     pub age: Duration,
+}
+
+/// Whether no client has been answered later than a view of this revision, which a check proved that was sent at this time:
+/// neither from a later revision, nor on a connection that was opened after the check, `answered_by`. `minimum` is the lowest
+/// revision that an answer may have.
+fn has_not_been_passed(view: (i64, Instant), minimum: Option<i64>, answered_by: Instant) -> bool {
+    let (revision, proven_at) = view;
+    minimum.is_some_and(|minimum| minimum <= revision) && answered_by <= proven_at
 }
 
 impl Mirrors {
@@ -48,11 +58,41 @@ impl Mirrors {
         let age = proven_at.elapsed();
         let is_usable = view.history == history.number
             && cluster_state.auth() == Auth::Off
-            && cluster_state
-                .min_served_revision()
-                .is_some_and(|minimum| minimum <= view.revision)
-            && cluster_state.last_answered_by() <= proven_at
-            && age <= self.serve_stale;
+            && age <= self.serve_stale
+            && has_not_been_passed(
+                (view.revision, proven_at),
+                cluster_state.min_served_revision(),
+                cluster_state.last_answered_by(),
+            );
         is_usable.then_some(StaleView { view, age })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn view_is_passed_by_a_later_revision_and_by_an_answer_on_a_newer_connection() {
+        let proven_at = Instant::now();
+        let (before, after) = (
+            proven_at - Duration::from_secs(1),
+            proven_at + Duration::from_secs(1),
+        );
+        for (minimum, answered_by, expected) in [
+            (Some(7), before, true),
+            (Some(7), proven_at, true),
+            (Some(8), before, false),
+            (None, before, false),
+            (Some(7), after, false),
+        ] {
+            let passed = has_not_been_passed((7, proven_at), minimum, answered_by);
+            assert_eq!(
+                passed,
+                expected,
+                "minimum {minimum:?}, answered on a newer connection: {}",
+                answered_by > proven_at
+            );
+        }
     }
 }

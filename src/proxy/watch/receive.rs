@@ -14,7 +14,7 @@ use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::upstream::Outgoing;
 
 /// Bytes up to which messages are received before they are handled. What stays with the HTTP/2 library counts against
-/// its connection: it closes one with a few thousand small frames that nobody has taken, as clients cause that create
+/// its connection: it closes one with a few thousand small frames that were not taken, as clients cause that create
 /// many watchers without waiting for each.
 const READ_AHEAD_BYTES: usize = 16 << 10;
 
