@@ -91,6 +91,12 @@ test-etcd: rust-present go-present ## Run etcd's own integration tests of watche
 	$(CARGO) build --locked --bin rangecache
 	cd tests/etcd && $(GO) test -count=1 -timeout 10m -v ./...
 
+# Not part of `make test`: Kubernetes' packages take minutes to build the first time.
+.PHONY: test-kubestorage
+test-kubestorage: rust-present go-present ## Run Kubernetes' own tests of its storage with rangecache between their clients and etcd
+	$(CARGO) build --locked --bin rangecache
+	cd tests/kubestorage && $(GO) test -count=1 -timeout 20m -v ./...
+
 # Not part of `make test`: downloads the clients.
 .PHONY: test-clients
 test-clients: $(addprefix $(TOOLS_DIR)/,etcd-3.7 client-coredns client-cilium client-patroni/installed) rust-present ## Run real clients of etcd (CoreDNS, Cilium, Patroni) directly and through rangecache, and compare what they see

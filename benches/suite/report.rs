@@ -34,6 +34,7 @@ impl Unit {
             Unit::Nanoseconds if value.abs() < 1e6 => format!("{} µs", digits(value / 1e3)),
             Unit::Nanoseconds if value.abs() < 1e10 => format!("{} ms", digits(value / 1e6)),
             Unit::Nanoseconds => format!("{} s", digits(value / 1e9)),
+            Unit::Bytes if value.abs() < 1e6 => format!("{} kB", digits(value / 1e3)),
             Unit::Bytes if value.abs() < 1e9 => format!("{} MB", digits(value / 1e6)),
             Unit::Bytes => format!("{} GB", digits(value / 1e9)),
             Unit::PerSecond => format!("{}k/s", digits(value / 1e3)),

@@ -1,0 +1,3 @@
+module rangecache.test/kubestorage
+
+go 1.26.0

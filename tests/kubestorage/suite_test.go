@@ -1,0 +1,91 @@
+// Package kubestorage runs Kubernetes' own tests of its storage with rangecache between their clients and etcd: those of
+// the client of etcd, and those of the watch cache.
+package kubestorage
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const (
+	module = "k8s.io/apiserver@v0.37.1"
+	server = "pkg/storage/etcd3/testserver"
+	// What connects the suite's clients to etcd, and with what it is replaced.
+	direct  = "Endpoints:   e.Server.Cluster().ClientURLs(),"
+	through = "Endpoints:   throughRangecache(t, e.Server.Cluster().ClientURLs()),"
+)
+
+// event is a line of `go test -json`.
+type event struct{ Action, Test, Output string }
+
+func TestStorage(t *testing.T) {
+	root, err := filepath.Abs("../..")
+	must(t, err)
+	downloaded, err := exec.Command("go", "mod", "download", "-json", module).Output()
+	must(t, err)
+	var source struct{ Dir string }
+	must(t, json.Unmarshal(downloaded, &source))
+	// Files in the module cache cannot be changed.
+	folder := filepath.Join(root, "target", "kubestorage-suite")
+	must(t, os.RemoveAll(folder))
+	must(t, os.CopyFS(folder, os.DirFS(source.Dir)))
+	starting := filepath.Join(folder, server, "test_server.go")
+	text, err := os.ReadFile(starting)
+	must(t, err)
+	if strings.Count(string(text), direct) != 1 {
+		t.Fatalf("%s connects its clients in another way than this test knows", starting)
+	}
+	must(t, os.Remove(starting))
+	must(t, os.WriteFile(starting, []byte(strings.Replace(string(text), direct, through, 1)), 0o644))
+	ours, err := os.ReadFile("testdata/rangecache.go")
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(folder, server, "rangecache.go"), ours, 0o644))
+
+	rangecache := os.Getenv("RANGECACHE")
+	if rangecache == "" {
+		rangecache = filepath.Join(root, "target/debug/rangecache")
+	}
+	command := exec.Command("go", "test", "-json", "-count=1", "-timeout=15m", "./pkg/storage/etcd3/", "./pkg/storage/cacher/")
+	command.Dir, command.Env = folder, append(os.Environ(), "RANGECACHE="+rangecache)
+	output, _ := command.Output()
+	judge(t, output)
+}
+
+func judge(t *testing.T, output []byte) {
+	said := map[string]*strings.Builder{}
+	passed := 0
+	for line := range bytes.Lines(output) {
+		var e event
+		if json.Unmarshal(line, &e) != nil || e.Test == "" {
+			continue
+		}
+		if said[e.Test] == nil {
+			said[e.Test] = &strings.Builder{}
+		}
+		switch e.Action {
+		case "output":
+			said[e.Test].WriteString(e.Output)
+		case "pass":
+			passed++
+		case "fail":
+			text := said[e.Test].String()
+			t.Errorf("%s fails through rangecache:\n%s", e.Test, text[max(0, len(text)-4000):])
+		}
+	}
+	t.Logf("%d tests of Kubernetes' storage passed through rangecache", passed)
+	if passed < 1000 {
+		t.Errorf("only %d tests passed:\n%s", passed, output[max(0, len(output)-4000):])
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
