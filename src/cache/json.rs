@@ -79,13 +79,8 @@ impl JsonAnswer {
             State::Kvs => {}
             State::Header => {
                 self.state = State::Kvs;
-                out.push_str("{\"header\":{");
-                let mut fields = JsonFields::new(&mut out, self.layout);
-                fields.number("cluster_id", self.header.cluster_id);
-                fields.number("member_id", self.header.member_id);
-                fields.number("revision", self.header.revision);
-                fields.number("raft_term", self.header.raft_term);
-                out.push('}');
+                out.push('{');
+                JsonFields::new(&mut out, self.layout).header(&self.header);
                 if !self.selection.is_empty() {
                     out.push_str(self.layout.comma());
                     out.push_str("\"kvs\":[");
@@ -200,6 +195,25 @@ impl JsonFields<'_> {
             STANDARD.encode_string(value, out);
             out.push('"');
         }
+    }
+
+    /// The header of a response.
+    pub fn header(&mut self, header: &ResponseHeader) {
+        let layout = self.layout;
+        let out = self.name("header");
+        out.push('{');
+        let mut fields = JsonFields::new(out, layout);
+        fields.number("cluster_id", header.cluster_id);
+        fields.number("member_id", header.member_id);
+        fields.number("revision", header.revision);
+        fields.number("raft_term", header.raft_term);
+        out.push('}');
+    }
+
+    /// A key-value pair, with its value.
+    pub fn entry(&mut self, name: &str, entry: &Entry) {
+        let layout = self.layout;
+        write_entry(entry, Values::Kept, layout, self.name(name));
     }
 
     /// A truth value.

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+use super::units::parse_share;
+
 /// Where calls are logged, and how many of them.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Log")]
@@ -38,33 +40,5 @@ impl AccessLogConfig {
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.file.as_deref().filter(|file| *file != Path::new("-"))
-    }
-}
-
-/// Parses a number from 0 to 1.
-fn parse_share(text: &str) -> Result<f64, String> {
-    let share = text.parse::<f64>().ok();
-    share
-        .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| "write a number from 0 to 1, for example 0.01 for one call in a hundred".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_are_numbers_from_0_to_1() {
-        for (text, share) in [
-            ("0", Some(0.0)),
-            ("1", Some(1.0)),
-            ("0.25", Some(0.25)),
-            ("1.1", None),
-        ] {
-            assert_eq!(parse_share(text).ok(), share, "{text}");
-        }
-        for text in ["-0.1", "NaN", "1%", ""] {
-            assert!(parse_share(text).is_err(), "{text}");
-        }
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn parse_share(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()
         .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| "write a number from 0 to 1, for example 0.01 for one read in a hundred".to_owned())
+        .ok_or_else(|| "write a number from 0 to 1, for example 0.01 for one in a hundred".to_owned())
 }
 
 /// Parses an octal file mode: `0600` or `600`.
@@ -78,7 +78,9 @@ mod tests {
 
     #[test]
     fn shares_are_between_0_and_1() {
-        assert_eq!(parse_share("0.25"), Ok(0.25));
+        for (text, share) in [("0", 0.0), ("0.25", 0.25), ("1", 1.0)] {
+            assert_eq!(parse_share(text), Ok(share), "{text}");
+        }
         for text in ["", "-0.1", "1.1", "NaN", "inf", "1%"] {
             assert!(parse_share(text).is_err(), "{text}");
         }

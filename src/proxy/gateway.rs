@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 use crate::grpc::CallMetadata;
 use crate::grpc::metadata::OWN_PREFIX;
+use crate::telemetry::Reason;
 use crate::upstream::Version;
 
 /// First version whose text is known.
@@ -114,9 +115,14 @@ pub(super) fn call_metadata(headers: &HeaderMap) -> Option<(CallMetadata, Header
     Some((CallMetadata::from_headers(&metadata)?, metadata))
 }
 
-/// Whether the text of this version is known.
-pub(super) fn is_understood_version(version: Version) -> bool {
-    (version.major, version.minor) >= FIRST_VERSION
+/// The lowest version of the endpoints, if its text is known.
+///
+/// # Errors
+/// Reason why etcd must answer.
+pub(super) fn gateway_version(lowest: Option<Version>) -> Result<Version, Reason> {
+    let version = lowest.ok_or(Reason::VersionUnknown)?;
+    let is_known = (version.major, version.minor) >= FIRST_VERSION;
+    is_known.then_some(version).ok_or(Reason::JsonLayout)
 }
 
 /// Whether this version uses protobuf's own library for JSON.

@@ -65,29 +65,8 @@ pub async fn handle(
     if let (Some(access), Some(of_client)) = (&mut access, call.client_call()) {
         access.record_caller(of_client.client().name());
     }
-    if call.admit(CALL_BYTES + head_bytes(&request)).await.is_err() {
-        let (status, reason) = (Status::BufferBytes, Reason::BufferBytes);
-        let refused = refuse(
-            proxy,
-            &request,
-            method,
-            &call,
-            (&status, reason),
-            access.as_deref_mut(),
-        );
-        return Ok(followed(&mut access, refused));
-    }
-    let deadline = timeout_of(request.headers()).map(|timeout| arrived + timeout);
-    if let Err(cause) = call.begin_share(share_kind(method), deadline).await {
-        let (reason, status) = without_share(cause);
-        let refused = refuse(
-            proxy,
-            &request,
-            method,
-            &call,
-            (&status, reason),
-            access.as_deref_mut(),
-        );
+    if let Err((reason, status)) = admit(&mut call, &request, method, arrived).await {
+        let refused = refuse(&client, &request, &call, reason, &status, access.as_deref_mut());
         return Ok(followed(&mut access, refused));
     }
     let routed = route(
@@ -126,6 +105,23 @@ fn followed(access: &mut Option<Box<AccessCall>>, refused: Response<ResponseBody
     Response::from_parts(head, body)
 }
 
+/// Waits until the call may begin: for room for its head, and for its client's share.
+///
+/// # Errors
+/// Why the call is refused.
+async fn admit(
+    call: &mut CallBytes,
+    request: &Request<Incoming>,
+    method: Method,
+    arrived: Instant,
+) -> Result<(), (Reason, Status)> {
+    let admitted = call.admit(CALL_BYTES + head_bytes(request)).await;
+    admitted.map_err(|_| (Reason::BufferBytes, Status::BufferBytes))?;
+    let deadline = timeout_of(request.headers()).map(|timeout| arrived + timeout);
+    let begun = call.begin_share(share_kind(method), deadline).await;
+    begun.map_err(without_share)
+}
+
 /// What a call counts as in its client's share.
 fn share_kind(method: Method) -> ShareKind {
     match method {
@@ -149,13 +145,14 @@ fn head_bytes(request: &Request<Incoming>) -> u64 {
 /// Counts a call beyond a bound as shed, and returns its response: `status`, or 503 for HTTP/1.
 #[cold]
 fn refuse(
-    proxy: &Proxy,
+    client: &Client,
     request: &Request<Incoming>,
-    method: Method,
     call: &CallBytes,
-    (status, reason): (&Status, Reason),
+    reason: Reason,
+    status: &Status,
     access: Option<&mut AccessCall>,
 ) -> Response<ResponseBody> {
+    let proxy = &client.proxy;
     proxy.telemetry.metrics.connections.shed_calls.inc();
     if let Some(access) = access {
         access.record_shed(reason);
@@ -163,7 +160,7 @@ fn refuse(
     if let Some(of_client) = call.client_call() {
         of_client.record_refused();
     }
-    let kind = match method {
+    let kind = match Method::from_path(request.uri().path()) {
         Method::Range => Some(Kind::Unary),
         Method::RangeStream => Some(Kind::Stream),
         _ => None,
@@ -215,7 +212,7 @@ async fn route(
     faults::trip(Fault::Request);
     if proxy.admission.is_full() {
         let (status, reason) = (Status::TooManyCalls, Reason::TooManyCalls);
-        return Ok(refuse(proxy, &request, method, call, (&status, reason), access));
+        return Ok(refuse(client, &request, call, reason, &status, access));
     }
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
     if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {

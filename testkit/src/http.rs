@@ -56,6 +56,7 @@ pub async fn post_with(url: &str, more: &[(&str, &str)], body: &str) -> Result<R
 /// Lines of a response that does not end.
 pub struct Lines {
     pub status: u16,
+    pub headers: HeaderMap,
     body: hyper::body::Incoming,
     received: Vec<u8>,
     connection: tokio::task::JoinHandle<hyper::Result<()>>,
@@ -107,9 +108,11 @@ pub async fn post_for_lines(url: &str, body: &str) -> Result<Lines, String> {
     let response = sending
         .map_err(|_| format!("{authority}: no answer"))?
         .map_err(|e| e.to_string())?;
+    let (head, body) = response.into_parts();
     Ok(Lines {
-        status: response.status().as_u16(),
-        body: response.into_body(),
+        status: head.status.as_u16(),
+        headers: head.headers,
+        body,
         received: Vec::new(),
         connection,
     })

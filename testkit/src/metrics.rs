@@ -34,6 +34,13 @@ impl Metrics {
             .sum()
     }
 
+    /// Watchers that `memory` or `etcd` has created, whatever the reason.
+    pub fn watches_created(&self, by: &str) -> f64 {
+        let created = format!("rangecache_watch_created_total{{outcome=\"{by}\"");
+        let of_outcome = self.0.iter().filter(|(sample, _)| sample.starts_with(&created));
+        of_outcome.map(|(_, count)| count).sum()
+    }
+
     /// Buffered bytes of `kind`.
     pub fn buffered(&self, kind: &str) -> f64 {
         let name = format!("rangecache_buffer_used_bytes{{kind=\"{kind}\"}}");

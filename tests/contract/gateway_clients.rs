@@ -1,18 +1,10 @@
 //! Sessions of clients that use the JSON gateway: Patroni's and lua-resty-etcd's requests, compared with etcd's answers.
 
-use ::http::Request;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::client::conn::http1::handshake;
-use hyper_util::rt::TokioIo;
 use testkit::etcd::{Etcd, Version};
 use testkit::http;
 use testkit::proxy::Rangecache;
-use testkit::wait::SOON;
-use tokio::net::TcpStream;
-use tokio::time::timeout;
 
 fn base64(text: &str) -> String {
     STANDARD.encode(text)
@@ -136,58 +128,28 @@ impl Pair {
 
 /// An open watch.
 struct Watching {
+    /// Status and names of the headers.
     head: (u16, Vec<String>),
-    body: hyper::body::Incoming,
-    read: String,
-    connection: tokio::task::JoinHandle<hyper::Result<()>>,
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        self.connection.abort();
-    }
+    lines: http::Lines,
 }
 
 impl Watching {
     async fn start(url: &str, body: &str) -> Watching {
-        let authority = url.strip_prefix("http://").expect("plain HTTP");
-        let tcp = TcpStream::connect(authority).await.expect("a listener");
-        let (mut sender, connection) = handshake(TokioIo::new(tcp)).await.expect("HTTP/1");
-        let connection = tokio::spawn(connection);
-        let request = Request::post("/v3/watch")
-            .header("host", authority)
-            .header("content-type", "application/json")
-            .body(Full::new(Bytes::from(body.to_owned())))
-            .expect("a request");
-        let response = timeout(SOON, sender.send_request(request))
-            .await
-            .expect("a response");
-        let (head, body) = response.expect("a response").into_parts();
-        let names = head.headers.keys().map(ToString::to_string);
+        let lines = http::post_for_lines(&format!("{url}/v3/watch"), body).await;
+        let lines = lines.expect("a response");
+        let names = lines.headers.keys().map(ToString::to_string);
         let names = names.filter(|name| name != "date" && !name.starts_with("access-control-"));
         let mut names: Vec<_> = names.collect();
         names.sort();
         Watching {
-            head: (head.status.as_u16(), names),
-            body,
-            read: String::new(),
-            connection,
+            head: (lines.status, names),
+            lines,
         }
     }
 
     /// The next message, a line of JSON.
     async fn next(&mut self) -> String {
-        loop {
-            if let Some((line, rest)) = self.read.split_once('\n') {
-                let (line, rest) = (comparable(line), rest.to_owned());
-                self.read = rest;
-                return line;
-            }
-            let frame = timeout(SOON, self.body.frame()).await.expect("a message");
-            let frame = frame.expect("the watch is open").expect("the watch is open");
-            let data = frame.into_data().unwrap_or_default();
-            self.read.push_str(&String::from_utf8_lossy(&data));
-        }
+        comparable(&self.lines.next().await.expect("a message"))
     }
 }
 

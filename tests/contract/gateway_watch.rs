@@ -43,14 +43,6 @@ async fn scene(version: Version) -> (Etcd, Rangecache, Client) {
     (etcd, rangecache, client)
 }
 
-/// Watches that memory has created.
-async fn from_memory(rangecache: &Rangecache) -> f64 {
-    let samples = rangecache.metrics().await;
-    let created = "rangecache_watch_created_total{outcome=\"memory\"";
-    let of_memory = samples.0.iter().filter(|(sample, _)| sample.starts_with(created));
-    of_memory.map(|(_, count)| count).sum()
-}
-
 /// A watch, and what it shows of a write.
 struct Watch {
     body: String,
@@ -165,7 +157,7 @@ async fn watches_equal_etcds(version: Version) {
         "{equal_texts} of {texts} texts are equal"
     );
     assert_eq!(
-        from_memory(&rangecache).await as usize,
+        rangecache.metrics().await.watches_created("memory") as usize,
         WATCHES,
         "all were served from memory"
     );
@@ -205,7 +197,7 @@ async fn json_watches_that_are_not_understood_are_etcds() {
             assert_eq!(through.next().await.expect("a line"), expected, "{body}");
         }
     }
-    assert_eq!(from_memory(&rangecache).await, 0.0);
+    assert_eq!(rangecache.metrics().await.watches_created("memory"), 0.0);
     client.put(KEY, "alive").await.expect("a put");
 }
 

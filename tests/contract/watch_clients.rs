@@ -21,18 +21,9 @@ const WATCHES: usize = 50;
 /// Namespace of some of them.
 const NAMESPACE: &str = "f/1";
 
-/// Creates that memory has served.
-async fn from_memory(rangecache: &Rangecache) -> f64 {
-    let metrics = rangecache.metrics().await;
-    let created = metrics.0.iter();
-    let memory =
-        created.filter(|(sample, _)| sample.starts_with("rangecache_watch_created_total{outcome=\"memory\""));
-    memory.map(|(_, count)| count).sum()
-}
-
 /// Asserts that memory has created all watches of a [`Follower`].
 async fn serves_every_watch(rangecache: &Rangecache) {
-    let memory = from_memory(rangecache).await;
+    let memory = rangecache.metrics().await.watches_created("memory");
     assert!(memory >= WATCHES as f64, "memory serves {memory} watches");
 }
 
@@ -338,7 +329,7 @@ async fn client_that_resumes_by_headers_alone_gets_the_whole_history() {
         }
     }
     assert_eq!(received, written);
-    assert!(streams > 1 && from_memory(&rangecache).await >= f64::from(streams));
+    assert!(streams > 1 && rangecache.metrics().await.watches_created("memory") >= f64::from(streams));
 }
 
 /// What `etcdctl watch` prints until it has printed `lines` lines.
@@ -390,5 +381,5 @@ async fn etcdctl_watch_prints_the_same_as_at_etcd() {
         let through = etcdctl(rangecache.url(), arguments, input, lines).await;
         assert_eq!(at_etcd, through, "{arguments:?}");
     }
-    assert!(from_memory(&rangecache).await >= cases.len() as f64);
+    assert!(rangecache.metrics().await.watches_created("memory") >= cases.len() as f64);
 }

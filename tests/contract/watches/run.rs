@@ -351,13 +351,7 @@ impl World {
     /// Asserts what holds for all programs together.
     pub(super) async fn judge(&self) {
         let metrics = self.rangecache.metrics().await;
-        let of = |outcome: &str| -> f64 {
-            let wanted = format!("rangecache_watch_created_total{{outcome=\"{outcome}\"");
-            let samples = metrics.0.iter();
-            let of_outcome = samples.filter(|(sample, _)| sample.starts_with(&wanted));
-            of_outcome.map(|(_, count)| *count).sum()
-        };
-        let (memory, etcd) = (of("memory"), of("etcd"));
+        let (memory, etcd) = (metrics.watches_created("memory"), metrics.watches_created("etcd"));
         println!(
             "{} watchers compared; with refused ones and marks {memory} from memory",
             self.created

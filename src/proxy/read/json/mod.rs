@@ -27,7 +27,7 @@ use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::access::AccessCall;
 use crate::proxy::forward::{Gate, SendError, forward_http1_body};
-use crate::proxy::gateway::{call_metadata, http_status, is_protojson, is_understood_version};
+use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
 use crate::proxy::handles::{JsonLayouts, Proxy};
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, Observer, ResponseBody};
@@ -138,14 +138,7 @@ impl Understood {
         recorder: &mut Recorder<'_>,
     ) -> Result<Understood, Reason> {
         let (metadata, headers) = call_metadata(&parts.headers).ok_or(Reason::Undecodable)?;
-        let version = proxy
-            .forward
-            .upstream
-            .lowest_version()
-            .ok_or(Reason::VersionUnknown)?;
-        if !is_understood_version(version) {
-            return Err(Reason::JsonLayout);
-        }
+        let version = gateway_version(proxy.forward.upstream.lowest_version())?;
         let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
         recorder.record_query(&query);
         let layout = proxy.json_layouts.of(version).ok_or(Reason::JsonLayout)?;

@@ -23,7 +23,7 @@ use super::stream_bytes::StreamBytes;
 use crate::grpc::Method;
 use crate::proxy::access::AccessCall;
 use crate::proxy::forward::forward_http1_body;
-use crate::proxy::gateway::{call_metadata, is_protojson, is_understood_version};
+use crate::proxy::gateway::{call_metadata, gateway_version, is_protojson};
 use crate::proxy::handles::Client;
 use crate::proxy::recorder;
 use crate::proxy::response::{CallResult, ResponseBody};
@@ -101,14 +101,7 @@ async fn first(
     access: Option<&mut AccessCall>,
 ) -> Result<Watch, Reason> {
     let proxy = &client.proxy;
-    let version = proxy
-        .forward
-        .upstream
-        .lowest_version()
-        .ok_or(Reason::VersionUnknown)?;
-    if !is_understood_version(version) {
-        return Err(Reason::JsonLayout);
-    }
+    let version = gateway_version(proxy.forward.upstream.lowest_version())?;
     let is_protojson = is_protojson(version);
     let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
     let head = grpc_head(parts).ok_or(Reason::Undecodable)?;

@@ -7,7 +7,7 @@ use http::HeaderMap;
 use http_body::Frame;
 use prost::Message as _;
 
-use crate::cache::{JsonFields, JsonLayout, Rope};
+use crate::cache::{Entry, JsonFields, JsonLayout, Rope};
 use crate::etcdserverpb::{Event, WatchResponse};
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::grpc::status;
@@ -19,23 +19,6 @@ use crate::proxy::watch::session::Session;
 const LAYOUT: JsonLayout = JsonLayout::Compact;
 /// etcd's number of deletes.
 const DELETE: i32 = 1;
-
-/// A KeyValue, as far as the text shows it: all of it.
-#[derive(Clone, PartialEq, prost::Message)]
-struct KeyValue {
-    #[prost(bytes = "bytes", tag = "1")]
-    key: Bytes,
-    #[prost(int64, tag = "2")]
-    create_revision: i64,
-    #[prost(int64, tag = "3")]
-    mod_revision: i64,
-    #[prost(int64, tag = "4")]
-    version: i64,
-    #[prost(bytes = "bytes", tag = "5")]
-    value: Bytes,
-    #[prost(int64, tag = "6")]
-    lease: i64,
-}
 
 /// Produces the text of a session.
 #[derive(Debug)]
@@ -92,9 +75,8 @@ impl JsonStream {
             let mut message = self.partial.split_to(length).freeze();
             message.advance(PREFIX_BYTES);
             // The session and etcd send no other message; an unreadable one ends the stream, so that none is missed.
-            match WatchResponse::decode(message) {
-                Ok(response) => write_response(&response, &mut out),
-                Err(_) => self.has_ended = true,
+            if write_message(message, &mut out).is_none() {
+                self.has_ended = true;
             }
         }
         out
@@ -138,18 +120,13 @@ impl BodySource for JsonStream {
     }
 }
 
-fn write_response(response: &WatchResponse, out: &mut String) {
-    out.push_str("{\"result\":{");
-    let mut fields = JsonFields::new(out, LAYOUT);
-    if let Some(header) = &response.header {
-        let out = fields.name("header");
-        out.push('{');
-        let mut fields = JsonFields::new(out, LAYOUT);
-        fields.number("cluster_id", header.cluster_id);
-        fields.number("member_id", header.member_id);
-        fields.number("revision", header.revision);
-        fields.number("raft_term", header.raft_term);
-        out.push('}');
+/// Appends the line of a WatchResponse; `None` if it cannot be read.
+fn write_message(message: Bytes, out: &mut String) -> Option<()> {
+    let response = WatchResponse::decode(message).ok()?;
+    let mut line = String::from("{\"result\":{");
+    let mut fields = JsonFields::new(&mut line, LAYOUT);
+    if let Some(header) = response.header {
+        fields.header(&header.into());
     }
     fields.number("watch_id", response.watch_id);
     fields.flag("created", response.created);
@@ -164,37 +141,26 @@ fn write_response(response: &WatchResponse, out: &mut String) {
         let out = fields.name("events");
         for (index, event) in response.events.iter().enumerate() {
             out.push_str(if index == 0 { "[" } else { LAYOUT.comma() });
-            write_event(event, out);
+            write_event(event, out)?;
         }
         out.push(']');
     }
-    out.push_str("}}\n");
+    line.push_str("}}\n");
+    out.push_str(&line);
+    Some(())
 }
 
-fn write_event(event: &Event, out: &mut String) {
+fn write_event(event: &Event, out: &mut String) -> Option<()> {
     out.push('{');
     let mut fields = JsonFields::new(out, LAYOUT);
     if event.r#type == DELETE {
         fields.name("type").push_str("\"DELETE\"");
     }
     for (name, key_value) in [("kv", &event.kv), ("prev_kv", &event.prev_kv)] {
-        if !key_value.is_empty()
-            && let Ok(key_value) = KeyValue::decode(key_value.clone())
-        {
-            write_key_value(&key_value, fields.name(name));
+        if !key_value.is_empty() {
+            fields.entry(name, &Entry::from_key_value(key_value).ok()?);
         }
     }
     out.push('}');
-}
-
-fn write_key_value(key_value: &KeyValue, out: &mut String) {
-    out.push('{');
-    let mut fields = JsonFields::new(out, LAYOUT);
-    fields.bytes("key", &key_value.key);
-    fields.number("create_revision", key_value.create_revision);
-    fields.number("mod_revision", key_value.mod_revision);
-    fields.number("version", key_value.version);
-    fields.bytes("value", &key_value.value);
-    fields.number("lease", key_value.lease);
-    out.push('}');
+    Some(())
 }
