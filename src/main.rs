@@ -14,8 +14,8 @@ use clap::error::ErrorKind;
 use rangecache::admin::Admin;
 use rangecache::cli::{self, Task};
 use rangecache::config::{
-    AccessLogConfig, Config, DiffConfig, DoctorConfig, OtelConfig, RangeStream, ReplayConfig, ReportFormat,
-    bounds,
+    AccessLogConfig, Config, DiffConfig, DoctorConfig, IgnoredOtel, OtelConfig, RangeStream, ReplayConfig,
+    ReportFormat, bounds,
 };
 use rangecache::diff;
 use rangecache::doctor::{self, Style};
@@ -228,24 +228,32 @@ struct Files {
 impl Files {
     fn open(config: &Config) -> anyhow::Result<Files> {
         let metrics = Arc::new(Metrics::new());
-        let (exporter, tracer) = match OtelConfig::from_env()? {
-            Some(settings) => {
-                let (exporter, tracer) = Exporter::open(settings, metrics.traces.counters())?;
-                (Some(exporter), tracer)
-            }
-            None => (None, Tracer::default()),
-        };
+        let (exporter, tracer) = open_exporter(&metrics).unzip();
         let (access_log_writer, access_log) = open_access_log(&config.access_log, &metrics)?.unzip();
         Ok(Files {
             connector: Connector::open(config, &metrics)?,
             acceptor: Acceptor::open(config, &metrics)?,
             metrics,
-            tracer,
+            tracer: tracer.unwrap_or_default(),
             exporter,
             access_log: access_log.unwrap_or_default(),
             access_log_writer,
         })
     }
+}
+
+/// The exporter of traces, if OpenTelemetry's variables ask for one. Nothing in them keeps rangecache from serving.
+fn open_exporter(metrics: &Metrics) -> Option<(Exporter, Tracer)> {
+    let (settings, ignored) = OtelConfig::from_env();
+    for IgnoredOtel { name, value, remedy } in ignored {
+        tracing::warn!(
+            variable = name,
+            value,
+            remedy,
+            "a variable of OpenTelemetry cannot be used and counts as not set"
+        );
+    }
+    Some(Exporter::open(settings?, metrics.traces.counters()))
 }
 
 /// Opens the access log, if there is one.

@@ -45,7 +45,7 @@ pub use limits::LimitsConfig;
 pub use listen::ListenConfig;
 pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
-pub use otel::{OtelConfig, OtelError, Protocol};
+pub use otel::{IgnoredOtel, OtelConfig, Protocol};
 pub use replay::{ReplayConfig, Speed};
 pub use tls::{TlsConfig, TlsFlagError, TlsVersion};
 pub use watch::{WatchCache, WatchConfig};

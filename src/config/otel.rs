@@ -1,9 +1,10 @@
 //! OpenTelemetry's environment variables, `OTEL_…`, under their own names. Read once, before a port is bound.
 //!
-//! Tracing is off unless an endpoint or an exporter is set. Invalid values are refused, with what to write instead; the
-//! library would use a default or ignore them. Headers, resource attributes and compression are only checked here: the
-//! library reads them itself.
+//! Tracing is off unless an endpoint or an exporter is set. As the specification asks, a value that cannot be used counts
+//! as not set and is reported. Headers, resource attributes and compression are only checked here: the library reads them
+//! itself, and leaves out what it cannot use.
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -50,18 +51,48 @@ pub struct OtelConfig {
     pub max_batch_size: usize,
 }
 
-/// An invalid value of a variable, with what to write instead.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{name} is {value:?}: {remedy}")]
-pub struct OtelError {
-    name: &'static str,
-    /// Masked for headers, which may be secret.
-    value: String,
-    remedy: String,
+/// A value of a variable that counts as not set, with what to write instead.
+#[derive(Debug, PartialEq, Eq)]
+pub struct IgnoredOtel {
+    /// The variable.
+    pub name: &'static str,
+    /// Its value; masked for headers and for URLs with a user, which may be secret.
+    pub value: String,
+    /// What to write instead.
+    pub remedy: String,
 }
+
+/// The variables for traces, each followed by the one for all signals.
+type Pair = [&'static str; 2];
 
 const ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const TRACES_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT";
+const PROTOCOL: Pair = [
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+];
+const COMPRESSION: Pair = [
+    "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
+    "OTEL_EXPORTER_OTLP_COMPRESSION",
+];
+const HEADERS: Pair = ["OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS"];
+const TIMEOUT: Pair = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
+const INSECURE: Pair = [
+    "OTEL_EXPORTER_OTLP_TRACES_INSECURE",
+    "OTEL_EXPORTER_OTLP_INSECURE",
+];
+const CERTIFICATE: Pair = [
+    "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
+    "OTEL_EXPORTER_OTLP_CERTIFICATE",
+];
+const CLIENT_CERTIFICATE: Pair = [
+    "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE",
+    "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+];
+const CLIENT_KEY: Pair = [
+    "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY",
+    "OTEL_EXPORTER_OTLP_CLIENT_KEY",
+];
 const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
 const QUEUE_SIZE: &str = "OTEL_BSP_MAX_QUEUE_SIZE";
@@ -69,82 +100,108 @@ const BATCH_SIZE: &str = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE";
 /// Path of traces below an HTTP endpoint for all signals.
 const TRACES_PATH: &str = "v1/traces";
 
-/// Looks up variables; an empty one counts as not set.
-struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
-
-impl Variables<'_> {
-    fn get(&self, name: &'static str) -> Option<(&'static str, String)> {
-        let value = (self.0)(name)?.trim().to_owned();
-        Some((name, value)).filter(|(_, value)| !value.is_empty())
-    }
-
-    /// The variable for traces, otherwise the one for all signals.
-    fn either(&self, traces: &'static str, all: &'static str) -> Option<(&'static str, String)> {
-        self.get(traces).or_else(|| self.get(all))
-    }
-
-    fn number<T: std::str::FromStr>(&self, name: &'static str, default: T) -> Result<T, OtelError> {
-        match self.get(name) {
-            None => Ok(default),
-            Some((name, value)) => value
-                .parse()
-                .map_err(|_| refused(name, value, "write a whole number")),
-        }
-    }
-
-    fn millis(&self, name: &'static str, default: u64) -> Result<Duration, OtelError> {
-        let millis = self.number(name, default)?;
-        if millis == 0 {
-            return Err(refused(name, "0", "write a number of milliseconds above 0"));
-        }
-        Ok(Duration::from_millis(millis))
-    }
-
-    fn is_true(&self, name: &'static str) -> bool {
-        self.get(name)
-            .is_some_and(|(_, value)| value.eq_ignore_ascii_case("true"))
-    }
+/// Looks up variables; an empty one counts as not set, and so does one that cannot be used.
+struct Variables<'a> {
+    look_up: &'a dyn Fn(&str) -> Option<String>,
+    ignored: RefCell<Vec<IgnoredOtel>>,
 }
 
-fn refused(name: &'static str, value: impl Into<String>, remedy: impl Into<String>) -> OtelError {
-    OtelError {
-        name,
-        value: value.into(),
-        remedy: remedy.into(),
+impl Variables<'_> {
+    fn get(&self, name: &'static str) -> Option<String> {
+        let value = (self.look_up)(name)?.trim().to_owned();
+        Some(value).filter(|value| !value.is_empty())
+    }
+
+    fn ignore(&self, name: &'static str, value: &str, remedy: impl Into<String>) {
+        let is_secret = HEADERS.contains(&name) || value.contains('@');
+        self.ignored.borrow_mut().push(IgnoredOtel {
+            name,
+            value: if is_secret { "(secret)" } else { value }.to_owned(),
+            remedy: remedy.into(),
+        });
+    }
+
+    /// What `parse` makes of the first of `names` that has a value it accepts; its error is the remedy.
+    fn first<T>(
+        &self,
+        names: &[&'static str],
+        parse: impl Fn(&'static str, &str) -> Result<T, String>,
+    ) -> Option<T> {
+        names.iter().find_map(|&name| {
+            let value = self.get(name)?;
+            parse(name, &value)
+                .map_err(|remedy| self.ignore(name, &value, remedy))
+                .ok()
+        })
+    }
+
+    /// The value of the first of `names` that has one.
+    fn either(&self, names: Pair) -> Option<(&'static str, String)> {
+        names.iter().find_map(|&name| Some((name, self.get(name)?)))
+    }
+
+    fn millis(&self, names: &[&'static str], default: u64) -> Duration {
+        let millis = self.first(names, |_, value| match value.parse() {
+            Ok(millis) if millis > 0 => Ok(millis),
+            _ => Err("write a whole number of milliseconds above 0".to_owned()),
+        });
+        Duration::from_millis(millis.unwrap_or(default))
+    }
+
+    fn is_true(&self, names: &[&'static str]) -> bool {
+        let value = self.first(names, |_, value| match value.to_ascii_lowercase().parse() {
+            Ok(is_true) => Ok(is_true),
+            Err(_) => Err("write true or false".to_owned()),
+        });
+        value.unwrap_or(false)
     }
 }
 
 impl OtelConfig {
-    /// Reads the environment of this process; `None` if tracing is off.
-    ///
-    /// # Errors
-    /// The first invalid variable.
-    pub fn from_env() -> Result<Option<OtelConfig>, OtelError> {
+    /// Reads the environment of this process; `None` if tracing is off. Values that cannot be used are returned.
+    #[must_use]
+    pub fn from_env() -> (Option<OtelConfig>, Vec<IgnoredOtel>) {
         OtelConfig::from_variables(&|name| {
             std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
         })
     }
 
-    /// Reads the variables that `look_up` returns; `None` if tracing is off.
-    ///
-    /// # Errors
-    /// The first invalid variable.
-    pub fn from_variables(look_up: &dyn Fn(&str) -> Option<String>) -> Result<Option<OtelConfig>, OtelError> {
-        let variables = Variables(look_up);
-        if variables.is_true("OTEL_SDK_DISABLED") {
-            return Ok(None);
+    /// Reads the variables that `look_up` returns; `None` if tracing is off. Values that cannot be used are returned.
+    pub fn from_variables(
+        look_up: &dyn Fn(&str) -> Option<String>,
+    ) -> (Option<OtelConfig>, Vec<IgnoredOtel>) {
+        let variables = Variables {
+            look_up,
+            ignored: RefCell::default(),
+        };
+        let config = OtelConfig::read(&variables);
+        (config, variables.ignored.into_inner())
+    }
+
+    fn read(variables: &Variables<'_>) -> Option<OtelConfig> {
+        if variables.is_true(&["OTEL_SDK_DISABLED"]) {
+            return None;
         }
-        let endpoint = variables.either(TRACES_ENDPOINT, ENDPOINT);
-        match variables.get("OTEL_TRACES_EXPORTER") {
-            Some((_, exporter)) if exporter == "none" => return Ok(None),
-            Some((_, exporter)) if exporter == "otlp" => {}
-            Some((name, other)) => return Err(refused(name, other, "write otlp or none")),
-            None if endpoint.is_none() => return Ok(None),
-            None => {}
+        let exports = variables.first(&["OTEL_TRACES_EXPORTER"], |_, exporter| match exporter {
+            "otlp" => Ok(true),
+            "none" => Ok(false),
+            _ => Err("write otlp or none".to_owned()),
+        });
+        if exports == Some(false) {
+            return None;
         }
-        let protocol = protocol(&variables)?;
+        let protocol = variables.first(&PROTOCOL, |_, value| match value {
+            "grpc" => Ok(Protocol::Grpc),
+            "http/protobuf" => Ok(Protocol::Http),
+            _ => Err("write grpc or http/protobuf".to_owned()),
+        });
+        let protocol = protocol.unwrap_or(Protocol::Http);
+        let endpoint = variables.first(&[TRACES_ENDPOINT, ENDPOINT], |name, value| {
+            at(variables, protocol, name, value)
+        });
         let (endpoint, path) = match endpoint {
-            Some((name, value)) => at(&variables, protocol, name, &value)?,
+            Some(endpoint) => endpoint,
+            None if exports.is_none() => return None,
             None => {
                 let (port, path) = match protocol {
                     Protocol::Grpc => (4317, "/"),
@@ -153,112 +210,69 @@ impl OtelConfig {
                 (tcp(false, "localhost", port), path.to_owned())
             }
         };
-        let client = match (
-            variables.either(
-                "OTEL_EXPORTER_OTLP_TRACES_CLIENT_CERTIFICATE",
-                "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
-            ),
-            variables.either(
-                "OTEL_EXPORTER_OTLP_TRACES_CLIENT_KEY",
-                "OTEL_EXPORTER_OTLP_CLIENT_KEY",
-            ),
-        ) {
-            (None, None) => None,
-            (Some((_, certificate)), Some((_, key))) => Some((certificate.into(), key.into())),
-            (Some((name, value)), None) => {
-                return Err(refused(name, value, "set OTEL_EXPORTER_OTLP_CLIENT_KEY, too"));
-            }
-            (None, Some((name, value))) => {
-                let remedy = "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE, too";
-                return Err(refused(name, value, remedy));
-            }
-        };
-        let timeout = match variables.get("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT") {
-            Some((name, _)) => variables.millis(name, 10_000)?,
-            None => variables.millis("OTEL_EXPORTER_OTLP_TIMEOUT", 10_000)?,
-        };
-        let (max_queue_size, max_batch_size) = queue(&variables)?;
-        check_compression(&variables)?;
-        check_headers(&variables)?;
-        check_resource(&variables)?;
-        Ok(Some(OtelConfig {
+        let (max_queue_size, max_batch_size) = queue(variables);
+        check_what_the_library_reads(variables);
+        Some(OtelConfig {
             endpoint,
             path,
             protocol,
-            timeout,
-            certificate: variables
-                .either(
-                    "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE",
-                    "OTEL_EXPORTER_OTLP_CERTIFICATE",
-                )
-                .map(|(_, path)| path.into()),
-            client,
-            sampler: sampler(&variables)?,
-            service: variables.get("OTEL_SERVICE_NAME").map(|(_, name)| name),
-            schedule_delay: variables.millis("OTEL_BSP_SCHEDULE_DELAY", 5000)?,
-            export_timeout: variables.millis("OTEL_BSP_EXPORT_TIMEOUT", 30_000)?,
+            timeout: variables.millis(&TIMEOUT, 10_000),
+            certificate: variables.either(CERTIFICATE).map(|(_, path)| path.into()),
+            client: client(variables),
+            sampler: sampler(variables),
+            service: variables.get("OTEL_SERVICE_NAME"),
+            schedule_delay: variables.millis(&["OTEL_BSP_SCHEDULE_DELAY"], 5000),
+            export_timeout: variables.millis(&["OTEL_BSP_EXPORT_TIMEOUT"], 30_000),
             max_queue_size,
             max_batch_size,
-        }))
+        })
     }
 }
 
-fn protocol(variables: &Variables<'_>) -> Result<Protocol, OtelError> {
-    let named = variables.either(
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
-        "OTEL_EXPORTER_OTLP_PROTOCOL",
-    );
-    match named {
-        None => Ok(Protocol::Http),
-        Some((_, value)) if value == "grpc" => Ok(Protocol::Grpc),
-        Some((_, value)) if value == "http/protobuf" => Ok(Protocol::Http),
-        Some((name, value)) => Err(refused(name, value, "write grpc or http/protobuf")),
+/// The client certificate and its key, if both are named.
+fn client(variables: &Variables<'_>) -> Option<(PathBuf, PathBuf)> {
+    let alone = |(name, path): (&'static str, String), missing: Pair| {
+        variables.ignore(name, &path, format!("set {} as well", missing[1]));
+        None
+    };
+    match (variables.either(CLIENT_CERTIFICATE), variables.either(CLIENT_KEY)) {
+        (None, None) => None,
+        (Some((_, certificate)), Some((_, key))) => Some((certificate.into(), key.into())),
+        (Some(certificate), None) => alone(certificate, CLIENT_KEY),
+        (None, Some(key)) => alone(key, CLIENT_CERTIFICATE),
     }
 }
 
-fn check_compression(variables: &Variables<'_>) -> Result<(), OtelError> {
-    let named = variables.either(
-        "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION",
-        "OTEL_EXPORTER_OTLP_COMPRESSION",
-    );
-    match named {
-        Some((name, value)) if value != "none" && value != "gzip" => {
-            Err(refused(name, value, "write none or gzip"))
-        }
-        _ => Ok(()),
-    }
+/// The size of the queue and of a batch, in spans.
+fn queue(variables: &Variables<'_>) -> (usize, usize) {
+    let within = |name, max: usize, remedy: String| {
+        variables.first(&[name], |_, value| match value.parse() {
+            Ok(size) if (1..=max).contains(&size) => Ok(size),
+            _ => Err(remedy.clone()),
+        })
+    };
+    let size = within(QUEUE_SIZE, 1 << 20, "write a number from 1 to 1048576".to_owned());
+    let size = size.unwrap_or(2048);
+    let remedy = format!("write a number from 1 to {QUEUE_SIZE}, which is {size}");
+    let batch = within(BATCH_SIZE, size, remedy);
+    (size, batch.unwrap_or(size.min(512)))
 }
 
-fn queue(variables: &Variables<'_>) -> Result<(usize, usize), OtelError> {
-    let queue_size: usize = variables.number(QUEUE_SIZE, 2048)?;
-    if !(1..=1 << 20).contains(&queue_size) {
-        let given = queue_size.to_string();
-        return Err(refused(QUEUE_SIZE, given, "write a number from 1 to 1048576"));
-    }
-    let batch_size: usize = variables.number(BATCH_SIZE, queue_size.min(512))?;
-    if !(1..=queue_size).contains(&batch_size) {
-        let remedy = format!("write a number from 1 to {QUEUE_SIZE}, which is {queue_size}");
-        return Err(refused(BATCH_SIZE, batch_size.to_string(), remedy));
-    }
-    Ok((queue_size, batch_size))
-}
-
-/// An endpoint and a path, of a URL with or without a port and, for gRPC, a scheme.
+/// An endpoint and a path, of a URL with or without a port and, for gRPC, a scheme. The error is the remedy.
 fn at(
     variables: &Variables<'_>,
     protocol: Protocol,
     name: &'static str,
     value: &str,
-) -> Result<(Url, String), OtelError> {
+) -> Result<(Url, String), String> {
     let example = match protocol {
         Protocol::Grpc => "http://localhost:4317",
         Protocol::Http => "http://localhost:4318",
     };
-    let wrong = || refused(name, value, format!("write a URL, for example {example}"));
+    let wrong = || format!("write a URL, for example {example}");
     let with_scheme = match (protocol, value.contains("://")) {
         (Protocol::Grpc, false) => {
-            let insecure = variables.is_true("OTEL_EXPORTER_OTLP_TRACES_INSECURE")
-                || variables.is_true("OTEL_EXPORTER_OTLP_INSECURE");
+            let insecure = variables.is_true(&INSECURE);
             format!("http{}://{value}", if insecure { "" } else { "s" })
         }
         _ => value.to_owned(),
@@ -292,9 +306,9 @@ fn at(
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let path = match (protocol, name) {
         (Protocol::Grpc, _) if uri.path() != "/" => {
-            let remedy = "gRPC takes no path: write only scheme://host:port, or set \
-                          OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf";
-            return Err(refused(name, value, remedy));
+            return Err("gRPC takes no path: write only scheme://host:port, or set \
+                        OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"
+                .to_owned());
         }
         (Protocol::Http, ENDPOINT) => format!("{}/{TRACES_PATH}", path.trim_end_matches('/')),
         _ => path.to_owned(),
@@ -310,28 +324,25 @@ fn tcp(tls: bool, host: &str, port: u16) -> Url {
     Url { tls, address }
 }
 
-fn check_headers(variables: &Variables<'_>) -> Result<(), OtelError> {
-    let named = variables.either("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS");
-    match named {
-        Some((name, list)) if !names(&list).all(|name| name.is_some_and(is_header)) => {
-            let remedy = "write name=value,name=value, with values percent-encoded";
-            Err(refused(name, "(secret)", remedy))
+/// Reports values that the library will leave out. It reads them itself.
+fn check_what_the_library_reads(variables: &Variables<'_>) {
+    let is_header = |name: &str| name.parse::<HeaderName>().is_ok();
+    let _ = variables.first(&COMPRESSION, |_, value| match value {
+        "none" | "gzip" => Ok(()),
+        _ => Err("write none or gzip".to_owned()),
+    });
+    let _ = variables.first(&HEADERS, |_, list| {
+        if names(list).all(|name| name.is_some_and(is_header)) {
+            return Ok(());
         }
-        _ => Ok(()),
-    }
-}
-
-fn is_header(name: &str) -> bool {
-    name.parse::<HeaderName>().is_ok()
-}
-
-fn check_resource(variables: &Variables<'_>) -> Result<(), OtelError> {
-    match variables.get("OTEL_RESOURCE_ATTRIBUTES") {
-        Some((name, list)) if !names(&list).all(|name| name.is_some()) => {
-            Err(refused(name, list, "write name=value,name=value"))
+        Err("write name=value,name=value, with values percent-encoded".to_owned())
+    });
+    let _ = variables.first(&["OTEL_RESOURCE_ATTRIBUTES"], |_, list| {
+        if names(list).all(|name| name.is_some()) {
+            return Ok(());
         }
-        _ => Ok(()),
-    }
+        Err("write name=value,name=value".to_owned())
+    });
 }
 
 /// The names in `name=value,name=value`; `None` for a part of another form.
@@ -343,51 +354,57 @@ fn names(list: &str) -> impl Iterator<Item = Option<&str>> {
     })
 }
 
-fn sampler(variables: &Variables<'_>) -> Result<Sampler, OtelError> {
-    let name = variables.get(SAMPLER).map(|(_, name)| name);
-    let name = name.as_deref().unwrap_or("parentbased_always_on");
-    let root = match name.trim_start_matches("parentbased_") {
-        "always_on" => Sampler::AlwaysOn,
-        "always_off" => Sampler::AlwaysOff,
-        "traceidratio" => {
-            let (_, ratio) = variables
-                .get(SAMPLER_ARG)
-                .unwrap_or((SAMPLER_ARG, "1".to_owned()));
-            match ratio.parse::<f64>() {
-                Ok(number) if (0.0..=1.0).contains(&number) => Sampler::TraceIdRatioBased(number),
-                _ => {
-                    let remedy = "write a ratio from 0 to 1, for example 0.01";
-                    return Err(refused(SAMPLER_ARG, ratio, remedy));
-                }
+fn sampler(variables: &Variables<'_>) -> Sampler {
+    let sampler = variables.first(&[SAMPLER], |_, name| {
+        let (is_parent_based, root) = match name.strip_prefix("parentbased_") {
+            Some(root) => (true, root),
+            None => (false, name),
+        };
+        let root = match root {
+            "always_on" => Sampler::AlwaysOn,
+            "always_off" => Sampler::AlwaysOff,
+            "traceidratio" => Sampler::TraceIdRatioBased(ratio(variables)),
+            _ => {
+                return Err(
+                    "write always_on, always_off, traceidratio, parentbased_always_on, \
+                            parentbased_always_off or parentbased_traceidratio"
+                        .to_owned(),
+                );
             }
-        }
-        _ => {
-            let remedy = "write always_on, always_off, traceidratio, parentbased_always_on, \
-                          parentbased_always_off or parentbased_traceidratio";
-            return Err(refused(SAMPLER, name, remedy));
-        }
-    };
-    Ok(if name.starts_with("parentbased_") {
-        Sampler::ParentBased(Box::new(root))
-    } else {
-        root
-    })
+        };
+        Ok(if is_parent_based { parent_based(root) } else { root })
+    });
+    sampler.unwrap_or_else(|| parent_based(Sampler::AlwaysOn))
+}
+
+fn parent_based(root: Sampler) -> Sampler {
+    Sampler::ParentBased(Box::new(root))
+}
+
+fn ratio(variables: &Variables<'_>) -> f64 {
+    let ratio = variables.first(&[SAMPLER_ARG], |_, ratio| match ratio.parse::<f64>() {
+        Ok(number) if (0.0..=1.0).contains(&number) => Ok(number),
+        _ => Err("write a ratio from 0 to 1, for example 0.01".to_owned()),
+    });
+    ratio.unwrap_or(1.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn settings(variables: &[(&str, &str)]) -> Result<Option<OtelConfig>, String> {
+    fn settings(variables: &[(&str, &str)]) -> (Option<OtelConfig>, Vec<IgnoredOtel>) {
         let look_up = |name: &str| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        OtelConfig::from_variables(&look_up).map_err(|error| error.to_string())
+        OtelConfig::from_variables(&look_up)
     }
 
     fn on(variables: &[(&str, &str)]) -> OtelConfig {
-        settings(variables).unwrap().expect("tracing is on")
+        let (config, ignored) = settings(variables);
+        assert_eq!(ignored, [], "{variables:?}");
+        config.expect("tracing is on")
     }
 
     #[test]
@@ -405,7 +422,7 @@ mod tests {
                 ("OTEL_SDK_DISABLED", "TRUE"),
             ],
         ] {
-            assert!(settings(variables).unwrap().is_none(), "{variables:?}");
+            assert!(settings(variables).0.is_none(), "{variables:?}");
         }
         let defaults = on(&[("OTEL_TRACES_EXPORTER", "otlp")]);
         assert_eq!(defaults.endpoint.to_string(), "http://localhost:4318");
@@ -457,56 +474,65 @@ mod tests {
         }
     }
 
+    /// Each value that cannot be used is reported with a remedy, and the configuration is that without it.
     #[test]
-    fn invalid_values_are_refused_with_a_remedy() {
+    fn unusable_values_count_as_not_set() {
         const AT: (&str, &str) = (ENDPOINT, "http://a:1");
-        for (variables, says) in [
-            (&[(ENDPOINT, "a:4318")][..], "write a URL"),
-            (&[(ENDPOINT, "ftp://a:1")], "write a URL"),
-            (&[(ENDPOINT, "http://a:none")], "write a URL"),
-            (&[(ENDPOINT, "http://user@a:1")], "write a URL"),
+        for (kept, (name, value), says) in [
+            (&[][..], (ENDPOINT, "a:4318"), "write a URL"),
+            (&[], (ENDPOINT, "ftp://a:1"), "write a URL"),
+            (&[], (ENDPOINT, "http://a:none"), "write a URL"),
+            (&[AT], (TRACES_ENDPOINT, "nowhere"), "write a URL"),
             (
-                &[
-                    (ENDPOINT, "http://a:1/v1/traces"),
-                    ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"),
-                ],
+                &[("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")],
+                (ENDPOINT, "http://a:1/v1/traces"),
                 "takes no path",
             ),
             (
-                &[AT, ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")],
+                &[AT],
+                ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
                 "write grpc or http/protobuf",
             ),
-            (&[AT, ("OTEL_TRACES_EXPORTER", "zipkin")], "write otlp or none"),
-            (&[AT, ("OTEL_TRACES_SAMPLER", "jaeger_remote")], "write always_on"),
+            (&[AT], ("OTEL_TRACES_EXPORTER", "zipkin"), "write otlp or none"),
+            (&[AT], ("OTEL_SDK_DISABLED", "1"), "write true or false"),
+            (&[AT], (SAMPLER, "jaeger_remote"), "write always_on"),
             (
-                &[
-                    AT,
-                    ("OTEL_TRACES_SAMPLER", "traceidratio"),
-                    ("OTEL_TRACES_SAMPLER_ARG", "1.5"),
-                ],
+                &[AT, (SAMPLER, "traceidratio")],
+                (SAMPLER_ARG, "1.5"),
                 "from 0 to 1",
             ),
-            (&[AT, ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s")], "whole number"),
-            (&[AT, ("OTEL_BSP_SCHEDULE_DELAY", "0")], "above 0"),
-            (&[AT, ("OTEL_BSP_MAX_QUEUE_SIZE", "0")], "from 1"),
-            (&[AT, ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096")], "which is 2048"),
-            (&[AT, ("OTEL_RESOURCE_ATTRIBUTES", "a")], "name=value"),
+            (&[AT], ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"), "whole number"),
+            (&[AT], ("OTEL_BSP_SCHEDULE_DELAY", "0"), "above 0"),
+            (&[AT], (QUEUE_SIZE, "0"), "from 1"),
+            (&[AT], (BATCH_SIZE, "4096"), "which is 2048"),
+            (&[AT], ("OTEL_RESOURCE_ATTRIBUTES", "a"), "name=value"),
             (
-                &[AT, ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd")],
+                &[AT],
+                ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
                 "write none or gzip",
             ),
             (
-                &[AT, ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "k")],
+                &[AT],
+                ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "k"),
                 "CLIENT_CERTIFICATE",
             ),
         ] {
-            let error = settings(variables).unwrap_err();
-            assert!(error.contains(says), "{variables:?}: {error}");
+            let (config, ignored) = settings(&[kept, &[(name, value)]].concat());
+            let [only] = ignored.as_slice() else {
+                panic!("{name}={value}: {ignored:?}");
+            };
+            assert_eq!((only.name, only.value.as_str()), (name, value));
+            assert!(only.remedy.contains(says), "{only:?}");
+            let without = settings(kept).0;
+            assert_eq!(format!("{config:?}"), format!("{without:?}"), "{name}={value}");
         }
-        let secret = settings(&[AT, ("OTEL_EXPORTER_OTLP_HEADERS", "api key=hidden")]).unwrap_err();
-        assert!(
-            secret.contains("name=value") && !secret.contains("hidden"),
-            "{secret}"
-        );
+        for (name, value) in [
+            ("OTEL_EXPORTER_OTLP_HEADERS", "api key=hidden"),
+            (TRACES_ENDPOINT, "http://user:hidden@a:1"),
+        ] {
+            let (config, ignored) = settings(&[AT, (name, value)]);
+            assert!(config.is_some() && ignored.len() == 1, "{ignored:?}");
+            assert!(!format!("{ignored:?}").contains("hidden"), "{ignored:?}");
+        }
     }
 }

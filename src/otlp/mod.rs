@@ -23,7 +23,7 @@ use tokio_util::task::TaskTracker;
 use crate::config::OtelConfig;
 use crate::telemetry::metrics::SpanCounters;
 use crate::telemetry::trace::{Span, Tracer};
-use crate::tls::{self, FileError};
+use crate::tls;
 use transport::Connector;
 
 /// Time limit for exporting the last spans when rangecache stops.
@@ -43,19 +43,17 @@ pub struct Exporter {
 }
 
 impl Exporter {
-    /// Returns the exporter and the tracer whose spans [`Exporter::run`] exports, counted in `counters`.
-    ///
-    /// # Errors
-    /// The TLS file that is invalid, and why.
-    pub fn open(config: OtelConfig, counters: SpanCounters) -> Result<(Exporter, Tracer), FileError> {
-        let tls = if config.endpoint.tls {
-            Some(tls::Collector::open(
-                config.certificate.clone(),
-                config.client.clone(),
-            )?)
-        } else {
-            None
-        };
+    /// Returns the exporter and the tracer whose spans [`Exporter::run`] exports, counted in `counters`. TLS files that
+    /// are invalid now are reported, and read again for each connection.
+    #[must_use]
+    pub fn open(config: OtelConfig, counters: SpanCounters) -> (Exporter, Tracer) {
+        let tls = config.endpoint.tls.then(|| {
+            let tls = tls::Collector::new(config.certificate.clone(), config.client.clone());
+            if let Err(error) = tls.check() {
+                tracing::warn!(%error, "traces are not exported until this file is valid");
+            }
+            tls
+        });
         let (spans, queue) = mpsc::channel(config.max_queue_size);
         let tracer = Tracer::new(config.sampler.clone(), spans, counters.dropped.clone());
         let exporter = Exporter {
@@ -66,7 +64,7 @@ impl Exporter {
             counters,
             is_failing: false,
         };
-        Ok((exporter, tracer))
+        (exporter, tracer)
     }
 
     /// Exports batches until `stop` is cancelled, and then the rest. Tasks of gRPC connections are spawned on `tasks`.

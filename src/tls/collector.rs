@@ -26,21 +26,22 @@ pub struct Collector {
 
 impl Collector {
     /// Trusts the CA in `certificate`, otherwise the system's, and presents `client`, a certificate and its key.
-    ///
-    /// # Errors
-    /// The file that is invalid, and why.
-    pub fn open(
-        certificate: Option<PathBuf>,
-        client: Option<(PathBuf, PathBuf)>,
-    ) -> Result<Collector, FileError> {
+    #[must_use]
+    pub fn new(certificate: Option<PathBuf>, client: Option<(PathBuf, PathBuf)>) -> Collector {
         let mut paths = Vec::new();
         paths.extend(certificate.map(|path| (CERTIFICATE, path)));
         if let Some((certificate, key)) = client {
             paths.extend([(CLIENT_CERTIFICATE, certificate), (CLIENT_KEY, key)]);
         }
-        let collector = Collector { paths };
-        collector.config()?;
-        Ok(collector)
+        Collector { paths }
+    }
+
+    /// Reads the files once.
+    ///
+    /// # Errors
+    /// The file that is invalid, and why.
+    pub fn check(&self) -> Result<(), FileError> {
+        self.config().map(drop)
     }
 
     fn config(&self) -> Result<ClientConfig, FileError> {

@@ -5,7 +5,7 @@ use testkit::collector::{Collector, Span};
 use testkit::etcd::{Etcd, Version};
 use testkit::http;
 use testkit::pb::{RangeRequest, WatchCreateRequest};
-use testkit::proxy::{Builder, Rangecache, rangecache_command};
+use testkit::proxy::{Builder, Rangecache};
 use testkit::tls::{Ca, Leaf, text};
 use testkit::wait::{SOON, until};
 
@@ -470,8 +470,11 @@ async fn buckets_have_exemplars_in_the_scrapers_format() {
     assert!(!plain.body.contains("trace_id") && !plain.body.contains("# EOF"));
 }
 
-#[tokio::test]
-async fn invalid_trace_settings_are_refused_before_a_port_is_bound() {
+/// The specification of OpenTelemetry asks for a warning and the default: tracing must never keep the proxy from serving.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unusable_trace_settings_are_reported_and_rangecache_serves() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let collector = Collector::start().await;
     for (name, value, says) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318", "write a URL"),
         (
@@ -480,24 +483,37 @@ async fn invalid_trace_settings_are_refused_before_a_port_is_bound() {
             "write grpc or http/protobuf",
         ),
         ("OTEL_TRACES_SAMPLER", "sometimes", "write always_on"),
-        (
-            "OTEL_EXPORTER_OTLP_CERTIFICATE",
-            "/does/not/exist",
-            "OTEL_EXPORTER_OTLP_CERTIFICATE /does/not/exist: cannot be read",
-        ),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "write none or gzip"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a b=c", "write name=value"),
     ] {
-        let mut command = rangecache_command();
-        command
-            .env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:1")
-            .env(name, value);
-        let output = tokio::process::Command::from(command).kill_on_drop(true).output();
-        let output = tokio::time::timeout(SOON, output)
-            .await
-            .expect("rangecache exits at once")
-            .unwrap();
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(64), "{said}");
-        assert!(said.contains(says) && said.contains(name), "{said}");
-        assert!(!said.contains("serving"), "{said}");
+        let rangecache = Rangecache::before(&etcd)
+            .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url())
+            .with_environment("OTEL_BSP_SCHEDULE_DELAY", "20")
+            .with_environment("OTEL_SERVICE_NAME", name)
+            .with_environment(name, value)
+            .start()
+            .await;
+        rangecache.client().await.get("a").await.expect("a response");
+        let log = rangecache.log();
+        let mut warnings = log.lines().filter(|line| line.contains("counts as not set"));
+        let warning = warnings
+            .next()
+            .unwrap_or_else(|| panic!("{name} is not reported:\n{log}"));
+        assert!(warning.contains(says) && warning.contains(name), "{warning}");
+        assert_eq!(warnings.next(), None);
+        if name != "OTEL_EXPORTER_OTLP_ENDPOINT" {
+            let span = collector.span(name, |span| span.service == name && span.name == RANGE);
+            span.await;
+        }
     }
+    let rangecache = Rangecache::before(&etcd)
+        .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:1")
+        .with_environment("OTEL_EXPORTER_OTLP_CERTIFICATE", "/does/not/exist")
+        .start()
+        .await;
+    let log = rangecache.log();
+    assert!(
+        log.contains("OTEL_EXPORTER_OTLP_CERTIFICATE /does/not/exist: cannot be read"),
+        "{log}"
+    );
 }
