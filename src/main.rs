@@ -89,10 +89,6 @@ fn run(mut config: Config) -> ExitCode {
     telemetry::log::init(&config.log.level, config.log.is_json());
     config.limits.max_connections = connections_within_descriptors(config.limits.max_connections);
     let config = &config;
-    let files = match Files::open(config) {
-        Ok(files) => files,
-        Err(error) => return misuse(error),
-    };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.limits.worker_threads())
         .enable_all()
@@ -104,9 +100,24 @@ fn run(mut config: Config) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    // Before a file is read, which may take its time: from here on SIGHUP no longer ends the process.
+    let signals = {
+        let _context = runtime.enter();
+        match Signals::listen() {
+            Ok(signals) => signals,
+            Err(error) => {
+                tracing::error!(%error, "cannot start the runtime");
+                return ExitCode::FAILURE;
+            }
+        }
+    };
+    let files = match Files::open(config) {
+        Ok(files) => files,
+        Err(error) => return misuse(error),
+    };
     let ended = runtime.block_on(async {
         let sockets = Sockets::bind(config, &files).await?;
-        let server = Server::start(config, files, sockets)?;
+        let server = Server::start(config, files, sockets, signals)?;
         server.run(config.limits.shutdown_timeout).await
     });
     // A write of the access log may hang: whatever reads standard output may have stopped.
@@ -279,15 +290,29 @@ fn open_access_log(
     Ok(Some(opened))
 }
 
-/// Bound sockets and handlers of signals.
+/// Handlers of signals.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// Bound sockets.
 struct Sockets {
     clients: Vec<Listener>,
     /// Those that permit reads only.
     readers: Vec<Listener>,
     operators: Vec<Listener>,
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
 }
 
 impl Sockets {
@@ -303,9 +328,6 @@ impl Sockets {
             operators: bind(&listen.metrics_urls, config, files)
                 .await
                 .context("--listen-metrics-urls")?,
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hangup: signal(SignalKind::hangup())?,
         })
     }
 }
@@ -337,11 +359,10 @@ fn client_connections(config: &Config, metrics: &Metrics) -> Arc<Connections> {
 
 /// The running proxy: its tasks, and the three stages of its stop.
 struct Server {
-    terminate: Signal,
-    interrupt: Signal,
-    hangup: Signal,
+    signals: Signals,
     /// Tells the owners of files to look at them again.
     look: watch::Sender<()>,
+    credentials: Arc<Credentials>,
     /// Accept no more connections.
     closing: CancellationToken,
     listeners: TaskTracker,
@@ -355,12 +376,11 @@ struct Server {
 
 impl Server {
     /// Starts every task.
-    fn start(config: &Config, files: Files, sockets: Sockets) -> anyhow::Result<Server> {
+    fn start(config: &Config, files: Files, sockets: Sockets, signals: Signals) -> anyhow::Result<Server> {
         let server = Server {
-            terminate: sockets.terminate,
-            interrupt: sockets.interrupt,
-            hangup: sockets.hangup,
+            signals,
             look: watch::Sender::new(()),
+            credentials: Credentials::new(config.etcd.account()?),
             closing: CancellationToken::new(),
             listeners: TaskTracker::new(),
             drain: CancellationToken::new(),
@@ -402,7 +422,7 @@ impl Server {
             &config.etcd.endpoints,
             &files.connector,
             config.etcd.range_stream == RangeStream::Auto,
-            Credentials::new(config.etcd.account()?),
+            Arc::clone(&server.credentials),
             background,
             stop,
         );
@@ -455,9 +475,12 @@ impl Server {
     async fn run(mut self, shutdown_timeout: Duration) -> anyhow::Result<ExitCode> {
         let code = loop {
             tokio::select! {
-                _ = self.terminate.recv() => break ExitCode::SUCCESS,
-                _ = self.interrupt.recv() => break ExitCode::SUCCESS,
-                Some(()) = self.hangup.recv() => self.look.send_replace(()),
+                _ = self.signals.terminate.recv() => break ExitCode::SUCCESS,
+                _ = self.signals.interrupt.recv() => break ExitCode::SUCCESS,
+                Some(()) = self.signals.hangup.recv() => {
+                    self.look.send_replace(());
+                    self.credentials.look_again();
+                }
                 // A task found an etcd that it must not serve, and has logged the reason.
                 () = self.stop.cancelled() => break ExitCode::FAILURE,
             }

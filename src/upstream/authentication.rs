@@ -76,9 +76,8 @@ where
                     message: status.message().to_owned(),
                 }));
                 credentials.token.send_replace(Token::Refused);
-                tokio::time::sleep(backoff).await;
+                pause(credentials, backoff).await;
                 backoff = (backoff * 2).min(BACKOFF_LAST);
-                credentials.token.send_replace(Token::Wanted);
             }
             Err(status) => {
                 tracing::debug!(code = ?status.code(), message_of_etcd = status.message(), "Authenticate failed");
@@ -86,6 +85,14 @@ where
             }
         }
     }
+}
+
+/// Waits for `backoff`, or until [`Credentials::look_again`], and requests a token again.
+async fn pause(credentials: &Credentials, backoff: Duration) {
+    let mut changed = credentials.token.subscribe();
+    let looked = changed.wait_for(|token| matches!(token, Token::Wanted));
+    let _ = tokio::time::timeout(backoff, looked).await;
+    credentials.token.send_replace(Token::Wanted);
 }
 
 /// The account's password now. While its file cannot be read, the password that was read at start.
@@ -121,5 +128,37 @@ async fn authenticate(account: &Account, connection: &Arc<Connection>) -> Result
         }
         Err(status) if status.message().contains("authentication is not enabled") => Ok(Token::None),
         Err(status) => Err(status),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_login_is_repeated_at_once_after_a_second_look() {
+        let credentials = Credentials::new(Some(Account {
+            name: "mirror".into(),
+            password: Secret::from("wrong".to_owned()),
+            password_file: None,
+        }));
+        let is_wanted = || matches!(*credentials.token.borrow(), Token::Wanted);
+        let (started, backoff) = (tokio::time::Instant::now(), BACKOFF_LAST);
+        credentials.token.send_replace(Token::Refused);
+        let look = async {
+            tokio::task::yield_now().await;
+            credentials.look_again();
+        };
+        tokio::join!(pause(&credentials, backoff), look);
+        assert!(is_wanted() && started.elapsed() < backoff);
+        credentials.token.send_replace(Token::Refused);
+        pause(&credentials, backoff).await;
+        assert!(is_wanted() && started.elapsed() >= backoff);
+        // A token that etcd accepts is kept.
+        credentials
+            .token
+            .send_replace(Token::Have(HeaderValue::from_static("t")));
+        credentials.look_again();
+        assert!(credentials.have_token());
     }
 }

@@ -134,6 +134,17 @@ impl Credentials {
         self.check_message(None, TOKEN_REJECTED[0]);
     }
 
+    /// Requests a token at once if etcd rejected user or password: the password's file may have been corrected.
+    pub fn look_again(&self) {
+        self.token.send_if_modified(|token| {
+            let is_refused = matches!(token, Token::Refused);
+            if is_refused {
+                *token = Token::Wanted;
+            }
+            is_refused
+        });
+    }
+
     /// Why mirrors cannot be maintained with this user.
     #[must_use]
     pub fn problem(&self) -> Option<UserProblem> {
