@@ -10,7 +10,7 @@ use super::repeated_lines::Bounded;
 /// Sends `tracing` events of `level` to standard error, as JSON or as text; repeated lines are bounded. A second call
 /// in one process has no effect.
 pub fn init(level: &str, is_json: bool) {
-    let filter = level
+    let filter = directives(level)
         .parse::<EnvFilter>()
         .unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt()
@@ -36,4 +36,49 @@ pub fn init(level: &str, is_json: bool) {
             .try_init()
     };
     drop(result);
+}
+
+/// The directives of `level`. A level without a module means rangecache's own lines: of other crates it lets warnings and
+/// errors through, since their lines of lower levels describe frames and states of libraries.
+fn directives(level: &str) -> String {
+    let mut directives = Vec::new();
+    for part in level.split(',').map(str::trim) {
+        if part.contains('=') {
+            directives.push(part.to_owned());
+            continue;
+        }
+        let others = if ["off", "error"].contains(&part.to_ascii_lowercase().as_str()) {
+            part
+        } else {
+            "warn"
+        };
+        // First, so that a part that names a module decides about that module.
+        directives.splice(0..0, [others.to_owned(), format!("rangecache={part}")]);
+    }
+    directives.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn level_without_a_module_means_rangecaches_own_lines() {
+        for (level, directives_of_it) in [
+            ("info", "warn,rangecache=info"),
+            ("DEBUG", "warn,rangecache=DEBUG"),
+            ("error", "error,rangecache=error"),
+            ("off", "off,rangecache=off"),
+            ("h2=trace, debug", "warn,rangecache=debug,h2=trace"),
+            (
+                "info,rangecache::mirror=debug",
+                "warn,rangecache=info,rangecache::mirror=debug",
+            ),
+            ("warn,rangecache=trace", "warn,rangecache=warn,rangecache=trace"),
+            ("rangecache::mirror=debug", "rangecache::mirror=debug"),
+        ] {
+            assert_eq!(directives(level), directives_of_it);
+            assert!(directives(level).parse::<EnvFilter>().is_ok(), "{level}");
+        }
+    }
 }

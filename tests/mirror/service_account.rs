@@ -14,7 +14,10 @@ async fn expired_tokens_get_etcds_error_and_rangecaches_own_is_renewed() {
     root.put("/a/007", "here").await.unwrap();
     let rangecache = Rangecache::before(&etcd)
         .with("--user", &format!("{MIRROR}:{}", password(MIRROR)))
-        .with("--log-level", "trace")
+        .with(
+            "--log-level",
+            "trace,h2=trace,hyper=trace,hyper_util=trace,tonic=trace,tower=trace",
+        )
         .start()
         .await;
     let read = RangeRequest::one("/a/007");
