@@ -2,12 +2,16 @@
 //!
 //! Without a command rangecache serves, with the same flags as `serve`. Uses `config` alone.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 
+use clap::error::ErrorKind;
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
 use clap_complete::{Generator as _, Shell};
 
-use crate::config::{Config, DiffConfig, DoctorConfig, ReplayConfig, effective, with_environment};
+use crate::config::{
+    Config, DiffConfig, DoctorConfig, ReplayConfig, check_names, effective, with_environment,
+};
 
 /// The command that the command line names, with its flags.
 #[derive(Debug)]
@@ -39,14 +43,25 @@ impl Task {
     /// # Errors
     /// The error in the arguments, or the help that they request, ready to be printed.
     pub fn from_args() -> Result<Task, clap::Error> {
-        Task::new(&command().try_get_matches()?)
+        let task = Task::new(&command().try_get_matches()?)?;
+        if task.reads_environment() {
+            let text = |text: OsString| text.to_string_lossy().into_owned();
+            let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
+            check_names(variables).map_err(|error| command().error(ErrorKind::UnknownArgument, error))?;
+        }
+        Ok(task)
+    }
+
+    /// Whether the settings of serving apply, which may come from the environment.
+    fn reads_environment(&self) -> bool {
+        !matches!(self, Task::Diff(_) | Task::Completions(_) | Task::Man)
     }
 
     fn new(matches: &ArgMatches) -> Result<Task, clap::Error> {
         match matches.subcommand() {
             Some(("completions", matches)) => match matches.get_one("shell") {
                 Some(&shell) => Ok(Task::Completions(shell)),
-                None => Err(command().error(clap::error::ErrorKind::MissingRequiredArgument, "which shell?")),
+                None => Err(command().error(ErrorKind::MissingRequiredArgument, "which shell?")),
             },
             Some(("man", _)) => Ok(Task::Man),
             Some(("doctor", matches)) => Ok(Task::Doctor(Box::new(DoctorConfig::from_arg_matches(matches)?))),

@@ -26,6 +26,52 @@ fn variable(arg: &Arg) -> Option<String> {
     Some(format!("RANGECACHE_{name}"))
 }
 
+/// Beginning of every variable's name.
+const PREFIX: &str = "RANGECACHE_";
+/// Variable that enables the injection of faults in debug builds.
+const TEST_FAULTS: &str = "RANGECACHE_TEST_FAULTS";
+
+/// A variable that looks like a setting and is none.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} in the environment is no setting of rangecache: did you mean {nearest}? Otherwise unset it")]
+pub struct UnknownVariable {
+    name: String,
+    /// The known name that differs least.
+    nearest: String,
+}
+
+/// Checks that each of `variables` whose name begins with `RANGECACHE_` is that of a flag, so that a misspelt one is not
+/// ignored.
+///
+/// # Errors
+/// The first unknown variable.
+pub fn check_names(variables: impl Iterator<Item = (String, String)>) -> Result<(), UnknownVariable> {
+    let known: Vec<String> = Config::command().get_opts().filter_map(variable).collect();
+    for (name, value) in variables {
+        let is_ours = name.starts_with(PREFIX) && name != TEST_FAULTS;
+        if !is_ours || known.contains(&name) || is_service_link(&name, &value) {
+            continue;
+        }
+        let distance = |known: &&String| strsim::damerau_levenshtein(known, &name);
+        if let Some(nearest) = known.iter().min_by_key(distance) {
+            let nearest = nearest.clone();
+            return Err(UnknownVariable { name, nearest });
+        }
+    }
+    Ok(())
+}
+
+/// Whether Kubernetes or Docker sets this variable for a service or container named `rangecache` or `rangecache-…`:
+/// `…_SERVICE_HOST`, `…_SERVICE_PORT[_NAME]`, `…_PORT` with a URL, `…_PORT_<NUMBER>_TCP[_…]`.
+fn is_service_link(name: &str, value: &str) -> bool {
+    let ports = |(_, port): (&str, &str)| port.starts_with(|first: char| first.is_ascii_digit());
+    name.ends_with("_SERVICE_HOST")
+        || name.ends_with("_SERVICE_PORT")
+        || name.contains("_SERVICE_PORT_")
+        || (name.ends_with("_PORT") && value.contains("://"))
+        || name.split_once("_PORT_").is_some_and(ports)
+}
+
 /// Every setting as `VARIABLE=value`, grouped by where it comes from; for a shell, an environment file or a container.
 /// Settings without a value and secrets are comments.
 #[must_use]
@@ -105,6 +151,39 @@ mod tests {
             .get_opts()
             .find(|flag| flag.get_long() == Some("endpoints"));
         assert_eq!(endpoints.unwrap().get_env().unwrap(), "RANGECACHE_ENDPOINTS");
+    }
+
+    #[test]
+    fn misspelt_variables_are_refused_with_the_nearest_name() {
+        let with =
+            |name: &str, value: &str| check_names(std::iter::once((name.to_owned(), value.to_owned())));
+        let check = |name: &str| with(name, "true");
+        for (name, nearest) in [
+            ("RANGECACHE_ENDPOINT", "RANGECACHE_ENDPOINTS"),
+            ("RANGECACHE_CACHE_PREFIXES", "RANGECACHE_CACHE_PREFIX"),
+            ("RANGECACHE_CACHE_MAX_BYTE", "RANGECACHE_CACHE_MAX_BYTES"),
+            ("RANGECACHE_LOGLEVEL", "RANGECACHE_LOG_LEVEL"),
+            ("RANGECACHE_SOCKET_REUSEPORT", "RANGECACHE_SOCKET_REUSE_PORT"),
+            ("RANGECACHE_SOCKETS_REUSE_PORT", "RANGECACHE_SOCKET_REUSE_PORT"),
+        ] {
+            let error = check(name).unwrap_err();
+            assert_eq!((error.name.as_str(), error.nearest.as_str()), (name, nearest));
+        }
+        for name in [
+            "RANGECACHE_ENDPOINTS",
+            "RANGECACHE",
+            "RANGE_CACHE_X",
+            "RANGECACHE_TEST_FAULTS",
+            "RANGECACHE_SERVICE_HOST",
+            "RANGECACHE_SERVICE_PORT",
+            "RANGECACHE_SERVICE_PORT_METRICS",
+            "RANGECACHE_PORT_23790_TCP",
+            "RANGECACHE_PORT_23790_TCP_ADDR",
+            "RANGECACHE_EVENTS_PORT_23790_TCP_PROTO",
+        ] {
+            assert_eq!(check(name), Ok(()));
+        }
+        assert_eq!(with("RANGECACHE_PORT", "tcp://10.0.0.1:23790"), Ok(()));
     }
 
     #[test]

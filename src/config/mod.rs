@@ -37,7 +37,7 @@ pub use access_log::AccessLogConfig;
 pub use clients::ClientsConfig;
 pub use diff::DiffConfig;
 pub use doctor::{DoctorConfig, ReportFormat};
-pub use environment::{effective, with_environment};
+pub use environment::{UnknownVariable, check_names, effective, with_environment};
 pub use etcd::{Account, AccountError, EtcdConfig, OldEtcd, RangeStream, Secret};
 pub use flags::{Config, ConfigError};
 pub use forward::{ForwardConfig, WhenBehind};

@@ -4,10 +4,12 @@ use std::net::TcpListener;
 use std::pin::pin;
 use std::process::Output;
 
+use tempfile::TempDir;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::Client;
 use testkit::kv::PUT;
 use testkit::pb::{PutRequest, PutResponse, RangeRequest, WatchCreateRequest};
+use testkit::process::Process;
 use testkit::proxy::{Rangecache, rangecache_command};
 use testkit::wait::{SOON, until};
 use tokio::time::timeout;
@@ -149,6 +151,73 @@ async fn misuse_exits_64_with_a_remedy() {
     }
     let output = run(&listen, &[("RANGECACHE_ENDPOINTS", "nowhere")]).await;
     assert_eq!(output.status.code(), Some(64), "{output:?}");
+    // A misspelt variable, for every command that reads the environment.
+    let misspelt = [("RANGECACHE_CACHE_PREFIXES", "/registry/")];
+    for args in [&listen[..], &["doctor"], &["config"]] {
+        let output = run(args, &misspelt).await;
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(64), "{args:?}: {message}");
+        for part in [
+            "RANGECACHE_CACHE_PREFIXES",
+            "did you mean RANGECACHE_CACHE_PREFIX?",
+        ] {
+            assert!(
+                message.contains(part),
+                "{args:?} should mention {part}: {message}"
+            );
+        }
+    }
+    assert!(run(&["man"], &misspelt).await.status.success());
+}
+
+/// SIGHUP arrives while the start waits for a file: before a socket is bound, and before any of the tasks that obey it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hangup_during_the_start_ends_nothing() {
+    let dir = TempDir::with_prefix("rangecache-start-").expect("a folder");
+    let log = dir.path().join("access.log");
+    let made = std::process::Command::new("mkfifo").arg(&log).status();
+    assert!(made.expect("mkfifo runs").success());
+    let mut command = rangecache_command();
+    command
+        .args(["--endpoints", "http://127.0.0.1:1", "--access-log"])
+        .arg(&log);
+    command.args(["--listen-client-urls", "http://127.0.0.1:0"]);
+    command.args(["--listen-metrics-urls", "http://127.0.0.1:0"]);
+    let mut process = Process::spawn("rangecache", &mut command, &dir.path().join("log"));
+    // It waits for a reader in open(2).
+    let waits = format!("/proc/{}/wchan", process.id());
+    until(SOON, "it opens the access log", async || {
+        let place = std::fs::read_to_string(&waits).expect("it runs");
+        place.contains("fifo").then_some(())
+    })
+    .await;
+    process.signal("HUP");
+    let read = tokio::task::spawn_blocking(move || std::fs::File::open(log));
+    until(SOON, "it serves", async || {
+        assert!(process.exited().is_none(), "SIGHUP ended it:\n{}", process.log());
+        process.log().contains("serving clients").then_some(())
+    })
+    .await;
+    let _reader = read.await.expect("no panic").expect("it is opened");
+    assert!(process.terminate(SOON).await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn debug_level_shows_rangecaches_own_lines_alone() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    for (level, shows_frames) in [("debug", false), ("debug,h2=debug", true)] {
+        let rangecache = Rangecache::before(&etcd).with("--log-level", level).start().await;
+        rangecache.client().await.get("a").await.expect("a response");
+        let log = rangecache.log();
+        let has = |level: &str, target: &str| {
+            let target = format!(r#""target":"{target}"#);
+            log.lines()
+                .any(|line| line.contains(level) && line.contains(&target))
+        };
+        assert!(has("DEBUG", "rangecache::"), "{log}");
+        assert_eq!(has("DEBUG", "h2::"), shows_frames, "{level}");
+        assert!(!has("DEBUG", "hyper"), "{level}");
+    }
 }
 
 #[tokio::test]

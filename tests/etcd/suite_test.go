@@ -61,14 +61,14 @@ func TestWatches(t *testing.T) {
 	if rangecache == "" {
 		rangecache = filepath.Join(root, "target/debug/rangecache")
 	}
-	environment := append(os.Environ(), "RANGECACHE="+rangecache, "RANGECACHE_REPORT="+report)
+	environment := append(os.Environ(), "RANGECACHE="+rangecache, "UNDER_TEST_REPORT="+report)
 	output := []byte{}
 	for chosen, flags := range map[string]string{
 		"-skip=" + periodic: "--watch-cache auto",
 		"-run=" + periodic:  "--watch-cache auto --watch-progress-notify-interval 500ms",
 	} {
 		command := exec.Command("go", "test", "-json", "-count=1", "-timeout=5m", chosen, watches)
-		command.Dir, command.Env = folder, append(environment, "RANGECACHE_FLAGS="+flags)
+		command.Dir, command.Env = folder, append(environment, "UNDER_TEST_FLAGS="+flags)
 		// Some tests leave their client, and so its rangecache, open.
 		command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		part, err := command.Output()

@@ -82,7 +82,7 @@ func startRangecache(endpoints []string) (string, func(), error) {
 		}
 		urls = append(urls, endpoint)
 	}
-	flags := append(strings.Fields(os.Getenv("RANGECACHE_FLAGS")),
+	flags := append(strings.Fields(os.Getenv("UNDER_TEST_FLAGS")),
 		"--endpoints", strings.Join(urls, ","), "--log-format", "json",
 		"--listen-client-urls", "http://127.0.0.1:0", "--listen-metrics-urls", "http://127.0.0.1:0")
 	// A file, because a pipe needs a goroutine, and some tests leave their client open.
@@ -145,7 +145,7 @@ func report(admin string) {
 		return
 	}
 	defer response.Body.Close()
-	file, err := os.OpenFile(os.Getenv("RANGECACHE_REPORT"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	file, err := os.OpenFile(os.Getenv("UNDER_TEST_REPORT"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return
 	}
