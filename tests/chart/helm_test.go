@@ -268,7 +268,10 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"listener.clientCertAuth=false", "listener.allowUnauthenticated=true"},
 			{"mode=static-pod", "the kubelet reads no Secrets"},
 			{"extraArgs={-x}", "at '/extraArgs/0'"},
-			{"extraEnv[0].name=X,extraEnv[0].valueFrom.secretKeyRef.name=y", "valueFrom"},
+			{"extraEnv[0].name=X", "at '/extraEnv/0'"},
+			{"extraEnv[0].name=X,extraEnv[0].value=x,extraEnv[0].valueFrom.fieldRef.fieldPath=y", "at '/extraEnv/0'"},
+			{"tracing.endpoint=collector:4317", "at '/tracing/endpoint'"},
+			{"tracing.sampleRatio=2", "at '/tracing/sampleRatio'"},
 		} {
 			_, err := template(binary, append(good[:len(good):len(good)], "--set", mistake.set)...)
 			if err == nil || !strings.Contains(err.Error(), mistake.says) {

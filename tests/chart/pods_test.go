@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/pod-security-admission/api"
 	"k8s.io/pod-security-admission/policy"
 )
@@ -332,6 +333,97 @@ func TestNetworkPolicy(t *testing.T) {
 	// Without a list of clients, access is limited to pods of the namespace.
 	if from := renderMode(t, "deployment-plain").policy.Spec.Ingress[0].From; len(from) != 1 || from[0].PodSelector == nil || from[0].NamespaceSelector != nil {
 		t.Errorf("clients: %v", from)
+	}
+}
+
+// TestNetworkPolicyOpensTheCollectorsPort checks that traces and the operator's own rules pass the policy.
+func TestNetworkPolicyOpensTheCollectorsPort(t *testing.T) {
+	egress := renderMode(t, "deployment", "--set", "tracing.endpoint=https://collector.observability:4318/otlp",
+		"--set", "networkPolicy.collector[0].namespaceSelector.matchLabels.name=observability",
+		"--set", "networkPolicy.extraEgress[0].ports[0].port=8200").policy.Spec.Egress
+	ports := map[string]networkingv1.NetworkPolicyEgressRule{}
+	for _, rule := range egress {
+		for _, port := range rule.Ports {
+			ports[port.Port.String()] = rule
+		}
+	}
+	if to := ports["4318"].To; len(to) != 1 || to[0].NamespaceSelector.MatchLabels["name"] != "observability" {
+		t.Errorf("the collector: %v", egress)
+	}
+	if _, found := ports["8200"]; !found {
+		t.Errorf("further rules: %v", egress)
+	}
+	if rules := renderMode(t, "deployment-plain").policy.Spec.Egress; len(rules) != 2 {
+		t.Errorf("without traces: %v", rules)
+	}
+}
+
+// TestTracing checks that tracing.* become OpenTelemetry's variables in every mode, next to those of extraEnv.
+func TestTracing(t *testing.T) {
+	for _, mode := range []string{"deployment", "daemonset", "static-pod", "static-pod-manifest"} {
+		spec := renderMode(t, mode, "--set", "tracing.endpoint=http://collector:4317", "--set", "tracing.protocol=grpc", "--set-json", "tracing.sampleRatio=0.5").proxy.Spec
+		for name, value := range map[string]string{
+			"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317",
+			"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+			"OTEL_TRACES_SAMPLER":         "parentbased_traceidratio",
+			"OTEL_TRACES_SAMPLER_ARG":     "0.5",
+		} {
+			if got := environment(spec.Containers[0])[name]; got != value {
+				t.Errorf("%s: %s=%q", mode, name, got)
+			}
+		}
+	}
+	for _, variable := range renderMode(t, "deployment").proxy.Spec.Containers[0].Env {
+		if variable.Name == "OTEL_EXPORTER_OTLP_HEADERS" && variable.ValueFrom.SecretKeyRef.Name == "collector" {
+			return
+		}
+	}
+	t.Error("extraEnv does not refer to a Secret")
+}
+
+// TestStaticPodRefusesReferences checks that values that a kubelet would refuse are refused before.
+func TestStaticPodRefusesReferences(t *testing.T) {
+	for _, set := range []string{
+		"extraEnv[0].name=X,extraEnv[0].valueFrom.secretKeyRef.name=y,extraEnv[0].valueFrom.secretKeyRef.key=z",
+		"extraVolumes[0].name=x,extraVolumes[0].secret.secretName=y",
+	} {
+		if _, err := template(helms[0], "--values", modes(t)["static-pod"], "--set", set); err == nil || !strings.Contains(err.Error(), "static pod") {
+			t.Errorf("%s: %v", set, err)
+		}
+	}
+	volumes := renderMode(t, "static-pod", "--set", "extraVolumes[0].name=x,extraVolumes[0].hostPath.path=/x,extraVolumeMounts[0].name=x,extraVolumeMounts[0].mountPath=/x").proxy.Spec
+	if !slices.ContainsFunc(volumes.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/x" }) {
+		t.Errorf("volumes: %v", volumes.Volumes)
+	}
+}
+
+// TestControlPlaneIsFoundByItsLabel checks that the host modes find control plane nodes of kubeadm, whose label has no value, and
+// of k3s and RKE2, whose label is "true", and that static pods tolerate every taint.
+func TestControlPlaneIsFoundByItsLabel(t *testing.T) {
+	for _, values := range [][]string{{"static-pod"}, {"daemonset", "--set", "nodeSelector=null", "--set", "tolerations=null"}} {
+		spec := renderMode(t, values[0], values[1:]...).daemonSet.Spec.Template.Spec
+		if len(spec.NodeSelector) != 0 {
+			t.Errorf("%s: %v", values[0], spec.NodeSelector)
+		}
+		terms := spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+		if len(terms) != 1 || len(terms[0].MatchExpressions) != 1 || terms[0].MatchExpressions[0].Key != "node-role.kubernetes.io/control-plane" ||
+			terms[0].MatchExpressions[0].Operator != corev1.NodeSelectorOpExists {
+			t.Errorf("%s: %v", values[0], terms)
+		}
+		for _, key := range []string{"node-role.kubernetes.io/control-plane", "CriticalAddonsOnly"} {
+			taint := corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule}
+			tolerated := slices.ContainsFunc(spec.Tolerations, func(toleration corev1.Toleration) bool {
+				return (toleration.Key == "" || toleration.Key == taint.Key) && toleration.Operator == corev1.TolerationOpExists &&
+					(toleration.Effect == "" || toleration.Effect == taint.Effect)
+			})
+			if tolerated != (values[0] == "static-pod" || key == "node-role.kubernetes.io/control-plane") {
+				t.Errorf("%s: taint %s: %v", values[0], key, spec.Tolerations)
+			}
+		}
+	}
+	own := renderMode(t, "static-pod", "--set", "nodeSelector.role=etcd").daemonSet.Spec.Template.Spec
+	if own.Affinity != nil || own.NodeSelector["role"] != "etcd" {
+		t.Errorf("the operator's labels: %v, %v", own.NodeSelector, own.Affinity)
 	}
 }
 

@@ -1,6 +1,7 @@
 {{- /* rangecache's pod, the same in every mode. Takes the root; gives the spec. */ -}}
 {{- define "rangecache.podSpec" -}}
 {{- $host := include "rangecache.hostNetwork" . -}}
+{{- include "rangecache.refuseReferences" . -}}
 {{- $static := eq .Values.mode "static-pod" -}}
 {{- $deployment := eq .Values.mode "deployment" -}}
 {{- $etcd := include "rangecache.etcdTls" . | fromJson -}}
@@ -44,7 +45,7 @@ containers:
     imagePullPolicy: {{ .Values.image.pullPolicy }}
     args:
       {{- include "rangecache.args" . | nindent 6 }}
-    {{- with .Values.extraEnv }}
+    {{- with concat (include "rangecache.tracingEnv" . | fromYamlArray) .Values.extraEnv }}
     env:
       {{- toYaml . | nindent 6 }}
     {{- end }}
@@ -82,7 +83,7 @@ containers:
       readOnlyRootFilesystem: true
       capabilities:
         drop: [ALL]
-    {{- if or (ne $etcd.kind "none") (ne $listener.kind "none") }}
+    {{- if or (ne $etcd.kind "none") (ne $listener.kind "none") .Values.extraVolumeMounts }}
     volumeMounts:
       {{- range $side, $tls := dict "etcd" $etcd "listener" $listener }}
       {{- if ne $tls.kind "none" }}
@@ -91,8 +92,11 @@ containers:
         readOnly: true
       {{- end }}
       {{- end }}
+      {{- with .Values.extraVolumeMounts }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
     {{- end }}
-{{- if or (ne $etcd.kind "none") (ne $listener.kind "none") }}
+{{- if or (ne $etcd.kind "none") (ne $listener.kind "none") .Values.extraVolumes }}
 volumes:
   {{- range $side, $tls := dict "etcd" $etcd "listener" $listener }}
   {{- if eq $tls.kind "secret" }}
@@ -108,7 +112,46 @@ volumes:
       type: Directory
   {{- end }}
   {{- end }}
+  {{- with .Values.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /* OpenTelemetry's variables for tracing.*, as a list. */ -}}
+{{- define "rangecache.tracingEnv" -}}
+{{- with .Values.tracing -}}
+{{- if .endpoint -}}
+- name: OTEL_EXPORTER_OTLP_ENDPOINT
+  value: {{ .endpoint | quote }}
+- name: OTEL_EXPORTER_OTLP_PROTOCOL
+  value: {{ .protocol | quote }}
+- name: OTEL_TRACES_SAMPLER
+  value: parentbased_traceidratio
+- name: OTEL_TRACES_SAMPLER_ARG
+  value: {{ .sampleRatio | quote }}
+{{- else -}}
+[]
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The kubelet runs a static pod without the apiserver, so that it refuses references to objects. */ -}}
+{{- define "rangecache.refuseReferences" -}}
+{{- if eq .Values.mode "static-pod" -}}
+{{- range .Values.extraEnv -}}
+{{- if hasKey . "valueFrom" -}}
+{{- if or (hasKey .valueFrom "secretKeyRef") (hasKey .valueFrom "configMapKeyRef") -}}
+{{- fail (printf "extraEnv: %s refers to an object, which a static pod cannot do; write its value" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range .Values.extraVolumes -}}
+{{- if not (or (hasKey . "hostPath") (hasKey . "emptyDir")) -}}
+{{- fail (printf "extraVolumes: a static pod cannot use the volume %s; use a hostPath or an emptyDir" .name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "rangecache.args" -}}
@@ -230,10 +273,18 @@ httpGet:
 {{- $host := include "rangecache.hostNetwork" . -}}
 {{- $selector := .Values.nodeSelector -}}
 {{- $tolerations := .Values.tolerations -}}
+{{- $affinity := .Values.affinity -}}
+{{- /* The label's value is empty with kubeadm, and "true" with k3s and RKE2. */ -}}
 {{- if and $host (kindIs "invalid" $selector) -}}
-{{- $selector = dict "node-role.kubernetes.io/control-plane" "" -}}
+{{- $exists := dict "key" "node-role.kubernetes.io/control-plane" "operator" "Exists" -}}
+{{- $terms := list (dict "matchExpressions" (list $exists)) -}}
+{{- $required := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $affinity = mergeOverwrite (dict "nodeAffinity" $required) (deepCopy $affinity) -}}
 {{- end -}}
-{{- if and $host (kindIs "invalid" $tolerations) -}}
+{{- /* RKE2 taints with CriticalAddonsOnly and node-role.kubernetes.io/etcd, others with keys of their own. */ -}}
+{{- if and (eq .Values.mode "static-pod") (kindIs "invalid" $tolerations) -}}
+{{- $tolerations = list (dict "operator" "Exists") -}}
+{{- else if and $host (kindIs "invalid" $tolerations) -}}
 {{- $tolerations = list (dict "key" "node-role.kubernetes.io/control-plane" "operator" "Exists" "effect" "NoSchedule") -}}
 {{- end -}}
 {{- with $selector }}
@@ -244,7 +295,7 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.affinity }}
+{{- with $affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
 {{- end }}
