@@ -28,6 +28,11 @@ pub struct ListenConfig {
     )]
     pub read_only_client_urls: Vec<Url>,
 
+    /// URLs, comma-separated, that MemberList names as the client URLs of the only member, as with etcd's grpc-proxy: for
+    /// clients that take their endpoints from etcd's members and would leave rangecache [default: none, etcd answers]
+    #[arg(long = "advertise-client-urls", value_name = "URL,…", value_delimiter = ',')]
+    pub advertise_client_urls: Vec<Url>,
+
     /// URLs of /livez, /readyz, /metrics and the status page, comma-separated; https:// uses --cert-file, too
     #[arg(
         long = "listen-metrics-urls",

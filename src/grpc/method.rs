@@ -5,6 +5,11 @@ pub const RANGE: &str = "/etcdserverpb.KV/Range";
 /// Path of KV/RangeStream.
 pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
+/// Path of Cluster/MemberList.
+pub const MEMBER_LIST: &str = "/etcdserverpb.Cluster/MemberList";
+/// The same method of etcd's JSON gateway, behind the version.
+const JSON_MEMBER_LIST: &str = "/cluster/member/list";
+
 /// Services with unary methods alone, save the streaming methods that have a variant of their own.
 const UNARY_SERVICES: [&str; 5] = [
     "/etcdserverpb.KV/",
@@ -21,7 +26,7 @@ const READ_ONLY_METHODS: [&str; 11] = [
     RANGE_STREAM,
     "/etcdserverpb.Watch/Watch",
     "/etcdserverpb.Auth/Authenticate",
-    "/etcdserverpb.Cluster/MemberList",
+    MEMBER_LIST,
     "/etcdserverpb.Maintenance/Status",
     "/etcdserverpb.Maintenance/Hash",
     "/etcdserverpb.Maintenance/HashKV",
@@ -34,7 +39,7 @@ const READ_ONLY_JSON: [&str; 7] = [
     "/kv/range",
     "/watch",
     "/auth/authenticate",
-    "/cluster/member/list",
+    JSON_MEMBER_LIST,
     "/maintenance/status",
     "/maintenance/hash",
     "/maintenance/hashkv",
@@ -48,13 +53,22 @@ const READ_ONLY_PATHS: [&str; 5] = ["/health", "/livez", "/readyz", "/version", 
 /// that etcd may read differently, such as one with an escape.
 #[must_use]
 pub fn is_read_only(path: &str) -> bool {
-    let is_json = || {
-        JSON_VERSIONS.iter().any(|version| {
-            let method = path.strip_prefix(version);
-            method.is_some_and(|method| READ_ONLY_JSON.contains(&method))
-        })
-    };
+    let is_json = || json_method(path).is_some_and(|method| READ_ONLY_JSON.contains(&method));
     READ_ONLY_METHODS.contains(&path) || READ_ONLY_PATHS.contains(&path) || is_json()
+}
+
+/// Whether `path` is MemberList of the JSON gateway, in any of its versions.
+#[must_use]
+pub fn is_json_member_list(path: &str) -> bool {
+    json_method(path) == Some(JSON_MEMBER_LIST)
+}
+
+/// Path of a method of the JSON gateway, without the version.
+fn json_method(path: &str) -> Option<&str> {
+    let methods = JSON_VERSIONS
+        .iter()
+        .filter_map(|version| path.strip_prefix(version));
+    methods.into_iter().find(|method| method.starts_with('/'))
 }
 
 /// A method, or a group of methods that are treated alike.

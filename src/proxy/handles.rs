@@ -12,6 +12,7 @@ use super::caller::Caller;
 use super::fallback::Fallback;
 use super::forward::Forward;
 use super::idle::ResponseRegistry;
+use super::members::AdvertisedMember;
 use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
@@ -51,6 +52,8 @@ pub struct Proxy {
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
     pub(super) browser: BrowserRules,
+    /// The answer to MemberList (`--advertise-client-urls`); `None` if etcd answers.
+    pub(super) advertised: Option<AdvertisedMember>,
     /// Buffered bytes of calls (`--buffer-max-bytes`).
     call_buffers: Arc<CallBuffers>,
     /// Time limit for a request message (`--request-timeout`).
@@ -172,6 +175,7 @@ impl Proxy {
             responses,
             admission: Admission::new(config.limits.max_calls as usize, tasks, &metrics.connections.open),
             browser: config.listen.browser_rules(),
+            advertised: AdvertisedMember::new(&config.listen.advertise_client_urls),
             call_buffers: buffers.calls,
             request_timeout: config.limits.request_timeout,
             watch_handovers: Arc::new(Semaphore::new(WATCH_HANDOVERS)),

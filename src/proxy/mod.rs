@@ -32,6 +32,7 @@ mod forward;
 mod gateway;
 mod handles;
 mod idle;
+mod members;
 mod read;
 mod recorder;
 mod refuse;

@@ -214,6 +214,11 @@ async fn route(
         let (status, reason) = (Status::TooManyCalls, Reason::TooManyCalls);
         return Ok(refuse(client, &request, call, reason, &status, access));
     }
+    if let Some(advertised) = &proxy.advertised
+        && let Some(response) = advertised.response(&request, &proxy.mirrors.cluster_state)
+    {
+        return Ok(response);
+    }
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
     if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {
         if is_json_range(&request) {

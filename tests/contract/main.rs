@@ -24,6 +24,7 @@ mod gateway;
 mod gateway_clients;
 mod gateway_watch;
 mod identities;
+mod members;
 mod oracle;
 mod pages;
 mod streams;
