@@ -70,12 +70,15 @@ fn finding((area, finding): &(Area, Finding)) -> Value {
 
 fn keyspace(keyspace: &Keyspace) -> Value {
     let groups: Vec<_> = keyspace.groups.iter().map(group).collect();
+    let resources = keyspace.resources();
+    let resources: Vec<_> = resources.iter().map(|resource| group(&resource.total)).collect();
     json!({
         "revision": keyspace.revision,
         "keys": keyspace.keys,
         "bytes": keyspace.groups.iter().map(KeyGroup::encoded_bytes).sum::<u64>(),
         "exact": keyspace.is_exact,
         "revisions_per_second": keyspace.revisions_per_second,
+        "resources": resources,
         "prefixes": groups,
         "cost": {
             "calls": keyspace.cost.calls,

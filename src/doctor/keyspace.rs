@@ -15,12 +15,13 @@ use tokio::time::Instant;
 use super::client::PacedClient;
 use super::members::Member;
 use super::model::{Area, KeyGroup, Keyspace, Report, SizeSample};
+use super::resources::{is_group, resource_in};
 use super::size_estimate;
 use crate::cache::Entry;
 use crate::config::Config;
 use crate::etcdserverpb::RangeRequest;
 use crate::keyspace::scope::{self, Scope, scopes};
-use crate::keyspace::{PrefixGroup, PrefixGrouper};
+use crate::keyspace::{PrefixGroup, PrefixGrouper, common_prefix};
 use crate::upstream::{Connection, compact_revision, header_request, is_compacted};
 
 /// Groups into which one range is divided at most; a Kubernetes cluster has some 70 resources.
@@ -85,10 +86,14 @@ async fn read_keyspace(
         .filter(|(index, _)| readable[*index])
         .map(|(index, scope)| (scope, Some(index)));
     for (scope, mirror) in mirrored.chain(others.iter().map(|scope| (scope, None))) {
-        match divide(client, scope.key(), scope.range_end(), 1, revision).await {
+        let (start, end) = (scope.key(), scope.range_end());
+        // A scope below the first part is no part of a group that begins above it.
+        let common = common_prefix(&start, &end, MAX_DEPTH);
+        let depth = common.iter().skip(1).filter(|byte| **byte == b'/').count().max(1);
+        match divide(client, start, end, depth, revision).await {
             Ok(divided) => {
                 count_took = count_took.max(divided.count_took);
-                groups.extend(divided.with_mirror(mirror));
+                groups.extend(divided.with_mirror(mirror, &Bytes::new()));
             }
             // Not mirrored, and possibly not readable for this user.
             Err(_) if mirror.is_none() => {}
@@ -138,8 +143,10 @@ struct Divided {
 }
 
 impl Divided {
-    fn with_mirror(self, mirror: Option<usize>) -> impl Iterator<Item = KeyGroup> {
+    /// The groups as parts of the resource `parent`.
+    fn with_mirror(self, mirror: Option<usize>, parent: &Bytes) -> impl Iterator<Item = KeyGroup> {
         self.groups.into_iter().map(move |range| KeyGroup {
+            resource: resource_in(&range.prefix, parent),
             range,
             mirror,
             sample: SizeSample::default(),
@@ -185,7 +192,7 @@ async fn divide(
 }
 
 /// Divides groups that hold many of the keys further, one part of their prefixes at a time, until there are enough
-/// groups.
+/// groups; and groups of resources, so that each resource has a total.
 async fn subdivide(client: &mut PacedClient<'_>, groups: &mut Vec<KeyGroup>, revision: i64) {
     let total: u64 = groups.iter().map(|group| group.range.keys).sum();
     for depth in 2..=MAX_DEPTH {
@@ -194,7 +201,9 @@ async fn subdivide(client: &mut PacedClient<'_>, groups: &mut Vec<KeyGroup>, rev
             let keys = group.range.keys;
             keys >= MIN_KEYS_TO_DIVIDE
                 && group.range.depth + 1 == depth
-                && ((too_few && keys * 10 >= total) || (depth == 2 && keys * 2 >= total))
+                && ((too_few && keys * 10 >= total)
+                    || (depth == 2 && keys * 2 >= total)
+                    || is_group(&group.range.prefix))
         };
         let (large, mut rest): (Vec<_>, Vec<_>) = groups.drain(..).partition(is_large);
         for group in large {
@@ -218,7 +227,7 @@ async fn parts(client: &mut PacedClient<'_>, group: KeyGroup, depth: usize, revi
     if divided.groups.is_empty() || (!divided.is_complete && remainder * 2 > group.range.keys) {
         return vec![group];
     }
-    divided.with_mirror(group.mirror).collect()
+    divided.with_mirror(group.mirror, &group.resource).collect()
 }
 
 /// Adds a finding about the revisions that etcd keeps.

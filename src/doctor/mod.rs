@@ -25,6 +25,7 @@ mod json;
 mod keyspace;
 mod members;
 mod model;
+mod resources;
 mod size_estimate;
 mod text;
 mod verdict;

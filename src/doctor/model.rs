@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::diagnosis::{Finding, Severity};
 use crate::keyspace::PrefixGroup;
 
@@ -184,6 +186,8 @@ pub(super) struct Keyspace {
 #[derive(Clone, Debug)]
 pub(super) struct KeyGroup {
     pub(super) range: PrefixGroup,
+    /// Prefix of the resource to which the keys belong; see `resources`.
+    pub(super) resource: Bytes,
     /// Index of the scope that mirrors the keys.
     pub(super) mirror: Option<usize>,
     pub(super) sample: SizeSample,

@@ -33,7 +33,8 @@ impl SizeSample {
     }
 }
 
-/// Reads a few keys of each of the largest groups; groups without a sample get the mean of the others.
+/// Reads a few keys of each of the largest groups; groups without a sample get the mean of their resource, otherwise of
+/// all.
 pub(super) async fn read_samples(client: &mut PacedClient<'_>, groups: &mut [KeyGroup], revision: i64) {
     let mut by_size: Vec<&mut KeyGroup> = groups.iter_mut().collect();
     by_size.sort_by_key(|group| std::cmp::Reverse(group.range.keys));
@@ -43,15 +44,26 @@ pub(super) async fn read_samples(client: &mut PacedClient<'_>, groups: &mut [Key
             break;
         }
     }
-    let all = groups
-        .iter()
-        .fold(SizeSample::default(), |sum, group| sum.join(group.sample));
-    for group in groups.iter_mut().filter(|group| group.sample.keys == 0) {
-        group.sample = SizeSample {
-            keys: all.keys,
+    let mean_of = |groups: &[KeyGroup], is_wanted: &dyn Fn(&KeyGroup) -> bool| {
+        let samples = groups
+            .iter()
+            .filter(|group| is_wanted(group))
+            .map(|group| group.sample);
+        let sum = samples.fold(SizeSample::default(), SizeSample::join);
+        SizeSample {
             largest_bytes: 0,
-            ..all
-        };
+            ..sum
+        }
+    };
+    let all = mean_of(groups, &|_| true);
+    let means: Vec<SizeSample> = groups
+        .iter()
+        .map(|of| mean_of(groups, &|group| group.resource == of.resource))
+        .collect();
+    for (group, mean) in groups.iter_mut().zip(means) {
+        if group.sample.keys == 0 {
+            group.sample = if mean.keys > 0 { mean } else { all };
+        }
     }
 }
 

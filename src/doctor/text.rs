@@ -6,8 +6,10 @@ use super::model::{Area, KeyGroup, Keyspace, Report};
 use crate::diagnosis::format::bytes;
 use crate::diagnosis::{Finding, Severity};
 
-/// Most lines of the table of prefixes.
+/// Most resources in the table of prefixes.
 const MAX_ROWS: usize = 40;
+/// Most parts of a resource in that table.
+const MAX_PARTS: usize = 4;
 
 /// Character set of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,28 +93,41 @@ fn write_table(text: &mut String, keyspace: &Keyspace) {
     if keyspace.groups.is_empty() {
         return;
     }
-    let mut groups: Vec<&KeyGroup> = keyspace.groups.iter().collect();
-    groups.sort_by_key(|group| std::cmp::Reverse((group.encoded_bytes(), group.range.keys)));
-    let width = groups.iter().map(|group| group.name().chars().count()).max();
-    let width = width.unwrap_or(0).clamp("prefix".len(), 50);
+    let by_size = |group: &KeyGroup| std::cmp::Reverse((group.encoded_bytes(), group.range.keys));
+    let mut resources = keyspace.resources();
+    resources.sort_by_key(|resource| by_size(&resource.total));
+    // Each resource, and the largest of the parts into which it was divided.
+    let mut rows = Vec::new();
+    for resource in resources.iter().take(MAX_ROWS) {
+        rows.push((String::new(), &resource.total));
+        let mut parts = resource.groups.clone();
+        if parts.len() > 1 {
+            parts.sort_by_key(|group| by_size(group));
+            rows.extend(parts.iter().take(MAX_PARTS).map(|part| ("  ".to_owned(), *part)));
+        }
+    }
+    let width = rows
+        .iter()
+        .map(|(indent, group)| indent.len() + group.name().chars().count());
+    let width = width.max().unwrap_or(0).clamp("prefix".len(), 50);
     let _ = writeln!(
         text,
         "\n    {:width$}  {:>10}  {:>10}  {:>10}  mirrored",
         "prefix", "keys", "size", "a key"
     );
-    for group in groups.iter().take(MAX_ROWS) {
+    for (indent, group) in rows {
         let _ = writeln!(
             text,
             "    {:width$}  {:>10}  {:>10}  {:>10}  {}",
-            group.name(),
+            indent + &group.name(),
             group.range.keys,
             bytes(group.encoded_bytes()),
             bytes(group.sample.encoded_bytes_of(1)),
             if group.mirror.is_some() { "yes" } else { "no" },
         );
     }
-    if groups.len() > MAX_ROWS {
-        let _ = writeln!(text, "    … and {} smaller ones", groups.len() - MAX_ROWS);
+    if resources.len() > MAX_ROWS {
+        let _ = writeln!(text, "    … and {} smaller ones", resources.len() - MAX_ROWS);
     }
 }
 

@@ -154,9 +154,10 @@ fn memory(config: &Config, keyspace: &Keyspace, report: &mut Report) {
 
 /// Suggests the fewest prefixes without which the rest would fit.
 fn what_to_leave_out(keyspace: &Keyspace, needed: u64, max: u64) -> String {
-    let mut mirrored: Vec<&KeyGroup> = keyspace
-        .groups
+    let resources = keyspace.resources();
+    let mut mirrored: Vec<&KeyGroup> = resources
         .iter()
+        .map(|resource| &resource.total)
         .filter(|group| group.mirror.is_some() && !group.range.prefix.is_empty())
         .collect();
     mirrored.sort_by_key(|group| std::cmp::Reverse(group.memory_bytes()));
@@ -179,11 +180,9 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
         .filter(|group| group.mirror.is_some())
         .map(|group| group.range.keys)
         .sum();
-    let others: Vec<_> = keyspace
-        .groups
-        .iter()
-        .filter(|group| group.mirror.is_none())
-        .collect();
+    let resources = keyspace.resources();
+    let totals = resources.iter().map(|resource| &resource.total);
+    let others: Vec<_> = totals.filter(|group| group.mirror.is_none()).collect();
     let left: u64 = others.iter().map(|group| group.range.keys).sum();
     if left == 0 {
         report.good(
@@ -208,7 +207,10 @@ fn coverage(keyspace: &Keyspace, report: &mut Report) {
 
 /// Adds findings on the requests that benefit.
 fn benefit(quorum: &QuorumFacts, keyspace: &Keyspace, report: &mut Report) {
-    let mirrored = keyspace.groups.iter().filter(|group| group.mirror.is_some());
+    // Clients list resources, in all namespaces: the parts of one are no lists of their own.
+    let resources = keyspace.resources();
+    let totals = resources.iter().map(|resource| &resource.total);
+    let mirrored = totals.filter(|group| group.mirror.is_some());
     let Some(largest) = mirrored.clone().max_by_key(|group| group.encoded_bytes()) else {
         return;
     };
@@ -270,6 +272,7 @@ mod tests {
     use clap::Parser;
 
     use super::super::model::{Cost, SizeSample};
+    use super::super::resources::resource_of;
     use super::*;
     use crate::keyspace::PrefixGroup;
 
@@ -282,6 +285,7 @@ mod tests {
                 depth: 2,
                 ..PrefixGroup::default()
             },
+            resource: resource_of(prefix.as_bytes()).to_vec().into(),
             mirror,
             sample: SizeSample {
                 keys: 1,
@@ -345,6 +349,23 @@ mod tests {
         ));
         assert_eq!((report.severity(), report.exit_code()), (Severity::Good, 0));
         assert_eq!(report.mirrors[0].memory_bytes, 5_000 * 1100);
+    }
+
+    /// Namespaces of pods that are smaller than the secrets, but not all together.
+    #[test]
+    fn list_of_all_namespaces_is_the_largest() {
+        let mut groups = vec![group("/registry/secrets/", 3_000, Some(0))];
+        for namespace in ["/registry/pods/a/", "/registry/pods/b/", "/registry/events/a/"] {
+            groups.push(group(namespace, 2_000, Some(0)));
+        }
+        let report = concluded(&["--cache-max-bytes", "1GiB"], groups.clone());
+        let largest = "4,000 keys under /registry/pods/ ";
+        assert!(has(&report, Area::Verdict, Severity::Good, largest), "{report:?}");
+        let events = "/registry/events/ needs";
+        assert!(has(&report, Area::Memory, Severity::Good, events), "{report:?}");
+        let report = concluded(&["--cache-max-bytes", "6MiB"], groups);
+        let leave_out = "--no-cache-prefix /registry/pods/";
+        assert!(has(&report, Area::Memory, Severity::Bad, leave_out), "{report:?}");
     }
 
     #[test]

@@ -186,6 +186,45 @@ async fn keyspace_is_measured_unchanged_on_every_version() {
     }
 }
 
+/// A resource in many namespaces is one list, however it was divided to be counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn totals_per_resource_come_before_their_parts() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let client = etcd.client().await;
+    for namespace in 0..9 {
+        fill(&client, &format!("/registry/pods/ns{namespace}/"), 300, 1000).await;
+    }
+    fill(&client, "/registry/secrets/a/", 400, 2000).await;
+    fill(&client, "/registry/cert-manager.io/certificates/a/", 60, 500).await;
+    fill(&client, "/registry/cert-manager.io/issuers/a/", 40, 100).await;
+    let report = doctor(&etcd.url(), &[]).await;
+    report.says("verdict", "ok", "2,700 keys under /registry/pods/ (");
+    let keyspace = &report.json["keyspace"];
+    let total = |prefix: &str| {
+        let resources = keyspace["resources"].as_array().unwrap().iter();
+        let mut found = resources.filter(|resource| resource["prefix"] == prefix);
+        let only = found.next().unwrap_or_else(|| panic!("{prefix} in {keyspace:#}"));
+        assert!(found.next().is_none(), "{keyspace:#}");
+        only["keys"].as_u64().unwrap()
+    };
+    for (prefix, keys) in [
+        ("/registry/pods/", 2700),
+        ("/registry/secrets/", 400),
+        ("/registry/cert-manager.io/certificates/", 60),
+        ("/registry/cert-manager.io/issuers/", 40),
+    ] {
+        assert_eq!(total(prefix), keys, "{keyspace:#}");
+    }
+    let text = run(&["--endpoints", &etcd.url()]).await.stdout;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    let at = |row: &str| text.find(row).unwrap_or_else(|| panic!("{row:?} in\n{text}"));
+    let (pods, secrets) = (at("    /registry/pods/ "), at("    /registry/secrets/ "));
+    assert!(
+        pods < at("      /registry/pods/ns0/ ") && pods < secrets,
+        "{text}"
+    );
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn oversized_keyspace_is_reported_with_prefixes_to_exclude() {
     let etcd = Etcd::start(Version::V3_7).await;
