@@ -34,6 +34,7 @@ use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector};
 use rangecache::upstream::{Credentials, Upstream};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -83,32 +84,19 @@ fn misuse(error: impl std::fmt::Display) -> ExitCode {
 
 /// Runs the proxy until a signal.
 fn run(mut config: Config) -> ExitCode {
+    // Before a file is read, which may take its time: from here on SIGHUP does not end the process.
+    let started = start_runtime(&config);
     if let Err(error) = config.validate() {
         return misuse(error);
     }
     telemetry::log::init(&config.log.level, config.log.is_json());
     config.limits.max_connections = connections_within_descriptors(config.limits.max_connections);
     let config = &config;
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(config.limits.worker_threads())
-        .enable_all()
-        .build()
-    {
-        Ok(runtime) => runtime,
+    let (runtime, signals) = match started {
+        Ok(started) => started,
         Err(error) => {
             tracing::error!(%error, "cannot start the runtime");
             return ExitCode::FAILURE;
-        }
-    };
-    // Before a file is read, which may take its time: from here on SIGHUP no longer ends the process.
-    let signals = {
-        let _context = runtime.enter();
-        match Signals::listen() {
-            Ok(signals) => signals,
-            Err(error) => {
-                tracing::error!(%error, "cannot start the runtime");
-                return ExitCode::FAILURE;
-            }
         }
     };
     let files = match Files::open(config) {
@@ -129,6 +117,19 @@ fn run(mut config: Config) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The runtime, and the handlers of signals.
+fn start_runtime(config: &Config) -> io::Result<(Runtime, Signals)> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.limits.worker_threads())
+        .enable_all()
+        .build()?;
+    let signals = {
+        let _context = runtime.enter();
+        Signals::listen()?
+    };
+    Ok((runtime, signals))
 }
 
 /// Examines etcd, prints the report, and exits with the report's code. Nothing is logged: failures are in the report.

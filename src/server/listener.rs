@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio_util::either::Either;
 
-use super::unix;
+use super::unix::{self, SocketFile};
 use crate::net::{self, Address, Plain, Url};
 use crate::tls::Acceptor;
 
@@ -26,6 +26,8 @@ pub struct Listener {
     url: Url,
     /// Set exactly if the URL is one with TLS.
     tls: Option<Arc<Acceptor>>,
+    /// Of a unix socket, until it is served.
+    file: Option<SocketFile>,
 }
 
 #[derive(Debug)]
@@ -52,6 +54,7 @@ impl Listener {
         if url.tls && tls.is_none() {
             return Err(io::Error::other("TLS is not set up"));
         }
+        let mut file = None;
         let (socket, address) = match &url.address {
             Address::Tcp { host, port } => {
                 let listener = bind_tcp(host, *port, reuse_port).await?;
@@ -59,11 +62,12 @@ impl Listener {
                 (Socket::Tcp(listener), Address::Tcp { host, port })
             }
             Address::Unix(path) => {
-                let listener = if reuse_port {
+                let (listener, created) = if reuse_port {
                     unix::replace(path, unix_socket_mode, BACKLOG).await?
                 } else {
                     unix::bind(path, unix_socket_mode, BACKLOG).await?
                 };
+                file = Some(created);
                 (Socket::Unix(listener), url.address.clone())
             }
         };
@@ -71,7 +75,19 @@ impl Listener {
             tls: url.tls,
             address,
         };
-        Ok(Listener { socket, url, tls })
+        Ok(Listener {
+            socket,
+            url,
+            tls,
+            file,
+        })
+    }
+
+    /// Leaves the file of a unix socket in its place when the listener is dropped: it is served from now on.
+    pub(super) fn keep_file(&mut self) {
+        if let Some(file) = self.file.take() {
+            file.keep();
+        }
     }
 
     /// The bound URL; port 0 is replaced by the port that the system chose.

@@ -95,7 +95,7 @@ impl Listener {
     /// Serves each connection by a new handler, which is made for its intake and its client once the handshake is
     /// complete, until `closing`, then also those that the kernel has queued by then. A handler gets each request of its
     /// connection, and how it came. The port is closed when this returns; calls in flight continue in `tasks`.
-    pub async fn serve<N, H, F, B, E>(self, new_handler: N, config: ServeConfig)
+    pub async fn serve<N, H, F, B, E>(mut self, new_handler: N, config: ServeConfig)
     where
         N: Fn(&Arc<Intake>, &ClientName) -> H + Clone + Send + 'static,
         H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
@@ -105,6 +105,7 @@ impl Listener {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
         E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static,
     {
+        self.keep_file();
         let server = server(&config);
         let start = |(stream, peer), place| {
             if let Some(open) = admit(&config, peer, place) {

@@ -1,5 +1,7 @@
 //! Command line, start and termination.
 
+use std::fs::File;
+use std::io::Write;
 use std::net::TcpListener;
 use std::pin::pin;
 use std::process::Output;
@@ -11,6 +13,7 @@ use testkit::kv::PUT;
 use testkit::pb::{PutRequest, PutResponse, RangeRequest, WatchCreateRequest};
 use testkit::process::Process;
 use testkit::proxy::{Rangecache, rangecache_command};
+use testkit::tls::Ca;
 use testkit::wait::{SOON, until};
 use tokio::time::timeout;
 
@@ -174,31 +177,29 @@ async fn misuse_exits_64_with_a_remedy() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hangup_during_the_start_ends_nothing() {
     let dir = TempDir::with_prefix("rangecache-start-").expect("a folder");
-    let log = dir.path().join("access.log");
-    let made = std::process::Command::new("mkfifo").arg(&log).status();
+    let fifo = dir.path().join("ca.crt");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(made.expect("mkfifo runs").success());
+    let ca = std::fs::read(Ca::new().cert()).expect("a certificate");
     let mut command = rangecache_command();
     command
-        .args(["--endpoints", "http://127.0.0.1:1", "--access-log"])
-        .arg(&log);
+        .args(["--endpoints", "https://127.0.0.1:1", "--cacert"])
+        .arg(&fifo);
     command.args(["--listen-client-urls", "http://127.0.0.1:0"]);
     command.args(["--listen-metrics-urls", "http://127.0.0.1:0"]);
     let mut process = Process::spawn("rangecache", &mut command, &dir.path().join("log"));
-    // It waits for a reader in open(2).
-    let waits = format!("/proc/{}/wchan", process.id());
-    until(SOON, "it opens the access log", async || {
-        let place = std::fs::read_to_string(&waits).expect("it runs");
-        place.contains("fifo").then_some(())
-    })
-    .await;
+    // Opening a pipe ends when the other side opens it as well. Then rangecache reads until this side is closed.
+    let opening = tokio::task::spawn_blocking(move || File::options().write(true).open(fifo));
+    let opened = timeout(SOON, opening).await.expect("rangecache reads the file");
+    let mut writer = opened.expect("no panic").expect("a pipe");
     process.signal("HUP");
-    let read = tokio::task::spawn_blocking(move || std::fs::File::open(log));
+    writer.write_all(&ca).expect("rangecache reads");
+    drop(writer);
     until(SOON, "it serves", async || {
         assert!(process.exited().is_none(), "SIGHUP ended it:\n{}", process.log());
         process.log().contains("serving clients").then_some(())
     })
     .await;
-    let _reader = read.await.expect("no panic").expect("it is opened");
     assert!(process.terminate(SOON).await.success());
 }
 
@@ -240,6 +241,23 @@ async fn port_in_use_is_named_in_the_error() {
             message.contains(flag) && message.contains(taken.trim_start_matches("http://")),
             "{message}"
         );
+    }
+}
+
+/// The unix sockets of a start that fails later, here at the last listener, are removed.
+#[tokio::test]
+async fn failed_start_leaves_no_unix_socket() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = format!("http://{}", taken.local_addr().expect("an address"));
+    let dir = TempDir::with_prefix("rangecache-start-").expect("a folder");
+    let path = dir.path().join("socket");
+    let url = format!("unix://{}", path.display());
+    for more in [&[][..], &["--socket-reuse-port"]] {
+        let listen = ["--listen-client-urls", &url, "--listen-metrics-urls", &taken];
+        let output = run(&[&listen[..], more].concat(), &[]).await;
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let left: Vec<_> = std::fs::read_dir(dir.path()).expect("the folder").collect();
+        assert!(left.is_empty(), "{more:?}: {left:?}");
     }
 }
 
