@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HeaderName;
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
@@ -29,6 +29,8 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::exposition::Format;
 use crate::upstream::Upstream;
 
+/// Methods that are served.
+const READS: &str = "GET, HEAD";
 const TEXT: &str = "text/plain; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
@@ -124,6 +126,7 @@ impl Admin {
                 async move {
                     admin.pace.turn().await;
                     let response = match admin.browser.check(&request, transport) {
+                        Ok(()) if !reads(request.method()) => not_allowed(),
                         Ok(()) => admin.respond(&request),
                         Err(refusal) => text(StatusCode::FORBIDDEN, TEXT, refusal.to_string()),
                     };
@@ -172,6 +175,19 @@ impl Admin {
         };
         text(status, content_type, body)
     }
+}
+
+/// Whether a method changes nothing; no other is served.
+fn reads(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+fn not_allowed() -> Response<Full<Bytes>> {
+    let body = format!("this listener serves {READS} alone\n");
+    let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, body);
+    let allowed = HeaderValue::from_static(READS);
+    response.headers_mut().insert(header::ALLOW, allowed);
+    response
 }
 
 /// Status, content type and body of a response in JSON.

@@ -67,7 +67,7 @@ pub struct EndpointView {
     pub is_healthy: bool,
     /// Whether other endpoints are preferred for a moment because calls failed on this one.
     pub is_avoided: bool,
-    /// Error of the last lost or refused connection.
+    /// Error of the last lost or refused connection; empty if there was none.
     pub last_error: String,
     /// Why RangeStream is not used on the endpoint.
     pub no_range_stream: Option<NoRangeStream>,
@@ -183,11 +183,18 @@ impl Endpoint {
         u8::from(self.is_avoided()) + 2 * u8::from(!self.is_healthy())
     }
 
+    /// Why a call finds no connection.
     pub(super) fn last_error(&self) -> String {
-        self.last_error
-            .lock()
-            .clone()
-            .unwrap_or_else(|| format!("{}: not connected yet", self.url))
+        let error = self.last_error.lock().clone();
+        error.unwrap_or_else(|| format!("{}: not connected yet", self.url))
+    }
+
+    /// The last error, for operators; empty if there was none.
+    fn recorded_error(&self) -> String {
+        if self.live(ConnectionClass::Check).next().is_none() {
+            return self.last_error();
+        }
+        self.last_error.lock().clone().unwrap_or_default()
     }
 
     fn now_millis(&self) -> u64 {
@@ -232,7 +239,7 @@ impl Endpoint {
             is_connected: self.live(ConnectionClass::Check).next().is_some(),
             is_healthy: self.is_healthy(),
             is_avoided: self.is_avoided(),
-            last_error: self.last_error(),
+            last_error: self.recorded_error(),
             no_range_stream: self.server.no_range_stream(),
         }
     }

@@ -32,6 +32,11 @@ pub async fn get_accepting(url: &str, accept: &str) -> Result<Response, String> 
     call(Method::GET, url, Some(accept), String::new()).await
 }
 
+/// A request without a body, with any method.
+pub async fn send(method: Method, url: &str) -> Result<Response, String> {
+    call(method, url, None, String::new()).await
+}
+
 /// `POST url` with a JSON body.
 pub async fn post(url: &str, body: &str) -> Result<Response, String> {
     call(Method::POST, url, None, body.to_owned()).await

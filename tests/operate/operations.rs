@@ -3,10 +3,12 @@
 use std::process::Stdio;
 use std::time::Duration;
 
+use ::http::Method;
 use serde_json::Value;
 use tempfile::TempDir;
 use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::grpc::{Client, UNAVAILABLE};
+use testkit::http;
 use testkit::kv::RANGE;
 use testkit::pb::{LeaseGrantRequest, RangeRequest, WatchCreateRequest, WatchResponse};
 use testkit::process::tool;
@@ -50,6 +52,42 @@ async fn recovers(after: &str, etcd: &Etcd, rangecache: &Rangecache, through: &C
 
 async fn panics(rangecache: &Rangecache) -> f64 {
     rangecache.metrics().await.sum("rangecache_panics_total")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_listener_serves_reads_alone() {
+    let etcd = etcd_with(1).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    for path in ["/", "/status", "/livez", "/metrics"] {
+        let url = format!("{}{path}", rangecache.metrics_url());
+        for method in [Method::DELETE, Method::POST, Method::PUT, Method::OPTIONS] {
+            let response = http::send(method.clone(), &url).await.expect("a response");
+            assert_eq!(response.status, 405, "{method} {path}");
+            assert_eq!(response.headers["allow"], "GET, HEAD");
+        }
+        let head = http::send(Method::HEAD, &url).await.expect("a response");
+        assert_eq!((head.status, head.body.as_str()), (200, ""), "{path}");
+    }
+}
+
+/// A connected endpoint without a failure has no error; one that cannot be reached has its error.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn status_reports_errors_of_endpoints_only_if_there_were_any() {
+    let etcd = etcd_with(1).await;
+    let endpoints = format!("{},http://127.0.0.1:1", etcd.url());
+    let rangecache = Rangecache::at(&endpoints).start().await;
+    let status: Value = serde_json::from_str(&rangecache.admin("/status").await.body).expect("JSON");
+    let (etcd, nobody) = (&status["endpoints"][0], &status["endpoints"][1]);
+    assert_eq!(
+        (&etcd["is_connected"], &etcd["last_error"]),
+        (&true.into(), &"".into())
+    );
+    assert_eq!(nobody["is_connected"], false);
+    assert!(
+        nobody["last_error"]
+            .as_str()
+            .is_some_and(|error| error.contains("127.0.0.1:1"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

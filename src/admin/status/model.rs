@@ -147,7 +147,7 @@ pub(crate) struct EndpointStatus {
     pub(crate) connections_wanted: usize,
     /// Calls in flight.
     pub(crate) calls: usize,
-    /// Error of the last lost or refused connection.
+    /// Error of the last lost or refused connection; empty if there was none.
     pub(crate) last_error: String,
     /// Why RangeStream is not used on the endpoint.
     pub(crate) no_range_stream: Option<&'static str>,
