@@ -77,14 +77,14 @@ async fn status_reports_errors_of_endpoints_only_if_there_were_any() {
     let endpoints = format!("{},http://127.0.0.1:1", etcd.url());
     let rangecache = Rangecache::at(&endpoints).start().await;
     let status: Value = serde_json::from_str(&rangecache.admin("/status").await.body).expect("JSON");
-    let (etcd, nobody) = (&status["endpoints"][0], &status["endpoints"][1]);
+    let (etcd, other) = (&status["endpoints"][0], &status["endpoints"][1]);
     assert_eq!(
         (&etcd["is_connected"], &etcd["last_error"]),
         (&true.into(), &"".into())
     );
-    assert_eq!(nobody["is_connected"], false);
+    assert_eq!(other["is_connected"], false);
     assert!(
-        nobody["last_error"]
+        other["last_error"]
             .as_str()
             .is_some_and(|error| error.contains("127.0.0.1:1"))
     );
