@@ -51,7 +51,7 @@ pub(super) async fn follow(
     span: Option<Box<Span>>,
 ) -> FeedEnd {
     let opened = tokio::select! {
-        opened = Feed::open(mirrors, mirror, epoch, connection, loaded_by) => opened,
+        opened = Feed::open(mirrors, mirror, epoch, connection, loaded_by) => opened.and_then(Proven::serve),
         () = mirror.epoch_ended(epoch) => Err(FeedEnd::StaleEpoch),
     };
     if let Some(mut span) = span {
@@ -89,18 +89,51 @@ struct Feed<'a> {
     trusts_progress: bool,
 }
 
+/// A feed that continues the mirror's history.
+struct Proven<'a> {
+    feed: Feed<'a>,
+    /// What has arrived behind the mirror's revision.
+    first: Step,
+}
+
+impl<'a> Proven<'a> {
+    /// Puts the mirror in service.
+    fn serve(self) -> Result<Feed<'a>, FeedEnd> {
+        self.feed.mirror.put_in_service(self.feed.epoch)?;
+        self.feed.take(self.first)?;
+        Ok(self.feed)
+    }
+}
+
+/// Compares the history behind `connection` with the mirror's contents, by the proofs of a feed, and without a change of
+/// the mirror.
+///
+/// # Errors
+/// [`FeedEnd::StaleEpoch`] if it is another one, or the contents were dropped; the others leave it open.
+pub(super) async fn compare_history(
+    mirrors: &Mirrors,
+    mirror: &Mirror,
+    connection: &Arc<Connection>,
+) -> Result<(), FeedEnd> {
+    let (epoch, mut loaded_by) = (mirror.epoch(), None);
+    tokio::select! {
+        opened = Feed::open(mirrors, mirror, epoch, connection, &mut loaded_by) => opened.map(drop),
+        () = mirror.epoch_ended(epoch) => Err(FeedEnd::StaleEpoch),
+    }
+}
+
 /// A value that does not exist: [`Feed::run`] returns only errors.
 enum Never {}
 
 impl<'a> Feed<'a> {
-    /// Creates the watch, proves that it continues the mirror's history, and puts the mirror in service.
+    /// Creates the watch, and proves that it continues the mirror's history.
     async fn open(
         mirrors: &Mirrors,
         mirror: &'a Mirror,
         epoch: Epoch,
         connection: &Arc<Connection>,
         loaded_by: &mut Option<Arc<Connection>>,
-    ) -> Result<Feed<'a>, FeedEnd> {
+    ) -> Result<Proven<'a>, FeedEnd> {
         let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::StaleEpoch)?;
         let mut proofs = [
             loaded_by.clone().map(Proof::Load),
@@ -114,9 +147,9 @@ impl<'a> Feed<'a> {
             let proof = proofs.next().ok_or(FeedEnd::StaleEpoch)?;
             let is_last = matches!(proof, Proof::Comparison);
             match Feed::open_by(mirrors, mirror, epoch, connection, &anchor, proof).await {
-                Ok(feed) => {
+                Ok(proven) => {
                     *loaded_by = None;
-                    return Ok(feed);
+                    return Ok(proven);
                 }
                 Err(FeedEnd::Reload(LoadCause::Compacted(_) | LoadCause::Unproven, _)) if !is_last => {}
                 Err(end) => return Err(end),
@@ -132,7 +165,7 @@ impl<'a> Feed<'a> {
         connection: &Arc<Connection>,
         anchor: &Anchor,
         proof: Proof,
-    ) -> Result<Feed<'a>, FeedEnd> {
+    ) -> Result<Proven<'a>, FeedEnd> {
         let before = mirrors.cluster_state.before_check();
         let start_revision = match &proof {
             Proof::FirstEvent(event) => *event,
@@ -146,7 +179,7 @@ impl<'a> Feed<'a> {
         if !feed.trusts_progress {
             feed.may_do_without_progress(mirrors, anchor, &proof)?;
         }
-        let continues = match &proof {
+        let first = match &proof {
             Proof::FirstEvent(event) => {
                 let proving = feed.prove(Continuity::new(anchor, *event));
                 let proven = tokio::time::timeout(RESPONSE_TIMEOUT, proving).await;
@@ -154,12 +187,15 @@ impl<'a> Feed<'a> {
                     FeedEnd::Lost("the mirror's last event was not delivered again in time".into())
                 })??
             }
-            Proof::Load(loaded_by) => still_responds(mirror, anchor, loaded_by).await?,
+            Proof::Load(loaded_by) => {
+                let continues = still_responds(mirror, anchor, loaded_by).await?;
+                continues.then_some(Step::Wait)
+            }
             // After the watch was created: if the revision can still be read, no delete behind it was compacted before
             // (etcd 18089, 19179).
-            Proof::Comparison => compare(mirror, anchor, connection).await?,
+            Proof::Comparison => compare(mirror, anchor, connection).await?.then_some(Step::Wait),
         };
-        if !continues {
+        let Some(first) = first else {
             let may_lack_deletes =
                 version.is_none_or(|version| !gates::DELETES_AT_COMPACTION.is_open(version));
             if matches!(proof, Proof::FirstEvent(_)) && anchor.ends_with_a_delete() && may_lack_deletes {
@@ -169,11 +205,8 @@ impl<'a> Feed<'a> {
                 ));
             }
             return Err(another_history(mirrors, &before, shown));
-        }
-        if !matches!(proof, Proof::FirstEvent(_)) {
-            mirror.put_in_service(epoch)?;
-        }
-        Ok(feed)
+        };
+        Ok(Proven { feed, first })
     }
 
     /// Decides what becomes of a feed whose member's progress notifications cannot be trusted. If this holds for every
@@ -250,9 +283,9 @@ impl<'a> Feed<'a> {
         Ok((feed, created.header.unwrap_or_default()))
     }
 
-    /// Waits until the responses show whether the feed continues the mirror's history. If it does, puts the mirror in
-    /// service, with the events behind its revision that have arrived. The caller bounds the wait.
-    async fn prove(&mut self, mut continuity: Continuity<'_>) -> Result<bool, FeedEnd> {
+    /// Waits until the responses show whether the feed continues the mirror's history. If it does, returns what has
+    /// arrived behind the mirror's revision. The caller bounds the wait.
+    async fn prove(&mut self, mut continuity: Continuity<'_>) -> Result<Option<Step>, FeedEnd> {
         let mut pause = PROGRESS_PAUSE_FIRST;
         loop {
             // Without events behind the last one only a progress notification shows that there are none.
@@ -282,13 +315,11 @@ impl<'a> Feed<'a> {
                         explanation,
                         "the feed is of another history"
                     );
-                    return Ok(false);
+                    return Ok(None);
                 }
                 Judgement::Continues => {
                     self.assembler.raise(continuity.revision());
-                    self.mirror.put_in_service(self.epoch)?;
-                    self.take(step.behind(continuity.revision()))?;
-                    return Ok(true);
+                    return Ok(Some(step.behind(continuity.revision())));
                 }
             }
         }

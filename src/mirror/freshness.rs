@@ -348,7 +348,7 @@ impl Freshness {
             let history = before.history_number();
             faults::trip(Fault::Check);
             let attempt = async {
-                let (header, is_quorum) = caller.check(&connection, at, trace.as_ref()).await?;
+                let (header, is_quorum) = caller.check(&connection, history, at, trace.as_ref()).await?;
                 let raft_index = if is_quorum {
                     raft_index_to_compare(&connection, &before, &header).await?
                 } else {
@@ -364,7 +364,7 @@ impl Freshness {
                     self.finish_check(caller, &before, header, raft_index)?;
                     if raft_index.is_some() {
                         // Not before: until the history is known to be the same, other checks compare it as well.
-                        connection.set_history_checked();
+                        connection.set_history(history);
                     }
                     return Ok(Proof { header, history, at });
                 }
@@ -454,7 +454,7 @@ async fn raft_index_to_compare(
     before: &Before,
     header: &ResponseHeader,
 ) -> Result<Option<u64>, tonic::Status> {
-    if connection.history_is_checked() && !before.needs_raft_index(header) {
+    if connection.is_of_history(before.history_number()) && !before.needs_raft_index(header) {
         return Ok(None);
     }
     Ok(Some(connection.member_status().await?.raft_index))

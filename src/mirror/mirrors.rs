@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -43,6 +43,8 @@ pub struct Mirrors {
     pub(super) serve_stale: Duration,
     /// Wakes the probe: a check has found a compaction, and the probe asks how far it reaches.
     pub(super) compaction_found: Arc<Notify>,
+    /// The turn of a comparison of a connection's history ([`Mirrors::is_of_history`]).
+    pub(super) history_checks: Semaphore,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
 }
@@ -107,6 +109,7 @@ impl Mirrors {
             probe_interval: config.etcd.probe_interval,
             serve_stale: config.mirror.serve_stale,
             compaction_found,
+            history_checks: Semaphore::new(1),
             tasks: tasks.clone(),
             stop: stop.clone(),
         }

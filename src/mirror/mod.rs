@@ -16,6 +16,7 @@
 //! | `freshness` | the quorum check (I2) |
 //! | `cluster_state` | replaced history (I4), revisions served (I11), auth (I8) |
 //! | `history` | one history of etcd: its identity and revisions |
+//! | `history_check` | whether a connection is of the known history (W10) |
 //! | `proofs` | when checks were sent, and what they proved: the age of a view |
 //! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
 //! | `pinned` | past revisions that are read from etcd, not from mirrors |
@@ -37,6 +38,7 @@ mod feed_member;
 pub mod freshness;
 mod held_views;
 mod history;
+mod history_check;
 mod lag;
 mod lifecycle;
 mod load;

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -70,7 +70,8 @@ pub struct Connection {
     origin: Uri,
     sender: http2::SendRequest<Outgoing>,
     in_flight: AtomicUsize,
-    history_is_checked: AtomicBool,
+    /// One more than the number of the history that the member was found to be of; 0 until then.
+    checked_history: AtomicU64,
     /// When the connection was opened.
     opened: Instant,
     /// Id of the member's cluster; 0 until a status was received.
@@ -182,7 +183,7 @@ impl Connection {
             origin,
             sender,
             in_flight: AtomicUsize::new(0),
-            history_is_checked: AtomicBool::new(false),
+            checked_history: AtomicU64::new(0),
             opened: Instant::now(),
             cluster_id: AtomicU64::new(0),
             names_a_user: connector.names_a_user(),
@@ -318,16 +319,16 @@ impl Connection {
         let _ = client.status(StatusRequest {}).await;
     }
 
-    /// Whether the history of the member behind this connection was compared with the known one (I4). A connection
-    /// that was opened again may lead to an etcd that was restored in between.
+    /// Whether the member behind this connection was found to be of `history`, the number of a known one (I4). A
+    /// connection that was opened again may lead to an etcd that was restored in between.
     #[must_use]
-    pub fn history_is_checked(&self) -> bool {
-        self.history_is_checked.load(Ordering::Acquire)
+    pub fn is_of_history(&self, history: u64) -> bool {
+        self.checked_history.load(Ordering::Acquire) == history + 1
     }
 
-    /// Sets [`Connection::history_is_checked`].
-    pub fn set_history_checked(&self) {
-        self.history_is_checked.store(true, Ordering::Release);
+    /// Sets [`Connection::is_of_history`].
+    pub fn set_history(&self, history: u64) {
+        self.checked_history.store(history + 1, Ordering::Release);
     }
 }
 

@@ -1,20 +1,26 @@
 //! Watches from memory whose mirror has lost its feed.
 
+use std::time::Duration;
+
 use testkit::etcd::{Cluster, Etcd, Version};
+use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::{Client, Status, Stream, UNAVAILABLE};
-use testkit::pb::{WatchCreateRequest, WatchResponse, prefix_end};
+use testkit::pb::{RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse, prefix_end};
 use testkit::proxy::Rangecache;
-use testkit::wait::SOON;
+use testkit::wait::{SOON, until};
 
 use super::EXCLUSIVE;
 
-async fn watch(client: &Client) -> Stream {
-    let create = WatchCreateRequest {
+fn create() -> WatchCreateRequest {
+    WatchCreateRequest {
         key: b"w/".to_vec(),
         range_end: prefix_end(b"w/"),
         ..WatchCreateRequest::default()
-    };
-    client.watch(create).await
+    }
+}
+
+async fn watch(client: &Client) -> Stream {
+    client.watch(create()).await
 }
 
 async fn end_of(stream: &mut Stream) -> Status {
@@ -70,4 +76,84 @@ async fn watch_that_requires_a_leader_ends_as_at_etcd_when_there_is_none() {
     let (through, direct) = tokio::join!(end_of(through), end_of(direct));
     assert_eq!((through.code, &through.message), (direct.code, &direct.message));
     assert_eq!(through.code, UNAVAILABLE);
+}
+
+/// W10. The lost revisions are written again before rangecache sees etcd, so that only the events show the rollback; and
+/// the stream leaves memory before the mirror's own feed, which is slow, shows it.
+async fn watch_that_leaves_memory_after_a_rollback_gets_nothing_of_the_new_history(version: Version) {
+    let mut etcd = Etcd::start(version).await;
+    let link = FaultLink::to(&etcd.url(), 0).await;
+    let rangecache = Rangecache::at(link.url())
+        .with("--watch-cache", "auto")
+        .start()
+        .await;
+    let through = rangecache.client().await;
+    let direct = etcd.client().await;
+    let kept = direct.put("w/kept", "1").await.expect("etcd writes");
+    etcd.copy_data();
+    let from_kept = WatchCreateRequest {
+        start_revision: kept,
+        ..create()
+    };
+    let mut stream = through.watch(from_kept).await;
+    assert_eq!(from_memory(&rangecache).await, 1.0);
+    let mut lost = kept;
+    for n in 0..20 {
+        lost = direct.put("w/lost", format!("{n}")).await.expect("etcd writes");
+    }
+    let mut shown = 0;
+    while shown < lost {
+        let response: WatchResponse = stream.next_as(SOON).await.expect("an event");
+        shown = response.header.expect("a header").revision;
+    }
+
+    link.set(Condition::Cut);
+    etcd.roll_back();
+    etcd.run();
+    etcd.ready().await;
+    let direct = etcd.client().await;
+    until(SOON, "the lost revisions are written again", async || {
+        (direct.put("w/new", "1").await.ok()? > lost + 5).then_some(())
+    })
+    .await;
+    let newest = direct
+        .range(&RangeRequest::one("w/new"))
+        .await
+        .expect("etcd answers");
+    let of_new_history = newest.kvs[0].create_revision..=newest.revision();
+    assert!(of_new_history.contains(&(lost + 1)), "{of_new_history:?}, {lost}");
+    link.set(Condition::SlowFeeds(Duration::from_secs(2)));
+    // Memory cannot serve it yet, and so gives the stream to etcd.
+    stream.send(&WatchRequest {
+        create_request: Some(WatchCreateRequest {
+            start_revision: lost + 1,
+            ..create()
+        }),
+        ..WatchRequest::default()
+    });
+    let response: WatchResponse = stream.next_as(SOON).await.expect("a response");
+    assert!(
+        response.canceled && response.watch_id == 0 && response.compact_revision > 0,
+        "{version:?}: {response:?}"
+    );
+    // The client lists again; its other watcher is of the new history.
+    let response: WatchResponse = stream.next_as(SOON).await.expect("a response");
+    assert!(response.created && response.watch_id == 1, "{response:?}");
+    let response: WatchResponse = stream.next_as(SOON).await.expect("events");
+    assert_eq!((response.watch_id, response.events.is_empty()), (1, false));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_that_leaves_memory_after_a_rollback_gets_nothing_of_the_new_history_3_7() {
+    watch_that_leaves_memory_after_a_rollback_gets_nothing_of_the_new_history(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_that_leaves_memory_after_a_rollback_gets_nothing_of_the_new_history_3_6() {
+    watch_that_leaves_memory_after_a_rollback_gets_nothing_of_the_new_history(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_that_leaves_memory_after_a_rollback_gets_nothing_of_the_new_history_3_5() {
+    watch_that_leaves_memory_after_a_rollback_gets_nothing_of_the_new_history(Version::V3_5).await;
 }

@@ -60,11 +60,13 @@ impl Caller<'_> {
         }
     }
 
-    /// Sends the check to the member behind `connection`, to read at `revision` unless that is 0. Also returns whether
-    /// the member asked the quorum, so that no other member is ahead of its revision.
+    /// Sends the check to the member behind `connection`, to read at `revision` unless that is 0. `history` is the number
+    /// of the one that the member has to be of. Also returns whether the member asked the quorum, so that no other member
+    /// is ahead of its revision.
     pub(super) async fn check(
         &self,
         connection: &Arc<Connection>,
+        history: u64,
         revision: i64,
         trace: Option<&SpanContext>,
     ) -> Result<(ResponseHeader, bool), tonic::Status> {
@@ -76,7 +78,7 @@ impl Caller<'_> {
             }
             Caller::Authenticated(authorization) => {
                 // The first check on a connection compares histories, which takes a linearizable revision.
-                let serializable = authorization.serializable && connection.history_is_checked();
+                let serializable = authorization.serializable && connection.is_of_history(history);
                 let range = RangeRequest {
                     key: authorization.key.clone(),
                     range_end: authorization.range_end.clone(),

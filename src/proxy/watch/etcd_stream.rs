@@ -41,8 +41,20 @@ const TURN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Longest message that is read as a whole, in order to drop it.
 const MAX_DROPPED_BYTES: usize = 4 << 20;
 
-/// Result of the call: `None` if it was late.
-type Opened = Option<Result<UpstreamResponse, SendError>>;
+/// Result of the call.
+enum Opened {
+    Response(UpstreamResponse),
+    Failed(SendError),
+    /// etcd's response was late, or what it continues is not known to be of the client's history.
+    Unusable,
+}
+
+impl From<Result<UpstreamResponse, SendError>> for Opened {
+    fn from(sent: Result<UpstreamResponse, SendError>) -> Opened {
+        sent.map_or_else(Opened::Failed, Opened::Response)
+    }
+}
+
 type Opening = Pin<Box<dyn Future<Output = (Opened, Option<OwnedSemaphorePermit>)> + Send>>;
 
 /// One Watch call to etcd with the caller's own metadata.
@@ -82,6 +94,8 @@ pub(super) enum Next {
     },
     /// Everything at or below this revision was sent, for every watcher.
     Barrier(i64),
+    /// etcd's history was replaced before it has continued a watcher.
+    Replaced,
     /// The stream ends with these trailers.
     End(HeaderMap),
     /// The stream breaks off within a message.
@@ -98,11 +112,8 @@ impl fmt::Debug for EtcdStream {
 
 impl EtcdStream {
     /// Opens the call of `client`, and lets etcd continue the watchers of `relay`. `parts` is the head of the client's
-    /// request. A handover waits for its turn; what happens meanwhile is sent by etcd later.
-    ///
-    /// The connection's history is not compared first, which would cost each handover a call: a member of another
-    /// history is found by the quorum checks within a probe interval, on any connection, and the watchers are cancelled
-    /// then ([`EtcdStream::is_of_current_history`], W10).
+    /// request. A handover waits for its turn, and for the proof that etcd is of `history`, the one of the watchers (W10);
+    /// what happens meanwhile is sent by etcd later.
     pub(super) fn open(client: &Client, parts: Parts, relay: Relay, history: Arc<History>) -> EtcdStream {
         let (requests, receiver) = mpsc::channel(REQUESTS);
         let mut first = BytesMut::new();
@@ -121,21 +132,29 @@ impl EtcdStream {
         let body = tonic::body::Body::new(StreamBody::new(Box::pin(frames)));
         let proxy = &client.proxy;
         let (forward, turns) = (Arc::clone(&proxy.forward), Arc::clone(&proxy.watch_handovers));
+        let (mirrors, of) = (Arc::clone(&proxy.mirrors), Arc::clone(&history));
         let opening = async move {
             let mut turn = None;
             if is_handover {
                 turn = take_turn(turns).await;
                 if turn.is_none() {
-                    return (None, None);
+                    return (Opened::Unusable, None);
                 }
             }
             let body = RequestBody::Once(Outgoing::tonic(body));
             let sending = forward.send(parts, body, ConnectionClass::Endless);
             if !is_handover {
                 // etcd's response begins with its first message.
-                return (Some(sending.await), None);
+                return (sending.await.into(), None);
             }
-            (tokio::time::timeout(CONTINUE_TIMEOUT, sending).await.ok(), turn)
+            let proven = async {
+                match sending.await {
+                    Ok(sent) if !mirrors.is_of_history(&sent.connection, &of).await => Opened::Unusable,
+                    sent => sent.into(),
+                }
+            };
+            let opened = tokio::time::timeout(CONTINUE_TIMEOUT, proven).await;
+            (opened.unwrap_or(Opened::Unusable), turn)
         };
         EtcdStream {
             relay,
@@ -266,12 +285,15 @@ impl EtcdStream {
     /// Begins to read the response; returns the end if there is none.
     fn begin(&mut self, opened: Opened) -> Option<Next> {
         match opened {
-            None => return Some(interrupted()),
-            Some(Err(error)) => return Some(Next::End(error.status().trailers())),
-            Some(Ok(opened)) if opened.response.headers().contains_key(GRPC_STATUS) => {
+            Opened::Unusable if !self.is_of_current_history() => return Some(Next::Replaced),
+            Opened::Unusable => return Some(interrupted()),
+            Opened::Failed(error) => return Some(Next::End(error.status().trailers())),
+            Opened::Response(opened) if opened.response.headers().contains_key(GRPC_STATUS) => {
                 return Some(Next::End(status_in(opened.response.headers())));
             }
-            Some(Ok(opened)) => self.response = Some((opened.response.into_body(), opened.in_flight)),
+            Opened::Response(opened) => {
+                self.response = Some((opened.response.into_body(), opened.in_flight));
+            }
         }
         None
     }

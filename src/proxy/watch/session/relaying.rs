@@ -75,6 +75,7 @@ impl Session {
                     ..WatchFields::default()
                 });
             }
+            Next::Replaced => self.cancel_handed_over(),
             Next::End(trailers) => {
                 self.has_ended = true;
                 return Some(Frame::trailers(trailers));
