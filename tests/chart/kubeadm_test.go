@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"rangecache.test/shared"
 )
 
 // pki is a folder with certificates under kubeadm's file names for etcd.
@@ -74,7 +76,7 @@ func TestStaticPodServesBesideKubeadm(t *testing.T) {
 	certificates.issue(t, "healthcheck-client", "kube-etcd-healthcheck-client", x509.ExtKeyUsageClientAuth)
 	certificates.issue(t, "apiserver-etcd-client", "kube-apiserver-etcd-client", x509.ExtKeyUsageClientAuth)
 
-	etcd, peer, clients, metrics := freePort(t), freePort(t), freePort(t), freePort(t)
+	etcd, peer, clients, metrics := shared.FreePort(t), shared.FreePort(t), shared.FreePort(t), shared.FreePort(t)
 	etcdURL, peerURL := fmt.Sprintf("https://127.0.0.1:%d", etcd), fmt.Sprintf("http://127.0.0.1:%d", peer)
 	start(t, tools+"/etcd-3.7", "--data-dir", t.TempDir(), "--log-level", "error",
 		"--listen-client-urls", etcdURL, "--advertise-client-urls", etcdURL,

@@ -5,17 +5,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
+	"rangecache.test/shared"
 	"sigs.k8s.io/yaml"
 )
 
@@ -30,25 +29,6 @@ func rangecacheBinary() string {
 		return path
 	}
 	return root + "/target/debug/rangecache"
-}
-
-// nextPort is the number of ports that freePort has tried.
-var nextPort atomic.Int32
-
-// freePort returns a port that is free now and stays free until its server listens: below the range from which the
-// system assigns port 0 and the ports of outgoing connections.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 20_000 {
-		port := 12_000 + (os.Getpid()%180*100+int(nextPort.Add(1)))%20_000
-		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			must(t, "a free port", listener.Close())
-			return port
-		}
-	}
-	t.Fatal("no free port between 12000 and 32000")
-	return 0
 }
 
 // start runs a program until the test ends.
@@ -89,7 +69,7 @@ func awaitReady(t *testing.T, metrics string) {
 // scrape returns /metrics of a rangecache on a real etcd, after a read.
 func scrape(t *testing.T) string {
 	t.Helper()
-	etcd, peer, clients, metrics := freePort(t), freePort(t), freePort(t), freePort(t)
+	etcd, peer, clients, metrics := shared.FreePort(t), shared.FreePort(t), shared.FreePort(t), shared.FreePort(t)
 	url := func(port int) string { return fmt.Sprintf("http://127.0.0.1:%d", port) }
 	start(t, tools+"/etcd-3.7", "--data-dir", t.TempDir(), "--log-level", "error",
 		"--listen-client-urls", url(etcd), "--advertise-client-urls", url(etcd),

@@ -9,7 +9,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,10 +16,11 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"rangecache.test/shared"
 )
 
 const (
@@ -178,23 +178,9 @@ func get(url string) (string, error) {
 	return string(body), err
 }
 
-// nextPort is the number of ports that freeURL has tried.
-var nextPort atomic.Int32
-
-// freeURL returns a URL whose port is free now and stays free until its server listens: below the range from which the
-// system assigns port 0 and the ports of outgoing connections.
 func freeURL(t *testing.T) string {
 	t.Helper()
-	for range 20_000 {
-		address := fmt.Sprintf("127.0.0.1:%d", 12_000+(os.Getpid()%180*100+int(nextPort.Add(1)))%20_000)
-		listener, err := net.Listen("tcp", address)
-		if err == nil {
-			must(t, listener.Close())
-			return "http://" + address
-		}
-	}
-	t.Fatal("no free port between 12000 and 32000")
-	return ""
+	return fmt.Sprintf("http://127.0.0.1:%d", shared.FreePort(t))
 }
 
 func must(t *testing.T, err error) {

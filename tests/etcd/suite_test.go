@@ -3,8 +3,6 @@ package etcd
 
 import (
 	"bufio"
-	"bytes"
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +10,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"rangecache.test/shared"
 )
 
 const (
@@ -24,17 +24,14 @@ const (
 // expected are the tests that count watches at etcd, and what they say: rangecache has one watch of its own there, and
 // the clients' watches only until its mirror is loaded.
 var expected = map[string]string{
-	"TestV3WatchCloseCancelRace": "expected 0 watch, got 1",
-	"TestV3WatchCancellation":    "expected 1 watch, got 2",
-	"TestWatchCancelOnServer":    "expected 10 canceled watchers, got 0",
+	"watch/TestV3WatchCloseCancelRace": "expected 0 watch, got 1",
+	"watch/TestV3WatchCancellation":    "expected 1 watch, got 2",
+	"watch/TestWatchCancelOnServer":    "expected 10 canceled watchers, got 0",
 }
 
 // periodic names the tests that set etcd's interval of progress notifications, and wait for some: rangecache has an
 // interval of its own.
 const periodic = "^(TestWatchWithProgressNotify.*|TestConfigurableWatchProgressNotifyInterval)$"
-
-// event is a line of `go test -json`.
-type event struct{ Action, Test, Output string }
 
 func TestWatches(t *testing.T) {
 	root, err := filepath.Abs("../..")
@@ -54,7 +51,8 @@ func TestWatches(t *testing.T) {
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(folder, name), content, 0o644))
 	}
-	run(t, folder, "go", "mod", "edit", "-replace", suite+"=./suite")
+	ourModule := "rangecache.test/shared"
+	run(t, folder, "go", "mod", "edit", "-replace", suite+"=./suite", "-droprequire", ourModule, "-dropreplace", ourModule)
 
 	report := filepath.Join(folder, "created.txt")
 	rangecache := os.Getenv("RANGECACHE")
@@ -78,39 +76,8 @@ func TestWatches(t *testing.T) {
 		syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
 		output = append(output, part...)
 	}
-	judge(t, output)
+	shared.JudgeSuite(t, output, expected, 40)
 	fromMemory(t, report)
-}
-
-func judge(t *testing.T, output []byte) {
-	said := map[string]*strings.Builder{}
-	passed := 0
-	for line := range bytes.Lines(output) {
-		var e event
-		if json.Unmarshal(line, &e) != nil || e.Test == "" {
-			continue
-		}
-		if said[e.Test] == nil {
-			said[e.Test] = &strings.Builder{}
-		}
-		switch e.Action {
-		case "output":
-			if !strings.Contains(e.Output, "logger.go:") {
-				said[e.Test].WriteString(e.Output)
-			}
-		case "pass":
-			passed++
-		case "fail":
-			words, known := expected[e.Test]
-			if text := said[e.Test].String(); !known || !strings.Contains(text, words) {
-				t.Errorf("%s fails through rangecache:\n%s", e.Test, text)
-			}
-		}
-	}
-	t.Logf("%d tests of etcd passed through rangecache", passed)
-	if passed < 40 {
-		t.Errorf("only %d tests passed:\n%s", passed, output[max(0, len(output)-2000):])
-	}
 }
 
 // fromMemory checks that memory served most watches.

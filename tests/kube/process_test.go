@@ -5,13 +5,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -177,25 +175,6 @@ func run(t *testing.T, program string, args ...string) string {
 		t.Fatalf("%s %q: %v\n%s", program, args, err, stderr.String())
 	}
 	return stdout.String()
-}
-
-// nextPort is the number of ports that freePort has tried.
-var nextPort atomic.Int32
-
-// freePort returns a port that is free now and stays free until its server listens: below the range from which the
-// system assigns port 0 and the ports of outgoing connections.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 20_000 {
-		port := 12_000 + (os.Getpid()%180*100+int(nextPort.Add(1)))%20_000
-		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			must(t, "a free port", listener.Close())
-			return port
-		}
-	}
-	t.Fatal("no free port between 12000 and 32000")
-	return 0
 }
 
 func must(t *testing.T, what string, err error) {

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"rangecache.test/shared"
 )
 
 // Servers between the apiservers and etcd.
@@ -28,7 +29,7 @@ type etcdServer struct {
 
 func startEtcd(t *testing.T, files *certificates, version string) *etcdServer {
 	t.Helper()
-	clients, peers, metrics := freePort(t), freePort(t), freePort(t)
+	clients, peers, metrics := shared.FreePort(t), shared.FreePort(t), shared.FreePort(t)
 	peer := fmt.Sprintf("http://127.0.0.1:%d", peers)
 	e := &etcdServer{
 		url:     fmt.Sprintf("https://127.0.0.1:%d", clients),
@@ -59,7 +60,7 @@ func startFront(t *testing.T, files *certificates, kind string, etcd *etcdServer
 	if kind == direct {
 		return &front{kind: kind, url: etcd.url}
 	}
-	listener, metrics := freePort(t), freePort(t)
+	listener, metrics := shared.FreePort(t), shared.FreePort(t)
 	f := &front{kind: kind, url: fmt.Sprintf("https://127.0.0.1:%d", listener), metrics: fmt.Sprintf("http://127.0.0.1:%d", metrics)}
 	both := []string{"--endpoints", etcd.url, "--cacert", files.ca, "--cert", files.clientCert, "--key", files.clientKey,
 		"--cert-file", files.serverCert, "--key-file", files.serverKey, "--trusted-ca-file", files.ca}
@@ -100,7 +101,7 @@ type apiserver struct {
 // startAPIServer starts one without waiting until it serves. Two of them need different numbers.
 func startAPIServer(t *testing.T, files *certificates, number int, etcdURL string, flags ...string) *apiserver {
 	t.Helper()
-	port := freePort(t)
+	port := shared.FreePort(t)
 	a := &apiserver{url: fmt.Sprintf("https://127.0.0.1:%d", port)}
 	a.config = &rest.Config{
 		Host:            a.url,

@@ -1,3 +1,7 @@
 module rangecache.test/kubestorage
 
 go 1.26.0
+
+require rangecache.test/shared v0.0.0
+
+replace rangecache.test/shared => ../shared

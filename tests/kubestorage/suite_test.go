@@ -3,14 +3,14 @@
 package kubestorage
 
 import (
-	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
-	"path"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"rangecache.test/shared"
 )
 
 const (
@@ -28,9 +28,6 @@ var expected = map[string]string{
 	"etcd3/TestWatch/WatchFromZero": `"MODIFIED"`,
 	"etcd3/TestWatch":               "--- FAIL: TestWatch",
 }
-
-// event is a line of `go test -json`.
-type event struct{ Action, Package, Test, Output string }
 
 func TestStorage(t *testing.T) {
 	root, err := filepath.Abs("../..")
@@ -62,37 +59,7 @@ func TestStorage(t *testing.T) {
 	command := exec.Command("go", "test", "-json", "-count=1", "-timeout=15m", "./pkg/storage/etcd3/", "./pkg/storage/cacher/")
 	command.Dir, command.Env = folder, append(os.Environ(), "RANGECACHE="+rangecache)
 	output, _ := command.Output()
-	judge(t, output)
-}
-
-func judge(t *testing.T, output []byte) {
-	said := map[string]*strings.Builder{}
-	passed := 0
-	for line := range bytes.Lines(output) {
-		var e event
-		if json.Unmarshal(line, &e) != nil || e.Test == "" {
-			continue
-		}
-		name := path.Base(e.Package) + "/" + e.Test
-		if said[name] == nil {
-			said[name] = &strings.Builder{}
-		}
-		switch e.Action {
-		case "output":
-			said[name].WriteString(e.Output)
-		case "pass":
-			passed++
-		case "fail":
-			text := said[name].String()
-			if words, known := expected[name]; !known || !strings.Contains(text, words) {
-				t.Errorf("%s fails through rangecache:\n%s", name, text[max(0, len(text)-4000):])
-			}
-		}
-	}
-	t.Logf("%d tests of Kubernetes' storage passed through rangecache", passed)
-	if passed < 1000 {
-		t.Errorf("only %d tests passed:\n%s", passed, output[max(0, len(output)-4000):])
-	}
+	shared.JudgeSuite(t, output, expected, 1000)
 }
 
 func must(t *testing.T, err error) {

@@ -1,0 +1,3 @@
+module rangecache.test/shared
+
+go 1.26.0
