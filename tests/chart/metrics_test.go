@@ -202,7 +202,7 @@ func promtool(t *testing.T, args ...string) {
 // conditions.
 func TestAlerts(t *testing.T) {
 	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", alertsFile)
-	promtool(t, "test", "rules", "alerts.test.yaml")
+	promtool(t, "test", "rules", "alerts.test.yaml", "failures.test.yaml")
 	tests := read(t, "alerts.test.yaml")
 	for _, rule := range alerts(t) {
 		if !strings.Contains(tests, "alertname: "+rule.Alert+"\n") {
@@ -217,6 +217,52 @@ func TestAlerts(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "rules.yaml")
 	must(t, file, os.WriteFile(file, spec, 0o600))
 	promtool(t, "check", "rules", "--lint=all", "--lint-fatal", file)
+}
+
+// TestFailuresHaveAlerts checks that each alert which docs/operations.md names for a failure fires for one of several
+// rangecaches, and that every alert is named there.
+func TestFailuresHaveAlerts(t *testing.T) {
+	_, table, _ := strings.Cut(read(t, root+"/docs/operations.md"), "## Faults and their symptoms")
+	table, _, _ = strings.Cut(table, "\n### ")
+	cases := read(t, "failures.test.yaml")
+	named := map[string]bool{}
+	for _, name := range regexp.MustCompile(`\bRangecache[A-Z][A-Za-z]+`).FindAllString(table, -1) {
+		named[name] = true
+		// With one of several gone, RangecacheAbsent must not fire.
+		if name != "RangecacheAbsent" && !strings.Contains(cases, fmt.Sprintf("alertname=%q, alertstate", name)) {
+			t.Errorf("failures.test.yaml has no case of %s", name)
+		}
+	}
+	for _, rule := range alerts(t) {
+		if !named[rule.Alert] {
+			t.Errorf("docs/operations.md names no failure with %s", rule.Alert)
+		}
+	}
+}
+
+// TestHeadlinesCountBothKindsOfReads checks that figures of all reads contain those of RangeStream, by which newer
+// kube-apiservers list.
+func TestHeadlinesCountBothKindsOfReads(t *testing.T) {
+	var exprs []string
+	for _, rule := range alerts(t) {
+		exprs = append(exprs, rule.Expr)
+	}
+	// The first row; the panels below show Range and RangeStream next to each other.
+	headlines := 0
+	for _, expr := range dashboardExprs(t)[:4] {
+		if strings.Contains(expr, "rangecache_range_total") {
+			headlines++
+		}
+		exprs = append(exprs, expr)
+	}
+	for _, expr := range exprs {
+		if strings.Contains(expr, "rangecache_range_total") != strings.Contains(expr, "rangecache_range_stream_total") {
+			t.Errorf("one kind of reads alone: %s", expr)
+		}
+	}
+	if headlines != 3 {
+		t.Errorf("%d headlines about reads", headlines)
+	}
 }
 
 // TestRunbooks checks that each alert links to its heading, under the operator's base URL.

@@ -6,10 +6,13 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::register::{register, register_unit};
+use super::register::{register, register_unit, start_at_zero};
 
 /// Every kind of buffered bytes.
 const KINDS: [&str; 6] = ["request", "forwarded", "sending", "converted", "shared", "series"];
+
+/// Every reason for which a response is given up.
+const GIVEN_UP: [&str; 3] = ["idle", "memory", "watch_memory"];
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct KindLabels {
@@ -44,6 +47,12 @@ pub struct BufferKindMetrics {
 
 impl BufferMetrics {
     pub(super) fn new(registry: &mut Registry) -> BufferMetrics {
+        let given_up = register(
+            registry,
+            "responses_given_up",
+            "Responses that were given up, by reason: not read for a minute, or old data in memory",
+        );
+        start_at_zero(&given_up, GIVEN_UP.map(|reason| GivenUpLabels { reason }));
         BufferMetrics {
             used: register_unit(
                 registry,
@@ -67,11 +76,7 @@ impl BufferMetrics {
                 "buffer_refused",
                 "Calls whose bytes did not fit the share of their kind, by kind",
             ),
-            given_up: register(
-                registry,
-                "responses_given_up",
-                "Responses that were given up, by reason: not read for a minute, or old data in memory",
-            ),
+            given_up,
         }
     }
 

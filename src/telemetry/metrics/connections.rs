@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::register::register;
+use super::register::{register, start_at_zero};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ClosedLabels {
@@ -30,6 +30,16 @@ pub struct ConnectionMetrics {
 
 impl ConnectionMetrics {
     pub(super) fn new(registry: &mut Registry) -> ConnectionMetrics {
+        let closed = register(
+            registry,
+            "client_connections_closed",
+            "Connections closed because of their client's behaviour, by listener and reason: address, flood, replaced, silent",
+        );
+        let reasons = ["address", "flood", "silent"].map(|reason| ClosedLabels {
+            listener: "clients",
+            reason,
+        });
+        start_at_zero(&closed, reasons);
         ConnectionMetrics {
             open: register(registry, "client_connections", "Open client connections"),
             shed_calls: register(
@@ -47,11 +57,7 @@ impl ConnectionMetrics {
                 "read_only_refused",
                 "Requests that may write, refused because they came to --read-only-listen-client-urls",
             ),
-            closed: register(
-                registry,
-                "client_connections_closed",
-                "Connections closed because of their client's behaviour, by listener and reason: address, flood, replaced, silent",
-            ),
+            closed,
         }
     }
 

@@ -121,6 +121,22 @@ mod tests {
     use crate::telemetry::outcome::{Kind, Outcome, Read, Reason};
     use crate::telemetry::trace::TraceId;
 
+    /// Prometheus' `increase()` does not see the first event of a series that begins with it.
+    #[test]
+    fn counters_of_rare_failures_begin_at_zero() {
+        let text = Metrics::new().encode(Format::Text);
+        for series in [
+            "rangecache_tls_reloads_total{side=\"clients\",result=\"failed\"} 0",
+            "rangecache_tls_reloads_total{side=\"etcd\",result=\"failed\"} 0",
+            "rangecache_responses_given_up_total{reason=\"idle\"} 0",
+            "rangecache_responses_given_up_total{reason=\"watch_memory\"} 0",
+            "rangecache_client_connections_closed_total{listener=\"clients\",reason=\"flood\"} 0",
+            "rangecache_panics_total 0",
+        ] {
+            assert!(text.contains(series), "{series} not in\n{text}");
+        }
+    }
+
     #[test]
     fn exemplar_of_a_traced_call_follows_its_bucket() {
         let metrics = Metrics::new();

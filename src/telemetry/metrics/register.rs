@@ -1,5 +1,9 @@
 //! Registration of one metric: name, unit and help text in one call that returns the metric.
 
+use std::hash::Hash;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Metric, Registry, Unit};
 
@@ -23,6 +27,17 @@ where
     let metric = M::default();
     registry.register_with_unit(name, help, unit, metric.clone());
     metric
+}
+
+/// Creates the counters of `labels`. `increase()` does not see the first event of a series that begins with it, so that an
+/// alert would miss it.
+pub(super) fn start_at_zero<S>(family: &Family<S, Counter>, labels: impl IntoIterator<Item = S>)
+where
+    S: Clone + Hash + Eq,
+{
+    for labels in labels {
+        drop(family.get_or_create(&labels));
+    }
 }
 
 /// Registers a histogram of seconds with bounds from 50 µs to about 13 s.

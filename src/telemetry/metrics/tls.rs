@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::labels::ResultLabels;
-use super::register::{register, register_unit};
+use super::register::{register, register_unit, start_at_zero};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct FileLabels {
@@ -33,6 +33,14 @@ pub struct TlsMetrics {
 
 impl TlsMetrics {
     pub(super) fn new(registry: &mut Registry) -> TlsMetrics {
+        let reloads = register(
+            registry,
+            "tls_reloads",
+            "Replaced certificate files by whether they could be used",
+        );
+        let sides = ["clients", "etcd"].into_iter();
+        let results = sides.flat_map(|side| ["ok", "failed"].map(|result| ReloadLabels { side, result }));
+        start_at_zero(&reloads, results);
         TlsMetrics {
             handshaking: register(
                 registry,
@@ -46,11 +54,7 @@ impl TlsMetrics {
                 Unit::Seconds,
                 "When the first certificate of a file expires or its revocation list is due, in seconds since 1970",
             ),
-            reloads: register(
-                registry,
-                "tls_reloads",
-                "Replaced certificate files by whether they could be used",
-            ),
+            reloads,
         }
     }
 
