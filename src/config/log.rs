@@ -12,7 +12,8 @@ pub struct LogConfig {
     #[arg(long = "log-format", value_name = "FORMAT", value_enum)]
     pub format: Option<LogFormat>,
 
-    /// Level: error, warn, info, debug or trace, also per module: info,rangecache::mirror=debug
+    /// Level of rangecache's own lines: error, warn, info, debug or trace, also per module: info,rangecache::mirror=debug.
+    /// Libraries log warnings, and more only if they are named: info,h2=debug
     #[arg(long = "log-level", value_name = "LEVEL", default_value = "info")]
     pub level: String,
 }

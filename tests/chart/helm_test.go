@@ -270,6 +270,7 @@ func TestInvalidValuesAreRefused(t *testing.T) {
 			{"extraArgs={-x}", "at '/extraArgs/0'"},
 			{"extraEnv[0].name=X", "at '/extraEnv/0'"},
 			{"extraEnv[0].name=X,extraEnv[0].value=x,extraEnv[0].valueFrom.fieldRef.fieldPath=y", "at '/extraEnv/0'"},
+			{"listener.advertiseUrls={rangecache}", "at '/listener/advertiseUrls/0'"},
 			{"tracing.endpoint=collector:4317", "at '/tracing/endpoint'"},
 			{"tracing.sampleRatio=2", "at '/tracing/sampleRatio'"},
 		} {

@@ -220,6 +220,7 @@ func TestLimitsAndNames(t *testing.T) {
 	for _, want := range []string{
 		"--host-whitelist=" + services + ",etcd.example",
 		"--cors=https://console.example",
+		"--advertise-client-urls=https://etcd.example:23790,https://10.0.0.9:23790",
 		"--max-connections=2000",
 		"--max-connections-per-address=500",
 		"--max-concurrent-streams=2000",
@@ -232,7 +233,7 @@ func TestLimitsAndNames(t *testing.T) {
 	}
 	// Nothing is set that the operator has not set.
 	for _, arg := range renderMode(t, "static-pod").proxy.Spec.Containers[0].Args {
-		for _, prefix := range []string{"--max-", "--request-timeout", "--cors"} {
+		for _, prefix := range []string{"--max-", "--request-timeout", "--cors", "--advertise"} {
 			if strings.HasPrefix(arg, prefix) {
 				t.Errorf("%s in a static pod", arg)
 			}

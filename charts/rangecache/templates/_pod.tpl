@@ -196,6 +196,9 @@ volumes:
 {{- with include "rangecache.hosts" . }}
 - {{ printf "--host-whitelist=%s" . | quote }}
 {{- end }}
+{{- with .Values.listener.advertiseUrls }}
+- {{ printf "--advertise-client-urls=%s" (join "," .) | quote }}
+{{- end }}
 {{- with .Values.listener.cors }}
 - {{ printf "--cors=%s" (join "," .) | quote }}
 {{- end }}
