@@ -381,7 +381,7 @@ impl Server {
         let server = Server {
             signals,
             look: watch::Sender::new(()),
-            credentials: Credentials::new(config.etcd.account()?),
+            credentials: Credentials::open(&config.etcd, &files.connector)?,
             closing: CancellationToken::new(),
             listeners: TaskTracker::new(),
             drain: CancellationToken::new(),

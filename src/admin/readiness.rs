@@ -26,7 +26,7 @@ pub(super) fn describe(handles: &Handles) -> String {
     let credentials = handles.upstream.credentials();
     if let Some(problem) = credentials.problem() {
         lines.push(diagnosis::user_problem(&problem).text());
-    } else if handles.mirrors.cluster_state.auth() == Auth::On && !credentials.is_configured() {
+    } else if handles.mirrors.cluster_state.auth() == Auth::On && !credentials.name_a_user() {
         lines.push(diagnosis::no_own_user().text());
     }
     if let Some(finding) = diagnosis::different_clusters(&handles.upstream.mixed_clusters()) {

@@ -34,6 +34,12 @@ pub struct EtcdConfig {
     #[arg(long, value_name = "PATH", conflicts_with = "password")]
     pub password_file: Option<PathBuf>,
 
+    /// How etcd knows the users of calls: by tokens alone, or also by the common names of certificates. With certificate,
+    /// memory answers callers whose certificate has the common name of --cert; calls of others without a token are
+    /// forwarded while etcd's auth is on
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = CallerIs::Token)]
+    pub caller_is: CallerIs,
+
     /// Time limit for a call that waits for a connection to etcd; the call fails with Unavailable after it
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "5s")]
     pub connect_timeout: Duration,
@@ -49,6 +55,41 @@ pub struct EtcdConfig {
     /// Reaction to an etcd whose progress notifications cannot be trusted (before 3.4.31, 3.5.13, 3.6.0)
     #[arg(long, value_name = "WHAT", value_enum, default_value_t = OldEtcd::Forward)]
     pub old_etcd: OldEtcd,
+}
+
+/// How etcd knows the users of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CallerIs {
+    /// By the token of each call
+    Token,
+    /// By the token of a call, otherwise by the common name of its client's certificate
+    Certificate,
+}
+
+/// Flags with which callers cannot be known by their certificates, with what to write instead.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum CallerIsError {
+    /// No common name to compare callers with.
+    #[error(
+        "--caller-is=certificate needs --cert and --key: callers are compared with that certificate's common name"
+    )]
+    NoCertificate,
+    /// An endpoint to which no certificate is presented.
+    #[error(
+        "--caller-is=certificate: {0} gets no certificate of rangecache; write https:// or unixs:// there"
+    )]
+    PlaintextEndpoint(Url),
+    /// Clients present no certificate.
+    #[error(
+        "--caller-is=certificate needs --trusted-ca-file, and an https:// or unixs:// URL in --listen-client-urls or \
+         --read-only-listen-client-urls: otherwise no caller presents a certificate"
+    )]
+    NoCallers,
+    /// Two users for rangecache's own calls.
+    #[error(
+        "--caller-is=certificate and --user exclude each other: rangecache's own calls are those of the user in --cert"
+    )]
+    User,
 }
 
 /// Reaction to an etcd below the version gate.

@@ -4,7 +4,7 @@ use clap::Parser;
 
 use super::access_log::AccessLogConfig;
 use super::clients::ClientsConfig;
-use super::etcd::{AccountError, EtcdConfig};
+use super::etcd::{AccountError, CallerIs, CallerIsError, EtcdConfig};
 use super::forward::ForwardConfig;
 use super::limits::LimitsConfig;
 use super::listen::ListenConfig;
@@ -105,6 +105,9 @@ pub enum ConfigError {
     /// See [`AccountError`].
     #[error(transparent)]
     Account(#[from] AccountError),
+    /// See [`CallerIsError`].
+    #[error(transparent)]
+    CallerIs(#[from] CallerIsError),
     /// A log level that `tracing` does not know.
     #[error(
         "--log-level {0:?} is not a level: write error, warn, info, debug or trace, or for example \
@@ -175,6 +178,27 @@ impl Config {
             return Err(ConfigError::LogLevel(self.log.level.clone()));
         }
         self.tls.validate(&self.etcd.endpoints, &self.listen)?;
+        self.validate_caller_is()?;
+        Ok(())
+    }
+
+    /// Checks that both rangecache and callers present certificates if these are to identify callers.
+    fn validate_caller_is(&self) -> Result<(), CallerIsError> {
+        if self.etcd.caller_is == CallerIs::Token {
+            return Ok(());
+        }
+        if self.tls.cert.is_none() {
+            return Err(CallerIsError::NoCertificate);
+        }
+        if let Some(url) = self.etcd.endpoints.iter().find(|url| !url.tls) {
+            return Err(CallerIsError::PlaintextEndpoint(url.clone()));
+        }
+        if self.tls.trusted_ca_file.is_none() || !self.listen.all_client_urls().any(|url| url.tls) {
+            return Err(CallerIsError::NoCallers);
+        }
+        if self.etcd.user.is_some() {
+            return Err(CallerIsError::User);
+        }
         Ok(())
     }
 }
@@ -223,6 +247,41 @@ mod tests {
             (vec!["--log-level", "loud"], "error, warn, info"),
         ] {
             let error = parse(&flags).validate().unwrap_err().to_string();
+            assert!(error.contains(says), "{flags:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn callers_are_known_by_certificate_only_if_both_sides_present_one() {
+        let etcd = "--caller-is certificate --endpoints https://etcd:1";
+        let own = "--cert c --key k";
+        let listener = "--listen-client-urls https://0.0.0.0:1 --cert-file c --key-file k";
+        let validated = |flags: &[&str]| {
+            let flags: Vec<_> = flags.iter().flat_map(|flags| flags.split_whitespace()).collect();
+            parse(&flags).validate().map_err(|error| error.to_string())
+        };
+        let ca = "--trusted-ca-file ca";
+        assert_eq!(validated(&[etcd, own, listener, ca]), Ok(()));
+        let with_a_socket = "--listen-client-urls unixs:///a,unix:///b --cert-file c --key-file k";
+        assert_eq!(validated(&[etcd, own, with_a_socket, ca]), Ok(()));
+        let plaintext = "--listen-client-urls http://127.0.0.1:1";
+        let mixed = "--caller-is certificate --endpoints https://etcd:1,http://etcd:2";
+        let metrics = "--listen-metrics-urls https://0.0.0.0:2 --cert-file c --key-file k";
+        for (flags, says) in [
+            (&[etcd, listener, ca][..], "needs --cert and --key"),
+            (&[etcd, own, listener], "needs --trusted-ca-file"),
+            (&[etcd, own, plaintext], "no caller presents a certificate"),
+            (
+                &[etcd, own, plaintext, metrics, ca],
+                "no caller presents a certificate",
+            ),
+            (&[mixed, own, listener, ca], "http://etcd:2"),
+            (
+                &[etcd, own, listener, ca, "--user a:b"],
+                "--user exclude each other",
+            ),
+        ] {
+            let error = validated(flags).unwrap_err();
             assert!(error.contains(says), "{flags:?}: {error}");
         }
     }

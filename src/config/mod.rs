@@ -38,7 +38,7 @@ pub use clients::ClientsConfig;
 pub use diff::DiffConfig;
 pub use doctor::{DoctorConfig, ReportFormat};
 pub use environment::{UnknownVariable, check_names, effective, with_environment};
-pub use etcd::{Account, AccountError, EtcdConfig, OldEtcd, RangeStream, Secret};
+pub use etcd::{Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret};
 pub use flags::{Config, ConfigError};
 pub use forward::{ForwardConfig, WhenBehind};
 pub use limits::LimitsConfig;

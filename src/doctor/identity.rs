@@ -35,7 +35,9 @@ pub(super) async fn examine(
     let (Some(is_on), Some(connection)) = (quorum.auth_is_on, connection) else {
         return auth;
     };
-    if let Some(name) = connector.common_name() {
+    if credentials.common_name().is_none()
+        && let Some(name) = connector.common_name()
+    {
         report.warn(
             Area::Auth,
             format!("the certificate in --cert has the common name {name:?}"),
@@ -50,7 +52,7 @@ pub(super) async fn examine(
             ""
         };
         report.good(Area::Auth, format!("etcd's auth is off{user}"));
-    } else if !credentials.is_configured() {
+    } else if !credentials.name_a_user() {
         report.add(Area::Auth, no_own_user().with_severity(Severity::Bad));
     } else if authenticate(credentials, connection, report).await {
         auth.is_accepted = true;
@@ -113,10 +115,7 @@ async fn may_read(
     let error = match timeout(CALL_TIMEOUT, check_read_permission(connection, range, 0, None)).await {
         Ok(Ok(_)) => return true,
         Ok(Err(status)) if is_refusal(&status) => {
-            let problem = UserProblem::NoPermission {
-                user: credentials.name().to_owned(),
-                scope: scope.name(),
-            };
+            let problem = credentials.no_permission(scope.name());
             report.add(Area::Auth, user_problem(&problem).with_severity(Severity::Bad));
             return false;
         }

@@ -63,14 +63,13 @@ pub async fn examine(options: &DoctorConfig) -> Report {
             return report;
         }
     };
-    let account = match config.etcd.account() {
-        Ok(account) => account,
+    let credentials = match Credentials::open(&config.etcd, &connector) {
+        Ok(credentials) => credentials,
         Err(error) => {
             report.bad(Area::Auth, error.to_string(), NO_START);
             return report;
         }
     };
-    let credentials = Credentials::new(account);
     let tasks = TaskTracker::new();
     let mut members = members::connect(config, &connector, &credentials, &tasks).await;
     certificates::examine_members(&members, &connector, &mut report).await;

@@ -405,15 +405,18 @@ impl Freshness {
         if !matches!(caller, Caller::Anonymous) || self.cluster_state.auth_is_on() == Auth::On {
             return;
         }
-        self.upstream.credentials().require_token();
-        if let Some(common_name) = self.upstream.connector().common_name() {
+        let credentials = self.upstream.credentials();
+        credentials.require_token();
+        if credentials.common_name().is_none()
+            && let Some(common_name) = self.upstream.connector().common_name()
+        {
             tracing::warn!(
                 common_name,
                 "the certificate in --cert has a CN: if etcd runs with --client-cert-auth, every caller without \
                  credentials of its own acts as that user; give a certificate without a CN"
             );
         }
-        if self.upstream.credentials().is_configured() {
+        if credentials.name_a_user() {
             tracing::info!(
                 message_of_etcd = status.message(),
                 "etcd's auth is on: etcd authorises every read that memory answers"

@@ -18,7 +18,7 @@ use super::lag::Lag;
 use super::mirrors::Mirrors;
 use crate::faults::{self, Fault};
 use crate::telemetry::Reason;
-use crate::upstream::{ConnectionClass, UserProblem, compact_revision, is_compacted};
+use crate::upstream::{ConnectionClass, compact_revision, is_compacted};
 
 /// Timeout for connecting, and for each request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -88,7 +88,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
 /// is off again is not urgent, because etcd then authorizes every caller.
 async fn proof(mirrors: &Mirrors, ticks: u32) -> Result<Proof, Reason> {
     let credentials = mirrors.upstream.credentials();
-    if !credentials.is_configured() {
+    if !credentials.name_a_user() {
         return mirrors.freshness.prove().await;
     }
     let is_on = mirrors.cluster_state.auth() == Auth::On && !ticks.is_multiple_of(ANONYMOUS_CHECK_TICKS);
@@ -103,11 +103,9 @@ async fn proof(mirrors: &Mirrors, ticks: u32) -> Result<Proof, Reason> {
             proof = mirrors.freshness.authorize_own(key, range_end).await;
             if let Err(reason) = proof {
                 // Without a token, the user may simply not be authenticated yet.
-                if reason == Reason::Auth && credentials.have_token() {
-                    credentials.set_problem(Some(UserProblem::NoPermission {
-                        user: credentials.name().to_owned(),
-                        scope: format!("the mirror {}", mirror.name),
-                    }));
+                if reason == Reason::Auth && credentials.identify() {
+                    let problem = credentials.no_permission(format!("the mirror {}", mirror.name));
+                    credentials.set_problem(Some(problem));
                 }
                 return proof;
             }

@@ -18,6 +18,7 @@ use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
 use crate::cache::JsonLayout;
 use crate::config::{ClientsConfig, Config, WatchCache, WhenBehind};
+use crate::grpc::CallMetadata;
 use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
@@ -114,6 +115,28 @@ pub struct Client {
     pub(super) account: Arc<ClientAccount>,
     /// Who makes the connection's calls.
     pub(super) caller: Caller,
+    /// The connection's certificate has the common name with which etcd sees calls without a token
+    /// (`--caller-is=certificate`).
+    has_own_name: bool,
+}
+
+/// How a call reaches etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// gRPC.
+    Grpc,
+    /// etcd's JSON gateway.
+    Json,
+}
+
+impl Client {
+    /// Whether etcd can decide about the rights of this call's client: by the call's token, or, with
+    /// `--caller-is=certificate`, by the common name that the client has in common with rangecache. etcd sees rangecache's
+    /// certificate and would take another client without a token for that user. Its gateway has no user without a token.
+    pub(super) fn identifies(&self, metadata: &CallMetadata, by: Protocol) -> bool {
+        let is_by_certificate = self.proxy.forward.upstream.credentials().common_name().is_some();
+        !is_by_certificate || metadata.has_credentials || (self.has_own_name && by == Protocol::Grpc)
+    }
 }
 
 impl Drop for Client {
@@ -192,7 +215,9 @@ impl Proxy {
     pub fn client(self: &Arc<Self>, access: Access, intake: &Arc<Intake>, name: &ClientName) -> Arc<Client> {
         let caller = Caller::new(&self.telemetry.clients, name);
         let client = caller.of_connection().number();
+        let own_name = self.forward.upstream.credentials().common_name();
         Arc::new(Client {
+            has_own_name: own_name.is_some_and(|own_name| name.is_certificate(own_name)),
             proxy: Arc::clone(self),
             access,
             account: self.call_buffers.account(client, Arc::clone(intake)),

@@ -222,7 +222,7 @@ async fn route(
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
     if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {
         if is_json_range(&request) {
-            return Box::pin(json_range(proxy, request, call, access)).await;
+            return Box::pin(json_range(client, request, call, access)).await;
         }
         if may_serve_json(client, &request) {
             if let Some(of_client) = call.client_call_mut() {
@@ -241,10 +241,10 @@ async fn route(
     // etcd's gRPC server takes the query for a part of the path, so such a request names an unknown method.
     let is_grpc_call = request.method() == http::Method::POST && request.uri().query().is_none();
     if is_grpc_call && method == Method::Range {
-        return range(proxy, request, call, access).await;
+        return range(client, request, call, access).await;
     }
     if is_grpc_call && method == Method::RangeStream {
-        return Box::pin(range_stream(proxy, request, call, access)).await;
+        return Box::pin(range_stream(client, request, call, access)).await;
     }
     if is_grpc_call && method == Method::Watch && may_serve(client, request.headers()) {
         return Box::pin(watch(client, request, access)).await;

@@ -80,9 +80,8 @@ async fn connect(
     let etcd = &config.config.etcd;
     let connector = Connector::open(&config.config, &Arc::new(Metrics::new()));
     let connector = connector.map_err(|error| error.to_string())?;
-    let account = etcd.account().map_err(|error| error.to_string())?;
     let may_stream = etcd.range_stream == RangeStream::Auto;
-    let credentials = Credentials::new(account);
+    let credentials = Credentials::open(etcd, &connector).map_err(|error| error.to_string())?;
     let upstream = Upstream::start(&etcd.endpoints, &connector, may_stream, credentials, tasks, stop);
     let deadline = Instant::now() + etcd.connect_timeout;
     upstream

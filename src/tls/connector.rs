@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustls::client::WebPkiServerVerifier;
@@ -24,9 +24,10 @@ use super::facts::{self, Facts};
 use super::files::{FileError, Files, system_authorities};
 use super::verifiers::NoVerification;
 use super::watched::{Loaded, Watched};
-use crate::config::{Config, TlsConfig};
+use crate::config::{CallerIs, Config, TlsConfig};
 use crate::net::{self, Plain, Stream, Url};
 use crate::telemetry::Metrics;
+use crate::telemetry::clients::ClientName;
 
 /// Time to wait for the first bytes of a server, which may send only after the client does.
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_millis(100);
@@ -119,7 +120,15 @@ impl Connector {
             cert: flags.cert.clone(),
         };
         let reload_interval = flags.tls_reload_interval;
-        let load = Box::new(move |files: &Files| load(&flags, files));
+        let names_callers = config.etcd.caller_is == CallerIs::Certificate;
+        let name = OnceLock::new();
+        let load = Box::new(move |files: &Files| {
+            let loaded = load(&flags, files)?;
+            if names_callers {
+                keep_name(&name, loaded.value.common_name.as_deref())?;
+            }
+            Ok(loaded)
+        });
         let tls = Tls {
             current: Arc::new(Watched::open("etcd", paths, metrics, load)?),
             files,
@@ -212,6 +221,28 @@ impl Connector {
         let files = self.tls.as_ref().map(|tls| tls.files.clone());
         explain::after_handshake(text, url, &files.unwrap_or_default())
     }
+}
+
+/// Checks that callers can be compared with the certificate's `common_name`, and that it is the one of the first
+/// certificate. Open connections keep theirs, so that with another name etcd would take one call for that of the former
+/// user and the next for that of the new one.
+fn keep_name(first: &OnceLock<String>, common_name: Option<&str>) -> Result<(), FileError> {
+    let other = |text: String| Err(FileError::Other(text));
+    let Some(name) = common_name.filter(|name| ClientName::may_be_certificate(name)) else {
+        return other(
+            "--caller-is=certificate: the certificate in --cert has no common name of at most 124 bytes, by which callers \
+             could be known; give one with the name of a user of etcd"
+                .to_owned(),
+        );
+    };
+    let first = first.get_or_init(|| name.to_owned());
+    if first != name {
+        return other(format!(
+            "--caller-is=certificate: the certificate in --cert has the common name {name:?} instead of {first:?}; restart \
+             rangecache to answer callers of another name"
+        ));
+    }
+    Ok(())
 }
 
 /// Builds the settings of connections to etcd.

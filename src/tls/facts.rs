@@ -25,9 +25,9 @@ pub struct Facts {
 /// Parses a certificate; the error is the parser's, as text.
 pub(super) fn of_certificate(der: &CertificateDer<'_>) -> Result<Facts, String> {
     let (_, certificate) = X509Certificate::from_der(der).map_err(|error| error.to_string())?;
-    // Of several, etcd takes the last.
+    // Of several, etcd takes the last, also if that is empty.
     let names = certificate.subject().iter_common_name().map(text_of);
-    let common_name = names.filter(|name| !name.is_empty()).last();
+    let common_name = names.last().filter(|name| !name.is_empty());
     let names = certificate
         .subject_alternative_name()
         .ok()

@@ -1,8 +1,10 @@
-//! rangecache's own identity towards an etcd whose auth is on: the user of its mirrors, feeds, checks and probes.
+//! rangecache's own identity towards an etcd whose auth is on: the user of its mirrors, feeds, checks and probes. It is
+//! that of `--user`, or with `--caller-is=certificate` the one that its certificate names.
 //!
 //! Clients' calls never carry this identity: they are sent with the client's own credentials. The password is sent to
 //! Authenticate only, the token only with calls of [`Connection::own_channel`](super::Connection::own_channel);
-//! neither is logged. [`authentication`](super::authentication) gets the token.
+//! neither is logged. A certificate, by contrast, is that of the connection, and so of every call on it that has no
+//! token. [`authentication`](super::authentication) gets the token.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +14,8 @@ use http::{HeaderMap, HeaderValue};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::config::Account;
+use crate::config::{Account, AccountError, CallerIs, EtcdConfig};
+use crate::tls::Connector;
 
 /// Time that a call waits for a token that is being requested. etcd takes some 100 ms for one, on purpose (bcrypt).
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -48,8 +51,10 @@ pub enum UserProblem {
     },
     /// The user may not read all of a scope.
     NoPermission {
-        /// The user of `--user`.
+        /// rangecache's own user.
         user: String,
+        /// Flag that names the user.
+        flag: &'static str,
         /// Name of the scope or mirror.
         scope: String,
     },
@@ -74,8 +79,8 @@ impl fmt::Display for UserProblem {
             UserProblem::Rejected { user, message } => {
                 write!(f, "etcd does not accept the user {user:?} of --user: {message}")
             }
-            UserProblem::NoPermission { user, scope } => {
-                write!(f, "the user {user:?} of --user may not read all of {scope}")
+            UserProblem::NoPermission { user, flag, scope } => {
+                write!(f, "the user {user:?} of {flag} may not read all of {scope}")
             }
         }
     }
@@ -85,11 +90,24 @@ impl fmt::Display for UserProblem {
 #[derive(Debug)]
 pub struct Credentials {
     pub(super) account: Option<Account>,
+    /// Common name of the client certificate, if that identifies rangecache and its callers.
+    common_name: Option<String>,
     pub(super) token: watch::Sender<Token>,
     problem: Mutex<Option<UserProblem>>,
 }
 
 impl Credentials {
+    /// Credentials that the flags give. `connector` has read the client certificate.
+    ///
+    /// # Errors
+    /// Those of [`EtcdConfig::account`].
+    pub fn open(config: &EtcdConfig, connector: &Connector) -> Result<Arc<Credentials>, AccountError> {
+        Ok(match config.caller_is {
+            CallerIs::Token => Credentials::new(config.account()?),
+            CallerIs::Certificate => Credentials::of_certificate(connector.common_name()),
+        })
+    }
+
     /// Credentials of `account`; without one, rangecache's own calls are anonymous.
     #[must_use]
     pub fn new(account: Option<Account>) -> Arc<Credentials> {
@@ -100,9 +118,33 @@ impl Credentials {
         };
         Arc::new(Credentials {
             account,
+            common_name: None,
             token: watch::Sender::new(token),
             problem: Mutex::new(None),
         })
+    }
+
+    /// Credentials of the user whom the client certificate names: no call of rangecache's own has a token.
+    fn of_certificate(common_name: Option<String>) -> Arc<Credentials> {
+        Arc::new(Credentials {
+            account: None,
+            common_name,
+            token: watch::Sender::new(Token::None),
+            problem: Mutex::new(None),
+        })
+    }
+
+    /// Common name that identifies rangecache, and callers without a token (`--caller-is=certificate`). It does not
+    /// change: the connector refuses a replaced certificate of another name.
+    #[must_use]
+    pub fn common_name(&self) -> Option<&str> {
+        self.common_name.as_deref()
+    }
+
+    /// Whether rangecache has a user of its own in an etcd whose auth is on: that of `--user` or of its certificate.
+    #[must_use]
+    pub fn name_a_user(&self) -> bool {
+        self.is_configured() || self.common_name.is_some()
     }
 
     /// Whether `--user` is set.
@@ -111,10 +153,30 @@ impl Credentials {
         self.account.is_some()
     }
 
-    /// Name of the user, for logs; empty without one.
+    /// Name of rangecache's own user, for logs; empty without one.
     #[must_use]
     pub fn name(&self) -> &str {
-        self.account.as_ref().map_or("", |account| account.name.as_str())
+        let account = self.account.as_ref().map(|account| account.name.as_str());
+        account.or(self.common_name()).unwrap_or("")
+    }
+
+    /// The problem that rangecache's own user may not read all of a `scope`.
+    #[must_use]
+    pub fn no_permission(&self, scope: String) -> UserProblem {
+        UserProblem::NoPermission {
+            user: self.name().to_owned(),
+            flag: self.flag(),
+            scope,
+        }
+    }
+
+    /// Flag that names rangecache's own user.
+    fn flag(&self) -> &'static str {
+        if self.common_name.is_some() {
+            "--cert"
+        } else {
+            "--user"
+        }
     }
 
     /// Whether etcd issued a token and has not rejected it since.
@@ -123,10 +185,16 @@ impl Credentials {
         matches!(*self.token.borrow(), Token::Have(_))
     }
 
-    /// Whether there is a valid token and no permission was found missing.
+    /// Whether etcd can attribute rangecache's own calls to its user: by a token, or by the certificate.
+    #[must_use]
+    pub fn identify(&self) -> bool {
+        self.common_name.is_some() || self.have_token()
+    }
+
+    /// Whether etcd knows rangecache's own user and no permission was found missing.
     #[must_use]
     pub fn are_valid(&self) -> bool {
-        self.have_token() && self.problem.lock().is_none()
+        self.identify() && self.problem.lock().is_none()
     }
 
     /// Requests a token if there is none: etcd's auth was found to be on.
@@ -163,7 +231,11 @@ impl Credentials {
                 "{problem}; forwarding all reads until this is fixed: {}",
                 problem.remedy()
             ),
-            None => tracing::info!(user = self.name(), "etcd accepts --user again"),
+            None => tracing::info!(
+                user = self.name(),
+                "etcd accepts the user of {} again",
+                self.flag()
+            ),
         }
         *known = problem;
     }
@@ -265,6 +337,22 @@ mod tests {
         credentials.token.send_replace(Token::None);
         credentials.check_token_rejected(None, &response("3", "etcdserver: user name is empty"));
         assert!(wants(&credentials), "auth was switched on");
+    }
+
+    #[test]
+    fn user_of_the_certificate_needs_no_token_and_is_named_in_its_problems() {
+        let credentials = Credentials::of_certificate(Some("kube".to_owned()));
+        assert!(credentials.name_a_user() && credentials.are_valid());
+        assert!(!credentials.is_configured() && !credentials.have_token());
+        credentials.set_problem(Some(credentials.no_permission("the mirror /".to_owned())));
+        assert!(!credentials.are_valid());
+        let text = credentials.problem().unwrap().to_string();
+        assert_eq!(
+            text,
+            "the user \"kube\" of --cert may not read all of the mirror /"
+        );
+        let none = Credentials::new(None);
+        assert!(!none.name_a_user() && !none.are_valid());
     }
 
     #[test]

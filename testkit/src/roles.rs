@@ -118,7 +118,8 @@ impl Client {
         Ok(self.with_metadata("token", &token))
     }
 
-    async fn new_token(&self, name: &str, password: &str) -> Result<String, Status> {
+    /// A new token of that user.
+    pub async fn new_token(&self, name: &str, password: &str) -> Result<String, Status> {
         let (name, password) = (name.to_owned(), password.to_owned());
         let request = AuthenticateRequest { name, password };
         let response: AuthenticateResponse = self.unary("/etcdserverpb.Auth/Authenticate", &request).await?;

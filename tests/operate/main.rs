@@ -18,6 +18,7 @@
 
 mod access_log;
 mod browsers;
+mod caller_is;
 mod clients;
 mod diff;
 mod doctor;

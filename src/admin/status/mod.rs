@@ -52,7 +52,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         gates: &gates,
         version: handles.upstream.lowest_version(),
         auth: cluster_state.auth(),
-        has_own_user: credentials.is_configured(),
+        has_own_user: credentials.name_a_user(),
         user_problem: credentials.problem(),
         panics: metrics.process.panics.get(),
         shed: reads.outcomes.iter().filter(shed).map(|read| read.count).sum(),
@@ -76,7 +76,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
             shown.truncate(clients::SHOWN);
             shown
         },
-        gates: checks::gates(&gates, cluster_state.auth(), credentials.is_configured(), metrics),
+        gates: checks::gates(&gates, cluster_state.auth(), credentials.name_a_user(), metrics),
         endpoints,
         budgets,
         samples: reads::columns(all),

@@ -14,7 +14,7 @@ use crate::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::freshness::{Proof, Unproven};
 use crate::mirror::state::Mirror;
-use crate::proxy::handles::Proxy;
+use crate::proxy::handles::{Client, Protocol, Proxy};
 use crate::proxy::recorder::Recorder;
 use crate::proxy::spans::Trace;
 use crate::telemetry::outcome::Read;
@@ -56,14 +56,15 @@ impl Required {
 }
 
 /// Decides whether `query` gets a response from memory, an error, or etcd's response. `metadata` was parsed from
-/// `headers`.
+/// `headers`, which came `by` gRPC or in JSON.
 pub(super) async fn decide<'a>(
-    proxy: &'a Proxy,
+    (client, by): (&'a Client, Protocol),
     query: &RangeQuery,
     metadata: &CallMetadata,
     headers: &HeaderMap,
     recorder: &mut Recorder<'a>,
 ) -> Decision {
+    let proxy = &*client.proxy;
     recorder.record_query(query);
     if metadata.bypass {
         return Decision::Forward(Reason::Bypass);
@@ -93,7 +94,7 @@ pub(super) async fn decide<'a>(
     recorder.mirror = mirror;
     // Read before the minimum served revision, which belongs to it.
     let history = proxy.mirrors.cluster_state.history();
-    let inputs = plan_inputs(proxy, mirror, metadata, bounds);
+    let inputs = plan_inputs((client, by), mirror, metadata, bounds);
     let plan = plan(query, &inputs);
     tracing::debug!(?plan, "planned");
     recorder.begin_prove();
@@ -163,11 +164,12 @@ fn is_within(proxy: &Proxy, mirror: Option<&Mirror>, bounds: ReadBounds) -> bool
 }
 
 fn plan_inputs(
-    proxy: &Proxy,
+    (client, by): (&Client, Protocol),
     mirror: Option<&Mirror>,
     metadata: &CallMetadata,
     bounds: ReadBounds,
 ) -> PlanInputs {
+    let proxy = &*client.proxy;
     let cluster_state = &proxy.mirrors.cluster_state;
     let upstream = &proxy.forward.upstream;
     let auth = cluster_state.auth();
@@ -176,6 +178,7 @@ fn plan_inputs(
         version: upstream.lowest_version(),
         auth,
         has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
+        is_identified: client.identifies(metadata, by),
         min_served_revision: cluster_state.min_served_revision(),
         is_within_bounds: is_within(proxy, mirror, bounds),
         has_credentials: metadata.has_credentials,

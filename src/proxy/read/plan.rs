@@ -20,6 +20,8 @@ pub(super) struct PlanInputs {
     pub(super) min_served_revision: Option<i64>,
     /// Auth is on and rangecache's own user is authenticated, so mirrors can still be read from etcd.
     pub(super) has_own_user: bool,
+    /// etcd sees who makes the call; see [`Client::identifies`](crate::proxy::handles::Client::identifies).
+    pub(super) is_identified: bool,
     /// The view is proven to lie within the bounds that the caller set.
     pub(super) is_within_bounds: bool,
     /// The caller sent a token or other credentials.
@@ -68,7 +70,7 @@ pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
     let Some(lowest) = inputs.version else {
         return Plan::Forward(Reason::VersionUnknown);
     };
-    if inputs.auth == Auth::On && !inputs.has_own_user {
+    if inputs.auth == Auth::On && !(inputs.has_own_user && inputs.is_identified) {
         return Plan::Forward(Reason::Auth);
     }
     let mirror_revision = match inputs.mirror_revision {
@@ -141,6 +143,7 @@ mod tests {
         auth: Auth::Off,
         min_served_revision: Some(90),
         has_own_user: false,
+        is_identified: true,
         is_within_bounds: false,
         has_credentials: false,
         require_leader: false,
@@ -345,6 +348,14 @@ mod tests {
         }
         let no_own_user = |inputs: &mut PlanInputs| (inputs.auth, inputs.has_credentials) = (Auth::On, true);
         assert_eq!(planned(&get(), no_own_user), Plan::Forward(Reason::Auth));
+        let taken_for_another = |inputs: &mut PlanInputs| {
+            (inputs.auth, inputs.has_own_user, inputs.is_identified) = (Auth::On, true, false);
+        };
+        assert_eq!(planned(&get(), taken_for_another), Plan::Forward(Reason::Auth));
+        assert_eq!(
+            planned(&get(), |inputs| inputs.is_identified = false),
+            Plan::Prove
+        );
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
 use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::access::AccessCall;
-use crate::proxy::handles::Proxy;
+use crate::proxy::handles::{Client, Protocol};
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::Outcome;
@@ -25,25 +25,26 @@ use crate::telemetry::outcome::{self, Kind};
 
 /// Handles a RangeStream call, and records it. `call` counts its bytes.
 pub(crate) async fn range_stream(
-    proxy: &Proxy,
+    client: &Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
     access: Option<&mut AccessCall>,
 ) -> CallResult {
     let span = tracing::debug_span!("range_stream");
-    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Stream, &request, access);
-    let result = handle(proxy, request, call, &mut recorder)
+    let mut recorder = Recorder::new(&client.proxy.telemetry, Kind::Stream, &request, access);
+    let result = handle(client, request, call, &mut recorder)
         .instrument(span.clone())
         .await;
     span.in_scope(|| recorder.finish(result, call))
 }
 
 async fn handle<'a>(
-    proxy: &'a Proxy,
+    client: &'a Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
     recorder: &mut Recorder<'a>,
 ) -> CallResult {
+    let proxy = &*client.proxy;
     let received = match receive(proxy, request, Method::RangeStream, call, recorder).await {
         Ok(received) => received,
         Err(result) => return *result,
@@ -54,7 +55,7 @@ async fn handle<'a>(
     }
     let is_past = received.query.revision > 0;
     let decision = decide(
-        proxy,
+        (client, Protocol::Grpc),
         &received.query,
         &received.metadata,
         &received.parts.headers,

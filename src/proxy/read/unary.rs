@@ -16,7 +16,7 @@ use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::access::AccessCall;
-use crate::proxy::handles::Proxy;
+use crate::proxy::handles::{Client, Protocol, Proxy};
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::Reason;
@@ -24,37 +24,38 @@ use crate::telemetry::outcome::Kind;
 
 /// Handles a Range call, and records it. `call` counts its bytes.
 pub(crate) async fn range(
-    proxy: &Proxy,
+    client: &Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
     access: Option<&mut AccessCall>,
 ) -> CallResult {
     let span = tracing::debug_span!("range");
-    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request, access);
+    let mut recorder = Recorder::new(&client.proxy.telemetry, Kind::Unary, &request, access);
     // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
-        let result = handle(proxy, request, call, &mut recorder).await;
+        let result = handle(client, request, call, &mut recorder).await;
         return recorder.finish(result, call);
     }
-    let result = handle(proxy, request, call, &mut recorder)
+    let result = handle(client, request, call, &mut recorder)
         .instrument(span.clone())
         .await;
     span.in_scope(|| recorder.finish(result, call))
 }
 
 async fn handle<'a>(
-    proxy: &'a Proxy,
+    client: &'a Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
     recorder: &mut Recorder<'a>,
 ) -> CallResult {
+    let proxy = &*client.proxy;
     let received = match receive(proxy, request, Method::Range, call, recorder).await {
         Ok(received) => received,
         Err(result) => return *result,
     };
     let is_past = received.query.revision > 0;
     let decision = decide(
-        proxy,
+        (client, Protocol::Grpc),
         &received.query,
         &received.metadata,
         &received.parts.headers,

@@ -52,7 +52,7 @@ use tokio::time::Instant;
 
 use super::access::AccessCall;
 use super::forward::forward_endless;
-use super::handles::Client;
+use super::handles::{Client, Protocol};
 use super::recorder;
 use super::response::{CallResult, ResponseBody, status_response};
 use super::spans::Trace;
@@ -87,7 +87,7 @@ pub(super) async fn watch(
     let mut requests = Requests::new(body, proxy.request_timeout);
     let content_type = grpc_content_type(&parts.headers);
     // `may_serve` has read the metadata.
-    let Some(mut stream) = Stream::new(client, &parts, trace.as_deref()) else {
+    let Some(mut stream) = Stream::new(client, &parts, Protocol::Grpc, trace.as_deref()) else {
         return forward(client, parts, requests, Reason::Undecodable, (trace, access)).await;
     };
     let first = first_create(&stream, &mut requests, access.as_deref_mut()).await;

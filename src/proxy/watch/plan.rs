@@ -14,6 +14,8 @@ pub(super) struct PlanInputs {
     pub(super) auth: Auth,
     /// Auth is on and rangecache's own user is authenticated, so mirrors can still be read from etcd.
     pub(super) has_own_user: bool,
+    /// etcd sees who makes the call; see [`Client::identifies`](crate::proxy::handles::Client::identifies).
+    pub(super) is_identified: bool,
     /// The caller sent a token or other credentials.
     pub(super) has_credentials: bool,
     /// Revision of the mirror that holds the range, or the reason for which that mirror is out of service. `None` if no
@@ -93,7 +95,7 @@ pub(super) fn plan(create: &Create, inputs: &PlanInputs) -> Plan {
     }
     // Only etcd can check credentials (I8), even while auth seems to be off.
     let authorizes = inputs.authorizes();
-    let has_no_user = inputs.auth == Auth::On && !inputs.has_own_user;
+    let has_no_user = inputs.auth == Auth::On && !(inputs.has_own_user && inputs.is_identified);
     // etcd checks rights first: it decides which refusal a caller gets.
     let is_refused = create.is_empty_range() || inputs.is_id_taken || is_compacted(create, inputs);
     if inputs.auth == Auth::Unknown || has_no_user || (authorizes && is_refused) {
@@ -143,6 +145,7 @@ mod tests {
         is_id_taken: false,
         auth: Auth::Off,
         has_own_user: false,
+        is_identified: true,
         has_credentials: false,
         mirror_revision: Some(Ok(100)),
         version: Some(Version::new(3, 7, 3)),
@@ -210,6 +213,13 @@ mod tests {
                 "auth on",
                 |_, inputs| (inputs.auth, inputs.has_own_user) = (Auth::On, true),
                 Plan::Authorize,
+            ),
+            (
+                "auth on, taken for another user",
+                |_, inputs| {
+                    (inputs.auth, inputs.has_own_user, inputs.is_identified) = (Auth::On, true, false)
+                },
+                etcd(Reason::Auth),
             ),
             (
                 "auth unknown",

@@ -14,7 +14,7 @@ use crate::grpc::CallMetadata;
 use crate::keyspace::figure_prefix;
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::watch_hub::Signal;
-use crate::proxy::handles::Client;
+use crate::proxy::handles::{Client, Protocol};
 use crate::proxy::spans::{CreateSpans, Trace};
 use crate::telemetry::Reason;
 
@@ -27,6 +27,8 @@ pub(super) struct Stream {
     /// Head of the client's request, for a call to etcd that continues the stream.
     pub(super) parts: Parts,
     pub(super) has_credentials: bool,
+    /// etcd sees who makes the call; see [`Client::identifies`].
+    pub(super) is_identified: bool,
     /// The client's `grpc-timeout`.
     pub(super) timeout: Option<Duration>,
     /// The client asked for a member that has a leader.
@@ -54,8 +56,14 @@ pub(super) enum Planned {
 }
 
 impl Stream {
-    /// The stream of a request with this head; `None` if its metadata are for etcd alone.
-    pub(super) fn new(client: &Arc<Client>, parts: &Parts, trace: Option<&Trace>) -> Option<Stream> {
+    /// The stream of a request with this head, which came `by` the gateway or not; `None` if its metadata are for etcd
+    /// alone.
+    pub(super) fn new(
+        client: &Arc<Client>,
+        parts: &Parts,
+        by: Protocol,
+        trace: Option<&Trace>,
+    ) -> Option<Stream> {
         let metadata = CallMetadata::from_headers(&parts.headers)?;
         Some(Stream {
             client: Arc::clone(client),
@@ -63,6 +71,7 @@ impl Stream {
             // A client is a connection, and its address is no other's while it is open.
             signal: Arc::new(Signal::new(Arc::as_ptr(client).addr())),
             has_credentials: metadata.has_credentials,
+            is_identified: client.identifies(&metadata, by),
             require_leader: metadata.require_leader,
             timeout: metadata.timeout,
             spans: trace.map(Trace::creates),
@@ -83,6 +92,7 @@ impl Stream {
             is_id_taken,
             auth,
             has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
+            is_identified: self.is_identified,
             has_credentials: self.has_credentials,
             mirror_revision: mirror.map(|mirror| mirror.revision()),
             version: upstream.lowest_version(),

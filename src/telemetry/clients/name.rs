@@ -58,6 +58,21 @@ impl ClientName {
         }
     }
 
+    /// Whether clients can be compared with `common_name`: of a longer one, the end may have been cut off.
+    #[must_use]
+    pub fn may_be_certificate(common_name: &str) -> bool {
+        // A name is cut to no fewer bytes than this, as a character has up to four.
+        !common_name.is_empty() && common_name.len() <= MAX_NAME_BYTES - 4
+    }
+
+    /// Whether the client has proven by its certificate that `common_name` is its name.
+    #[must_use]
+    pub fn is_certificate(&self, common_name: &str) -> bool {
+        self.kind == ClientKind::Certificate
+            && ClientName::may_be_certificate(common_name)
+            && *self.name == *common_name
+    }
+
     /// Name of a user of etcd.
     #[must_use]
     pub fn of_user(user: &str) -> ClientName {
@@ -120,6 +135,25 @@ mod tests {
             "address 10.0.0.1"
         );
         assert_eq!(shown(&ClientName::of_connection(None, None)), "unix unix");
+    }
+
+    #[test]
+    fn certificate_has_a_name_only_if_all_of_it_is_equal() {
+        let certificate = |name: &str| ClientName::of_connection(Some(name), None);
+        assert!(certificate("kube").is_certificate("kube"));
+        for name in ["kubelet", "kub", "Kube", "kube ", " kube"] {
+            assert!(!certificate(name).is_certificate("kube"), "{name:?}");
+        }
+        assert!(!ClientName::of_user("kube").is_certificate("kube"));
+        let address = ClientName::of_connection(None, Some("10.0.0.1".parse().unwrap()));
+        assert!(!address.is_certificate("10.0.0.1"));
+        let (longest, longer) = ("a".repeat(124), "a".repeat(129));
+        assert!(certificate(&longest).is_certificate(&longest));
+        assert!(
+            !certificate(&longer).is_certificate(&longer[..128]),
+            "its end was cut off"
+        );
+        assert!(!ClientName::may_be_certificate(&longer[..125]) && !ClientName::may_be_certificate(""));
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::limits::CallBytes;
 use crate::proxy::access::AccessCall;
 use crate::proxy::forward::{Gate, SendError, forward_http1_body};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
-use crate::proxy::handles::{JsonLayouts, Proxy};
+use crate::proxy::handles::{Client, JsonLayouts, Protocol, Proxy};
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, Observer, ResponseBody};
 use crate::telemetry::outcome::{Kind, Read};
@@ -48,22 +48,23 @@ pub(crate) fn is_json_range<B>(request: &Request<B>) -> bool {
 
 /// Handles a Range in JSON, and records it. `call` counts its bytes.
 pub(crate) async fn json_range(
-    proxy: &Proxy,
+    client: &Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
     access: Option<&mut AccessCall>,
 ) -> CallResult {
-    let mut recorder = Recorder::new(&proxy.telemetry, Kind::Unary, &request, access);
-    let result = handle(proxy, request, call, &mut recorder).await;
+    let mut recorder = Recorder::new(&client.proxy.telemetry, Kind::Unary, &request, access);
+    let result = handle(client, request, call, &mut recorder).await;
     recorder.finish(result, call)
 }
 
 async fn handle<'a>(
-    proxy: &'a Proxy,
+    client: &'a Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
     recorder: &mut Recorder<'a>,
 ) -> CallResult {
+    let proxy = &*client.proxy;
     let (parts, body) = request.into_parts();
     let body = match read_body(proxy, &parts, body, call, recorder).await {
         Ok(body) => body,
@@ -85,7 +86,7 @@ async fn handle<'a>(
     }
     let understood = Understood::of(proxy, &parts, &body, recorder);
     let answered = match &understood {
-        Ok(understood) => understood.answer(proxy, recorder).await,
+        Ok(understood) => understood.answer(client, recorder).await,
         Err(reason) => Err(*reason),
     };
     let reason = match answered {
@@ -157,13 +158,14 @@ impl Understood {
     /// Reason for which the request must be forwarded.
     async fn answer<'a>(
         &self,
-        proxy: &'a Proxy,
+        client: &'a Client,
         recorder: &mut Recorder<'a>,
     ) -> Result<Response<ResponseBody>, Reason> {
         if self.query.is_large() {
             recorder.is_list = true;
         }
-        let decision = decide(proxy, &self.query, &self.metadata, &self.headers, recorder).await;
+        let by = (client, Protocol::Json);
+        let decision = decide(by, &self.query, &self.metadata, &self.headers, recorder).await;
         self.respond(decision.into_answered()?, recorder)
     }
 

@@ -24,7 +24,7 @@ use crate::grpc::Method;
 use crate::proxy::access::AccessCall;
 use crate::proxy::forward::forward_http1_body;
 use crate::proxy::gateway::{call_metadata, gateway_version, is_protojson};
-use crate::proxy::handles::Client;
+use crate::proxy::handles::{Client, Protocol};
 use crate::proxy::recorder;
 use crate::proxy::response::{CallResult, ResponseBody};
 use crate::proxy::spans::Trace;
@@ -105,7 +105,7 @@ async fn first(
     let is_protojson = is_protojson(version);
     let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
     let head = grpc_head(parts).ok_or(Reason::Undecodable)?;
-    let stream = Stream::new(client, &head, trace).ok_or(Reason::Undecodable)?;
+    let stream = Stream::new(client, &head, Protocol::Json, trace).ok_or(Reason::Undecodable)?;
     let mut requests = Requests::of_message(message, proxy.request_timeout);
     match first_create(&stream, &mut requests, access).await {
         Ok((create, first)) => Ok(Watch {
