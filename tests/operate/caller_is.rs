@@ -295,15 +295,43 @@ async fn watch_is_served_from_memory_only_to_callers_of_rangecaches_own_name() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateway_takes_no_certificate_for_a_user() {
     let world = World::start(Version::V3_7).await;
-    world.answered_caller().await;
+    let caller = world.answered_caller().await;
     let (question, path) = (r#"{"key":"L2t1YmUvYQ=="}"#, "/v3/kv/range");
     let same = world.trust(Some("kube"));
+    let ask = async |url: &str| {
+        let response = call_http(url, &same, Method::POST, path, question).await.unwrap();
+        (response.status, response.body)
+    };
+    // The layout of etcd's text is taken from a response.
+    world.root.disable_auth().await.unwrap();
+    until(SOON, "memory answers in JSON while auth is off", async || {
+        let before = world.rangecache.outcomes().await;
+        assert_eq!(ask(world.rangecache.url()).await.0, 200);
+        let since = world.rangecache.outcomes_since(&before, 1).await;
+        (since.memory_answers() == 1).then_some(())
+    })
+    .await;
+    world.root.auth_enable().await.unwrap();
+    until(SOON, "etcd's auth is known to be on", async || {
+        let authorizations = async || {
+            world
+                .rangecache
+                .metrics()
+                .await
+                .sum("rangecache_authorizations_total")
+        };
+        let before = authorizations().await;
+        caller.get(KEY).await.unwrap();
+        (authorizations().await > before).then_some(())
+    })
+    .await;
     for _ in 0..3 {
-        let through = call_http(world.rangecache.url(), &same, Method::POST, path, question).await;
-        let at_etcd = call_http(world.etcd.url(), &same, Method::POST, path, question).await;
-        let (through, at_etcd) = (through.unwrap(), at_etcd.unwrap());
-        assert_eq!((through.status, &through.body), (at_etcd.status, &at_etcd.body));
-        assert_ne!(at_etcd.status, 200, "{}", at_etcd.body);
+        let before = world.rangecache.outcomes().await;
+        let (through, at_etcd) = (ask(world.rangecache.url()).await, ask(world.etcd.url()).await);
+        assert_eq!(through, at_etcd);
+        assert_ne!(at_etcd.0, 200, "{}", at_etcd.1);
+        let since = world.rangecache.outcomes_since(&before, 1).await;
+        assert_eq!(since.memory_answers(), 0, "{since:?}");
     }
 }
 
