@@ -547,9 +547,11 @@ var (
 // sidecar returns the container in the chart's README, with its volumes.
 func sidecar(t *testing.T) *corev1.PodSpec {
 	t.Helper()
-	blocks := fenced.FindAllStringSubmatch(read(t, chart+"/README.md"), -1)
-	if len(blocks) != 1 {
-		t.Fatalf("%d blocks of YAML in the README", len(blocks))
+	_, section, found := strings.Cut(read(t, chart+"/README.md"), "## Sidecar ")
+	section, _, _ = strings.Cut(section, "\n## ")
+	blocks := fenced.FindAllStringSubmatch(section, -1)
+	if !found || len(blocks) != 1 {
+		t.Fatalf("%d blocks of YAML in the README's section on the sidecar", len(blocks))
 	}
 	return strictly[corev1.PodSpec](t, blocks[0][1])
 }
