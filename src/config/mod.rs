@@ -10,7 +10,7 @@
 //! | `replay` | the flags of `rangecache replay` |
 //! | `doctor`, `diff` | the flags of `rangecache doctor` and of `rangecache diff` |
 //! | `otel` | OpenTelemetry's environment variables |
-//! | `environment` | names of environment variables; the effective settings as text |
+//! | `environment` | names of environment variables, those that are unknown; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
 //! | `units` | durations and sizes |
 

@@ -10,6 +10,7 @@
 //! | `identity` | auth, and the permissions of rangecache's own user |
 //! | `certificates` | certificates of both sides and their validity |
 //! | `keyspace` | number of keys under each prefix, found with few and cheap calls |
+//! | `resources` | totals per resource, over the groups into which it was divided |
 //! | `size_estimate` | sizes of keys, from samples or from all of them |
 //! | `verdict` | what would be mirrored, in how much memory, and which requests benefit |
 //!
