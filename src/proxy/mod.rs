@@ -19,8 +19,9 @@
 //! Imports point in one direction: `route` → `read` → `fallback` → `forward` → `response`. `handles` defines [`Proxy`],
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
 //! frames; `gateway` is what all JSON of etcd's gateway has in common; `members` is the member list of
-//! `--advertise-client-urls`; `caller` is who makes a connection's calls; `idle` aborts responses whose clients have stopped reading; `watch_memory` counts what watches hold; `recorder` counts each
-//! read when it completes; `spans` traces calls, and `access` logs them.
+//! `--advertise-client-urls`; `caller` is who makes a connection's calls; `idle` aborts responses whose clients have
+//! stopped reading; `watch_memory` counts what watches hold; `recorder` counts each read when it completes; `spans` traces
+//! calls, and `access` logs them.
 //!
 //! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses
 //! it.
