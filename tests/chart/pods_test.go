@@ -206,6 +206,10 @@ func TestMemoryFollowsTheCache(t *testing.T) {
 			t.Errorf("%s: request %s, limit %s", c.cache, request, limit)
 		}
 	}
+	watches := renderMode(t, "deployment-plain", "--set", "cache.maxBytes=1Gi", "--set", "buffers.maxBytes=768Mi", "--set", "watches.maxBytes=128Mi").proxy.Spec.Containers[0].Resources
+	if limit := watches.Limits.Memory().String(); limit != "2112Mi" {
+		t.Errorf("watches beyond 64Mi: limit %s", limit)
+	}
 	own := renderMode(t, "deployment", "--set", "resources.limits.memory=9Gi").proxy.Spec.Containers[0].Resources
 	if own.Limits.Memory().String() != "9Gi" || own.Requests.Memory().String() != "4Gi" || own.Requests.Cpu().String() != "1" {
 		t.Errorf("resources given are laid over those derived: %v", own)
@@ -243,6 +247,67 @@ func TestLimitsAndNames(t *testing.T) {
 		if strings.HasPrefix(arg, "--host-whitelist") {
 			t.Errorf("%s without a Service", arg)
 		}
+	}
+}
+
+// TestValuesBecomeFlags checks the flags of values that have no default in the chart, and that no other mode has them.
+func TestValuesBecomeFlags(t *testing.T) {
+	flags := map[string]string{
+		"listener.readOnlyPort=23792":         "--read-only-listen-client-urls=https://0.0.0.0:23792",
+		"metrics.clientsTop=0":                "--client-metrics-top=0",
+		"metrics.prefixesTop=50":              "--prefix-metrics-top=50",
+		"cache.whenBehind=fail":               "--when-behind=fail",
+		"cache.shadow=0.01":                   "--shadow=0.01",
+		"cache.serveStale=5m":                 "--serve-stale=5m",
+		"watches.cache=off":                   "--watch-cache=off",
+		"watches.maxBytes=128Mi":              "--watch-max-bytes=134217728",
+		"watches.progressNotifyInterval=1m":   "--watch-progress-notify-interval=1m",
+		"limits.clientMaxCalls=100":           "--client-max-calls=100",
+		"limits.clientMaxBytesPerSecond=50Mi": "--client-max-bytes-per-second=52428800",
+		"limits.clientMaxForwardedLists=2":    "--client-max-forwarded-lists=2",
+		"limits.clientMaxWatches=1000":        "--client-max-watches=1000",
+	}
+	help, err := exec.Command(rangecacheBinary(), "--help").Output()
+	must(t, rangecacheBinary(), err)
+	known := flag.FindAllString(string(help), -1)
+	without := renderMode(t, "deployment").proxy.Spec.Containers[0].Args
+	for value, want := range flags {
+		option := "--set"
+		if strings.Contains(value, "0.") {
+			option = "--set-json" // --set makes a string of it
+		}
+		args := renderMode(t, "deployment", option, value).proxy.Spec.Containers[0].Args
+		name, _, _ := strings.Cut(want, "=")
+		if !slices.Contains(args, want) || !slices.Contains(known, name) {
+			t.Errorf("%s: %s is not in %q, or rangecache does not have it", value, want, args)
+		}
+		if slices.ContainsFunc(without, func(arg string) bool { return strings.HasPrefix(arg, name+"=") }) {
+			t.Errorf("%s is given without %s", name, value)
+		}
+	}
+	byName := renderMode(t, "daemonset", "--set", "etcd.callerIs=certificate").proxy.Spec.Containers[0].Args
+	if !slices.Contains(byName, "--caller-is=certificate") {
+		t.Errorf("%q", byName)
+	}
+}
+
+// TestReadOnlyPort checks that the Service and the network policy lead to the port on which clients only read.
+func TestReadOnlyPort(t *testing.T) {
+	o := renderMode(t, "deployment", "--set", "listener.readOnlyPort=23792",
+		"--set", "networkPolicy.readOnlyClients[0].podSelector.matchLabels.app=reader")
+	ports := o.services["rc-rangecache"].Spec.Ports
+	if len(ports) != 2 || ports[1].Port != 23792 || ports[1].TargetPort.String() != "client-read" {
+		t.Errorf("%v", ports)
+	}
+	if ports := o.proxy.Spec.Containers[0].Ports; len(ports) != 3 || ports[1].Name != "client-read" || ports[1].ContainerPort != 23792 {
+		t.Errorf("%v", ports)
+	}
+	readers := o.policy.Spec.Ingress[1]
+	if len(readers.Ports) != 1 || readers.Ports[0].Port.String() != "client-read" || readers.From[0].PodSelector.MatchLabels["app"] != "reader" {
+		t.Errorf("%v", readers)
+	}
+	if ingress := renderMode(t, "deployment").policy.Spec.Ingress; len(ingress) != 2 {
+		t.Errorf("without the port: %v", ingress)
 	}
 }
 

@@ -59,12 +59,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- /*
 The memory request is what the mirrors may take. The limit leaves room for what else takes memory: a third of that, but at
-least the buffers and 256Mi for the rest.
+least the buffers and 256Mi for the rest, which include 64Mi for watches.
 */ -}}
 {{- define "rangecache.resources" -}}
 {{- $cache := include "rangecache.bytes" .Values.cache.maxBytes | int64 -}}
 {{- $rest := add (include "rangecache.bytes" .Values.buffers.maxBytes | int64) 268435456 -}}
-{{- $limit := max (div (mul $cache 4) 3) (add $cache $rest) -}}
+{{- $watches := max 0 (sub (include "rangecache.bytes" (default "64Mi" .Values.watches.maxBytes) | int64) 67108864) -}}
+{{- $limit := add (max (div (mul $cache 4) 3) (add $cache $rest)) $watches -}}
 {{- $derived := dict
   "requests" (dict "cpu" "100m" "memory" (include "rangecache.mebibytes" $cache))
   "limits" (dict "memory" (include "rangecache.mebibytes" $limit)) -}}
@@ -147,9 +148,13 @@ and the files. Takes a dict of root, side (etcd or listener), and kubeadm's name
 {{- $tls -}}
 {{- end -}}
 
+{{- define "rangecache.listenerUrl" -}}
+{{- $tls := include "rangecache.listenerTls" .root | fromJson -}}
+{{ ternary "http" "https" (eq $tls.kind "none") }}://{{ include "rangecache.urlHost" (include "rangecache.listenerHost" .root) }}:{{ .port }}
+{{- end -}}
+
 {{- define "rangecache.clientUrl" -}}
-{{- $tls := include "rangecache.listenerTls" . | fromJson -}}
-{{ ternary "http" "https" (eq $tls.kind "none") }}://{{ include "rangecache.urlHost" (include "rangecache.listenerHost" .) }}:{{ .Values.listener.port }}
+{{- include "rangecache.listenerUrl" (dict "root" . "port" .Values.listener.port) -}}
 {{- end -}}
 
 {{- /* Names under which HTTP/1 requests without TLS are answered: those of the Services, and the operator's. */ -}}

@@ -52,6 +52,10 @@ containers:
     ports:
       - name: client
         containerPort: {{ .Values.listener.port }}
+      {{- with .Values.listener.readOnlyPort }}
+      - name: client-read
+        containerPort: {{ . }}
+      {{- end }}
       - name: metrics
         containerPort: {{ .Values.metrics.port }}
     {{- if and $deployment .Values.shutdown.preStopSeconds }}
@@ -178,7 +182,21 @@ volumes:
 {{- end }}
 - --password-file=/etc/rangecache/etcd/{{ . }}
 {{- end }}
+{{- if eq .Values.etcd.callerIs "certificate" }}
+{{- if or (eq $etcd.kind "none") (eq $listener.kind "none") (not .Values.listener.clientCertAuth) .Values.etcd.user }}
+{{- fail "etcd.callerIs=certificate needs etcd.tls, and listener.tls with listener.clientCertAuth; and it excludes etcd.user" }}
+{{- end }}
+{{- end }}
+{{- with .Values.etcd.callerIs }}
+- --caller-is={{ . }}
+{{- end }}
 - --listen-client-urls={{ include "rangecache.clientUrl" . }}
+{{- with .Values.listener.readOnlyPort }}
+{{- if or (eq (int64 .) (int64 $.Values.listener.port)) (eq (int64 .) (int64 $.Values.metrics.port)) }}
+{{- fail "listener.readOnlyPort must differ from listener.port and metrics.port" }}
+{{- end }}
+- --read-only-listen-client-urls={{ include "rangecache.listenerUrl" (dict "root" $ "port" .) }}
+{{- end }}
 {{- if ne $listener.kind "none" }}
 - --cert-file=/etc/rangecache/listener/{{ $listener.cert }}
 - --key-file=/etc/rangecache/listener/{{ $listener.key }}
@@ -217,6 +235,27 @@ volumes:
 {{- end }}
 {{- with .Values.cache.serveStale }}
 - --serve-stale={{ . }}
+{{- end }}
+{{- with .Values.cache.whenBehind }}
+- --when-behind={{ . }}
+{{- end }}
+{{- with .Values.cache.shadow }}
+- --shadow={{ . }}
+{{- end }}
+{{- if not (kindIs "invalid" .Values.metrics.clientsTop) }}
+- --client-metrics-top={{ int64 .Values.metrics.clientsTop }}
+{{- end }}
+{{- if not (kindIs "invalid" .Values.metrics.prefixesTop) }}
+- --prefix-metrics-top={{ int64 .Values.metrics.prefixesTop }}
+{{- end }}
+{{- with .Values.watches.cache }}
+- --watch-cache={{ . }}
+{{- end }}
+{{- with .Values.watches.maxBytes }}
+- --watch-max-bytes={{ include "rangecache.bytes" . }}
+{{- end }}
+{{- with .Values.watches.progressNotifyInterval }}
+- --watch-progress-notify-interval={{ . }}
 {{- end }}
 - --buffer-max-bytes={{ include "rangecache.bytes" .Values.buffers.maxBytes }}
 {{- with .Values.limits.maxConnections }}
