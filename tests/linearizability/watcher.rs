@@ -192,10 +192,15 @@ impl Watcher {
             match timeout(pause, open.stream.next()).await {
                 Ok(Some(message)) => {
                     let response = WatchResponse::decode(message).expect("decodes");
-                    if response.compact_revision != 0 {
+                    let is_compacted = response.compact_revision != 0;
+                    open.received(response);
+                    if is_compacted && !open.creating.is_empty() {
+                        // What the server creates now may be of another history, which is another stream's.
+                        return;
+                    }
+                    if is_compacted {
                         closing = closing.min(Instant::now() + Duration::from_millis(300));
                     }
-                    open.received(response);
                     if self.random.random_ratio(1, 300) {
                         // A slow client.
                         sleep(pause).await;
