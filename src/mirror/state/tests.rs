@@ -5,7 +5,7 @@ use std::thread;
 
 use super::*;
 use crate::cache::testing::KeyValue;
-use crate::cache::{Entry, HistoryLimits};
+use crate::cache::{Change, Entry, HistoryLimits};
 use crate::mirror::cluster_state::Verdict;
 use crate::telemetry::Metrics;
 
