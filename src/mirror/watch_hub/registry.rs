@@ -18,10 +18,15 @@ use crate::keyspace::Interval;
 const UNUSED_TOPIC_KEPT: Duration = Duration::from_secs(60);
 /// Events, or watchers, after which other tasks run.
 const YIELD_AFTER_EVENTS: usize = 1000;
-/// Watchers after which other tasks run.
-const WAKE_BATCH: usize = 256;
+/// Watchers of one connection after which other tasks run.
+const WAKE_BATCH: usize = 64;
 /// Watchers after which other tasks run before the next connection's watchers are woken.
 const WAKE_BATCH_OF_CONNECTIONS: usize = 32;
+/// Watchers for which the hub lets others run once. In that time a busy worker runs some sixty tasks: those of the
+/// streams and of their connections. Were more woken than run, a worker's own queue, which has 256 places, would
+/// overflow into the queue of all workers, of which it takes one task in sixty: calls that are moved there wait for
+/// hundreds of milliseconds.
+const WOKEN_PER_YIELD: usize = 32;
 
 /// A topic and its watchers.
 #[derive(Debug)]
@@ -216,8 +221,10 @@ impl Slot {
             let connection = Some(watcher.signal.connection());
             let is_next = last.replace(watcher.signal.connection()) != connection;
             if *woken >= WAKE_BATCH || (is_next && *woken >= WAKE_BATCH_OF_CONNECTIONS) {
+                for _ in 0..*woken / WOKEN_PER_YIELD {
+                    tokio::task::yield_now().await;
+                }
                 *woken = 0;
-                tokio::task::yield_now().await;
             }
             watcher.signal.set();
             *woken += 1;
@@ -257,5 +264,73 @@ impl Slot {
         let watcher = size_of::<Watcher>() + 2 * size_of::<usize>();
         let own = size_of::<Slot>() + size_of::<Topic>() + 2 * self.key.len() + 2 * self.range_end.len();
         (own + watcher * self.watchers.len() + size_of::<usize>() * self.watchers.capacity()) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::Poll;
+
+    use super::*;
+    use crate::mirror::watch_hub::generation::Generation;
+    use crate::mirror::watch_hub::reader::Reader;
+    use crate::mirror::watch_hub::signal::Signal;
+
+    const STREAMS: usize = 5_000;
+    /// Streams that may run while a call waits for its turn.
+    const BETWEEN_TURNS: usize = 2 * (WAKE_BATCH + WAKE_BATCH_OF_CONNECTIONS);
+
+    /// Waits for one turn, behind the tasks that are ready.
+    async fn turn() {
+        let mut waited = false;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut waited, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    #[tokio::test]
+    async fn call_gets_its_turns_while_thousands_of_streams_are_woken() {
+        let mut registry = Registry::new();
+        let generation = Arc::new(Generation::new(1, 1, 1));
+        let (number, topic) = registry.topic(&Bytes::from_static(b"a"), &Bytes::from_static(b"b"), 1);
+        let looks = Arc::new(AtomicUsize::new(0));
+        for stream in 0..STREAMS {
+            // Half of them share a connection.
+            let signal = Arc::new(Signal::new(stream.saturating_sub(STREAMS / 2)));
+            let (reader, watcher) = Reader::new(&generation, &topic, &signal, 1);
+            registry.add(number, watcher);
+            let looks = Arc::clone(&looks);
+            tokio::spawn(poll_fn(move |cx| {
+                let _open = &reader;
+                signal.look(cx, |_| looks.fetch_add(1, Ordering::Relaxed));
+                Poll::<()>::Pending
+            }));
+        }
+        while looks.load(Ordering::Relaxed) < STREAMS {
+            turn().await;
+        }
+        let looked = Arc::clone(&looks);
+        let call = tokio::spawn(async move {
+            let mut longest = 0;
+            while looked.load(Ordering::Relaxed) < 2 * STREAMS {
+                let before = looked.load(Ordering::Relaxed);
+                turn().await;
+                longest = longest.max(looked.load(Ordering::Relaxed) - before);
+            }
+            longest
+        });
+        registry.wake_all().await;
+        let longest = call.await.unwrap();
+        assert!(
+            longest <= BETWEEN_TURNS,
+            "{longest} streams ran between two turns"
+        );
     }
 }
