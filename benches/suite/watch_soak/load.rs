@@ -1,5 +1,6 @@
 //! The puts, and the honest reader.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,8 +13,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::Shared;
 use super::truth::{Mark, PREFIX, RANGES, Truth};
-use crate::client::{Connection, Method};
-use crate::load::nanoseconds;
+use crate::client::{Connection, Method, Windows};
+use crate::load::{nanoseconds, percentile};
 use crate::watchers::stamp;
 use crate::wire;
 
@@ -56,22 +57,57 @@ impl Writes {
     }
 }
 
-/// Outcomes of reads since they were taken.
+/// Latencies of reads through rangecache, and of a member itself.
 #[derive(Default)]
-pub(super) struct Reads {
-    latencies_ns: Mutex<Vec<u64>>,
-    in_faults_ns: Mutex<Vec<u64>>,
-    failed: AtomicU64,
+pub(super) struct Latencies([Vec<u64>; 2]);
+
+impl Latencies {
+    pub(super) fn extend(&mut self, later: Latencies) {
+        for (all, more) in self.0.iter_mut().zip(later.0) {
+            all.extend(more);
+        }
+    }
+
+    pub(super) fn p99_ms(&self) -> [f64; 2] {
+        self.0.each_ref().map(|latencies_ns| {
+            let mut sorted = latencies_ns.clone();
+            sorted.sort_unstable();
+            percentile(&sorted, 0.99) as f64 / 1e6
+        })
+    }
 }
 
+/// Outcomes of reads.
+#[derive(Default)]
+pub(super) struct Outcomes {
+    /// Latencies while nothing fails.
+    pub(super) calm: Latencies,
+    pub(super) in_faults: Latencies,
+    /// Reads that failed.
+    pub(super) failed: u64,
+}
+
+/// The honest reader: the same reads of two targets.
+pub(super) struct Reads(Arc<Mutex<Outcomes>>);
+
 impl Reads {
-    /// Latencies while nothing fails, those during faults, and failures.
-    pub(super) fn take(&self) -> (Vec<u64>, Vec<u64>, u64) {
-        (
-            std::mem::take(&mut *self.latencies_ns.lock()),
-            std::mem::take(&mut *self.in_faults_ns.lock()),
-            self.failed.swap(0, Ordering::Relaxed),
-        )
+    /// Starts reads of rangecache and of a member, in tasks.
+    pub(super) async fn start(
+        targets: [SocketAddr; 2],
+        shared: &Arc<Shared>,
+        tasks: &mut JoinSet<Result<()>>,
+    ) -> Result<Reads> {
+        let outcomes = Arc::default();
+        for (target, address) in targets.into_iter().enumerate() {
+            let reader = Connection::open(address, Windows::LARGE).await?;
+            tasks.spawn(read(target, reader, shared.clone(), Arc::clone(&outcomes)));
+        }
+        Ok(Reads(outcomes))
+    }
+
+    /// Outcomes since the last call.
+    pub(super) fn take(&self) -> Outcomes {
+        std::mem::take(&mut *self.0.lock())
     }
 }
 
@@ -136,7 +172,12 @@ pub(super) async fn write(
 }
 
 /// Sends linearizable GETs on a schedule. Latency counts from the time at which a GET was due.
-pub(super) async fn read(reader: Connection, shared: Arc<Shared>, reads: Arc<Reads>) -> Result<()> {
+async fn read(
+    target: usize,
+    reader: Connection,
+    shared: Arc<Shared>,
+    outcomes: Arc<Mutex<Outcomes>>,
+) -> Result<()> {
     let reader = Arc::new(reader);
     let mut ticks = interval(Duration::from_nanos(1_000_000_000 / GETS_PER_SECOND));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -147,7 +188,7 @@ pub(super) async fn read(reader: Connection, shared: Arc<Shared>, reads: Arc<Rea
         if calls.len() >= MAX_WAITING {
             continue;
         }
-        let (reader, shared, reads) = (reader.clone(), shared.clone(), reads.clone());
+        let (reader, shared, outcomes) = (reader.clone(), shared.clone(), outcomes.clone());
         calls.spawn(async move {
             let key = String::from_utf8_lossy(&key(number)).into_owned();
             let body = wire::frame(&wire::get_request(key));
@@ -155,12 +196,11 @@ pub(super) async fn read(reader: Connection, shared: Arc<Shared>, reads: Arc<Rea
             let response = tokio::time::timeout(TIMEOUT, reader.call(Method::Range, body)).await;
             let is_in_fault = was_in_fault || shared.in_fault.load(Ordering::Relaxed);
             let latency_ns = nanoseconds(due.elapsed());
+            let mut outcomes = outcomes.lock();
             match response {
-                Ok(Ok(_)) if is_in_fault => reads.in_faults_ns.lock().push(latency_ns),
-                Ok(Ok(_)) => reads.latencies_ns.lock().push(latency_ns),
-                _ => {
-                    reads.failed.fetch_add(1, Ordering::Relaxed);
-                }
+                Ok(Ok(_)) if is_in_fault => outcomes.in_faults.0[target].push(latency_ns),
+                Ok(Ok(_)) => outcomes.calm.0[target].push(latency_ns),
+                _ => outcomes.failed += 1,
             }
         });
     }

@@ -4,7 +4,9 @@
 //! Unlike the cases of the table this is a verdict, too: every watcher must have got every event of its range, once and
 //! in order, or the command fails. Figures of delivery include the client, which shares the machine's cores.
 
+mod background;
 mod carrier;
+mod cpu;
 mod faults;
 mod load;
 mod run;
@@ -25,14 +27,16 @@ use tokio::task::JoinSet;
 use crate::client::{Connection, Windows};
 use crate::load::percentile;
 use crate::{http1, usage};
+use background::Background;
+use cpu::{Cores, CpuMeter};
 use faults::Faults;
-use load::{Reads, Writes};
+use load::{Latencies, Reads, Writes};
 use truth::Truth;
 use watcher::Group;
 
 /// Interval between lines of the output.
 const SAMPLE: Duration = Duration::from_secs(10);
-/// Duration of the reads without watchers, to which the reads beside them are compared.
+/// Duration of the reads without puts, and of those without watchers, to which the reads beside them are compared.
 const QUIET: Duration = Duration::from_secs(10);
 /// Time for the last events after the last put.
 const LAST_EVENTS: Duration = Duration::from_secs(60);
@@ -84,23 +88,26 @@ pub(crate) async fn run(minutes: f64, watchers: usize) -> Result<()> {
         epoch: Instant::now(),
     });
     let mut tasks = JoinSet::new();
-    let reads = Arc::new(Reads::default());
-    let reader = Connection::open(through, Windows::LARGE).await?;
-    tasks.spawn(load::read(reader, shared.clone(), reads.clone()));
+    let reads = Reads::start([through, direct[0]], &shared, &mut tasks).await?;
     tokio::time::sleep(QUIET).await;
-    let quiet_ns = reads.take().0;
+    let alone = reads.take().calm;
     truth::follow(&direct, &shared, &mut tasks).await?;
+    let writes = Arc::new(Writes::default());
+    let stop = Arc::new(AtomicBool::new(false));
+    let writing = tokio::spawn(load::write(writer, shared.clone(), writes.clone(), stop.clone()));
+    tokio::time::sleep(QUIET).await;
+    let beside_puts = reads.take().calm;
     let start = Instant::now();
-    let group = Group::open(through, &shared, watchers, &mut tasks).await?;
+    let background = Background::start()?;
+    let group = Group::open(through, &shared, watchers, &mut tasks, background.handle()).await?;
     println!(
         "{} watchers on {} streams, created within {:.1} s",
         group.watchers(),
         group.streams(),
         start.elapsed().as_secs_f64()
     );
-    let writes = Arc::new(Writes::default());
-    let stop = Arc::new(AtomicBool::new(false));
-    let writing = tokio::spawn(load::write(writer, shared.clone(), writes.clone(), stop.clone()));
+    // The start is not measured.
+    reads.take();
     let faults = Faults::new(cluster, links, shared.clone());
     let soak = Soak {
         shared,
@@ -110,7 +117,8 @@ pub(crate) async fn run(minutes: f64, watchers: usize) -> Result<()> {
         direct,
         metrics,
         pid: rangecache.pid(),
-        quiet_ns,
+        alone,
+        beside_puts,
     };
     let watching = async {
         let duration = Duration::from_secs_f64(minutes * 60.0);
@@ -133,7 +141,7 @@ fn address(url: &str) -> Result<SocketAddr> {
 /// A running soak.
 struct Soak {
     shared: Arc<Shared>,
-    reads: Arc<Reads>,
+    reads: Reads,
     writes: Arc<Writes>,
     group: Group,
     /// Addresses of the members.
@@ -141,17 +149,20 @@ struct Soak {
     /// Address of rangecache's metrics.
     metrics: SocketAddr,
     pid: u32,
-    /// Latencies of reads before there were watchers, sorted.
-    quiet_ns: Vec<u64>,
+    /// Latencies of reads before there were puts.
+    alone: Latencies,
+    /// Latencies of reads before there were watchers.
+    beside_puts: Latencies,
 }
 
 /// What the samples have collected.
 #[derive(Default)]
 struct Samples {
     rss_mb: Vec<f64>,
+    cores: Vec<Cores>,
     /// Latencies of reads while nothing fails, and while something does.
-    reads_ns: Vec<u64>,
-    reads_in_faults_ns: Vec<u64>,
+    calm: Latencies,
+    in_faults: Latencies,
     deliveries_ns: Vec<u64>,
 }
 
@@ -159,8 +170,9 @@ impl Soak {
     /// Prints a line every ten seconds. Fails at the first violation.
     async fn watch(&self, duration: Duration, tasks: &mut JoinSet<Result<()>>) -> Result<Samples> {
         println!(
-            "{:>5} {:>8} {:>6} {:>8} {:>10} {:>12} {:>10} {:>9} {:>9} {:>8} {:>9} {:>8} {:>8}",
+            "{:>5} {:>18} {:>8} {:>6} {:>8} {:>10} {:>12} {:>10} {:>9} {:>9} {:>8} {:>9} {:>8} {:>8}",
             "s",
+            "cores: own/etcd/load",
             "RSS MB",
             "fds",
             "puts",
@@ -176,50 +188,54 @@ impl Soak {
         );
         let start = Instant::now();
         let mut samples = Samples::default();
+        let mut cpu = CpuMeter::start(self.pid)?;
         while start.elapsed() < duration {
             tokio::time::sleep(SAMPLE.min(duration.saturating_sub(start.elapsed()))).await;
             if let Some(ended) = tasks.try_join_next() {
                 ended??;
                 bail!("a task of the load has ended");
             }
-            self.sample(start.elapsed(), &mut samples).await?;
+            self.sample(start.elapsed(), &mut cpu, &mut samples).await?;
             let violations = self.group.verify(&self.shared);
             ensure!(violations.is_empty(), "{}", shown(&violations));
         }
         Ok(samples)
     }
 
-    async fn sample(&self, elapsed: Duration, samples: &mut Samples) -> Result<()> {
+    async fn sample(&self, elapsed: Duration, cpu: &mut CpuMeter, samples: &mut Samples) -> Result<()> {
         let rss_mb = usage::memory(self.pid)?.rss_bytes as f64 / 1e6;
         let (descriptors, _) = usage::descriptors_and_threads(self.pid)?;
-        let mut at_etcd = 0.0;
+        let (mut at_etcd, mut members_s) = (0.0, Vec::new());
         for member in &self.direct {
             // A member may be down at the moment.
-            if let Ok((_, text)) = http1::get(*member, "/metrics").await {
-                at_etcd += http1::metric(&text, "etcd_debugging_mvcc_watcher_total").unwrap_or(0.0);
-            }
+            let text = http1::get(*member, "/metrics").await.map(|(_, text)| text);
+            let figure = |name| text.as_ref().ok().and_then(|text| http1::metric(text, name));
+            at_etcd += figure("etcd_debugging_mvcc_watcher_total").unwrap_or(0.0);
+            members_s.push(figure("process_cpu_seconds_total").unwrap_or(0.0));
         }
+        let cores = cpu.look(members_s)?;
         let (_, text) = http1::get(self.metrics, "/metrics").await?;
         let streams = http1::metric(&text, "rangecache_watch_streams{source=\"memory\"").unwrap_or(0.0);
-        let (mut reads_ns, in_faults_ns, failed) = self.reads.take();
+        let read = self.reads.take();
         let received = self.group.take();
         let mut deliveries_ns = received.latencies_ns;
         let (puts, _) = self.writes.counts();
-        reads_ns.sort_unstable();
         deliveries_ns.sort_unstable();
         println!(
-            "{:>5} {rss_mb:>8.1} {descriptors:>6} {puts:>8} {:>10} {:>9.1} ms {:>10} {:>6.1} ms {failed:>9} {:>8} {:>9} {at_etcd:>8} {streams:>8}",
+            "{:>5} {cores:>18} {rss_mb:>8.1} {descriptors:>6} {puts:>8} {:>10} {:>9.1} ms {:>10} {:>6.1} ms {:>9} {:>8} {:>9} {at_etcd:>8} {streams:>8}",
             elapsed.as_secs(),
             received.events,
             percentile(&deliveries_ns, 0.99) as f64 / 1e6,
             self.group.behind(&self.shared),
-            percentile(&reads_ns, 0.99) as f64 / 1e6,
+            read.calm.p99_ms()[0],
+            read.failed,
             received.resumed,
             received.compacted,
         );
         samples.rss_mb.push(rss_mb);
-        samples.reads_ns.extend(reads_ns);
-        samples.reads_in_faults_ns.extend(in_faults_ns);
+        samples.cores.push(cores);
+        samples.calm.extend(read.calm);
+        samples.in_faults.extend(read.in_faults);
         samples.deliveries_ns.extend(deliveries_ns);
         Ok(())
     }
@@ -235,25 +251,20 @@ impl Soak {
         }
         violations.extend(self.group.missing(&self.shared));
         violations.extend(self.writes.missing(&self.shared.truth));
-        let sorted = |latencies: &[u64]| {
-            let mut sorted = latencies.to_vec();
-            sorted.sort_unstable();
-            sorted
-        };
-        let p99_ms = |latencies: &[u64]| percentile(&sorted(latencies), 0.99) as f64 / 1e6;
-        let (quiet, beside) = (p99_ms(&self.quiet_ns), p99_ms(&samples.reads_ns));
+        let mut deliveries_ns = samples.deliveries_ns.clone();
+        deliveries_ns.sort_unstable();
         let (puts, unknown) = self.writes.counts();
         println!(
             "\n{puts} puts acknowledged, {unknown} of unknown outcome; {} events of etcd; {} deliveries, p99 {:.1} ms",
             self.shared.truth.events(),
             self.group.delivered(),
-            p99_ms(&samples.deliveries_ns),
+            percentile(&deliveries_ns, 0.99) as f64 / 1e6,
         );
         println!(
-            "GET p99: {quiet:.2} ms without watchers, {beside:.2} ms beside them ({:.1} times), {:.2} ms during faults",
-            beside / quiet,
-            p99_ms(&samples.reads_in_faults_ns),
+            "cores of rangecache / etcd / load: {}",
+            Cores::mean(&samples.cores)
         );
+        self.print_reads(samples);
         self.print_counters().await?;
         let growth = growth(&samples.rss_mb);
         if let Some(growth) = growth {
@@ -266,6 +277,23 @@ impl Soak {
             "memory has grown"
         );
         Ok(())
+    }
+
+    /// Prints how long reads took, through rangecache and of a member.
+    fn print_reads(&self, samples: &Samples) {
+        let alone = self.alone.p99_ms();
+        println!("{:<30} {:>18} {:>18}", "GET p99", "rangecache", "etcd itself");
+        for (when, latencies) in [
+            ("alone", &self.alone),
+            ("beside puts", &self.beside_puts),
+            ("beside puts and watchers", &samples.calm),
+            ("during faults", &samples.in_faults),
+        ] {
+            let p99 = latencies.p99_ms();
+            let shown =
+                [0, 1].map(|target| format!("{:.2} ms ({:.1} x)", p99[target], p99[target] / alone[target]));
+            println!("{when:<30} {:>18} {:>18}", shown[0], shown[1]);
+        }
     }
 
     /// Prints what rangecache says about creates, handovers and cancels.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use testkit::pb::WatchCreateRequest;
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 use super::Shared;
@@ -93,12 +94,13 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Opens the streams: half of the watchers have one each, the others share one with nine more.
+    /// Opens the streams, in the runtime `on`: half of the watchers have one each, the others share one with nine more.
     pub(super) async fn open(
         address: SocketAddr,
         shared: &Arc<Shared>,
         watchers: usize,
         tasks: &mut JoinSet<Result<()>>,
+        on: &Handle,
     ) -> Result<Group> {
         let mut streams = Vec::new();
         let alone = watchers / 2;
@@ -114,7 +116,8 @@ impl Group {
         }
         let mut carriers = Vec::new();
         for _ in 0..prompt.div_ceil(PER_CONNECTION) {
-            carriers.push(Arc::new(Carrier::open(address, Windows::LARGE).await?));
+            let carrier = on.spawn(Carrier::open(address, Windows::LARGE));
+            carriers.push(Arc::new(carrier.await??));
         }
         let streams: Vec<_> = streams
             .into_iter()
@@ -125,9 +128,9 @@ impl Group {
                 carriers[number / PER_CONNECTION].clone()
             } else {
                 // Its connection has no room while it does not read.
-                Arc::new(Carrier::open(address, SMALL).await?)
+                Arc::new(on.spawn(Carrier::open(address, SMALL)).await??)
             };
-            tasks.spawn(follow(carrier, state.clone(), shared.clone()));
+            tasks.spawn_on(follow(carrier, state.clone(), shared.clone()), on);
         }
         let group = Group {
             streams,
