@@ -1,6 +1,7 @@
 //! One noisy client: it waits, or is refused, and the others do not notice.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Status};
@@ -14,6 +15,9 @@ const RESOURCE_EXHAUSTED: i32 = 8;
 const DEADLINE_EXCEEDED: i32 = 4;
 /// Prefix of keys that no mirror has.
 const PREFIX: &str = "/shares/";
+
+/// Bytes of a value that takes its client two seconds at the bound of the tests.
+const LARGE_BYTES: usize = 256 << 10;
 
 type Read = JoinHandle<Result<RangeResponse, Status>>;
 
@@ -193,8 +197,53 @@ async fn watch_over_the_bound_of_one_client_is_refused_with_a_clear_text() {
     drop(first);
     until(SOON, "the first watch has ended", async || {
         let mut stream = noisy.open("/etcdserverpb.Watch/Watch");
-        let refused = tokio::time::timeout(std::time::Duration::from_millis(50), stream.next()).await;
+        let refused = tokio::time::timeout(Duration::from_millis(50), stream.next()).await;
         refused.is_err().then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_over_its_bytes_per_second_is_slowed_down_and_another_does_not_notice() {
+    let scene = Scene::with(&[("--client-max-bytes-per-second", "131072")]).await;
+    let direct = scene._etcd.client().await;
+    direct
+        .put(key(50), vec![0; LARGE_BYTES])
+        .await
+        .expect("etcd puts");
+    // They begin before the client owes anything, and together need more than a minute at its bound.
+    let noisy = scene.held_client(2, "noisy").await;
+    let large: Vec<_> = (0..40)
+        .map(|_| spawn(&noisy, RangeRequest::one(key(50))))
+        .collect();
+    scene.holds(40).await;
+    scene.relay.let_go(40);
+    // Its next calls wait until these bytes are paid for, and only a number of them may wait.
+    let next = Arc::new(scene.client(2).await);
+    let mut waiting = Vec::new();
+    until(SOON, "calls of the noisy client are refused", async || {
+        waiting.extend((0..50).map(|_| spawn(&next, RangeRequest::one(key(1)))));
+        (scene.refused("bytes").await >= 1.0).then_some(())
+    })
+    .await;
+    let (refused, _) = until(SOON, "a refusal has arrived", async || {
+        let ended = waiting.iter().position(JoinHandle::is_finished)?;
+        waiting.swap_remove(ended).await.unwrap().err()
+    })
+    .await;
+    assert_eq!(refused.code, RESOURCE_EXHAUSTED, "{refused:?}");
+    assert!(
+        refused.message.contains("--client-max-bytes-per-second"),
+        "{refused:?}"
+    );
+    let honest = scene.client(3).await;
+    for n in 0..20 {
+        let read = honest.range(&RangeRequest::one(key(n))).await;
+        read.expect("the other client's bytes do not count");
+    }
+    assert!(
+        !large.iter().all(JoinHandle::is_finished),
+        "the noisy client is not slowed down"
+    );
+    large.iter().chain(&waiting).for_each(JoinHandle::abort);
 }

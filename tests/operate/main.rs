@@ -25,6 +25,7 @@ mod doctor;
 mod loops;
 mod operations;
 mod page;
+mod prefixes;
 mod read_only;
 mod replay;
 mod shadow;
