@@ -23,6 +23,7 @@
 //! | [`instance`] | identity of the process towards other rangecaches |
 //! | [`memory`] | the memory limit of the container |
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
+//! | [`seldom`] | futures that are polled only once they were woken |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
@@ -46,6 +47,7 @@ pub mod otlp;
 pub mod panics;
 pub mod proxy;
 pub mod replay;
+pub mod seldom;
 pub mod server;
 pub mod telemetry;
 pub mod tls;

@@ -27,6 +27,7 @@ use super::write_buffer::write_buffer;
 use crate::limits::Intake;
 use crate::net::{Plain, Stream, Transport};
 use crate::panics::restarting;
+use crate::seldom::seldom;
 use crate::telemetry::Metrics;
 use crate::telemetry::clients::ClientName;
 use crate::tls::{Acceptor, client_common_name};
@@ -68,6 +69,14 @@ where
     fn execute(&self, future: F) {
         self.0.spawn(future);
     }
+}
+
+/// Why a connection is closed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    Stop,
+    Age,
+    Flood,
 }
 
 /// How [`Listener::serve`] serves connections; the same for all listeners of one kind.
@@ -115,8 +124,11 @@ impl Listener {
                 config.tasks.spawn(async move {
                     let connection =
                         serve_connection((stream, peer), tls, server, new_handler, config_of_one);
-                    if open.replaced().run_until_cancelled(connection).await.is_none() {
-                        metrics.connections.record_closed(name, "replaced");
+                    tokio::select! {
+                        () = connection => {}
+                        () = seldom(open.replaced().cancelled()) => {
+                            metrics.connections.record_closed(name, "replaced");
+                        }
                     }
                 });
             }
@@ -189,17 +201,25 @@ async fn serve_connection<N, H, F, B, E>(
     let (stream, buffer) = write_buffer(stream);
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
+    let closing = seldom(async {
+        tokio::select! {
+            () = drain.cancelled() => Closing::Stop,
+            () = expired(config.max_age) => Closing::Age,
+            () = flooded.cancelled() => Closing::Flood,
+        }
+    });
     let closed = tokio::select! {
         closed = batch_writes(connection.as_mut(), &buffer) => closed,
-        () = drain.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            batch_writes(connection.as_mut(), &buffer).await
+        closing = closing => {
+            if closing != Closing::Flood {
+                connection.as_mut().graceful_shutdown();
+            }
+            let rest = batch_writes(connection.as_mut(), &buffer);
+            match closing {
+                Closing::Stop => rest.await,
+                Closing::Age | Closing::Flood => within_farewell(rest).await,
+            }
         }
-        () = expired(config.max_age) => {
-            connection.as_mut().graceful_shutdown();
-            within_farewell(batch_writes(connection.as_mut(), &buffer)).await
-        }
-        () = flooded.cancelled() => within_farewell(batch_writes(connection.as_mut(), &buffer)).await,
     };
     if flooded.is_cancelled() {
         config.metrics.connections.record_closed(config.name, "flood");

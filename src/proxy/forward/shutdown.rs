@@ -7,13 +7,14 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::Context;
 
 use http::HeaderValue;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use crate::grpc::{Method, Status};
 use crate::proxy::response::{CallResult, status_response};
+use crate::seldom::Seldom;
 
 /// Runs `send`, which sends an endless call; returns `Unavailable` if `drain` is cancelled before the head of the
 /// response. `send` gets a token that is cancelled when the call ends for any reason, and ends the body of the request
@@ -39,6 +40,8 @@ where
 #[derive(Debug)]
 pub(crate) struct StopSignal {
     drain: Pin<Box<WaitForCancellationFutureOwned>>,
+    /// Looks at `drain`: bodies ask at every event.
+    looks: Seldom,
     is_stopping: bool,
 }
 
@@ -47,13 +50,15 @@ impl StopSignal {
     pub(crate) fn new(method: Method, drain: &CancellationToken) -> Option<StopSignal> {
         method.is_endless().then(|| StopSignal {
             drain: Box::pin(drain.clone().cancelled_owned()),
+            looks: Seldom::new(),
             is_stopping: false,
         })
     }
 
     /// Whether the process is stopping; otherwise registers `cx` to be woken when it stops.
     pub(crate) fn is_stopping(&mut self, cx: &mut Context<'_>) -> bool {
-        self.is_stopping = self.is_stopping || matches!(self.drain.as_mut().poll(cx), Poll::Ready(()));
+        let drain = self.drain.as_mut();
+        self.is_stopping = self.is_stopping || self.looks.poll(cx, |cx| drain.poll(cx)).is_ready();
         self.is_stopping
     }
 }

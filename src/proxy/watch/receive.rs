@@ -11,6 +11,7 @@ use tokio::time::Sleep;
 
 use super::request::{MAX_MESSAGE_BYTES, NotUnderstood, WatchRequest};
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
+use crate::seldom::Seldom;
 use crate::upstream::Outgoing;
 
 /// Bytes up to which messages are received before they are handled. What stays with the HTTP/2 library counts against
@@ -23,6 +24,8 @@ const READ_AHEAD_BYTES: usize = 16 << 10;
 pub(super) struct Requests {
     /// `None` if there is nothing behind `buffer`.
     body: Option<Incoming>,
+    /// Whether `body` may have something.
+    arrival: Seldom,
     /// Bytes that have arrived and were not taken.
     buffer: BytesMut,
     /// Time limit for a message that has begun (`--request-timeout`).
@@ -46,6 +49,7 @@ impl Requests {
     pub(super) fn new(body: Incoming, timeout: Duration) -> Requests {
         Requests {
             body: Some(body),
+            arrival: Seldom::new(),
             buffer: BytesMut::new(),
             timeout,
             late: None,
@@ -56,6 +60,7 @@ impl Requests {
     pub(super) fn of_message(framed: Bytes, timeout: Duration) -> Requests {
         Requests {
             body: None,
+            arrival: Seldom::new(),
             buffer: framed.into(),
             timeout,
             late: None,
@@ -65,11 +70,19 @@ impl Requests {
     /// Receives what has arrived, while the stream handles an earlier message.
     pub(super) fn read_ahead(&mut self, cx: &mut Context<'_>) {
         while self.buffer.len() < READ_AHEAD_BYTES
-            && let Some(body) = &mut self.body
-            && let Poll::Ready(frame) = Pin::new(body).poll_frame(cx)
+            && self.body.is_some()
+            && let Poll::Ready(frame) = self.poll_body(cx)
         {
             self.received(frame);
         }
+    }
+
+    /// Next frame of the body; `None` at its end.
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        self.arrival.poll(cx, |cx| Pin::new(body).poll_frame(cx))
     }
 
     /// Takes in what the body has yielded.
@@ -96,10 +109,10 @@ impl Requests {
                     return Poll::Ready(Received::Message(decoded));
                 }
             }
-            let Some(body) = &mut self.body else {
+            if self.body.is_none() {
                 return Poll::Ready(Received::End);
-            };
-            match Pin::new(body).poll_frame(cx) {
+            }
+            match self.poll_body(cx) {
                 Poll::Ready(frame) => self.received(frame),
                 Poll::Pending if self.buffer.is_empty() => return Poll::Pending,
                 Poll::Pending => {
@@ -139,10 +152,10 @@ impl Requests {
             if !self.buffer.is_empty() {
                 return Poll::Ready(Some(std::mem::take(&mut self.buffer).freeze()));
             }
-            let Some(body) = &mut self.body else {
+            if self.body.is_none() {
                 return Poll::Ready(None);
-            };
-            match Pin::new(body).poll_frame(cx) {
+            }
+            match self.poll_body(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => self.buffer = data.into(),
