@@ -55,7 +55,7 @@ type front struct {
 	metrics  string // rangecache's
 }
 
-func startFront(t *testing.T, files *certificates, kind string, etcd *etcdServer) *front {
+func startFront(t *testing.T, files *certificates, kind string, etcd *etcdServer, flags ...string) *front {
 	t.Helper()
 	if kind == direct {
 		return &front{kind: kind, url: etcd.url}
@@ -74,7 +74,7 @@ func startFront(t *testing.T, files *certificates, kind string, etcd *etcdServer
 	f.process = newProcess(t, kind, rangecacheBinary(), append([]string{"--listen-client-urls", f.url, "--client-cert-auth",
 		"--listen-metrics-urls", f.metrics, "--log-format", "text",
 		// Long enough for a machine that stalls for seconds: reads then wait for their quorum check.
-		"--freshness-timeout", "1m"}, both...)...)
+		"--freshness-timeout", "1m"}, append(both, flags...)...)...)
 	f.awaitWarm(t)
 	return f
 }
