@@ -1,10 +1,10 @@
 //! Continuity: whether the history behind a feed is the one that the mirror holds (I4).
 //!
 //! Recoveries that keep the cluster's id, its term and its raft log (a data directory put back from a disk snapshot,
-//! `--force-new-cluster`) show in nothing but the events. So a feed resumes *at* the revision of the last event that it
-//! delivered, and the first event delivered again must be that very event. Events between it and the mirror's revision
-//! belong to another history, because the mirror would have them. [`Continuity`] is pure, so that every order of
-//! responses can be tested. Where etcd cannot send that event any more, [`compare`] reads the mirror's revision instead.
+//! `--force-new-cluster`) show in nothing but the events. So a feed resumes *at* the newest events that it delivered, up
+//! to sixty-four, and what is delivered again must be those very events. Others up to the mirror's revision belong to
+//! another history, because the mirror would have them. [`Continuity`] is pure, so that every order of responses can be
+//! tested. Where etcd cannot send these events any more, [`compare`] reads the mirror's revision instead.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +21,8 @@ use crate::upstream::{Connection, current_header, header_request};
 
 /// Timeout of a small read.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Revisions between the last event and the mirror's revision up to which a feed resumes at the last event: etcd reads
-/// every one of them, and lets writes wait meanwhile (about a microsecond each).
+/// Revisions between an event and the mirror's revision up to which a feed resumes at that event: etcd reads every one of
+/// them, and lets writes wait meanwhile (about a microsecond each).
 const FIRST_EVENT_MAX_REVISIONS: i64 = 10_000;
 /// Largest mirror that [`compare`] compares: before 3.7 etcd reads its values into memory for that.
 const COMPARE_MAX_BYTES: u64 = 64 << 20;
@@ -32,7 +32,7 @@ const COMPARE_MAX_BYTES: u64 = 64 << 20;
 pub(super) enum Proof {
     /// The mirror was just loaded by this connection, and its member still responds.
     Load(Arc<Connection>),
-    /// The last event, of this revision, is delivered again.
+    /// The newest events, from this revision on, are delivered again.
     FirstEvent(i64),
     /// etcd's keys at the mirror's revision are compared.
     Comparison,
@@ -53,17 +53,26 @@ pub(super) enum Judgement {
 #[derive(Debug)]
 pub(super) struct Continuity<'a> {
     anchor: &'a Anchor,
+    /// Revision at which the feed resumes.
+    first: i64,
     /// Revision of the last event that was delivered before.
-    event: i64,
+    last: i64,
+    /// Events before that revision that are to be delivered again.
+    expected: &'a [Change],
     is_found: bool,
 }
 
 impl<'a> Continuity<'a> {
-    /// A comparison with `anchor`, whose last event was of revision `event`.
-    pub(super) fn new(anchor: &'a Anchor, event: i64) -> Continuity<'a> {
+    /// A comparison with `anchor` of a feed that resumes at the event of revision `first`.
+    pub(super) fn new(anchor: &'a Anchor, first: i64) -> Continuity<'a> {
+        let last = anchor.last_event.unwrap_or(first);
+        let end = anchor.recent.partition_point(|change| change.revision() < last);
+        let begin = anchor.recent[..end].partition_point(|change| change.revision() < first);
         Continuity {
             anchor,
-            event,
+            first,
+            last,
+            expected: &anchor.recent[begin..end],
             is_found: false,
         }
     }
@@ -76,12 +85,19 @@ impl<'a> Continuity<'a> {
     /// Judges the events of whole revisions, in order.
     pub(super) fn events(&mut self, changes: &[Change]) -> Judgement {
         // Below: a member that lags sends events from before the start (etcd 20221).
-        for change in changes.iter().filter(|change| change.revision() >= self.event) {
+        for change in changes.iter().filter(|change| change.revision() >= self.first) {
             if change.revision() > self.anchor.revision {
                 return self.judge_end();
             }
-            if change.revision() > self.event {
+            if change.revision() > self.last {
                 return Judgement::Another("it has an event that the mirror does not have");
+            }
+            if change.revision() < self.last {
+                match self.expected.split_first() {
+                    Some((ours, rest)) if is_same_event(ours, change) => self.expected = rest,
+                    _ => return Judgement::Another("one of the mirror's newest events is another one"),
+                }
+                continue;
             }
             if !self.is_held(change) {
                 return Judgement::Another("the mirror's last event is another one");
@@ -89,8 +105,8 @@ impl<'a> Continuity<'a> {
             self.is_found |= Some(change.key()) == self.anchor.key.as_deref();
         }
         // A revision is whole, so nothing more of this one follows.
-        let is_past_event = changes.last().is_some_and(|last| last.revision() >= self.event);
-        if is_past_event && (!self.is_found || self.anchor.revision <= self.event) {
+        let is_past_last = changes.last().is_some_and(|last| last.revision() >= self.last);
+        if is_past_last && (!self.is_found || self.anchor.revision <= self.last) {
             return self.judge_end();
         }
         Judgement::Open
@@ -98,7 +114,7 @@ impl<'a> Continuity<'a> {
 
     /// Judges a progress notification: every event up to `revision` was delivered.
     pub(super) fn progress(&self, revision: i64) -> Judgement {
-        if revision >= self.anchor.revision || (revision >= self.event && !self.is_found) {
+        if revision >= self.anchor.revision || (revision >= self.last && !self.is_found) {
             self.judge_end()
         } else {
             Judgement::Open
@@ -107,8 +123,10 @@ impl<'a> Continuity<'a> {
 
     /// Judges what was delivered, once that is every event up to the mirror's revision.
     fn judge_end(&self) -> Judgement {
-        if self.is_found {
+        if self.is_found && self.expected.is_empty() {
             Judgement::Continues
+        } else if self.is_found {
+            Judgement::Another("it lacks one of the mirror's newest events")
         } else {
             Judgement::Another("it lacks the mirror's last event")
         }
@@ -125,11 +143,19 @@ impl<'a> Continuity<'a> {
 }
 
 impl Anchor {
-    /// Revision at which a feed resumes to be proven by its first event; `None` if [`compare`] has to prove it: since
-    /// the load there was no event, or the last one is too far behind the mirror's revision.
-    pub(super) fn first_event(&self) -> Option<i64> {
-        self.last_event
-            .filter(|event| self.revision - event <= FIRST_EVENT_MAX_REVISIONS)
+    /// Revision at which a feed resumes to be proven by its first events, of those that etcd still has: from `compacted`
+    /// on. `None` if [`compare`] has to prove it: since the load there was no event, or the last one is too far behind
+    /// the mirror's revision.
+    pub(super) fn first_event(&self, compacted: i64) -> Option<i64> {
+        let events = self.recent.iter().map(Change::revision).chain(self.last_event);
+        let mut near = events.filter(|event| self.revision - event <= FIRST_EVENT_MAX_REVISIONS);
+        near.find(|event| *event >= compacted)
+    }
+
+    /// Whether one of the events from revision `first` on is a delete.
+    pub(super) fn has_delete_from(&self, first: i64) -> bool {
+        let mut compared = self.recent.iter().filter(|change| change.revision() >= first);
+        self.ends_with_a_delete() || compared.any(|change| change.kind == ChangeKind::Delete)
     }
 
     /// Entry of the key that was changed last, unless it was deleted.
@@ -249,6 +275,10 @@ async fn read(connection: &Arc<Connection>, request: RangeRequest) -> Result<Opt
     }
 }
 
+fn is_same_event(ours: &Change, theirs: &Change) -> bool {
+    ours.kind == theirs.kind && is_same(&ours.entry, &theirs.entry)
+}
+
 fn is_same(ours: &Entry, theirs: &Entry) -> bool {
     ours.encoded().contiguous() == theirs.encoded().contiguous()
 }
@@ -274,6 +304,7 @@ mod tests {
             revision: 20,
             key: Some(key.as_bytes().to_vec().into()),
             last_event: Some(last_event),
+            recent: Vec::new(),
             tree: Tree::from_sorted(keys.map(|(key, revision)| KeyValue::new(key, revision, "v").entry())),
         }
     }
@@ -343,11 +374,76 @@ mod tests {
     #[test]
     fn event_far_behind_the_revision_is_not_asked_for() {
         let near = anchor("b", 10);
-        assert_eq!(near.first_event(), Some(10));
+        assert_eq!(near.first_event(0), Some(10));
         let far = Anchor {
             revision: 10 + FIRST_EVENT_MAX_REVISIONS + 1,
             ..near
         };
-        assert_eq!(far.first_event(), None);
+        assert_eq!(far.first_event(0), None);
+    }
+
+    /// A mirror at revision 20 whose newest events are those of 6 to 10.
+    fn with_recent() -> Anchor {
+        Anchor {
+            recent: vec![
+                put("c", 6, "v"),
+                delete("c", 8),
+                delete("d", 8),
+                put("b", 10, "v"),
+            ],
+            ..anchor("b", 10)
+        }
+    }
+
+    #[test]
+    fn each_of_the_newest_events_is_delivered_again() {
+        let anchor = with_recent();
+        let mut feed = Continuity::new(&anchor, 6);
+        assert_eq!(feed.events(&[put("c", 6, "v")]), Judgement::Open);
+        assert_eq!(feed.events(&[delete("c", 8), delete("d", 8)]), Judgement::Open);
+        assert_eq!(feed.events(&[put("b", 10, "v")]), Judgement::Open);
+        assert_eq!(feed.progress(20), Judgement::Continues);
+        let mut feed = Continuity::new(&anchor, 8);
+        let rest = [
+            delete("c", 8),
+            delete("d", 8),
+            put("b", 10, "v"),
+            put("e", 21, "v"),
+        ];
+        assert_eq!(feed.events(&rest), Judgement::Continues);
+    }
+
+    #[test]
+    fn same_last_event_after_others_is_another_history() {
+        let anchor = with_recent();
+        const OTHER: Judgement = Judgement::Another("one of the mirror's newest events is another one");
+        const LACKING: Judgement = Judgement::Another("it lacks one of the mirror's newest events");
+        for (changes, expected) in [
+            (vec![put("c", 6, "w"), put("b", 10, "v")], OTHER),
+            (vec![put("c", 6, "v"), put("c", 8, "v")], OTHER),
+            (vec![put("c", 6, "v"), delete("d", 8)], OTHER),
+            (vec![put("c", 6, "v"), put("c", 7, "v")], OTHER),
+        ] {
+            let mut feed = Continuity::new(&anchor, 6);
+            assert_eq!(feed.events(&changes), expected, "{changes:?}");
+        }
+        let mut feed = Continuity::new(&anchor, 6);
+        assert_eq!(
+            feed.events(&[put("c", 6, "v"), put("b", 10, "v")]),
+            Judgement::Open
+        );
+        assert_eq!(feed.progress(20), LACKING);
+    }
+
+    #[test]
+    fn compared_are_the_events_that_etcd_still_has() {
+        let anchor = with_recent();
+        let from = |compacted| anchor.first_event(compacted);
+        assert_eq!(
+            [from(0), from(6), from(7), from(9)],
+            [Some(6), Some(6), Some(8), Some(10)]
+        );
+        assert_eq!(from(11), None);
+        assert!(anchor.has_delete_from(6) && !anchor.has_delete_from(10));
     }
 }

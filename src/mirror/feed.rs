@@ -135,25 +135,34 @@ impl<'a> Feed<'a> {
         loaded_by: &mut Option<Arc<Connection>>,
     ) -> Result<Proven<'a>, FeedEnd> {
         let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::StaleEpoch)?;
-        let mut proofs = [
-            loaded_by.clone().map(Proof::Load),
-            anchor.first_event().map(Proof::FirstEvent),
-            Some(Proof::Comparison),
-        ]
-        .into_iter()
-        .flatten();
+        let by_events = |compacted| {
+            anchor
+                .first_event(compacted)
+                .map_or(Proof::Comparison, Proof::FirstEvent)
+        };
+        let mut proof = loaded_by.clone().map_or_else(|| by_events(0), Proof::Load);
         loop {
-            // The last one decides.
-            let proof = proofs.next().ok_or(FeedEnd::StaleEpoch)?;
-            let is_last = matches!(proof, Proof::Comparison);
-            match Feed::open_by(mirrors, mirror, epoch, connection, &anchor, proof).await {
+            let opened = Feed::open_by(mirrors, mirror, epoch, connection, &anchor, &proof).await;
+            // What does not prove anything is followed by the next proof.
+            let cause = match opened {
                 Ok(proven) => {
                     *loaded_by = None;
                     return Ok(proven);
                 }
-                Err(FeedEnd::Reload(LoadCause::Compacted(_) | LoadCause::Unproven, _)) if !is_last => {}
+                Err(FeedEnd::Reload(cause @ (LoadCause::Compacted(_) | LoadCause::Unproven), _))
+                    if !matches!(proof, Proof::Comparison) =>
+                {
+                    cause
+                }
                 Err(end) => return Err(end),
-            }
+            };
+            proof = match (proof, cause) {
+                (Proof::Load(_), _) => by_events(0),
+                (Proof::FirstEvent(event), LoadCause::Compacted(compacted)) if compacted > event => {
+                    by_events(compacted)
+                }
+                _ => Proof::Comparison,
+            };
         }
     }
 
@@ -164,10 +173,10 @@ impl<'a> Feed<'a> {
         epoch: Epoch,
         connection: &Arc<Connection>,
         anchor: &Anchor,
-        proof: Proof,
+        proof: &Proof,
     ) -> Result<Proven<'a>, FeedEnd> {
         let before = mirrors.cluster_state.before_check();
-        let start_revision = match &proof {
+        let start_revision = match proof {
             Proof::FirstEvent(event) => *event,
             Proof::Load(_) | Proof::Comparison => anchor.revision + 1,
         };
@@ -177,9 +186,9 @@ impl<'a> Feed<'a> {
         let version = check_member(mirrors, &before, mirror, anchor, connection, created).await?;
         feed.trusts_progress = version.is_some_and(|version| gates::PROGRESS_NOTIFICATIONS.is_open(version));
         if !feed.trusts_progress {
-            feed.may_do_without_progress(mirrors, anchor, &proof)?;
+            feed.may_do_without_progress(mirrors, anchor, proof)?;
         }
-        let first = match &proof {
+        let first = match proof {
             Proof::FirstEvent(event) => {
                 let proving = feed.prove(Continuity::new(anchor, *event));
                 let proven = tokio::time::timeout(RESPONSE_TIMEOUT, proving).await;
@@ -198,7 +207,10 @@ impl<'a> Feed<'a> {
         let Some(first) = first else {
             let may_lack_deletes =
                 version.is_none_or(|version| !gates::DELETES_AT_COMPACTION.is_open(version));
-            if matches!(proof, Proof::FirstEvent(_)) && anchor.ends_with_a_delete() && may_lack_deletes {
+            if let Proof::FirstEvent(event) = proof
+                && anchor.has_delete_from(*event)
+                && may_lack_deletes
+            {
                 return Err(FeedEnd::Reload(
                     LoadCause::Unproven,
                     "this version of etcd may have compacted the mirror's last event".into(),
@@ -224,7 +236,7 @@ impl<'a> Feed<'a> {
             ));
         }
         match proof {
-            Proof::FirstEvent(event) if *event < anchor.revision => Err(FeedEnd::Reload(
+            Proof::FirstEvent(_) if anchor.last_event < Some(anchor.revision) => Err(FeedEnd::Reload(
                 LoadCause::Unproven,
                 "only a progress notification can show that there are no other events".into(),
             )),

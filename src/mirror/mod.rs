@@ -9,6 +9,7 @@
 //! | `feed`, `feed_end` | the watch that keeps a mirror up to date (I9), and how it ends |
 //! | `feed_member` | cluster, history and version of the member that feeds a mirror |
 //! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
+//! | `recent_events` | the newest events, which that proof compares |
 //! | `assemble` | whole revisions from watch responses (I3) |
 //! | `state` | the view that readers see, and the epoch that guards it |
 //! | `held_views` | bytes that only readers keep in memory |
@@ -50,6 +51,7 @@ pub mod pinned;
 mod prefixes;
 mod probe;
 mod proofs;
+mod recent_events;
 mod stale;
 pub mod state;
 mod verify;

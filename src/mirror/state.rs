@@ -29,8 +29,9 @@ use tokio::time::Instant;
 use super::cluster_state::{ClusterState, History};
 use super::held_views::{HeldView, HeldViews};
 use super::past_revisions::PastRevisions;
+use super::recent_events::RecentEvents;
 use super::watch_hub::Ended;
-use crate::cache::{AtError, Store, Tree};
+use crate::cache::{AtError, Change, Store, Tree};
 use crate::keyspace::scope::Scope;
 use crate::telemetry::Reason;
 use crate::telemetry::metrics::MirrorMetrics;
@@ -110,6 +111,8 @@ struct Loaded {
     newest_key: Option<Bytes>,
     /// Revision of the last event that changed anything; `None` since the load.
     last_event: Option<i64>,
+    /// The newest events since the load.
+    recent: RecentEvents,
     /// Rebuilt states of `store`. Outside the store, so that readers fill it without the lock on [`Contents`].
     past: Arc<PastRevisions>,
 }
@@ -121,6 +124,7 @@ impl Loaded {
             store,
             newest_key,
             last_event: None,
+            recent: RecentEvents::default(),
             past,
         }
     }
@@ -272,6 +276,8 @@ pub(super) struct Anchor {
     pub(super) key: Option<Bytes>,
     /// Revision of the last event that changed anything; `None` if there was none since the load.
     pub(super) last_event: Option<i64>,
+    /// The newest events, of whole revisions, oldest first; few or none if there were few since the load.
+    pub(super) recent: Vec<Change>,
     /// Keys at `revision`.
     pub(super) tree: Tree,
 }

@@ -91,6 +91,12 @@ impl Scene {
                 .expect("etcd deletes");
         }
         let last = current(&direct).await;
+        self.is_mirrored_up_to(last).await;
+        last
+    }
+
+    /// Waits until reads from memory are of the revision `last`.
+    async fn is_mirrored_up_to(&self, last: i64) {
         until(
             SOON,
             "the mirror has reached the last lost revision",
@@ -102,7 +108,6 @@ impl Scene {
             },
         )
         .await;
-        last
     }
 
     /// Writes other keys to the member `n` until the revision is past `lost`, and lets rangecache see etcd again. Each
@@ -110,7 +115,6 @@ impl Scene {
     async fn overtake(&self, n: usize, lost: i64) {
         let direct = self.members[n].client().await;
         let rolled_back_to = current(&direct).await;
-        assert!(rolled_back_to < lost, "nothing was lost");
         put_when_possible(&direct, &format!("{PREFIX}new"), "new").await;
         direct.delete(format!("{PREFIX}07")).await.expect("etcd deletes");
         for turn in 0.. {
@@ -164,6 +168,11 @@ impl Scene {
         .await;
     }
 
+    async fn is_rolled_back(&self, n: usize, lost: i64) {
+        let revision = current(&self.members[n].client().await).await;
+        assert!(revision < lost, "nothing was lost");
+    }
+
     fn cut(&self) {
         self.links.iter().for_each(|link| link.set(Condition::Cut));
     }
@@ -193,6 +202,34 @@ async fn data_directories_are_rolled_back(members: Vec<Etcd>, mirrored: Mirrored
     for member in &scene.members {
         member.ready().await;
     }
+    scene.is_rolled_back(0, lost).await;
+    scene.overtake(0, lost).await;
+}
+
+/// The lost history and the new one end with the same event at the same revision, after different ones.
+async fn last_events_are_the_same(version: Version) {
+    let mut scene = Scene::start(vec![Etcd::start(version).await], Mirrored::Everything).await;
+    scene.members[0].copy_data();
+    let writes = async |direct: &Client, key: &str| {
+        for value in ["1", "2", "3"] {
+            put_when_possible(direct, &format!("{PREFIX}{key}"), value).await;
+        }
+        put_when_possible(direct, &format!("{PREFIX}brief"), "same").await;
+        direct
+            .delete(format!("{PREFIX}brief"))
+            .await
+            .expect("etcd deletes");
+        current(direct).await
+    };
+    let lost = writes(&scene.members[0].client().await, "00").await;
+    scene.is_mirrored_up_to(lost).await;
+    scene.cut();
+    scene.members[0].roll_back();
+    scene.members[0].run();
+    scene.members[0].ready().await;
+    scene.is_rolled_back(0, lost).await;
+    let again = writes(&scene.members[0].client().await, "01").await;
+    assert_eq!(again, lost, "both deletes are of one revision");
     scene.overtake(0, lost).await;
 }
 
@@ -238,6 +275,21 @@ async fn rollback_of_three_members_is_never_served_stale_3_6() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_of_three_members_is_never_served_stale_3_5() {
     three_members_are_rolled_back(Version::V3_5).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_with_the_same_last_event_is_never_served_stale_3_7() {
+    last_events_are_the_same(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_with_the_same_last_event_is_never_served_stale_3_6() {
+    last_events_are_the_same(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rollback_with_the_same_last_event_is_never_served_stale_3_5() {
+    last_events_are_the_same(Version::V3_5).await;
 }
 
 /// A member that was down while the others wrote becomes the whole cluster: it keeps the cluster's id and its log.

@@ -62,6 +62,7 @@ impl Mirror {
             revision: loaded.store.revision(),
             key: loaded.newest_key.clone(),
             last_event: loaded.last_event,
+            recent: loaded.recent.to_vec(),
             tree: loaded.store.tree().clone(),
         }))
     }
@@ -92,6 +93,10 @@ impl Mirror {
         let (newest_key, last_event) = (Bytes::copy_from_slice(last.key()), last.revision());
         let now = self.now();
         let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;
+        let reached = loaded.store.revision();
+        loaded
+            .recent
+            .push(&changes[changes.partition_point(|change| change.revision() <= reached)..]);
         let applied = loaded.store.apply(changes, revision, now);
         if applied.applied > 0 {
             loaded.newest_key = Some(newest_key);
