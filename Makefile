@@ -87,7 +87,7 @@ test-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver helm-4 etcd-3.7 etcd-3.6) ru
 
 # Not part of `make test`: etcd's framework takes minutes to build the first time.
 .PHONY: test-etcd
-test-etcd: rust-present go-present ## Run etcd's own integration tests of watches with rangecache between their clients and etcd
+test-etcd: $(TOOLS_DIR)/etcd-3.7 rust-present go-present ## Run etcd's own tests of watches, and its robustness traffic and validation, through rangecache
 	$(CARGO) build --locked --bin rangecache
 	cd tests/etcd && $(GO) test -count=1 -timeout 10m -v ./...
 
@@ -108,6 +108,12 @@ bench-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## M
 	$(CARGO) build --release --locked --bin rangecache
 	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_OBJECTS=20000 KUBE_SECONDS=15 KUBE_GRPC_PROXY=1 \
 	  $(GO) test -count=1 -timeout 20m -run TestTable -v ./...
+
+.PHONY: bench-behind
+bench-behind: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure --when-behind=forward and fail while rangecache restarts under 1,000 clients, and under a kube-apiserver
+	$(CARGO) build --release --locked --bin rangecache
+	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_BEHIND=1 \
+	  $(GO) test -count=1 -timeout 20m -run TestBehind -v ./...
 
 # Lists the crates that the binary is built from. C code (jemalloc, aws-lc) is listed under its crate; glibc and Rust's
 # standard library belong to the toolchain and are not listed.

@@ -1,4 +1,5 @@
-// Package etcd runs etcd's own integration tests of watches with rangecache between their clients and etcd.
+// Package etcd runs etcd's own tests with rangecache between their clients and etcd: its integration tests of watches, and
+// its robustness traffic with its validation.
 package etcd
 
 import (
