@@ -14,6 +14,7 @@ import (
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 )
 
 // Load beside a rangecache that is killed, starts again and loads its mirror, in which time its readers are many and it
@@ -94,7 +95,7 @@ func tlsOf(t *testing.T, files *certificates) *tls.Config {
 func newEtcdClients(t *testing.T, files *certificates, url string) (clients []*clientv3.Client) {
 	t.Helper()
 	for range behindClients {
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, TLS: tlsOf(t, files)})
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, TLS: tlsOf(t, files), Logger: zap.NewNop()})
 		must(t, "a client", err)
 		t.Cleanup(func() { _ = client.Close() })
 		clients = append(clients, client)
@@ -104,7 +105,7 @@ func newEtcdClients(t *testing.T, files *certificates, url string) (clients []*c
 
 func fillKeys(t *testing.T, files *certificates, url string) {
 	t.Helper()
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, TLS: tlsOf(t, files)})
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{url}, TLS: tlsOf(t, files), Logger: zap.NewNop()})
 	must(t, "a client", err)
 	defer client.Close()
 	value := strings.Repeat("x", 1000)
