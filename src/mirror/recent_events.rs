@@ -45,9 +45,8 @@ impl RecentEvents {
 
     fn drop_oldest_revision(&mut self) {
         let oldest = self.events.front().map(Change::revision);
-        while let Some(change) = self
-            .events
-            .pop_front_if(|change| Some(change.revision()) == oldest)
+        while self.events.front().map(Change::revision) == oldest
+            && let Some(change) = self.events.pop_front()
         {
             self.bytes -= change.entry.memory_bytes();
         }
