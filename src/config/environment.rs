@@ -7,6 +7,9 @@ use clap::{Arg, ArgMatches, Command, CommandFactory as _};
 
 use super::flags::Config;
 
+/// Beginning of every variable's name.
+const PREFIX: &str = "RANGECACHE_";
+
 /// Gives every flag of serving that `command` has its environment variable: `RANGECACHE_` and the long name.
 #[must_use]
 pub fn with_environment(command: Command) -> Command {
@@ -23,11 +26,9 @@ pub fn with_environment(command: Command) -> Command {
 /// The environment variable of a flag.
 fn variable(arg: &Arg) -> Option<String> {
     let name = arg.get_long()?.to_ascii_uppercase().replace('-', "_");
-    Some(format!("RANGECACHE_{name}"))
+    Some(format!("{PREFIX}{name}"))
 }
 
-/// Beginning of every variable's name.
-const PREFIX: &str = "RANGECACHE_";
 /// Variable that enables the injection of faults in debug builds.
 const TEST_FAULTS: &str = "RANGECACHE_TEST_FAULTS";
 

@@ -42,26 +42,28 @@ impl AdvertisedMember {
             return None;
         }
         // Neither has a revision in etcd's own response.
-        let header = cluster_state.identity().map(|identity| ResponseHeader {
-            cluster_id: identity.cluster_id,
-            member_id: identity.member_id,
-            revision: 0,
-            raft_term: identity.raft_term,
-        });
+        let header = || {
+            cluster_state.identity().map(|identity| ResponseHeader {
+                cluster_id: identity.cluster_id,
+                member_id: identity.member_id,
+                revision: 0,
+                raft_term: identity.raft_term,
+            })
+        };
         if uri.path() == MEMBER_LIST
             && uri.query().is_none()
             && request.version() == Version::HTTP_2
             && is_grpc(headers)
         {
             let message = MemberListResponse {
-                header,
+                header: header(),
                 members: vec![self.0.clone()],
             };
             let body = ResponseBody::whole(framed(&message), ok_trailers());
             return Some(body.into_response(grpc_content_type(headers)));
         }
         if is_json_member_list(uri.path()) && !is_grpc(headers) {
-            let body = ResponseBody::whole(self.json(header).into(), HeaderMap::new());
+            let body = ResponseBody::whole(self.json(header()).into(), HeaderMap::new());
             let mut response = Response::new(body);
             let json = HeaderValue::from_static("application/json");
             response.headers_mut().insert(header::CONTENT_TYPE, json);

@@ -93,6 +93,12 @@ impl InFlight {
     pub fn url(&self) -> &Url {
         self.0.url()
     }
+
+    /// Connection that the call was sent on.
+    #[must_use]
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
 }
 
 impl Drop for InFlight {

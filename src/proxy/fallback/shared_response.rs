@@ -52,7 +52,6 @@ impl SharedResponse {
         let UpstreamResponse {
             response,
             in_flight: _in_flight,
-            ..
         } = upstream_response;
         let (mut head, body) = response.into_parts();
         // A response that is merged from pieces has a length of its own.

@@ -155,7 +155,6 @@ impl FetchPage for PageCalls {
         let UpstreamResponse {
             response,
             in_flight: _in_flight,
-            ..
         } = sent.map_err(|error| match error {
             SendError::Reset(error) => PageError::Reset(error),
             other => PageError::Local(other.status()),

@@ -85,9 +85,7 @@ struct OpenedStream {
 impl OpenedStream {
     /// Waits for the first frame. This delays no client: etcd sends the head of the response together with that frame.
     async fn open(upstream_response: UpstreamResponse) -> Result<OpenedStream, hyper::Error> {
-        let UpstreamResponse {
-            response, in_flight, ..
-        } = upstream_response;
+        let UpstreamResponse { response, in_flight } = upstream_response;
         let (head, mut body) = response.into_parts();
         let first = if head.headers.contains_key(GRPC_STATUS) {
             None

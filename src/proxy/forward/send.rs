@@ -73,8 +73,6 @@ pub(crate) enum RequestBody {
 #[derive(Debug)]
 pub(crate) struct UpstreamResponse {
     pub(crate) response: Response<Incoming>,
-    /// Connection on which etcd responds.
-    pub(crate) connection: Arc<Connection>,
     /// Counts the call as in flight at its endpoint.
     pub(crate) in_flight: InFlight,
 }
@@ -123,13 +121,7 @@ impl Attempts {
             }
         };
         let error = match connection.send(Request::from_parts(parts, outgoing)).await {
-            Ok((response, in_flight)) => {
-                return Ok(Some(UpstreamResponse {
-                    response,
-                    connection: Arc::clone(connection),
-                    in_flight,
-                }));
-            }
+            Ok((response, in_flight)) => return Ok(Some(UpstreamResponse { response, in_flight })),
             Err(SendFailure::NotSent(request, error)) => {
                 tracing::debug!(endpoint = %connection.url(), %error, "a call was not sent; trying another connection");
                 let (parts, outgoing) = request.into_parts();
@@ -286,9 +278,7 @@ impl Forward {
         window_bytes: u64,
         mut held: CallBytes,
     ) -> Result<Response<ResponseBody>, SendError> {
-        let UpstreamResponse {
-            response, in_flight, ..
-        } = upstream_response;
+        let UpstreamResponse { response, in_flight } = upstream_response;
         let is_grpc = is_grpc(response.headers());
         let (head, mut body) = response.into_parts();
         let mut first = None;

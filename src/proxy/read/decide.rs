@@ -58,7 +58,8 @@ impl Required {
 /// Decides whether `query` gets a response from memory, an error, or etcd's response. `metadata` was parsed from
 /// `headers`, which came `by` gRPC or in JSON.
 pub(super) async fn decide<'a>(
-    (client, by): (&'a Client, Protocol),
+    client: &'a Client,
+    by: Protocol,
     query: &RangeQuery,
     metadata: &CallMetadata,
     headers: &HeaderMap,
@@ -94,7 +95,7 @@ pub(super) async fn decide<'a>(
     recorder.mirror = mirror;
     // Read before the minimum served revision, which belongs to it.
     let history = proxy.mirrors.cluster_state.history();
-    let inputs = plan_inputs((client, by), mirror, metadata, bounds);
+    let inputs = plan_inputs(client, by, mirror, metadata, bounds);
     let plan = plan(query, &inputs);
     tracing::debug!(?plan, "planned");
     recorder.begin_prove();
@@ -164,7 +165,8 @@ fn is_within(proxy: &Proxy, mirror: Option<&Mirror>, bounds: ReadBounds) -> bool
 }
 
 fn plan_inputs(
-    (client, by): (&Client, Protocol),
+    client: &Client,
+    by: Protocol,
     mirror: Option<&Mirror>,
     metadata: &CallMetadata,
     bounds: ReadBounds,

@@ -55,7 +55,8 @@ async fn handle<'a>(
     };
     let is_past = received.query.revision > 0;
     let decision = decide(
-        (client, Protocol::Grpc),
+        client,
+        Protocol::Grpc,
         &received.query,
         &received.metadata,
         &received.parts.headers,

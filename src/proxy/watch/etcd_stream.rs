@@ -149,7 +149,9 @@ impl EtcdStream {
             }
             let proven = async {
                 match sending.await {
-                    Ok(sent) if !mirrors.is_of_history(&sent.connection, &of).await => Opened::Unusable,
+                    Ok(sent) if !mirrors.is_of_history(sent.in_flight.connection(), &of).await => {
+                        Opened::Unusable
+                    }
                     sent => sent.into(),
                 }
             };

@@ -164,8 +164,8 @@ impl Understood {
         if self.query.is_large() {
             recorder.is_list = true;
         }
-        let by = (client, Protocol::Json);
-        let decision = decide(by, &self.query, &self.metadata, &self.headers, recorder).await;
+        let (query, metadata) = (&self.query, &self.metadata);
+        let decision = decide(client, Protocol::Json, query, metadata, &self.headers, recorder).await;
         self.respond(decision.into_answered()?, recorder)
     }
 
