@@ -163,14 +163,17 @@ mod tests {
     const PLAINTEXT: Transport = Transport {
         tls: false,
         unix: false,
+        local: false,
     };
     const TLS: Transport = Transport {
         tls: true,
         unix: false,
+        local: false,
     };
     const UNIX: Transport = Transport {
         tls: false,
         unix: true,
+        local: true,
     };
 
     fn check(

@@ -2,22 +2,25 @@
 //!
 //! Without a command rangecache serves, with the same flags as `serve`. Uses `config` alone.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
 use clap_complete::{Generator as _, Shell};
 
 use crate::config::{
-    Config, DiffConfig, DoctorConfig, ReplayConfig, check_names, effective, with_environment,
+    Config, DiffConfig, DoctorConfig, FlagsFile, ReplayConfig, Setting, check_names, effective, settings,
+    summary, with_environment,
 };
 
 /// The command that the command line names, with its flags.
 #[derive(Debug)]
 pub enum Task {
     /// Run the proxy.
-    Serve(Box<Config>),
+    Serve(Box<Serving>),
     /// Examine etcd and report what serving would do.
     Doctor(Box<DoctorConfig>),
     /// Play the reads of an access log again.
@@ -37,13 +40,68 @@ pub enum Task {
     Man,
 }
 
+/// What to serve with.
+#[derive(Clone, Debug)]
+pub struct Serving {
+    /// The flags.
+    pub config: Config,
+    /// Every flag with its value and where that comes from.
+    pub settings: Vec<Setting>,
+}
+
+impl Serving {
+    fn new(matches: &ArgMatches, of_file: &BTreeSet<String>) -> Result<Serving, clap::Error> {
+        let config = Config::from_arg_matches(matches)?;
+        let settings = settings(&config, matches, of_file);
+        Ok(Serving { config, settings })
+    }
+
+    /// Reads the arguments and the environment of this process again, and the file of `--flags-file`.
+    ///
+    /// # Errors
+    /// What is wrong with the file, or with it and the arguments together.
+    pub fn again() -> Result<Serving, String> {
+        match Task::from_args() {
+            Ok(Task::Serve(serving)) => match serving.config.validate() {
+                Ok(()) => Ok(*serving),
+                Err(error) => Err(error.to_string()),
+            },
+            // Not reached: this process serves.
+            Ok(_) => Err("the command line does not serve".to_owned()),
+            Err(error) => Err(summary(&error)),
+        }
+    }
+}
+
+/// The matches of `args`, with the flags of the file of `--flags-file` in addition, and the names of these.
+fn with_file(args: Vec<OsString>) -> Result<(ArgMatches, BTreeSet<String>), clap::Error> {
+    let matches = command().try_get_matches_from(&args)?;
+    let given = match matches.subcommand() {
+        Some(("completions" | "man" | "diff", _)) => None,
+        Some((_, given)) => Some(given),
+        None => Some(&matches),
+    };
+    let Some((given, path)) = given.and_then(|given| Some((given, given.get_one::<PathBuf>("flags_file")?)))
+    else {
+        return Ok((matches, BTreeSet::new()));
+    };
+    let refused = |error| command().error(ErrorKind::ValueValidation, error);
+    let file = FlagsFile::read(path).map_err(|error| refused(error.to_string()))?;
+    let (more, names) = file.missing_in(given);
+    let matches = command()
+        .try_get_matches_from(args.into_iter().chain(more))
+        .map_err(|error| refused(format!("--flags-file {}: {}", path.display(), summary(&error))))?;
+    Ok((matches, names))
+}
+
 impl Task {
     /// Reads the arguments and the environment of this process.
     ///
     /// # Errors
     /// The error in the arguments, or the help that they request, ready to be printed.
     pub fn from_args() -> Result<Task, clap::Error> {
-        let task = Task::new(&command().try_get_matches()?)?;
+        let (matches, of_file) = with_file(std::env::args_os().collect())?;
+        let task = Task::new(&matches, &of_file)?;
         if task.reads_environment() {
             let text = |text: OsString| text.to_string_lossy().into_owned();
             let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
@@ -57,7 +115,7 @@ impl Task {
         !matches!(self, Task::Diff(_) | Task::Completions(_) | Task::Man)
     }
 
-    fn new(matches: &ArgMatches) -> Result<Task, clap::Error> {
+    fn new(matches: &ArgMatches, of_file: &BTreeSet<String>) -> Result<Task, clap::Error> {
         match matches.subcommand() {
             Some(("completions", matches)) => match matches.get_one("shell") {
                 Some(&shell) => Ok(Task::Completions(shell)),
@@ -68,12 +126,13 @@ impl Task {
             Some(("replay", matches)) => Ok(Task::Replay(Box::new(ReplayConfig::from_arg_matches(matches)?))),
             Some(("diff", matches)) => Ok(Task::Diff(Box::new(DiffConfig::from_arg_matches(matches)?))),
             Some(("config", matches)) => {
-                let config = Box::new(Config::from_arg_matches(matches)?);
-                let text = effective(&config, matches);
+                let serving = Serving::new(matches, of_file)?;
+                let text = effective(&serving.settings);
+                let config = Box::new(serving.config);
                 Ok(Task::Settings { config, text })
             }
-            Some((_, matches)) => Ok(Task::Serve(Box::new(Config::from_arg_matches(matches)?))),
-            None => Ok(Task::Serve(Box::new(Config::from_arg_matches(matches)?))),
+            Some((_, matches)) => Ok(Task::Serve(Box::new(Serving::new(matches, of_file)?))),
+            None => Ok(Task::Serve(Box::new(Serving::new(matches, of_file)?))),
         }
     }
 }
@@ -237,7 +296,13 @@ mod tests {
     use super::*;
 
     fn task(args: &[&str]) -> Result<Task, clap::Error> {
-        Task::new(&command().try_get_matches_from(std::iter::once(&"rangecache").chain(args))?)
+        let (matches, of_file) = with_file(
+            std::iter::once(&"rangecache")
+                .chain(args)
+                .map(Into::into)
+                .collect(),
+        )?;
+        Task::new(&matches, &of_file)
     }
 
     #[test]
@@ -256,10 +321,10 @@ mod tests {
             vec!["--endpoints", "http://etcd:1"],
             vec!["serve", "--endpoints", "http://etcd:1"],
         ] {
-            let Ok(Task::Serve(config)) = task(&args) else {
+            let Ok(Task::Serve(serving)) = task(&args) else {
                 panic!("{args:?} does not serve");
             };
-            assert_eq!(config.etcd.endpoints[0].to_string(), "http://etcd:1");
+            assert_eq!(serving.config.etcd.endpoints[0].to_string(), "http://etcd:1");
         }
         assert!(
             task(&["--endpoints", "http://etcd:1", "serve"]).is_err(),

@@ -46,6 +46,7 @@ pub mod net;
 pub mod otlp;
 pub mod panics;
 pub mod proxy;
+pub mod reload;
 pub mod replay;
 pub mod seldom;
 pub mod server;

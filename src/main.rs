@@ -12,10 +12,10 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::error::ErrorKind;
 use rangecache::admin::Admin;
-use rangecache::cli::{self, Task};
+use rangecache::cli::{self, Serving, Task};
 use rangecache::config::{
-    AccessLogConfig, Config, DiffConfig, DoctorConfig, IgnoredOtel, OtelConfig, RangeStream, ReplayConfig,
-    ReportFormat, bounds,
+    AccessLogConfig, Config, DiffConfig, DoctorConfig, IgnoredOtel, LiveConfig, OtelConfig, RangeStream,
+    ReplayConfig, ReportFormat, Setting, bounds,
 };
 use rangecache::diff;
 use rangecache::doctor::{self, Style};
@@ -24,12 +24,14 @@ use rangecache::net::Url;
 use rangecache::otlp::Exporter;
 use rangecache::panics;
 use rangecache::proxy::{self, Access, Proxy};
+use rangecache::reload::{self, ReloadHandle, Reloader};
 use rangecache::replay::{self, ReadError, Recording};
 use rangecache::server::{
     ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
 };
 use rangecache::telemetry::access_log::{AccessLog, AccessLogWriter, Destination};
 use rangecache::telemetry::clients::ClientRegistry;
+use rangecache::telemetry::log::LogLevel;
 use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector};
@@ -53,7 +55,7 @@ const BACKGROUND_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     match Task::from_args() {
-        Ok(Task::Serve(config)) => run(*config),
+        Ok(Task::Serve(serving)) => run(*serving),
         Ok(Task::Doctor(config)) => doctor(&config),
         Ok(Task::Replay(config)) => replay(&config),
         Ok(Task::Diff(config)) => diff(&config),
@@ -83,13 +85,14 @@ fn misuse(error: impl std::fmt::Display) -> ExitCode {
 }
 
 /// Runs the proxy until a signal.
-fn run(mut config: Config) -> ExitCode {
+fn run(serving: Serving) -> ExitCode {
+    let Serving { mut config, settings } = serving;
     // Before a file is read, which may take its time: from here on SIGHUP does not end the process.
     let started = start_runtime(&config);
     if let Err(error) = config.validate() {
         return misuse(error);
     }
-    telemetry::log::init(&config.log.level, config.log.is_json());
+    let log_level = telemetry::log::init(&config.log.level, config.log.is_json());
     config.limits.max_connections = connections_within_descriptors(config.limits.max_connections);
     let config = &config;
     let (runtime, signals) = match started {
@@ -105,8 +108,10 @@ fn run(mut config: Config) -> ExitCode {
     };
     let ended = runtime.block_on(async {
         let sockets = Sockets::bind(config, &files).await?;
-        let server = Server::start(config, files, sockets, signals)?;
-        server.run(config.limits.shutdown_timeout).await
+        let reloads = Reloads { settings, log_level };
+        Server::start(config, files, sockets, signals, reloads)?
+            .run()
+            .await
     });
     // A write of the access log may hang: whatever reads standard output may have stopped.
     runtime.shutdown_timeout(BACKGROUND_TIMEOUT);
@@ -358,11 +363,21 @@ fn client_connections(config: &Config, metrics: &Metrics) -> Arc<Connections> {
     Connections::new(limits, metrics.connections.open.clone())
 }
 
+/// What reloads need of the start.
+struct Reloads {
+    /// Every flag with its value.
+    settings: Vec<Setting>,
+    log_level: LogLevel,
+}
+
 /// The running proxy: its tasks, and the three stages of its stop.
 struct Server {
     signals: Signals,
     /// Tells the owners of files to look at them again.
     look: watch::Sender<()>,
+    /// Requests reloads of the flags.
+    reload: ReloadHandle,
+    live: LiveConfig,
     credentials: Arc<Credentials>,
     /// Accept no more connections.
     closing: CancellationToken,
@@ -377,10 +392,19 @@ struct Server {
 
 impl Server {
     /// Starts every task.
-    fn start(config: &Config, files: Files, sockets: Sockets, signals: Signals) -> anyhow::Result<Server> {
+    fn start(
+        config: &Config,
+        files: Files,
+        sockets: Sockets,
+        signals: Signals,
+        reloads: Reloads,
+    ) -> anyhow::Result<Server> {
+        let (reload, reload_requests) = reload::channel();
         let server = Server {
             signals,
             look: watch::Sender::new(()),
+            reload,
+            live: LiveConfig::new(config.clone()),
             credentials: Credentials::open(&config.etcd, &files.connector)?,
             closing: CancellationToken::new(),
             listeners: TaskTracker::new(),
@@ -394,6 +418,7 @@ impl Server {
             background,
             stop,
             look,
+            live,
             ..
         } = &server;
         let telemetry = Arc::new(Telemetry::new(
@@ -427,9 +452,20 @@ impl Server {
             background,
             stop,
         );
-        let mirrors = mirror::start(config, &upstream, &telemetry, background, stop);
-        let proxy = Proxy::new(config, &upstream, &mirrors, &telemetry, calls, &server.drain);
+        let mirrors = mirror::start(live, &upstream, &telemetry, background, stop);
+        let proxy = Proxy::new(live, &upstream, &mirrors, &telemetry, calls, &server.drain);
         background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
+        let reloader = Reloader {
+            live: live.clone(),
+            running: reloads.settings,
+            proxy: Arc::clone(&proxy),
+            telemetry: Arc::clone(&telemetry),
+            log_level: reloads.log_level,
+        };
+        background.spawn(
+            stop.clone()
+                .run_until_cancelled_owned(reloader.run(reload_requests)),
+        );
         let serving = ServeConfig {
             name: "clients",
             connections: client_connections(config, &telemetry.metrics),
@@ -462,6 +498,7 @@ impl Server {
             telemetry,
             calls.clone(),
             server.closing.clone(),
+            server.reload.clone(),
             config,
         );
         background.spawn(Arc::clone(&admin).remember(stop.clone()));
@@ -473,7 +510,7 @@ impl Server {
     }
 
     /// Serves until a signal, or until a task refuses to continue, and drains.
-    async fn run(mut self, shutdown_timeout: Duration) -> anyhow::Result<ExitCode> {
+    async fn run(mut self) -> anyhow::Result<ExitCode> {
         let code = loop {
             tokio::select! {
                 _ = self.signals.terminate.recv() => break ExitCode::SUCCESS,
@@ -481,11 +518,13 @@ impl Server {
                 Some(()) = self.signals.hangup.recv() => {
                     self.look.send_replace(());
                     self.credentials.look_again();
+                    self.reload.request();
                 }
                 // A task found an etcd that it must not serve, and has logged the reason.
                 () = self.stop.cancelled() => break ExitCode::FAILURE,
             }
         };
+        let shutdown_timeout = self.live.load().limits.shutdown_timeout;
         self.drain(shutdown_timeout).await;
         Ok(code)
     }

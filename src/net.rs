@@ -31,6 +31,8 @@ pub struct Transport {
     pub tls: bool,
     /// Whether the connection came through a unix socket.
     pub unix: bool,
+    /// Whether the connection came from this host: through a unix socket, or from a loopback address.
+    pub local: bool,
 }
 
 /// Time after which the kernel closes a connection with unacknowledged bytes. Together with HTTP/2 pings, this bounds

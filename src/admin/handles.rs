@@ -9,6 +9,7 @@ use tokio_util::task::TaskTracker;
 use super::prefixes::Prefixes;
 use super::status::samples::{Counts, Recent};
 use crate::mirror::Mirrors;
+use crate::reload::ReloadHandle;
 use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 
@@ -27,6 +28,7 @@ pub(super) struct Handles {
     /// Clients with metrics (`--client-metrics-top`).
     pub(super) client_metrics_top: usize,
     pub(super) prefixes: Prefixes,
+    pub(super) reload: ReloadHandle,
 }
 
 impl Handles {

@@ -1,9 +1,10 @@
 //! HTTP for operators and probes: `/livez`, `/readyz`, `/metrics`, the page at `/`, its data as JSON at `/status`, and
-//! all clients as JSON at `/clients`.
+//! all clients as JSON at `/clients`. `POST /reload` reloads the flags.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `server` | [`Admin`]: paths and responses |
+//! | `control` | requests that change the process |
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `pace` | bound on requests per second |
 //! | `prefixes` | prefixes of the mirrored keys that cost most |
@@ -12,10 +13,11 @@
 //! | `checks` | findings, gates and used bounds |
 //! | `page/` | the data as HTML; charts as SVG; style and script |
 //!
-//! This room imports `mirror`, `upstream`, `server`, `diagnosis`, `telemetry` and `config`; only `main` imports it.
+//! This room imports `mirror`, `upstream`, `server`, `diagnosis`, `reload`, `telemetry` and `config`; only `main` imports it.
 //! No response waits for a mirror or delays one.
 
 mod checks;
+mod control;
 mod handles;
 mod pace;
 mod page;

@@ -15,6 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::control::{control, is_control};
 use super::handles::Handles;
 use super::pace::Pace;
 use super::prefixes::Prefixes;
@@ -24,6 +25,7 @@ use crate::browser::BrowserRules;
 use crate::config::Config;
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
+use crate::reload::ReloadHandle;
 use crate::server::{ConnectionLimits, Connections, Listener, ServeConfig};
 use crate::telemetry::Telemetry;
 use crate::telemetry::exposition::Format;
@@ -61,8 +63,8 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Server that reports on these rooms. `tasks` are those of connections and calls; `draining` ends readiness.
-    /// `config` names the hosts under which the port may be called.
+    /// Server that reports on these rooms. `tasks` are those of connections and calls; `draining` ends readiness;
+    /// `reload` reloads the flags. `config` names the hosts under which the port may be called.
     #[must_use]
     pub fn new(
         mirrors: Arc<Mirrors>,
@@ -70,6 +72,7 @@ impl Admin {
         telemetry: Arc<Telemetry>,
         tasks: TaskTracker,
         draining: CancellationToken,
+        reload: ReloadHandle,
         config: &Config,
     ) -> Arc<Admin> {
         let started = Instant::now();
@@ -85,6 +88,7 @@ impl Admin {
                 started,
                 client_metrics_top: config.clients.metrics_top as usize,
                 prefixes: Prefixes::new(config.mirror.prefix_metrics_top),
+                reload,
             },
             connections: Connections::new(CONNECTIONS, Gauge::default()),
             browser: config.listen.browser_rules().without_origins(),
@@ -125,7 +129,13 @@ impl Admin {
                 let admin = Arc::clone(&admin);
                 async move {
                     admin.pace.turn().await;
+                    let path = request.uri().path();
                     let response = match admin.browser.check(&request, transport) {
+                        Ok(()) if is_control(path) => {
+                            let (status, body) =
+                                control(&admin.handles, request.method(), path, transport).await;
+                            text(status, JSON, format!("{body}\n"))
+                        }
                         Ok(()) if !reads(request.method()) => not_allowed(),
                         Ok(()) => admin.respond(&request),
                         Err(refusal) => text(StatusCode::FORBIDDEN, TEXT, refusal.to_string()),

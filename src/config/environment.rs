@@ -1,5 +1,6 @@
 //! Environment variables of the flags, and the effective settings as text.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use clap::parser::ValueSource;
@@ -8,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, CommandFactory as _};
 use super::flags::Config;
 
 /// Beginning of every variable's name.
-const PREFIX: &str = "RANGECACHE_";
+pub(super) const PREFIX: &str = "RANGECACHE_";
 
 /// Gives every flag of serving that `command` has its environment variable: `RANGECACHE_` and the long name.
 #[must_use]
@@ -25,8 +26,13 @@ pub fn with_environment(command: Command) -> Command {
 
 /// The environment variable of a flag.
 fn variable(arg: &Arg) -> Option<String> {
-    let name = arg.get_long()?.to_ascii_uppercase().replace('-', "_");
-    Some(format!("{PREFIX}{name}"))
+    Some(variable_of(arg.get_long()?))
+}
+
+/// The environment variable of the flag with this name.
+fn variable_of(flag: &str) -> String {
+    let name = flag.to_ascii_uppercase().replace('-', "_");
+    format!("{PREFIX}{name}")
 }
 
 /// Variable that enables the injection of faults in debug builds.
@@ -73,34 +79,134 @@ fn is_service_link(name: &str, value: &str) -> bool {
         || name.split_once("_PORT_").is_some_and(ports)
 }
 
+/// Where the value of a flag comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The command line.
+    CommandLine,
+    /// A variable `RANGECACHE_…`.
+    Environment,
+    /// The file of `--flags-file`.
+    File,
+    /// None of them.
+    Default,
+}
+
+impl Source {
+    /// All of them, those that win first.
+    const ALL: [Source; 4] = [
+        Source::CommandLine,
+        Source::Environment,
+        Source::File,
+        Source::Default,
+    ];
+
+    /// Words for the operator.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Source::CommandLine => "command line",
+            Source::Environment => "environment",
+            Source::File => "flags file",
+            Source::Default => "default",
+        }
+    }
+}
+
+/// The effective value of one flag.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Setting {
+    /// Flag, without its dashes.
+    pub flag: String,
+    /// Where the value comes from.
+    pub source: Source,
+    value: Option<String>,
+    is_secret: bool,
+}
+
+impl std::fmt::Debug for Setting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}", self.flag, self.shown())
+    }
+}
+
+impl Setting {
+    /// The value as it may be shown: empty if there is none, and `(secret)` in the place of a secret.
+    #[must_use]
+    pub fn shown(&self) -> &str {
+        match &self.value {
+            Some(_) if self.is_secret => "(secret)",
+            Some(value) => value,
+            None => "",
+        }
+    }
+
+    /// Whether both have the same value.
+    #[must_use]
+    pub fn has_value_of(&self, other: &Setting) -> bool {
+        self.value == other.value
+    }
+}
+
+/// Every flag of serving with its effective value; those in `of_file` were taken from the file of `--flags-file`.
+#[must_use]
+pub fn settings(config: &Config, matches: &ArgMatches, of_file: &BTreeSet<String>) -> Vec<Setting> {
+    let serving = Config::command();
+    let mut settings = Vec::new();
+    for flag in serving.get_opts() {
+        let Some(name) = flag.get_long() else {
+            continue;
+        };
+        let source = match matches.value_source(flag.get_id().as_str()) {
+            _ if of_file.contains(name) => Source::File,
+            Some(ValueSource::CommandLine) => Source::CommandLine,
+            Some(ValueSource::EnvVariable) => Source::Environment,
+            _ => Source::Default,
+        };
+        settings.push(Setting {
+            flag: name.to_owned(),
+            source,
+            value: value(flag, config, matches),
+            is_secret: flag.is_hide_env_values_set(),
+        });
+    }
+    settings
+}
+
 /// Every setting as `VARIABLE=value`, grouped by where it comes from; for a shell, an environment file or a container.
 /// Settings without a value and secrets are comments.
 #[must_use]
-pub fn effective(config: &Config, matches: &ArgMatches) -> String {
-    let serving = Config::command();
+pub fn effective(settings: &[Setting]) -> String {
     let mut text = String::new();
-    for (source, heading) in [
-        (ValueSource::CommandLine, "From the command line"),
-        (ValueSource::EnvVariable, "From the environment"),
-        (ValueSource::DefaultValue, "Defaults"),
-    ] {
+    for source in Source::ALL {
+        let heading = match source {
+            Source::CommandLine => "From the command line",
+            Source::Environment => "From the environment",
+            Source::File => "From the flags file",
+            Source::Default => "Defaults",
+        };
         // Writing into a String cannot fail.
         let _ = writeln!(text, "# {heading}");
-        for flag in serving.get_opts() {
-            let id = flag.get_id().as_str();
-            let given = matches.value_source(id).unwrap_or(ValueSource::DefaultValue);
-            if let Some(name) = variable(flag)
-                && given == source
-            {
-                let _ = match value(flag, config, matches) {
-                    Some(_) if flag.is_hide_env_values_set() => writeln!(text, "# {name}=(secret)"),
-                    Some(value) => writeln!(text, "{name}={}", quoted(&value)),
-                    None => writeln!(text, "# {name}="),
-                };
-            }
+        for setting in settings.iter().filter(|setting| setting.source == source) {
+            let name = variable_of(&setting.flag);
+            let _ = match &setting.value {
+                Some(_) if setting.is_secret => writeln!(text, "# {name}=(secret)"),
+                Some(value) => writeln!(text, "{name}={}", quoted(value)),
+                None => writeln!(text, "# {name}="),
+            };
         }
     }
     text
+}
+
+/// Whether a switch is on.
+pub(super) fn is_true(value: &str) -> bool {
+    ["true", "1", "yes", "on"].contains(&value.to_ascii_lowercase().as_str())
+}
+
+/// Whether a switch is off.
+pub(super) fn is_false(value: &str) -> bool {
+    ["false", "0", "no", "off"].contains(&value.to_ascii_lowercase().as_str())
 }
 
 /// The value of a flag as it would be written; `None` if it has none.
@@ -138,7 +244,8 @@ mod tests {
         let matches = Config::command()
             .try_get_matches_from(std::iter::once(&"rangecache").chain(flags))
             .unwrap();
-        effective(&Config::from_arg_matches(&matches).unwrap(), &matches)
+        let config = Config::from_arg_matches(&matches).unwrap();
+        effective(&settings(&config, &matches, &BTreeSet::new()))
     }
 
     #[test]

@@ -5,6 +5,7 @@ use clap::Parser;
 use super::access_log::AccessLogConfig;
 use super::clients::ClientsConfig;
 use super::etcd::{AccountError, CallerIs, CallerIsError, EtcdConfig};
+use super::file::FileConfig;
 use super::forward::ForwardConfig;
 use super::limits::LimitsConfig;
 use super::listen::ListenConfig;
@@ -68,6 +69,9 @@ pub struct Config {
     /// The access log.
     #[command(flatten)]
     pub access_log: AccessLogConfig,
+    /// The file with further flags.
+    #[command(flatten)]
+    pub file: FileConfig,
 }
 
 /// A flag that contradicts another, or that cannot work, with what to write instead.

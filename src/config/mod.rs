@@ -9,6 +9,8 @@
 //! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls` | the flags of one consumer |
 //! | `replay` | the flags of `rangecache replay` |
 //! | `doctor`, `diff` | the flags of `rangecache doctor` and of `rangecache diff` |
+//! | `file`, `flags_file` | the flag `--flags-file`, and the file that it names |
+//! | `live` | the flags that a reload changes while the process runs |
 //! | `otel` | OpenTelemetry's environment variables |
 //! | `environment` | names of environment variables, those that are unknown; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
@@ -21,10 +23,13 @@ mod diff;
 mod doctor;
 mod environment;
 mod etcd;
+mod file;
 mod flags;
+mod flags_file;
 mod forward;
 mod limits;
 mod listen;
+mod live;
 mod log;
 mod mirror;
 mod otel;
@@ -37,12 +42,15 @@ pub use access_log::AccessLogConfig;
 pub use clients::ClientsConfig;
 pub use diff::DiffConfig;
 pub use doctor::{DoctorConfig, ReportFormat};
-pub use environment::{UnknownVariable, check_names, effective, with_environment};
+pub use environment::{Setting, Source, UnknownVariable, check_names, effective, settings, with_environment};
 pub use etcd::{Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret};
+pub use file::FileConfig;
 pub use flags::{Config, ConfigError};
+pub use flags_file::{FlagsFile, FlagsFileError, summary};
 pub use forward::{ForwardConfig, WhenBehind};
 pub use limits::LimitsConfig;
 pub use listen::ListenConfig;
+pub use live::{LiveConfig, RELOADABLE, Reloadable};
 pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
 pub use otel::{IgnoredOtel, OtelConfig, Protocol};

@@ -1,12 +1,14 @@
 //! Bound on calls in flight (`--max-calls`).
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use prometheus_client::metrics::gauge::Gauge;
 use tokio_util::task::TaskTracker;
 
 /// Decides whether another call is accepted.
 #[derive(Debug)]
 pub struct Admission {
-    max_calls: usize,
+    max_calls: AtomicUsize,
     /// One task per open connection and one per call in flight.
     tasks: TaskTracker,
     /// Open connections.
@@ -19,10 +21,15 @@ impl Admission {
     #[must_use]
     pub fn new(max_calls: usize, tasks: &TaskTracker, connections: &Gauge) -> Admission {
         Admission {
-            max_calls,
+            max_calls: AtomicUsize::new(max_calls),
             tasks: tasks.clone(),
             connections: connections.clone(),
         }
+    }
+
+    /// Accepts at most `max_calls` calls from now on.
+    pub fn set_max_calls(&self, max_calls: usize) {
+        self.max_calls.store(max_calls, Ordering::Relaxed);
     }
 
     /// Whether more than `max_calls` calls are in flight, including the one that is being accepted.
@@ -31,7 +38,7 @@ impl Admission {
         // hyper runs each HTTP/2 call in a task until the last byte of its response is sent, so that the difference
         // of two loads counts the calls: no counter has to be updated per call.
         let connections = usize::try_from(self.connections.get()).unwrap_or(0);
-        self.tasks.len().saturating_sub(connections) > self.max_calls
+        self.tasks.len().saturating_sub(connections) > self.max_calls.load(Ordering::Relaxed)
     }
 }
 
@@ -51,5 +58,7 @@ mod tests {
         assert!(admission.is_full());
         tokens.truncate(3);
         assert!(!admission.is_full(), "one call has completed");
+        admission.set_max_calls(1);
+        assert!(admission.is_full(), "the bound was lowered");
     }
 }

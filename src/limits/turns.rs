@@ -19,7 +19,6 @@ use crate::telemetry::metrics::TurnMetrics;
 #[derive(Debug)]
 pub struct Turns {
     state: Mutex<State>,
-    max_waiting: u32,
     /// Longest wait of a call without a deadline; `None` if it waits until its client cancels it.
     max_wait: Option<Duration>,
     metrics: TurnMetrics,
@@ -27,8 +26,12 @@ pub struct Turns {
 
 #[derive(Debug)]
 struct State {
-    /// Turns that no call has. No call waits while there is one.
-    free: usize,
+    /// Calls that may be sent to etcd at once.
+    max_turns: usize,
+    /// Calls that have a turn: more than `max_turns` for a while after that was lowered. No call waits while there are
+    /// fewer.
+    taken: usize,
+    max_waiting: u32,
     /// Calls that wait, for a turn or for another read's response.
     waiting: u32,
     lines: Lines<oneshot::Sender<Result<Turn, NoTurn>>>,
@@ -70,6 +73,15 @@ impl NoTurn {
     }
 }
 
+impl State {
+    /// Takes a turn that no call has, if there is one.
+    fn take_free(&mut self) -> bool {
+        let is_free = self.taken < self.max_turns;
+        self.taken += usize::from(is_free);
+        is_free
+    }
+}
+
 impl Turns {
     /// Lets `max_turns` calls be sent to etcd at once and `max_waiting` calls wait, those without a deadline for
     /// `max_wait`.
@@ -82,11 +94,12 @@ impl Turns {
     ) -> Arc<Turns> {
         Arc::new(Turns {
             state: Mutex::new(State {
-                free: max_turns,
+                max_turns,
+                taken: 0,
+                max_waiting,
                 waiting: 0,
                 lines: Lines::default(),
             }),
-            max_waiting,
             max_wait,
             metrics,
         })
@@ -115,12 +128,30 @@ impl Turns {
     }
 
     fn take_free(self: &Arc<Self>) -> Option<Turn> {
-        let mut state = self.state.lock();
-        state.free = state.free.checked_sub(1)?;
+        if !self.state.lock().take_free() {
+            return None;
+        }
         self.metrics.in_flight.inc();
         Some(Turn {
             turns: Some(Arc::clone(self)),
         })
+    }
+
+    /// Lets `max_turns` calls be sent and `max_waiting` calls wait from now on. Calls over a lower bound keep their turns
+    /// and places.
+    pub fn set(self: &Arc<Self>, max_turns: usize, max_waiting: u32) {
+        let free = {
+            let mut state = self.state.lock();
+            (state.max_turns, state.max_waiting) = (max_turns, max_waiting);
+            let free = max_turns.saturating_sub(state.taken);
+            state.taken += free;
+            free
+        };
+        // Each is passed to a call that waits, or becomes free.
+        for _ in 0..free {
+            self.metrics.in_flight.inc();
+            self.pass_on();
+        }
     }
 
     async fn wait(
@@ -134,8 +165,7 @@ impl Turns {
         let number = {
             let mut state = self.state.lock();
             // Given back since the first look: it would not be passed on to a call that enters its line now.
-            if let Some(free) = state.free.checked_sub(1) {
-                state.free = free;
+            if state.take_free() {
                 self.metrics.in_flight.inc();
                 return Ok(Turn {
                     turns: Some(Arc::clone(self)),
@@ -175,7 +205,7 @@ impl Turns {
         let evicted = {
             let mut state = self.state.lock();
             let mut evicted = None;
-            if state.waiting >= self.max_waiting {
+            if state.waiting >= state.max_waiting {
                 evicted = owner.and_then(|owner| state.lines.pop_longest(owner));
                 if evicted.is_none() {
                     return Err(NoTurn::TooManyWaiting);
@@ -197,9 +227,11 @@ impl Turns {
         loop {
             let next = {
                 let mut state = self.state.lock();
-                let next = state.lines.pop();
+                // Over the bound, since it was lowered: the turn ends.
+                let is_over = state.taken > state.max_turns;
+                let next = if is_over { None } else { state.lines.pop() };
                 if next.is_none() {
-                    state.free += 1;
+                    state.taken -= 1;
                 }
                 next
             };
@@ -388,7 +420,7 @@ mod tests {
         assert_eq!(Instant::now(), soon + Duration::from_secs(30));
         assert_eq!(scene.counted(), (1, 0));
         drop(turn);
-        assert_eq!(scene.turns.state.lock().free, 1, "no call that has left gets it");
+        assert_eq!(scene.turns.state.lock().taken, 0, "no call that has left gets it");
     }
 
     #[tokio::test]
@@ -402,6 +434,27 @@ mod tests {
         drop(cancelled.await);
         drop(next.await.unwrap().unwrap());
         assert_eq!(scene.counted(), (0, 0));
-        assert_eq!(scene.turns.state.lock().free, 1);
+        assert_eq!(scene.turns.state.lock().taken, 0);
+    }
+
+    #[tokio::test]
+    async fn bound_that_is_raised_lets_waiting_calls_go_and_a_lower_one_is_kept_once_turns_end() {
+        let scene = Scene::new(1, 4);
+        let first = scene.acquire(None).await.unwrap();
+        let (second, third) = (scene.waits(0).await, scene.waits(1).await);
+        assert_eq!(scene.counted(), (1, 2));
+        scene.turns.set(3, 4);
+        let turns = [second.await.unwrap().unwrap(), third.await.unwrap().unwrap()];
+        assert_eq!(scene.counted(), (3, 0));
+        scene.turns.set(1, 4);
+        let fourth = scene.waits(2).await;
+        drop(turns);
+        settle().await;
+        assert_eq!(scene.counted(), (1, 1), "two turns have ended");
+        drop(first);
+        drop(fourth.await.unwrap().unwrap());
+        assert_eq!(scene.counted(), (0, 0));
+        scene.turns.set(2, 4);
+        assert_eq!(scene.counted(), (0, 0));
     }
 }

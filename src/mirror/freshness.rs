@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 
 use super::cluster_state::{Auth, Before, ClusterState, Verdict};
 use crate::cache::ResponseHeader;
+use crate::config::LiveConfig;
 use crate::faults::{self, Fault};
 use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanExt as _, SpanKind, root_context};
@@ -56,8 +57,8 @@ pub struct Freshness {
     cluster_state: Arc<ClusterState>,
     telemetry: Arc<Telemetry>,
     findings: Findings,
-    /// Bound on a round with all its attempts.
-    timeout: Duration,
+    /// `--freshness-timeout`.
+    live: LiveConfig,
     /// Time after which a round is slow, and another may start in addition to it.
     slow_round: Duration,
     tasks: TaskTracker,
@@ -76,13 +77,13 @@ impl std::fmt::Debug for Freshness {
 }
 
 impl Freshness {
-    /// `timeout` bounds a round with all its attempts. Rounds are tasks of `tasks`, cancelled by `stop`.
+    /// `--freshness-timeout` of `live` bounds a round with all its attempts. Rounds are tasks of `tasks`, cancelled by `stop`.
     #[must_use]
     pub fn new(
         upstream: Arc<Upstream>,
         cluster_state: Arc<ClusterState>,
         telemetry: Arc<Telemetry>,
-        timeout: Duration,
+        live: LiveConfig,
         tasks: TaskTracker,
         stop: CancellationToken,
         findings: Findings,
@@ -92,12 +93,17 @@ impl Freshness {
             cluster_state,
             telemetry,
             findings,
-            timeout,
+            live,
             slow_round: SLOW_ROUND,
             tasks,
             stop,
             rounds: Mutex::default(),
         }
+    }
+
+    /// Bound on a round with all its attempts.
+    fn timeout(&self) -> Duration {
+        self.live.load().mirror.freshness_timeout
     }
 
     /// Waits for a check that is sent after this call, at most for the timeout. A caller with a shorter deadline
@@ -137,7 +143,7 @@ impl Freshness {
                 }
             }
         });
-        tokio::time::timeout_at(round.created + self.timeout, again)
+        tokio::time::timeout_at(round.created + self.timeout(), again)
             .await
             .unwrap_or(Err(Reason::CheckFailed.into()))
     }
@@ -179,7 +185,7 @@ impl Freshness {
         deadline: Instant,
     ) -> Result<Proof, Unproven> {
         let began = Instant::now();
-        let deadline = deadline.min(began + self.timeout);
+        let deadline = deadline.min(began + self.timeout());
         let (caller, revision) = (Caller::Authenticated(authorization), authorization.revision);
         let result = loop {
             let result = self
@@ -279,7 +285,7 @@ impl Freshness {
         let mut span = span.and_then(|context| tracer.linked("quorum check", context));
         let result = {
             // A panic is caught, so that the waiting reads get a result in any case.
-            let deadline = round.created + self.timeout;
+            let deadline = round.created + self.timeout();
             let check = caught(self.check(&Caller::Anonymous, at, span.as_deref_mut(), deadline));
             let check = async { check.await.unwrap_or(Err(Reason::CheckFailed.into())) };
             tokio::pin!(check);

@@ -14,7 +14,7 @@ use super::pinned::Pinned;
 use super::state::Mirror;
 use super::watch_hub::WatchHub;
 use crate::cache::HistoryLimits;
-use crate::config::Config;
+use crate::config::LiveConfig;
 use crate::keyspace::Interval;
 use crate::keyspace::scope::scopes;
 use crate::telemetry::Telemetry;
@@ -36,11 +36,9 @@ pub struct Mirrors {
     pub(super) upstream: Arc<Upstream>,
     pub(super) telemetry: Arc<Telemetry>,
     pub(super) history_limits: HistoryLimits,
-    /// Bound on the memory of all mirrors together, in bytes.
-    max_bytes: u64,
+    /// `--cache-max-bytes` and `--serve-stale`.
+    live: LiveConfig,
     pub(super) probe_interval: Duration,
-    /// Age up to which last views are served while no member answers (`--serve-stale`); zero disables it.
-    pub(super) serve_stale: Duration,
     /// Wakes the probe: a check has found a compaction, and the probe asks how far it reaches.
     pub(super) compaction_found: Arc<Notify>,
     /// The turn of a comparison of a connection's history ([`Mirrors::is_of_history`]).
@@ -52,12 +50,13 @@ pub struct Mirrors {
 impl Mirrors {
     /// Empty mirrors of every scope that `config` names. No task runs yet: [`start`](super::start) starts them.
     pub(super) fn new(
-        config: &Config,
+        live: &LiveConfig,
         upstream: &Arc<Upstream>,
         telemetry: &Arc<Telemetry>,
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Mirrors {
+        let config = live.load();
         let cluster_state = Arc::new(ClusterState::default());
         let all: Arc<[Mirror]> = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix)
             .into_iter()
@@ -87,7 +86,7 @@ impl Mirrors {
             Arc::clone(upstream),
             Arc::clone(&cluster_state),
             Arc::clone(telemetry),
-            config.mirror.freshness_timeout,
+            live.clone(),
             tasks.clone(),
             stop.clone(),
             findings,
@@ -105,9 +104,8 @@ impl Mirrors {
                 max_bytes: config.mirror.history_max_bytes,
                 ..HistoryLimits::default()
             },
-            max_bytes: config.mirror.max_bytes(),
+            live: live.clone(),
             probe_interval: config.etcd.probe_interval,
-            serve_stale: config.mirror.serve_stale,
             compaction_found,
             history_checks: Semaphore::new(1),
             tasks: tasks.clone(),
@@ -171,13 +169,25 @@ impl Mirrors {
             .all
             .iter()
             .map(|mirror| mirror.memory_bytes() + mirror.loading_bytes().load(Ordering::Relaxed));
-        (held + own.sum::<u64>()).saturating_sub(self.max_bytes).min(held)
+        (held + own.sum::<u64>())
+            .saturating_sub(self.max_bytes())
+            .min(held)
+    }
+
+    /// Bound on the memory of all mirrors together (`--cache-max-bytes`).
+    fn max_bytes(&self) -> u64 {
+        self.live.load().mirror.max_bytes()
+    }
+
+    /// Age up to which last views are served while no member answers (`--serve-stale`); zero disables it.
+    pub(super) fn longest_stale(&self) -> Duration {
+        self.live.load().mirror.serve_stale
     }
 
     /// Bytes that `mirror` may take: `--cache-max-bytes` less the memory of the other mirrors.
     pub(super) fn budget_of(&self, mirror: &Mirror) -> u64 {
         let others = self.all.iter().filter(|other| !std::ptr::eq(*other, mirror));
-        self.max_bytes
+        self.max_bytes()
             .saturating_sub(others.map(Mirror::memory_bytes).sum())
     }
 

@@ -68,22 +68,23 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::Config;
+use crate::config::LiveConfig;
 use crate::panics::restarting;
 use crate::telemetry::Telemetry;
 use crate::upstream::Upstream;
 
-/// Starts to load and follow every scope that `config` names, until `stop` is cancelled. The tasks are spawned on
+/// Starts to load and follow every scope that `--cache-prefix` and `--no-cache-prefix` name, until `stop` is cancelled. The tasks are spawned on
 /// `tasks`, which the caller joins.
 #[must_use]
 pub fn start(
-    config: &Config,
+    live: &LiveConfig,
     upstream: &Arc<Upstream>,
     telemetry: &Arc<Telemetry>,
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Arc<Mirrors> {
-    let mirrors = Arc::new(Mirrors::new(config, upstream, telemetry, tasks, stop));
+    let mirrors = Arc::new(Mirrors::new(live, upstream, telemetry, tasks, stop));
+    let config = live.load();
     lifecycle::start(&mirrors);
     let (probed, interval) = (Arc::clone(&mirrors), config.etcd.probe_interval);
     spawn(&mirrors, async move {

@@ -29,7 +29,7 @@ impl Mirrors {
     /// Whether last views are served at all.
     #[must_use]
     pub fn serve_stale(&self) -> bool {
-        !self.serve_stale.is_zero()
+        !self.longest_stale().is_zero()
     }
 
     /// Time since the last check was sent which proves that `view` lacked no acknowledged write then; `None` if there is
@@ -58,7 +58,7 @@ impl Mirrors {
         let age = proven_at.elapsed();
         let is_usable = view.history == history.number
             && cluster_state.auth() == Auth::Off
-            && age <= self.serve_stale
+            && age <= self.longest_stale()
             && has_not_been_passed(
                 (view.revision, proven_at),
                 cluster_state.min_served_revision(),

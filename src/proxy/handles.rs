@@ -17,7 +17,7 @@ use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
 use crate::cache::JsonLayout;
-use crate::config::{ClientsConfig, Config, WatchCache, WhenBehind};
+use crate::config::{ClientsConfig, LiveConfig, WatchCache, WhenBehind};
 use crate::grpc::CallMetadata;
 use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, Intake, Turns};
 use crate::mirror::Mirrors;
@@ -43,10 +43,8 @@ pub struct Proxy {
     pub(super) telemetry: Arc<Telemetry>,
     pub(super) forward: Arc<Forward>,
     pub(super) fallback: Arc<Fallback>,
-    /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
-    pub(super) freshness_timeout: Duration,
-    /// Answer to reads of a mirror that is behind etcd (`--when-behind`).
-    when_behind: WhenBehind,
+    /// `--freshness-timeout` and `--when-behind`.
+    live: LiveConfig,
     /// Reads that etcd answers although memory could (`--shadow`).
     pub(super) shadow: ShadowReads,
     pub(super) json_layouts: Arc<JsonLayouts>,
@@ -150,20 +148,39 @@ impl Proxy {
     /// Whether a read that memory cannot answer for `reason` is refused. KEP-2340's rule: as many reads as a mirror
     /// answers could be more than etcd can.
     pub(super) fn refuses_reads(&self, reason: Reason) -> bool {
-        self.when_behind == WhenBehind::Fail && reason.is_behind()
+        reason.is_behind() && self.live.load().forward.when_behind == WhenBehind::Fail
+    }
+
+    /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
+    pub(super) fn freshness_timeout(&self) -> Duration {
+        self.live.load().mirror.freshness_timeout
+    }
+
+    /// Takes over the bounds that a reload has changed.
+    pub fn reload(&self) {
+        let config = self.live.load();
+        let forward = &config.forward;
+        self.shadow.set(forward.shadow);
+        self.admission.set_max_calls(config.limits.max_calls as usize);
+        let small = &self.forward.small_turns;
+        small.set(forward.max_small as usize, forward.max_waiting);
+        self.fallback
+            .set_turns(forward.max_large as usize, forward.max_waiting);
     }
 
     /// Creates a proxy that forwards to `upstream` and answers reads from `mirrors`. Tasks of calls are spawned on
     /// `tasks`, whose owner joins them; cancelling `drain` ends endless calls.
     #[must_use]
     pub fn new(
-        config: &Config,
+        live: &LiveConfig,
         upstream: &Arc<Upstream>,
         mirrors: &Arc<Mirrors>,
         telemetry: &Arc<Telemetry>,
         tasks: &TaskTracker,
         drain: &CancellationToken,
     ) -> Arc<Proxy> {
+        let config = live.load();
+        let config = &**config;
         let metrics = &telemetry.metrics;
         let max_bytes = config.limits.buffer_max_bytes(config.mirror.max_bytes());
         let buffers = Buffers::new(max_bytes, client_limits(&config.clients), metrics);
@@ -191,8 +208,7 @@ impl Proxy {
             telemetry: Arc::clone(telemetry),
             fallback: Fallback::new(config, &forward, mirrors, &buffers, metrics, tasks),
             forward,
-            freshness_timeout: config.mirror.freshness_timeout,
-            when_behind: config.forward.when_behind,
+            live: live.clone(),
             shadow: ShadowReads::new(config.forward.shadow),
             json_layouts: Arc::default(),
             responses,

@@ -13,7 +13,7 @@ const MAX_READS: usize = 64;
 #[derive(Debug)]
 pub(super) struct ShadowReads {
     /// Share of the reads, of 2^32.
-    threshold: u64,
+    threshold: AtomicU64,
     reads: AtomicU64,
     hasher: RandomState,
     turns: Arc<Semaphore>,
@@ -22,29 +22,39 @@ pub(super) struct ShadowReads {
 impl ShadowReads {
     /// Chooses this `share` of the reads, from 0 to 1.
     pub(super) fn new(share: f64) -> ShadowReads {
-        #[allow(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share is between 0 and 1"
-        )]
-        let threshold = (share * 2_f64.powi(32)) as u64;
         ShadowReads {
-            threshold,
+            threshold: AtomicU64::new(threshold(share)),
             reads: AtomicU64::new(0),
             hasher: RandomState::new(),
             turns: Arc::new(Semaphore::new(MAX_READS)),
         }
     }
 
+    /// Chooses another share from now on.
+    pub(super) fn set(&self, share: f64) {
+        self.threshold.store(threshold(share), Ordering::Relaxed);
+    }
+
     /// Whether the next read is one to compare, and its turn.
     pub(super) fn choose(&self) -> Option<OwnedSemaphorePermit> {
-        if self.threshold == 0 {
+        let threshold = self.threshold.load(Ordering::Relaxed);
+        if threshold == 0 {
             return None;
         }
         let number = self.reads.fetch_add(1, Ordering::Relaxed);
-        let is_chosen = self.hasher.hash_one(number) >> 32 < self.threshold;
+        let is_chosen = self.hasher.hash_one(number) >> 32 < threshold;
         is_chosen.then(|| Arc::clone(&self.turns).try_acquire_owned().ok())?
     }
+}
+
+/// A share from 0 to 1, of 2^32.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share is between 0 and 1"
+)]
+fn threshold(share: f64) -> u64 {
+    (share * 2_f64.powi(32)) as u64
 }
 
 #[cfg(test)]

@@ -190,6 +190,7 @@ async fn serve_connection<N, H, F, B, E>(
     let transport = Transport {
         tls: tls.is_some(),
         unix: matches!(stream, Either::Right(_)),
+        local: peer.is_none_or(|peer| peer.to_canonical().is_loopback()),
     };
     let intake = Arc::new(Intake::default());
     let Some((stream, client)) = begin(stream, peer, tls, Arc::clone(&intake), &config).await else {

@@ -7,35 +7,60 @@ use tracing_subscriber::fmt::format;
 
 use super::repeated_lines::Bounded;
 
+/// Changes the level of the log.
+pub struct LogLevel(Box<dyn Fn(EnvFilter) -> bool + Send + Sync>);
+
+impl std::fmt::Debug for LogLevel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LogLevel").finish_non_exhaustive()
+    }
+}
+
+impl LogLevel {
+    /// Logs events of `level` from now on.
+    pub fn set(&self, level: &str) {
+        let _ = (self.0)(filter(level));
+    }
+}
+
 /// Sends `tracing` events of `level` to standard error, as JSON or as text; repeated lines are bounded. A second call
 /// in one process has no effect.
-pub fn init(level: &str, is_json: bool) {
-    let filter = directives(level)
-        .parse::<EnvFilter>()
-        .unwrap_or_else(|_| EnvFilter::new("info"));
+pub fn init(level: &str, is_json: bool) -> LogLevel {
     let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(filter(level))
         .with_writer(std::io::stderr);
-    let result = if is_json {
+    if is_json {
         let json = format()
             .json()
             .flatten_event(true)
             .with_current_span(false)
             .with_span_list(false);
         let fields = format::JsonFields::new();
-        builder
+        let builder = builder
             .fmt_fields(fields)
             .event_format(Bounded::new(json, true))
-            .try_init()
+            .with_filter_reloading();
+        let handle = builder.reload_handle();
+        let _ = builder.try_init();
+        LogLevel(Box::new(move |filter| handle.reload(filter).is_ok()))
     } else {
         let is_terminal = std::io::stderr().is_terminal();
         let text = format().with_ansi(is_terminal);
-        builder
+        let builder = builder
             .with_ansi(is_terminal)
             .event_format(Bounded::new(text, false))
-            .try_init()
-    };
-    drop(result);
+            .with_filter_reloading();
+        let handle = builder.reload_handle();
+        let _ = builder.try_init();
+        LogLevel(Box::new(move |filter| handle.reload(filter).is_ok()))
+    }
+}
+
+/// The filter of `level`.
+fn filter(level: &str) -> EnvFilter {
+    directives(level)
+        .parse()
+        .unwrap_or_else(|_| EnvFilter::new("info"))
 }
 
 /// The directives of `level`. A level without a module means rangecache's own lines: of other crates it lets warnings and

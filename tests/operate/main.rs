@@ -27,6 +27,7 @@ mod operations;
 mod page;
 mod prefixes;
 mod read_only;
+mod reload;
 mod replay;
 mod shadow;
 mod tls;

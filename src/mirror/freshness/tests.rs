@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use bytes::Bytes;
+use clap::Parser as _;
 use http::HeaderMap;
 use prost::Message as _;
 use tokio::sync::mpsc;
@@ -29,6 +30,12 @@ struct Bench {
     compacted: Arc<Mutex<Vec<i64>>>,
     etcd: FakeEtcd,
     _stop: DropGuard,
+}
+
+/// Flags with this `--freshness-timeout`.
+fn live(freshness_timeout: &str) -> LiveConfig {
+    let flags = ["rangecache", "--freshness-timeout", freshness_timeout];
+    LiveConfig::new(crate::config::Config::try_parse_from(flags).unwrap())
 }
 
 /// A Freshness with a fake etcd that responds to each check when the test releases it.
@@ -85,7 +92,7 @@ async fn bench_with(slow_round: Duration) -> Bench {
         upstream,
         cluster_state,
         Arc::default(),
-        Duration::from_secs(20),
+        live("20s"),
         tasks,
         stop.clone(),
         findings,

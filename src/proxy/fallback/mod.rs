@@ -109,6 +109,11 @@ pub(super) enum Fetched {
 }
 
 impl Fallback {
+    /// Bounds large reads, and those that wait, from now on.
+    pub(super) fn set_turns(&self, max_large: usize, max_waiting: u32) {
+        self.turns.set(max_large, max_waiting);
+    }
+
     pub(super) fn new(
         config: &Config,
         forward: &Arc<Forward>,

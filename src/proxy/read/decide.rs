@@ -83,7 +83,7 @@ pub(super) async fn decide<'a>(
     };
     let deadlines = Deadlines {
         client: recorder.deadline(metadata.timeout),
-        freshness: recorder.arrived() + proxy.freshness_timeout,
+        freshness: recorder.arrived() + proxy.freshness_timeout(),
     };
     if deadlines
         .client

@@ -45,6 +45,13 @@ impl AccessLog {
         self.0.as_ref().is_some_and(|log| log.sample.takes(headers))
     }
 
+    /// Logs this share of the calls from now on.
+    pub fn set_share(&self, share: f64) {
+        if let Some(log) = &self.0 {
+            log.sample.set(share);
+        }
+    }
+
     /// Whether entries contain keys.
     #[must_use]
     pub fn has_keys(&self) -> bool {

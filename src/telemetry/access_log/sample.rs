@@ -13,32 +13,32 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A share of all calls. Calls of one trace are all in it, or none of them.
 #[derive(Debug)]
 pub(super) struct Sample {
-    /// Numbers below it are in the share; `None` if all calls are.
-    below: Option<u64>,
+    /// Numbers below it are in the share; all are if it is the highest number.
+    below: AtomicU64,
     /// Number of the last call without a trace.
     last: AtomicU64,
 }
 
 impl Sample {
     /// A share from 0 to 1.
-    #[allow(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "a share of 2^64; a conversion from floating point saturates"
-    )]
     pub(super) fn new(share: f64) -> Sample {
         Sample {
-            below: (share < 1.0).then_some((share * u64::MAX as f64) as u64),
+            below: AtomicU64::new(threshold(share)),
             last: AtomicU64::new(0),
         }
     }
 
+    /// Takes another share from now on.
+    pub(super) fn set(&self, share: f64) {
+        self.below.store(threshold(share), Ordering::Relaxed);
+    }
+
     /// Whether the call with these headers is in the share.
     pub(super) fn takes(&self, headers: &HeaderMap) -> bool {
-        let Some(below) = self.below else {
+        let below = self.below.load(Ordering::Relaxed);
+        if below == u64::MAX {
             return true;
-        };
+        }
         let number = match trace_id_of(headers) {
             // The last bytes of a trace id are random.
             Some(trace_id) => {
@@ -49,6 +49,17 @@ impl Sample {
         };
         number < below
     }
+}
+
+/// The number below which calls of a share from 0 to 1 are.
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a share of 2^64; a conversion from floating point saturates"
+)]
+fn threshold(share: f64) -> u64 {
+    (share * u64::MAX as f64) as u64
 }
 
 #[cfg(test)]

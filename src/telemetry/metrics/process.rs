@@ -8,6 +8,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
+use super::labels::ResultLabels;
 use super::register::register;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -23,6 +24,7 @@ pub struct ProcessMetrics {
     /// Running tasks: connections, calls, mirrors. Set when the metrics are scraped.
     pub tasks: Gauge,
     limits: Family<LimitLabels, Gauge<f64, AtomicU64>>,
+    reloads: Family<ResultLabels, Counter>,
 }
 
 impl ProcessMetrics {
@@ -39,7 +41,17 @@ impl ProcessMetrics {
                 "limit",
                 "Configured limits, in the unit that each name ends with",
             ),
+            reloads: register(
+                registry,
+                "flag_reloads",
+                "Reloads of the flags by result: changed, unchanged, or refused because the flags are invalid",
+            ),
         }
+    }
+
+    /// Counts a reload of the flags.
+    pub fn record_reload(&self, result: &'static str) {
+        self.reloads.get_or_create(&ResultLabels { result }).inc();
     }
 
     /// Exports a configured limit; `name` ends with the unit.

@@ -1,0 +1,15 @@
+//! The flag that names a file of flags.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// The file with further flags.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "File")]
+pub struct FileConfig {
+    /// File of flags, one flag=value per line; the command line and the environment win over it. Read again on SIGHUP
+    /// and POST /reload [default: none]
+    #[arg(long = "flags-file", value_name = "FILE")]
+    pub flags_file: Option<PathBuf>,
+}

@@ -1,0 +1,102 @@
+//! The flags that a reload changes while the process runs.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard};
+
+use super::flags::Config;
+
+/// A flag that a reload changes. Every other one needs a restart.
+#[derive(Debug)]
+pub struct Reloadable {
+    /// Flag, without its dashes.
+    pub flag: &'static str,
+    /// Copies the flag's value.
+    copy: fn(&mut Config, &Config),
+}
+
+/// Defines the list of the flags that a reload changes.
+macro_rules! reloadable {
+    ($($flag:literal: $($field:ident).+;)*) => {
+        /// Every flag that a reload changes.
+        pub static RELOADABLE: &[Reloadable] = &[$(Reloadable {
+            flag: $flag,
+            copy: |to, from| to.$($field).+.clone_from(&from.$($field).+),
+        }),*];
+    };
+}
+
+reloadable! {
+    "cache-max-bytes": mirror.cache_max_bytes;
+    "freshness-timeout": mirror.freshness_timeout;
+    "serve-stale": mirror.serve_stale;
+    "when-behind": forward.when_behind;
+    "shadow": forward.shadow;
+    "forward-max-large": forward.max_large;
+    "forward-max-small": forward.max_small;
+    "forward-max-waiting": forward.max_waiting;
+    "max-calls": limits.max_calls;
+    "shutdown-timeout": limits.shutdown_timeout;
+    "log-level": log.level;
+    "access-log-sample": access_log.sample;
+}
+
+/// The flags with which the process runs, as the last reload has left them. Cloning it copies a reference.
+#[derive(Clone, Debug)]
+pub struct LiveConfig(Arc<ArcSwap<Config>>);
+
+impl LiveConfig {
+    /// The flags of the start.
+    #[must_use]
+    pub fn new(config: Config) -> LiveConfig {
+        LiveConfig(Arc::new(ArcSwap::from_pointee(config)))
+    }
+
+    /// The flags of now.
+    #[must_use]
+    pub fn load(&self) -> Guard<Arc<Config>> {
+        self.0.load()
+    }
+
+    /// Takes over the flags of `new` that a reload may change.
+    pub fn reload(&self, new: &Config) {
+        let mut config = Config::clone(&self.0.load());
+        for flag in RELOADABLE {
+            (flag.copy)(&mut config, new);
+        }
+        self.0.store(Arc::new(config));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::*;
+
+    #[test]
+    fn reload_changes_the_listed_flags_and_no_other() {
+        let parse = |args: &[&str]| {
+            Config::try_parse_from(std::iter::once("rangecache").chain(args.iter().copied())).unwrap()
+        };
+        let live = LiveConfig::new(parse(&[]));
+        live.reload(&parse(&[
+            "--max-calls=7",
+            "--log-level=warn",
+            "--max-connections=9",
+        ]));
+        let now = live.load();
+        assert_eq!(now.limits.max_calls, 7);
+        assert_eq!(now.log.level, "warn");
+        assert_eq!(now.limits.max_connections, 16_384);
+    }
+
+    #[test]
+    fn every_reloadable_flag_exists() {
+        let command = Config::command();
+        for reloadable in RELOADABLE {
+            let mut flags = command.get_opts().filter_map(clap::Arg::get_long);
+            assert!(flags.any(|flag| flag == reloadable.flag), "{}", reloadable.flag);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! Reloads: changes of flags while the process runs, on SIGHUP and `POST /reload`.
+//!
+//! The command line and the environment of a process cannot change, the file of `--flags-file` can. A reload reads all of
+//! them again and validates them before it changes anything.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::cli::Serving;
+use crate::config::{LiveConfig, RELOADABLE, Setting, bounds};
+use crate::proxy::Proxy;
+use crate::telemetry::Telemetry;
+use crate::telemetry::log::LogLevel;
+
+/// Reloads that may wait.
+const MAX_WAITING: usize = 8;
+/// Time limit for reading the file: the directory may be on a file system that does not respond.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for a reload as its caller sees it.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// What a reload has changed, each as `flag: old → new`.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Reloaded {
+    /// In effect.
+    pub changed: Vec<String>,
+    /// Differs from what the process runs with, and takes effect with its next start.
+    pub needs_restart: Vec<String>,
+}
+
+type Reply = oneshot::Sender<Result<Reloaded, String>>;
+
+/// Requests reloads. Cloning it copies a reference.
+#[derive(Clone, Debug)]
+pub struct ReloadHandle(mpsc::Sender<Option<Reply>>);
+
+impl ReloadHandle {
+    /// Requests a reload whose result goes to the log alone.
+    pub fn request(&self) {
+        // Otherwise further reloads wait already, and will read the same file.
+        let _ = self.0.try_send(None);
+    }
+
+    /// Reloads.
+    ///
+    /// # Errors
+    /// Why nothing was changed.
+    pub async fn reload(&self) -> Result<Reloaded, String> {
+        let (reply, reloaded) = oneshot::channel();
+        let busy = || "too many reloads wait; try again".to_owned();
+        self.0.try_send(Some(reply)).map_err(|_| busy())?;
+        match tokio::time::timeout(REPLY_TIMEOUT, reloaded).await {
+            Ok(Ok(reloaded)) => reloaded,
+            _ => Err(busy()),
+        }
+    }
+}
+
+/// Performs reloads, one after another.
+#[derive(Debug)]
+pub struct Reloader {
+    /// The flags of the process.
+    pub live: LiveConfig,
+    /// Every flag as the process runs with it.
+    pub running: Vec<Setting>,
+    /// Takes over new bounds.
+    pub proxy: Arc<Proxy>,
+    /// Takes over new shares of the access log.
+    pub telemetry: Arc<Telemetry>,
+    /// Level of the log.
+    pub log_level: LogLevel,
+}
+
+/// A handle, and the requests that come by it.
+#[must_use]
+pub fn channel() -> (ReloadHandle, ReloadRequests) {
+    let (sender, receiver) = mpsc::channel(MAX_WAITING);
+    (ReloadHandle(sender), ReloadRequests(receiver))
+}
+
+/// Requests of reloads.
+#[derive(Debug)]
+pub struct ReloadRequests(mpsc::Receiver<Option<Reply>>);
+
+impl Reloader {
+    /// Performs `requests` until all handles are dropped.
+    pub async fn run(mut self, mut requests: ReloadRequests) {
+        while let Some(reply) = requests.0.recv().await {
+            let reloaded = self.reload().await;
+            if let Some(reply) = reply {
+                // An error means that the caller has given up.
+                let _ = reply.send(reloaded);
+            }
+        }
+    }
+
+    async fn reload(&mut self) -> Result<Reloaded, String> {
+        let metrics = &self.telemetry.metrics.process;
+        let reading = tokio::task::spawn_blocking(Serving::again);
+        let read = match tokio::time::timeout(READ_TIMEOUT, reading).await {
+            Ok(Ok(read)) => read,
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err("the file of --flags-file could not be read in time".to_owned()),
+        };
+        let serving = match read {
+            Ok(serving) => serving,
+            Err(error) => {
+                metrics.record_reload("refused");
+                tracing::error!(
+                    error,
+                    "the flags cannot be reloaded; the process runs on with those that it has"
+                );
+                return Err(error);
+            }
+        };
+        let reloaded = self.apply(serving);
+        let result = if reloaded.changed.is_empty() {
+            "unchanged"
+        } else {
+            "changed"
+        };
+        self.telemetry.metrics.process.record_reload(result);
+        for change in &reloaded.changed {
+            tracing::info!(change, "a flag was reloaded");
+        }
+        if !reloaded.needs_restart.is_empty() {
+            let changes = reloaded.needs_restart.join("; ");
+            tracing::warn!(changes, "flags differ that take effect with the next start only");
+        }
+        Ok(reloaded)
+    }
+
+    /// Takes over what may change in a running process.
+    fn apply(&mut self, serving: Serving) -> Reloaded {
+        let mut reloaded = Reloaded::default();
+        for (running, new) in self.running.iter_mut().zip(serving.settings) {
+            if running.has_value_of(&new) {
+                continue;
+            }
+            let change = format!("{}: {} → {}", new.flag, shown(running), shown(&new));
+            if RELOADABLE.iter().any(|reloadable| reloadable.flag == new.flag) {
+                reloaded.changed.push(change);
+                *running = new;
+            } else {
+                reloaded.needs_restart.push(change);
+            }
+        }
+        if reloaded.changed.is_empty() {
+            return reloaded;
+        }
+        self.live.reload(&serving.config);
+        let config = self.live.load();
+        self.log_level.set(&config.log.level);
+        self.telemetry.access_log.set_share(config.access_log.sample);
+        self.proxy.reload();
+        for bound in bounds::ALL {
+            if RELOADABLE.iter().any(|reloadable| reloadable.flag == bound.flag) {
+                let value = bound.value(&config);
+                self.telemetry.metrics.process.set_limit(bound.name, value);
+            }
+        }
+        reloaded
+    }
+}
+
+fn shown(setting: &Setting) -> &str {
+    match setting.shown() {
+        "" => "none",
+        value => value,
+    }
+}
