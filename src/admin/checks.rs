@@ -17,6 +17,8 @@ use crate::upstream::{ClusterOfEndpoint, UserProblem, Version};
 #[derive(Debug)]
 pub(super) struct Facts<'a> {
     pub(super) draining: bool,
+    /// An operator has switched memory off.
+    pub(super) forwards_all: bool,
     pub(super) mirrors: &'a [MirrorStatus],
     pub(super) endpoints: &'a [EndpointStatus],
     /// The endpoints with their clusters, if there are several.
@@ -42,6 +44,14 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
             "rangecache is stopping",
             "No new calls are accepted; calls in flight may complete.",
             "",
+        ));
+    }
+    if facts.forwards_all {
+        findings.push(Finding::new(
+            Severity::Warning,
+            "memory is switched off",
+            "An operator has sent POST /forward-all: etcd answers every read and serves every watch. The mirrors stay up to date.",
+            "Send DELETE /forward-all to let memory answer again.",
         ));
     }
     findings.extend(diagnosis::different_clusters(facts.mixed_clusters));
@@ -403,6 +413,7 @@ mod tests {
         Facts {
             mixed_clusters: &[],
             draining: false,
+            forwards_all: false,
             mirrors,
             endpoints,
             budgets: &[],

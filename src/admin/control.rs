@@ -1,4 +1,4 @@
-//! Requests that change the process: `POST /reload`. Accepted from this host alone, and not if a web page caused them.
+//! Requests that change the process: `POST /reload`, `POST /forward-all` and `DELETE /forward-all`. Accepted from this host alone, and not if a web page caused them.
 
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -11,7 +11,7 @@ pub(super) type Controlled = (StatusCode, serde_json::Value);
 
 /// Whether the path names something that changes the process.
 pub(super) fn is_control(path: &str) -> bool {
-    path == "/reload"
+    ["/reload", "/forward-all"].contains(&path)
 }
 
 /// Performs the request.
@@ -30,9 +30,25 @@ pub(super) async fn control(
             Ok(reloaded) => (StatusCode::OK, json!(reloaded)),
             Err(error) => (StatusCode::BAD_REQUEST, json!({ "error": error })),
         },
+        ("/forward-all", &Method::POST) => forward_all(handles, true),
+        ("/forward-all", &Method::DELETE) => forward_all(handles, false),
         _ => {
-            let error = "use POST /reload";
+            let error = "use POST /reload, POST /forward-all or DELETE /forward-all";
             (StatusCode::METHOD_NOT_ALLOWED, json!({ "error": error }))
         }
     }
+}
+
+/// Switches memory off or on.
+fn forward_all(handles: &Handles, is_on: bool) -> Controlled {
+    if handles.mirrors.forward_all(is_on) {
+        if is_on {
+            tracing::warn!(
+                "an operator has switched memory off: etcd answers every read and continues every watch"
+            );
+        } else {
+            tracing::info!("an operator has switched memory on again");
+        }
+    }
+    (StatusCode::OK, json!({ "forward_all": is_on }))
 }

@@ -259,6 +259,11 @@ pub fn explain_reason(reason: Reason) -> Explanation {
             "Memory could answer, but etcd did, so that both could be compared (--shadow).",
             "Nothing. rangecache_shadow_reads_total has the results.",
         ),
+        Reason::ForwardAll => (
+            "memory switched off",
+            "An operator has sent POST /forward-all: etcd answers everything.",
+            "DELETE /forward-all lets memory answer again.",
+        ),
         Reason::Bypass => (
             "bypass requested",
             "The client requested to read from etcd (rangecache-bypass).",

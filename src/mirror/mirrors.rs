@@ -1,9 +1,10 @@
 //! All mirrors of this process, and what they share.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -36,6 +37,10 @@ pub struct Mirrors {
     pub(super) upstream: Arc<Upstream>,
     pub(super) telemetry: Arc<Telemetry>,
     pub(super) history_limits: HistoryLimits,
+    /// An operator has switched memory off.
+    forwards_all: AtomicBool,
+    /// Held while `forwards_all` and the hubs are switched.
+    switching: Mutex<()>,
     /// `--cache-max-bytes` and `--serve-stale`.
     live: LiveConfig,
     pub(super) probe_interval: Duration,
@@ -104,6 +109,8 @@ impl Mirrors {
                 max_bytes: config.mirror.history_max_bytes,
                 ..HistoryLimits::default()
             },
+            forwards_all: AtomicBool::new(false),
+            switching: Mutex::default(),
             live: live.clone(),
             probe_interval: config.etcd.probe_interval,
             compaction_found,
@@ -111,6 +118,24 @@ impl Mirrors {
             tasks: tasks.clone(),
             stop: stop.clone(),
         }
+    }
+
+    /// Whether an operator has switched memory off: etcd answers everything.
+    #[must_use]
+    pub fn forwards_all(&self) -> bool {
+        self.forwards_all.load(Ordering::SeqCst)
+    }
+
+    /// Switches memory off or on: lets etcd answer every read that arrives from now on, and continue every watch. The
+    /// mirrors follow etcd nevertheless. Returns whether that is a change.
+    pub fn forward_all(&self, is_on: bool) -> bool {
+        let _switching = self.switching.lock();
+        let was_on = self.forwards_all.swap(is_on, Ordering::SeqCst);
+        for hub in &self.watch_hubs {
+            hub.set_closed(is_on);
+        }
+        self.telemetry.metrics.reads.set_forward_all(is_on);
+        was_on != is_on
     }
 
     /// The mirror that holds every key that `interval` can name.

@@ -124,6 +124,8 @@ labels! {
         JsonLayout => "json_layout",
         /// The caller asked to bypass the cache.
         Bypass => "bypass",
+        /// The operator has switched memory off (`POST /forward-all`).
+        ForwardAll => "forward_all",
         /// Memory could answer; etcd's response is compared with memory's (`--shadow`).
         Shadow => "shadow",
     }

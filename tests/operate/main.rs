@@ -22,6 +22,7 @@ mod caller_is;
 mod clients;
 mod diff;
 mod doctor;
+mod forward_all;
 mod loops;
 mod operations;
 mod page;

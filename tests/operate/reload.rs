@@ -30,7 +30,7 @@ async fn send(rangecache: &Rangecache, method: Method, path: &str) -> (u16, Valu
 
 async fn limit(rangecache: &Rangecache, limit: &str) -> f64 {
     let metrics = rangecache.metrics().await;
-    metrics.sum(&format!("rangecache_limit{{limit=\"{limit}\"}}"))
+    metrics.0[&format!("rangecache_limit{{limit=\"{limit}\"}}")]
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

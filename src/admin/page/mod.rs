@@ -141,6 +141,7 @@ mod tests {
             at: "2026-01-01T12:34:56Z".to_owned(),
             uptime_seconds: 61,
             ready: true,
+            forward_all: false,
             findings: vec![Finding::new(Severity::Warning, "title", "Raise --a-b.", "Do it.")],
             reads: Reads {
                 since_start: 5,

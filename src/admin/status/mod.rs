@@ -45,6 +45,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
     let mixed_clusters = handles.upstream.mixed_clusters();
     let findings = checks::findings(&checks::Facts {
         draining: handles.draining.is_cancelled(),
+        forwards_all: handles.mirrors.forwards_all(),
         mirrors: &mirrors,
         endpoints: &endpoints,
         mixed_clusters: &mixed_clusters,
@@ -62,6 +63,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         uptime_seconds: now.duration_since(handles.started).as_secs(),
         ready: readiness::is_ready(handles),
+        forward_all: handles.mirrors.forwards_all(),
         findings,
         reads,
         slowest: slowest::list(&handles.telemetry.slowest.list()),

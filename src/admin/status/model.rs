@@ -21,6 +21,8 @@ pub(crate) struct Status {
     pub(crate) uptime_seconds: u64,
     /// Result of `/readyz`.
     pub(crate) ready: bool,
+    /// An operator has switched memory off (`POST /forward-all`).
+    pub(crate) forward_all: bool,
     /// Findings, the worst first.
     pub(crate) findings: Vec<Finding>,
     pub(crate) reads: Reads,

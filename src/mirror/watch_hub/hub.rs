@@ -1,6 +1,7 @@
 //! The handle of a hub: what streams call.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -55,7 +56,9 @@ pub struct WatchHub {
     /// Streams that wait until the hub has reached a revision.
     pub(super) waiting: Mutex<Vec<(i64, Arc<Signal>)>>,
     pub(super) held: Mutex<Held>,
-    /// Wakes the hub's task for `joins` and `waiting`.
+    /// No watcher may join, and those that have joined continue at etcd.
+    is_closed: AtomicBool,
+    /// Wakes the hub's task for `joins`, `waiting` and `is_closed`.
     pub(super) called: Notify,
 }
 
@@ -108,6 +111,16 @@ impl WatchHub {
             Ok(Ok(joined)) => joined,
             _ => Err(JoinRefused::Busy),
         }
+    }
+
+    /// Lets every watcher continue at etcd and none join, or lets watchers join again.
+    pub(in crate::mirror) fn set_closed(&self, is_closed: bool) {
+        self.is_closed.store(is_closed, Ordering::SeqCst);
+        self.called.notify_one();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::SeqCst)
     }
 
     /// What the hub holds, as of a second ago.

@@ -87,6 +87,9 @@ impl Task<'_> {
         let taken = self.generation.as_ref().map(|known| known.reached());
         let (observed, missed) = self.mirror.follow(taken, BATCHES_AT_ONCE);
         self.end_if_dropped(&observed).await;
+        if self.hub.is_closed() && self.generation.is_some() {
+            self.end(Ended::Dropped(Reason::ForwardAll)).await;
+        }
         if let (Some(generation), Some(log)) = (self.generation.clone(), &observed.log) {
             // The log may be too short for a hub that had no time in between.
             let is_complete = log.complete_after <= generation.reached();
@@ -199,6 +202,9 @@ impl Task<'_> {
 
     /// The generation that watchers can join, and the revision after which its log is complete.
     fn joinable(&mut self) -> Result<(Arc<Generation>, i64), JoinRefused> {
+        if self.hub.is_closed() {
+            return Err(JoinRefused::OutOfService(Reason::ForwardAll));
+        }
         let observed = if self.registry.is_empty() {
             self.mirror.follow(Some(i64::MAX), 0).0
         } else {

@@ -67,6 +67,9 @@ pub(super) async fn decide<'a>(
 ) -> Decision {
     let proxy = &*client.proxy;
     recorder.record_query(query);
+    if proxy.mirrors.forwards_all() {
+        return Decision::Forward(Reason::ForwardAll);
+    }
     if metadata.bypass {
         return Decision::Forward(Reason::Bypass);
     }

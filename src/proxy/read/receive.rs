@@ -98,7 +98,7 @@ pub(super) async fn receive(
     }
     let metadata = CallMetadata::from_headers(&parts.headers);
     let query = RangeQuery::decode(framed.slice(PREFIX_BYTES..));
-    let (Some(metadata), Ok(query)) = (metadata, query) else {
+    let (Some(mut metadata), Ok(query)) = (metadata, query) else {
         recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
         recorder.begin_forward(&mut parts.headers);
         let outcome = &mut recorder.outcome;
@@ -111,6 +111,7 @@ pub(super) async fn receive(
     if let Some(prefix) = figure_prefix(&query.key) {
         proxy.telemetry.metrics.mirrors.prefixes.record_read(prefix);
     }
+    metadata.bypass |= proxy.mirrors.forwards_all();
     recorder.is_list = method == Method::RangeStream || query.is_large();
     Ok(Received {
         parts,

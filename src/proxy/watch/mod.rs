@@ -157,5 +157,6 @@ fn is_passing(reason: Reason) -> bool {
             | Reason::HistoryReplaced
             | Reason::Mismatch
             | Reason::Panicked
+            | Reason::ForwardAll
     )
 }

@@ -81,6 +81,9 @@ impl Stream {
     /// Plans the answer to `create`; `is_id_taken` says whether a watcher has the id that the client chose.
     pub(super) fn plan(&self, create: &Create, is_id_taken: bool) -> Planned {
         let mirrors = &self.client.proxy.mirrors;
+        if mirrors.forwards_all() {
+            return Planned::Etcd(Reason::ForwardAll);
+        }
         let interval = create.interval();
         let position = mirrors
             .all()

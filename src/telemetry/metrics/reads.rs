@@ -5,6 +5,7 @@ use std::time::Duration;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
@@ -46,6 +47,7 @@ pub struct ReadMetrics {
     duration_seconds: Histogram,
     stale_age_seconds: Histogram,
     shadow: Family<ShadowLabels, Counter>,
+    forward_all: Gauge,
     wait_exemplars: Exemplars,
     duration_exemplars: Exemplars,
 }
@@ -81,6 +83,11 @@ impl ReadMetrics {
                 "shadow_reads",
                 "Responses of etcd by the result of their comparison with memory's (--shadow)",
             ),
+            forward_all: register(
+                registry,
+                "forward_all",
+                "1 while an operator has switched memory off and etcd answers everything",
+            ),
             stale_age_seconds: register_latency(
                 registry,
                 "range_stale_age",
@@ -89,6 +96,11 @@ impl ReadMetrics {
             wait_exemplars: Exemplars::new("rangecache_range_wait_seconds"),
             duration_exemplars: Exemplars::new("rangecache_range_duration_seconds"),
         }
+    }
+
+    /// Shows whether memory is switched off.
+    pub fn set_forward_all(&self, is_on: bool) {
+        self.forward_all.set(i64::from(is_on));
     }
 
     /// Counts one Range or RangeStream. To be called once, when the head of its response is known.

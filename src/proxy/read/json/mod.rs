@@ -138,7 +138,8 @@ impl Understood {
         body: &[u8],
         recorder: &mut Recorder<'_>,
     ) -> Result<Understood, Reason> {
-        let (metadata, headers) = call_metadata(&parts.headers).ok_or(Reason::Undecodable)?;
+        let (mut metadata, headers) = call_metadata(&parts.headers).ok_or(Reason::Undecodable)?;
+        metadata.bypass |= proxy.mirrors.forwards_all();
         let version = gateway_version(proxy.forward.upstream.lowest_version())?;
         let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
         recorder.record_query(&query);

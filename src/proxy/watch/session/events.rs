@@ -125,7 +125,11 @@ impl Session {
             Ended::FeedLost => self.interrupt(Reason::FeedLost),
             Ended::Dropped(reason) => {
                 tracing::debug!(reason = reason.as_str(), "the mirror of a watch was dropped");
-                self.leave(Reason::Loading, None);
+                let reason = match reason {
+                    Reason::ForwardAll | Reason::NotMirrored => reason,
+                    _ => Reason::Loading,
+                };
+                self.leave(reason, None);
             }
         }
     }
