@@ -181,7 +181,11 @@ impl Entry {
         let flag = command
             .get_opts()
             .find(|flag| flag.get_long() == Some(self.flag.as_str()));
-        let is_switch = flag.is_some_and(|flag| matches!(flag.get_action(), ArgAction::SetTrue));
+        // Other flags of two values take one.
+        let is_switch = flag.is_some_and(|flag| {
+            let takes_value = flag.get_num_args().is_some_and(|values| values.takes_values());
+            matches!(flag.get_action(), ArgAction::SetTrue) && !takes_value
+        });
         match self.value.as_str() {
             value if is_switch && is_true(value) => Ok(Some(format!("--{}", self.flag).into())),
             value if is_switch && is_false(value) => Ok(None),
