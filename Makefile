@@ -11,6 +11,10 @@ SHELL := /bin/bash
 GO ?= go
 CARGO ?= cargo
 TOOLS_DIR := target/tools
+# Runs a step of a target: prints its name, and the time that it took.
+timed := .ci/timed
+# Make runs lines that name its own variable even under `make -n`.
+self := $(MAKE) --no-print-directory
 # Platform that `make sbom` describes.
 SBOM_TARGET ?= x86_64-unknown-linux-gnu
 
@@ -29,15 +33,26 @@ help: ## Show this text
 
 # --- try, test, measure ---------------------------------------------------------------------------------------------
 
-# With the user's own etcd only the proxy has to be built.
+# With four cores or more, rangecache and etcd are built at the same time. With the user's own etcd only the proxy is built.
 .PHONY: run
-run: $(if $(ENDPOINTS),,$(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl) rust-present ## Show rangecache in front of a real etcd; ENDPOINTS=http://... uses your own
-	$(CARGO) build --release --locked --bin rangecache --example tour
-	@exec target/release/examples/tour $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)')
+run: rust-present ## Show rangecache in front of a real etcd; ENDPOINTS=http://... uses your own
+	@etcd() { $(if $(ENDPOINTS),true,$(self) tour-etcd); }; \
+	tour() { $(timed) 'build rangecache and the tour' \
+	  $(CARGO) build --locked --profile tour -p rangecache --bin rangecache -p tour; }; \
+	if [ "$$(getconf _NPROCESSORS_ONLN)" -ge 4 ]; then \
+	  etcd & tour || { kill $$!; wait; exit 1; }; wait $$!; \
+	else \
+	  etcd; tour; \
+	fi
+	@exec target/tour/tour $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)')
+
+.PHONY: tour-etcd
+tour-etcd: $(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl
 
 .PHONY: test
 test: tools goclient linearizer rust-present ## Run all tests, on real etcd 3.7, 3.6 and 3.5
-	$(CARGO) test --locked --workspace
+	@$(timed) 'compile rangecache and its tests' $(CARGO) test --locked --workspace --no-run
+	@$(timed) 'run the tests' $(CARGO) test --locked --workspace
 
 .PHONY: linearize
 linearize: tools linearizer rust-present ## Check linearizability under faults; options: SCENARIO=no-quorum,mix SECONDS=300 SEED=7
@@ -50,13 +65,12 @@ planted: tools linearizer rust-present ## Apply each bug of tests/planted and ch
 
 .PHONY: check
 check: rust-present ## Check phrases, formatting, lints, and licences and sources of dependencies
-	.ci/phrases
-	$(CARGO) fmt --all --check
-	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@$(timed) 'refused phrases' .ci/phrases
+	@$(timed) 'formatting' $(CARGO) fmt --all --check
+	@$(timed) 'lints' $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	@if command -v cargo-deny >/dev/null; then \
-	  echo '$(CARGO) deny check bans licenses sources'; \
 	  $(CARGO) fetch --locked --quiet; \
-	  $(CARGO) deny --offline --locked check bans licenses sources; \
+	  $(timed) 'dependencies: bans, licences and sources' $(CARGO) deny --offline --locked check bans licenses sources; \
 	else \
 	  echo 'SKIPPED the check of dependencies: cargo-deny is not installed (cargo install cargo-deny --locked)'; \
 	fi
@@ -158,9 +172,8 @@ ifneq ($$(shell test -L $(TOOLS_DIR)/$(1) && echo link),)
 $(TOOLS_DIR)/$(1): FORCE
 endif
 $(TOOLS_DIR)/$(1): $$(wildcard tests/tools/$(1)/*.go tests/tools/$(1)/go.mod tests/tools/$(1)/go.sum) | go-present
-	@echo 'building $$@ (a minute or two the first time)'
 	@mkdir -p $(TOOLS_DIR)
-	@cd tests/tools/$(1) && CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false -ldflags='-s -w $(ldflags_$(1))' -o '$$(CURDIR)/$$@.new' $$(if $$(wildcard tests/tools/$(1)/main.go),.,$(tags_$(1)) tool)
+	@cd tests/tools/$(1) && CGO_ENABLED=0 $$(CURDIR)/$(timed) 'build $$@ (a minute or two the first time)' $(GO) build -trimpath -buildvcs=false -ldflags='-s -w $(ldflags_$(1))' -o '$$(CURDIR)/$$@.new' $$(if $$(wildcard tests/tools/$(1)/main.go),.,$(tags_$(1)) tool)
 	@mv -f $$@.new $$@
 endif
 endef

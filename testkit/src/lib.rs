@@ -1,4 +1,4 @@
-//! Support shared by rangecache's tests, benchmarks and tour; a development dependency only.
+//! Support shared by rangecache's tests and benchmarks; a development dependency only.
 //!
 //! | module | contents |
 //! |---|---|

@@ -276,8 +276,8 @@ impl Rangecache {
     }
 }
 
-/// Path of the rangecache binary that cargo built together with the running test, benchmark or example:
-/// `target/debug/deps/contract-…` and `target/release/examples/tour` lead to `rangecache` one folder up. The environment
+/// Path of the rangecache binary that cargo built together with the running test or benchmark:
+/// `target/debug/deps/contract-…` and `target/release/deps/suite-…` lead to `rangecache` one folder up. The environment
 /// variable `RANGECACHE` names another binary.
 pub fn rangecache_binary() -> PathBuf {
     if let Some(path) = std::env::var_os("RANGECACHE") {

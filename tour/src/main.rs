@@ -12,6 +12,7 @@
 
 mod keyspace;
 mod metrics;
+mod pb;
 mod process;
 mod reads;
 mod rpc;
@@ -63,7 +64,7 @@ fn arguments(mut args: impl Iterator<Item = String>) -> Result<Vec<String>> {
                 None => format!("http://{url}"),
                 Some(("http", _)) => url.to_owned(),
                 Some(_) => bail!(
-                    "the tour supports http:// only, not {url}; for TLS start target/release/rangecache yourself \
+                    "the tour supports http:// only, not {url}; for TLS start target/tour/rangecache yourself \
                      (see its --help) and point your client at it"
                 ),
             });

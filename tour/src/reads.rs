@@ -7,10 +7,10 @@ use anyhow::{Result, ensure};
 use bytes::Bytes;
 use prost::Message;
 use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
-use testkit::pb::KeyValue;
 
 use crate::keyspace;
 use crate::metrics::{Difference, Scrapes};
+use crate::pb::KeyValue;
 use crate::rpc::{EtcdClient, revision};
 
 /// Times that each read is sent to each side; the table shows the median.

@@ -9,8 +9,9 @@ use prost::Message;
 use rangecache::etcdserverpb::kv_client::KvClient;
 use rangecache::etcdserverpb::maintenance_client::MaintenanceClient;
 use rangecache::etcdserverpb::{RangeRequest, RangeResponse, ResponseHeader, StatusRequest};
-use testkit::pb::{PutRequest, PutResponse, RequestOp, TxnRequest, TxnResponse};
 use tonic::transport::{Channel, Endpoint};
+
+use crate::pb::{PutOp, PutRequest, TxnRequest, WriteResponse};
 
 /// Timeout of one call; a healthy server needs a thousandth of it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
@@ -58,9 +59,8 @@ impl EtcdClient {
         let request = PutRequest {
             key: key.into(),
             value: value.into(),
-            ..PutRequest::default()
         };
-        let response: PutResponse = self.unary("/etcdserverpb.KV/Put", request).await?;
+        let response: WriteResponse = self.unary("/etcdserverpb.KV/Put", request).await?;
         Ok(response.header.context(NO_HEADER)?.revision)
     }
 
@@ -68,13 +68,15 @@ impl EtcdClient {
     pub(crate) async fn put_all(&mut self, pairs: Vec<(String, Bytes)>) -> Result<()> {
         let success = pairs
             .into_iter()
-            .map(|(key, value)| RequestOp::put(key, value))
+            .map(|(key, value)| PutOp {
+                request_put: Some(PutRequest {
+                    key: key.into(),
+                    value: value.into(),
+                }),
+            })
             .collect();
-        let request = TxnRequest {
-            success,
-            ..TxnRequest::default()
-        };
-        let _: TxnResponse = self.unary("/etcdserverpb.KV/Txn", request).await?;
+        let request = TxnRequest { success };
+        let _: WriteResponse = self.unary("/etcdserverpb.KV/Txn", request).await?;
         Ok(())
     }
 

@@ -50,7 +50,7 @@ impl Workspace {
 /// Path of a tool built by `make tools`.
 pub(crate) fn tool(name: &str) -> Result<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("target/tools")
+        .join("../target/tools")
         .join(name);
     if path.exists() {
         return Ok(path);
@@ -179,7 +179,7 @@ pub(crate) struct Rangecache {
 }
 
 impl Rangecache {
-    /// Starts the rangecache binary that was built with this example, and reads its URLs from its log.
+    /// Starts the rangecache binary that was built with this program, and reads its URLs from its log.
     ///
     /// # Errors
     /// If it is not built, or ends before it serves; the error holds the end of its log.
@@ -313,10 +313,10 @@ impl Rangecache {
     }
 }
 
-/// `target/release/examples/tour` → `target/release/rangecache`.
+/// `target/tour/tour` → `target/tour/rangecache`.
 fn rangecache_binary() -> Result<PathBuf> {
     let this = std::env::current_exe().context("the path of this program is unknown")?;
-    let program = this.ancestors().nth(2).map(|folder| folder.join("rangecache"));
+    let program = this.parent().map(|folder| folder.join("rangecache"));
     match program {
         Some(program) if program.exists() => Ok(program),
         _ => bail!(
