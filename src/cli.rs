@@ -12,8 +12,8 @@ use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches a
 use clap_complete::{Generator as _, Shell};
 
 use crate::config::{
-    Config, DiffConfig, DoctorConfig, FlagsFile, ReplayConfig, Setting, check_names, effective, settings,
-    summary, with_environment,
+    Config, DiffConfig, DoctorConfig, FlagsFile, ReplayConfig, Setting, StaticPodConfig, check_names,
+    effective, settings, summary, with_environment,
 };
 
 /// The command that the command line names, with its flags.
@@ -27,6 +27,8 @@ pub enum Task {
     Replay(Box<ReplayConfig>),
     /// Compare two endpoints.
     Diff(Box<DiffConfig>),
+    /// Install or remove the manifest of a static pod.
+    StaticPod(Box<StaticPodConfig>),
     /// Print the effective settings.
     Settings {
         /// The settings, to be checked first.
@@ -125,6 +127,9 @@ impl Task {
             Some(("doctor", matches)) => Ok(Task::Doctor(Box::new(DoctorConfig::from_arg_matches(matches)?))),
             Some(("replay", matches)) => Ok(Task::Replay(Box::new(ReplayConfig::from_arg_matches(matches)?))),
             Some(("diff", matches)) => Ok(Task::Diff(Box::new(DiffConfig::from_arg_matches(matches)?))),
+            Some(("static-pod", matches)) => Ok(Task::StaticPod(Box::new(
+                StaticPodConfig::from_arg_matches(matches)?,
+            ))),
             Some(("config", matches)) => {
                 let serving = Serving::new(matches, of_file)?;
                 let text = effective(&serving.settings);
@@ -189,6 +194,19 @@ const DIFF_EXAMPLES: &str = "Examples:\n  \
     rangecache diff --prefix /registry/pods/ --revision 81234 --limit 5 http://a:2379 http://b:2379\n      \
     two members at a revision of the past, to find a corrupt one";
 
+/// Text above the flags of `static-pod`.
+const STATIC_POD: &str = "Install the manifest of a static pod in the folder of the kubelet, or remove it.\n\n\
+    Takes the flags of serving that the manifest has. The manifest is written after `rangecache doctor` has passed with \
+    them, and at once, so that the kubelet sees the whole text or the old one. If no process that was started afterwards is ready \
+    within --ready-timeout, by the first of --listen-metrics-urls, the manifest before it comes back.\n\n\
+    The exit code is 0 if the pod is ready or the manifest was there already, 1 if not, and 64 for misuse.";
+
+/// Text below the flags of `static-pod`.
+const STATIC_POD_EXAMPLES: &str = "Examples:\n  \
+    rangecache static-pod install --manifest \"$(cat rangecache.yaml)\" --endpoints https://127.0.0.1:2379 \\\n      \
+    --cacert ca.crt --cert client.crt --key client.key\n  \
+    rangecache static-pod remove";
+
 /// Text above the flags of `config`.
 const SETTINGS: &str = "Print the effective settings as environment variables, grouped by where they come from.\n\n\
     Takes the flags and the environment of serving, checks them, and exits with 64 if they are invalid. The output can \
@@ -219,6 +237,12 @@ pub fn command() -> Command {
                 .about("Compare the keys of two endpoints at one revision")
                 .long_about(DIFF)
                 .after_help(DIFF_EXAMPLES),
+        )
+        .subcommand(
+            with_environment(StaticPodConfig::augment_args(Command::new("static-pod")))
+                .about("Install or remove the manifest of a static pod")
+                .long_about(STATIC_POD)
+                .after_help(STATIC_POD_EXAMPLES),
         )
         .subcommand(
             serving("config")

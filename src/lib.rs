@@ -5,6 +5,7 @@
 //! | [`cli`] | sub-commands and their arguments |
 //! | [`diagnosis`] | findings, severities and remedies for operators |
 //! | [`doctor`] | report about an etcd before rangecache is deployed |
+//! | [`static_pod`] | manifest of a static pod, written into the kubelet's folder |
 //! | [`config`] | flags and environment, checked before a port is bound |
 //! | [`proxy`] | the path of a request: route, plan, prove, answer or forward |
 //! | [`limits`] | bounds on calls in flight, large reads and buffered bytes |
@@ -50,6 +51,7 @@ pub mod reload;
 pub mod replay;
 pub mod seldom;
 pub mod server;
+pub mod static_pod;
 pub mod telemetry;
 pub mod tls;
 pub mod upstream;

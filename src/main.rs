@@ -15,7 +15,7 @@ use rangecache::admin::Admin;
 use rangecache::cli::{self, Serving, Task};
 use rangecache::config::{
     AccessLogConfig, Config, DiffConfig, DoctorConfig, IgnoredOtel, LiveConfig, OtelConfig, RangeStream,
-    ReplayConfig, ReportFormat, Setting, bounds,
+    ReplayConfig, ReportFormat, Setting, StaticPodAction, StaticPodConfig, bounds,
 };
 use rangecache::diff;
 use rangecache::doctor::{self, Style};
@@ -29,6 +29,7 @@ use rangecache::replay::{self, ReadError, Recording};
 use rangecache::server::{
     ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
 };
+use rangecache::static_pod;
 use rangecache::telemetry::access_log::{AccessLog, AccessLogWriter, Destination};
 use rangecache::telemetry::clients::ClientRegistry;
 use rangecache::telemetry::log::LogLevel;
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
         Ok(Task::Doctor(config)) => doctor(&config),
         Ok(Task::Replay(config)) => replay(&config),
         Ok(Task::Diff(config)) => diff(&config),
+        Ok(Task::StaticPod(config)) => static_pod(&config),
         Ok(Task::Settings { config, text }) => match config.validate() {
             Ok(()) => print(|out| out.write_all(text.as_bytes())),
             Err(error) => misuse(error),
@@ -217,6 +219,48 @@ fn diff(options: &DiffConfig) -> ExitCode {
         Err(error) => {
             let _ = writeln!(io::stderr(), "rangecache diff: {error}");
             ExitCode::from(NOT_COMPARED)
+        }
+    }
+}
+
+/// Installs or removes the manifest of a static pod. The flags are those of the pod: its files must be readable here, too.
+fn static_pod(options: &StaticPodConfig) -> ExitCode {
+    if options.action == StaticPodAction::Install
+        && let Err(error) = options.config.validate()
+    {
+        return misuse(error);
+    }
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::FAILURE;
+    };
+    let tell = |line: &str| drop(writeln!(io::stdout(), "{line}"));
+    let done = match options.action {
+        StaticPodAction::Install => {
+            let check = async || {
+                let examined = DoctorConfig {
+                    config: options.config.clone(),
+                    output: ReportFormat::Text,
+                    deep: false,
+                };
+                let report = doctor::examine(&examined).await;
+                match report.exit_code() {
+                    0 => Ok(()),
+                    _ => Err(report.to_text(Style::detect(false)).to_string()),
+                }
+            };
+            let installed = runtime.block_on(static_pod::install(options, check, tell));
+            installed.map_err(|error| error.to_string())
+        }
+        StaticPodAction::Remove => static_pod::remove(options).map_err(|error| error.to_string()),
+        StaticPodAction::Hold => runtime
+            .block_on(static_pod::hold())
+            .map_err(|error| error.to_string()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "rangecache static-pod: {error}");
+            ExitCode::FAILURE
         }
     }
 }

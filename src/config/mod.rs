@@ -8,7 +8,7 @@
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
 //! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls` | the flags of one consumer |
 //! | `replay` | the flags of `rangecache replay` |
-//! | `doctor`, `diff` | the flags of `rangecache doctor` and of `rangecache diff` |
+//! | `doctor`, `diff`, `static_pod` | the flags of `rangecache doctor`, `rangecache diff` and `rangecache static-pod` |
 //! | `file`, `flags_file` | the flag `--flags-file`, and the file that it names |
 //! | `live` | the flags that a reload changes while the process runs |
 //! | `otel` | OpenTelemetry's environment variables |
@@ -34,6 +34,7 @@ mod log;
 mod mirror;
 mod otel;
 mod replay;
+mod static_pod;
 mod tls;
 mod units;
 mod watch;
@@ -55,5 +56,6 @@ pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
 pub use otel::{IgnoredOtel, OtelConfig, Protocol};
 pub use replay::{ReplayConfig, Speed};
+pub use static_pod::{StaticPodAction, StaticPodConfig};
 pub use tls::{TlsConfig, TlsFlagError, TlsVersion};
 pub use watch::{WatchCache, WatchConfig};

@@ -161,7 +161,7 @@ func parse(t *testing.T, manifests string) *objects {
 			o.proxy = pod
 			continue
 		}
-		if manifest := environment(pod.Spec.Containers[0])["MANIFEST"]; manifest != "" {
+		if manifest := environment(pod.Spec.InitContainers[0])["STATIC_POD_MANIFEST"]; manifest != "" {
 			o.staticManifest = strings.ReplaceAll(manifest, "$$(", "$(")
 			static := strictly[corev1.Pod](t, o.staticManifest)
 			o.proxy = &corev1.PodTemplateSpec{ObjectMeta: static.ObjectMeta, Spec: static.Spec}

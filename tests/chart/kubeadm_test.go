@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,8 +69,8 @@ func (p *pki) issue(t *testing.T, name, commonName string, usage ...x509.ExtKeyU
 
 func (p *pki) file(name string) string { return filepath.Join(p.folder, name) }
 
-// TestStaticPodServesBesideKubeadm runs the static pod's flags on certificates like kubeadm's: an apiserver's
-// certificate is accepted, and no other client.
+// TestStaticPodServesBesideKubeadm installs the static pod on certificates like kubeadm's by the installer's own arguments, with
+// updates that must fail and one that must not: an apiserver's certificate is accepted, and no other client.
 func TestStaticPodServesBesideKubeadm(t *testing.T) {
 	certificates := newPki(t)
 	certificates.issue(t, "server", "node", x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth)
@@ -84,16 +85,36 @@ func TestStaticPodServesBesideKubeadm(t *testing.T) {
 		"--cert-file", certificates.file("server.crt"), "--key-file", certificates.file("server.key"),
 		"--trusted-ca-file", certificates.file("ca.crt"), "--client-cert-auth")
 
-	pod := render(t, "--set", "mode=static-pod", "--set", "etcd.endpoints={"+etcdURL+"}",
-		"--set", fmt.Sprintf("listener.port=%d,metrics.port=%d", clients, metrics)).proxy
-	var args []string
-	for _, arg := range pod.Spec.Containers[0].Args {
-		for _, mount := range pod.Spec.Containers[0].VolumeMounts {
-			arg = strings.ReplaceAll(arg, mount.MountPath, certificates.folder)
-		}
-		args = append(args, arg)
+	values := []string{"--set", "mode=static-pod", "--set", "etcd.endpoints={" + etcdURL + "}",
+		"--set", fmt.Sprintf("listener.port=%d,metrics.port=%d", clients, metrics)}
+	node := newNode(t, certificates)
+	if out, err := node.install(t, values, "1"); err != nil || !strings.Contains(out, "the pod is ready") {
+		t.Fatalf("%v: %s", err, out)
 	}
-	start(t, rangecacheBinary(), args...)
+	if out, err := node.install(t, values, "2"); err != nil || !strings.Contains(out, "there already") {
+		t.Errorf("an equal manifest: %v: %s", err, out)
+	}
+	before := node.manifest(t)
+	// etcd refuses these flags, so that the running pod stays.
+	wrong := append(slices.Clone(values), "--set", fmt.Sprintf("etcd.endpoints={https://127.0.0.1:%d}", shared.FreePort(t)))
+	if out, err := node.install(t, wrong, "3"); err == nil || !strings.Contains(out, "the check of the flags failed") || node.manifest(t) != before {
+		t.Errorf("no etcd: %v: %s", err, out)
+	}
+	// The check does not see that the image is missing, so that its pod never becomes ready.
+	missing := append(slices.Clone(values), "--set", "image.tag=missing")
+	if out, err := node.install(t, missing, "4", "--ready-timeout=4s"); err == nil || !strings.Contains(out, "is back") || node.manifest(t) != before {
+		t.Errorf("no image: %v: %s", err, out)
+	}
+	if out, err := node.install(t, missing, "4"); err == nil || !strings.Contains(out, "before; change it") || node.manifest(t) != before {
+		t.Errorf("the same attempt: %v: %s", err, out)
+	}
+	changed := append(slices.Clone(values), "--set", "log.level=warn")
+	if out, err := node.install(t, changed, "5"); err != nil || !strings.Contains(node.manifest(t), "--log-level=warn") {
+		t.Errorf("a change: %v: %s", err, out)
+	}
+	if names := node.names(t); !slices.Equal(names, []string{"rc-rangecache.yaml"}) {
+		t.Errorf("the folder has %q", names)
+	}
 	awaitReady(t, fmt.Sprintf("http://127.0.0.1:%d", metrics))
 
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)

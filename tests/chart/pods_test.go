@@ -1,17 +1,15 @@
 package chart
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -62,7 +60,7 @@ func TestPodSecurity(t *testing.T) {
 		}
 	}
 	installer := renderMode(t, "static-pod").daemonSet.Spec.Template
-	expected := []string{"probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"}
+	expected := []string{"host namespaces", "probe or lifecycle host", "restricted volume types", "runAsNonRoot != true", "runAsUser=0"}
 	if got := violations(t, &installer); !slices.Equal(got, expected) {
 		t.Errorf("the installer violates %q, not %q", got, expected)
 	}
@@ -79,7 +77,7 @@ func TestContainersAreReadOnlyAndWithoutToken(t *testing.T) {
 			if pod.Spec.AutomountServiceAccountToken == nil || *pod.Spec.AutomountServiceAccountToken {
 				t.Errorf("%s mounts a token", mode)
 			}
-			for _, container := range pod.Spec.Containers {
+			for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 				security := container.SecurityContext
 				if !*security.ReadOnlyRootFilesystem || *security.AllowPrivilegeEscalation || security.Capabilities.Drop[0] != "ALL" {
 					t.Errorf("%s: %v", mode, security)
@@ -132,12 +130,12 @@ func TestFilesOfFlagsAreMounted(t *testing.T) {
 			if !mount.ReadOnly || !slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == mount.Name }) {
 				t.Errorf("%s: mount %s is writable or of no volume", mode, mount.Name)
 			}
-			mounted = append(mounted, mount.MountPath+"/")
+			mounted = append(mounted, mount.MountPath)
 		}
 		for _, arg := range pod.Spec.Containers[0].Args {
 			_, value, _ := strings.Cut(arg, "=")
 			// Key prefixes look like file names.
-			if strings.HasPrefix(value, "/etc/") && !slices.ContainsFunc(mounted, func(m string) bool { return strings.HasPrefix(value, m) }) {
+			if strings.HasPrefix(value, "/etc/") && !slices.ContainsFunc(mounted, func(m string) bool { return value == m || strings.HasPrefix(value, m+"/") }) {
 				t.Errorf("%s: %s is not mounted", mode, arg)
 			}
 		}
@@ -164,7 +162,7 @@ func TestStaticPodFitsKubeadm(t *testing.T) {
 		t.Errorf("%q", args)
 	}
 	for _, volume := range pod.Spec.Volumes {
-		if volume.HostPath.Path != "/etc/kubernetes/pki/etcd" {
+		if folder, file := filepath.Split(volume.HostPath.Path); folder != "/etc/kubernetes/pki/etcd/" || *volume.HostPath.Type != corev1.HostPathFile || file == "ca.key" {
 			t.Errorf("%s is %s", volume.Name, volume.HostPath.Path)
 		}
 	}
@@ -341,7 +339,7 @@ func TestProbesAndStops(t *testing.T) {
 	// The installer's readiness is that of its node's rangecache, so that a rollout waits for it.
 	installer := renderMode(t, "static-pod").daemonSet
 	probe := installer.Spec.Template.Spec.Containers[0].ReadinessProbe.HTTPGet
-	if probe.Path != "/readyz" || probe.Host != "127.0.0.1" || installer.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 || installer.Spec.MinReadySeconds < 30 {
+	if probe.Path != "/readyz" || probe.Host != "127.0.0.1" || installer.Spec.UpdateStrategy.RollingUpdate.MaxUnavailable.IntValue() != 1 {
 		t.Errorf("%v", installer.Spec)
 	}
 }
@@ -493,78 +491,56 @@ func TestControlPlaneIsFoundByItsLabel(t *testing.T) {
 	}
 }
 
-// TestInstallerScript runs the installer's script on a temporary folder: it writes the file once, leaves an equal
-// file alone, replaces a different one, and removes it on request.
-func TestInstallerScript(t *testing.T) {
-	folder := t.TempDir()
-	file := filepath.Join(folder, "rc-rangecache.yaml")
-	run := func(mode string, says string, args ...string) {
-		t.Helper()
-		container := renderMode(t, mode, args...).daemonSet.Spec.Template.Spec.Containers[0]
-		if !slices.Equal(container.Command[:2], []string{"sh", "-euc"}) {
-			t.Fatalf("%q", container.Command)
+// TestInstallerRunsTheImageAlone checks that the installer runs the static pod's image with the static pod's flags, environment and
+// files, that nothing but its init container may write to the kubelet's folder, and that no container sees a CA's key.
+func TestInstallerRunsTheImageAlone(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("a", 64)
+	for others, args := range [][]string{
+		{"--set", "image.digest=" + digest},
+		{"--set", "image.digest=" + digest, "--set", "security.runAsUser=65532", "--set", "extraEnv[0].name=RANGECACHE_SHADOW", "--set-string", "extraEnv[0].value=0.5"},
+	} {
+		o := renderMode(t, "static-pod", args...)
+		pod, static := o.daemonSet.Spec.Template.Spec, o.proxy.Spec.Containers[0]
+		install, hold := pod.InitContainers[0], pod.Containers[0]
+		if len(pod.InitContainers) != 1 || len(pod.Containers) != 1 {
+			t.Fatalf("%d and %d containers", len(pod.InitContainers), len(pod.Containers))
 		}
-		script := strings.ReplaceAll(container.Command[2], "/manifests/", folder+"/")
-		shell := []string{"sh"}
-		if busybox, err := exec.LookPath("busybox"); err == nil {
-			shell = []string{busybox, "sh"}
+		for _, container := range []corev1.Container{install, hold} {
+			if container.Image != static.Image || !strings.HasSuffix(container.Image, "@"+digest) || len(container.Command) != 0 {
+				t.Errorf("%s runs %s %q", container.Name, container.Image, container.Command)
+			}
 		}
-		command := exec.Command(shell[0], append(shell[1:], "-euc", script)...)
-		command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		for name, value := range environment(container) {
-			// Like the kubelet does.
-			command.Env = append(command.Env, name+"="+strings.ReplaceAll(value, "$$(", "$("))
+		if own := []string{"static-pod", "install", "--manifests-dir=/manifests", "--manifest-name=rc-rangecache.yaml"}; !slices.Equal(install.Args, append(own, static.Args...)) {
+			t.Errorf("%q", install.Args)
 		}
-		command.Env = append(command.Env, "PATH="+os.Getenv("PATH"))
-		out, err := command.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
+		for name, value := range environment(static) {
+			if strings.HasPrefix(name, "RANGECACHE_") && environment(install)[name] != value {
+				t.Errorf("%s=%s is missing", name, value)
+			}
 		}
-		command.Stderr = os.Stderr
-		if err := command.Start(); err != nil {
-			t.Fatal(err)
+		if folder := install.VolumeMounts[0]; folder.MountPath != "/manifests" || folder.ReadOnly {
+			t.Errorf("%v", folder)
 		}
-		deadline := time.AfterFunc(20*time.Second, func() { _ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL) })
-		defer deadline.Stop()
-		line, _ := bufio.NewReader(out).ReadString('\n')
-		if !strings.Contains(line, says) {
-			t.Errorf("%q does not say %q", line, says)
+		if !reflect.DeepEqual(install.VolumeMounts[1:], static.VolumeMounts) || len(hold.VolumeMounts) != 0 {
+			t.Errorf("%v and %v", install.VolumeMounts, hold.VolumeMounts)
 		}
-		_ = syscall.Kill(-command.Process.Pid, syscall.SIGTERM)
-		if err := command.Wait(); err != nil {
-			t.Errorf("the installer ends with %v", err)
+		for _, volume := range pod.Volumes[1:] {
+			if *volume.HostPath.Type != corev1.HostPathFile || strings.HasSuffix(volume.HostPath.Path, "ca.key") {
+				t.Errorf("%s is %s", volume.Name, volume.HostPath.Path)
+			}
 		}
-		// A container ends with its first process; here a sleep may outlive the shell.
-		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
+		if *hold.SecurityContext.RunAsUser == 0 || install.Resources.Limits.Memory().Cmp(*static.Resources.Limits.Memory()) != 0 {
+			t.Errorf("user %d, memory %v", *hold.SecurityContext.RunAsUser, install.Resources.Limits.Memory())
+		}
+		// The check reads the files of another user if the static pod is not root's.
+		if added := install.SecurityContext.Capabilities.Add; len(added) != others {
+			t.Errorf("%v: capabilities %q", args, added)
+		}
 	}
-	run("static-pod", "wrote")
-	written, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+	absent := renderMode(t, "static-pod-absent").daemonSet.Spec.Template.Spec
+	if install := absent.InitContainers[0]; !slices.Equal(install.Args[:2], []string{"static-pod", "remove"}) || len(install.Env) != 0 {
+		t.Errorf("%q", install.Args)
 	}
-	if strings.TrimSpace(string(written)) != strings.TrimSpace(renderMode(t, "static-pod").staticManifest) {
-		t.Errorf("written was\n%s", written)
-	}
-	first, _ := os.Stat(file)
-	if first.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v", first.Mode())
-	}
-	run("static-pod", "already")
-	if second, _ := os.Stat(file); !os.SameFile(first, second) {
-		t.Error("an equal file was replaced")
-	}
-	run("static-pod", "wrote", "--set", "log.level=debug")
-	if changed, _ := os.ReadFile(file); !strings.Contains(string(changed), "--log-level=debug") {
-		t.Error("a change was not written")
-	}
-	run("static-pod-absent", "not there")
-	if left, _ := filepath.Glob(folder + "/{.,}*"); len(left) > 0 {
-		t.Errorf("left behind: %q", left)
-	}
-	if entries, _ := os.ReadDir(folder); len(entries) != 0 {
-		t.Errorf("left behind: %v", entries)
-	}
-	run("static-pod-absent", "not there")
 }
 
 var version = regexp.MustCompile(`(?m)^version = "(.*)"`)

@@ -41,7 +41,7 @@ securityContext:
     type: RuntimeDefault
 containers:
   - name: rangecache
-    image: {{ include "rangecache.image" (dict "repository" .Values.image.repository "tag" (default .Chart.AppVersion .Values.image.tag) "digest" .Values.image.digest) | quote }}
+    image: {{ include "rangecache.image" . | quote }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
     args:
       {{- include "rangecache.args" . | nindent 6 }}
@@ -87,39 +87,73 @@ containers:
       readOnlyRootFilesystem: true
       capabilities:
         drop: [ALL]
-    {{- if or (ne $etcd.kind "none") (ne $listener.kind "none") .Values.extraVolumeMounts }}
+    {{- with include "rangecache.volumeMounts" . | fromYamlArray }}
     volumeMounts:
-      {{- range $side, $tls := dict "etcd" $etcd "listener" $listener }}
-      {{- if ne $tls.kind "none" }}
-      - name: {{ $side }}-tls
-        mountPath: /etc/rangecache/{{ $side }}
-        readOnly: true
-      {{- end }}
-      {{- end }}
-      {{- with .Values.extraVolumeMounts }}
       {{- toYaml . | nindent 6 }}
-      {{- end }}
     {{- end }}
-{{- if or (ne $etcd.kind "none") (ne $listener.kind "none") .Values.extraVolumes }}
+{{- with include "rangecache.volumes" . | fromYamlArray }}
 volumes:
-  {{- range $side, $tls := dict "etcd" $etcd "listener" $listener }}
-  {{- if eq $tls.kind "secret" }}
-  - name: {{ $side }}-tls
-    secret:
-      secretName: {{ $tls.name }}
-      defaultMode: 0440
-  {{- else if eq $tls.kind "hostPath" }}
-  # The folder, not the files: a renewed file may be another file of the same name.
-  - name: {{ $side }}-tls
-    hostPath:
-      path: {{ $tls.name }}
-      type: Directory
-  {{- end }}
-  {{- end }}
-  {{- with .Values.extraVolumes }}
   {{- toYaml . | nindent 2 }}
-  {{- end }}
 {{- end }}
+{{- end -}}
+
+{{- /*
+Files of the host that the flags name, as JSON, by volume. Each is a volume of its own: the folder may contain a CA's key.
+*/ -}}
+{{- define "rangecache.hostFiles" -}}
+{{- $etcd := include "rangecache.etcdTls" . | fromJson -}}
+{{- $listener := include "rangecache.listenerTls" . | fromJson -}}
+{{- $files := dict -}}
+{{- if eq $etcd.kind "hostPath" -}}
+{{- $files = dict "etcd-ca" $etcd.ca "etcd-cert" $etcd.cert "etcd-key" $etcd.key -}}
+{{- with .Values.etcd.passwordFile -}}{{- $_ := set $files "etcd-password" . -}}{{- end -}}
+{{- end -}}
+{{- if eq $listener.kind "hostPath" -}}
+{{- $_ := set $files "listener-cert" $listener.cert -}}
+{{- $_ := set $files "listener-key" $listener.key -}}
+{{- if .Values.listener.clientCertAuth -}}
+{{- $_ := set $files "listener-ca" $listener.ca -}}
+{{- with .Values.listener.crlFile -}}{{- $_ := set $files "listener-crl" . -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $found := dict -}}
+{{- range $volume, $file := $files -}}
+{{- $side := regexFind "^[a-z]+" $volume -}}
+{{- $folder := ternary $etcd.name $listener.name (eq $side "etcd") -}}
+{{- $_ := set $found $volume (dict "path" (printf "%s/%s" $folder $file) "mount" (printf "/etc/rangecache/%s/%s" $side $file)) -}}
+{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
+{{- /* Where the container finds the files that its flags name, as a list. */ -}}
+{{- define "rangecache.volumeMounts" -}}
+{{- $mounts := list -}}
+{{- range $side := list "etcd" "listener" -}}
+{{- if eq (include (printf "rangecache.%sTls" $side) $ | fromJson).kind "secret" -}}
+{{- $mounts = append $mounts (dict "name" (printf "%s-tls" $side) "mountPath" (printf "/etc/rangecache/%s" $side) "readOnly" true) -}}
+{{- end -}}
+{{- end -}}
+{{- range $volume, $file := include "rangecache.hostFiles" . | fromJson -}}
+{{- $mounts = append $mounts (dict "name" $volume "mountPath" $file.mount "readOnly" true) -}}
+{{- end -}}
+{{- concat $mounts .Values.extraVolumeMounts | toYaml -}}
+{{- end -}}
+
+{{- /* The volumes of these mounts, as a list. */ -}}
+{{- define "rangecache.volumes" -}}
+{{- $volumes := list -}}
+{{- range $side := list "etcd" "listener" -}}
+{{- $tls := include (printf "rangecache.%sTls" $side) $ | fromJson -}}
+{{- if eq $tls.kind "secret" -}}
+{{- /* 0440 */ -}}
+{{- $secret := dict "secretName" $tls.name "defaultMode" 288 -}}
+{{- $volumes = append $volumes (dict "name" (printf "%s-tls" $side) "secret" $secret) -}}
+{{- end -}}
+{{- end -}}
+{{- range $volume, $file := include "rangecache.hostFiles" . | fromJson -}}
+{{- $volumes = append $volumes (dict "name" $volume "hostPath" (dict "path" $file.path "type" "File")) -}}
+{{- end -}}
+{{- concat $volumes .Values.extraVolumes | toYaml -}}
 {{- end -}}
 
 {{- /* OpenTelemetry's variables for tracing.*, as a list. */ -}}

@@ -1,0 +1,104 @@
+//! Flags of `rangecache static-pod`: those of serving, which the manifest contains, and its own.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::flags::Config;
+use super::units::parse_duration;
+
+/// Flags of `rangecache static-pod`.
+#[derive(Args, Debug, Clone)]
+pub struct StaticPodConfig {
+    /// The flags of `serve`, as the manifest has them.
+    #[command(flatten)]
+    pub config: Config,
+
+    /// What to do
+    #[arg(value_name = "ACTION", value_enum)]
+    pub action: StaticPodAction,
+
+    /// Folder that the kubelet watches for manifests
+    #[arg(
+        long,
+        value_name = "PATH",
+        default_value = "/etc/kubernetes/manifests",
+        help_heading = "Static pod"
+    )]
+    pub manifests_dir: PathBuf,
+
+    /// File name of the manifest in that folder
+    #[arg(
+        long,
+        value_name = "NAME",
+        value_parser = parse_name,
+        default_value = "rangecache.yaml",
+        help_heading = "Static pod"
+    )]
+    pub manifest_name: String,
+
+    /// Text of the manifest to install
+    #[arg(
+        long,
+        value_name = "TEXT",
+        env = "STATIC_POD_MANIFEST",
+        hide_env_values = true,
+        required_if_eq("action", "install"),
+        help_heading = "Static pod"
+    )]
+    pub manifest: Option<String>,
+
+    /// Time for the new pod to become ready; afterwards the manifest before it comes back
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = parse_duration,
+        default_value = "10m",
+        help_heading = "Static pod"
+    )]
+    pub ready_timeout: Duration,
+
+    /// Name of this attempt: a manifest that did not become ready is not installed again under the same name
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "STATIC_POD_ATTEMPT",
+        default_value = "",
+        hide_default_value = true,
+        help_heading = "Static pod"
+    )]
+    pub attempt: String,
+}
+
+/// Action of `rangecache static-pod`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum StaticPodAction {
+    /// Write the manifest after a check, and take it back if the pod does not become ready
+    Install,
+    /// Remove the manifest
+    Remove,
+    /// Wait for SIGTERM and do nothing: for a DaemonSet, whose pods must not end
+    Hold,
+}
+
+/// A file name that the kubelet reads: it ignores names that begin with a dot.
+fn parse_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.starts_with('.') || text.contains(['/', '\0']) {
+        return Err("write a file name without a folder, which does not begin with a dot".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_the_kubelet_ignores_are_refused() {
+        assert_eq!(parse_name("rangecache.yaml").as_deref(), Ok("rangecache.yaml"));
+        for name in ["", ".rangecache.yaml", "a/b", ".."] {
+            assert!(parse_name(name).is_err(), "{name}");
+        }
+    }
+}
