@@ -64,11 +64,9 @@ pub struct StaticPodConfig {
         long,
         value_name = "NAME",
         env = "STATIC_POD_ATTEMPT",
-        default_value = "",
-        hide_default_value = true,
         help_heading = "Static pod"
     )]
-    pub attempt: String,
+    pub attempt: Option<String>,
 }
 
 /// Action of `rangecache static-pod`.

@@ -89,8 +89,9 @@ pub async fn install(
     let url = url.filter(|url| !url.tls).ok_or(InstallError::Manifest(
         "the first of --listen-metrics-urls must be http://: the new pod's readiness is read there",
     ))?;
+    let attempt = options.attempt.as_deref().unwrap_or_default();
     let folder = Folder::open(options)?;
-    if folder.has_failed(&options.attempt, manifest)? {
+    if folder.has_failed(attempt, manifest)? {
         // The process may have ended between the note of the failure and the return of the old manifest.
         folder.restore()?;
         return Err(InstallError::FailedBefore);
@@ -127,7 +128,7 @@ pub async fn install(
         }
         sleep(LOOK_INTERVAL).await;
     }
-    folder.note_failure(&options.attempt, manifest)?;
+    folder.note_failure(attempt, manifest)?;
     folder.restore()?;
     Err(InstallError::NotReady(state))
 }
