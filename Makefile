@@ -27,7 +27,7 @@ ETCD_TOOLS := $(filter etcd%,$(ALL_TOOLS))
 help: ## Show this text
 	@echo 'rangecache: a transparent caching gRPC proxy in front of etcd'
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo 'ETCD_3_7, ETCD_3_6, ETCD_3_5 and ETCDCTL can each name a binary to use instead of building one.'
 
@@ -151,6 +151,41 @@ page-test: $(addprefix $(TOOLS_DIR)/,etcd-3.7 etcd-3.6 etcd-3.5) rust-present ##
 	  command -v "$$name" >/dev/null && exit 0; \
 	done || { echo 'Chromium is needed: install it, or name it by PAGE_BROWSER=' >&2; exit 1; }
 	$(if $(PAGE_BROWSER),PAGE_BROWSER='$(PAGE_BROWSER)') $(CARGO) test --locked --test operate page:: -- --nocapture
+
+# --- releases ---------------------------------------------------------------------------------------------------------
+
+# The first architecture must be this machine's. For another one: apt-get install gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+DIST_ARCHES ?= amd64 arm64
+
+.PHONY: dist
+dist: rust-present ## Build a release into target/dist: static binaries, archives, .deb, formula, bills of materials, checksums
+	@CARGO='$(CARGO)' packaging/dist target/dist $(DIST_ARCHES)
+
+.PHONY: dist-check
+dist-check: ## Check what make dist has built: checksums, packages, and the binaries, those of arm64 by qemu
+	@packaging/dist-check target/dist $(DIST_ARCHES)
+
+.PHONY: chart-package
+chart-package: $(TOOLS_DIR)/helm-4 ## Package the chart with the image's digest into target/chart: IMAGE_DIGEST=sha256:...
+	@packaging/chart target/chart '$(IMAGE_DIGEST)'
+
+.PHONY: check-workflows
+check-workflows: $(TOOLS_DIR)/actionlint ## Check the workflows of GitHub
+	@$(timed) 'workflows' $(TOOLS_DIR)/actionlint -color=false
+
+.PHONY: check-packaging
+check-packaging: ## Check the sandbox of the systemd unit
+	@$(timed) 'the systemd unit' systemd-analyze security --offline=true --threshold=20 --no-pager packaging/rangecache.service
+
+.PHONY: advisories
+advisories: rust-present ## Check the dependencies for known vulnerabilities; needs the network and cargo-deny
+	@command -v cargo-deny >/dev/null || test -x $(TOOLS_DIR)/cargo/bin/cargo-deny || \
+	  $(CARGO) install cargo-deny --version '^0.20' --locked --root $(TOOLS_DIR)/cargo
+	@PATH="$(CURDIR)/$(TOOLS_DIR)/cargo/bin:$$PATH" $(CARGO) deny --locked check advisories
+
+.PHONY: version
+version:
+	@sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -1
 
 .PHONY: rust-present
 rust-present:
