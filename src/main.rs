@@ -502,6 +502,7 @@ impl Server {
         let reloader = Reloader {
             live: live.clone(),
             running: reloads.settings,
+            mirrors: Arc::clone(&mirrors),
             proxy: Arc::clone(&proxy),
             telemetry: Arc::clone(&telemetry),
             log_level: reloads.log_level,

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::cli::Serving;
 use crate::config::{LiveConfig, RELOADABLE, Setting, bounds};
+use crate::mirror::Mirrors;
 use crate::proxy::Proxy;
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::LogLevel;
@@ -66,6 +67,8 @@ pub struct Reloader {
     pub live: LiveConfig,
     /// Every flag as the process runs with it.
     pub running: Vec<Setting>,
+    /// Takes over new prefixes.
+    pub mirrors: Arc<Mirrors>,
     /// Takes over new bounds.
     pub proxy: Arc<Proxy>,
     /// Takes over new shares of the access log.
@@ -105,7 +108,7 @@ impl Reloader {
             Ok(Err(error)) => Err(error.to_string()),
             Err(_) => Err("the file of --flags-file could not be read in time".to_owned()),
         };
-        let serving = match read {
+        let serving = match read.and_then(|serving| self.check(serving)) {
             Ok(serving) => serving,
             Err(error) => {
                 metrics.record_reload("refused");
@@ -116,7 +119,7 @@ impl Reloader {
                 return Err(error);
             }
         };
-        let reloaded = self.apply(serving);
+        let reloaded = self.apply(serving).await;
         let result = if reloaded.changed.is_empty() {
             "unchanged"
         } else {
@@ -133,8 +136,24 @@ impl Reloader {
         Ok(reloaded)
     }
 
+    /// Checks what only the running process can.
+    fn check(&self, serving: Serving) -> Result<Serving, String> {
+        let mirror = &serving.config.mirror;
+        if self
+            .mirrors
+            .has_places(&mirror.cache_prefix, &mirror.no_cache_prefix)
+        {
+            Ok(serving)
+        } else {
+            Err(
+                "too many mirrors were added since the start: restart rangecache to change --cache-prefix"
+                    .to_owned(),
+            )
+        }
+    }
+
     /// Takes over what may change in a running process.
-    fn apply(&mut self, serving: Serving) -> Reloaded {
+    async fn apply(&mut self, serving: Serving) -> Reloaded {
         let mut reloaded = Reloaded::default();
         for (running, new) in self.running.iter_mut().zip(serving.settings) {
             if running.has_value_of(&new) {
@@ -152,7 +171,9 @@ impl Reloader {
             return reloaded;
         }
         self.live.reload(&serving.config);
-        let config = self.live.load();
+        let config = self.live.load_full();
+        let (prefixes, left_out) = (&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
+        self.mirrors.set_scopes(prefixes, left_out).await;
         self.log_level.set(&config.log.level);
         self.telemetry.access_log.set_share(config.access_log.sample);
         self.proxy.reload();

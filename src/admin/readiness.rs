@@ -7,13 +7,12 @@ use crate::diagnosis::{self, Severity};
 use crate::mirror::cluster_state::Auth;
 use crate::telemetry::Reason;
 
-/// Whether every mirror is loaded or disabled (over budget), and the process is not draining.
+/// Whether every mirror of the start is loaded or disabled (over budget), and the process is not draining.
 pub(super) fn is_ready(handles: &Handles) -> bool {
     !handles.draining.is_cancelled()
         && handles
             .mirrors
-            .all()
-            .iter()
+            .awaited()
             .all(|mirror| !matches!(mirror.view(), Err(reason) if reason != Reason::OverBudget))
 }
 
@@ -38,7 +37,7 @@ pub(super) fn describe(handles: &Handles) -> String {
             lines.push(finding.title);
         }
     }
-    lines.extend(handles.mirrors.all().iter().map(|mirror| match mirror.view() {
+    lines.extend(handles.mirrors.all().map(|mirror| match mirror.view() {
         Ok(view) => format!(
             "{}: in service at revision {}, {} keys, {} bytes",
             mirror.name,

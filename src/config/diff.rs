@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser as _};
 
+use super::etcd::Secret;
 use super::flags::Config;
 use crate::net::Url;
 
@@ -45,6 +46,18 @@ pub struct DiffConfig {
     /// Private key of --cert
     #[arg(long, value_name = "PATH", requires = "cert")]
     pub key: Option<PathBuf>,
+
+    /// etcd user on both endpoints, where etcd's auth is on; needs read access to what is compared
+    #[arg(long, value_name = "NAME[:PASSWORD]")]
+    pub user: Option<Secret>,
+
+    /// Password for --user (then --user is only the name). Prefer --password-file
+    #[arg(long, value_name = "PASSWORD")]
+    pub password: Option<Secret>,
+
+    /// File whose first line is the password for --user
+    #[arg(long, value_name = "PATH", conflicts_with = "password")]
+    pub password_file: Option<PathBuf>,
 }
 
 impl DiffConfig {
@@ -56,6 +69,9 @@ impl DiffConfig {
         config.tls.cacert.clone_from(&self.cacert);
         config.tls.cert.clone_from(&self.cert);
         config.tls.key.clone_from(&self.key);
+        config.etcd.user.clone_from(&self.user);
+        config.etcd.password.clone_from(&self.password);
+        config.etcd.password_file.clone_from(&self.password_file);
         config
     }
 }

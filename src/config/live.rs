@@ -27,6 +27,8 @@ macro_rules! reloadable {
 }
 
 reloadable! {
+    "cache-prefix": mirror.cache_prefix;
+    "no-cache-prefix": mirror.no_cache_prefix;
     "cache-max-bytes": mirror.cache_max_bytes;
     "freshness-timeout": mirror.freshness_timeout;
     "serve-stale": mirror.serve_stale;
@@ -56,6 +58,12 @@ impl LiveConfig {
     #[must_use]
     pub fn load(&self) -> Guard<Arc<Config>> {
         self.0.load()
+    }
+
+    /// The flags of now, for longer than a moment.
+    #[must_use]
+    pub fn load_full(&self) -> Arc<Config> {
+        self.0.load_full()
     }
 
     /// Takes over the flags of `new` that a reload may change.

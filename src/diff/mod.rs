@@ -100,8 +100,13 @@ pub async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -
     // Throwaway registry; these metrics are discarded.
     let connector =
         Connector::open(&connections, &Arc::new(Metrics::new())).map_err(|error| error.to_string())?;
-    let (credentials, tasks) = (Credentials::new(None), TaskTracker::new());
-    let open = async |name, url| Side::open(name, url, options, &connector, &credentials, &tasks).await;
+    let account = connections.etcd.account().map_err(|error| error.to_string())?;
+    let tasks = TaskTracker::new();
+    let open = async |name, url| {
+        // A token is valid on the cluster that has issued it.
+        let credentials = Credentials::new(account.clone());
+        Side::open(name, url, options, &connector, &credentials, &tasks).await
+    };
     let mut a = open("A", &options.a).await?;
     let mut b = open("B", &options.b).await?;
     let newest = a.newest.min(b.newest);

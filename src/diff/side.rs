@@ -60,6 +60,18 @@ impl Side {
         let (connection, _driver) = upstream::open_once(connector, url, credentials, tasks, deadline)
             .await
             .map_err(|error| format!("{name}: {error}"))?;
+        timeout(
+            CALL_TIMEOUT,
+            upstream::authenticate_once(credentials, &connection),
+        )
+        .await
+        .map_err(|_| format!("{name}: {url} issued no token within {CALL_TIMEOUT:?}"))?
+        .map_err(|status| {
+            format!(
+                "{name}: {url} refuses --user or its password: {}",
+                status.message()
+            )
+        })?;
         let prefix = options.prefix.as_deref().unwrap_or_default().as_bytes();
         let start = if prefix.is_empty() { b"\0" } else { prefix };
         let mut side = Side {
@@ -80,7 +92,7 @@ impl Side {
     }
 
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse, String> {
-        let (channel, origin) = self.connection.channel();
+        let (channel, origin) = self.connection.own_channel();
         let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         match timeout(CALL_TIMEOUT, client.range(request)).await {
             Ok(Ok(response)) => Ok(response.into_inner()),

@@ -33,24 +33,36 @@ const PANIC_PAUSE: Duration = Duration::from_secs(1);
 /// Timeout for connecting to any endpoint, after which a failure is logged and the next attempt begins.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Starts a task per mirror, and one per watch hub.
-pub(super) fn start(mirrors: &Arc<Mirrors>) {
-    for index in 0..mirrors.all.len() {
-        let mirrors_of_task = Arc::clone(mirrors);
-        let stop = mirrors.stop.clone();
-        mirrors.tasks.spawn(async move {
-            let mirror = &mirrors_of_task.all[index];
-            stop.run_until_cancelled(run_despite_panics(&mirrors_of_task, mirror))
+/// Starts the task of the mirror at `position`, and that of its watch hub.
+pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
+    let mirrors_of_task = Arc::clone(mirrors);
+    mirrors.tasks.spawn(async move {
+        let Some(slot) = mirrors_of_task.slots.get(position) else {
+            return;
+        };
+        let running = run_despite_panics(&mirrors_of_task, &slot.mirror);
+        slot.stop.run_until_cancelled(running).await;
+        if slot.is_removed() {
+            remove(&mirrors_of_task, &slot.mirror);
+            slot.ended.cancel();
+        }
+    });
+    let mirrors_of_hub = Arc::clone(mirrors);
+    let stop = mirrors.stop.clone();
+    mirrors.tasks.spawn(async move {
+        // Continues after a removal, so that the watches get what they have not taken yet and the end.
+        if let Some(slot) = mirrors_of_hub.slots.get(position) {
+            stop.run_until_cancelled(watch_hub::follow(&slot.mirror, &slot.hub))
                 .await;
-        });
-        let mirrors_of_hub = Arc::clone(mirrors);
-        let stop = mirrors.stop.clone();
-        mirrors.tasks.spawn(async move {
-            if let (mirror, Some(hub)) = (&mirrors_of_hub.all[index], mirrors_of_hub.watch_hubs.get(index)) {
-                stop.run_until_cancelled(watch_hub::follow(mirror, hub)).await;
-            }
-        });
-    }
+        }
+    });
+}
+
+/// Drops what a removed mirror holds, once its task has ended: reads that wait for it are forwarded, and its watches
+/// continue at etcd.
+fn remove(mirrors: &Mirrors, mirror: &Mirror) {
+    let _ = mirror.end_epoch(mirror.epoch(), Reason::NotMirrored);
+    mirrors.telemetry.metrics.mirrors.forget(&mirror.name);
 }
 
 /// Runs a mirror's lifecycle. After a panic its contents may be inconsistent, so they are dropped at once.

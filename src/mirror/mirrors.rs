@@ -12,22 +12,22 @@ use tokio_util::task::TaskTracker;
 use super::cluster_state::{Before, ClusterState, Verdict};
 use super::freshness::{Findings, Freshness};
 use super::pinned::Pinned;
+use super::slots::{Slot, Slots};
 use super::state::Mirror;
 use super::watch_hub::WatchHub;
 use crate::cache::HistoryLimits;
 use crate::config::LiveConfig;
 use crate::keyspace::Interval;
 use crate::keyspace::scope::scopes;
-use crate::telemetry::Telemetry;
 use crate::telemetry::trace::{Span, SpanExt as _};
+use crate::telemetry::{Reason, Telemetry};
 use crate::upstream::Upstream;
 
 /// All mirrors of this process, and what they share.
 #[derive(Debug)]
 pub struct Mirrors {
-    pub(super) all: Arc<[Mirror]>,
-    /// One per mirror, in the same order.
-    pub(super) watch_hubs: Vec<Arc<WatchHub>>,
+    /// Every mirror with its watch hub.
+    pub(super) slots: Arc<Slots>,
     /// The quorum check.
     pub freshness: Arc<Freshness>,
     /// The state of etcd's history and auth, and the revisions that clients have seen.
@@ -40,7 +40,7 @@ pub struct Mirrors {
     /// An operator has switched memory off.
     forwards_all: AtomicBool,
     /// Held while `forwards_all` and the hubs are switched.
-    switching: Mutex<()>,
+    pub(super) switching: Mutex<()>,
     /// `--cache-max-bytes` and `--serve-stale`.
     live: LiveConfig,
     pub(super) probe_interval: Duration,
@@ -63,26 +63,27 @@ impl Mirrors {
     ) -> Mirrors {
         let config = live.load();
         let cluster_state = Arc::new(ClusterState::default());
-        let all: Arc<[Mirror]> = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix)
+        let slots = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix)
             .into_iter()
             .map(|scope| {
                 let mirror_metrics = telemetry.metrics.mirrors.mirror(&scope.name());
-                Mirror::new(scope, Arc::clone(&cluster_state), mirror_metrics)
-            })
-            .collect();
+                let mirror = Mirror::new(scope, Arc::clone(&cluster_state), mirror_metrics);
+                Slot::new(mirror, Arc::default(), false, stop.child_token())
+            });
+        let slots = Arc::new(Slots::new(slots.collect()));
         let compaction_found = Arc::new(Notify::new());
         let findings = Findings {
             replaced: {
-                let all = Arc::clone(&all);
+                let slots = Arc::clone(&slots);
                 Box::new(move |header| {
-                    drop_all(&all, header.revision, "a quorum check shows another history");
+                    drop_all(&slots, header.revision, "a quorum check shows another history");
                 })
             },
             compacted: {
-                let (all, cluster_state) = (Arc::clone(&all), Arc::clone(&cluster_state));
+                let (slots, cluster_state) = (Arc::clone(&slots), Arc::clone(&cluster_state));
                 let found = Arc::clone(&compaction_found);
                 Box::new(move |history, revision| {
-                    compacted(&all, &cluster_state, history, revision);
+                    compacted(&slots, &cluster_state, history, revision);
                     found.notify_one();
                 })
             },
@@ -97,8 +98,7 @@ impl Mirrors {
             findings,
         ));
         Mirrors {
-            watch_hubs: all.iter().map(|_| Arc::default()).collect(),
-            all,
+            slots,
             freshness,
             cluster_state,
             pinned: Arc::default(),
@@ -131,8 +131,8 @@ impl Mirrors {
     pub fn forward_all(&self, is_on: bool) -> bool {
         let _switching = self.switching.lock();
         let was_on = self.forwards_all.swap(is_on, Ordering::SeqCst);
-        for hub in &self.watch_hubs {
-            hub.set_closed(is_on);
+        for slot in self.slots.every() {
+            slot.hub.set_closed(is_on);
         }
         self.telemetry.metrics.reads.set_forward_all(is_on);
         was_on != is_on
@@ -141,26 +141,62 @@ impl Mirrors {
     /// The mirror that holds every key that `interval` can name.
     #[must_use]
     pub fn holding(&self, interval: &Interval<'_>) -> Option<&Mirror> {
-        self.all.iter().find(|mirror| mirror.scope.contains(interval))
+        self.all().find(|mirror| mirror.scope.contains(interval))
+    }
+
+    /// Position of the mirror that holds every key that `interval` can name.
+    #[must_use]
+    pub fn position_holding(&self, interval: &Interval<'_>) -> Option<usize> {
+        let mut present = self.slots.present();
+        present
+            .find(|(_, slot)| slot.mirror.scope.contains(interval))
+            .map(|(position, _)| position)
+    }
+
+    /// The mirror at `position`, which it keeps, also once it was removed.
+    #[must_use]
+    pub fn at(&self, position: usize) -> Option<&Mirror> {
+        self.slots.get(position).map(|slot| &slot.mirror)
     }
 
     /// The hub of a mirror of this process.
     #[must_use]
     pub fn watch_hub(&self, mirror: &Mirror) -> Option<&Arc<WatchHub>> {
-        let index = self.all.iter().position(|one| std::ptr::eq(one, mirror))?;
-        self.watch_hubs.get(index)
+        let mut slots = self.slots.every();
+        slots
+            .find(|slot| std::ptr::eq(&slot.mirror, mirror))
+            .map(|slot| &slot.hub)
     }
 
-    /// Every mirror, in key order.
-    #[must_use]
-    pub fn all(&self) -> &[Mirror] {
-        &self.all
+    /// Every mirror.
+    pub fn all(&self) -> impl Iterator<Item = &Mirror> {
+        self.slots.mirrors()
+    }
+
+    /// Every mirror with its position.
+    pub fn positions(&self) -> impl Iterator<Item = (usize, &Mirror)> {
+        self.slots
+            .present()
+            .map(|(position, slot)| (position, &slot.mirror))
+    }
+
+    /// Why each mirror is out of service, by position; removed ones included.
+    pub fn reasons_out(&self) -> impl Iterator<Item = Option<Reason>> {
+        self.slots.every().map(|slot| slot.mirror.revision().err())
+    }
+
+    /// Mirrors without which the process is not ready: all but those that a reload has added and that were never loaded.
+    pub fn awaited(&self) -> impl Iterator<Item = &Mirror> {
+        let present = self.slots.present().map(|(_, slot)| slot);
+        present
+            .filter(|slot| !slot.was_added || slot.mirror.was_loaded())
+            .map(|slot| &slot.mirror)
     }
 
     /// Records that etcd has compacted below `revision`, unless `history`, the number of the history in which that was
     /// found, has been replaced.
     pub fn compacted(&self, history: u64, revision: i64) {
-        compacted(&self.all, &self.cluster_state, history, revision);
+        compacted(&self.slots, &self.cluster_state, history, revision);
     }
 
     /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began, and drops
@@ -168,14 +204,14 @@ impl Mirrors {
     /// goes to the log.
     pub(super) fn replace_history(&self, before: &Before, revision: i64, explanation: &str) {
         if self.cluster_state.contradict(before) == Verdict::Replaced {
-            drop_all(&self.all, revision, explanation);
+            drop_all(&self.slots, revision, explanation);
         }
     }
 
     /// Removes one key from each mirror, for tests of verification.
     #[cfg(debug_assertions)]
     pub fn corrupt(&self) {
-        self.all.iter().for_each(Mirror::corrupt);
+        self.all().for_each(Mirror::corrupt);
     }
 
     /// A span of background work on `mirror`; `None` unless it is sampled.
@@ -189,10 +225,11 @@ impl Mirrors {
     /// `--cache-max-bytes`, as far as giving up readers can help.
     #[must_use]
     pub fn excess_held_bytes(&self) -> u64 {
-        let held: u64 = self.all.iter().map(Mirror::held_bytes).sum();
+        // Readers may keep views of removed mirrors.
+        let every = self.slots.every().map(|slot| &slot.mirror);
+        let held: u64 = every.map(Mirror::held_bytes).sum();
         let own = self
-            .all
-            .iter()
+            .all()
             .map(|mirror| mirror.memory_bytes() + mirror.loading_bytes().load(Ordering::Relaxed));
         (held + own.sum::<u64>())
             .saturating_sub(self.max_bytes())
@@ -211,7 +248,7 @@ impl Mirrors {
 
     /// Bytes that `mirror` may take: `--cache-max-bytes` less the memory of the other mirrors.
     pub(super) fn budget_of(&self, mirror: &Mirror) -> u64 {
-        let others = self.all.iter().filter(|other| !std::ptr::eq(*other, mirror));
+        let others = self.all().filter(|other| !std::ptr::eq(*other, mirror));
         self.max_bytes()
             .saturating_sub(others.map(Mirror::memory_bytes).sum())
     }
@@ -221,16 +258,18 @@ impl Mirrors {
     }
 }
 
-fn compacted(mirrors: &[Mirror], cluster_state: &ClusterState, history: u64, revision: i64) {
+fn compacted(slots: &Slots, cluster_state: &ClusterState, history: u64, revision: i64) {
     if cluster_state.note_compacted(history, revision) {
-        mirrors.iter().for_each(|mirror| mirror.compacted(revision));
+        slots.mirrors().for_each(|mirror| mirror.compacted(revision));
     }
 }
 
-fn drop_all(mirrors: &[Mirror], revision: i64, explanation: &str) {
+fn drop_all(slots: &Slots, revision: i64, explanation: &str) {
     tracing::warn!(
         explanation,
         "etcd's history was replaced (restored from a backup?); dropping and reloading every mirror"
     );
-    mirrors.iter().for_each(|mirror| mirror.replace_history(revision));
+    slots
+        .mirrors()
+        .for_each(|mirror| mirror.replace_history(revision));
 }

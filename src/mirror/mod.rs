@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `mirrors` | all mirrors of the process and what they share |
+//! | `slots`, `changes` | places of mirrors; those that a reload adds or removes |
 //! | `lifecycle` | load, follow, resume, reload |
 //! | `load` | a scope's keys at one pinned revision |
 //! | `load_cause` | causes of loads, for the metric and the log |
@@ -31,6 +32,7 @@
 //! This room imports `upstream`, `cache`, `keyspace`, `config` and `telemetry`; `proxy`, `admin` and `main` import it.
 
 mod assemble;
+mod changes;
 pub mod cluster_state;
 mod continuity;
 mod feed;
@@ -52,6 +54,7 @@ mod prefixes;
 mod probe;
 mod proofs;
 mod recent_events;
+mod slots;
 mod stale;
 pub mod state;
 mod verify;
@@ -85,7 +88,9 @@ pub fn start(
 ) -> Arc<Mirrors> {
     let mirrors = Arc::new(Mirrors::new(live, upstream, telemetry, tasks, stop));
     let config = live.load();
-    lifecycle::start(&mirrors);
+    for (position, _) in mirrors.positions() {
+        lifecycle::start(&mirrors, position);
+    }
     let (probed, interval) = (Arc::clone(&mirrors), config.etcd.probe_interval);
     spawn(&mirrors, async move {
         restarting("probe", || probe::run(&probed, interval)).await;

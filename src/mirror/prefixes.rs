@@ -24,9 +24,9 @@ pub struct PrefixSize {
 /// Sizes by prefix of the keys of these mirrors, as far as they are in service. A prefix is a key's first two parts, or
 /// its first part; it is empty for keys without one.
 #[must_use]
-pub fn prefix_sizes(mirrors: &[Mirror]) -> BTreeMap<Vec<u8>, PrefixSize> {
+pub fn prefix_sizes<'a>(mirrors: impl Iterator<Item = &'a Mirror>) -> BTreeMap<Vec<u8>, PrefixSize> {
     let mut sizes = BTreeMap::new();
-    for view in mirrors.iter().filter_map(|mirror| mirror.view().ok()) {
+    for view in mirrors.filter_map(|mirror| mirror.view().ok()) {
         divide(&view.tree, |prefix, summary| {
             let size: &mut PrefixSize = sizes.entry(prefix.to_vec()).or_default();
             size.keys += summary.count;

@@ -31,7 +31,8 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
     let mut timer = tokio::time::interval(interval);
     timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut ticks = 0_u32;
-    let mut lags: Vec<Lag> = mirrors.all.iter().map(|_| Lag::default()).collect();
+    // By the mirrors' positions.
+    let mut lags: Vec<Lag> = Vec::new();
     loop {
         tokio::select! {
             _ = timer.tick() => {}
@@ -39,7 +40,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
             () = mirrors.compaction_found.notified() => {}
         }
         faults::trip(Fault::Probe);
-        mirrors.all.iter().for_each(super::state::Mirror::age);
+        mirrors.all().for_each(super::state::Mirror::age);
         let before = mirrors.cluster_state.before_check();
         let raft_index = raft_index(mirrors).await;
         ticks = ticks.wrapping_add(1);
@@ -51,8 +52,11 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
                     .cluster_state
                     .note_raft_index(&before, raft_index, proof.header.revision);
             }
-            for (mirror, lag) in mirrors.all.iter().zip(&mut lags) {
-                if let Ok(view) = mirror.view() {
+            for (position, mirror) in mirrors.positions() {
+                if lags.len() <= position {
+                    lags.resize_with(position + 1, Lag::default);
+                }
+                if let (Ok(view), Some(lag)) = (mirror.view(), lags.get_mut(position)) {
                     let behind = lag.record(proof.header.revision, view.revision);
                     mirror.metrics.lag_seconds.set(behind.as_secs_f64());
                     mirror
@@ -64,8 +68,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
             }
         }
         let oldest = mirrors
-            .all
-            .iter()
+            .all()
             .filter_map(|mirror| Some((mirror.oldest_revision()?, mirror.scope.key())))
             .chain(pinned(mirrors))
             .min();
@@ -98,7 +101,7 @@ async fn proof(mirrors: &Mirrors, ticks: u32) -> Result<Proof, Reason> {
         mirrors.freshness.prove().await
     };
     if proof.is_err_and(|reason| reason == Reason::Auth) {
-        for mirror in mirrors.all.iter() {
+        for mirror in mirrors.all() {
             let (key, range_end) = (mirror.scope.key(), mirror.scope.range_end());
             proof = mirrors.freshness.authorize_own(key, range_end).await;
             if let Err(reason) = proof {

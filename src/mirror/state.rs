@@ -239,6 +239,12 @@ impl Mirror {
         }
     }
 
+    /// Whether the mirror was ever loaded.
+    #[must_use]
+    pub(super) fn was_loaded(&self) -> bool {
+        self.contents.lock().generation > 0
+    }
+
     /// Memory of keys and history, in bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {

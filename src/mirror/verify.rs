@@ -75,7 +75,7 @@ struct Difference {
 pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
     loop {
         tokio::time::sleep(jittered(interval)).await;
-        for mirror in mirrors.all.iter() {
+        for mirror in mirrors.all() {
             let span = mirrors.background("verify", mirror);
             let result = match verify(mirrors, mirror).await {
                 Ok(Verified::Same) => "same",

@@ -4,6 +4,7 @@ use std::process::Output;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::proxy::{Rangecache, rangecache_command};
+use testkit::roles::{MIRROR, create_users, password};
 
 const PREFIX: &str = "/diff/";
 const KEYS: usize = 25;
@@ -97,4 +98,31 @@ async fn rangecache_equals_its_etcd_with_and_without_a_prefix() {
     assert!(rangecache.outcomes().await.memory_answers() > 0);
     let nowhere = diff(&[&a, "http://127.0.0.1:1"]).await;
     assert_eq!(nowhere.status.code(), Some(2), "{}", text(&nowhere));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn endpoints_with_auth_are_read_as_the_user_that_the_flags_name() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    direct.put(format!("{PREFIX}1"), "x").await.expect("etcd writes");
+    create_users(&etcd).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--user", &format!("{MIRROR}:{}", password(MIRROR)))
+        .start()
+        .await;
+    let (a, b) = (etcd.url(), rangecache.url().to_owned());
+    let (user, secret) = (MIRROR, password(MIRROR));
+    let same = diff(&["--prefix", PREFIX, "--user", user, "--password", &secret, &a, &b]).await;
+    assert!(text(&same).starts_with("equal: 1 keys"), "{}", text(&same));
+    assert_eq!(same.status.code(), Some(0));
+    for (flags, says) in [
+        (&["--user", "mirror:wrong"][..], "refuses --user or its password"),
+        (&["--user", "mirror"], "--user has no password"),
+        (&[], "user name is empty"),
+    ] {
+        let refused = diff(&[flags, &[&a, &b]].concat()).await;
+        assert_eq!(refused.status.code(), Some(2));
+        let error = String::from_utf8(refused.stderr).unwrap();
+        assert!(error.contains(says) && !error.contains("wrong"), "{error}");
+    }
 }

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::etcd::{Etcd, Version};
 use testkit::http;
+use testkit::pb::{WatchCreateRequest, WatchResponse, prefix_end};
 use testkit::proxy::{Builder, Rangecache};
 use testkit::wait::{SOON, until};
 
@@ -131,4 +132,118 @@ async fn reload_is_refused_to_web_pages_and_other_methods() {
     assert_eq!(send(&rangecache, Method::GET, "/reload").await.0, 405);
     let metrics = rangecache.metrics().await;
     assert_eq!(metrics.sum("rangecache_flag_reloads_total"), 0.0);
+}
+
+/// Outcome and reason of one read of `key`.
+async fn outcome(rangecache: &Rangecache, key: &str) -> (String, String) {
+    let before = rangecache.outcomes().await;
+    rangecache.client().await.get(key).await.unwrap();
+    let outcomes = rangecache.outcomes_since(&before, 1).await;
+    outcomes.0.into_keys().next().unwrap()
+}
+
+async fn is_from_memory(rangecache: &Rangecache, key: &str) -> bool {
+    ["hit", "waited"].contains(&outcome(rangecache, key).await.0.as_str())
+}
+
+async fn prefixes_change(version: Version) {
+    let etcd = Etcd::start(version).await;
+    let dir = TempDir::with_prefix("flags-").unwrap();
+    let file = dir.path().join("flags");
+    let rangecache = with_file(&etcd, &dir, "cache-prefix=/a/\n").start().await;
+    let (client, direct) = (rangecache.client().await, etcd.client().await);
+    direct.put("/a/1", "one").await.unwrap();
+    direct.put("/b/1", "one").await.unwrap();
+    assert!(is_from_memory(&rangecache, "/a/1").await);
+    assert_eq!(outcome(&rangecache, "/b/1").await.1, "not_mirrored");
+    let mut watch = client
+        .watch(WatchCreateRequest {
+            key: "/a/".into(),
+            range_end: prefix_end(b"/a/"),
+            ..WatchCreateRequest::default()
+        })
+        .await;
+
+    // A mirror is added; the other one serves meanwhile.
+    write(&file, "cache-prefix=/a/,/b/\n");
+    let (status, body) = send(&rangecache, Method::POST, "/reload").await;
+    assert_eq!(
+        (status, &body["changed"]),
+        (200, &json!(["cache-prefix: /a/ → /a/,/b/"]))
+    );
+    assert!(is_from_memory(&rangecache, "/a/1").await);
+    assert_eq!(rangecache.admin("/readyz").await.status, 200);
+    until(SOON, "the new mirror is loaded", async || {
+        is_from_memory(&rangecache, "/b/1").await.then_some(())
+    })
+    .await;
+
+    // One is removed; its reads are forwarded, and its watch continues at etcd.
+    write(&file, "cache-prefix=/b/\n");
+    let events = tokio::spawn(async move {
+        let mut values = Vec::new();
+        while values.len() < 100 {
+            let response = watch.next_as::<WatchResponse>(SOON).await.unwrap();
+            for event in response.events {
+                values.push(String::from_utf8(event.kv.unwrap().value.to_vec()).unwrap());
+            }
+        }
+        (watch, values)
+    });
+    for n in 0..100 {
+        if n == 50 {
+            assert_eq!(send(&rangecache, Method::POST, "/reload").await.0, 200);
+        }
+        direct.put("/a/2", n.to_string()).await.unwrap();
+    }
+    let (mut watch, values) = events.await.unwrap();
+    assert_eq!(values, (0..100).map(|n| n.to_string()).collect::<Vec<_>>());
+    assert_eq!(outcome(&rangecache, "/a/1").await.1, "not_mirrored");
+    assert!(is_from_memory(&rangecache, "/b/1").await);
+    let metrics = rangecache.metrics().await;
+    assert!(
+        !metrics
+            .0
+            .contains_key("rangecache_mirror_in_service{mirror=\"/a/\"}")
+    );
+    assert_eq!(metrics.0["rangecache_mirror_in_service{mirror=\"/b/\"}"], 1.0);
+    assert_eq!(rangecache.admin("/readyz").await.status, 200);
+
+    // It is added again: with all that was written meanwhile, and the watch returns to it.
+    write(&file, "cache-prefix=/a/,/b/\n");
+    assert_eq!(send(&rangecache, Method::POST, "/reload").await.0, 200);
+    until(SOON, "the mirror is loaded again", async || {
+        is_from_memory(&rangecache, "/a/2").await.then_some(())
+    })
+    .await;
+    assert_eq!(client.get("/a/2").await.unwrap().unwrap(), b"99");
+    until(SOON * 2, "the watch returns to memory", async || {
+        let metrics = rangecache.metrics().await;
+        let mut samples = metrics.0.iter();
+        samples
+            .any(|(sample, open)| {
+                sample.starts_with("rangecache_watch_streams{source=\"memory\"") && *open == 1.0
+            })
+            .then_some(())
+    })
+    .await;
+    direct.put("/a/2", "last").await.unwrap();
+    let response = watch.next_as::<WatchResponse>(SOON).await.unwrap();
+    assert_eq!(response.events.len(), 1);
+    assert_eq!(response.events[0].kv.as_ref().unwrap().value, &b"last"[..]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mirrors_are_added_and_removed_while_others_serve_3_7() {
+    prefixes_change(Version::V3_7).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mirrors_are_added_and_removed_while_others_serve_3_6() {
+    prefixes_change(Version::V3_6).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mirrors_are_added_and_removed_while_others_serve_3_5() {
+    prefixes_change(Version::V3_5).await;
 }

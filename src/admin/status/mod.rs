@@ -29,9 +29,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
     let endpoints: Vec<_> = handles.upstream.endpoints().iter().map(endpoint).collect();
     let mirrors: Vec<_> = handles
         .mirrors
-        .all()
-        .iter()
-        .enumerate()
+        .positions()
         .map(|(index, of)| MirrorStatus {
             timeline: reads::timeline(&all, index),
             ..mirror(of, handles)
@@ -122,7 +120,7 @@ fn mirror(mirror: &state::Mirror, handles: &Handles) -> MirrorStatus {
 fn watches(handles: &Handles) -> WatchStatus {
     let metrics = &handles.telemetry.metrics.watches;
     let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
-    let hubs = handles.mirrors.all().iter();
+    let hubs = handles.mirrors.all();
     let held: Vec<_> = hubs
         .filter_map(|mirror| Some(handles.mirrors.watch_hub(mirror)?.held()))
         .collect();

@@ -56,13 +56,12 @@ struct Kept {
 impl Counts {
     /// Current values: some two hundred look-ups.
     pub(crate) fn now(metrics: &Metrics, mirrors: &Mirrors) -> Counts {
-        let all = mirrors.all();
         Counts {
             reads: metrics.reads.by_outcome(),
             checks: metrics.freshness.checks(),
-            events: all.iter().map(|mirror| mirror.metrics.events.get()).sum(),
+            events: mirrors.all().map(|mirror| mirror.metrics.events.get()).sum(),
             forwarded: metrics.forwarding.calls.get(),
-            mirrors: all.iter().map(|mirror| mirror.revision().err()).collect(),
+            mirrors: mirrors.reasons_out().collect(),
         }
     }
 

@@ -214,11 +214,7 @@ impl Session {
         let cluster_state = &self.mirrors().cluster_state;
         let history = cluster_state.history();
         let shown = cluster_state.min_served_revision().unwrap_or(0);
-        let views = self
-            .mirrors()
-            .all()
-            .iter()
-            .filter_map(|mirror| mirror.view().ok());
+        let views = self.mirrors().all().filter_map(|mirror| mirror.view().ok());
         let of_history = views.filter(|view| view.history == history);
         let revision = of_history.map(|view| view.revision).fold(shown, i64::max);
         // Before a byte leaves (W16).
@@ -362,7 +358,7 @@ impl BodySource for Session {
 impl Drop for Session {
     fn drop(&mut self) {
         for watcher in self.watchers.values() {
-            if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
+            if let Some(mirror) = self.mirrors().at(watcher.mirror) {
                 self.metrics().add_watchers(&mirror.name, -1);
             }
         }

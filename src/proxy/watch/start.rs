@@ -50,7 +50,7 @@ pub(super) async fn start(
 ) -> Result<Started, Reason> {
     let mirrors = &client.proxy.mirrors;
     let cluster_state = &mirrors.cluster_state;
-    let Some(mirror) = mirrors.all().get(mirror_position) else {
+    let Some(mirror) = mirrors.at(mirror_position) else {
         return Err(Reason::NotMirrored);
     };
     let Some(hub) = mirrors.watch_hub(mirror) else {

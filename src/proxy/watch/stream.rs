@@ -85,11 +85,8 @@ impl Stream {
             return Planned::Etcd(Reason::ForwardAll);
         }
         let interval = create.interval();
-        let position = mirrors
-            .all()
-            .iter()
-            .position(|mirror| mirror.scope.contains(&interval));
-        let mirror = position.and_then(|position| mirrors.all().get(position));
+        let position = mirrors.position_holding(&interval);
+        let mirror = position.and_then(|position| mirrors.at(position));
         let (auth, upstream) = (mirrors.cluster_state.auth(), &self.client.proxy.forward.upstream);
         let inputs = PlanInputs {
             is_id_taken,
@@ -134,7 +131,7 @@ impl Stream {
         };
         match self.plan(&from_now, false) {
             Planned::Start(place) => {
-                let mirror = self.client.proxy.mirrors.all().get(place.mirror);
+                let mirror = self.client.proxy.mirrors.at(place.mirror);
                 mirror?.revision().ok().map(|_| place)
             }
             Planned::Refuse(_) | Planned::Compacted(_) | Planned::Etcd(_) => None,
@@ -157,7 +154,7 @@ impl Stream {
                 .prefixes
                 .record_watch(prefix);
         }
-        let mirror = client.proxy.mirrors.all().get(place.mirror);
+        let mirror = client.proxy.mirrors.at(place.mirror);
         let spans = self.spans.as_ref().zip(mirror);
         let mut span = spans.map(|(spans, mirror)| spans.begin(&mirror.name));
         let (create, caller) = (create.clone(), self.caller(place));

@@ -197,6 +197,26 @@ impl MirrorsMetrics {
         }
     }
 
+    /// Exports the gauges of the mirror called `name` no longer.
+    pub fn forget(&self, name: &str) {
+        let labels = MirrorLabels::new(name);
+        for gauges in [
+            &self.in_service,
+            &self.revision,
+            &self.lag_revisions,
+            &self.keys,
+            &self.memory_bytes,
+            &self.history_bytes,
+            &self.held_bytes,
+            &self.oldest_revision,
+            &self.load_keys,
+            &self.load_bytes,
+        ] {
+            gauges.remove(&labels);
+        }
+        self.lag_seconds.remove(&labels);
+    }
+
     /// Counts a load of the mirror called `name`.
     pub fn record_reload(&self, name: &str, reason: &'static str) {
         let mirror = name.to_owned();

@@ -48,7 +48,7 @@ pub(super) type Joining = Pin<Box<dyn Future<Output = Result<Vec<Joined>, Reason
 /// A watcher that has joined its hub.
 pub(super) struct Joined {
     pub(super) watcher: Carried,
-    /// Position of its mirror in [`Mirrors::all`](crate::mirror::Mirrors::all).
+    /// Position of its mirror in [`Mirrors::at`](crate::mirror::Mirrors::at).
     pub(super) mirror: usize,
     pub(super) reader: Reader,
 }
@@ -112,7 +112,7 @@ pub(super) async fn join(
     watchers.sort_by_key(|(place, watcher)| (place.mirror, watcher.id));
     for of_mirror in watchers.chunk_by(|one, other| one.0.mirror == other.0.mirror) {
         let position = of_mirror.first().map_or(0, |(place, _)| place.mirror);
-        let mirror = mirrors.all().get(position).ok_or(Reason::NotMirrored)?;
+        let mirror = mirrors.at(position).ok_or(Reason::NotMirrored)?;
         let hub = mirrors.watch_hub(mirror).ok_or(Reason::NotMirrored)?;
         let joins = of_mirror.iter().map(|(_, watcher)| Join {
             key: watcher.create.key.clone(),

@@ -125,7 +125,7 @@ impl Session {
         if watcher.create.options.progress_notify {
             self.progress.begin();
         }
-        if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
+        if let Some(mirror) = self.mirrors().at(watcher.mirror) {
             self.metrics().add_watchers(&mirror.name, 1);
         }
         self.bytes.add_watcher(&watcher.create);
@@ -154,7 +154,7 @@ impl Session {
             return false;
         };
         self.bytes.remove_watcher(&watcher.create);
-        if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
+        if let Some(mirror) = self.mirrors().at(watcher.mirror) {
             self.metrics().add_watchers(&mirror.name, -1);
         }
         true

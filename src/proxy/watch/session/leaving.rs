@@ -27,7 +27,7 @@ impl Session {
         if create.is_some() && self.is_behind_compaction() {
             let cluster_state = &self.mirrors().cluster_state;
             let (history, compacted) = (cluster_state.history(), cluster_state.compacted());
-            for (position, mirror) in self.mirrors().all().iter().enumerate() {
+            for (position, mirror) in self.mirrors().positions() {
                 if self.watchers.values().any(|watcher| watcher.mirror == position) {
                     mirror.want(history, compacted);
                     if let Some(hub) = self.mirrors().watch_hub(mirror) {

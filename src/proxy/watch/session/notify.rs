@@ -42,7 +42,7 @@ impl Session {
                 continue;
             }
             asked.push(watcher.mirror);
-            if let Some(mirror) = self.mirrors().all().get(watcher.mirror) {
+            if let Some(mirror) = self.mirrors().at(watcher.mirror) {
                 if let Some(hub) = self.mirrors().watch_hub(mirror) {
                     hub.signal_at(target, &self.stream.signal);
                 }
@@ -54,7 +54,7 @@ impl Session {
     /// Makes the mirrors of the stream learn etcd's revision, for a client that has read or written around rangecache.
     pub(super) fn nudge(&self) {
         let is_used = |position: usize| self.watchers.values().any(|watcher| watcher.mirror == position);
-        for (position, mirror) in self.mirrors().all().iter().enumerate() {
+        for (position, mirror) in self.mirrors().positions() {
             if is_used(position) {
                 mirror.nudge();
             }

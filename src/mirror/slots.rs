@@ -1,0 +1,94 @@
+//! Places of mirrors: a reload adds mirrors and removes others while reads and watches refer to them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use tokio_util::sync::CancellationToken;
+
+use super::state::Mirror;
+use super::watch_hub::WatchHub;
+
+/// Mirrors that reloads may add until the next start. The place of a removed one is not used again.
+const MAX_ADDED: usize = 1_024;
+
+/// A mirror with its watch hub.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) mirror: Mirror,
+    pub(super) hub: Arc<WatchHub>,
+    /// A reload has removed the mirror.
+    is_removed: AtomicBool,
+    /// A reload has added the mirror.
+    pub(super) was_added: bool,
+    /// Stops the mirror's task.
+    pub(super) stop: CancellationToken,
+    /// Cancelled once the task of a removed mirror has ended.
+    pub(super) ended: CancellationToken,
+}
+
+impl Slot {
+    pub(super) fn new(mirror: Mirror, hub: Arc<WatchHub>, was_added: bool, stop: CancellationToken) -> Slot {
+        Slot {
+            mirror,
+            hub,
+            is_removed: AtomicBool::new(false),
+            was_added,
+            stop,
+            ended: CancellationToken::new(),
+        }
+    }
+
+    /// Takes the mirror out of the answer to every later read and watch, and stops its task.
+    pub(super) fn remove(&self) {
+        self.is_removed.store(true, Ordering::SeqCst);
+        self.stop.cancel();
+    }
+
+    pub(super) fn is_removed(&self) -> bool {
+        self.is_removed.load(Ordering::SeqCst)
+    }
+}
+
+/// All mirrors, those that were removed included. A mirror keeps its position.
+#[derive(Debug)]
+pub(super) struct Slots(Box<[OnceLock<Slot>]>);
+
+impl Slots {
+    /// Places for `slots`, and for those that reloads add.
+    pub(super) fn new(slots: Vec<Slot>) -> Slots {
+        let empty = std::iter::repeat_with(OnceLock::new).take(MAX_ADDED);
+        Slots(slots.into_iter().map(OnceLock::from).chain(empty).collect())
+    }
+
+    /// Number of mirrors that can be added.
+    pub(super) fn free(&self) -> usize {
+        self.0.len() - self.every().count()
+    }
+
+    /// Adds a mirror, and returns its position; `None` without a place.
+    pub(super) fn add(&self, slot: Slot) -> Option<usize> {
+        let position = self.every().count();
+        self.0.get(position)?.set(slot).ok()?;
+        Some(position)
+    }
+
+    /// The mirror at `position`, removed or not.
+    pub(super) fn get(&self, position: usize) -> Option<&Slot> {
+        self.0.get(position)?.get()
+    }
+
+    /// Every slot in use, those of removed mirrors included.
+    pub(super) fn every(&self) -> impl Iterator<Item = &Slot> {
+        self.0.iter().map_while(OnceLock::get)
+    }
+
+    /// Mirrors that were not removed, with their positions.
+    pub(super) fn present(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        self.every().enumerate().filter(|(_, slot)| !slot.is_removed())
+    }
+
+    /// Mirrors that were not removed.
+    pub(super) fn mirrors(&self) -> impl Iterator<Item = &Mirror> {
+        self.present().map(|(_, slot)| &slot.mirror)
+    }
+}
