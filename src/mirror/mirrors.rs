@@ -185,11 +185,11 @@ impl Mirrors {
         self.slots.every().map(|slot| slot.mirror.revision().err())
     }
 
-    /// Mirrors without which the process is not ready: all but those that a reload has added and that were never loaded.
+    /// Mirrors without which the process is not ready: all but those that a reload has added and that were never in service.
     pub fn awaited(&self) -> impl Iterator<Item = &Mirror> {
         let present = self.slots.present().map(|(_, slot)| slot);
         present
-            .filter(|slot| !slot.was_added || slot.mirror.was_loaded())
+            .filter(|slot| !slot.was_added || slot.mirror.was_in_service())
             .map(|slot| &slot.mirror)
     }
 

@@ -17,7 +17,7 @@ mod service;
 mod waiting;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -143,6 +143,7 @@ pub struct Mirror {
     /// Locked by the feed for each batch of events, and by readers of past revisions. Held only briefly and never while
     /// another lock is taken, but for those of `watch` channels, which no task holds while it takes this one.
     contents: Mutex<Contents>,
+    was_in_service: AtomicBool,
     /// Signals a change of `state`; carries no data, so receivers re-read the state.
     changed: watch::Sender<()>,
     /// Highest revision that a reader waits for. While the mirror is behind it, the feed requests progress
@@ -195,6 +196,7 @@ impl Mirror {
             }),
             wanted_history: AtomicU64::new(cluster_state.history()),
             cluster_state,
+            was_in_service: AtomicBool::new(false),
             changed: watch::Sender::new(()),
             wanted: watch::Sender::new(0),
             nudged: Notify::new(),
@@ -239,10 +241,10 @@ impl Mirror {
         }
     }
 
-    /// Whether the mirror was ever loaded.
+    /// Whether the mirror was ever in service.
     #[must_use]
-    pub(super) fn was_loaded(&self) -> bool {
-        self.contents.lock().generation > 0
+    pub(super) fn was_in_service(&self) -> bool {
+        self.was_in_service.load(Ordering::Relaxed)
     }
 
     /// Memory of keys and history, in bytes.

@@ -50,7 +50,7 @@ async fn reload_changes_flags_of_the_file_and_names_those_that_need_a_restart() 
     // The command line wins over the file.
     write(
         &file,
-        "max-calls=2000\nlog-level=info\nmax-connections=7\nshadow=0\nforward-max-small=3\n",
+        "max-calls=2000\nlog-level=info\nmax-concurrent-streams=7\nshadow=0\nforward-max-small=3\n",
     );
     let (status, body) = send(&rangecache, Method::POST, "/reload").await;
     let changed = [
@@ -58,10 +58,10 @@ async fn reload_changes_flags_of_the_file_and_names_those_that_need_a_restart() 
         "max-calls: 1000 → 2000",
         "log-level: debug → info",
     ];
-    let expected = json!({"changed": changed, "needs_restart": ["max-connections: 16384 → 7"]});
+    let expected = json!({"changed": changed, "needs_restart": ["max-concurrent-streams: 1000 → 7"]});
     assert_eq!((status, body), (200, expected));
     assert_eq!(limit(&rangecache, "max_calls").await, 2000.0);
-    assert_eq!(limit(&rangecache, "max_connections").await, 16_384.0);
+    assert_eq!(limit(&rangecache, "max_concurrent_streams").await, 1000.0);
     let log = rangecache.log();
     assert!(log.contains("max-calls: 1000 → 2000"), "{log}");
     assert!(
@@ -72,7 +72,7 @@ async fn reload_changes_flags_of_the_file_and_names_those_that_need_a_restart() 
     // By the signal, too.
     write(
         &file,
-        "max-calls=3000\nlog-level=info\nmax-connections=7\nforward-max-small=3\n",
+        "max-calls=3000\nlog-level=info\nmax-concurrent-streams=7\nforward-max-small=3\n",
     );
     rangecache.signal("HUP");
     until(SOON, "the signal reloads", async || {

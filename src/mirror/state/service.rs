@@ -215,6 +215,7 @@ impl Mirror {
         self.metrics.in_service.set(1);
         contents.history.note_known(view.revision);
         self.state.store(Arc::new(State::In(view)));
+        self.was_in_service.store(true, Ordering::Relaxed);
         self.changed.send_replace(());
         Ok(())
     }
