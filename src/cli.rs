@@ -78,13 +78,9 @@ impl Serving {
 /// The matches of `args`, with the flags of the file of `--flags-file` in addition, and the names of these.
 fn with_file(args: Vec<OsString>) -> Result<(ArgMatches, BTreeSet<String>), clap::Error> {
     let matches = command().try_get_matches_from(&args)?;
-    let given = match matches.subcommand() {
-        Some(("completions" | "man" | "diff", _)) => None,
-        Some((_, given)) => Some(given),
-        None => Some(&matches),
-    };
-    let Some((given, path)) = given.and_then(|given| Some((given, given.get_one::<PathBuf>("flags_file")?)))
-    else {
+    let given = matches.subcommand().map_or(&matches, |(_, given)| given);
+    // An error means that the command does not have the flag.
+    let Ok(Some(path)) = given.try_get_one::<PathBuf>("flags_file") else {
         return Ok((matches, BTreeSet::new()));
     };
     let refused = |error| command().error(ErrorKind::ValueValidation, error);
