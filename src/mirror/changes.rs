@@ -1,4 +1,4 @@
-//! Mirrors that a reload adds or removes while the others go on.
+//! Mirrors that a reload adds or removes while the others continue.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ impl Mirrors {
     }
 
     /// Mirrors the scopes of `prefixes` without `left_out` from now on. Reads of removed mirrors are forwarded and their
-    /// watches continue at etcd; mirrors that stay go on, and new ones serve once they are loaded. Returns when the tasks
+    /// watches continue at etcd; mirrors that stay continue, and new ones serve once they are loaded. Returns when the tasks
     /// of the removed ones have ended.
     pub async fn set_scopes(self: &Arc<Self>, prefixes: &[String], left_out: &[String]) {
         let added = self.missing(prefixes, left_out);
