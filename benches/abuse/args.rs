@@ -9,6 +9,8 @@ Examples:
   make abuse                                             every behaviour for a minute, about 25 minutes
   make abuse SECONDS=10 BEHAVIOURS=ping-flood,unread-lists
   RANGECACHE=/path/to/binary make abuse                  another build of rangecache
+  make abuse BEHAVIOURS=list-everything ABUSE_ARGS=--direct
+                                                         what the clients of etcd itself notice
 
 etcd is target/tools/etcd-3.7, built by `make tools`.";
 
@@ -33,6 +35,9 @@ pub(crate) struct Args {
     /// Memory cap of rangecache in MiB
     #[arg(long, default_value_t = 512)]
     pub(crate) memory_mib: u64,
+    /// For comparison: all clients call etcd itself
+    #[arg(long)]
+    pub(crate) direct: bool,
     /// Added by cargo to every benchmark
     #[arg(long, hide = true)]
     bench: bool,

@@ -40,7 +40,7 @@ pub(crate) struct Usage {
 
 /// The servers of a run.
 struct World {
-    _etcd: Etcd,
+    etcd: Etcd,
     rangecache: Rangecache,
     tls_url: String,
 }
@@ -65,10 +65,19 @@ impl World {
             .find(|url| url.starts_with("https://"))
             .context("rangecache does not serve TLS")?;
         Ok(World {
-            _etcd: etcd,
+            etcd,
             rangecache,
             tls_url,
         })
+    }
+
+    /// URL that plaintext clients call.
+    fn client_url(&self, args: &Args) -> String {
+        if args.direct {
+            self.etcd.url()
+        } else {
+            self.rangecache.url().to_owned()
+        }
     }
 
     async fn metrics(&self) -> Option<Metrics> {
@@ -161,7 +170,7 @@ async fn measure(
     } else {
         1
     };
-    let honest = Honest::connect(world.rangecache.url(), &world.tls_url, clients).await?;
+    let honest = Honest::connect(&world.client_url(args), &world.tls_url, clients).await?;
     let kills = group.map_or(Ok(0), ControlGroup::kills)?;
     let before = honest.run(BEFORE).await;
     let usage_before = world.usage().await?;
@@ -214,7 +223,7 @@ impl Attacker {
             .args(["-n", "19"])
             .arg(this)
             .args(["attack", "--behaviours", &names.join(",")])
-            .args(["--client", &address(world.rangecache.url())])
+            .args(["--client", &address(&world.client_url(args))])
             .args(["--tls", &address(&world.tls_url)])
             .args(["--admin", &address(world.rangecache.metrics_url())])
             .args(["--connections", &args.connections.to_string()])

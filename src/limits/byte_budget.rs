@@ -8,7 +8,8 @@
 //! - All holders share the first quarter of the budget.
 //! - Above the quarter, only the first holder in the queue grows, up to seven eighths. The others wait, and HTTP/2
 //!   flow control stops etcd from sending. A holder leaves the queue when its response is complete; clients take turns
-//!   to have the next one, so that a client with many holders delays one of another by one response.
+//!   to have the next one, so that a client with many holders delays one of another by one response. If the first one
+//!   needs the bytes of those that wait for it, it is refused at once.
 //! - The last eighth is reserved for the first bytes of each holder, so that small responses do not wait for
 //!   large ones.
 
@@ -53,6 +54,8 @@ struct State {
     first: Option<Place>,
     /// Last round of each client with a holder in the queue, and their number.
     clients: HashMap<u64, Rounds>,
+    /// Bytes of the holders in the queue that wait.
+    waiting: u64,
 }
 
 /// Place in the queue.
@@ -209,7 +212,8 @@ impl HeldBytes {
     /// Grows by `bytes`; waits until `deadline` for other holders to release bytes.
     ///
     /// # Errors
-    /// [`BudgetExceeded`] at the deadline; immediately if the bytes can never fit.
+    /// [`BudgetExceeded`] at the deadline; immediately if the bytes can never fit, also not once all holders have
+    /// released theirs that do not wait for this one.
     pub async fn grow(&mut self, bytes: u64, deadline: Instant) -> Result<(), BudgetExceeded> {
         let budget = Arc::clone(&self.budget);
         let mut waiting = None;
@@ -219,14 +223,38 @@ impl HeldBytes {
             if self.try_grow(bytes).is_ok() {
                 return Ok(());
             }
-            if self.bytes + bytes <= budget.first_max_bytes() {
-                waiting.get_or_insert_with(|| Waiting::new(&budget.metrics.waiting));
+            if self.may_fit_later(bytes, waiting.is_some()) {
+                waiting.get_or_insert_with(|| self.begin_to_wait());
                 if tokio::time::timeout_at(deadline, changed).await.is_ok() {
                     continue;
                 }
             }
             self.record_refusal();
             return Err(BudgetExceeded);
+        }
+    }
+
+    /// Whether others may release enough for `bytes` more. `waits`: this holder is counted as waiting.
+    fn may_fit_later(&self, bytes: u64, waits: bool) -> bool {
+        let mut state = self.budget.state.lock();
+        let is_first = self.place.is_some() && state.first() == self.place;
+        let kept = match (is_first, waits) {
+            (false, _) => 0,
+            (true, false) => state.waiting,
+            (true, true) => state.waiting - self.bytes,
+        };
+        self.bytes + bytes + kept <= self.budget.first_max_bytes()
+    }
+
+    fn begin_to_wait(&self) -> HolderWaiting {
+        let bytes = self.place.map_or(0, |_| self.bytes);
+        self.budget.state.lock().waiting += bytes;
+        // The first one may now have nothing left to wait for.
+        self.budget.changed.notify_waiters();
+        HolderWaiting {
+            budget: Arc::clone(&self.budget),
+            bytes,
+            _waiting: Waiting::new(&self.budget.metrics.waiting),
         }
     }
 
@@ -307,6 +335,20 @@ impl HeldBytes {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+}
+
+/// Counts a holder and its bytes as waiting until dropped.
+#[derive(Debug)]
+struct HolderWaiting {
+    budget: Arc<ByteBudget>,
+    bytes: u64,
+    _waiting: Waiting,
+}
+
+impl Drop for HolderWaiting {
+    fn drop(&mut self) {
+        self.budget.state.lock().waiting -= self.bytes;
     }
 }
 
@@ -417,6 +459,29 @@ mod tests {
             "the bytes can never fit"
         );
         assert_eq!(Instant::now(), deadline, "so the call does not wait");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_holder_that_needs_the_bytes_of_waiting_ones_is_refused_at_once() {
+        let budget = budget(8);
+        let start = Instant::now();
+        let (mut first, mut next) = (budget.hold_in_queue(0), budget.hold_in_queue(1));
+        next.grow(2 * MIB, soon()).await.unwrap();
+        first.grow(3 * MIB, soon()).await.unwrap();
+        let mut sending = budget.hold();
+        sending.set(2 * MIB);
+        let waits = tokio::spawn(async move { (first.grow(3 * MIB, soon()).await, first) });
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished(), "the next one may complete");
+        let next_waits = tokio::spawn(async move { next.grow(4 * MIB, soon()).await.map(|()| next) });
+        let (refused, first) = waits.await.unwrap();
+        assert_eq!(refused, Err(BudgetExceeded));
+        assert!(!next_waits.is_finished(), "the first one still has its bytes");
+        drop((first, sending));
+        let next = next_waits.await.unwrap().unwrap();
+        assert_eq!(next.bytes(), 6 * MIB);
+        assert_eq!(Instant::now(), start, "nothing waited for a deadline");
+        assert_eq!(budget.state.lock().waiting, 0);
     }
 
     #[test]

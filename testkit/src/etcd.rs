@@ -282,6 +282,25 @@ impl Etcd {
     pub async fn metrics(&self) -> Metrics {
         Metrics::read(&format!("{}/metrics", self.url())).await
     }
+
+    /// Number of calls of a gRPC `method`, such as `RangeStream`, that it has received.
+    pub async fn started_calls(&self, method: &str) -> f64 {
+        self.count_of("grpc_server_started_total{", method).await
+    }
+
+    /// Number of calls of a gRPC `method` that it has answered.
+    pub async fn handled_calls(&self, method: &str) -> f64 {
+        self.count_of("grpc_server_handled_total{", method).await
+    }
+
+    async fn count_of(&self, counter: &str, method: &str) -> f64 {
+        let of_method = format!("grpc_method=\"{method}\"");
+        let metrics = self.metrics().await.0;
+        let counts = metrics
+            .iter()
+            .filter(|(name, _)| name.starts_with(counter) && name.contains(&of_method));
+        counts.map(|(_, count)| count).sum()
+    }
 }
 
 /// Copies the data directories of members as a disk snapshot of all at one moment would: none of them runs meanwhile.

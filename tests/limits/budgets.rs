@@ -511,13 +511,7 @@ async fn reads_after_a_defragmentation_share_calls_to_etcd() {
         clients.push(rangecache.client().await);
     }
     // etcd 3.7 receives forwarded lists as RangeStream calls, and no others.
-    let lists = async || {
-        let metrics = etcd.metrics().await.0;
-        let of_lists =
-            |name: &str| name.starts_with("grpc_server_started_total{") && name.contains("\"RangeStream\"");
-        let counts = metrics.iter().filter(|(name, _)| of_lists(name));
-        counts.map(|(_, count)| count).sum::<f64>()
-    };
+    let lists = async || etcd.started_calls("RangeStream").await;
     until(
         SOON * 3,
         "the defragmentation is too short for the test",

@@ -86,15 +86,7 @@ impl Scene {
 
 /// Number of Range and RangeStream calls, as counted by etcd.
 async fn calls(etcd: &Etcd) -> f64 {
-    let metrics = etcd.metrics().await;
-    metrics
-        .0
-        .iter()
-        .filter(|(name, _)| {
-            name.starts_with("grpc_server_started_total") && name.contains("grpc_method=\"Range")
-        })
-        .map(|(_, count)| count)
-        .sum()
+    etcd.started_calls("Range").await + etcd.started_calls("RangeStream").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -141,18 +133,27 @@ async fn reads_beyond_the_wait_limit_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn shared_responses_over_the_budget_are_refused() {
+async fn shared_responses_over_the_budget_are_read_by_each_alone() {
     let flags = [("--buffer-max-bytes", "4MiB"), ("--range-stream", "off")];
     let mut scene = Scene::new(6, &flags).await;
     scene.waiting(5.0).await;
     let (answers, codes) = scene.resume_and_collect().await;
-    assert_eq!(
-        (answers.len(), codes),
-        (1, vec![RESOURCE_EXHAUSTED; 5]),
-        "the first is forwarded, not held"
+    assert_eq!((answers.len(), codes), (6, vec![]));
+    assert!(answers.iter().all(|answer| answer.kvs == answers[0].kvs));
+    let begun = async || calls(&scene.etcd).await - scene.calls_before;
+    let first_calls = begun().await;
+    assert!(
+        first_calls >= 7.0,
+        "one call for all, then one for each: {first_calls}"
     );
-    let outcomes = scene.rangecache.outcomes_since(&scene.before, 6).await;
-    assert_eq!(outcomes.0.get(&("shed".into(), "buffer_bytes".into())), Some(&5));
+    let refused = "rangecache_buffer_refused_total{kind=\"shared\"}";
+    assert_eq!(scene.rangecache.metrics().await.0.get(refused), Some(&1.0));
+    // The list is known to be too large: no call reads it for nothing.
+    let clients = [scene.rangecache.client().await, scene.rangecache.client().await];
+    let list = RangeRequest::prefix(PREFIX);
+    let lists = futures_util::future::join_all(clients.iter().map(|client| client.range(&list)));
+    assert!(lists.await.into_iter().all(|listed| listed.is_ok()));
+    assert_eq!(scene.rangecache.metrics().await.0.get(refused), Some(&1.0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -516,5 +517,10 @@ async fn response_larger_than_the_budget_is_forwarded_unchanged() {
     let through = rangecache.client().await;
     let list = RangeRequest::prefix(PREFIX);
     assert_eq!(through.range_raw(&list).await, direct.range_raw(&list).await);
-    assert_eq!(fallbacks(&rangecache, "budget").await, 1.0);
+    assert_eq!(fallbacks(&rangecache, "too_large").await, 1.0);
+    let streams = async || etcd.started_calls("RangeStream").await;
+    let begun = streams().await;
+    assert_eq!(through.range_raw(&list).await, direct.range_raw(&list).await);
+    assert_eq!(streams().await, begun, "etcd does not read it twice again");
+    assert_eq!(fallbacks(&rangecache, "too_large").await, 2.0);
 }

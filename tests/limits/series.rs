@@ -30,18 +30,6 @@ fn not_mirroring(etcd: &Etcd) -> testkit::proxy::Builder {
     Rangecache::before(etcd).with("--cache-prefix", "/elsewhere/")
 }
 
-/// Number of calls of a KV method, as counted by etcd.
-async fn calls(etcd: &Etcd, method: &str) -> f64 {
-    etcd_count(etcd, "grpc_server_started_total", method).await
-}
-
-async fn etcd_count(etcd: &Etcd, counter: &str, method: &str) -> f64 {
-    let wanted = format!("grpc_method=\"{method}\"");
-    let metrics = etcd.metrics().await;
-    let of_method = |(name, _): &(&String, &f64)| name.starts_with(counter) && name.contains(&wanted);
-    metrics.0.iter().filter(of_method).map(|(_, count)| count).sum()
-}
-
 /// The request for the page after `page`.
 fn behind(request: &RangeRequest, page: &RangeResponse) -> RangeRequest {
     let last = &page.kvs.last().expect("no page is empty").key;
@@ -92,7 +80,10 @@ async fn costs_etcd_one_stream(by: By, keys: usize) {
     let through = rangecache.client().await;
     let streamed_before = rangecache.stream_outcomes().await;
     let before = rangecache.outcomes().await;
-    let (ranges, streams) = (calls(&etcd, "Range").await, calls(&etcd, "RangeStream").await);
+    let (ranges, streams) = (
+        etcd.started_calls("Range").await,
+        etcd.started_calls("RangeStream").await,
+    );
 
     let mut request = RangeRequest {
         limit: PAGE,
@@ -113,8 +104,8 @@ async fn costs_etcd_one_stream(by: By, keys: usize) {
     }
     assert_eq!(pages, keys / PAGE as usize);
     let (ranges, streams) = (
-        calls(&etcd, "Range").await - ranges,
-        calls(&etcd, "RangeStream").await - streams,
+        etcd.started_calls("Range").await - ranges,
+        etcd.started_calls("RangeStream").await - streams,
     );
     println!("{pages} pages cost etcd {streams} RangeStreams and {ranges} Ranges");
     let outcomes = match by {
@@ -378,8 +369,7 @@ async fn page_requested_after_the_series_expired_is_answered() {
     let (etcd, rangecache, through, request) = in_mid_series(&[("--series-ttl", "1s")]).await;
     until(SOON, "the series ends, and its stream at etcd", async || {
         let held = rangecache.metrics().await.buffered("series");
-        let in_flight = calls(&etcd, "RangeStream").await
-            - etcd_count(&etcd, "grpc_server_handled_total", "RangeStream").await;
+        let in_flight = etcd.started_calls("RangeStream").await - etcd.handled_calls("RangeStream").await;
         (held == 0.0 && in_flight == 0.0).then_some(())
     })
     .await;

@@ -56,11 +56,7 @@ async fn wait_for_health(rangecache: &Rangecache, url: &str, is_healthy: bool) {
 
 /// Number of Range calls that a member has received.
 async fn ranges(etcd: &Etcd) -> f64 {
-    let metrics = etcd.metrics().await;
-    let started =
-        |name: &str| name.starts_with("grpc_server_started_total{") && name.contains("grpc_method=\"Range\"");
-    let counts = metrics.0.iter().filter(|(name, _)| started(name));
-    counts.map(|(_, count)| count).sum()
+    etcd.started_calls("Range").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -82,6 +82,13 @@ impl<K: Clone + Eq + Hash, V> ExpiringMap<K, V> {
         drop(state);
     }
 
+    /// Whether `key` has an entry that has not expired.
+    pub(super) fn contains(&self, key: &K) -> bool {
+        let state = self.state.lock();
+        let entry = state.by_key.get(key);
+        entry.is_some_and(|entry| entry.expires > Instant::now())
+    }
+
     /// Removes and returns the value of `key`; `None` if there is none or it has expired.
     pub(super) fn remove(&self, key: &K) -> Option<V> {
         let entry = self.state.lock().remove(key)?;

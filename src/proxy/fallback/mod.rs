@@ -14,6 +14,7 @@
 //! | `single_flight` | makes one call for identical reads; `shared_response` is its result |
 //! | `unary_over_stream` | serves a large Range by a RangeStream of etcd |
 //! | `stream_over_pages` | serves a RangeStream by unary pages, if etcd has no RangeStream |
+//! | `too_large` | remembers lists that are too large to be held complete |
 //! | `reason`, `refused` | reasons for not using a stream; refusals |
 
 mod expiring_map;
@@ -26,6 +27,7 @@ mod shared_response;
 mod sharing;
 mod single_flight;
 mod stream_over_pages;
+mod too_large;
 mod unary_over_stream;
 
 pub(super) use page_series::PageAnswer;
@@ -52,15 +54,17 @@ use crate::mirror::Mirrors;
 use crate::telemetry::{Metrics, Outcome};
 use crate::upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
 use page_series::{PageObserver, PageSeriesCache};
+use reason::StreamFallback;
 use refused::Refused;
-use shared_response::SharedResponse;
+use shared_response::{NotShared, SharedResponse};
 use sharing::ShareScope;
 use single_flight::{Leader, Role, SingleFlight};
 use stream_over_pages::{PageBuffers, PageCalls, PageError, Pager};
+use too_large::TooLarge;
 use unary_over_stream::{Converted, UnaryOverStream};
 
 /// Result of a call that several reads share.
-type SharedResult = Result<Arc<SharedResponse>, Refused>;
+type SharedResult = Result<Arc<SharedResponse>, NotShared>;
 
 /// Fetches reads from etcd, within the bounds that protect etcd and this process.
 #[derive(Debug)]
@@ -78,6 +82,7 @@ pub(super) struct Fallback {
     /// Turns of large reads (`--forward-max-large`).
     turns: Arc<Turns>,
     unary_over_stream: UnaryOverStream,
+    too_large: TooLarge,
     metrics: Arc<Metrics>,
     /// Joins the tasks that end a leadership.
     tasks: TaskTracker,
@@ -144,6 +149,7 @@ impl Fallback {
                 metrics.forwarding.large.clone(),
             ),
             unary_over_stream: UnaryOverStream::new(&buffers.converted, max_wait),
+            too_large: TooLarge::new(),
             metrics: Arc::clone(metrics),
             tasks: tasks.clone(),
         })
@@ -198,10 +204,21 @@ impl Fallback {
                         }
                         Ok(shared.response())
                     }
-                    Err(refused) => refuse(read, refused),
+                    Err(NotShared::Refused(refused)) => refuse(read, refused),
+                    Err(NotShared::DoesNotFit { .. }) => self.fetch_alone(read, scope, None).await,
                 };
             }
         };
+        self.fetch_alone(read, scope, leader).await
+    }
+
+    /// Fetches a large Range by a call of its own, once there is a turn for it.
+    async fn fetch_alone(
+        self: &Arc<Self>,
+        read: Read<'_>,
+        scope: Option<ShareScope>,
+        leader: Option<Leader<SharedResult>>,
+    ) -> CallResult {
         let turn = match self.turns.acquire(read.account, read.deadline).await {
             Ok(turn) => turn,
             Err(cause) => return refuse(read, cause.into()),
@@ -209,7 +226,13 @@ impl Fallback {
         // 5. One RangeStream. The response is complete here and etcd has nothing left to do, so that the turn and the
         // leadership end before the client reads.
         if let Some(converted) = self
-            .convert(&read.parts, read.query, scope.as_ref(), read.account)
+            .convert(
+                &read.parts,
+                &read.framed,
+                read.query,
+                scope.as_ref(),
+                read.account,
+            )
             .await
         {
             drop((turn, leader));
@@ -394,7 +417,7 @@ impl Fallback {
         read: &Read<'_>,
         scope: Option<&ShareScope>,
     ) -> Option<Role<SharedResult>> {
-        if scope != Some(&ShareScope::Everyone) {
+        if scope != Some(&ShareScope::Everyone) || self.too_large.contains(&read.framed) {
             return None;
         }
         Some(self.shared_calls.lead_or_join(&read.framed, || {
@@ -428,29 +451,41 @@ impl Fallback {
     ) -> SharedResult {
         let _turn = self.turns.acquire(account, None).await?;
         if let Some(converted) = self
-            .convert(&parts, query, Some(&ShareScope::Everyone), account)
+            .convert(&parts, &framed, query, Some(&ShareScope::Everyone), account)
             .await
         {
             return Ok(Arc::new(converted.into()));
         }
-        let body = RequestBody::Read(framed);
+        if self.too_large.contains(&framed) {
+            return Err(NotShared::DoesNotFit { is_too_large: true });
+        }
+        let body = RequestBody::Read(framed.clone());
         let sent = self.forward.send(parts, body, ConnectionClass::Stream).await;
         let upstream_response = sent.map_err(|error| Refused::shared_call(error.status()))?;
-        let shared =
-            SharedResponse::collect(upstream_response, &self.forward.cluster_state, &self.shared_bytes)
-                .await?;
-        Ok(Arc::new(shared))
+        let collected =
+            SharedResponse::collect(upstream_response, &self.forward.cluster_state, &self.shared_bytes).await;
+        if let Err(NotShared::DoesNotFit { is_too_large: true }) = collected {
+            self.too_large.add(&framed);
+        }
+        collected.map(Arc::new)
     }
 
     /// Serves a large Range by a RangeStream; `None` if it must be forwarded instead.
     async fn convert(
         &self,
         parts: &Parts,
+        framed: &Bytes,
         query: &RangeQuery,
         scope: Option<&ShareScope>,
         account: &ClientAccount,
     ) -> Option<Converted> {
         if !query.is_streamable() {
+            return None;
+        }
+        if self.too_large.contains(framed) {
+            self.metrics
+                .forwarding
+                .record_stream_fallback(StreamFallback::TooLarge.as_str());
             return None;
         }
         // Read before the call: if history is replaced during the call, the page must not start a series.
@@ -463,6 +498,9 @@ impl Fallback {
             Err(reason) => {
                 tracing::debug!(%reason, "a large Range could not be served by a RangeStream; the call is forwarded");
                 self.metrics.forwarding.record_stream_fallback(reason.as_str());
+                if reason == StreamFallback::TooLarge {
+                    self.too_large.add(framed);
+                }
                 return None;
             }
         };

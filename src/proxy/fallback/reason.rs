@@ -14,6 +14,8 @@ pub(super) enum StreamFallback {
     Broken,
     /// The share of `--buffer-max-bytes` is in use.
     Budget,
+    /// The response takes more than half of that share, now or less than a minute ago.
+    TooLarge,
     /// The stream cannot be decoded, or its count differs from the expected one.
     Malformed,
     /// etcd refused the stream with a status that it might not return for the unary call.
@@ -40,6 +42,7 @@ impl StreamFallback {
             StreamFallback::NoEndpoint => "no_endpoint",
             StreamFallback::Broken => "broken",
             StreamFallback::Budget => "budget",
+            StreamFallback::TooLarge => "too_large",
             StreamFallback::Malformed => "malformed",
             StreamFallback::Refused => "refused",
             StreamFallback::Late => "late",

@@ -9,12 +9,31 @@ use http::{HeaderMap, Response, response};
 use http_body::Frame;
 
 use super::refused::Refused;
+use super::too_large::is_too_large;
 use super::unary_over_stream::Converted;
 use crate::grpc::Method;
 use crate::limits::{ByteBudget, HeldBytes};
 use crate::mirror::cluster_state::ClusterState;
 use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
+
+/// Why identical reads have no response in common.
+#[derive(Clone, Debug)]
+pub(super) enum NotShared {
+    /// None of them is served.
+    Refused(Refused),
+    /// Its bytes do not fit: each read is served by a call of its own.
+    DoesNotFit {
+        /// They would not fit either if others needed less.
+        is_too_large: bool,
+    },
+}
+
+impl<R: Into<Refused>> From<R> for NotShared {
+    fn from(refused: R) -> NotShared {
+        NotShared::Refused(refused.into())
+    }
+}
 
 /// Complete response, held once in memory for all reads that share it.
 #[derive(Debug)]
@@ -43,12 +62,12 @@ impl SharedResponse {
     /// Reads etcd's whole response to a Range into memory.
     ///
     /// # Errors
-    /// [`Refused`] if the connection is lost or `budget` is used up.
+    /// [`NotShared`] if the connection is lost or `budget` is used up.
     pub(super) async fn collect(
         upstream_response: UpstreamResponse,
         cluster_state: &ClusterState,
         budget: &Arc<ByteBudget>,
-    ) -> Result<SharedResponse, Refused> {
+    ) -> Result<SharedResponse, NotShared> {
         let UpstreamResponse {
             response,
             in_flight: _in_flight,
@@ -61,9 +80,11 @@ impl SharedResponse {
         let mut pieces = Vec::new();
         let lost = |error| Refused::shared_call(SendError::Lost(error).status());
         while let Some(data) = reader.data().await.map_err(lost)? {
-            if held.try_grow(data.len() as u64).is_err() {
+            let bytes = data.len() as u64;
+            if held.try_grow(bytes).is_err() {
                 held.record_refusal();
-                return Err(Refused::buffer_bytes());
+                let is_too_large = is_too_large(held.bytes() + bytes, budget);
+                return Err(NotShared::DoesNotFit { is_too_large });
             }
             pieces.push(data);
         }

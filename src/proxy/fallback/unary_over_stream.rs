@@ -19,6 +19,7 @@ use prost::encoding::{encode_varint, encoded_len_varint};
 use tokio::time::Instant;
 
 use super::reason::StreamFallback;
+use super::too_large::is_too_large;
 use crate::cache::{RangeQuery, Rope};
 use crate::etcdserverpb::RangeRequest;
 use crate::grpc::frame::{PREFIX_BYTES, framed, put_prefix};
@@ -131,9 +132,16 @@ impl UnaryOverStream {
                 let step = (read_bytes - held.bytes()).max(BUDGET_STEP_BYTES);
                 // A full step if it fits; otherwise wait for the bytes that are already in memory.
                 if held.try_grow(step).is_err() {
-                    held.grow(read_bytes - held.bytes(), Instant::now() + self.max_wait)
-                        .await
-                        .map_err(|_| StreamFallback::Budget)?;
+                    let grown = held
+                        .grow(read_bytes - held.bytes(), Instant::now() + self.max_wait)
+                        .await;
+                    if grown.is_err() {
+                        return Err(if is_too_large(read_bytes, &self.budget) {
+                            StreamFallback::TooLarge
+                        } else {
+                            StreamFallback::Budget
+                        });
+                    }
                 }
             }
             scanner
