@@ -1,6 +1,6 @@
 //! Requests whose responses did not fit the bytes for complete responses: for a while they are neither converted nor
-//! shared again, because etcd would read most of the response twice. They are forwarded, and flow control bounds what
-//! is held of their responses.
+//! shared again, because etcd would read most of the response twice. They are forwarded, and flow control bounds their
+//! buffered bytes.
 
 use std::time::Duration;
 
