@@ -6,6 +6,8 @@ ARG RUST_IMAGE=docker.io/library/rust:1.95-bookworm
 FROM --platform=$BUILDPLATFORM ${RUST_IMAGE} AS build
 # Set by the builder; a plain build uses the builder's own platform.
 ARG TARGETARCH
+# Shown by --version and rangecache_build_info: the git tree is not copied.
+ARG REVISION=
 WORKDIR /src
 COPY . .
 # The distribution's cross compiler, if the image is for another architecture than the builder's.
@@ -17,7 +19,7 @@ RUN set -eu; \
       apt-get install --yes --no-install-recommends "gcc-$cpu-linux-gnu" "libc6-dev-$arch-cross"; \
       rm -rf /var/lib/apt/lists/*; \
     fi; \
-    packaging/build-static "$arch" /out; \
+    RANGECACHE_BUILD_COMMIT="$REVISION" packaging/build-static "$arch" /out; \
     mkdir -p /out/etc/ssl/certs; \
     cp LICENSE /out/; \
     cp /etc/ssl/certs/ca-certificates.crt /out/etc/ssl/certs/; \

@@ -1,8 +1,22 @@
-//! Generates the client stubs for the calls that rangecache makes itself, from our own minimal protocol definitions.
+//! Generates the client stubs for the calls that rangecache makes itself, from our own minimal protocol definitions, and
+//! determines the commit that is built.
+
+use std::path::Path;
+use std::process::Command;
+
+/// What the binary is built from. The commit is determined again only when one of them changes: a commit without changes
+/// here is the same program, and does not cost a build.
+const SOURCES: [&str; 5] = ["src", "proto", "build.rs", "Cargo.toml", "Cargo.lock"];
+
+/// Variable that names the commit where there is no git tree, as in the build of an image.
+const COMMIT: &str = "RANGECACHE_BUILD_COMMIT";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    println!("cargo:rerun-if-changed=proto/etcd.proto");
-    println!("cargo:rerun-if-changed=proto/health.proto");
+    for source in SOURCES {
+        println!("cargo:rerun-if-changed={source}");
+    }
+    println!("cargo:rerun-if-env-changed={COMMIT}");
+    println!("cargo:rustc-env=RANGECACHE_COMMIT={}", commit());
     let descriptors = protox::compile(["etcd.proto", "health.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .build_server(false)
@@ -10,4 +24,39 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .bytes(".")
         .compile_fds(descriptors)?;
     Ok(())
+}
+
+/// Commit of the sources, `-dirty` behind it if they differ from it; `unknown` without a git tree.
+fn commit() -> String {
+    let given = std::env::var(COMMIT).ok();
+    let given = given.filter(|commit| !commit.is_empty());
+    given
+        .or_else(commit_of_tree)
+        .unwrap_or_else(|| "unknown".to_owned())
+}
+
+fn commit_of_tree() -> Option<String> {
+    // An archive of the sources may lie in the tree of another project.
+    let (root, here) = (
+        git(&["rev-parse", "--show-toplevel"])?,
+        std::env::var("CARGO_MANIFEST_DIR").ok()?,
+    );
+    if Path::new(&root).canonicalize().ok()? != Path::new(&here).canonicalize().ok()? {
+        return None;
+    }
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?;
+    let status = ["--no-optional-locks", "status", "--porcelain", "--"];
+    let changes = git(&[&status[..], &SOURCES[..]].concat())?;
+    Some(if changes.is_empty() {
+        commit
+    } else {
+        format!("{commit}-dirty")
+    })
+}
+
+/// What git prints; `None` if it fails.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
 }

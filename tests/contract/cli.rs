@@ -44,8 +44,18 @@ async fn help_and_version_go_to_stdout() {
     }
     let version = run(&["--version"], &[]).await;
     assert!(version.status.success());
-    let expected = format!("rangecache {}", env!("CARGO_PKG_VERSION"));
-    assert!(String::from_utf8_lossy(&version.stdout).starts_with(&expected));
+    let text = String::from_utf8_lossy(&version.stdout);
+    let expected = format!("rangecache {} (commit ", env!("CARGO_PKG_VERSION"));
+    let commit = text.trim_end().strip_prefix(&expected);
+    let commit = commit
+        .and_then(|rest| rest.strip_suffix(')'))
+        .unwrap_or_else(|| panic!("{text}"));
+    let hash = commit.trim_end_matches("-dirty");
+    let is_hash = hash.len() >= 12 && hash.bytes().all(|byte| byte.is_ascii_hexdigit());
+    assert!(
+        is_hash || commit == "unknown" || std::env::var_os("RANGECACHE_BUILD_COMMIT").is_some(),
+        "{text}"
+    );
 }
 
 #[tokio::test]

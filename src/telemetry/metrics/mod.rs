@@ -13,6 +13,8 @@ mod prefixes;
 mod process;
 mod reads;
 mod register;
+#[cfg(target_os = "linux")]
+mod resources;
 mod tls;
 mod traces;
 mod upstream;
@@ -36,7 +38,7 @@ pub use traces::{SpanCounters, TraceMetrics};
 pub use upstream::{EndpointState, UpstreamMetrics};
 pub use watches::{OpenStream, WatchMetrics};
 
-/// All metrics of the process, registered under `rangecache_`. Shared behind an `Arc`.
+/// All metrics of the process, registered under `rangecache_`; its resources under `process_`. Shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
     /// Range and RangeStream.
@@ -80,23 +82,26 @@ impl Metrics {
     /// Registers every metric.
     #[must_use]
     pub fn new() -> Metrics {
-        let mut registry = Registry::with_prefix("rangecache");
+        let mut all = Registry::default();
+        #[cfg(target_os = "linux")]
+        resources::register_resources(&mut all);
+        let registry = all.sub_registry_with_prefix("rangecache");
         Metrics {
-            reads: ReadMetrics::new(&mut registry),
-            buffers: BufferMetrics::new(&mut registry),
-            watches: WatchMetrics::new(&mut registry),
-            forwarding: ForwardingMetrics::new(&mut registry),
-            freshness: FreshnessMetrics::new(&mut registry),
-            mirrors: MirrorsMetrics::new(&mut registry),
-            prefixes: PrefixMetrics::new(&mut registry),
-            upstream: UpstreamMetrics::new(&mut registry),
-            connections: ConnectionMetrics::new(&mut registry),
-            clients: ClientMetrics::new(&mut registry),
-            tls: TlsMetrics::new(&mut registry),
-            traces: TraceMetrics::new(&mut registry),
-            access_log: AccessLogMetrics::new(&mut registry),
-            process: ProcessMetrics::new(&mut registry),
-            registry,
+            reads: ReadMetrics::new(registry),
+            buffers: BufferMetrics::new(registry),
+            watches: WatchMetrics::new(registry),
+            forwarding: ForwardingMetrics::new(registry),
+            freshness: FreshnessMetrics::new(registry),
+            mirrors: MirrorsMetrics::new(registry),
+            prefixes: PrefixMetrics::new(registry),
+            upstream: UpstreamMetrics::new(registry),
+            connections: ConnectionMetrics::new(registry),
+            clients: ClientMetrics::new(registry),
+            tls: TlsMetrics::new(registry),
+            traces: TraceMetrics::new(registry),
+            access_log: AccessLogMetrics::new(registry),
+            process: ProcessMetrics::new(registry),
+            registry: all,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Metrics of the process: tasks, panics and configured limits.
+//! Metrics of the process: its build, tasks, panics and configured limits.
 
 use std::sync::atomic::AtomicU64;
 
@@ -16,6 +16,12 @@ struct LimitLabels {
     limit: &'static str,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct BuildLabels {
+    version: &'static str,
+    commit: &'static str,
+}
+
 /// Tasks, panics and configured limits.
 #[derive(Debug)]
 pub struct ProcessMetrics {
@@ -29,6 +35,16 @@ pub struct ProcessMetrics {
 
 impl ProcessMetrics {
     pub(super) fn new(registry: &mut Registry) -> ProcessMetrics {
+        let build: Family<BuildLabels, Gauge> = register(
+            registry,
+            "build_info",
+            "1, with version and commit of this build; the commit ends with -dirty if the sources differed from it",
+        );
+        let labels = BuildLabels {
+            version: env!("CARGO_PKG_VERSION"),
+            commit: env!("RANGECACHE_COMMIT"),
+        };
+        build.get_or_create(&labels).set(1);
         ProcessMetrics {
             panics: register(
                 registry,
