@@ -465,11 +465,12 @@ impl Server {
             live,
             ..
         } = &server;
+        let clients = ClientRegistry::with_max(bounds::MAX_CLIENTS, Arc::clone(&files.metrics.calls));
         let telemetry = Arc::new(Telemetry::new(
             files.metrics,
             files.tracer,
             files.access_log,
-            ClientRegistry::with_max(bounds::MAX_CLIENTS),
+            clients,
         ));
         panics::install(telemetry.metrics.process.panics.clone());
         for bound in bounds::ALL {

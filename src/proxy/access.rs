@@ -10,10 +10,9 @@ use http::{HeaderMap, Request, StatusCode};
 use hyper::body::Frame;
 use tokio::time::Instant;
 
-use super::response::{Observer, ResponseBody};
+use super::response::{Observer, ResponseBody, grpc_code};
 use crate::cache::{RangeQuery, Rope};
 use crate::grpc::metadata::is_grpc;
-use crate::grpc::status::GRPC_STATUS;
 use crate::grpc::{EventScanner, HeaderScanner, Method, Scanned};
 use crate::keyspace::common_prefix;
 use crate::telemetry::access_log::{AccessLog, Entry, MAX_KEY_BYTES, Phases, RangeFacts};
@@ -195,8 +194,7 @@ impl AccessCall {
 
     /// Records the gRPC status, if these headers or trailers have one.
     fn record_status(&mut self, headers: &HeaderMap) {
-        let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok());
-        if let (Some(entry), Some(code)) = (&mut self.entry, status.and_then(|status| status.parse().ok())) {
+        if let (Some(entry), Some(code)) = (&mut self.entry, grpc_code(headers)) {
             entry.code = Some(code);
         }
     }

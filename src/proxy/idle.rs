@@ -29,7 +29,7 @@ use super::source::{BodySource, FrameBytes, Polled};
 use crate::cache::Rope;
 use crate::limits::ByteBudget;
 use crate::mirror::Mirrors;
-use crate::telemetry::metrics::BufferMetrics;
+use crate::telemetry::metrics::{BufferMetrics, Source};
 use crate::upstream::BoxError;
 
 /// Interval of the check for idle responses.
@@ -76,6 +76,26 @@ struct State {
     polled: Option<Option<Result<Frame<Rope>, BoxError>>>,
     /// Task of the response while it waits for the source; `None` while the source waits for the client.
     pending: Option<Waker>,
+}
+
+/// Result of polling a response for its next frame.
+pub(super) struct PolledFrame {
+    pub(super) polled: Polled,
+    /// What the frame's bytes count against.
+    pub(super) bytes: FrameBytes,
+    /// What has produced it, of a watch from memory or etcd.
+    pub(super) source: Option<Source>,
+}
+
+impl PolledFrame {
+    /// A frame of which nothing more is known.
+    fn new(polled: Polled) -> PolledFrame {
+        PolledFrame {
+            polled,
+            bytes: FrameBytes::Connection,
+            source: None,
+        }
+    }
 }
 
 /// Reason for which a response was aborted.
@@ -237,23 +257,26 @@ impl Progress {
 }
 
 impl Watched {
-    /// Records a read, and polls the source; also returns what the frame's bytes count against.
-    pub(super) fn poll_frame(&self, cx: &mut Context<'_>) -> (Polled, FrameBytes) {
+    /// Records a read, and polls the source.
+    pub(super) fn poll_frame(&self, cx: &mut Context<'_>) -> PolledFrame {
         self.progress.record();
         let mut state = self.state.lock();
         let state = match state.as_mut() {
             Ok(state) => state,
             Err(aborted) => {
-                let polled = Poll::Ready(Some(Err((*aborted).into())));
-                return (polled, FrameBytes::Connection);
+                return PolledFrame::new(Poll::Ready(Some(Err((*aborted).into()))));
             }
         };
         if let Some(polled) = state.polled.take() {
-            return (Poll::Ready(polled), FrameBytes::Connection);
+            return PolledFrame::new(Poll::Ready(polled));
         }
         let polled = state.source.poll_frame(cx);
         state.pending = polled.is_pending().then(|| cx.waker().clone());
-        (polled, state.source.frame_bytes())
+        PolledFrame {
+            polled,
+            bytes: state.source.frame_bytes(),
+            source: state.source.source(),
+        }
     }
 
     pub(super) fn progress(&self) -> &Arc<Progress> {
@@ -354,7 +377,9 @@ mod tests {
     }
 
     fn read(response: &Watched) -> Polled {
-        response.poll_frame(&mut Context::from_waker(Waker::noop())).0
+        response
+            .poll_frame(&mut Context::from_waker(Waker::noop()))
+            .polled
     }
 
     fn is_aborted(response: &Watched) -> bool {

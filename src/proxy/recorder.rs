@@ -198,6 +198,9 @@ impl<'a> Recorder<'a> {
             .metrics
             .reads
             .record(self.kind, self.outcome, waited, total);
+        if let Some(mirror) = self.mirror.filter(|_| self.outcome.is_from_memory()) {
+            mirror.metrics.read_wait.observe(waited);
+        }
         if let Some(trace) = &self.trace {
             self.telemetry
                 .metrics

@@ -21,13 +21,15 @@ use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Sleep;
 
-use super::idle::{Progress, ResponseRegistry, Watched};
+use super::idle::{PolledFrame, Progress, ResponseRegistry, Watched};
 pub(super) use super::source::{BodySource, FrameBytes, Polled};
 use crate::cache::Rope;
 use crate::grpc::Status;
+use crate::grpc::status::GRPC_STATUS;
 use crate::limits::{BudgetExceeded, CallBytes, CallKind, HeldBytes};
 use crate::mirror::HeldView;
 use crate::net::Url;
+use crate::telemetry::metrics::{Code, Source};
 use crate::upstream::BoxError;
 
 /// Response to a call, or the error with which etcd reset the HTTP/2 stream. hyper resets the client's stream with
@@ -123,14 +125,19 @@ impl ResponseBody {
             Kind::Whole { data, trailers, .. } => {
                 let data_bytes = data.as_ref().map_or(0, Bytes::len) as u64;
                 let bytes = CALL_BYTES + data_bytes;
-                call.record_sent(data_bytes);
                 let mut held = call.account().hold(CallKind::Sending);
                 call.shrink_to(0);
-                if is_read && data_bytes > SHORT_READ_BYTES {
-                    held.try_grow(bytes)?;
-                } else {
+                if !is_read || data_bytes <= SHORT_READ_BYTES {
                     held.force_grow(bytes);
+                } else if let Err(exceeded) = held.try_grow(bytes) {
+                    if let Some(of_client) = call.client_call_mut() {
+                        of_client.set_source(Source::Refused);
+                        of_client.record_code(Code::RESOURCE_EXHAUSTED);
+                    }
+                    return Err(exceeded);
                 }
+                call.record_sent(data_bytes);
+                record_end(&mut call, trailers.as_ref());
                 Kind::Whole {
                     data,
                     trailers,
@@ -139,6 +146,7 @@ impl ResponseBody {
             }
             Kind::Source(source) => {
                 call.shrink_to(CALL_BYTES);
+                record_source(&call, source.source());
                 Kind::Delivered(Box::new(Delivery {
                     source: responses.watch(source),
                     call,
@@ -146,7 +154,10 @@ impl ResponseBody {
                     pause: None,
                 }))
             }
-            other => other,
+            other => {
+                record_end(&mut call, None);
+                other
+            }
         }))
     }
 
@@ -201,6 +212,36 @@ impl ResponseBody {
             Kind::Empty | Kind::Whole { .. } | Kind::Delivered(_) => None,
             Kind::Source(source) => source.endpoint(),
         }
+    }
+}
+
+/// gRPC code in these headers or trailers.
+pub(super) fn grpc_code(headers: &HeaderMap) -> Option<u16> {
+    let status = headers.get(GRPC_STATUS)?;
+    status.to_str().ok()?.parse().ok()
+}
+
+/// Records the status in these headers or trailers, if there is one.
+pub(super) fn record_code(call: &mut CallBytes, headers: &HeaderMap) {
+    if let (Some(of_client), Some(code)) = (call.client_call_mut(), grpc_code(headers)) {
+        of_client.record_code(Code::of(code));
+    }
+}
+
+/// Records the end of a response, with its `trailers`.
+fn record_end(call: &mut CallBytes, trailers: Option<&HeaderMap>) {
+    if let Some(trailers) = trailers {
+        record_code(call, trailers);
+    }
+    if let Some(of_client) = call.client_call_mut() {
+        of_client.record_no_code();
+    }
+}
+
+/// Records what produces the frames of a response, if its source knows that.
+fn record_source(call: &CallBytes, source: Option<Source>) {
+    if let (Some(of_client), Some(source)) = (call.client_call(), source) {
+        of_client.set_source(source);
     }
 }
 
@@ -272,7 +313,7 @@ impl Kind {
                 Poll::Ready(frame.map(Ok))
             }
             Kind::Source(source) => source.poll_frame(cx),
-            Kind::Delivered(delivery) => delivery.source.poll_frame(cx).0,
+            Kind::Delivered(delivery) => delivery.source.poll_frame(cx).polled,
         }
     }
 
@@ -304,7 +345,22 @@ impl Delivery {
             return Poll::Pending;
         }
         ready!(self.poll_pause(cx));
-        let (polled, bytes) = self.source.poll_frame(cx);
+        let PolledFrame {
+            polled,
+            bytes,
+            source,
+        } = self.source.poll_frame(cx);
+        record_source(&self.call, source);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(trailers) = frame.trailers_ref() {
+                    record_end(&mut self.call, Some(trailers));
+                }
+            }
+            // A response without a status, or that etcd has reset.
+            Poll::Ready(None | Some(Err(_))) => record_end(&mut self.call, None),
+            Poll::Pending => {}
+        }
         let frame = |frame: Frame<Rope>| {
             frame.map_data(|rope| {
                 self.call.record_sent(rope.remaining() as u64);
@@ -447,6 +503,13 @@ impl<O: Observer> BodySource for Observed<O> {
         match &self.body {
             Kind::Source(source) => source.unread_bytes(),
             _ => 0,
+        }
+    }
+
+    fn source(&self) -> Option<Source> {
+        match &self.body {
+            Kind::Source(source) => source.source(),
+            _ => None,
         }
     }
 

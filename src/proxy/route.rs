@@ -14,7 +14,7 @@ use super::handles::{Access, Client, Proxy};
 use super::read::{is_json_range, json_range, range, range_stream};
 use super::recorder;
 use super::refuse::{origin_of, refuse_unwanted, refuse_write};
-use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
+use super::response::{CALL_BYTES, CallResult, ResponseBody, grpc_code, record_code, status_response};
 use super::spans::Trace;
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
 use crate::browser::{is_of_a_browser, set_cors};
@@ -24,6 +24,7 @@ use crate::grpc::{Method, Status};
 use crate::limits::{BudgetExceeded, CallBytes, ShareKind};
 use crate::net::Transport;
 use crate::panics::caught;
+use crate::telemetry::metrics::{CallMethod, Code, Source};
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{self, Reason};
 use crate::upstream::BoxError;
@@ -49,12 +50,17 @@ pub async fn handle(
         &request,
     );
     let is_http2 = request.version() == Version::HTTP_2;
-    if let Some(refused) = refuse_unwanted(proxy, &request, transport) {
-        return Ok(followed(&mut access, refused));
+    let counted = (is_http2 && is_grpc(request.headers())).then(|| CallMethod::of_path(request.uri().path()));
+    let mut refused = refuse_unwanted(proxy, &request, transport);
+    if client.access == Access::ReadOnly {
+        refused = refused.or_else(|| refuse_write(proxy, &request));
     }
-    if client.access == Access::ReadOnly
-        && let Some(refused) = refuse_write(proxy, &request)
-    {
+    if let Some(refused) = refused {
+        if let Some(counted) = counted {
+            let code = grpc_code(refused.headers()).map_or(Code::UNKNOWN, Code::of);
+            let calls = &proxy.telemetry.metrics.calls;
+            calls.record(counted, code, Source::Refused, arrived.elapsed());
+        }
         return Ok(followed(&mut access, refused));
     }
     let may_be_read_by_pages = is_of_a_browser(&request, transport);
@@ -62,11 +68,15 @@ pub async fn handle(
     let method = Method::from_path(request.uri().path());
     let clients = &proxy.telemetry.clients;
     let mut call = client.caller.begin(clients, &client.account, request.headers());
-    if let (Some(access), Some(of_client)) = (&mut access, call.client_call()) {
-        access.record_caller(of_client.client().name());
+    if let Some(of_client) = call.client_call_mut() {
+        of_client.measure(counted, arrived);
+        if let Some(access) = &mut access {
+            access.record_caller(of_client.client().name());
+        }
     }
     if let Err((reason, status)) = admit(&mut call, &request, method, arrived).await {
         let refused = refuse(&client, &request, &call, reason, &status, access.as_deref_mut());
+        record_code(&mut call, refused.headers());
         return Ok(followed(&mut access, refused));
     }
     let routed = route(
@@ -78,9 +88,15 @@ pub async fn handle(
         access.as_deref_mut(),
     );
     let response = match caught(routed).await {
-        Ok(outcome) => outcome?,
+        Ok(outcome) => outcome.inspect_err(|_| {
+            // etcd has reset the call's stream.
+            if let Some(of_client) = call.client_call_mut() {
+                of_client.record_no_code();
+            }
+        })?,
         Err(_) => internal_error(is_http2),
     };
+    record_code(&mut call, response.headers());
     let (mut head, body) = response.into_parts();
     let body = follow(&mut access, (head.status, &head.headers), body);
     if may_be_read_by_pages {
@@ -217,6 +233,9 @@ async fn route(
     if let Some(advertised) = &proxy.advertised
         && let Some(response) = advertised.response(&request, &proxy.mirrors.cluster_state)
     {
+        if let Some(of_client) = call.client_call() {
+            of_client.set_source(Source::Memory);
+        }
         return Ok(response);
     }
     // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
@@ -227,6 +246,8 @@ async fn route(
         if may_serve_json(client, &request) {
             if let Some(of_client) = call.client_call_mut() {
                 of_client.set_watch();
+                // Until memory does.
+                of_client.set_source(Source::Etcd);
             }
             return Box::pin(watch_json(client, request, access)).await;
         }
@@ -247,7 +268,7 @@ async fn route(
         return Box::pin(range_stream(client, request, call, access)).await;
     }
     if is_grpc_call && method == Method::Watch && may_serve(client, request.headers()) {
-        return Box::pin(watch(client, request, access)).await;
+        return Box::pin(watch(client, request, call, access)).await;
     }
     record_forwarded(proxy, call);
     let mut request = request;

@@ -9,6 +9,7 @@ use crate::cache::Rope;
 use crate::limits::HeldBytes;
 use crate::mirror::HeldView;
 use crate::net::Url;
+use crate::telemetry::metrics::Source;
 use crate::upstream::BoxError;
 
 /// Result of polling a body for its next frame.
@@ -73,5 +74,10 @@ pub(super) trait BodySource: fmt::Debug + Send {
     /// Bytes in a budget of the source's own that are released only when the client reads.
     fn unread_bytes(&self) -> u64 {
         0
+    }
+
+    /// What produces the frames now, of a stream for which that may change; `None` for every other response.
+    fn source(&self) -> Option<Source> {
+        None
     }
 }

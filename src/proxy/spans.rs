@@ -9,11 +9,10 @@ use bytes::Buf;
 use http::{HeaderMap, Request, Response};
 use tokio::time::Instant;
 
-use super::response::ResponseBody;
+use super::response::{ResponseBody, grpc_code};
 use crate::cache::Rope;
 use crate::grpc::Method;
 use crate::grpc::frame::PrefixReader;
-use crate::grpc::status::GRPC_STATUS;
 use crate::net::Url;
 use crate::telemetry::calls::Call;
 use crate::telemetry::trace::{
@@ -222,8 +221,7 @@ impl Trace {
 
     /// Records the gRPC status, if these headers or trailers have one.
     pub(super) fn record_status(&mut self, headers: &HeaderMap) {
-        let status = headers.get(GRPC_STATUS).and_then(|status| status.to_str().ok());
-        self.status = status.and_then(|status| status.parse().ok()).or(self.status);
+        self.status = grpc_code(headers).or(self.status);
     }
 
     /// Counts the bytes and messages of a frame that is sent to the client.

@@ -263,7 +263,7 @@ async fn replaced_files_are_used_if_they_are_valid() {
     let expiry = || {
         sample(
             &metrics,
-            "rangecache_tls_not_after_seconds{side=\"clients\",file=\"cert\"}",
+            "rangecache_tls_not_after_timestamp_seconds{side=\"clients\",file=\"cert\"}",
         )
     };
     let authority = ca.cert();

@@ -54,7 +54,8 @@ impl Metrics {
     /// Counts of the counter `name`, by outcome and reason.
     pub(crate) fn outcomes_of(&self, name: &str) -> Outcomes {
         let mut outcomes = Outcomes::default();
-        for (sample, value) in &self.0 {
+        // Series begin at zero.
+        for (sample, value) in self.0.iter().filter(|(_, value)| **value > 0.0) {
             let rest = sample.strip_prefix(name);
             if let Some(labels) = rest.and_then(|rest| rest.strip_prefix('{')) {
                 let label = |name: &str| {

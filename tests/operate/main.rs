@@ -19,6 +19,7 @@
 mod access_log;
 mod browsers;
 mod caller_is;
+mod calls;
 mod clients;
 mod diff;
 mod doctor;

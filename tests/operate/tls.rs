@@ -406,7 +406,8 @@ async fn certificates_are_rotated_under_load_without_a_failed_call() {
     }
     for file in ["cert", "ca"] {
         for side in ["etcd", "clients"] {
-            let name = format!("rangecache_tls_not_after_seconds{{side=\"{side}\",file=\"{file}\"}}");
+            let name =
+                format!("rangecache_tls_not_after_timestamp_seconds{{side=\"{side}\",file=\"{file}\"}}");
             assert!(metrics.0[&name] > 2_000_000_000.0, "{name}");
         }
     }

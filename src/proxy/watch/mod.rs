@@ -58,7 +58,9 @@ use super::response::{CallResult, ResponseBody, status_response};
 use super::spans::Trace;
 use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{CallMetadata, Method};
+use crate::limits::CallBytes;
 use crate::telemetry::Reason;
+use crate::telemetry::metrics::Source;
 use first::{Declined, first_create, record_forwarded};
 pub(super) use json::{may_serve_json, watch_json};
 use receive::Requests;
@@ -78,9 +80,14 @@ pub(super) fn may_serve(client: &Client, headers: &HeaderMap) -> bool {
 pub(super) async fn watch(
     client: &Arc<Client>,
     request: Request<Incoming>,
+    call: &CallBytes,
     mut access: Option<&mut AccessCall>,
 ) -> CallResult {
     let proxy = &client.proxy;
+    if let Some(of_client) = call.client_call() {
+        // Until memory serves the stream.
+        of_client.set_source(Source::Etcd);
+    }
     let arrived = Instant::now();
     let mut trace = Trace::begin(&proxy.telemetry, Method::Watch, &request);
     let (parts, body) = request.into_parts();
@@ -100,7 +107,12 @@ pub(super) async fn watch(
         return forward(client, parts, requests, Reason::OverBudget, (trace, access)).await;
     };
     let result = match first {
-        Err(Declined::With(status)) => Ok(status_response(&status, content_type)),
+        Err(Declined::With(status)) => {
+            if let Some(of_client) = call.client_call() {
+                of_client.set_source(Source::Refused);
+            }
+            Ok(status_response(&status, content_type))
+        }
         Ok((create, first)) => {
             if let Some(access) = access {
                 access.record_labels(("memory", ""));

@@ -27,7 +27,7 @@ use crate::mirror::watch_hub::Reader;
 use crate::proxy::forward::StopSignal;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use crate::telemetry::Reason;
-use crate::telemetry::metrics::OpenStream;
+use crate::telemetry::metrics::{OpenStream, Source};
 use crate::upstream::BoxError;
 
 mod attempts;
@@ -352,6 +352,15 @@ impl BodySource for Session {
 
     fn unread_bytes(&self) -> u64 {
         self.bytes.unread()
+    }
+
+    fn source(&self) -> Option<Source> {
+        let source = if self.etcd.is_some() {
+            Source::Etcd
+        } else {
+            Source::Memory
+        };
+        Some(source)
     }
 }
 

@@ -10,12 +10,14 @@ use tokio::time::Instant;
 use super::name::ClientName;
 use super::stats::{ClientFigures, ClientStats};
 use super::users::Users;
+use crate::telemetry::metrics::CallMetrics;
 
 /// All clients with an open connection, and those that were seen last. The one that is idle longest leaves when there
 /// are too many; its sums count as those of "others" from then on.
 #[derive(Debug)]
 pub struct ClientRegistry {
     max_clients: usize,
+    calls: Arc<CallMetrics>,
     clients: DashMap<ClientName, Arc<ClientStats>>,
     next_number: AtomicU64,
     others: Arc<ClientStats>,
@@ -50,19 +52,20 @@ impl Drop for ClientHandle {
 
 impl Default for ClientRegistry {
     fn default() -> ClientRegistry {
-        ClientRegistry::with_max(usize::MAX)
+        ClientRegistry::with_max(usize::MAX, Arc::default())
     }
 }
 
 impl ClientRegistry {
-    /// Keeps at most `max_clients`, without "others".
+    /// Keeps at most `max_clients`, without "others". Their calls are counted in `calls`.
     #[must_use]
-    pub fn with_max(max_clients: usize) -> ClientRegistry {
+    pub fn with_max(max_clients: usize, calls: Arc<CallMetrics>) -> ClientRegistry {
         ClientRegistry {
             max_clients,
             clients: DashMap::new(),
             next_number: AtomicU64::new(1),
-            others: ClientStats::new(0, ClientName::others()),
+            others: ClientStats::new(0, ClientName::others(), Arc::clone(&calls)),
+            calls,
             users: Users::new(),
         }
     }
@@ -81,7 +84,8 @@ impl ClientRegistry {
             Entry::Occupied(client) => ClientHandle::new(client.get()),
             Entry::Vacant(place) => {
                 let number = self.next_number.fetch_add(1, Ordering::Relaxed);
-                ClientHandle::new(&place.insert(ClientStats::new(number, name.clone())))
+                let client = ClientStats::new(number, name.clone(), Arc::clone(&self.calls));
+                ClientHandle::new(&place.insert(client))
             }
         }
     }
@@ -156,7 +160,7 @@ mod tests {
 
     #[test]
     fn connections_of_one_name_are_one_client_until_it_is_idle_and_others_need_its_place() {
-        let registry = ClientRegistry::with_max(2);
+        let registry = ClientRegistry::with_max(2, Arc::default());
         let name = |user: &str| ClientName::of_user(user);
         let (first, again) = (registry.connect(&name("a")), registry.connect(&name("a")));
         assert_eq!(first.number(), again.number());

@@ -1,7 +1,7 @@
 //! Counters of one client.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use parking_lot::Mutex;
@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::name::{ClientName, cut};
 use crate::telemetry::Outcome;
+use crate::telemetry::metrics::{CallMethod, CallMetrics, Code, Source};
 
 /// Longest user agent that is kept, in bytes.
 const MAX_AGENT_BYTES: usize = 64;
@@ -37,6 +38,8 @@ pub struct ClientStats {
     last_seen_seconds: AtomicU64,
     agent: Mutex<Arc<str>>,
     sampled: Mutex<Sampled>,
+    /// Calls of all clients.
+    of_all: Arc<CallMetrics>,
 }
 
 /// Counters at the last sample, and the rates up to it.
@@ -107,7 +110,8 @@ pub struct ClientFigures {
 }
 
 impl ClientStats {
-    pub(super) fn new(number: u64, name: ClientName) -> Arc<ClientStats> {
+    /// A client without calls; they are counted in `of_all`, too.
+    pub(super) fn new(number: u64, name: ClientName, of_all: Arc<CallMetrics>) -> Arc<ClientStats> {
         Arc::new(ClientStats {
             number,
             name,
@@ -124,6 +128,7 @@ impl ClientStats {
             last_seen_seconds: AtomicU64::new(0),
             agent: Mutex::new("".into()),
             sampled: Mutex::default(),
+            of_all,
         })
     }
 
@@ -148,6 +153,8 @@ impl ClientStats {
         ClientCall {
             client: Arc::clone(self),
             is_watch: false,
+            source: AtomicU8::new(UNDECIDED),
+            measured: None,
         }
     }
 
@@ -155,6 +162,7 @@ impl ClientStats {
     pub fn record_received(&self, bytes: u64) {
         if bytes > 0 {
             self.received_bytes.fetch_add(bytes, Relaxed);
+            self.of_all.record_received(bytes);
         }
     }
 
@@ -241,6 +249,22 @@ impl ClientStats {
 pub struct ClientCall {
     client: Arc<ClientStats>,
     is_watch: bool,
+    /// What answers it: a [`Source`], or [`UNDECIDED`].
+    source: AtomicU8,
+    measured: Option<Measured>,
+}
+
+/// Value of [`ClientCall::source`] before anything answers.
+const UNDECIDED: u8 = u8::MAX;
+
+/// What a call's metrics need to know.
+#[derive(Debug)]
+struct Measured {
+    /// `None` if it is not a gRPC call.
+    method: Option<CallMethod>,
+    arrived: Instant,
+    /// Status of the response; `None` before it is sent.
+    code: Option<Code>,
 }
 
 impl ClientCall {
@@ -248,6 +272,19 @@ impl ClientCall {
     #[must_use]
     pub fn client(&self) -> &Arc<ClientStats> {
         &self.client
+    }
+
+    /// Counts the call in the metrics of all calls: in flight now, and by its status when it ends. `method` is `None` for
+    /// one that is not a gRPC call.
+    pub fn measure(&mut self, method: Option<CallMethod>, arrived: Instant) {
+        if self.measured.is_none() {
+            self.client.of_all.begin(method);
+            self.measured = Some(Measured {
+                method,
+                arrived,
+                code: None,
+            });
+        }
     }
 
     /// Counts the call as an open Watch stream.
@@ -258,9 +295,24 @@ impl ClientCall {
         }
     }
 
+    /// Records the status of the response; the last one counts.
+    pub fn record_code(&mut self, code: Code) {
+        if let Some(measured) = &mut self.measured {
+            measured.code = Some(code);
+        }
+    }
+
+    /// Records that the response has ended without a status.
+    pub fn record_no_code(&mut self) {
+        if let Some(measured) = &mut self.measured {
+            measured.code.get_or_insert(Code::UNKNOWN);
+        }
+    }
+
     /// Counts bytes of the response.
     pub fn record_sent(&self, bytes: u64) {
         self.client.sent_bytes.fetch_add(bytes, Relaxed);
+        self.client.of_all.record_sent(self.source(), bytes);
     }
 
     /// Counts the outcome of a read.
@@ -271,6 +323,7 @@ impl ClientCall {
         match outcome {
             Outcome::Hit(_) | Outcome::Waited(_) => {
                 self.client.from_memory.fetch_add(1, Relaxed);
+                self.set_source(Source::Memory);
             }
             Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) => self.record_from_etcd(),
             Outcome::Shed(_) => self.record_refused(),
@@ -281,11 +334,27 @@ impl ClientCall {
     /// Counts the call as answered by etcd.
     pub fn record_from_etcd(&self) {
         self.client.from_etcd.fetch_add(1, Relaxed);
+        self.set_source(Source::Etcd);
     }
 
     /// Counts the call as refused.
     pub fn record_refused(&self) {
         self.client.refused.fetch_add(1, Relaxed);
+        self.set_source(Source::Refused);
+    }
+
+    /// Records what answers the call; of a watch, what does from now on.
+    pub fn set_source(&self, source: Source) {
+        self.source.store(source as u8, Relaxed);
+    }
+
+    /// What answers the call. Until that is recorded, it can only be an error of rangecache's own.
+    fn source(&self) -> Source {
+        let source = self.source.load(Relaxed);
+        let known = [Source::Memory, Source::Etcd]
+            .into_iter()
+            .find(|known| *known as u8 == source);
+        known.unwrap_or(Source::Refused)
     }
 }
 
@@ -295,6 +364,21 @@ impl Drop for ClientCall {
         if self.is_watch {
             self.client.watches.fetch_sub(1, Relaxed);
         }
+        let Some(measured) = &self.measured else {
+            return;
+        };
+        let of_all = &self.client.of_all;
+        of_all.end(measured.method);
+        let Some(method) = measured.method else {
+            return;
+        };
+        let is_undecided = self.source.load(Relaxed) == UNDECIDED;
+        let source = match measured.code {
+            None if is_undecided => Source::Nothing,
+            _ => self.source(),
+        };
+        let code = measured.code.unwrap_or(Code::CANCELED);
+        of_all.record(method, code, source, measured.arrived.elapsed());
     }
 }
 

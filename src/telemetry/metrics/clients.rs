@@ -7,7 +7,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::register::register;
+use super::register::{register, start_at_zero};
 use crate::telemetry::clients::ClientFigures;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -63,6 +63,13 @@ pub struct ClientMetrics {
 
 impl ClientMetrics {
     pub(super) fn new(registry: &mut Registry) -> ClientMetrics {
+        let shares = register(
+            registry,
+            "client_share_refused",
+            "Calls refused because their client has used up its share, by limit: bytes, calls, lists, watches",
+        );
+        let limits = ["bytes", "calls", "lists", "watches"];
+        start_at_zero(&shares, limits.map(|limit| LimitLabels { limit }));
         ClientMetrics {
             calls: register(
                 registry,
@@ -90,11 +97,7 @@ impl ClientMetrics {
                 "Calls of these clients in flight",
             ),
             watches: register(registry, "client_watches", "Open Watch streams of these clients"),
-            shares: ShareMetrics(register(
-                registry,
-                "client_share_refused",
-                "Calls refused because their client has used up its share, by limit: bytes, calls, lists, watches",
-            )),
+            shares: ShareMetrics(shares),
             exporting: Mutex::default(),
         }
     }

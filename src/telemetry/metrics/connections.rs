@@ -35,11 +35,16 @@ impl ConnectionMetrics {
             "client_connections_closed",
             "Connections closed because of their client's behaviour, by listener and reason: address, flood, replaced, silent",
         );
-        let reasons = ["address", "flood", "silent"].map(|reason| ClosedLabels {
-            listener: "clients",
-            reason,
-        });
-        start_at_zero(&closed, reasons);
+        for (listener, reason) in [
+            ("clients", "address"),
+            ("clients", "flood"),
+            ("clients", "silent"),
+            ("metrics", "flood"),
+            ("metrics", "replaced"),
+            ("metrics", "silent"),
+        ] {
+            start_at_zero(&closed, [ClosedLabels { listener, reason }]);
+        }
         ConnectionMetrics {
             open: register(registry, "client_connections", "Open client connections"),
             shed_calls: register(

@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::register::register;
+use super::register::{register, start_at_zero};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct FallbackLabels {
@@ -64,6 +64,11 @@ impl ForwardingMetrics {
             "forward_refused",
             "Calls that got no turn to be sent to etcd, by size (large, small) and reason",
         );
+        let reasons = ["too_many_waiting", "late", "deadline"];
+        let labels = reasons
+            .into_iter()
+            .flat_map(|reason| ["large", "small"].map(|calls| RefusedLabels { calls, reason }));
+        start_at_zero(&refused, labels);
         ForwardingMetrics {
             calls: register(
                 registry,

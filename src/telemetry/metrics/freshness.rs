@@ -8,7 +8,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use super::labels::ResultLabels;
-use super::register::{register, register_latency};
+use super::register::{register, register_latency, start_at_zero};
 use crate::telemetry::outcome::Reason;
 
 /// Quorum checks and the reads that they served, since the start.
@@ -34,8 +34,23 @@ pub struct FreshnessMetrics {
 
 impl FreshnessMetrics {
     pub(super) fn new(registry: &mut Registry) -> FreshnessMetrics {
+        let checks = register(registry, "quorum_checks", "Quorum revision checks by result");
+        let results = [
+            Ok(()),
+            Err(Reason::CheckFailed),
+            Err(Reason::NotFresh),
+            Err(Reason::Auth),
+        ];
+        start_at_zero(&checks, results.map(check_labels));
+        let authorizations = register(
+            registry,
+            "authorizations",
+            "Calls that asked etcd whether a caller may read a range, by result",
+        );
+        let results = ["granted", Reason::Auth.as_str(), Reason::CheckFailed.as_str()];
+        start_at_zero(&authorizations, results.map(|result| ResultLabels { result }));
         FreshnessMetrics {
-            checks: register(registry, "quorum_checks", "Quorum revision checks by result"),
+            checks,
             check_reads: register(
                 registry,
                 "quorum_check_reads",
@@ -46,11 +61,7 @@ impl FreshnessMetrics {
                 "quorum_check_duration",
                 "Round trip of a quorum check",
             ),
-            authorizations: register(
-                registry,
-                "authorizations",
-                "Calls that asked etcd whether a caller may read a range, by result",
-            ),
+            authorizations,
             authorization_duration_seconds: register_latency(
                 registry,
                 "authorization_duration",

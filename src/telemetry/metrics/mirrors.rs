@@ -9,7 +9,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use super::labels::MirrorLabels;
-use super::register::{register, register_unit};
+use super::latency::Latency;
+use super::register::{register, register_unit, start_at_zero};
+use crate::telemetry::outcome::Reason;
 use crate::telemetry::prefixes::PrefixCounters;
 
 type SecondsGauge = Gauge<f64, AtomicU64>;
@@ -57,6 +59,8 @@ pub struct MirrorMetrics {
     pub events_fenced: Counter,
     /// Progress requests sent.
     pub progress_requests: Counter,
+    /// Time that reads answered from the mirror waited for their proof.
+    pub read_wait: Latency,
     /// Events by prefix.
     pub prefixes: PrefixCounters,
 }
@@ -85,12 +89,19 @@ pub struct MirrorsMetrics {
     events: Family<MirrorLabels, Counter>,
     events_fenced: Family<MirrorLabels, Counter>,
     progress_requests: Family<MirrorLabels, Counter>,
+    read_wait: Family<MirrorLabels, Latency>,
 }
 
 impl MirrorsMetrics {
     pub(super) fn new(r: &mut Registry) -> MirrorsMetrics {
         MirrorsMetrics {
             prefixes: PrefixCounters::default(),
+            read_wait: register_unit(
+                r,
+                "mirror_read_wait",
+                Unit::Seconds,
+                "Time that reads answered from the mirror waited for their proof",
+            ),
             reloads: register(r, "mirror_reloads", "Loads of a mirror by reason"),
             in_service: register(
                 r,
@@ -178,6 +189,40 @@ impl MirrorsMetrics {
         drop(self.mismatches.get_or_create(&labels));
         let gauge = |family: &Family<MirrorLabels, Gauge>| family.get_or_create_owned(&labels);
         let counter = |family: &Family<MirrorLabels, Counter>| family.get_or_create_owned(&labels);
+        drop(counter(&self.mismatches));
+        let verification = |result| VerificationLabels {
+            mirror: name.to_owned(),
+            result,
+        };
+        start_at_zero(
+            &self.verifications,
+            ["same", "out_of_service", "different", "failed"].map(verification),
+        );
+        let reload = |reason| ReloadLabels {
+            mirror: name.to_owned(),
+            reason,
+        };
+        let reasons = [
+            "start",
+            "load_failed",
+            "may_fit",
+            "compacted",
+            "unproven",
+            "malformed",
+        ];
+        start_at_zero(
+            &self.reloads,
+            reasons
+                .into_iter()
+                .chain(
+                    Reason::ALL
+                        .iter()
+                        .filter(|reason| reason.is_behind())
+                        .map(|reason| reason.as_str()),
+                )
+                .map(reload),
+        );
+        let read_wait = self.read_wait.get_or_create_owned(&labels);
         MirrorMetrics {
             prefixes: self.prefixes.clone(),
             in_service: gauge(&self.in_service),
@@ -194,6 +239,7 @@ impl MirrorsMetrics {
             events: counter(&self.events),
             events_fenced: counter(&self.events_fenced),
             progress_requests: counter(&self.progress_requests),
+            read_wait,
         }
     }
 

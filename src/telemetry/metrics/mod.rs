@@ -3,11 +3,13 @@
 
 mod access_log;
 mod buffers;
+mod calls;
 mod clients;
 mod connections;
 mod forwarding;
 mod freshness;
 mod labels;
+mod latency;
 mod mirrors;
 mod prefixes;
 mod process;
@@ -20,15 +22,19 @@ mod traces;
 mod upstream;
 mod watches;
 
+use std::sync::Arc;
+
 use prometheus_client::registry::Registry;
 
 use super::exposition::{self, Format};
 pub use access_log::{AccessLogMetrics, LineCounters};
 pub use buffers::{BufferKindMetrics, BufferMetrics};
+pub use calls::{CallMethod, CallMetrics, Code, Source};
 pub use clients::{ClientMetrics, ShareMetrics};
 pub use connections::ConnectionMetrics;
 pub use forwarding::{ForwardingMetrics, TurnMetrics};
 pub use freshness::{FreshnessMetrics, QuorumChecks};
+pub use latency::Latency;
 pub use mirrors::{MirrorMetrics, MirrorsMetrics};
 pub use prefixes::PrefixMetrics;
 pub use process::ProcessMetrics;
@@ -41,6 +47,8 @@ pub use watches::{OpenStream, WatchMetrics};
 /// All metrics of the process, registered under `rangecache_`; its resources under `process_`. Shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
+    /// Every call of clients.
+    pub calls: Arc<CallMetrics>,
     /// Range and RangeStream.
     pub reads: ReadMetrics,
     /// Bytes buffered for calls.
@@ -87,6 +95,7 @@ impl Metrics {
         resources::register_resources(&mut all);
         let registry = all.sub_registry_with_prefix("rangecache");
         Metrics {
+            calls: Arc::new(CallMetrics::new(registry)),
             reads: ReadMetrics::new(registry),
             buffers: BufferMetrics::new(registry),
             watches: WatchMetrics::new(registry),

@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::register::{register, register_latency};
+use super::register::{register, register_latency, start_at_zero};
 use crate::telemetry::exposition::Exemplars;
 use crate::telemetry::outcome::{Kind, Outcome, Read};
 use crate::telemetry::trace::TraceId;
@@ -59,15 +59,27 @@ impl ReadMetrics {
             "range",
             "Range calls by outcome and reason; hit and waited were answered from memory",
         );
+        let stream: Family<RangeLabels, Counter> = register(
+            registry,
+            "range_stream",
+            "RangeStream calls by outcome and reason; hit and waited were answered from memory",
+        );
+        for family in [&unary, &stream] {
+            let outcomes = Outcome::all().filter(|outcome| !matches!(outcome, Outcome::Paged(_)));
+            start_at_zero(family, outcomes.map(RangeLabels::new));
+        }
+        let shadow = register(
+            registry,
+            "shadow_reads",
+            "Responses of etcd by the result of their comparison with memory's (--shadow)",
+        );
+        let results = ["equal", "different", "too_large", "not_compared"];
+        start_at_zero(&shadow, results.map(|result| ShadowLabels { result }));
         let unary_most_frequent = unary.get_or_create_owned(&RangeLabels::new(MOST_FREQUENT));
         ReadMetrics {
             unary,
             unary_most_frequent,
-            stream: register(
-                registry,
-                "range_stream",
-                "RangeStream calls by outcome and reason; hit and waited were answered from memory",
-            ),
+            stream,
             wait_seconds: register_latency(
                 registry,
                 "range_wait",
@@ -78,11 +90,7 @@ impl ReadMetrics {
                 "range_duration",
                 "Time from the arrival of a Range or RangeStream to the head of its response",
             ),
-            shadow: register(
-                registry,
-                "shadow_reads",
-                "Responses of etcd by the result of their comparison with memory's (--shadow)",
-            ),
+            shadow,
             forward_all: register(
                 registry,
                 "forward_all",

@@ -41,16 +41,19 @@ impl TlsMetrics {
         let sides = ["clients", "etcd"].into_iter();
         let results = sides.flat_map(|side| ["ok", "failed"].map(|result| ReloadLabels { side, result }));
         start_at_zero(&reloads, results);
+        let handshakes = register(registry, "tls_handshakes", "Clients' TLS handshakes by result");
+        let results = ["ok", "refused", "timed_out"];
+        start_at_zero(&handshakes, results.map(|result| ResultLabels { result }));
         TlsMetrics {
             handshaking: register(
                 registry,
                 "tls_handshaking",
                 "Clients' TLS handshakes in progress or waiting for their turn",
             ),
-            handshakes: register(registry, "tls_handshakes", "Clients' TLS handshakes by result"),
+            handshakes,
             not_after_seconds: register_unit(
                 registry,
-                "tls_not_after",
+                "tls_not_after_timestamp",
                 Unit::Seconds,
                 "When the first certificate of a file expires or its revocation list is due, in seconds since 1970",
             ),

@@ -11,7 +11,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::buffers::BufferKindMetrics;
 use super::labels::MirrorLabels;
-use super::register::{register, register_latency, register_unit};
+use super::register::{register, register_latency, register_unit, start_at_zero};
 use crate::telemetry::Reason;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -85,6 +85,13 @@ impl WatchMetrics {
             "watch_refused",
             "Streams, watchers and messages that did not fit --watch-max-bytes",
         );
+        let cancelled = register(
+            registry,
+            "watch_cancelled",
+            "Watchers served from memory that were cancelled, by reason",
+        );
+        let reasons = ["client", "compacted", "replaced"];
+        start_at_zero(&cancelled, reasons.map(|reason| CancelledLabels { reason }));
         WatchMetrics {
             stream_budget: BufferKindMetrics {
                 used: streams,
@@ -116,11 +123,7 @@ impl WatchMetrics {
                 "watch_created",
                 "Requests to create a watcher, by what answered them and kind of start or reason",
             ),
-            cancelled: register(
-                registry,
-                "watch_cancelled",
-                "Watchers served from memory that were cancelled, by reason",
-            ),
+            cancelled,
             streams: register(
                 registry,
                 "watch_streams",

@@ -14,6 +14,7 @@ use crate::grpc::status;
 use crate::proxy::gateway::stream_error;
 use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use crate::proxy::watch::session::Session;
+use crate::telemetry::metrics::Source;
 
 /// The gateway removes white space from the lines of a stream, whatever the build of etcd.
 const LAYOUT: JsonLayout = JsonLayout::Compact;
@@ -117,6 +118,10 @@ impl BodySource for JsonStream {
 
     fn unread_bytes(&self) -> u64 {
         self.session.unread_bytes()
+    }
+
+    fn source(&self) -> Option<Source> {
+        self.session.source()
     }
 }
 

@@ -1,0 +1,100 @@
+//! [`Latency`]: a histogram that is recorded without a lock, for what every call records.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::{MetricType, TypedMetric};
+
+use crate::telemetry::exposition::{BOUNDS, FIRST_BOUND_SECONDS};
+
+/// Bound of the first bucket, in nanoseconds: [`FIRST_BOUND_SECONDS`].
+const FIRST_BOUND_NANOS: u64 = 50_000;
+
+/// Histogram of seconds with the bounds of every latency, from 50 µs to about 13 s. Cloning counts references.
+#[derive(Clone, Debug, Default)]
+pub struct Latency(Arc<Buckets>);
+
+#[derive(Debug, Default)]
+struct Buckets {
+    /// Counts by bucket; the last one has no bound.
+    counts: [AtomicU64; BOUNDS as usize + 1],
+    sum_nanos: AtomicU64,
+}
+
+impl Latency {
+    /// Counts a duration: two atomic additions.
+    pub fn observe(&self, took: Duration) {
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        if let Some(count) = self.0.counts.get(bucket_of(nanos)) {
+            count.fetch_add(1, Relaxed);
+        }
+        self.0.sum_nanos.fetch_add(nanos, Relaxed);
+    }
+}
+
+/// Index of the bucket of a duration.
+fn bucket_of(nanos: u64) -> usize {
+    let multiples = nanos.saturating_sub(1) / FIRST_BOUND_NANOS;
+    let doublings = u64::BITS - multiples.leading_zeros();
+    usize::from(BOUNDS).min(doublings as usize)
+}
+
+impl TypedMetric for Latency {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+impl EncodeMetric for Latency {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
+        let bounds = std::iter::successors(Some(FIRST_BOUND_SECONDS), |bound| Some(bound * 2.0));
+        let bounds = bounds.take(usize::from(BOUNDS)).chain([f64::INFINITY]);
+        let counts = self.0.counts.iter().map(|count| count.load(Relaxed));
+        let buckets: Vec<_> = bounds.zip(counts).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let sum = Duration::from_nanos(self.0.sum_nanos.load(Relaxed)).as_secs_f64();
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        Latency::TYPE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    fn encoded(metric: impl prometheus_client::registry::Metric) -> String {
+        let (mut registry, mut text) = (Registry::default(), String::new());
+        registry.register("latency", "Latency", metric);
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn buckets_are_those_of_the_librarys_histogram() {
+        let (ours, theirs) = (
+            Latency::default(),
+            Histogram::new(exponential_buckets(FIRST_BOUND_SECONDS, 2.0, BOUNDS)),
+        );
+        for micros in [
+            0, 1, 49, 50, 51, 99, 100, 101, 200, 300, 6_400, 13_000_000, 13_107_300, 99_000_000,
+        ] {
+            let took = Duration::from_micros(micros);
+            ours.observe(took);
+            theirs.observe(took.as_secs_f64());
+        }
+        let without_sum = |text: String| -> Vec<String> {
+            let lines = text.lines().filter(|line| !line.starts_with("latency_sum"));
+            lines.map(str::to_owned).collect()
+        };
+        let (ours, theirs) = (encoded(ours), encoded(theirs));
+        assert!(ours.contains("latency_sum 125.11"), "{ours}");
+        assert_eq!(without_sum(ours), without_sum(theirs));
+    }
+}

@@ -1,0 +1,176 @@
+//! `rangecache_calls_total` and the metrics beside it: every gRPC call by method, status and what answered it.
+
+use std::collections::BTreeMap;
+
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::Client;
+use testkit::pb::{LeaseGrantRequest, RangeRequest, WatchCreateRequest, prefix_end};
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+
+/// Calls that have ended, as `service/method code from`; those without calls are left out.
+async fn calls(rangecache: &Rangecache) -> BTreeMap<String, u64> {
+    let metrics = rangecache.metrics().await;
+    let of_calls = metrics.0.iter().filter_map(|(sample, count)| {
+        let labels = sample.strip_prefix("rangecache_calls_total{")?;
+        let mut values = labels.split('"').skip(1).step_by(2);
+        let (service, method) = (values.next()?, values.next()?);
+        let (code, from) = (values.next()?, values.next()?);
+        let service = service.trim_start_matches("etcdserverpb.");
+        (*count > 0.0).then(|| (format!("{service}/{method} {code} {from}"), *count as u64))
+    });
+    of_calls.collect()
+}
+
+/// Waits until the calls since `before` are `expected`.
+async fn expect(rangecache: &Rangecache, before: &BTreeMap<String, u64>, expected: &[(&str, u64)]) {
+    let mut expected: BTreeMap<String, u64> = expected
+        .iter()
+        .map(|(call, count)| ((*call).to_owned(), *count))
+        .collect();
+    for (call, count) in before {
+        *expected.entry(call.clone()).or_default() += count;
+    }
+    let mut last = BTreeMap::new();
+    let wait = until(SOON, "the calls are counted", async || {
+        last = calls(rangecache).await;
+        (last == expected).then_some(())
+    });
+    // Ends before `until` does, to show the difference.
+    if tokio::time::timeout(SOON / 2, wait).await.is_err() {
+        assert_eq!(last, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_is_counted_by_method_status_and_what_answered_it() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", "/a")
+        .with("--read-only-listen-client-urls", "http://127.0.0.1:0")
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    client.put("/a", vec![b'v'; 5_000]).await.expect("etcd puts");
+    client.get("/a").await.expect("a read from memory");
+    let before = calls(&rangecache).await;
+    let list = RangeRequest {
+        key: b"/a".to_vec(),
+        range_end: prefix_end(b"/a"),
+        ..Default::default()
+    };
+    for _ in 0..3 {
+        client.get("/a").await.expect("a read from memory");
+        client.get("/b").await.expect("a read from etcd");
+    }
+    client.range_stream(&list).await.expect("a stream from memory");
+    client.put("/a", "v").await.expect("etcd puts");
+    client.grant_lease(7, 600).await.expect("etcd grants");
+    client.grant_lease(7, 600).await.expect_err("the lease exists");
+    client.range(&RangeRequest::default()).await.expect_err("no key");
+    client
+        .unary::<()>("/etcdserverpb.KV/Unheard", &())
+        .await
+        .expect_err("no such method");
+    let reader = Client::connect(&rangecache.read_only_url()).await;
+    reader.put("/a", "v").await.expect_err("a listener for reads");
+    expect(
+        &rangecache,
+        &before,
+        &[
+            ("KV/Range OK memory", 3),
+            ("KV/Range OK etcd", 3),
+            ("KV/RangeStream OK memory", 1),
+            ("KV/Put OK etcd", 1),
+            ("KV/Put PermissionDenied refused", 1),
+            ("KV/Range InvalidArgument memory", 1),
+            ("Lease/LeaseGrant OK etcd", 1),
+            ("Lease/LeaseGrant FailedPrecondition etcd", 1),
+            ("other/other Unimplemented etcd", 1),
+        ],
+    )
+    .await;
+    let metrics = rangecache.metrics().await;
+    let sample = |name: &str| {
+        metrics
+            .0
+            .get(name)
+            .copied()
+            .unwrap_or_else(|| panic!("no {name}"))
+    };
+    let memory = calls(&rangecache).await;
+    let reads = memory
+        .iter()
+        .filter(|(call, _)| call.starts_with("KV/Range") && call.ends_with("memory"));
+    let counted = sample("rangecache_call_duration_seconds_count{class=\"read\",from=\"memory\"}");
+    assert_eq!(counted as u64, reads.map(|(_, count)| count).sum::<u64>());
+    assert!(sample("rangecache_sent_bytes_total{from=\"memory\"}") > 20_000.0);
+    assert!(sample("rangecache_sent_bytes_total{from=\"etcd\"}") > 0.0);
+    assert!(sample("rangecache_received_bytes_total") > 5_000.0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stream_is_in_flight_until_it_ends_and_counts_what_served_it_last() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", "/a")
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    client.grant_lease(7, 600).await.expect("etcd grants");
+    let before = calls(&rangecache).await;
+    let create = |key: &str| WatchCreateRequest {
+        key: key.as_bytes().to_vec(),
+        ..Default::default()
+    };
+    let watches = [client.watch(create("/a")).await, client.watch(create("/b")).await];
+    let mut keep_alive = client.open("/etcdserverpb.Lease/LeaseKeepAlive");
+    // In its request the lease's id is the first field.
+    keep_alive.send(&LeaseGrantRequest { ttl: 7, id: 0 });
+    assert!(keep_alive.next().await.is_some(), "the lease is kept alive");
+    let in_flight = async |class: &str| {
+        let metrics = rangecache.metrics().await;
+        metrics
+            .0
+            .get(&format!("rangecache_calls_in_flight{{class=\"{class}\"}}"))
+            .copied()
+    };
+    until(SOON, "three streams are open", async || {
+        let open = (in_flight("watch").await, in_flight("lease_keep_alive").await);
+        (open == (Some(2.0), Some(1.0))).then_some(())
+    })
+    .await;
+    drop((watches, keep_alive));
+    expect(
+        &rangecache,
+        &before,
+        &[
+            ("Watch/Watch Canceled memory", 1),
+            ("Watch/Watch Canceled etcd", 1),
+            ("Lease/LeaseKeepAlive Canceled etcd", 1),
+        ],
+    )
+    .await;
+    assert_eq!(in_flight("watch").await, Some(0.0));
+    assert_eq!(in_flight("lease_keep_alive").await, Some(0.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn call_that_no_endpoint_takes_is_counted_with_its_error() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--connect-timeout", "500ms")
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    client.put("/a", "v").await.expect("etcd puts");
+    let before = calls(&rangecache).await;
+    drop(etcd);
+    let status = client.put("/a", "v").await.expect_err("no etcd");
+    let name = match status.code {
+        4 => "DeadlineExceeded",
+        14 => "Unavailable",
+        other => panic!("{other}"),
+    };
+    expect(&rangecache, &before, &[(&format!("KV/Put {name} etcd"), 1)]).await;
+}
