@@ -15,7 +15,7 @@ use rangecache::admin::Admin;
 use rangecache::cli::{self, Serving, Task};
 use rangecache::config::{
     AccessLogConfig, Config, DiffConfig, DoctorConfig, IgnoredOtel, LiveConfig, OtelConfig, RangeStream,
-    ReplayConfig, ReportFormat, Setting, StaticPodAction, StaticPodConfig, bounds,
+    ReplayConfig, ReportFormat, Setting, StaticPodAction, StaticPodConfig, bounds, given,
 };
 use rangecache::diff;
 use rangecache::doctor::{self, Style};
@@ -95,6 +95,8 @@ fn run(serving: Serving) -> ExitCode {
         return misuse(error);
     }
     let log_level = telemetry::log::init(&config.log.level, config.log.is_json());
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("RANGECACHE_COMMIT"));
+    tracing::info!(version, commit, settings = given(&settings), "rangecache starts");
     config.limits.max_connections = connections_within_descriptors(config.limits.max_connections);
     let config = &config;
     let (runtime, signals) = match started {

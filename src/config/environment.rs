@@ -35,8 +35,8 @@ fn variable_of(flag: &str) -> String {
     format!("{PREFIX}{name}")
 }
 
-/// Variable that enables the injection of faults in debug builds.
-const TEST_FAULTS: &str = "RANGECACHE_TEST_FAULTS";
+/// Variables that are not settings: of debug builds, in which tests inject faults, and of the build itself.
+const OTHERS: [&str; 2] = ["RANGECACHE_TEST_FAULTS", "RANGECACHE_BUILD_COMMIT"];
 
 /// A variable that looks like a setting and is none.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,7 +55,7 @@ pub struct UnknownVariable {
 pub fn check_names(variables: impl Iterator<Item = (String, String)>) -> Result<(), UnknownVariable> {
     let known: Vec<String> = Config::command().get_opts().filter_map(variable).collect();
     for (name, value) in variables {
-        let is_ours = name.starts_with(PREFIX) && name != TEST_FAULTS;
+        let is_ours = name.starts_with(PREFIX) && !OTHERS.contains(&name.as_str());
         if !is_ours || known.contains(&name) || is_service_link(&name, &value) {
             continue;
         }
@@ -199,6 +199,16 @@ pub fn effective(settings: &[Setting]) -> String {
     text
 }
 
+/// The settings that were given, as flags on one line, secrets masked.
+#[must_use]
+pub fn given(settings: &[Setting]) -> String {
+    let given = settings
+        .iter()
+        .filter(|setting| setting.source != Source::Default);
+    let flags = given.map(|setting| format!("--{}={}", setting.flag, quoted(setting.shown())));
+    flags.collect::<Vec<_>>().join(" ")
+}
+
 /// Whether a switch is on.
 pub(super) fn is_true(value: &str) -> bool {
     ["true", "1", "yes", "on"].contains(&value.to_ascii_lowercase().as_str())
@@ -314,6 +324,32 @@ mod tests {
         assert!(defaults.contains("\n# RANGECACHE_CACERT=\n"), "{text}");
         let flags = Config::command().get_opts().count();
         assert_eq!(text.matches("RANGECACHE_").count(), flags);
+    }
+
+    #[test]
+    fn given_settings_are_flags_without_defaults_and_secrets() {
+        let given = |flags: &[&str]| {
+            let matches = Config::command()
+                .try_get_matches_from(std::iter::once(&"rangecache").chain(flags))
+                .unwrap();
+            let config = Config::from_arg_matches(&matches).unwrap();
+            given(&settings(&config, &matches, &BTreeSet::new()))
+        };
+        let text = given(&[
+            "--max-calls",
+            "7",
+            "--user",
+            "mirror:hidden",
+            "--cache-prefix",
+            "/b c/",
+        ]);
+        let mut flags: Vec<_> = text
+            .split(" --")
+            .map(|flag| flag.trim_start_matches("--"))
+            .collect();
+        flags.sort_unstable();
+        assert_eq!(flags, ["cache-prefix='/b c/'", "max-calls=7", "user='(secret)'"]);
+        assert_eq!(given(&[]), "");
     }
 
     #[test]

@@ -43,7 +43,9 @@ pub use access_log::AccessLogConfig;
 pub use clients::ClientsConfig;
 pub use diff::DiffConfig;
 pub use doctor::{DoctorConfig, ReportFormat};
-pub use environment::{Setting, Source, UnknownVariable, check_names, effective, settings, with_environment};
+pub use environment::{
+    Setting, Source, UnknownVariable, check_names, effective, given, settings, with_environment,
+};
 pub use etcd::{Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret};
 pub use file::FileConfig;
 pub use flags::{Config, ConfigError};

@@ -214,6 +214,37 @@ async fn hangup_during_the_start_ends_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn start_is_logged_with_its_build_and_given_settings_without_secrets() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--max-calls", "777")
+        .with_environment("RANGECACHE_PASSWORD", "hidden")
+        .with("--user", "mirror")
+        .start_cold()
+        .await;
+    let log = rangecache.log();
+    let line = log.lines().find(|line| line.contains("rangecache starts"));
+    let line: serde_json::Value = serde_json::from_str(line.expect("a line")).expect("JSON");
+    assert_eq!(line["level"], "INFO");
+    assert_eq!(line["version"], env!("CARGO_PKG_VERSION"));
+    assert!(
+        line["commit"].as_str().is_some_and(|commit| !commit.is_empty()),
+        "{line}"
+    );
+    let settings = line["settings"].as_str().expect("text");
+    for flag in [
+        "--max-calls=777",
+        "--user='(secret)'",
+        "--password='(secret)'",
+        "--endpoints=http://",
+    ] {
+        assert!(settings.contains(flag), "{flag} not in {settings}");
+    }
+    assert!(!settings.contains("--max-connections"), "{settings}");
+    assert!(!log.contains("hidden"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn debug_level_shows_rangecaches_own_lines_alone() {
     let etcd = Etcd::start(Version::V3_7).await;
     for (level, shows_frames) in [("debug", false), ("debug,h2=debug", true)] {
