@@ -1,5 +1,5 @@
-//! Identity of this process towards other rangecaches. Each request to etcd carries it, so that a rangecache in front
-//! of itself is found at its first call. A leaf.
+//! Identity of this process. Each request to etcd carries it, so that a rangecache in front of itself is found at its
+//! first call, and so do its traces. A leaf.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -16,6 +16,12 @@ static ID: LazyLock<HeaderValue> = LazyLock::new(|| {
     let id = format!("{:016x}{:016x}", random(), random());
     HeaderValue::from_str(&id).unwrap_or_else(|_| HeaderValue::from_static("rangecache"))
 });
+
+/// The identity as text.
+#[must_use]
+pub fn id() -> &'static str {
+    ID.to_str().unwrap_or_default()
+}
 
 /// Adds this process to those that a request to etcd has passed.
 pub fn sign(headers: &mut HeaderMap) {

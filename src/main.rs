@@ -526,8 +526,8 @@ impl Server {
         };
         let serve = |listener: Listener, access| {
             let proxy = Arc::clone(&proxy);
-            let handler = move |intake: &_, name: &_| {
-                let client = proxy.client(access, intake, name);
+            let handler = move |intake: &_, name: &_, peer| {
+                let client = proxy.client(access, intake, name, peer);
                 move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
             };
             server.listeners.spawn(listener.serve(handler, serving.clone()));

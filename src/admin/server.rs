@@ -123,7 +123,7 @@ impl Admin {
             closing: stop.clone(),
             drain: stop,
         };
-        let handler = move |_: &_, _: &_| {
+        let handler = move |_: &_, _: &_, _| {
             let admin = Arc::clone(&self);
             move |request: Request<Incoming>, transport| {
                 let admin = Arc::clone(&admin);

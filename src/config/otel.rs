@@ -39,6 +39,8 @@ pub struct OtelConfig {
     pub client: Option<(PathBuf, PathBuf)>,
     /// Selection of traces.
     pub sampler: Sampler,
+    /// Whether traces continue those of callers, and those of etcd continue them (W3C Trace Context).
+    pub propagates: bool,
     /// Service name; by default `rangecache`.
     pub service: Option<String>,
     /// Longest time that a span waits for a batch.
@@ -95,6 +97,7 @@ const CLIENT_KEY: Pair = [
 ];
 const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
 const SAMPLER_ARG: &str = "OTEL_TRACES_SAMPLER_ARG";
+const PROPAGATORS: &str = "OTEL_PROPAGATORS";
 const QUEUE_SIZE: &str = "OTEL_BSP_MAX_QUEUE_SIZE";
 const BATCH_SIZE: &str = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE";
 /// Path of traces below an HTTP endpoint for all signals.
@@ -220,6 +223,7 @@ impl OtelConfig {
             certificate: variables.either(CERTIFICATE).map(|(_, path)| path.into()),
             client: client(variables),
             sampler: sampler(variables),
+            propagates: propagates(variables),
             service: variables.get("OTEL_SERVICE_NAME"),
             schedule_delay: variables.millis(&["OTEL_BSP_SCHEDULE_DELAY"], 5000),
             export_timeout: variables.millis(&["OTEL_BSP_EXPORT_TIMEOUT"], 30_000),
@@ -377,6 +381,26 @@ fn sampler(variables: &Variables<'_>) -> Sampler {
     sampler.unwrap_or_else(|| parent_based(Sampler::AlwaysOn))
 }
 
+/// Whether `tracecontext` is one of the propagators, as it is by default. `baggage` passes through rangecache whatever
+/// they are: the headers of calls are forwarded.
+fn propagates(variables: &Variables<'_>) -> bool {
+    let Some(value) = variables.get(PROPAGATORS) else {
+        return true;
+    };
+    let names = || value.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let unknown: Vec<_> = names()
+        .filter(|name| !["tracecontext", "baggage", "none"].contains(name))
+        .collect();
+    if !unknown.is_empty() {
+        let unknown = unknown.join(",");
+        variables.ignore(PROPAGATORS, &unknown, "write tracecontext, baggage or none");
+    }
+    let mut known = names()
+        .filter(|name| ["baggage", "none"].contains(name))
+        .peekable();
+    names().any(|name| name == "tracecontext") || known.peek().is_none()
+}
+
 fn parent_based(root: Sampler) -> Sampler {
     Sampler::ParentBased(Box::new(root))
 }
@@ -432,6 +456,26 @@ mod tests {
         );
         assert_eq!((defaults.max_queue_size, defaults.max_batch_size), (2048, 512));
         assert_eq!(format!("{:?}", defaults.sampler), "ParentBased(AlwaysOn)");
+    }
+
+    #[test]
+    fn unknown_propagators_are_ignored_one_by_one() {
+        for (value, propagates, unknown) in [
+            ("", true, None),
+            ("tracecontext,baggage", true, None),
+            ("baggage", false, None),
+            ("none", false, None),
+            ("b3", true, Some("b3")),
+            ("b3, tracecontext,jaeger", true, Some("b3,jaeger")),
+            ("b3,baggage", false, Some("b3")),
+        ] {
+            let (config, ignored) = settings(&[("OTEL_TRACES_EXPORTER", "otlp"), (PROPAGATORS, value)]);
+            assert_eq!(config.unwrap().propagates, propagates, "{value}");
+            let ignored = ignored
+                .first()
+                .map(|ignored| (ignored.name, ignored.value.as_str()));
+            assert_eq!(ignored, unknown.map(|unknown| (PROPAGATORS, unknown)), "{value}");
+        }
     }
 
     #[test]

@@ -340,7 +340,9 @@ impl Freshness {
         mut span: Option<&mut Span>,
         deadline: Instant,
     ) -> Result<Proof, Unproven> {
-        let trace = span.as_ref().map(|span| span.span_context.clone());
+        let propagates = self.telemetry.tracer.propagates();
+        let trace = span.as_ref().filter(|_| propagates);
+        let trace = trace.map(|span| span.span_context.clone());
         loop {
             let connection = self
                 .upstream

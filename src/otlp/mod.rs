@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::OtelConfig;
+use crate::instance;
 use crate::telemetry::metrics::SpanCounters;
 use crate::telemetry::trace::{Span, Tracer};
 use crate::tls;
@@ -55,7 +56,12 @@ impl Exporter {
             tls
         });
         let (spans, queue) = mpsc::channel(config.max_queue_size);
-        let tracer = Tracer::new(config.sampler.clone(), spans, counters.dropped.clone());
+        let tracer = Tracer::new(
+            config.sampler.clone(),
+            config.propagates,
+            spans,
+            counters.dropped.clone(),
+        );
         let exporter = Exporter {
             connector: Connector::new(&config, tls),
             config,
@@ -172,8 +178,20 @@ impl Exporter {
     }
 }
 
-/// Resource attributes: service name and version, and what the environment adds.
+/// Variables that name the pod, which the chart sets from Kubernetes' downward API.
+const POD: [(&str, &str); 3] = [
+    ("k8s.pod.name", "K8S_POD_NAME"),
+    ("k8s.namespace.name", "K8S_NAMESPACE_NAME"),
+    ("k8s.node.name", "K8S_NODE_NAME"),
+];
+
+/// Resource attributes: service, host and pod, and what the environment adds, which takes precedence.
 fn resource(service: Option<&str>) -> Resource {
+    let of_pod = POD.into_iter().filter_map(|(attribute, variable)| {
+        let value = std::env::var(variable).ok().filter(|value| !value.is_empty())?;
+        Some(KeyValue::new(attribute, value))
+    });
+    let host = rustix::system::uname();
     let detectors: [Box<dyn ResourceDetector>; 2] = [
         Box::new(TelemetryResourceDetector),
         Box::new(EnvResourceDetector::new()),
@@ -181,6 +199,12 @@ fn resource(service: Option<&str>) -> Resource {
     let known = Resource::builder_empty()
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
         .with_service_name("rangecache")
+        .with_attribute(KeyValue::new("service.instance.id", instance::id()))
+        .with_attribute(KeyValue::new(
+            "host.name",
+            host.nodename().to_string_lossy().into_owned(),
+        ))
+        .with_attributes(of_pod)
         .with_detectors(&detectors);
     match service {
         None => known.build(),

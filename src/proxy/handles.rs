@@ -1,5 +1,6 @@
 //! [`Proxy`]: handles to the other rooms, and the state that requests share.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,6 +110,8 @@ pub struct Client {
     pub(super) proxy: Arc<Proxy>,
     /// What the connection's listener permits.
     pub(super) access: Access,
+    /// Address of the client; `None` for a unix socket.
+    pub(super) peer: Option<IpAddr>,
     /// Bytes that the connection's calls hold.
     pub(super) account: Arc<ClientAccount>,
     /// Who makes the connection's calls.
@@ -225,10 +228,16 @@ impl Proxy {
         })
     }
 
-    /// Returns the state of a new connection of the client with this `name`, whose requests are read by `intake`, on a
+    /// Returns the state of a new connection of the client with this `name` at `peer`, whose requests are read by `intake`, on a
     /// listener with this `access`.
     #[must_use]
-    pub fn client(self: &Arc<Self>, access: Access, intake: &Arc<Intake>, name: &ClientName) -> Arc<Client> {
+    pub fn client(
+        self: &Arc<Self>,
+        access: Access,
+        intake: &Arc<Intake>,
+        name: &ClientName,
+        peer: Option<IpAddr>,
+    ) -> Arc<Client> {
         let caller = Caller::new(&self.telemetry.clients, name);
         let client = caller.of_connection().number();
         let own_name = self.forward.upstream.credentials().common_name();
@@ -236,6 +245,7 @@ impl Proxy {
             has_own_name: own_name.is_some_and(|own_name| name.is_certificate(own_name)),
             proxy: Arc::clone(self),
             access,
+            peer,
             account: self.call_buffers.account(client, Arc::clone(intake)),
             caller,
         })

@@ -3,6 +3,7 @@
 //! A fast read from memory is recorded without an allocation. The clock is read only three times, as the histograms
 //! require: on arrival, when the mirror is proven fresh, and when the response begins.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -82,6 +83,13 @@ impl<'a> Recorder<'a> {
             stale_age: None,
             is_counted: false,
             access,
+        }
+    }
+
+    /// Records the address of the client.
+    pub(super) fn record_peer(&mut self, peer: Option<IpAddr>) {
+        if let Some(trace) = &mut self.trace {
+            trace.record_peer(peer);
         }
     }
 

@@ -274,6 +274,7 @@ async fn route(
     let mut request = request;
     let mut trace = Trace::begin(&proxy.telemetry, method, &request);
     if let Some(trace) = &mut trace {
+        trace.record_peer(client.peer);
         trace.begin_forward(request.headers_mut());
         if let Some(access) = access {
             access.record_trace(trace.id());

@@ -3,6 +3,7 @@
 //! Calls that are not sampled have no [`Trace`] and allocate nothing here. Attributes contain neither keys nor values
 //! (I10): a range is identified by the mirror's name, which consists of configured prefixes.
 
+use std::net::IpAddr;
 use std::time::SystemTime;
 
 use bytes::Buf;
@@ -83,6 +84,16 @@ impl Trace {
         })
     }
 
+    /// Adds the address of the client.
+    pub(super) fn record_peer(&mut self, peer: Option<IpAddr>) {
+        if let (Some(peer), Some(server)) = (peer, self.spans.first_mut()) {
+            // The client as far as it is known: a load balancer may be between them.
+            let address = peer.to_canonical().to_string();
+            server.set("client.address", address.clone());
+            server.set("network.peer.address", address);
+        }
+    }
+
     /// Spans below this trace for the create requests of a Watch stream.
     pub(super) fn creates(&self) -> Box<CreateSpans> {
         Box::new(CreateSpans {
@@ -106,9 +117,9 @@ impl Trace {
         self.prove = Some(child_context(&self.server().span_context));
     }
 
-    /// Returns the context of **prove**; `None` outside of the phase.
-    pub(super) fn prove_context(&self) -> Option<SpanContext> {
-        self.prove.clone()
+    /// Returns the context of **prove** for a call to etcd; `None` outside of the phase, and if traces end here.
+    pub(super) fn propagated_context(&self) -> Option<SpanContext> {
+        self.prove.clone().filter(|_| self.tracer.propagates())
     }
 
     /// Returns the place for the context of the quorum check that the call waits for.
@@ -167,7 +178,9 @@ impl Trace {
         forward.span_kind = SpanKind::Client;
         forward.set("rpc.system.name", "grpc");
         forward.set("rpc.method", self.server().name.to_string());
-        headers.insert(TRACEPARENT, traceparent(&forward.span_context));
+        if self.tracer.propagates() {
+            headers.insert(TRACEPARENT, traceparent(&forward.span_context));
+        }
         self.last_phase = Some(self.spans.len());
         self.spans.push(forward);
     }

@@ -101,12 +101,12 @@ pub struct ServeConfig {
 }
 
 impl Listener {
-    /// Serves each connection by a new handler, which is made for its intake and its client once the handshake is
+    /// Serves each connection by a new handler, which is made for its intake, its client and the client's address once the handshake is
     /// complete, until `closing`, then also those that the kernel has queued by then. A handler gets each request of its
     /// connection, and how it came. The port is closed when this returns; calls in flight continue in `tasks`.
     pub async fn serve<N, H, F, B, E>(mut self, new_handler: N, config: ServeConfig)
     where
-        N: Fn(&Arc<Intake>, &ClientName) -> H + Clone + Send + 'static,
+        N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> H + Clone + Send + 'static,
         H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
         F: Future<Output = Result<Response<B>, E>> + Send + 'static,
         B: Body + Send + 'static,
@@ -178,7 +178,7 @@ async fn serve_connection<N, H, F, B, E>(
     new_handler: N,
     config: ServeConfig,
 ) where
-    N: Fn(&Arc<Intake>, &ClientName) -> H + Send + 'static,
+    N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> H + Send + 'static,
     H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
     F: Future<Output = Result<Response<B>, E>> + Send + 'static,
     B: Body + Send + 'static,
@@ -196,7 +196,7 @@ async fn serve_connection<N, H, F, B, E>(
     let Some((stream, client)) = begin(stream, peer, tls, Arc::clone(&intake), &config).await else {
         return;
     };
-    let handler = new_handler(&intake, &client);
+    let handler = new_handler(&intake, &client, peer);
     let flooded = stream.flooded();
     let service = service_fn(move |request| Handling::new(intake.begin(), handler(request, transport)));
     let (stream, buffer) = write_buffer(stream);

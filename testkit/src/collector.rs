@@ -36,6 +36,8 @@ use crate::wait::{SOON, until};
 pub struct Span {
     /// `service.name` of the process that made the span.
     pub service: String,
+    /// Attributes of the process that made the span.
+    pub resource: BTreeMap<String, String>,
     pub trace_id: String,
     pub span_id: String,
     /// Empty for a root span.
@@ -274,7 +276,7 @@ async fn answer(
             let resource_attributes = attributes(resource.resource.unwrap_or_default().attributes);
             let spans = resource.scope_spans.into_iter().flat_map(|scope| scope.spans);
             got.spans
-                .extend(spans.map(|span| decoded(&resource_attributes["service.name"], span)));
+                .extend(spans.map(|span| decoded(&resource_attributes, span)));
         }
     }
     if hangs {
@@ -307,10 +309,11 @@ async fn answer(
     Ok(response)
 }
 
-fn decoded(service: &str, span: Encoded) -> Span {
+fn decoded(resource: &BTreeMap<String, String>, span: Encoded) -> Span {
     let status = span.status.unwrap_or_default();
     Span {
-        service: service.to_owned(),
+        service: resource["service.name"].clone(),
+        resource: resource.clone(),
         trace_id: hex(&span.trace_id),
         span_id: hex(&span.span_id),
         parent: hex(&span.parent_span_id),

@@ -436,6 +436,21 @@ func TestTracing(t *testing.T) {
 				t.Errorf("%s: %s=%q", mode, name, got)
 			}
 		}
+		fields := map[string]string{}
+		for _, variable := range spec.Containers[0].Env {
+			if variable.ValueFrom != nil && variable.ValueFrom.FieldRef != nil {
+				fields[variable.Name] = variable.ValueFrom.FieldRef.FieldPath
+			}
+		}
+		for name, path := range map[string]string{
+			"K8S_POD_NAME":       "metadata.name",
+			"K8S_NAMESPACE_NAME": "metadata.namespace",
+			"K8S_NODE_NAME":      "spec.nodeName",
+		} {
+			if fields[name] != path {
+				t.Errorf("%s: %s is %q", mode, name, fields[name])
+			}
+		}
 	}
 	for _, variable := range renderMode(t, "deployment").proxy.Spec.Containers[0].Env {
 		if variable.Name == "OTEL_EXPORTER_OTLP_HEADERS" && variable.ValueFrom.SecretKeyRef.Name == "collector" {

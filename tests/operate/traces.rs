@@ -251,6 +251,68 @@ async fn untraced_calls_are_forwarded_unchanged() {
     assert!(by_http, "OTLP over HTTP");
 }
 
+/// What `OTEL_RESOURCE_ATTRIBUTES` says takes precedence over what is found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn spans_name_the_instance_its_pod_and_the_client() {
+    let collector = Collector::start().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = traced(&etcd, &collector, "http/protobuf")
+        .with_environment("K8S_POD_NAME", "rangecache-7")
+        .with_environment("K8S_NAMESPACE_NAME", "etcd")
+        .with_environment("K8S_NODE_NAME", "found")
+        .with_environment(
+            "OTEL_RESOURCE_ATTRIBUTES",
+            "k8s.node.name=given,deployment.environment.name=test",
+        )
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    let client = client.with_metadata("traceparent", &traceparent(41, "01"));
+    client.get("/cached/k").await.expect("a response");
+    client.put("/k", "v").await.expect("etcd writes");
+    for name in [RANGE, "etcdserverpb.KV/Put"] {
+        let span = ours(&collector, 41, name).await;
+        for (attribute, value) in [
+            ("k8s.pod.name", "rangecache-7"),
+            ("k8s.namespace.name", "etcd"),
+            ("k8s.node.name", "given"),
+            ("deployment.environment.name", "test"),
+        ] {
+            assert_eq!(span.resource[attribute], value, "{:?}", span.resource);
+        }
+        assert_eq!(span.resource["service.instance.id"].len(), 32);
+        assert!(!span.resource["host.name"].is_empty());
+        for attribute in ["client.address", "network.peer.address"] {
+            assert_eq!(span.attributes[attribute], "127.0.0.1", "{:?}", span.attributes);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_propagators_a_trace_is_neither_continued_nor_passed_on() {
+    let collector = Collector::start().await;
+    let etcd = traced_etcd(&collector).await;
+    let rangecache = traced(&etcd, &collector, "http/protobuf")
+        .with_environment("OTEL_TRACES_SAMPLER", "always_on")
+        .with_environment("OTEL_PROPAGATORS", "none")
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    let client = client.with_metadata("traceparent", &traceparent(42, "01"));
+    client.put("/k", "v").await.expect("etcd writes");
+    let put = collector.span("rangecache's span", |span| {
+        span.service == "rangecache" && span.name == "etcdserverpb.KV/Put"
+    });
+    let put = put.await;
+    assert_ne!(put.trace_id, trace_id(42));
+    assert_eq!(put.parent, "");
+    // The client's header reaches etcd as the client has sent it.
+    let of_etcd = collector.span("etcd's span", |span| {
+        span.trace_id == trace_id(42) && span.service == "etcd" && span.parent == CALLER
+    });
+    of_etcd.await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn background_work_is_traced() {
     let collector = Collector::start().await;

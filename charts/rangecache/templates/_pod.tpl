@@ -168,6 +168,12 @@ Files of the host that the flags name, as JSON, by volume. Each is a volume of i
   value: parentbased_traceidratio
 - name: OTEL_TRACES_SAMPLER_ARG
   value: {{ .sampleRatio | quote }}
+- name: K8S_POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: K8S_NAMESPACE_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: K8S_NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
 {{- else -}}
 []
 {{- end -}}

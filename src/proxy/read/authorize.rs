@@ -45,7 +45,10 @@ impl AuthorizedRead<'_> {
             range_end: self.query.range_end.clone(),
             caller: Some(self.metadata),
             revision: if self.serializable { 0 } else { self.query.revision },
-            trace: recorder.trace.as_ref().and_then(|trace| trace.prove_context()),
+            trace: recorder
+                .trace
+                .as_ref()
+                .and_then(|trace| trace.propagated_context()),
             serializable: self.serializable,
         };
         let authorized = proxy.mirrors.freshness.authorize(&authorization, self.deadline);

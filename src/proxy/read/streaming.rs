@@ -32,6 +32,7 @@ pub(crate) async fn range_stream(
 ) -> CallResult {
     let span = tracing::debug_span!("range_stream");
     let mut recorder = Recorder::new(&client.proxy.telemetry, Kind::Stream, &request, access);
+    recorder.record_peer(client.peer);
     let result = handle(client, request, call, &mut recorder)
         .instrument(span.clone())
         .await;

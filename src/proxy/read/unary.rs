@@ -31,6 +31,7 @@ pub(crate) async fn range(
 ) -> CallResult {
     let span = tracing::debug_span!("range");
     let mut recorder = Recorder::new(&client.proxy.telemetry, Kind::Unary, &request, access);
+    recorder.record_peer(client.peer);
     // An instrumented future enters its span on every poll, so a disabled span is left out.
     if span.is_disabled() {
         let result = handle(client, request, call, &mut recorder).await;

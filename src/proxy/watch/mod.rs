@@ -90,6 +90,9 @@ pub(super) async fn watch(
     }
     let arrived = Instant::now();
     let mut trace = Trace::begin(&proxy.telemetry, Method::Watch, &request);
+    if let Some(trace) = &mut trace {
+        trace.record_peer(client.peer);
+    }
     let (parts, body) = request.into_parts();
     let mut requests = Requests::new(body, proxy.request_timeout);
     let content_type = grpc_content_type(&parts.headers);

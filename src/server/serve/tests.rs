@@ -44,7 +44,7 @@ fn config(max_age: Option<Duration>) -> ServeConfig {
 /// has been closed.
 fn connect(config: ServeConfig, body_bytes: usize) -> (UnixStream, JoinHandle<Duration>) {
     let (client, stream) = UnixStream::pair().unwrap();
-    let handler = move |_: &Arc<Intake>, _: &ClientName| {
+    let handler = move |_: &Arc<Intake>, _: &ClientName, _: Option<std::net::IpAddr>| {
         move |_: Request<Incoming>, _: Transport| async move {
             Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![b'v'; body_bytes]))))
         }

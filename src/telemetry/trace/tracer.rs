@@ -20,16 +20,24 @@ pub struct Tracer(Option<Arc<Tracing>>);
 #[derive(Debug)]
 struct Tracing {
     sampler: Sampler,
+    propagates: bool,
     queue: mpsc::Sender<SpanData>,
     dropped: Counter,
 }
 
 impl Tracer {
-    /// A tracer whose spans go to `queue`; spans that find it full are counted as `dropped`.
+    /// A tracer whose spans go to `queue`; spans that find it full are counted as `dropped`. With `propagates`, they
+    /// continue the traces of callers.
     #[must_use]
-    pub fn new(sampler: Sampler, queue: mpsc::Sender<SpanData>, dropped: Counter) -> Tracer {
+    pub fn new(
+        sampler: Sampler,
+        propagates: bool,
+        queue: mpsc::Sender<SpanData>,
+        dropped: Counter,
+    ) -> Tracer {
         Tracer(Some(Arc::new(Tracing {
             sampler,
+            propagates,
             queue,
             dropped,
         })))
@@ -40,6 +48,12 @@ impl Tracer {
     #[must_use]
     pub fn server(&self, headers: &HeaderMap) -> Option<Box<SpanData>> {
         self.0.as_ref()?.server(headers)
+    }
+
+    /// Whether calls to etcd name the span that they belong to.
+    #[must_use]
+    pub fn propagates(&self) -> bool {
+        self.0.as_ref().is_some_and(|tracing| tracing.propagates)
     }
 
     /// A span of a background task in a trace of its own, if that is sampled.
@@ -74,7 +88,7 @@ impl Tracer {
 
 impl Tracing {
     fn server(&self, headers: &HeaderMap) -> Option<Box<SpanData>> {
-        let Some(header) = headers.get(&TRACEPARENT) else {
+        let Some(header) = headers.get(&TRACEPARENT).filter(|_| self.propagates) else {
             let trace_id = new_trace_id();
             let is_sampled = self.is_sampled(None, trace_id);
             return is_sampled.then(|| server(trace_id, None));
@@ -137,7 +151,7 @@ mod tests {
     use super::*;
 
     fn tracer(sampler: Sampler) -> Tracer {
-        Tracer::new(sampler, mpsc::channel(1).0, Counter::default())
+        Tracer::new(sampler, true, mpsc::channel(1).0, Counter::default())
     }
 
     fn parent_based(root: Sampler) -> Sampler {
@@ -219,7 +233,7 @@ mod tests {
     async fn spans_that_find_the_queue_full_are_dropped_and_counted() {
         let (queue, mut spans) = mpsc::channel(2);
         let dropped = Counter::default();
-        let tracer = Tracer::new(Sampler::AlwaysOn, queue, dropped.clone());
+        let tracer = Tracer::new(Sampler::AlwaysOn, true, queue, dropped.clone());
         for _ in 0..5 {
             let span = tracer.server(&HeaderMap::new()).unwrap();
             tracer.end(*span);

@@ -54,6 +54,7 @@ pub(crate) async fn json_range(
     access: Option<&mut AccessCall>,
 ) -> CallResult {
     let mut recorder = Recorder::new(&client.proxy.telemetry, Kind::Unary, &request, access);
+    recorder.record_peer(client.peer);
     let result = handle(client, request, call, &mut recorder).await;
     recorder.finish(result, call)
 }

@@ -56,6 +56,9 @@ pub(crate) async fn watch_json(
 ) -> CallResult {
     let arrived = Instant::now();
     let mut trace = Trace::begin(&client.proxy.telemetry, Method::Watch, &request);
+    if let Some(trace) = &mut trace {
+        trace.record_peer(client.peer);
+    }
     let (mut parts, body) = request.into_parts();
     let (body, reason) = match read_body(client, &parts, body, arrived).await {
         Ok(body) => {
