@@ -212,10 +212,10 @@ impl CallMethod {
         let named = path.strip_prefix('/').and_then(|path| path.split_once('/'));
         if let Some((service, method)) = named {
             for (of, methods) in METHODS {
-                if of == service {
-                    if let Some(at) = methods.iter().position(|name| *name == method) {
-                        return CallMethod::new(index + at, service, method);
-                    }
+                if of == service
+                    && let Some(at) = methods.iter().position(|name| *name == method)
+                {
+                    return CallMethod::new(index + at, service, method);
                 }
                 index += methods.len();
             }
