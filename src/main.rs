@@ -450,7 +450,7 @@ impl Server {
             signals,
             look: watch::Sender::new(()),
             reload,
-            live: LiveConfig::new(config.clone()),
+            live: LiveConfig::new(config.clone(), reloads.settings),
             credentials: Credentials::open(&config.etcd, &files.connector)?,
             closing: CancellationToken::new(),
             listeners: TaskTracker::new(),
@@ -504,7 +504,6 @@ impl Server {
         background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
         let reloader = Reloader {
             live: live.clone(),
-            running: reloads.settings,
             mirrors: Arc::clone(&mirrors),
             proxy: Arc::clone(&proxy),
             telemetry: Arc::clone(&telemetry),
@@ -547,7 +546,7 @@ impl Server {
             calls.clone(),
             server.closing.clone(),
             server.reload.clone(),
-            config,
+            live,
         );
         background.spawn(Arc::clone(&admin).remember(stop.clone()));
         for listener in sockets.operators {

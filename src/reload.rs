@@ -65,8 +65,6 @@ impl ReloadHandle {
 pub struct Reloader {
     /// The flags of the process.
     pub live: LiveConfig,
-    /// Every flag as the process runs with it.
-    pub running: Vec<Setting>,
     /// Takes over new prefixes.
     pub mirrors: Arc<Mirrors>,
     /// Takes over new bounds.
@@ -155,7 +153,8 @@ impl Reloader {
     /// Takes over what may change in a running process.
     async fn apply(&mut self, serving: Serving) -> Reloaded {
         let mut reloaded = Reloaded::default();
-        for (running, new) in self.running.iter_mut().zip(serving.settings) {
+        let mut settings = Vec::clone(&self.live.settings());
+        for (running, new) in settings.iter_mut().zip(serving.settings) {
             if running.has_value_of(&new) {
                 continue;
             }
@@ -170,7 +169,7 @@ impl Reloader {
         if reloaded.changed.is_empty() {
             return reloaded;
         }
-        self.live.reload(&serving.config);
+        self.live.reload(&serving.config, settings);
         let config = self.live.load_full();
         let (prefixes, left_out) = (&config.mirror.cache_prefix, &config.mirror.no_cache_prefix);
         self.mirrors.set_scopes(prefixes, left_out).await;

@@ -8,6 +8,7 @@ use tokio_util::task::TaskTracker;
 
 use super::prefixes::Prefixes;
 use super::status::samples::{Counts, Recent};
+use crate::config::LiveConfig;
 use crate::mirror::Mirrors;
 use crate::reload::ReloadHandle;
 use crate::telemetry::Telemetry;
@@ -29,6 +30,10 @@ pub(super) struct Handles {
     pub(super) client_metrics_top: usize,
     pub(super) prefixes: Prefixes,
     pub(super) reload: ReloadHandle,
+    /// The flags.
+    pub(super) live: LiveConfig,
+    /// Name of the host.
+    pub(super) host: String,
 }
 
 impl Handles {

@@ -8,6 +8,7 @@
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `pace` | bound on requests per second |
 //! | `prefixes` | prefixes of the mirrored keys that cost most |
+//! | `process` | figures of the process: CPU time, memory, descriptors |
 //! | `readiness` | readiness, and its text |
 //! | `status/` | the data of the page: `model` (types), `reads`, `samples` (the last 15 minutes), `slowest`, `clients` |
 //! | `checks` | findings, gates and used bounds |
@@ -22,6 +23,7 @@ mod handles;
 mod pace;
 mod page;
 mod prefixes;
+mod process;
 mod readiness;
 mod server;
 mod status;

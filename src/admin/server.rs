@@ -20,9 +20,9 @@ use super::handles::Handles;
 use super::pace::Pace;
 use super::prefixes::Prefixes;
 use super::status::samples::{Counts, INTERVAL, Recent};
-use super::{page, readiness, status};
+use super::{page, process, readiness, status};
 use crate::browser::BrowserRules;
-use crate::config::Config;
+use crate::config::LiveConfig;
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::reload::ReloadHandle;
@@ -64,7 +64,7 @@ pub struct Admin {
 
 impl Admin {
     /// Server that reports on these rooms. `tasks` are those of connections and calls; `draining` ends readiness;
-    /// `reload` reloads the flags. `config` names the hosts under which the port may be called.
+    /// `reload` reloads the flags. The flags of `live` name the hosts under which the port may be called.
     #[must_use]
     pub fn new(
         mirrors: Arc<Mirrors>,
@@ -73,8 +73,9 @@ impl Admin {
         tasks: TaskTracker,
         draining: CancellationToken,
         reload: ReloadHandle,
-        config: &Config,
+        live: &LiveConfig,
     ) -> Arc<Admin> {
+        let config = live.load();
         let started = Instant::now();
         let recent = Recent::new(started, Counts::now(&telemetry.metrics, &mirrors));
         Arc::new(Admin {
@@ -89,6 +90,8 @@ impl Admin {
                 client_metrics_top: config.clients.metrics_top as usize,
                 prefixes: Prefixes::new(config.mirror.prefix_metrics_top),
                 reload,
+                live: live.clone(),
+                host: process::host(),
             },
             connections: Connections::new(CONNECTIONS, Gauge::default()),
             browser: config.listen.browser_rules().without_origins(),

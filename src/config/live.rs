@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::{ArcSwap, Guard};
 
+use super::environment::Setting;
 use super::flags::Config;
 
 /// A flag that a reload changes. Every other one needs a restart.
@@ -45,34 +46,51 @@ reloadable! {
 
 /// The flags with which the process runs, as the last reload has left them. Cloning it copies a reference.
 #[derive(Clone, Debug)]
-pub struct LiveConfig(Arc<ArcSwap<Config>>);
+pub struct LiveConfig(Arc<Live>);
+
+#[derive(Debug)]
+struct Live {
+    config: ArcSwap<Config>,
+    /// Every flag with its value and where that comes from.
+    settings: ArcSwap<Vec<Setting>>,
+}
 
 impl LiveConfig {
     /// The flags of the start.
     #[must_use]
-    pub fn new(config: Config) -> LiveConfig {
-        LiveConfig(Arc::new(ArcSwap::from_pointee(config)))
+    pub fn new(config: Config, settings: Vec<Setting>) -> LiveConfig {
+        LiveConfig(Arc::new(Live {
+            config: ArcSwap::from_pointee(config),
+            settings: ArcSwap::from_pointee(settings),
+        }))
+    }
+
+    /// Every flag with its value.
+    #[must_use]
+    pub fn settings(&self) -> Arc<Vec<Setting>> {
+        self.0.settings.load_full()
     }
 
     /// The flags of now.
     #[must_use]
     pub fn load(&self) -> Guard<Arc<Config>> {
-        self.0.load()
+        self.0.config.load()
     }
 
     /// The flags of now, for longer than a moment.
     #[must_use]
     pub fn load_full(&self) -> Arc<Config> {
-        self.0.load_full()
+        self.0.config.load_full()
     }
 
-    /// Takes over the flags of `new` that a reload may change.
-    pub fn reload(&self, new: &Config) {
-        let mut config = Config::clone(&self.0.load());
+    /// Takes over the flags of `new` that a reload may change; `settings` are all flags after it.
+    pub fn reload(&self, new: &Config, settings: Vec<Setting>) {
+        let mut config = Config::clone(&self.0.config.load());
         for flag in RELOADABLE {
             (flag.copy)(&mut config, new);
         }
-        self.0.store(Arc::new(config));
+        self.0.config.store(Arc::new(config));
+        self.0.settings.store(Arc::new(settings));
     }
 }
 
@@ -87,12 +105,9 @@ mod tests {
         let parse = |args: &[&str]| {
             Config::try_parse_from(std::iter::once("rangecache").chain(args.iter().copied())).unwrap()
         };
-        let live = LiveConfig::new(parse(&[]));
-        live.reload(&parse(&[
-            "--max-calls=7",
-            "--log-level=warn",
-            "--max-connections=9",
-        ]));
+        let live = LiveConfig::new(parse(&[]), Vec::new());
+        let new = parse(&["--max-calls=7", "--log-level=warn", "--max-connections=9"]);
+        live.reload(&new, Vec::new());
         let now = live.load();
         assert_eq!(now.limits.max_calls, 7);
         assert_eq!(now.log.level, "warn");

@@ -394,3 +394,42 @@ fn certificate_without_a_name_is_refused_before_a_port_is_bound() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("no common name"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn doctor_checks_the_rights_of_the_certificates_user() {
+    let world = World::start(Version::V3_7).await;
+    for (prefix, code, says) in [
+        (
+            "/kube/",
+            0,
+            "the user \"kube\" may read all that is to be mirrored",
+        ),
+        (OTHER, 1, OTHER),
+    ] {
+        let mut command = rangecache_command();
+        command
+            .args([
+                "doctor",
+                "--endpoints",
+                world.etcd.url(),
+                "--caller-is",
+                "certificate",
+            ])
+            .args(["--cacert", text(&world.ca.cert()), "--cache-prefix", prefix])
+            .args(["--cert", text(&world.own.cert), "--key", text(&world.own.key)])
+            .args(["--listen-client-urls", "https://127.0.0.1:0"])
+            .args([
+                "--cert-file",
+                text(&world.own.cert),
+                "--key-file",
+                text(&world.own.key),
+            ])
+            .args(["--trusted-ca-file", text(&world.ca.cert())]);
+        let run = tokio::task::spawn_blocking(move || command.output());
+        let output = run.await.unwrap().unwrap();
+        let report = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{report}");
+        assert!(report.contains(says), "{report}");
+        assert!(!report.contains("use a certificate without a CN"), "{report}");
+    }
+}

@@ -40,7 +40,7 @@ pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
             .for_each(|(sum, value)| *sum += value);
         edges.push(base.clone());
     }
-    let top = round_up(base.iter().copied().fold(0.0, f64::max));
+    let top = peak(&base);
     let mut svg = format!(
         r#"<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{label}">"#
     );
@@ -130,19 +130,13 @@ pub(super) fn parts(parts: &[(&str, f64)]) -> String {
     svg
 }
 
-/// Rounds up to 1, 2, 5, 10, 20, 50 and so on; at least 1.
-fn round_up(value: f64) -> f64 {
-    let mut step = 1.0;
-    loop {
-        for factor in [1.0, 2.0, 5.0] {
-            if value <= step * factor {
-                return step * factor;
-            }
-        }
-        step *= 10.0;
-        if !step.is_finite() {
-            return 1.0;
-        }
+/// The highest value; 1 if there is none above 0.
+fn peak(values: &[f64]) -> f64 {
+    let highest = values.iter().copied().fold(0.0, f64::max);
+    if highest > 0.0 && highest.is_finite() {
+        highest
+    } else {
+        1.0
     }
 }
 
@@ -188,16 +182,15 @@ mod tests {
     }
 
     #[test]
-    fn upper_edge_is_a_round_number() {
-        for (value, top) in [
-            (0.0, 1.0),
-            (1.0, 1.0),
-            (1.1, 2.0),
-            (3.0, 5.0),
-            (51.0, 100.0),
-            (f64::NAN, 1.0),
+    fn upper_edge_is_the_peak() {
+        for (values, top) in [
+            (&[][..], 1.0),
+            (&[0.0], 1.0),
+            (&[0.2, 0.1], 0.2),
+            (&[3.0, 51.0], 51.0),
+            (&[f64::NAN], 1.0),
         ] {
-            assert_eq!(round_up(value), top, "{value}");
+            assert_eq!(peak(values), top, "{values:?}");
         }
     }
 

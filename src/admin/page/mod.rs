@@ -8,12 +8,14 @@
 //! | `watches` | watches: who serves them, and the slowest |
 //! | `clients` | clients: who they are, and what they cost |
 //! | `prefixes` | prefixes that cost most |
+//! | `about` | the process, its certificates and its flags |
 //! | `charts` | charts as SVG |
 //! | `parts` | parts that several sections share |
 //!
 //! Mirrors are named by the operator's prefixes, and the status has no key and no value, only prefixes of at most two
 //! parts (I10). Names and user agents of clients are their own. Every text is escaped, by `maud`.
 
+mod about;
 mod charts;
 mod clients;
 mod parts;
@@ -58,6 +60,9 @@ pub(super) fn render(status: &Status) -> String {
         (state::endpoints(&status.endpoints))
         (state::budgets(&status.budgets))
         (state::gates(&status.gates))
+        (about::process(status))
+        (about::certificates(&status.certificates))
+        (about::flags(&status.flags))
     };
     SHELL.replacen(PLACEHOLDER, &main.into_string(), 1)
 }
@@ -84,7 +89,12 @@ fn heading(status: &Status) -> Markup {
         section #headline class={ "headline " (severity.as_str()) } {
             p role="status" { strong { (headline) } " " (mirrors) }
             p.quiet {
-                "rangecache " (status.version) " · up " (long(Duration::from_secs(status.uptime_seconds)))
+                "rangecache " (status.version) " on " b { (status.host) } " for "
+                @for (index, url) in status.client_urls.iter().enumerate() {
+                    @if index > 0 { ", " }
+                    code { (url) }
+                }
+                " · up " (long(Duration::from_secs(status.uptime_seconds)))
                 " · as of " (time(&status.at, "at"))
             }
         }
@@ -127,10 +137,12 @@ mod tests {
     use super::*;
     use crate::admin::status::clients::ClientStatus;
     use crate::admin::status::model::{
-        Budget, EndpointStatus, GateStatus, MirrorStatus, OutcomeCount, Phase, Reads, Samples, SlowCall,
-        StreamCount, WatchStatus,
+        Budget, CertificateStatus, EndpointStatus, FlagStatus, GateStatus, MirrorStatus, OutcomeCount, Phase,
+        Reads, Samples, SlowCall, StreamCount, WatchStatus,
     };
     use crate::telemetry::{Outcome, Reason};
+
+    use crate::admin::process::ProcessStatus;
 
     const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"&/";
 
@@ -140,6 +152,19 @@ mod tests {
             version: "1.2.3",
             at: "2026-01-01T12:34:56Z".to_owned(),
             uptime_seconds: 61,
+            host: "node-1".to_owned(),
+            client_urls: vec!["http://127.0.0.1:23790".to_owned()],
+            process: ProcessStatus::default(),
+            certificates: vec![CertificateStatus {
+                side: "clients",
+                file: "cert-file",
+                days_left: 12,
+            }],
+            flags: vec![FlagStatus {
+                flag: "max-calls".to_owned(),
+                value: "7".to_owned(),
+                source: "command line",
+            }],
             ready: true,
             forward_all: false,
             findings: vec![Finding::new(Severity::Warning, "title", "Raise --a-b.", "Do it.")],

@@ -104,7 +104,7 @@ fn chart(layers: &[Layer<'_>], label: &str) -> Markup {
     let chart = charts::stacked(layers, &format!("{label}, over the last 15 minutes"));
     html! {
         figure.plot {
-            span.top aria-hidden="true" { (rate(chart.top)) }
+            span.top aria-hidden="true" { "peak " (rate(chart.top)) }
             (PreEscaped(chart.svg))
             figcaption aria-hidden="true" { span { "15 min ago" } span { "now" } }
         }

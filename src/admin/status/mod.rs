@@ -12,12 +12,19 @@ use std::time::SystemTime;
 use tokio::time::Instant;
 
 use super::handles::Handles;
+use super::process::ProcessStatus;
 use super::{checks, readiness};
+use crate::config::Source;
 use crate::mirror::state;
 use crate::telemetry::outcome::Outcome;
 use crate::upstream::{EndpointView, NoRangeStream, Role};
 use clients::ClientStatus;
-use model::{EndpointStatus, MirrorStatus, OutcomeCount, Status, StreamCount, WatchStatus};
+use model::{
+    CertificateStatus, EndpointStatus, FlagStatus, MirrorStatus, OutcomeCount, Status, StreamCount,
+    WatchStatus,
+};
+
+const SECONDS_PER_DAY: i64 = 86_400;
 
 /// The current status.
 pub(super) fn collect(handles: &Handles) -> Status {
@@ -60,6 +67,17 @@ pub(super) fn collect(handles: &Handles) -> Status {
         version: env!("CARGO_PKG_VERSION"),
         at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         uptime_seconds: now.duration_since(handles.started).as_secs(),
+        host: handles.host.clone(),
+        client_urls: handles
+            .live
+            .load()
+            .listen
+            .all_client_urls()
+            .map(ToString::to_string)
+            .collect(),
+        process: ProcessStatus::now(),
+        certificates: certificates(handles),
+        flags: flags(handles),
         ready: readiness::is_ready(handles),
         forward_all: handles.mirrors.forwards_all(),
         findings,
@@ -81,6 +99,39 @@ pub(super) fn collect(handles: &Handles) -> Status {
         budgets,
         samples: reads::columns(all),
     }
+}
+
+/// Certificates and revocation lists, those that expire first at the beginning.
+fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
+    let files = handles.telemetry.metrics.tls.not_after();
+    let mut certificates: Vec<_> = files
+        .into_iter()
+        .map(|((side, file), not_after)| CertificateStatus {
+            side,
+            file,
+            days_left: (not_after - now).div_euclid(SECONDS_PER_DAY),
+        })
+        .collect();
+    certificates.sort_by_key(|certificate| certificate.days_left);
+    certificates
+}
+
+/// Every flag, those that were given before the defaults.
+fn flags(handles: &Handles) -> Vec<FlagStatus> {
+    let settings = handles.live.settings();
+    let (given, defaults): (Vec<_>, Vec<_>) = settings
+        .iter()
+        .partition(|setting| setting.source != Source::Default);
+    let flags = given.into_iter().chain(defaults);
+    flags
+        .map(|setting| FlagStatus {
+            flag: setting.flag.clone(),
+            value: setting.shown().to_owned(),
+            source: setting.source.as_str(),
+        })
+        .collect()
 }
 
 /// All clients, the most costly first.

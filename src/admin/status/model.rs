@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use super::clients::ClientStatus;
 use super::samples::Sample;
 use crate::admin::prefixes::PrefixStatus;
+use crate::admin::process::ProcessStatus;
 use crate::diagnosis::{Finding, Severity};
 use crate::telemetry::Reason;
 use crate::telemetry::outcome::Outcome;
@@ -19,6 +20,15 @@ pub(crate) struct Status {
     /// Time of the status: UTC, RFC 3339.
     pub(crate) at: String,
     pub(crate) uptime_seconds: u64,
+    /// Name of the host; in a pod, the pod's.
+    pub(crate) host: String,
+    /// URLs for clients.
+    pub(crate) client_urls: Vec<String>,
+    pub(crate) process: ProcessStatus,
+    /// Certificates and revocation lists.
+    pub(crate) certificates: Vec<CertificateStatus>,
+    /// Every flag; secrets are masked.
+    pub(crate) flags: Vec<FlagStatus>,
     /// Result of `/readyz`.
     pub(crate) ready: bool,
     /// An operator has switched memory off (`POST /forward-all`).
@@ -38,6 +48,28 @@ pub(crate) struct Status {
     pub(crate) gates: Vec<GateStatus>,
     pub(crate) budgets: Vec<Budget>,
     pub(crate) samples: Samples,
+}
+
+/// File with certificates.
+#[derive(Debug, Serialize)]
+pub(crate) struct CertificateStatus {
+    /// Whom it concerns: `clients` or `etcd`.
+    pub(crate) side: &'static str,
+    /// Flag that names the file.
+    pub(crate) file: &'static str,
+    /// Days until the first certificate of the file expires; negative if it has.
+    pub(crate) days_left: i64,
+}
+
+/// Effective value of a flag.
+#[derive(Debug, Serialize)]
+pub(crate) struct FlagStatus {
+    /// Flag, without its dashes.
+    pub(crate) flag: String,
+    /// Empty if it has none.
+    pub(crate) value: String,
+    /// Where the value comes from.
+    pub(crate) source: &'static str,
 }
 
 /// Ranges and RangeStreams. Rates are those of the last minute.

@@ -35,7 +35,7 @@ struct Bench {
 /// Flags with this `--freshness-timeout`.
 fn live(freshness_timeout: &str) -> LiveConfig {
     let flags = ["rangecache", "--freshness-timeout", freshness_timeout];
-    LiveConfig::new(crate::config::Config::try_parse_from(flags).unwrap())
+    LiveConfig::new(crate::config::Config::try_parse_from(flags).unwrap(), Vec::new())
 }
 
 /// A Freshness with a fake etcd that responds to each check when the test releases it.

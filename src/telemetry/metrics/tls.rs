@@ -1,5 +1,8 @@
 //! Metrics of TLS: handshakes with clients, and the files of both sides.
 
+use std::collections::BTreeMap;
+
+use parking_lot::Mutex;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -29,6 +32,8 @@ pub struct TlsMetrics {
     handshakes: Family<ResultLabels, Counter>,
     not_after_seconds: Family<FileLabels, Gauge>,
     reloads: Family<ReloadLabels, Counter>,
+    /// Expiry of each file by side and flag, in seconds since 1970.
+    files: Mutex<BTreeMap<(&'static str, &'static str), i64>>,
 }
 
 impl TlsMetrics {
@@ -58,6 +63,7 @@ impl TlsMetrics {
                 "When the first certificate of a file expires or its revocation list is due, in seconds since 1970",
             ),
             reloads,
+            files: Mutex::default(),
         }
     }
 
@@ -76,5 +82,13 @@ impl TlsMetrics {
         self.not_after_seconds
             .get_or_create(&FileLabels { side, file })
             .set(seconds);
+        self.files.lock().insert((side, file), seconds);
+    }
+
+    /// Expiry of each file by side and flag, in seconds since 1970.
+    #[must_use]
+    pub fn not_after(&self) -> Vec<((&'static str, &'static str), i64)> {
+        let files = self.files.lock();
+        files.iter().map(|(file, seconds)| (*file, *seconds)).collect()
     }
 }

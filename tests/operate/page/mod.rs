@@ -17,6 +17,8 @@ use testkit::wait::{SOON, until};
 const PREFIX: &str = "/page/";
 /// A prefix with HTML in it, to check that it is escaped.
 const HOSTILE: &str = "/<img src=x onerror=alert(1)>\"'&/";
+/// Begin of the links to documents.
+const DOCUMENTS: &str = "https://github.com/rangecache/rangecache/blob/main/docs/";
 /// Part of keys and values, which must never appear on the page.
 const SECRET: &str = "s3cr3t";
 
@@ -34,6 +36,55 @@ const WATCH: &str = "
         window.fetch = (...rest) => { calls++; return fetch(...rest).finally(() => { calls--; }); };
     })({ setTimeout, clearTimeout, fetch });
 ";
+
+/// Names the sections and cards that lie over another one.
+const OVERLAPS: &str = "(() => {
+    const found = [];
+    const boxes = [...document.querySelectorAll('header > *, main > section, footer')]
+        .map((element) => [element.id || element.nodeName, element.getBoundingClientRect()]);
+    const cards = [...document.querySelectorAll('.card')]
+        .map((element) => [element.textContent.slice(0, 20), element.getBoundingClientRect()]);
+    for (const list of [boxes, cards]) {
+        for (const [index, [name, one]] of list.entries()) {
+            for (const [other, two] of list.slice(index + 1)) {
+                const width = Math.min(one.right, two.right) - Math.max(one.left, two.left);
+                const height = Math.min(one.bottom, two.bottom) - Math.max(one.top, two.top);
+                if (width > 1 && height > 1) found.push(`${name} and ${other}`);
+            }
+        }
+    }
+    return found.join('; ');
+})()";
+
+/// Names the texts whose contrast to their background is below WCAG's AA.
+const CONTRAST: &str = "(() => {
+    const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+    const luminance = (color) => {
+        const [r, g, b] = numbers(color).map((part) => part / 255)
+            .map((part) => part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = (element) => {
+        for (let at = element; at; at = at.parentElement) {
+            const color = getComputedStyle(at).backgroundColor;
+            const parts = numbers(color);
+            if (parts.length === 3 || parts[3] > 0) return color;
+        }
+        return 'rgb(255, 255, 255)';
+    };
+    const found = [];
+    for (const element of document.querySelectorAll('body *')) {
+        const text = [...element.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
+        if (!text.length || !element.checkVisibility() || element.closest('script, style, noscript')) continue;
+        const style = getComputedStyle(element);
+        const [one, two] = [luminance(style.color), luminance(ground(element))];
+        const ratio = (Math.max(one, two) + 0.05) / (Math.min(one, two) + 0.05);
+        const size = parseFloat(style.fontSize);
+        const isLarge = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
+        if (ratio < (isLarge ? 3 : 4.5)) found.push(`${text[0].data.trim().slice(0, 30)}: ${ratio.toFixed(2)}`);
+    }
+    return found.join('; ');
+})()";
 
 async fn status(rangecache: &Rangecache) -> Value {
     let answer = rangecache.admin("/status").await;
@@ -190,6 +241,8 @@ async fn page_without_scripts_shows_the_status_data() {
         "endpoints",
         "gates",
         "budgets",
+        "process",
+        "flags",
     ] {
         text_of(&tags, section);
     }
@@ -202,6 +255,20 @@ async fn page_without_scripts_shows_the_status_data() {
     ] {
         assert!(page.body.contains(words), "{words} not in\n{}", page.body);
     }
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(status["host"], host.trim());
+    assert!(text_of(&tags, "headline").contains(host.trim()));
+    assert!(
+        status["process"]["resident_bytes"].as_u64() > Some(1 << 20),
+        "{status}"
+    );
+    let flags = status["flags"].as_array().expect("a list");
+    let prefix = flags
+        .iter()
+        .find(|flag| flag["flag"] == "cache-prefix")
+        .expect("the flag");
+    assert_eq!(prefix["source"], "command line");
+    assert_eq!(prefix["value"], format!("{PREFIX},{HOSTILE}"));
     let named = tags.iter().filter(|tag| tag.name == "code");
     let escaped = HOSTILE
         .replace('&', "&amp;")
@@ -237,7 +304,8 @@ async fn page_without_scripts_shows_the_status_data() {
             "{tag:?}"
         );
         for (name, value) in &tag.attributes {
-            let is_own = value.starts_with("data:image/") || !value.contains(':');
+            let is_document = tag.name == "a" && value.starts_with(DOCUMENTS);
+            let is_own = is_document || value.starts_with("data:image/") || !value.contains(':');
             assert!(!["src", "href"].contains(&name.as_str()) || is_own, "{tag:?}");
         }
     }
@@ -393,10 +461,18 @@ async fn browser_updates_the_figures_live() {
         ("phone", 390, false),
         ("phone-dark", 390, true),
         ("small-phone", 360, false),
+        ("tablet", 768, false),
+        ("tablet-dark", 768, true),
+        ("wide", 1440, false),
+        ("wide-dark", 1440, true),
     ] {
         browser.look(width, 900, dark).await;
         let wide = "document.documentElement.scrollWidth";
         assert_eq!(browser.evaluate(wide).await, width, "{name} scrolls sideways");
+        for (what, script) in [("overlaps", OVERLAPS), ("has too little contrast", CONTRAST)] {
+            let found = browser.evaluate(script).await;
+            assert_eq!(found, "", "{name} {what}");
+        }
         browser.picture(&pictures().join(format!("{name}.png"))).await;
     }
     // A hidden page sends no requests: it has no timer and no call in flight.
