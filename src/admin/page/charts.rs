@@ -41,6 +41,7 @@ pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
         edges.push(base.clone());
     }
     let top = peak(&base);
+    let scale = if top > 0.0 { top } else { 1.0 };
     let mut svg = format!(
         r#"<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{label}">"#
     );
@@ -52,7 +53,7 @@ pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
                 svg,
                 r#"<path class="{}" d="{}"/>"#,
                 layer.class,
-                area(below, above, top)
+                area(below, above, scale)
             );
         }
     }
@@ -130,14 +131,13 @@ pub(super) fn parts(parts: &[(&str, f64)]) -> String {
     svg
 }
 
-/// The highest value; 1 if there is none above 0.
+/// The highest value; 0 if there is none above it.
 fn peak(values: &[f64]) -> f64 {
-    let highest = values.iter().copied().fold(0.0, f64::max);
-    if highest > 0.0 && highest.is_finite() {
-        highest
-    } else {
-        1.0
-    }
+    values
+        .iter()
+        .copied()
+        .filter(|value| value.is_finite())
+        .fold(0.0, f64::max)
 }
 
 #[cfg(test)]
@@ -184,11 +184,11 @@ mod tests {
     #[test]
     fn upper_edge_is_the_peak() {
         for (values, top) in [
-            (&[][..], 1.0),
-            (&[0.0], 1.0),
+            (&[][..], 0.0),
+            (&[0.0], 0.0),
             (&[0.2, 0.1], 0.2),
             (&[3.0, 51.0], 51.0),
-            (&[f64::NAN], 1.0),
+            (&[f64::NAN], 0.0),
         ] {
             assert_eq!(peak(values), top, "{values:?}");
         }
