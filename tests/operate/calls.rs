@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::Client;
-use testkit::pb::{LeaseGrantRequest, RangeRequest, WatchCreateRequest, prefix_end};
+use testkit::pb::{
+    LeaseGrantRequest, RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse, prefix_end,
+};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
@@ -153,6 +155,31 @@ async fn stream_is_in_flight_until_it_ends_and_counts_what_served_it_last() {
     .await;
     assert_eq!(in_flight("watch").await, Some(0.0));
     assert_eq!(in_flight("lease_keep_alive").await, Some(0.0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stream_that_leaves_memory_counts_as_etcds() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd)
+        .with("--cache-prefix", "/a")
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    let before = calls(&rangecache).await;
+    let create = |key: &str| WatchCreateRequest {
+        key: key.as_bytes().to_vec(),
+        ..Default::default()
+    };
+    let mut watch = client.watch(create("/a")).await;
+    // Memory does not have this key, so that etcd serves the whole stream from now on.
+    watch.send(&WatchRequest {
+        create_request: Some(create("/b")),
+        ..Default::default()
+    });
+    let created: WatchResponse = watch.next_as(SOON).await.expect("a response");
+    assert!(created.created, "{created:?}");
+    drop(watch);
+    expect(&rangecache, &before, &[("Watch/Watch Canceled etcd", 1)]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
