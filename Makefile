@@ -141,7 +141,7 @@ sbom: rust-present ## Write the bill of materials, for scanners: target/rangecac
 	@mkdir -p target
 	@# Strip the build path.
 	@sed 's|path+file://$(CURDIR)#|pkg:cargo/|g' rangecache_bin.cdx.json > target/rangecache.cdx.json
-	@rm -f rangecache_bin.cdx.json testkit/*.cdx.json
+	@rm -f rangecache_bin.cdx.json testkit/*.cdx.json tour/*.cdx.json
 	@echo 'target/rangecache.cdx.json'
 
 # `make test` runs these tests too, and skips those that need a browser if none is installed.
