@@ -512,6 +512,7 @@ async fn response_larger_than_the_budget_is_forwarded_unchanged() {
     let rangecache = Rangecache::before(&etcd)
         .with("--cache-prefix", "/elsewhere/")
         .with("--buffer-max-bytes", "8MiB")
+        .with("--forward-max-large", "8")
         .start()
         .await;
     let through = rangecache.client().await;
@@ -523,4 +524,19 @@ async fn response_larger_than_the_budget_is_forwarded_unchanged() {
     assert_eq!(through.range_raw(&list).await, direct.range_raw(&list).await);
     assert_eq!(streams().await, begun, "etcd does not read it twice again");
     assert_eq!(fallbacks(&rangecache, "too_large").await, 2.0);
+
+    // Such lists take an eighth of the turns.
+    etcd.pause();
+    let reads = futures_util::future::join_all((0..3).map(|_| through.range(&list)));
+    let wait_for_one = until(SOON, "one is in flight and two wait", async || {
+        let metrics = rangecache.metrics().await;
+        let counts = ["rangecache_forward_large", "rangecache_forward_waiting"];
+        (counts.map(|name| metrics.sum(name)) == [1.0, 2.0]).then(|| etcd.resume())
+    });
+    let (reads, _) = futures_util::future::join(reads, wait_for_one).await;
+    assert!(
+        reads
+            .iter()
+            .all(|read| read.as_ref().is_ok_and(|read| read.kvs.len() == 500))
+    );
 }

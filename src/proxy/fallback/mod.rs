@@ -63,6 +63,9 @@ use stream_over_pages::{PageBuffers, PageCalls, PageError, Pager};
 use too_large::TooLarge;
 use unary_over_stream::{Converted, UnaryOverStream};
 
+/// Lists that are too large to be held have the turns of large reads (`--forward-max-large`) divided by this.
+const TOO_LARGE_DIVISOR: usize = 8;
+
 /// Result of a call that several reads share.
 type SharedResult = Result<Arc<SharedResponse>, NotShared>;
 
@@ -81,6 +84,9 @@ pub(super) struct Fallback {
     max_wait: Duration,
     /// Turns of large reads (`--forward-max-large`).
     turns: Arc<Turns>,
+    /// Turns of lists that are too large to be held: etcd encodes each as a whole, and all at once would keep it from
+    /// confirming anything for a quarter of a second.
+    too_large_turns: Arc<Turns>,
     unary_over_stream: UnaryOverStream,
     too_large: TooLarge,
     metrics: Arc<Metrics>,
@@ -117,6 +123,8 @@ impl Fallback {
     /// Bounds large reads, and those that wait, from now on.
     pub(super) fn set_turns(&self, max_large: usize, max_waiting: u32) {
         self.turns.set(max_large, max_waiting);
+        self.too_large_turns
+            .set(max_large.div_ceil(TOO_LARGE_DIVISOR), max_waiting);
     }
 
     pub(super) fn new(
@@ -128,6 +136,11 @@ impl Fallback {
         tasks: &TaskTracker,
     ) -> Arc<Fallback> {
         let max_wait = config.forward.stream_max_wait;
+        let max_large = config.forward.max_large as usize;
+        let turns = |max_turns| {
+            let metrics = metrics.forwarding.large.clone();
+            Turns::new(max_turns, config.forward.max_waiting, None, metrics)
+        };
         Arc::new(Fallback {
             forward: Arc::clone(forward),
             page_series: PageSeriesCache::new(
@@ -142,12 +155,8 @@ impl Fallback {
             shared_bytes: Arc::clone(&buffers.shared),
             converted_bytes: Arc::clone(&buffers.converted),
             max_wait,
-            turns: Turns::new(
-                config.forward.max_large as usize,
-                config.forward.max_waiting,
-                None,
-                metrics.forwarding.large.clone(),
-            ),
+            turns: turns(max_large),
+            too_large_turns: turns(max_large.div_ceil(TOO_LARGE_DIVISOR)),
             unary_over_stream: UnaryOverStream::new(&buffers.converted, max_wait),
             too_large: TooLarge::new(),
             metrics: Arc::clone(metrics),
@@ -219,7 +228,12 @@ impl Fallback {
         scope: Option<ShareScope>,
         leader: Option<Leader<SharedResult>>,
     ) -> CallResult {
-        let turn = match self.turns.acquire(read.account, read.deadline).await {
+        let turns = if self.too_large.contains(&read.framed) {
+            &self.too_large_turns
+        } else {
+            &self.turns
+        };
+        let turn = match turns.acquire(read.account, read.deadline).await {
             Ok(turn) => turn,
             Err(cause) => return refuse(read, cause.into()),
         };
