@@ -16,7 +16,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("cargo:rerun-if-changed={source}");
     }
     println!("cargo:rerun-if-env-changed={COMMIT}");
-    println!("cargo:rustc-env=RANGECACHE_COMMIT={}", commit());
+    // cargo sets it for processes that it runs, too: under a name that is no setting of rangecache.
+    println!("cargo:rustc-env=BUILD_COMMIT={}", commit());
     let descriptors = protox::compile(["etcd.proto", "health.proto"], ["proto"])?;
     tonic_prost_build::configure()
         .build_server(false)

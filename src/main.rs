@@ -95,7 +95,7 @@ fn run(serving: Serving) -> ExitCode {
         return misuse(error);
     }
     let log_level = telemetry::log::init(&config.log.level, config.log.is_json());
-    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("RANGECACHE_COMMIT"));
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
     tracing::info!(version, commit, settings = given(&settings), "rangecache starts");
     config.limits.max_connections = connections_within_descriptors(config.limits.max_connections);
     let config = &config;

@@ -19,7 +19,7 @@ use crate::net::Url;
 #[derive(Parser, Debug, Clone)]
 #[command(
     name = "rangecache",
-    version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("RANGECACHE_COMMIT"), ")"),
+    version = concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("BUILD_COMMIT"), ")"),
     about = "A transparent caching gRPC proxy in front of etcd: linearizable reads from memory, never stale",
     long_about = "rangecache listens as an etcd endpoint. Point any etcd v3 client at it and change nothing else.\n\n\
         Reads that can be proven fresh are answered from memory; everything else is forwarded to etcd \

@@ -42,7 +42,7 @@ impl ProcessMetrics {
         );
         let labels = BuildLabels {
             version: env!("CARGO_PKG_VERSION"),
-            commit: env!("RANGECACHE_COMMIT"),
+            commit: env!("BUILD_COMMIT"),
         };
         build.get_or_create(&labels).set(1);
         ProcessMetrics {
