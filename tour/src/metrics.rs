@@ -107,8 +107,8 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 pub(crate) async fn get(url: &str, path: &str) -> Result<(u16, String)> {
     let url = format!("{}{path}", url.trim_end_matches('/'));
     let exchange = tokio::time::timeout(TIMEOUT, exchange(&url)).await;
-    let outcome = exchange.map_err(|_| anyhow!("no response within {} s", TIMEOUT.as_secs()));
-    outcome.flatten().with_context(|| format!("{url} cannot be read"))
+    let outcome = exchange.unwrap_or_else(|_| Err(anyhow!("no response within {} s", TIMEOUT.as_secs())));
+    outcome.with_context(|| format!("{url} cannot be read"))
 }
 
 async fn exchange(url: &str) -> Result<(u16, String)> {
