@@ -33,18 +33,21 @@ help: ## Show this text
 
 # --- try, test, measure ---------------------------------------------------------------------------------------------
 
+# The profile that `make run` builds with; `dev` uses what the tests have built.
+TOUR_PROFILE ?= tour
+
 # With four cores or more, rangecache and etcd are built at the same time. With the user's own etcd only the proxy is built.
 .PHONY: run
 run: rust-present ## Show rangecache in front of a real etcd; ENDPOINTS=http://... uses your own
 	@etcd() { $(if $(ENDPOINTS),true,$(self) tour-etcd); }; \
 	tour() { $(timed) 'build rangecache and the tour' \
-	  $(CARGO) build --locked --profile tour -p rangecache --bin rangecache -p tour; }; \
+	  $(CARGO) build --locked --profile $(TOUR_PROFILE) -p rangecache --bin rangecache -p tour --bin tour; }; \
 	if [ "$$(getconf _NPROCESSORS_ONLN)" -ge 4 ]; then \
 	  etcd & tour || { kill $$!; wait; exit 1; }; wait $$!; \
 	else \
 	  etcd; tour; \
 	fi
-	@exec target/tour/tour $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)')
+	@exec target/$(TOUR_PROFILE:dev=debug)/tour $(if $(ENDPOINTS),--endpoints '$(ENDPOINTS)')
 
 .PHONY: tour-etcd
 tour-etcd: $(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl
