@@ -52,10 +52,13 @@ run: rust-present ## Show rangecache in front of a real etcd; ENDPOINTS=http://.
 .PHONY: tour-etcd
 tour-etcd: $(TOOLS_DIR)/etcd-3.7 $(TOOLS_DIR)/etcdctl
 
+# Tests wait for etcd most of the time: more of them at once than there are cores.
+TEST_THREADS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores > 6 ? cores : 6)))
+
 .PHONY: test
 test: tools goclient linearizer rust-present ## Run all tests, on real etcd 3.7, 3.6 and 3.5
 	@$(timed) 'compile rangecache and its tests' $(CARGO) test --locked --workspace --no-run
-	@$(timed) 'run the tests' $(CARGO) test --locked --workspace
+	@RUST_TEST_THREADS="$${RUST_TEST_THREADS:-$(TEST_THREADS)}" $(timed) 'run the tests' $(CARGO) test --locked --workspace
 
 .PHONY: linearize
 linearize: tools linearizer rust-present ## Check linearizability under faults; options: SCENARIO=no-quorum,mix SECONDS=300 SEED=7

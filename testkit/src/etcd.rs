@@ -340,12 +340,16 @@ impl Cluster {
 
     /// Starts three members of these versions, and waits until all serve.
     pub async fn start_mixed(versions: [Version; 3]) -> Self {
-        Self::start_linked(versions, async |url| url).await
+        Self::start_linked(versions, &[], async |url| url).await
     }
 
-    /// Like [`Cluster::start_mixed`], with links between the members: `link` gets the peer URL that a member listens
+    /// Like [`Cluster::start_mixed`], with additional flags and with links between the members: `link` gets the peer URL that a member listens
     /// on, and returns the URL that the others connect to.
-    pub async fn start_linked(versions: [Version; 3], mut link: impl AsyncFnMut(String) -> String) -> Self {
+    pub async fn start_linked(
+        versions: [Version; 3],
+        more: &[&str],
+        mut link: impl AsyncFnMut(String) -> String,
+    ) -> Self {
         let mut members: Vec<_> = ["a", "b", "c"]
             .into_iter()
             .zip(versions)
@@ -357,6 +361,7 @@ impl Cluster {
         let peers: Vec<_> = members.iter().map(Etcd::peer).collect();
         for member in &mut members {
             member.initial_cluster = peers.join(",");
+            member.more = more.iter().map(|flag| (*flag).to_owned()).collect();
             member.run();
         }
         for member in &members {

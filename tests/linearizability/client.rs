@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prost::Message;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -52,6 +53,19 @@ pub struct Shared {
     pub writing: AtomicUsize,
     /// Number of restores so far.
     pub segment: AtomicUsize,
+    /// Calls that were sent, and failed or got no response.
+    pub failures: Mutex<Vec<Failure>>,
+}
+
+/// A call that was sent, and failed or got no response.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The kind of server that was called.
+    pub via: String,
+    /// Path of the method.
+    pub method: String,
+    /// The status, or none without a response.
+    pub status: Option<Status>,
 }
 
 /// A client; see the module.
@@ -423,6 +437,15 @@ impl Caller {
         let answer = timeout(CALL_TIMEOUT * 3 / 2, client.unary(path, request))
             .await
             .ok();
+        let status = answer.as_ref().map(|answer| answer.as_ref().err());
+        // Reads of the past and Compacts meet compacted revisions by intent.
+        if status != Some(None) && status.flatten().is_none_or(|status| status.code != OUT_OF_RANGE) {
+            self.shared.failures.lock().push(Failure {
+                via: self.via.clone(),
+                method: path.to_owned(),
+                status: status.flatten().cloned(),
+            });
+        }
         if !matches!(&answer, Some(Ok(_))) && self.urls.len() > 1 || answer.is_none() {
             // Another member may respond; and a silent connection may be half open.
             self.connection = None;

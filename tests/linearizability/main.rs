@@ -3,7 +3,8 @@
 //! response is right. The checker is porcupine, in `tests/tools/linearizer`. Watch clients keep watches open meanwhile;
 //! each of their streams is judged by [`testkit::watch_rules`].
 //!
-//! `make test` runs a random mix of all faults for a minute; `make linearize` runs chosen faults for a given time.
+//! `make test` runs a random mix of all faults for a minute, and an upgrade of the cluster under load; `make linearize` runs
+//! chosen faults for a given time.
 
 #![allow(
     clippy::expect_used,
@@ -27,20 +28,23 @@ mod faults;
 mod history;
 mod judge;
 mod recorder;
+mod upgrade;
 mod watcher;
 mod world;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use client::Caller;
+use client::{Caller, Failure};
 use faults::Fault;
 use history::History;
 use judge::judge_watches;
 use rand::Rng;
+use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
+use testkit::etcd::Version;
 use tokio::task::JoinSet;
 use world::{World, newest};
 
@@ -50,61 +54,102 @@ const CALM: std::ops::Range<u64> = 700..2_500;
 /// Times until responses came from memory again, by fault.
 type Recoveries = BTreeMap<String, Vec<Duration>>;
 
+/// The running system and its clients, until their history is judged.
+struct Trial {
+    world: World,
+    folder: PathBuf,
+    clients: JoinSet<()>,
+    watchers: JoinSet<()>,
+    seed: u64,
+}
+
+impl Trial {
+    async fn start(name: &str, version: Version, etcd_flags: &[&str], seed: u64) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("linear-{name}-{seed}"));
+        let mut world = World::start(History::new(&folder), version, etcd_flags, seed).await;
+        let mut clients = JoinSet::new();
+        for caller in world.callers(seed) {
+            clients.spawn(caller.run());
+        }
+        let mut watchers = JoinSet::new();
+        for watcher in world.watchers(seed) {
+            watchers.spawn(watcher.run());
+        }
+        world.recover("the start").await;
+        Self {
+            world,
+            folder,
+            clients,
+            watchers,
+            seed,
+        }
+    }
+
+    /// Stops the clients, checks their history, and returns what was seen of the times of recovery and of failed calls.
+    async fn judge(self) -> (Recoveries, Vec<Failure>) {
+        let Self {
+            mut world,
+            folder,
+            mut clients,
+            mut watchers,
+            seed,
+        } = self;
+        world.shared.stop.store(true, Ordering::SeqCst);
+        while let Some(ended) = clients.join_next().await {
+            ended.expect("no client panics");
+        }
+        world.members_serve().await;
+        let writer = Caller::new(&world.shared, 999, "etcd", world.members(), seed);
+        *world.watched.last_writes.lock() = Some(writer.write_last().await);
+        while let Some(ended) = watchers.join_next().await {
+            ended.expect("no watch client panics");
+        }
+        let last = newest(&world.cluster.members[0].client().await).await;
+        world.recorder.reaches(last).await;
+        world.stop_recording().await;
+
+        judge_watches(&world, &folder);
+        let verdict = checker::check(world.history.finish());
+        let (memory, all) = world.calm;
+        println!("{}", verdict.text);
+        println!("between faults {memory} of {all} linearizable reads came from memory; seed {seed}");
+        let file = world.history.finish().display();
+        assert!(verdict.right, "{}\nthe history is {file}", verdict.text);
+        assert!(
+            memory * 2 > all,
+            "only {memory} of {all} linearizable reads came from memory"
+        );
+        std::fs::remove_dir_all(&folder).expect("is ours");
+        let failures = std::mem::take(&mut *world.shared.failures.lock());
+        (std::mem::take(&mut world.recoveries), failures)
+    }
+}
+
 /// Causes random faults of `faults` one after the other for `duration`, then checks the recorded history.
 async fn run(name: &str, faults: &[(&'static str, Fault)], duration: Duration, seed: u64) -> Recoveries {
     println!("{name}: seed {seed}, {} s", duration.as_secs());
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("linear-{name}-{seed}"));
-    let mut world = World::start(History::new(&folder), seed).await;
-    let mut clients = JoinSet::new();
-    for caller in world.callers(seed) {
-        clients.spawn(caller.run());
-    }
-    let mut watchers = JoinSet::new();
-    for watcher in world.watchers(seed) {
-        watchers.spawn(watcher.run());
-    }
-    world.recover("the start").await;
+    let mut trial = Trial::start(name, Version::V3_7, &[], seed).await;
+    let world = &mut trial.world;
     let began = Instant::now();
     let mut applied = 0;
     while began.elapsed() < duration {
-        let calm = world.random.random_range(CALM);
-        world.calm(Duration::from_millis(calm)).await;
+        let calm = random_calm(&mut world.random);
+        world.calm(calm).await;
         let Some((name, fault)) = faults.choose(&mut world.random).copied() else {
             continue;
         };
         println!("{:.1} s: {name}", began.elapsed().as_secs_f64());
-        fault.apply(&mut world).await;
+        fault.apply(world).await;
         applied += 1;
         world.recover(name).await;
     }
-    world.shared.stop.store(true, Ordering::SeqCst);
-    while let Some(ended) = clients.join_next().await {
-        ended.expect("no client panics");
-    }
-    world.members_serve().await;
-    let writer = Caller::new(&world.shared, 999, "etcd", world.members(), seed);
-    *world.watched.last_writes.lock() = Some(writer.write_last().await);
-    while let Some(ended) = watchers.join_next().await {
-        ended.expect("no watch client panics");
-    }
-    let last = newest(&world.cluster.members[0].client().await).await;
-    world.recorder.reaches(last).await;
-    world.stop_recording().await;
-
-    judge_watches(&world, &folder);
-    let verdict = checker::check(world.history.finish());
-    let (memory, all) = world.calm;
-    println!("{}", verdict.text);
     println!("{applied} faults");
-    println!("between faults {memory} of {all} linearizable reads came from memory; seed {seed}");
-    let file = world.history.finish().display();
-    assert!(verdict.right, "{}\nthe history is {file}", verdict.text);
-    assert!(
-        memory * 2 > all,
-        "only {memory} of {all} linearizable reads came from memory"
-    );
-    std::fs::remove_dir_all(&folder).expect("is ours");
-    std::mem::take(&mut world.recoveries)
+    trial.judge().await.0
+}
+
+/// A time without faults.
+fn random_calm(random: &mut StdRng) -> Duration {
+    Duration::from_millis(random.random_range(CALM))
 }
 
 /// Prints the times until responses came from memory again, by fault.
@@ -147,6 +192,17 @@ fn mix() -> Vec<(&'static str, Fault)> {
 async fn random_faults_keep_every_response_linearizable() {
     let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
     print(&run("mix", &mix(), Duration::from_secs(60), seed).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rolling_upgrade_keeps_every_response_linearizable() {
+    let seed = number("LINEAR_SEED", rand::random_range(0..1_000_000));
+    println!("upgrade: seed {seed}");
+    let mut trial = Trial::start("upgrade", upgrade::FROM, &upgrade::ETCD_FLAGS, seed).await;
+    upgrade::upgrade_and_back(&mut trial.world).await;
+    let (recoveries, failures) = trial.judge().await;
+    print(&recoveries);
+    upgrade::judge_failures(&failures);
 }
 
 /// `LINEAR_SCENARIO` names faults, or `mix` or `calm`; by default all of them run in turn, each for `LINEAR_SECONDS`.

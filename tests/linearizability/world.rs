@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::time::sleep;
@@ -119,11 +120,11 @@ fn linearizable_from_memory(outcomes: &Outcomes) -> u64 {
 }
 
 impl World {
-    /// Starts all processes except the clients.
-    pub async fn start(history: History, seed: u64) -> Self {
+    /// Starts all processes except the clients; the members are of this version, with these additional flags.
+    pub async fn start(history: History, version: Version, etcd_flags: &[&str], seed: u64) -> Self {
         let history = Arc::new(history);
         let mut peer_links = Vec::new();
-        let cluster = Cluster::start_linked([Version::V3_7; 3], async |url| {
+        let cluster = Cluster::start_linked([version; 3], etcd_flags, async |url| {
             let link = FaultLink::to(&url, seed ^ peer_links.len() as u64).await;
             let url = link.url().to_owned();
             peer_links.push(link);
@@ -145,6 +146,7 @@ impl World {
             writes_suspended: false.into(),
             writing: 0.into(),
             segment: 0.into(),
+            failures: Mutex::default(),
         });
         Self {
             cluster,

@@ -137,7 +137,7 @@ async fn learner_proves_nothing_until_it_votes() {
 async fn partitioned_member_proves_nothing_while_clients_are_served() {
     let _exclusive = EXCLUSIVE.lock().await;
     let mut links = Vec::new();
-    let cluster = Cluster::start_linked([Version::V3_7; 3], async |url| {
+    let cluster = Cluster::start_linked([Version::V3_7; 3], &[], async |url| {
         let link = FaultLink::to(&url, 7).await;
         let url = link.url().to_owned();
         links.push(link);
