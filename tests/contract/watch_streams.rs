@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prost::Message;
 use testkit::etcd::{Etcd, Version};
+use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::{Client, Stream, UNAVAILABLE};
 use testkit::kv::{WATCH, collect_watch};
 use testkit::pb::{
@@ -377,6 +378,34 @@ async fn progress_is_reported_periodically_and_on_request() {
         };
         assert!(had_event, "progress {reported} before the event at {revision}");
     }
+}
+
+/// The HTTP/2 library closes a connection with about two thousand small frames that were not taken.
+#[tokio::test]
+async fn client_may_ask_for_progress_without_waiting() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let link = FaultLink::to(&etcd.url(), 7).await;
+    let rangecache = Rangecache::at(&link.url()).start().await;
+    let through = rangecache.client().await;
+    let mut stream = open(&through, &[create(prefix("/a/", 0))]);
+    assert!(next(&mut stream).await.created);
+    assert!(link.feeds() > 0, "no feed was recognised");
+    // Every request has to wait for the event.
+    link.set(Condition::SlowFeeds(Duration::from_secs(2)));
+    let revision = through.put("/a/key", "1").await.expect("put");
+    for _ in 0..4000 {
+        stream.send(&progress());
+    }
+    loop {
+        let response = next(&mut stream).await;
+        if !response.events.is_empty() {
+            assert_eq!(header_revision(&response), revision);
+            break;
+        }
+        assert!(header_revision(&response) < revision, "progress before the event");
+    }
+    link.set(Condition::Normal);
+    assert_eq!(next(&mut stream).await.watch_id, -1);
 }
 
 #[tokio::test]

@@ -19,18 +19,20 @@ pub(super) struct Progress {
     tick: Option<Pin<Box<Sleep>>>,
     /// Watchers that are owed a notification since the last tick.
     pub(super) owed: VecDeque<i64>,
-    /// Request of the client that was not answered yet.
+    /// Requests of the client that were not answered yet.
     pub(super) requested: Option<Requested>,
     /// Highest revision that was reported for the whole stream.
     pub(super) reported: i64,
 }
 
-/// A progress request.
+/// Progress requests that are answered together.
 #[derive(Debug)]
 pub(super) struct Requested {
+    /// Number of requests, each of which gets a response, as from etcd.
+    pub(super) count: usize,
     /// Revision that all mirrors should reach first.
     pub(super) target: i64,
-    /// Time of the request.
+    /// Time at which they were taken up.
     pub(super) began: Instant,
     expires: Pin<Box<Sleep>>,
 }
@@ -74,9 +76,10 @@ impl Progress {
         true
     }
 
-    /// Takes up a request, which is answered once every mirror has reached `target`.
-    pub(super) fn request(&mut self, target: i64) {
+    /// Takes up `count` requests, which are answered once every mirror has reached `target`.
+    pub(super) fn request(&mut self, count: usize, target: i64) {
         self.requested = Some(Requested {
+            count,
             target,
             began: Instant::now(),
             expires: Box::pin(tokio::time::sleep(REQUEST_TIMEOUT)),

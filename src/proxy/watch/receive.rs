@@ -15,8 +15,8 @@ use crate::seldom::Seldom;
 use crate::upstream::Outgoing;
 
 /// Bytes up to which messages are received before they are handled. What stays with the HTTP/2 library counts against
-/// its connection: it closes one with a few thousand small frames that were not taken, as clients cause that create
-/// many watchers without waiting for each.
+/// its connection: it closes one with about two thousand small frames that were not taken, as clients cause that create
+/// many watchers, or ask for progress, without waiting for each response.
 const READ_AHEAD_BYTES: usize = 16 << 10;
 
 /// Client's half of a Watch stream. Holds at most one message, or [`READ_AHEAD_BYTES`], and one frame.
@@ -97,17 +97,9 @@ impl Requests {
     /// Polls for the next message, and leaves its bytes in the buffer, so that the stream can still be forwarded.
     pub(super) fn poll_peek(&mut self, cx: &mut Context<'_>) -> Poll<Received> {
         loop {
-            if let Some(prefix) = Prefix::parse(&self.buffer) {
-                let length = prefix.length_bytes as usize;
-                if prefix.is_compressed || length > MAX_MESSAGE_BYTES {
-                    return Poll::Ready(Received::Message(Err(NotUnderstood)));
-                }
-                if let Some(message) = self.buffer.get(PREFIX_BYTES..PREFIX_BYTES + length) {
-                    self.late = None;
-                    // Copied: a key must not keep the buffer of its connection in memory.
-                    let decoded = WatchRequest::decode(&Bytes::copy_from_slice(message));
-                    return Poll::Ready(Received::Message(decoded));
-                }
+            if let Some(message) = self.buffered() {
+                self.late = None;
+                return Poll::Ready(Received::Message(message));
             }
             if self.body.is_none() {
                 return Poll::Ready(Received::End);
@@ -124,6 +116,18 @@ impl Requests {
                 }
             }
         }
+    }
+
+    /// The next message, if it is in the buffer.
+    fn buffered(&self) -> Option<Result<WatchRequest, NotUnderstood>> {
+        let prefix = Prefix::parse(&self.buffer)?;
+        let length = prefix.length_bytes as usize;
+        if prefix.is_compressed || length > MAX_MESSAGE_BYTES {
+            return Some(Err(NotUnderstood));
+        }
+        let message = self.buffer.get(PREFIX_BYTES..PREFIX_BYTES + length)?;
+        // Copied: a key must not keep the buffer of its connection in memory.
+        Some(WatchRequest::decode(&Bytes::copy_from_slice(message)))
     }
 
     /// Removes the message that [`Requests::poll_peek`] has returned.
@@ -144,6 +148,18 @@ impl Requests {
             self.consume();
         }
         received
+    }
+
+    /// Removes the progress requests that follow, of those in the buffer and at most `limit`; returns their number.
+    pub(super) fn take_progress(&mut self, limit: usize) -> usize {
+        let mut taken = 0;
+        while taken < limit
+            && let Some(Ok(WatchRequest::Progress)) = self.buffered()
+        {
+            self.consume();
+            taken += 1;
+        }
+        taken
     }
 
     /// Polls for bytes of messages that only etcd understands; `None` after the last.

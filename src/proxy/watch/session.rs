@@ -157,17 +157,19 @@ impl Session {
     /// Handles the requests that have arrived, until there is something to send.
     fn poll_requests(&mut self, cx: &mut Context<'_>) {
         for _ in 0..MAX_STEPS {
-            // A progress request is answered before the next request, as etcd does.
-            if !self.control.is_empty()
-                || self.end.is_some()
-                || self.etcd.is_some()
-                || self.progress.requested.is_some()
-            {
+            if !self.control.is_empty() || self.end.is_some() || self.etcd.is_some() {
                 return;
             }
+            // A progress request is answered before the next request, as etcd does.
+            if self.progress.requested.is_some() {
+                return self.requests.read_ahead(cx);
+            }
             self.poll_leaving(cx);
-            if self.leaving.is_some() || self.etcd.is_some() {
+            if self.etcd.is_some() {
                 return;
+            }
+            if self.leaving.is_some() {
+                return self.requests.read_ahead(cx);
             }
             if let Some(mut starting) = self.starting.take() {
                 match starting.started.as_mut().poll(cx) {

@@ -8,9 +8,14 @@ use crate::mirror::watch_hub::Reader;
 use crate::proxy::watch::request::NO_WATCHER;
 use crate::proxy::watch::watcher::Watcher;
 
+/// Progress requests that are answered together at most.
+const MAX_PROGRESS_AT_ONCE: usize = 64;
+
 impl Session {
-    /// Takes up a progress request of the client.
+    /// Takes up a progress request of the client, with those that have arrived behind it: a client that asks faster than
+    /// the mirrors respond would otherwise fill the connection with its requests.
     pub(super) fn request_progress(&mut self) {
+        let count = 1 + self.requests.take_progress(MAX_PROGRESS_AT_ONCE - 1);
         let known = self.mirrors().cluster_state.known();
         let reached = self
             .watchers
@@ -32,7 +37,7 @@ impl Session {
         if target == self.progress.reported {
             self.nudge();
         }
-        self.progress.request(target);
+        self.progress.request(count, target);
         let mut asked = Vec::new();
         for watcher in self.watchers.values() {
             let Some(reader) = &watcher.reader else {
@@ -61,13 +66,13 @@ impl Session {
         }
     }
 
-    /// Answers the client's progress request, or drops it; returns whether it is done. Called between messages.
+    /// Answers the client's progress requests, or drops them; returns whether they are done. Called between messages.
     pub(super) fn poll_requested(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(requested) = &mut self.progress.requested else {
             return false;
         };
         let has_expired = requested.has_expired(cx);
-        let (target, began) = (requested.target, requested.began);
+        let (count, target, began) = (requested.count, requested.target, requested.began);
         let revision = self
             .watchers
             .values()
@@ -79,11 +84,13 @@ impl Session {
             return false;
         }
         self.progress.requested = None;
-        if let Some(revision) = revision
-            && self.report(NO_WATCHER, revision)
-        {
-            self.metrics().record_progress(began.elapsed());
-            self.progress.reported = revision;
+        for _ in 0..count {
+            if let Some(revision) = revision
+                && self.report(NO_WATCHER, revision)
+            {
+                self.metrics().record_progress(began.elapsed());
+                self.progress.reported = revision;
+            }
         }
         true
     }

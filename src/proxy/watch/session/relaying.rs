@@ -90,9 +90,10 @@ impl Session {
 
     /// Sends the client's requests to etcd, as long as etcd takes them.
     fn forward_requests(&mut self, cx: &mut Context<'_>) {
-        while let Some(etcd) = &mut self.etcd
-            && etcd.accepts_request(cx)
-        {
+        while let Some(etcd) = &mut self.etcd {
+            if !etcd.accepts_request(cx) {
+                return self.requests.read_ahead(cx);
+            }
             if etcd.relay.is_pinned() {
                 match self.requests.poll_bytes(cx) {
                     Poll::Pending => return,
