@@ -327,6 +327,7 @@ impl EtcdStream {
             if rest == 0
                 && let Some(revision) = self.barrier.take()
             {
+                self.relay.reach_barrier();
                 return Some(Next::Barrier(revision));
             }
             if self.buffer.is_empty() {

@@ -80,7 +80,7 @@ pub(super) struct Relay {
     seen: i64,
     /// Progress below this is older than what the client has.
     fence: i64,
-    /// A progress request was sent in order to return to memory.
+    /// A progress request was sent in order to return to memory, and its response has not been handled.
     awaits_barrier: bool,
     /// etcd has seen every create of the stream, and so allocates the ids that the client expects.
     has_all_creates: bool,
@@ -287,7 +287,6 @@ impl Relay {
         // etcd is silent while one of the watchers is cancelled for a compaction.
         let is_owed = is_owed && self.taken.is_empty();
         if self.is_barrier(head.revision) {
-            self.awaits_barrier = false;
             let revision = head.revision;
             return Verdict::Barrier { revision, is_owed };
         }

@@ -42,6 +42,12 @@ impl Relay {
         self.awaits_barrier = false;
     }
 
+    /// Records that the barrier was read to its end, and is handled now. Until then a request of the client would reach
+    /// etcd behind the barrier, and be lost with etcd's stream.
+    pub(in crate::proxy::watch) fn reach_barrier(&mut self) {
+        self.awaits_barrier = false;
+    }
+
     /// Watchers at the barrier of `revision`, for memory.
     pub(in crate::proxy::watch) fn carried(&self, revision: i64) -> Vec<Carried> {
         let watchers = self.watchers.iter();

@@ -183,6 +183,9 @@ fn stream_returns_at_a_barrier() {
             is_owed: false
         }
     );
+    assert!(!relay.accepts_request(), "requests wait for what follows");
+    relay.reach_barrier();
+    assert!(relay.accepts_request());
     let through: Vec<_> = relay
         .carried(60)
         .into_iter()
@@ -235,6 +238,11 @@ fn owed_progress_is_passed_at_the_barrier_too() {
         is_owed: true,
     };
     assert_eq!(relay.response(&progress(60)), barrier);
+    assert!(
+        !relay.accepts_request(),
+        "a create would be lost with etcd's stream if it were sent before the client has the progress"
+    );
+    relay.reach_barrier();
     assert_eq!(
         relay.response(&progress(61)),
         Verdict::Drop,

@@ -22,8 +22,7 @@ impl Session {
     /// request that was not answered.
     pub(super) fn leave(&mut self, reason: Reason, create: Option<Create>) {
         let waiting = self.leaving.take().and_then(|leaving| leaving.create);
-        let create = create.or(waiting);
-        // Otherwise the mirror has been dropped, and will not reach it.
+        // Otherwise the mirror has been dropped, and will not reach it, also if a request has waited for that.
         if create.is_some() && self.is_behind_compaction() {
             let cluster_state = &self.mirrors().cluster_state;
             let (history, compacted) = (cluster_state.history(), cluster_state.compacted());
@@ -38,7 +37,7 @@ impl Session {
             self.leaving = Some(Departure::new(reason, create));
             return;
         }
-        self.hand_over(reason, create);
+        self.hand_over(reason, create.or(waiting));
     }
 
     /// Lets the stream leave once its watchers have what etcd has compacted; registers `cx` until then.
