@@ -65,6 +65,15 @@ linearize: tools linearizer rust-present ## Check linearizability under faults; 
 	LINEAR_SCENARIO='$(SCENARIO)' LINEAR_SECONDS='$(SECONDS)' LINEAR_SEED='$(SEED)' \
 	  $(CARGO) test --locked --test linearizability -- --ignored --nocapture scenarios
 
+.PHONY: simulate
+simulate: rust-present ## Simulate rangecache with a model of etcd; options: SEEDS=10000 FIRST_SEED=0, or SEED=1234 with its trace
+	SEEDS='$(SEEDS)' FIRST_SEED='$(FIRST_SEED)' SEED='$(SEED)' \
+	  $(CARGO) test --locked --test simulation -- --ignored --exact --nocapture chosen_seeds
+
+.PHONY: simulate-planted
+simulate-planted: rust-present ## Count the seeds until a simulation finds each bug of tests/planted; options: PLANTED=03 SEEDS=1000
+	CARGO='$(CARGO)' SIMULATED_SEEDS='$(or $(SEEDS),1000)' tests/planted/run $(PLANTED)
+
 .PHONY: planted
 planted: tools linearizer rust-present ## Apply each bug of tests/planted and check that a test catches it; PLANTED=03 selects
 	CARGO='$(CARGO)' tests/planted/run $(PLANTED)

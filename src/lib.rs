@@ -24,6 +24,7 @@
 //! | [`instance`] | identity of the process towards other rangecaches |
 //! | [`memory`] | the memory limit of the container |
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
+//! | [`simulated`] | connections within the process, for tests |
 //! | [`seldom`] | futures that are polled only once they were woken |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
@@ -51,6 +52,7 @@ pub mod reload;
 pub mod replay;
 pub mod seldom;
 pub mod server;
+pub mod simulated;
 pub mod static_pod;
 pub mod telemetry;
 pub mod tls;

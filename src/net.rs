@@ -17,8 +17,18 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 use tokio_util::either::Either;
 
+#[cfg(debug_assertions)]
+use crate::simulated;
+
+/// A connection within this host: a unix socket.
+#[cfg(not(debug_assertions))]
+pub type Local = UnixStream;
+/// A connection within this host: a unix socket or, in tests, a simulated connection.
+#[cfg(debug_assertions)]
+pub type Local = Either<UnixStream, tokio::io::DuplexStream>;
+
 /// A connected socket.
-pub type Plain = Either<TcpStream, UnixStream>;
+pub type Plain = Either<TcpStream, Local>;
 
 /// A connected byte stream. It supports vectored writes, on which the speed of responses depends. Only TLS is boxed, so
 /// that its state does not enlarge the other variants.
@@ -180,12 +190,24 @@ impl Url {
 pub async fn connect(url: &Url) -> io::Result<Plain> {
     match &url.address {
         Address::Tcp { host, port } => {
+            #[cfg(debug_assertions)]
+            if let Some(connected) = simulated::connect(&url.authority()) {
+                return Ok(Either::Right(Either::Right(connected?)));
+            }
             let stream = connect_tcp(host, *port).await?;
             tune(&stream)?;
             Ok(Either::Left(stream))
         }
-        Address::Unix(path) => Ok(Either::Right(UnixStream::connect(path).await?)),
+        Address::Unix(path) => Ok(from_unix(UnixStream::connect(path).await?)),
     }
+}
+
+/// A connected unix socket as a [`Plain`].
+#[must_use]
+pub fn from_unix(stream: UnixStream) -> Plain {
+    #[cfg(debug_assertions)]
+    let stream = Either::Left(stream);
+    Either::Right(stream)
 }
 
 /// Connects to one of a host's addresses. The next one is tried as soon as one refuses, and in parallel if one does not

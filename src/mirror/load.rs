@@ -38,6 +38,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Highest rate of a load. etcd serves other clients meanwhile: unlimited, a load would take one core of etcd and one
 /// of rangecache.
 const LOAD_BYTES_PER_SECOND: f64 = 512e6;
+/// Keys whose tree is built at once: that takes less than handing it to another thread and back.
+const BUILT_AT_ONCE_KEYS: usize = 1_000;
 /// Memory of an entry in addition to its own bytes, for the budget during a load (estimate: leaf slot, reference
 /// count, rounding).
 pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 48;
@@ -381,10 +383,14 @@ impl<'a> Gathered<'a> {
             newest,
             ..
         } = self;
-        // In a blocking thread: a million keys take some tens of milliseconds, in which this thread can serve calls.
-        let tree = tokio::task::spawn_blocking(move || Tree::from_sorted(entries))
-            .await
-            .map_err(|_| LoadError::Build)?;
+        let tree = if entries.len() <= BUILT_AT_ONCE_KEYS {
+            Tree::from_sorted(entries)
+        } else {
+            // In a blocking thread: a million keys take some tens of milliseconds, in which this thread can serve calls.
+            tokio::task::spawn_blocking(move || Tree::from_sorted(entries))
+                .await
+                .map_err(|_| LoadError::Build)?
+        };
         Ok(Loaded {
             tree,
             header: pinned,

@@ -11,6 +11,8 @@ use tokio_util::either::Either;
 
 use super::unix::{self, SocketFile};
 use crate::net::{self, Address, Plain, Url};
+#[cfg(debug_assertions)]
+use crate::simulated;
 use crate::tls::Acceptor;
 
 /// Connections that the kernel queues before they are accepted, as far as `net.core.somaxconn` allows. Over it, clients
@@ -34,6 +36,8 @@ pub struct Listener {
 enum Socket {
     Tcp(TcpListener),
     Unix(UnixListener),
+    #[cfg(debug_assertions)]
+    Simulated(parking_lot::Mutex<tokio::sync::mpsc::Receiver<tokio::io::DuplexStream>>),
 }
 
 impl Listener {
@@ -53,6 +57,15 @@ impl Listener {
         let tls = tls.filter(|_| url.tls).cloned();
         if url.tls && tls.is_none() {
             return Err(io::Error::other("TLS is not set up"));
+        }
+        #[cfg(debug_assertions)]
+        if let Some(connections) = simulated::listen(&url.authority()) {
+            return Ok(Listener {
+                socket: Socket::Simulated(parking_lot::Mutex::new(connections)),
+                url: url.clone(),
+                tls,
+                file: None,
+            });
         }
         let mut file = None;
         let (socket, address) = match &url.address {
@@ -113,7 +126,15 @@ impl Listener {
                 }),
                 Socket::Unix(listener) => {
                     let accepted = listener.accept().await;
-                    accepted.map(|(stream, _)| (Either::Right(stream), None))
+                    accepted.map(|(stream, _)| (net::from_unix(stream), None))
+                }
+                #[cfg(debug_assertions)]
+                Socket::Simulated(connections) => {
+                    match std::future::poll_fn(|context| connections.lock().poll_recv(context)).await {
+                        Some(stream) => Ok((Either::Right(Either::Right(stream)), None)),
+                        // Another listener has the address now.
+                        None => std::future::pending().await,
+                    }
                 }
             };
             match accepted {

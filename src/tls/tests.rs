@@ -15,7 +15,7 @@ use tokio_util::either::Either;
 use super::crypto::versions;
 use super::{Acceptor, Connector, FileError, Protocol, look_at_file};
 use crate::config::Config;
-use crate::net::{Stream, Url};
+use crate::net::{self, Stream, Url};
 use crate::telemetry::Metrics;
 use crate::telemetry::exposition::Format;
 
@@ -69,8 +69,8 @@ async fn handshake_with(
     let url: Url = url.parse().unwrap();
     let (near, far) = UnixStream::pair().unwrap();
     let (client, server) = tokio::join!(
-        connector.handshake(&url, Protocol::Http2, Either::Right(near)),
-        acceptor.accept(Either::Right(far))
+        connector.handshake(&url, Protocol::Http2, net::from_unix(near)),
+        acceptor.accept(net::from_unix(far))
     );
     (client.map_err(|error| error.to_string()), server)
 }
@@ -425,7 +425,7 @@ async fn error_of(server: impl AsyncFnOnce(UnixStream)) -> String {
     let (near, far) = UnixStream::pair().unwrap();
     let url = "https://localhost:1".parse().unwrap();
     let (client, ()) = tokio::join!(
-        connector.handshake(&url, Protocol::Http2, Either::Right(near)),
+        connector.handshake(&url, Protocol::Http2, net::from_unix(near)),
         server(far)
     );
     client.expect_err("no handshake").to_string()
@@ -485,7 +485,7 @@ async fn silent_client_is_given_up_after_the_timeout() {
     let flags = ["--auto-tls", "--tls-handshake-timeout", "20ms"];
     let acceptor = open_acceptor(&flags, &metrics).unwrap();
     let (_near, far) = UnixStream::pair().unwrap();
-    let accepted = tokio::time::timeout(Duration::from_secs(10), acceptor.accept(Either::Right(far))).await;
+    let accepted = tokio::time::timeout(Duration::from_secs(10), acceptor.accept(net::from_unix(far))).await;
     assert!(accepted.unwrap().is_none());
     assert_eq!(
         sample(&metrics, "rangecache_tls_handshakes_total{result=\"timed_out\"}"),

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::super::connections::ConnectionLimits;
 use super::*;
+use crate::net;
 use crate::telemetry::exposition::Format;
 
 const AGE: Duration = Duration::from_secs(60);
@@ -52,7 +53,7 @@ fn connect(config: ServeConfig, body_bytes: usize) -> (UnixStream, JoinHandle<Du
     let begun = Instant::now();
     let serving = tokio::spawn(async move {
         serve_connection(
-            (Either::Right(stream), None),
+            (net::from_unix(stream), None),
             None,
             server(&config),
             handler,

@@ -1,0 +1,179 @@
+//! Faults of the model. Each starts, lasts for a while, and is over at its end.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::caller::connect;
+use crate::cluster::{MEMBERS, Member};
+use crate::members::From;
+use crate::world::World;
+
+/// One kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    ConnectionsCut,
+    LinksDown,
+    MemberKilled,
+    MemberPaused,
+    MemberIsolated,
+    MemberLags,
+    LinksSlow,
+    WatchesSlow,
+    ProgressUnanswered,
+    LeaderLost,
+    Compaction,
+    /// All members are restored from a backup: the newest writes are lost, and others take their revisions.
+    Restore,
+}
+
+impl Fault {
+    const ALL: [Fault; 12] = [
+        Fault::ConnectionsCut,
+        Fault::LinksDown,
+        Fault::MemberKilled,
+        Fault::MemberPaused,
+        Fault::MemberIsolated,
+        Fault::MemberLags,
+        Fault::LinksSlow,
+        Fault::WatchesSlow,
+        Fault::ProgressUnanswered,
+        Fault::LeaderLost,
+        Fault::Compaction,
+        Fault::Restore,
+    ];
+
+    /// A random fault. Histories are replaced only if `may_restore`.
+    pub fn random(world: &World, may_restore: bool) -> Fault {
+        let of = if may_restore {
+            Self::ALL.len()
+        } else {
+            Self::ALL.len() - 1
+        };
+        Self::ALL[world.chance.below(of)]
+    }
+
+    /// Causes the fault, and returns once it is over.
+    pub async fn apply(self, world: &World) {
+        let chance = &world.chance;
+        let member = chance.below(MEMBERS);
+        let (cluster, members) = (&world.cluster, &world.members);
+        let set = |set: &dyn Fn(&mut Member)| cluster.change(|state| set(&mut state.members[member]));
+        let longer = || chance.millis(300..6_000);
+        match self {
+            Fault::ConnectionsCut => {
+                let times = u32::try_from(1 + chance.below(3)).expect("is small");
+                From::BOTH
+                    .iter()
+                    .for_each(|from| cluster.cut(member, *from, times));
+            }
+            Fault::LinksDown => {
+                let many = chance.below(MEMBERS) + 1;
+                for down in 0..many {
+                    members.cut_off((member + down) % MEMBERS, From::Rangecache);
+                }
+                sleep(longer()).await;
+                for up in 0..many {
+                    members.reconnect((member + up) % MEMBERS, From::Rangecache);
+                }
+            }
+            Fault::MemberKilled => {
+                members.kill(member);
+                sleep(longer()).await;
+                members.restart(member);
+            }
+            Fault::MemberPaused => {
+                set(&|of| of.is_paused = true);
+                sleep(longer()).await;
+                set(&|of| of.is_paused = false);
+            }
+            Fault::MemberIsolated => {
+                set(&|of| of.is_isolated = true);
+                sleep(longer()).await;
+                set(&|of| of.is_isolated = false);
+            }
+            Fault::MemberLags => {
+                let most = 20 + chance.below(1_500) as u64;
+                set(&|of| of.lag = most / 4..most);
+                sleep(longer()).await;
+                set(&|of| of.lag = Member::new().lag);
+            }
+            Fault::LinksSlow => {
+                let most = 5 + chance.below(300) as u64;
+                set(&|of| of.delay = 0..most);
+                sleep(longer()).await;
+                set(&|of| of.delay = Member::new().delay);
+            }
+            Fault::WatchesSlow => {
+                let most = 20 + chance.below(1_500) as u64;
+                cluster.change(|state| state.members.iter_mut().for_each(|of| of.watch_delay = 0..most));
+                sleep(longer()).await;
+                let usual = Member::new().watch_delay;
+                cluster.change(|state| {
+                    state
+                        .members
+                        .iter_mut()
+                        .for_each(|of| of.watch_delay = usual.clone());
+                });
+            }
+            Fault::ProgressUnanswered => {
+                cluster.change(|state| state.members.iter_mut().for_each(|of| of.is_silent = true));
+                sleep(longer()).await;
+                cluster.change(|state| state.members.iter_mut().for_each(|of| of.is_silent = false));
+            }
+            Fault::LeaderLost => cluster.change(|state| state.leader = None),
+            Fault::Compaction => {
+                let back = chance.within(0..25);
+                cluster.change(|state| {
+                    let newest = state.history().newest();
+                    if newest.revision - back > newest.compacted {
+                        state.history_mut().compact(newest.revision - back);
+                    }
+                });
+            }
+            Fault::Restore => restore(world).await,
+        }
+    }
+}
+
+/// Stops all members, puts an older state in place of theirs, and starts them again. In half of the cases rangecache
+/// sees none of them before the lost revisions were written again.
+async fn restore(world: &World) {
+    let (chance, cluster, members) = (&world.chance, &world.cluster, &world.members);
+    (0..MEMBERS).for_each(|member| members.kill(member));
+    let lost = 1 + chance.below(40);
+    let (is_new_cluster, is_hidden) = (chance.one_in(3), chance.one_in(2));
+    let before = cluster.change(|state| {
+        let newest = state.history().newest().revision;
+        let entries = state.history().len().saturating_sub(lost).max(1);
+        let mut history = state.history().truncated(entries);
+        if is_new_cluster {
+            history.cluster_id += 1;
+        }
+        state.histories.push(history);
+        for member in &mut state.members {
+            member.applied = entries;
+        }
+        newest
+    });
+    for member in 0..MEMBERS {
+        members.restart(member);
+        cluster.change(|state| state.members[member].applied = state.history().len());
+        if is_hidden {
+            members.cut_off(member, From::Rangecache);
+        }
+    }
+    if is_hidden {
+        // In case that no client writes directly.
+        let writing = async {
+            while cluster.look(|state| state.history().newest().revision) <= before + 1 {
+                if let Some(client) = connect(&From::Clients.authority(0)).await {
+                    let _ = client.put(crate::caller::key(0), "again").await;
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        writing.await;
+        (0..MEMBERS).for_each(|member| members.reconnect(member, From::Rangecache));
+    }
+}

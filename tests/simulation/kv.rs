@@ -1,0 +1,271 @@
+//! A member's unary calls and RangeStream.
+
+use prost::Message;
+use rangecache::etcdserverpb::StatusResponse;
+use rangecache::grpc_health::HealthCheckResponse;
+use rangecache::grpc_health::health_check_response::ServingStatus;
+use testkit::grpc::Status;
+use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
+use testkit::pb::request_op::Request;
+use testkit::pb::{
+    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
+    PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, ResponseOp, TxnRequest,
+    TxnResponse,
+};
+
+use crate::caller::PREFIX;
+use crate::cluster::{Cluster, State};
+use crate::server::Messages;
+use crate::store::{Change, History};
+
+pub const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
+pub const COMPACT: &str = "/etcdserverpb.KV/Compact";
+const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+const HEALTH: &str = "/grpc.health.v1.Health/Check";
+/// gRPC's status code for a compacted or future revision.
+pub const OUT_OF_RANGE: i32 = 11;
+const UNIMPLEMENTED: i32 = 12;
+/// etcd's number of the comparison target.
+pub const MOD_REVISION: i32 = 2;
+
+fn out_of_range(what: &str) -> Status {
+    Status {
+        code: OUT_OF_RANGE,
+        message: format!("etcdserver: mvcc: required revision {what}"),
+    }
+}
+
+fn decoded<M: Message + Default>(message: &[u8]) -> M {
+    M::decode(message).expect("rangecache forwards valid requests")
+}
+
+/// Whether a call reads keys of clients, rather than etcd's revision.
+pub fn reads_keys(path: &str, message: &[u8]) -> bool {
+    match path {
+        RANGE => decoded::<RangeRequest>(message)
+            .key
+            .starts_with(PREFIX.as_bytes()),
+        other => other == RANGE_STREAM,
+    }
+}
+
+/// Carries out a unary call.
+pub async fn unary(cluster: &Cluster, member: usize, path: &str, message: &[u8]) -> Result<Vec<u8>, Status> {
+    let header = || Some(cluster.look(|state| state.header(member)));
+    Ok(match path {
+        RANGE => range(cluster, member, &decoded(message)).await?.encode_to_vec(),
+        PUT => {
+            let PutRequest { key, value, .. } = decoded(message);
+            let revision = write(cluster, member, &[Change::Put(key, value)]).await?;
+            let header = header().map(|header| testkit::pb::ResponseHeader { revision, ..header });
+            PutResponse { header }.encode_to_vec()
+        }
+        DELETE => {
+            let DeleteRangeRequest { key, .. } = decoded(message);
+            let revision = write(cluster, member, &[Change::Delete(key)]).await?;
+            let header = header().map(|header| testkit::pb::ResponseHeader { revision, ..header });
+            DeleteRangeResponse { header, deleted: 0 }.encode_to_vec()
+        }
+        TXN => txn(cluster, member, decoded(message)).await?.encode_to_vec(),
+        COMPACT => {
+            let CompactionRequest { revision, .. } = decoded(message);
+            compact(cluster, member, revision).await?;
+            CompactionResponse { header: header() }.encode_to_vec()
+        }
+        STATUS => cluster
+            .look(|state| status(state, member, cluster.version))
+            .encode_to_vec(),
+        HEALTH => HealthCheckResponse {
+            status: ServingStatus::Serving.into(),
+        }
+        .encode_to_vec(),
+        other => {
+            return Err(Status {
+                code: UNIMPLEMENTED,
+                message: format!("unknown method {other}"),
+            });
+        }
+    })
+}
+
+async fn write(cluster: &Cluster, member: usize, changes: &[Change]) -> Result<i64, Status> {
+    cluster.propose(member, |history| history.commit(changes)).await
+}
+
+fn status(state: &State, member: usize, version: &str) -> StatusResponse {
+    let header = state.header(member);
+    let raft_index = History::raft_index(state.members[member].applied);
+    let leader = state.leader.filter(|_| !state.members[member].is_isolated);
+    StatusResponse {
+        header: Some(rangecache::etcdserverpb::ResponseHeader {
+            cluster_id: header.cluster_id,
+            member_id: header.member_id,
+            revision: header.revision,
+            raft_term: header.raft_term,
+        }),
+        version: version.to_owned(),
+        leader: leader.map_or(0, |leader| leader as u64 + 1),
+        raft_index,
+        raft_term: state.term,
+        raft_applied_index: raft_index,
+        errors: Vec::from_iter(leader.is_none().then(|| "etcdserver: no leader".to_owned())),
+        ..StatusResponse::default()
+    }
+}
+
+/// The revision that a read is at, if the member can read it.
+fn readable(state: &State, member: usize, requested: i64) -> Result<i64, Status> {
+    let now = state.applied(member);
+    let revision = if requested > 0 { requested } else { now.revision };
+    if revision > now.revision {
+        return Err(out_of_range("is a future revision"));
+    }
+    if revision < now.compacted {
+        return Err(out_of_range("has been compacted"));
+    }
+    Ok(revision)
+}
+
+async fn range(cluster: &Cluster, member: usize, request: &RangeRequest) -> Result<RangeResponse, Status> {
+    if !request.serializable {
+        cluster.read_index(member).await?;
+    }
+    cluster.look(|state| {
+        let revision = readable(state, member, request.revision)?;
+        let mut response = state.history().range(request, revision);
+        response.header = Some(state.header(member));
+        Ok(response)
+    })
+}
+
+/// Streams a Range in chunks of a few keys.
+pub async fn range_stream(cluster: &Cluster, member: usize, message: &[u8], messages: &Messages) {
+    if let Err(status) = chunks(cluster, member, decoded(message), messages).await {
+        let _ = messages.send(Err(status));
+    }
+}
+
+async fn chunks(
+    cluster: &Cluster,
+    member: usize,
+    request: RangeRequest,
+    messages: &Messages,
+) -> Result<(), Status> {
+    let filters = request.min_mod_revision
+        + request.max_mod_revision
+        + request.min_create_revision
+        + request.max_create_revision;
+    if cluster.version < "3.7" {
+        return Err(Status {
+            code: UNIMPLEMENTED,
+            message: "unknown method RangeStream for service etcdserverpb.KV".to_owned(),
+        });
+    }
+    if filters + i64::from(request.sort_order) != 0 {
+        return Err(Status {
+            code: UNIMPLEMENTED,
+            message: "range stream does not support sorting or revision filters".to_owned(),
+        });
+    }
+    if !request.serializable {
+        cluster.read_index(member).await?;
+    }
+    let number = cluster.look(|state| state.histories.len());
+    let revision = cluster.look(|state| readable(state, member, request.revision))?;
+    let whole = cluster.look(|state| state.history().range(&request, revision));
+    let mut sent = 0;
+    loop {
+        // The first chunk is read at once: its revision is not compacted.
+        if sent > 0 {
+            cluster.travel(member).await;
+        }
+        let end = whole.kvs.len().min(sent + 1 + cluster.chance.below(6));
+        let mut response = RangeResponse {
+            kvs: whole.kvs[sent..end].to_vec(),
+            ..RangeResponse::default()
+        };
+        sent = end;
+        let is_last = sent == whole.kvs.len();
+        let header = cluster.look(|state| {
+            if state.histories.len() != number {
+                return Err(crate::cluster::unavailable("etcdserver: server stopped"));
+            }
+            readable(state, member, revision).map(|_| state.header(member))
+        })?;
+        if is_last {
+            response.count = whole.count;
+            response.more = whole.more;
+            response.header = Some(testkit::pb::ResponseHeader {
+                // A stream without a revision is of the revision of its first chunk.
+                revision: if request.revision > 0 {
+                    header.revision
+                } else {
+                    revision
+                },
+                ..header
+            });
+        }
+        let chunk = RangeStreamResponse {
+            range_response: Some(response),
+        };
+        if messages.send(Ok(chunk.encode_to_vec())).is_err() || is_last {
+            return Ok(());
+        }
+    }
+}
+
+async fn txn(cluster: &Cluster, member: usize, request: TxnRequest) -> Result<TxnResponse, Status> {
+    let (succeeded, revision, operations) = cluster
+        .propose(member, |history| {
+            let newest = history.newest().revision;
+            let succeeded = request
+                .compare
+                .iter()
+                .all(|compare| holds(history, compare, newest));
+            let operations = if succeeded {
+                &request.success
+            } else {
+                &request.failure
+            };
+            let changes: Vec<_> = operations.iter().filter_map(change).collect();
+            (succeeded, history.commit(&changes), operations.len())
+        })
+        .await?;
+    let header = cluster.look(|state| state.header(member));
+    Ok(TxnResponse {
+        header: Some(testkit::pb::ResponseHeader { revision, ..header }),
+        succeeded,
+        responses: vec![ResponseOp::default(); operations],
+    })
+}
+
+/// Clients compare for equal mod revisions alone.
+fn holds(history: &History, compare: &Compare, newest: i64) -> bool {
+    assert_eq!((compare.result, compare.target), (0, MOD_REVISION), "{compare:?}");
+    let found = history.get(&compare.key, newest);
+    found.map_or(0, |kv| kv.mod_revision) == compare.mod_revision
+}
+
+fn change(operation: &RequestOp) -> Option<Change> {
+    match operation.request.as_ref()? {
+        Request::RequestPut(put) => Some(Change::Put(put.key.clone(), put.value.clone())),
+        Request::RequestDeleteRange(delete) => Some(Change::Delete(delete.key.clone())),
+        Request::RequestRange(_) => None,
+    }
+}
+
+async fn compact(cluster: &Cluster, member: usize, revision: i64) -> Result<(), Status> {
+    cluster
+        .propose(member, |history| {
+            let newest = history.newest();
+            if revision > newest.revision {
+                return Err(out_of_range("is a future revision"));
+            }
+            if revision <= newest.compacted {
+                return Err(out_of_range("has been compacted"));
+            }
+            history.compact(revision);
+            Ok(())
+        })
+        .await?
+}

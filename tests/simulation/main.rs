@@ -1,0 +1,152 @@
+//! The whole of rangecache in one process with clients and a model of an etcd cluster: connections are simulated, time is
+//! paused, and every random choice comes from a seed. See docs/simulation.md.
+
+#![cfg(all(target_os = "linux", debug_assertions))]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a test fails by a panic and reports by printing"
+)]
+#![allow(clippy::large_futures, unreachable_pub, reason = "no load, and one crate")]
+
+mod caller;
+mod chance;
+mod cluster;
+mod faults;
+mod known;
+mod kv;
+mod members;
+mod proxy;
+mod seeds;
+mod server;
+mod store;
+mod trace;
+mod watch;
+mod watcher;
+mod world;
+
+use std::panic;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Seeds that `make test` simulates.
+const SEEDS: u64 = 500;
+/// After this time a simulation counts as hung: time is paused, and does not advance while a task is ready.
+const HUNG: Duration = Duration::from_secs(60);
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok().filter(|text| !text.is_empty())?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable} is not a number: {text}")),
+    )
+}
+
+fn jobs() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[test]
+fn every_seed_keeps_the_rules_of_reads_and_watches() {
+    let (failed, _) = seeds::run_all(0, SEEDS, jobs(), false);
+    if !failed.is_empty() {
+        seeds::report(&failed);
+        panic!("{} of {SEEDS} seeds failed", failed.len());
+    }
+}
+
+#[test]
+fn seed_is_replayed_bit_by_bit() {
+    for seed in [1, 7, 1234] {
+        let results = [0, 1].map(|_| seeds::run(seed, false).result.expect("a result"));
+        assert_eq!(results[0], results[1], "seed {seed}");
+    }
+}
+
+/// `make simulate`: one seed with its trace, or many seeds.
+#[test]
+#[ignore = "seeds are chosen by make simulate"]
+fn chosen_seeds() {
+    if let Some(seed) = number("SEED") {
+        assert!(seeds::run(seed, true).is_right, "seed {seed} failed");
+        return;
+    }
+    let count = number("SEEDS").unwrap_or(1_000);
+    let first = number("FIRST_SEED").unwrap_or(0);
+    let until_found = number("UNTIL_FOUND").is_some();
+    let began = std::time::Instant::now();
+    let (failed, ran) = seeds::run_all(first, count, jobs(), until_found);
+    println!(
+        "{ran} seeds in {:.1} s, {} failed",
+        began.elapsed().as_secs_f64(),
+        failed.len()
+    );
+    if !failed.is_empty() {
+        seeds::report(&failed);
+        panic!("{} of {ran} seeds failed", failed.len());
+    }
+}
+
+/// The simulation of one seed, in a process that [`seeds`] has started.
+#[test]
+#[ignore = "is run by the other tests, in a process of its own"]
+fn one_seed() {
+    let seed = number(seeds::SEED).expect("a seed");
+    let panics = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&panics);
+    let report = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        counted.fetch_add(1, Ordering::Relaxed);
+        report(info);
+    }));
+    if let Ok(filter) = std::env::var("SIMULATION_LOG") {
+        // In another thread: what it takes of this thread's randomness would change the simulation.
+        let log = || {
+            tracing_subscriber::fmt()
+                .with_env_filter(filter)
+                .without_time()
+                .with_ansi(false)
+                .init()
+        };
+        std::thread::spawn(log).join().expect("no panic");
+    }
+    std::thread::spawn(|| {
+        std::thread::sleep(HUNG);
+        let trace = trace::CURRENT.get().map(trace::Trace::lines).unwrap_or_default();
+        println!("{}", trace.join("\n"));
+        println!("violation: a task is always ready: time stands still");
+        std::process::exit(1);
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    let outcome = runtime.block_on(world::simulate(
+        seed,
+        std::env::var_os("SIMULATION_PRINTS").is_some(),
+    ));
+    let trace = outcome.trace.lines();
+    println!(
+        "{}seed {seed}, trace {:016x}, {} lines, {} ms",
+        seeds::RESULT,
+        outcome.trace.hash(),
+        trace.len(),
+        outcome.millis
+    );
+    let panics = panics.load(Ordering::Relaxed);
+    if outcome.violations.is_empty() && panics == 0 {
+        return;
+    }
+    for line in trace {
+        println!("{line}");
+    }
+    for violation in &outcome.violations {
+        println!("violation: {violation}");
+    }
+    panic!("{} violations, {panics} panics", outcome.violations.len());
+}

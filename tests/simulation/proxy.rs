@@ -1,0 +1,92 @@
+//! rangecache as a part of this process: what `main` assembles, without signals, reloads and the listener for metrics.
+
+use std::sync::Arc;
+
+use clap::Parser as _;
+use rangecache::config::{Config, LiveConfig, RangeStream, bounds};
+use rangecache::mirror;
+use rangecache::proxy::{self, Access, Proxy};
+use rangecache::server::{ConnectionLimits, Connections, Listener, ServeConfig};
+use rangecache::telemetry::clients::ClientRegistry;
+use rangecache::telemetry::{Metrics, Telemetry};
+use rangecache::tls::Connector;
+use rangecache::upstream::{Credentials, Upstream};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Address of the rangecache.
+pub const AUTHORITY: &str = "rangecache:2379";
+
+/// A running rangecache.
+pub struct Rangecache {
+    stop: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Rangecache {
+    /// Starts it in front of `endpoints`, with these flags in addition.
+    pub async fn start(endpoints: &str, flags: &[&str]) -> Self {
+        let listen = format!("--listen-client-urls=http://{AUTHORITY}");
+        let endpoints = format!("--endpoints={endpoints}");
+        let own = ["rangecache", &listen, &endpoints, "--allow-plaintext-listener"];
+        let config = Config::try_parse_from(own.iter().chain(flags)).expect("valid flags");
+        config.validate().expect("valid flags");
+        let live = LiveConfig::new(config.clone(), Vec::new());
+        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let metrics = Arc::new(Metrics::new());
+        let connector = Connector::open(&config, &metrics).expect("no files");
+        let credentials = Credentials::open(&config.etcd, &connector).expect("no files");
+        let clients = ClientRegistry::with_max(bounds::MAX_CLIENTS, Arc::clone(&metrics.calls));
+        let telemetry = Telemetry::new(
+            Arc::clone(&metrics),
+            Default::default(),
+            Default::default(),
+            clients,
+        );
+        let telemetry = Arc::new(telemetry);
+        let upstream = Upstream::start(
+            &config.etcd.endpoints,
+            &connector,
+            config.etcd.range_stream == RangeStream::Auto,
+            credentials,
+            &tasks,
+            &stop,
+        );
+        let mirrors = mirror::start(&live, &upstream, &telemetry, &tasks, &stop);
+        let proxy = Proxy::new(&live, &upstream, &mirrors, &telemetry, &tasks, &stop);
+        tasks.spawn(Arc::clone(&proxy).sweep(stop.clone()));
+        let limits = ConnectionLimits {
+            all: config.limits.max_connections,
+            per_address: config.limits.connections_per_address(),
+            on_loopback: false,
+            replace_oldest: false,
+        };
+        let serving = ServeConfig {
+            name: "clients",
+            connections: Connections::new(limits, metrics.connections.open.clone()),
+            max_concurrent_streams: config.limits.max_concurrent_streams,
+            max_age: None,
+            metrics,
+            tasks: tasks.clone(),
+            closing: stop.clone(),
+            drain: stop.clone(),
+        };
+        let listen = &config.listen;
+        let listener = Listener::bind(&listen.client_urls[0], None, listen.unix_socket_mode, false)
+            .await
+            .expect("the address is free");
+        let handler = move |intake: &_, name: &_, peer| {
+            let client = proxy.client(Access::Full, intake, name, peer);
+            move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
+        };
+        tasks.spawn(listener.serve(handler, serving));
+        Self { stop, tasks }
+    }
+
+    /// Stops it, and waits for all of its tasks.
+    pub async fn stop(self) {
+        self.stop.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+}

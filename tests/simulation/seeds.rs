@@ -1,0 +1,121 @@
+//! Runs seeds, each in a process of its own: nothing of one seed can influence another, and the source of randomness of the
+//! process can be replaced by the seed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+use std::thread;
+
+/// Variable that names the seed to simulate.
+pub const SEED: &str = "SIMULATION_SEED";
+/// Begins the last line of a simulation that was judged.
+pub const RESULT: &str = "simulated: ";
+/// Failures that are printed in full.
+const PRINTED: usize = 3;
+/// Lines of a failing trace that are printed.
+const TRACE_LINES: usize = 60;
+
+/// What came of one seed.
+pub struct Run {
+    pub seed: u64,
+    /// The line behind [`RESULT`], which has the hash of the trace; `None` if the process did not come to its end.
+    pub result: Option<String>,
+    pub is_right: bool,
+    pub output: String,
+}
+
+/// The library that replaces the source of randomness, compiled once.
+fn entropy() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let library =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("entropy-{}.so", std::process::id()));
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulation/entropy.c");
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+        let compiled = Command::new(compiler)
+            .args(["-shared", "-fPIC", "-O2", "-o"])
+            .args([&library, &source])
+            .status()
+            .expect("a C compiler is installed");
+        assert!(compiled.success(), "{} is compiled", source.display());
+        library
+    })
+}
+
+/// Simulates one seed; `prints` shows the trace on this process's output.
+pub fn run(seed: u64, prints: bool) -> Run {
+    let mut command = Command::new(std::env::current_exe().expect("this test"));
+    command
+        .args([
+            "one_seed",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env("LD_PRELOAD", entropy())
+        .env(SEED, seed.to_string());
+    if prints {
+        command.env("SIMULATION_PRINTS", "1");
+        command.stdout(std::process::Stdio::inherit());
+        command.stderr(std::process::Stdio::inherit());
+    }
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = command.output().expect("this test runs");
+    let mut output = String::from_utf8_lossy(&stdout).into_owned();
+    output.push_str(&String::from_utf8_lossy(&stderr));
+    let result = output.lines().find_map(|line| line.strip_prefix(RESULT));
+    Run {
+        seed,
+        result: result.map(str::to_owned),
+        is_right: status.success(),
+        output,
+    }
+}
+
+/// Simulates `count` seeds from `first` on, on `jobs` processes at a time. Stops early after a failure if `until_found`.
+/// Returns the failing runs in the order of their seeds, and the number of seeds that ran.
+pub fn run_all(first: u64, count: u64, jobs: usize, until_found: bool) -> (Vec<Run>, u64) {
+    let (next, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                loop {
+                    if until_found && !failed.lock().expect("no panic").is_empty() {
+                        return;
+                    }
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= count {
+                        return;
+                    }
+                    let run = run(first + number, false);
+                    if !run.is_right {
+                        failed.lock().expect("no panic").push(run);
+                    }
+                }
+            });
+        }
+    });
+    let mut failed = failed.into_inner().expect("no panic");
+    failed.sort_by_key(|run: &Run| run.seed);
+    (failed, next.into_inner().min(count))
+}
+
+/// Prints failing seeds, each with the command that replays it.
+pub fn report(failed: &[Run]) {
+    for run in &failed[..failed.len().min(PRINTED)] {
+        let lines: Vec<_> = run.output.lines().collect();
+        let shown = &lines[lines.len().saturating_sub(TRACE_LINES)..];
+        println!("{}", shown.join("\n"));
+        println!(
+            "seed {} failed; its whole trace: make simulate SEED={}",
+            run.seed, run.seed
+        );
+    }
+    let seeds: Vec<_> = failed.iter().map(|run| run.seed.to_string()).collect();
+    println!("failing seeds: {}", seeds.join(" "));
+}

@@ -1,0 +1,177 @@
+//! A member's side of gRPC: connections of the simulated network, and the frames of calls.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::{Buf, Bytes, BytesMut};
+use futures_util::{StreamExt, stream};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rangecache::simulated;
+use testkit::grpc::{Status, frame};
+use tokio::io::DuplexStream;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::Cluster;
+use crate::kv;
+use crate::members::From;
+use crate::watch;
+
+type Body = UnsyncBoxBody<Bytes, Infallible>;
+/// Messages of a response, and its status.
+pub type Messages = mpsc::UnboundedSender<Result<Vec<u8>, Status>>;
+
+/// Accepts connections of `from` to `member` until `stop`.
+pub async fn serve(cluster: Arc<Cluster>, member: usize, from: From, stop: CancellationToken) {
+    let mut connections = simulated::listen(&from.authority(member)).expect("a simulated network");
+    let accepting = async {
+        while let Some(stream) = connections.recv().await {
+            let cluster = Arc::clone(&cluster);
+            let cut = cluster.connected(member, from);
+            tokio::spawn(async move {
+                let serving = serve_connection(cluster, (member, from), stream, cut.clone());
+                cut.run_until_cancelled(serving).await;
+            });
+        }
+    };
+    stop.run_until_cancelled(accepting).await;
+}
+
+async fn serve_connection(
+    cluster: Arc<Cluster>,
+    link: (usize, From),
+    stream: DuplexStream,
+    cut: CancellationToken,
+) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let (cluster, cut) = (Arc::clone(&cluster), cut.clone());
+        async move { Ok::<_, Infallible>(call(cluster, link, request, cut).await) }
+    });
+    let mut server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+    server.timer(TokioTimer::new()).auto_date_header(false);
+    // An error is a connection that was closed by its client.
+    let _ = server.serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn call(
+    cluster: Arc<Cluster>,
+    (member, from): (usize, From),
+    request: Request<Incoming>,
+    cut: CancellationToken,
+) -> Response<Body> {
+    let path = request.uri().path().to_owned();
+    let needs_leader = request.headers().contains_key("hasleader");
+    let (messages, queue) = mpsc::unbounded_channel();
+    if path == testkit::kv::WATCH {
+        let stream = watch::Stream::new(cluster, member, needs_leader, messages);
+        tokio::spawn(async move {
+            cut.run_until_cancelled(stream.run(Requests::new(request.into_body())))
+                .await
+        });
+        return streamed(queue);
+    }
+    let Some(message) = Requests::new(request.into_body()).next().await else {
+        return failed(&Status {
+            code: 13,
+            message: "no request".to_owned(),
+        });
+    };
+    if from == From::Rangecache && kv::reads_keys(&path, &message) {
+        cluster.reads.fetch_add(1, Ordering::Relaxed);
+    }
+    cluster.travel(member).await;
+    if path == testkit::kv::RANGE_STREAM {
+        tokio::spawn(async move { kv::range_stream(&cluster, member, &message, &messages).await });
+        return streamed(queue);
+    }
+    let result = kv::unary(&cluster, member, &path, &message).await;
+    cluster.travel(member).await;
+    match result {
+        Ok(message) => {
+            let _ = messages.send(Ok(message));
+            drop(messages);
+            streamed(queue)
+        }
+        Err(status) => failed(&status),
+    }
+}
+
+fn trailers(status: &Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from(status.code));
+    trailers.insert("grpc-message", HeaderValue::from_str(&status.message).unwrap());
+    trailers
+}
+
+fn head(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    let content_type = HeaderValue::from_static("application/grpc");
+    response.headers_mut().insert("content-type", content_type);
+    response
+}
+
+/// A response without messages.
+fn failed(status: &Status) -> Response<Body> {
+    let mut response = head(http_body_util::Empty::new().boxed_unsync());
+    response.headers_mut().extend(trailers(status));
+    response
+}
+
+/// A response with the messages of `queue`; its status is the error in it, otherwise OK.
+fn streamed(queue: mpsc::UnboundedReceiver<Result<Vec<u8>, Status>>) -> Response<Body> {
+    let ok = Status {
+        code: 0,
+        message: String::new(),
+    };
+    let frames = stream::unfold(Some(queue), move |queue| {
+        let ok = ok.clone();
+        async move {
+            let mut queue = queue?;
+            let (next, rest) = match queue.recv().await {
+                Some(Ok(message)) => (Frame::data(frame(&message)), Some(queue)),
+                Some(Err(status)) => (Frame::trailers(trailers(&status)), None),
+                None => (Frame::trailers(trailers(&ok)), None),
+            };
+            Some((Ok(next), rest))
+        }
+    });
+    head(StreamBody::new(frames.boxed()).boxed_unsync())
+}
+
+/// The messages of a request.
+pub struct Requests {
+    body: Incoming,
+    buffer: BytesMut,
+}
+
+impl Requests {
+    fn new(body: Incoming) -> Self {
+        Self {
+            body,
+            buffer: BytesMut::new(),
+        }
+    }
+
+    /// The next message; `None` once the client has sent all or is gone. Cancel safe.
+    pub async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(prefix) = self.buffer.get(1..5) {
+                let length = u32::from_be_bytes(prefix.try_into().unwrap()) as usize;
+                if self.buffer.len() >= 5 + length {
+                    self.buffer.advance(5);
+                    return Some(self.buffer.split_to(length).freeze());
+                }
+            }
+            let frame = self.body.frame().await?.ok()?;
+            if let Ok(data) = frame.into_data() {
+                self.buffer.extend_from_slice(&data);
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The model's data: one history of a store as etcd keeps it, with every revision. It is the truth that responses and
+//! watches are compared with.
+
+use std::collections::BTreeMap;
+
+use testkit::pb::{
+    ASCEND, BY_CREATE, BY_KEY, BY_MOD, BY_VALUE, BY_VERSION, DESCEND, Event, KeyValue, RangeRequest,
+    RangeResponse,
+};
+use testkit::watch_rules::DELETE;
+
+/// Raft entries before the first write: configuration and leader elections.
+const FIRST_RAFT_INDEX: u64 = 8;
+
+/// A change of one key.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Put(Vec<u8>, Vec<u8>),
+    Delete(Vec<u8>),
+}
+
+/// State of the store after one raft entry.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    pub term: u64,
+    pub revision: i64,
+    /// Revisions below this one cannot be read.
+    pub compacted: i64,
+}
+
+/// Everything that one history of a cluster has contained.
+#[derive(Clone, Debug)]
+pub struct History {
+    pub cluster_id: u64,
+    entries: Vec<Entry>,
+    /// Events of each revision from 2 on; revision 1 is the empty store.
+    revisions: Vec<Vec<Event>>,
+    /// Every version of each key, oldest first. A version of 0 is a delete.
+    keys: BTreeMap<Vec<u8>, Vec<KeyValue>>,
+}
+
+impl History {
+    /// An empty store.
+    pub fn new(cluster_id: u64) -> Self {
+        let first = Entry {
+            term: 1,
+            revision: 1,
+            compacted: 0,
+        };
+        Self {
+            cluster_id,
+            entries: vec![first],
+            revisions: Vec::new(),
+            keys: BTreeMap::new(),
+        }
+    }
+
+    /// Number of raft entries so far.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// State after the first `applied` entries.
+    pub fn after(&self, applied: usize) -> Entry {
+        self.entries[applied - 1]
+    }
+
+    /// State after all entries.
+    pub fn newest(&self) -> Entry {
+        self.after(self.len())
+    }
+
+    /// Index in the raft log of the last of the first `applied` entries.
+    pub fn raft_index(applied: usize) -> u64 {
+        FIRST_RAFT_INDEX + applied as u64
+    }
+
+    fn push(&mut self, entry: Entry) {
+        self.entries.push(entry);
+    }
+
+    /// Appends an entry that changes nothing, in a new term.
+    pub fn elect(&mut self, term: u64) {
+        let newest = self.newest();
+        self.push(Entry { term, ..newest });
+    }
+
+    /// Appends a compaction of the revisions below `revision`.
+    pub fn compact(&mut self, revision: i64) {
+        let newest = self.newest();
+        let compacted = newest.compacted.max(revision);
+        self.push(Entry { compacted, ..newest });
+    }
+
+    /// Appends one transaction, and returns the revision after it: deletes of keys that do not exist change nothing.
+    pub fn commit(&mut self, changes: &[Change]) -> i64 {
+        let newest = self.newest();
+        let revision = newest.revision + 1;
+        let mut events = Vec::new();
+        for change in changes {
+            let (key, value) = match change {
+                Change::Put(key, value) => (key, Some(value)),
+                Change::Delete(key) => (key, None),
+            };
+            let before = self.get(key, newest.revision).cloned();
+            let kv = match (value, &before) {
+                (Some(value), before) => KeyValue {
+                    key: key.clone(),
+                    create_revision: before.as_ref().map_or(revision, |kv| kv.create_revision),
+                    mod_revision: revision,
+                    version: before.as_ref().map_or(1, |kv| kv.version + 1),
+                    value: value.clone(),
+                    lease: 0,
+                },
+                (None, Some(_)) => KeyValue {
+                    key: key.clone(),
+                    mod_revision: revision,
+                    ..KeyValue::default()
+                },
+                (None, None) => continue,
+            };
+            events.push(Event {
+                r#type: if value.is_none() { DELETE } else { 0 },
+                kv: Some(kv.clone()),
+                prev_kv: before,
+            });
+            self.keys.entry(key.clone()).or_default().push(kv);
+        }
+        let revision = if events.is_empty() {
+            newest.revision
+        } else {
+            self.revisions.push(events);
+            revision
+        };
+        self.push(Entry { revision, ..newest });
+        revision
+    }
+
+    /// The history up to its first `entries` entries, as a backup has it.
+    pub fn truncated(&self, entries: usize) -> Self {
+        let last = self.after(entries).revision;
+        let mut keys = self.keys.clone();
+        for versions in keys.values_mut() {
+            versions.retain(|kv| kv.mod_revision <= last);
+        }
+        Self {
+            cluster_id: self.cluster_id,
+            entries: self.entries[..entries].to_vec(),
+            revisions: self.revisions[..usize::try_from(last - 1).unwrap()].to_vec(),
+            keys,
+        }
+    }
+
+    /// Events of all revisions, in order, with previous values.
+    pub fn events(&self) -> impl Iterator<Item = &Event> {
+        self.revisions.iter().flatten()
+    }
+
+    /// Events of one revision; none at or below 1, or above the newest.
+    pub fn events_at(&self, revision: i64) -> &[Event] {
+        let index = usize::try_from(revision - 2).ok();
+        index
+            .and_then(|index| self.revisions.get(index))
+            .map_or(&[], Vec::as_slice)
+    }
+
+    /// A key at a revision.
+    pub fn get(&self, key: &[u8], revision: i64) -> Option<&KeyValue> {
+        let versions = self.keys.get(key)?;
+        let known = versions.partition_point(|kv| kv.mod_revision <= revision);
+        versions[..known].last().filter(|kv| kv.version > 0)
+    }
+
+    /// Response to a Range at `revision`, without header.
+    pub fn range(&self, request: &RangeRequest, revision: i64) -> RangeResponse {
+        let in_range = |key: &[u8]| match &request.range_end[..] {
+            b"" => key == request.key,
+            b"\0" => key >= &request.key[..],
+            end => &request.key[..] <= key && key < end,
+        };
+        let keys = self.keys.keys().filter(|key| in_range(key));
+        let all: Vec<_> = keys.filter_map(|key| self.get(key, revision)).collect();
+        let mut response = RangeResponse {
+            count: i64::try_from(all.len()).unwrap(),
+            ..RangeResponse::default()
+        };
+        if request.count_only {
+            return response;
+        }
+        let within =
+            |value: i64, min: i64, max: i64| (min == 0 || value >= min) && (max == 0 || value <= max);
+        let mut found: Vec<_> = all
+            .into_iter()
+            .filter(|kv| {
+                within(
+                    kv.mod_revision,
+                    request.min_mod_revision,
+                    request.max_mod_revision,
+                )
+            })
+            .filter(|kv| {
+                within(
+                    kv.create_revision,
+                    request.min_create_revision,
+                    request.max_create_revision,
+                )
+            })
+            .cloned()
+            .collect();
+        if request.sort_order == ASCEND || request.sort_order == DESCEND {
+            let compare = |a: &KeyValue, b: &KeyValue| match request.sort_target {
+                BY_KEY => a.key.cmp(&b.key),
+                BY_VERSION => a.version.cmp(&b.version),
+                BY_CREATE => a.create_revision.cmp(&b.create_revision),
+                BY_MOD => a.mod_revision.cmp(&b.mod_revision),
+                BY_VALUE => a.value.cmp(&b.value),
+                other => panic!("no sort target {other}"),
+            };
+            // Keys that compare equal stay in key order, as in etcd with so few keys.
+            if request.sort_order == DESCEND {
+                found.sort_by(|a, b| compare(b, a));
+            } else {
+                found.sort_by(compare);
+            }
+        }
+        if let Some(limit) = usize::try_from(request.limit).ok().filter(|limit| *limit > 0) {
+            response.more = found.len() > limit;
+            found.truncate(limit);
+        }
+        if request.keys_only {
+            found.iter_mut().for_each(|kv| kv.value.clear());
+        }
+        response.kvs = found;
+        response
+    }
+}

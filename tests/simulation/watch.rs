@@ -1,0 +1,338 @@
+//! A member's watch streams: each sends what the member has applied at its own pace, so that streams are reordered
+//! against each other and against reads.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use testkit::pb::{Event, ResponseHeader, WatchCreateRequest, WatchRequest, WatchResponse};
+use testkit::watch_rules::{DELETE, NO_ID, names};
+use tokio::time::{Instant, sleep_until};
+
+use crate::cluster::{Cluster, unavailable};
+use crate::server::{Messages, Requests};
+
+/// Time without a leader after which streams that require one end.
+const LEADERLESS: Duration = Duration::from_millis(1_500);
+/// Interval of progress notifications that a create asks for.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(4);
+
+struct Watcher {
+    create: WatchCreateRequest,
+    /// Revision from which events have not been sent.
+    next: i64,
+    /// Cancelled by a compaction. It gets nothing more, and its stream no progress, until the client cancels it.
+    is_compacted: bool,
+}
+
+impl Watcher {
+    /// Whether it waits for events up to `revision`.
+    fn is_behind(&self, revision: i64) -> bool {
+        !self.is_compacted && self.next <= revision
+    }
+
+    /// Whether it has all events up to `revision`, and begins at or below it.
+    fn is_synced(&self, revision: i64) -> bool {
+        !self.is_compacted && self.next == revision + 1 && self.create.start_revision <= revision
+    }
+
+    fn wants(&self, event: &Event) -> bool {
+        let kv = event.kv.as_ref().expect("an event has a kv");
+        let filter = i32::from(event.r#type == DELETE);
+        names(&self.create, &kv.key) && !self.create.filters.contains(&filter)
+    }
+}
+
+/// A stream; see the module.
+pub struct Stream {
+    cluster: Arc<Cluster>,
+    member: usize,
+    needs_leader: bool,
+    messages: Messages,
+    watchers: BTreeMap<i64, Watcher>,
+    next_id: i64,
+    /// When the stream sends what the member has applied.
+    send_at: Option<Instant>,
+    /// When progress requests are answered.
+    answer_at: Vec<Instant>,
+    progress_at: Instant,
+    leaderless_since: Option<Instant>,
+}
+
+impl Stream {
+    /// A stream without watchers.
+    pub fn new(cluster: Arc<Cluster>, member: usize, needs_leader: bool, messages: Messages) -> Self {
+        Self {
+            cluster,
+            member,
+            needs_leader,
+            messages,
+            watchers: BTreeMap::new(),
+            next_id: 0,
+            send_at: None,
+            answer_at: Vec::new(),
+            progress_at: Instant::now() + PROGRESS_INTERVAL,
+            leaderless_since: None,
+        }
+    }
+
+    /// Serves the stream until its client has closed it.
+    pub async fn run(mut self, mut requests: Requests) {
+        let mut changes = self.cluster.changes();
+        let mut is_open = true;
+        while !self.messages.is_closed() {
+            if self.lost_leader() {
+                let _ = self.messages.send(Err(unavailable("etcdserver: no leader")));
+                return;
+            }
+            if self.send_at.is_none() && self.is_behind() {
+                self.schedule();
+            }
+            let closed = self.messages.clone();
+            tokio::select! {
+                biased;
+                () = closed.closed() => return,
+                request = requests.next(), if is_open => match request {
+                    Some(request) => {
+                        self.cluster.travel(self.member).await;
+                        self.request(WatchRequest::decode(request).expect("a watch request"));
+                    }
+                    None => is_open = false,
+                },
+                _ = changes.changed() => {}
+                () = at(self.send_at) => {
+                    self.cluster.until_running(self.member).await;
+                    self.send_at = None;
+                    self.send();
+                }
+                () = at(self.answer_at.first().copied()) => {
+                    self.cluster.until_running(self.member).await;
+                    self.answer_at.remove(0);
+                    self.answer();
+                }
+                () = sleep_until(self.progress_at) => {
+                    self.cluster.until_running(self.member).await;
+                    self.progress_at += PROGRESS_INTERVAL;
+                    self.notify();
+                }
+                () = at(self.leaderless_since.map(|since| since + LEADERLESS)) => {}
+            }
+        }
+    }
+
+    fn lost_leader(&mut self) -> bool {
+        let member = self.member;
+        let reaches =
+            |state: &crate::cluster::State| state.leader.is_some() && !state.members[member].is_isolated;
+        if !self.needs_leader || self.cluster.look(reaches) {
+            self.leaderless_since = None;
+            return false;
+        }
+        let since = *self.leaderless_since.get_or_insert_with(Instant::now);
+        since.elapsed() >= LEADERLESS
+    }
+
+    fn header(&self) -> ResponseHeader {
+        self.cluster.look(|state| state.header(self.member))
+    }
+
+    fn respond(&self, response: WatchResponse) {
+        let _ = self.messages.send(Ok(response.encode_to_vec()));
+    }
+
+    fn is_behind(&self) -> bool {
+        let applied = self.header().revision;
+        self.watchers.values().any(|watcher| watcher.is_behind(applied))
+    }
+
+    fn schedule(&mut self) {
+        let delay = self
+            .cluster
+            .look(|state| state.members[self.member].watch_delay.clone());
+        let mut delay = self.cluster.chance.millis(delay);
+        if self.cluster.chance.one_in(30) {
+            delay += self.cluster.chance.millis(5..600);
+        }
+        self.send_at = Some(Instant::now() + delay);
+    }
+
+    fn request(&mut self, request: WatchRequest) {
+        if let Some(create) = request.create_request {
+            self.create(create);
+        }
+        if let Some(cancel) = request.cancel_request
+            && self.watchers.remove(&cancel.watch_id).is_some()
+        {
+            self.respond(WatchResponse {
+                header: Some(self.header()),
+                watch_id: cancel.watch_id,
+                canceled: true,
+                ..WatchResponse::default()
+            });
+        }
+        if request.progress_request.is_some()
+            && !self.cluster.look(|state| state.members[self.member].is_silent)
+        {
+            let mut delay = self.cluster.chance.millis(0..4);
+            if self.cluster.chance.one_in(8) {
+                delay += self.cluster.chance.millis(5..500);
+            }
+            let due = Instant::now() + delay;
+            // One after the other.
+            self.answer_at
+                .push(self.answer_at.last().map_or(due, |last| due.max(*last)));
+        }
+    }
+
+    fn create(&mut self, create: WatchCreateRequest) {
+        let id = if create.watch_id == 0 {
+            while self.watchers.contains_key(&self.next_id) {
+                self.next_id += 1;
+            }
+            self.next_id += 1;
+            self.next_id - 1
+        } else {
+            create.watch_id
+        };
+        let header = self.header();
+        self.respond(WatchResponse {
+            header: Some(header),
+            watch_id: id,
+            created: true,
+            ..WatchResponse::default()
+        });
+        let next = if create.start_revision == 0 {
+            header.revision + 1
+        } else {
+            create.start_revision
+        };
+        let is_compacted = false;
+        let watcher = Watcher {
+            create,
+            next,
+            is_compacted,
+        };
+        self.watchers.insert(id, watcher);
+        self.cancel_compacted();
+    }
+
+    fn cancel_compacted(&mut self) {
+        let (applied, header) = self
+            .cluster
+            .look(|state| (state.applied(self.member), state.header(self.member)));
+        let mut compacted = Vec::new();
+        for (id, watcher) in &mut self.watchers {
+            if !watcher.is_compacted && watcher.next < applied.compacted {
+                watcher.is_compacted = true;
+                compacted.push(*id);
+            }
+        }
+        for watch_id in compacted {
+            self.respond(WatchResponse {
+                header: Some(ResponseHeader {
+                    revision: 0,
+                    ..header
+                }),
+                watch_id,
+                canceled: true,
+                compact_revision: applied.compacted,
+                ..WatchResponse::default()
+            });
+        }
+    }
+
+    /// Sends events to watchers that are behind: to some of them all that the member has applied, to others a part.
+    fn send(&mut self) {
+        self.cancel_compacted();
+        let header = self.header();
+        let chance = &self.cluster.chance;
+        let mut responses = Vec::new();
+        for (id, watcher) in &mut self.watchers {
+            if !watcher.is_behind(header.revision) || chance.one_in(6) {
+                continue;
+            }
+            let behind = usize::try_from(header.revision - watcher.next).unwrap();
+            let last = if chance.one_in(3) {
+                watcher.next + i64::try_from(chance.below(behind + 1)).unwrap()
+            } else {
+                header.revision
+            };
+            let revisions = watcher.next..=last;
+            let compacted = self.cluster.look(|state| state.applied(self.member).compacted);
+            let mut events: Vec<Event> = self.cluster.look(|state| {
+                let history = state.history();
+                let events = revisions.flat_map(|revision| history.events_at(revision));
+                events.filter(|event| watcher.wants(event)).cloned().collect()
+            });
+            for event in &mut events {
+                let revision = event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+                if !watcher.create.prev_kv || revision <= compacted {
+                    event.prev_kv = None;
+                }
+            }
+            watcher.next = last + 1;
+            if events.is_empty() {
+                continue;
+            }
+            let cut = if watcher.create.fragment && events.len() > 1 && chance.one_in(3) {
+                1 + chance.below(events.len() - 1)
+            } else {
+                events.len()
+            };
+            let rest = events.split_off(cut);
+            let response = |events, fragment| WatchResponse {
+                header: Some(header),
+                watch_id: *id,
+                events,
+                fragment,
+                ..WatchResponse::default()
+            };
+            responses.push(response(events, !rest.is_empty()));
+            if !rest.is_empty() {
+                responses.push(response(rest, false));
+            }
+        }
+        for response in responses {
+            self.respond(response);
+        }
+    }
+
+    /// Answers a progress request, unless a watcher is behind.
+    fn answer(&self) {
+        let header = self.header();
+        if self
+            .watchers
+            .values()
+            .all(|watcher| watcher.is_synced(header.revision))
+        {
+            self.respond(WatchResponse {
+                header: Some(header),
+                watch_id: NO_ID,
+                ..WatchResponse::default()
+            });
+        }
+    }
+
+    /// Sends the periodic progress of each watcher that asked for it.
+    fn notify(&self) {
+        let header = self.header();
+        for (id, watcher) in &self.watchers {
+            if watcher.create.progress_notify && watcher.is_synced(header.revision) {
+                self.respond(WatchResponse {
+                    header: Some(header),
+                    watch_id: *id,
+                    ..WatchResponse::default()
+                });
+            }
+        }
+    }
+}
+
+async fn at(due: Option<Instant>) {
+    match due {
+        Some(due) => sleep_until(due).await,
+        None => pending().await,
+    }
+}

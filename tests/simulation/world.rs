@@ -1,0 +1,202 @@
+//! One simulation: the model, a rangecache, clients and faults, from one seed.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use testkit::pb::RangeRequest;
+use testkit::watch_rules::{Rules, Truth, violations};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::caller::{Caller, PREFIX, connect, write_last};
+use crate::chance::Chance;
+use crate::cluster::{Cluster, MEMBERS, Member};
+use crate::faults::Fault;
+use crate::known::Known;
+use crate::members::{From, Members};
+use crate::proxy::{self, Rangecache};
+use crate::trace::{self, Trace};
+use crate::watcher::{Watched, Watcher};
+
+/// Bound on the time until memory serves, and until the cluster serves again after the last fault.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// The parts that faults change.
+pub struct World {
+    pub cluster: Arc<Cluster>,
+    pub members: Members,
+    pub chance: Chance,
+}
+
+/// What came of a simulation.
+pub struct Outcome {
+    pub violations: Vec<String>,
+    pub trace: Trace,
+    /// Virtual time that it took, in milliseconds.
+    pub millis: u128,
+}
+
+impl World {
+    /// Ends every fault.
+    fn heal(&self) {
+        for member in 0..MEMBERS {
+            self.cluster.change(|state| {
+                let of = &mut state.members[member];
+                let applied = of.applied;
+                *of = Member {
+                    applied,
+                    ..Member::new()
+                };
+            });
+            From::BOTH
+                .iter()
+                .for_each(|from| self.members.reconnect(member, *from));
+        }
+    }
+}
+
+/// Simulates `seed`. `prints` shows the trace while it grows.
+pub async fn simulate(seed: u64, prints: bool) -> Outcome {
+    let chance = Chance::new(seed, 0);
+    rangecache::simulated::begin(1 << (6 + chance.below(11)));
+    let trace = trace::CURRENT.get_or_init(|| Trace::new(prints)).clone();
+    let version = if chance.one_in(3) { "3.6.14" } else { "3.7.3" };
+    let cluster = Cluster::new(seed, version, &trace);
+    let world = World {
+        members: Members::start(&cluster),
+        cluster: Arc::clone(&cluster),
+        chance,
+    };
+    let endpoints: Vec<_> = (0..MEMBERS)
+        .map(|member| format!("http://{}", From::Rangecache.authority(member)))
+        .collect();
+    let known = Known::new(&cluster);
+    let rangecache = Rangecache::start(&endpoints.join(","), &["--watch-cache=auto"]).await;
+    trace.line(format!("seed {seed}, etcd {version}"));
+    let stop = CancellationToken::new();
+    let mut clients = JoinSet::new();
+    let watched = Arc::new(Watched::default());
+    let direct: Vec<_> = (0..MEMBERS)
+        .map(|member| From::Clients.authority(member))
+        .collect();
+    for number in 0..5 {
+        let is_direct = number >= 3;
+        let servers = if is_direct {
+            direct.clone()
+        } else {
+            vec![proxy::AUTHORITY.to_owned()]
+        };
+        let caller = Caller {
+            name: format!("{} {number}", if is_direct { "direct" } else { "client" }),
+            servers,
+            known: Arc::clone(&known),
+            trace: trace.clone(),
+            chance: Chance::new(seed, 10 + number),
+            streams: version >= "3.7",
+            pause: [20, 100, 400][world.chance.below(3)],
+        };
+        clients.spawn(caller.run(stop.clone()));
+    }
+    let mut watchers = JoinSet::new();
+    for number in 0..3 {
+        let watcher = Watcher {
+            name: format!("watcher {number}"),
+            server: proxy::AUTHORITY.to_owned(),
+            known: Arc::clone(&known),
+            watched: Arc::clone(&watched),
+            trace: trace.clone(),
+            chance: Chance::new(seed, 20 + number),
+        };
+        watchers.spawn(watcher.run(stop.clone()));
+    }
+    cause_faults(&world, &trace).await;
+    world.heal();
+    trace.line("every fault is over");
+    stop.cancel();
+    while let Some(ended) = clients.join_next().await {
+        ended.expect("no client panics");
+    }
+    end(&world, &known, &watched).await;
+    while let Some(ended) = watchers.join_next().await {
+        ended.expect("no watch client panics");
+    }
+    judge_watches(&world, &known, &watched);
+    rangecache.stop().await;
+    Outcome {
+        violations: known.violations(),
+        millis: trace.millis(),
+        trace,
+    }
+}
+
+async fn cause_faults(world: &World, trace: &Trace) {
+    let chance = &world.chance;
+    let may_restore = chance.one_in(3);
+    sleep(chance.millis(0..1_500)).await;
+    for _ in 0..1 + chance.below(5) {
+        let fault = Fault::random(world, may_restore);
+        trace.line(format!("fault: {fault:?}"));
+        fault.apply(world).await;
+        trace.line(format!("fault is over: {fault:?}"));
+        sleep(chance.millis(0..2_000)).await;
+    }
+}
+
+/// Writes to every key, and waits until memory serves the result.
+async fn end(world: &World, known: &Known, watched: &Watched) {
+    let deadline = Instant::now() + RECOVERY_TIMEOUT;
+    let mut revisions = None;
+    let mut is_served = false;
+    while Instant::now() < deadline && !is_served {
+        sleep(Duration::from_millis(100)).await;
+        let Some(client) = connect(proxy::AUTHORITY).await else {
+            continue;
+        };
+        if revisions.is_none() {
+            revisions = write_last(&client).await.ok();
+            *watched.last_writes.lock() = revisions;
+            continue;
+        }
+        let begin = known.begin();
+        let reads = world.cluster.reads.load(Ordering::Relaxed);
+        let request = RangeRequest::prefix(PREFIX);
+        if let Ok(response) = client.range(&request).await {
+            known.judge_read(&begin, &request, &response);
+            is_served = world.cluster.reads.load(Ordering::Relaxed) == reads;
+        }
+    }
+    if !is_served {
+        known.violation(format!(
+            "memory does not serve at the end; last writes: {revisions:?}"
+        ));
+    }
+}
+
+/// Judges each stream by the histories during which it was open.
+fn judge_watches(world: &World, known: &Known, watched: &Watched) {
+    let truths: Vec<_> = world.cluster.look(|state| {
+        let histories = state.histories.iter();
+        histories
+            .map(|history| Truth::replayed(history.events().cloned().collect()))
+            .collect()
+    });
+    let rules = Rules {
+        history_is_one: truths.len() == 1,
+        ..Rules::ETCD
+    };
+    for transcript in watched.transcripts.lock().iter() {
+        let (first, last) = transcript.histories;
+        // At its begin a stream may still be of the history before.
+        let possible = &truths[first.saturating_sub(2)..last];
+        let judged = possible
+            .iter()
+            .map(|truth| violations(&transcript.steps, truth, rules));
+        let found = judged.min_by_key(Vec::len).expect("a history");
+        if let Some(what) = found.first() {
+            let last = transcript.steps.len();
+            known.violation(format!("{}, a stream of {last} steps: {what}", transcript.name));
+        }
+    }
+}
