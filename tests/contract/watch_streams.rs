@@ -385,7 +385,7 @@ async fn progress_is_reported_periodically_and_on_request() {
 async fn client_may_ask_for_progress_without_waiting() {
     let etcd = Etcd::start(Version::V3_7).await;
     let link = FaultLink::to(&etcd.url(), 7).await;
-    let rangecache = Rangecache::at(&link.url()).start().await;
+    let rangecache = Rangecache::at(link.url()).start().await;
     let through = rangecache.client().await;
     let mut stream = open(&through, &[create(prefix("/a/", 0))]);
     assert!(next(&mut stream).await.created);
