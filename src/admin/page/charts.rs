@@ -1,4 +1,4 @@
-//! Charts as SVG: paths and rectangles only; text next to them is HTML.
+//! Charts as SVG: paths and rectangles only; text next to them is HTML. Each scales to its peak.
 //!
 //! Time runs to the right, and the current time is at the right edge; a sample is one unit wide. Heights are parts of
 //! [`HEIGHT`].
@@ -12,7 +12,7 @@ pub(super) const WIDTH: usize = SAMPLES + 1;
 /// Height of a chart in its own units.
 pub(super) const HEIGHT: f64 = 100.0;
 
-/// One layer of a stacked chart.
+/// One layer of a chart.
 #[derive(Debug)]
 pub(super) struct Layer<'a> {
     /// Class of the path.
@@ -40,21 +40,39 @@ pub(super) fn stacked(layers: &[Layer<'_>], label: &str) -> Chart {
             .for_each(|(sum, value)| *sum += value);
         edges.push(base.clone());
     }
-    let top = peak(&base);
+    let areas = layers.iter().zip(edges.windows(2));
+    let areas = areas.filter_map(|(layer, edges)| match edges {
+        [below, above] => Some((layer, below.as_slice(), above.as_slice())),
+        _ => None,
+    });
+    chart(areas, peak(&base), label)
+}
+
+/// Lays layers over one another, the first behind the others; each begins at zero.
+pub(super) fn overlaid(layers: &[Layer<'_>], label: &str) -> Chart {
+    let top = layers.iter().map(|layer| peak(&layer.values)).fold(0.0, f64::max);
+    let columns = layers.first().map_or(0, |layer| layer.values.len());
+    let zero = vec![0.0; columns];
+    let areas = layers
+        .iter()
+        .map(|layer| (layer, zero.as_slice(), layer.values.as_slice()));
+    chart(areas, top, label)
+}
+
+/// Chart of areas between two edges; those of layers without a value are left out.
+fn chart<'a>(
+    areas: impl Iterator<Item = (&'a Layer<'a>, &'a [f64], &'a [f64])>,
+    top: f64,
+    label: &str,
+) -> Chart {
     let scale = if top > 0.0 { top } else { 1.0 };
     let mut svg = format!(
-        r#"<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{label}">"#
+        r#"<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" preserveAspectRatio="none" role="img" aria-label="{label}, over the last 15 minutes">"#
     );
-    for (layer, edges) in layers.iter().zip(edges.windows(2)) {
-        if let [below, above] = edges
-            && layer.values.iter().any(|value| *value > 0.0)
-        {
-            let _ = write!(
-                svg,
-                r#"<path class="{}" d="{}"/>"#,
-                layer.class,
-                area(below, above, scale)
-            );
+    for (layer, below, above) in areas {
+        if layer.values.iter().any(|value| *value > 0.0) {
+            let path = area(below, above, scale);
+            let _ = write!(svg, r#"<path class="{}" d="{path}"/>"#, layer.class);
         }
     }
     svg.push_str("</svg>");
@@ -179,6 +197,31 @@ mod tests {
             chart.svg
         );
         assert!(!chart.svg.contains("none\" d"));
+    }
+
+    #[test]
+    fn overlaid_layers_begin_at_zero() {
+        let chart = overlaid(
+            &[
+                Layer {
+                    class: "behind",
+                    values: vec![4.0, 0.0],
+                },
+                Layer {
+                    class: "front",
+                    values: vec![1.0, 0.0],
+                },
+            ],
+            "x",
+        );
+        assert_eq!(chart.top, 4.0);
+        for path in [
+            r#"class="behind" d="M179 0.0H180L180 100.0H181V100.0H180V100.0H179Z""#,
+            r#"class="front" d="M179 75.0H180L180 100.0H181V100.0H180V100.0H179Z""#,
+        ] {
+            assert!(chart.svg.contains(path), "{}", chart.svg);
+        }
+        assert!(chart.svg.find("behind") < chart.svg.find("front"));
     }
 
     #[test]

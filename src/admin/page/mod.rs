@@ -4,8 +4,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `reads` | reads: rates and sources, why not from memory, the slowest |
+//! | `latency` | time that reads take |
+//! | `calls` | gRPC calls by code |
 //! | `state` | mirrors, endpoints, bounds and gates |
-//! | `watches` | watches: who serves them, and the slowest |
+//! | `watches` | open watches: what serves them, and the slowest |
 //! | `clients` | clients: who they are, and what they cost |
 //! | `prefixes` | prefixes that cost most |
 //! | `about` | the process, its certificates and its flags |
@@ -16,8 +18,10 @@
 //! parts (I10). Names and user agents of clients are their own. Every text is escaped, by `maud`.
 
 mod about;
+mod calls;
 mod charts;
 mod clients;
+mod latency;
 mod parts;
 mod prefixes;
 mod reads;
@@ -54,7 +58,8 @@ pub(super) fn render(status: &Status) -> String {
         (reads::reasons(status))
         (reads::slowest(&status.slowest))
         (state::mirrors(status))
-        (watches::watches(&status.watches))
+        (calls::calls(status))
+        (watches::watches(status))
         (prefixes::prefixes(&status.prefixes))
         (clients::clients(&status.clients))
         (state::endpoints(&status.endpoints))
@@ -89,7 +94,7 @@ fn heading(status: &Status) -> Markup {
         section #headline class={ "headline " (severity.as_str()) } {
             p role="status" { strong { (headline) } " " (mirrors) }
             p.quiet {
-                "rangecache " (status.version) " on " b { (status.host) } " for "
+                "rangecache " (status.version) " (commit " code { (status.commit) } ") on " b { (status.host) } " for "
                 @for (index, url) in status.client_urls.iter().enumerate() {
                     @if index > 0 { ", " }
                     code { (url) }
@@ -137,9 +142,10 @@ mod tests {
     use super::*;
     use crate::admin::status::clients::ClientStatus;
     use crate::admin::status::model::{
-        Budget, CertificateStatus, EndpointStatus, FlagStatus, GateStatus, MirrorStatus, OutcomeCount, Phase,
-        Reads, Samples, SlowCall, StreamCount, WatchStatus,
+        Budget, CertificateStatus, CodeStatus, EndpointStatus, FlagStatus, GateStatus, Latency, MirrorStatus,
+        OutcomeCount, Phase, Reads, Samples, SlowCall, StreamCount, WatchStatus,
     };
+    use crate::admin::status::samples::OpenWatches;
     use crate::telemetry::{Outcome, Reason};
 
     use crate::admin::process::ProcessStatus;
@@ -150,6 +156,7 @@ mod tests {
         let forwarded = Outcome::Forwarded(Reason::NotMirrored);
         Status {
             version: "1.2.3",
+            commit: "0123abcd",
             at: "2026-01-01T12:34:56Z".to_owned(),
             uptime_seconds: 61,
             host: "node-1".to_owned(),
@@ -175,6 +182,11 @@ mod tests {
                 events_per_second: 0.0,
                 quorum_checks_per_second: 0.0,
                 per_quorum_check: None,
+                latency_from_memory: Some(Latency {
+                    p50_seconds: 0.000_12,
+                    p99_seconds: 0.003,
+                }),
+                latency_by_etcd: None,
                 window_seconds: 60.0,
                 memory_ratio: Some(0.6),
                 outcomes: vec![OutcomeCount {
@@ -215,7 +227,16 @@ mod tests {
                 mismatches: 0,
                 timeline: Vec::new(),
             }],
+            calls: vec![CodeStatus {
+                grpc_code: "Unavailable",
+                calls: 9_001,
+                memory: 0,
+                etcd: 9_000,
+                refused: 1,
+                none: 0,
+            }],
             watches: WatchStatus {
+                open: OpenWatches { memory: 4, etcd: 3 },
                 memory_streams: 4,
                 etcd_streams: vec![StreamCount {
                     reason: Reason::NotMirrored,
@@ -284,6 +305,9 @@ mod tests {
                 other_calls: Vec::new(),
                 events: Vec::new(),
                 quorum_checks: Vec::new(),
+                latency_from_memory: Vec::new(),
+                latency_by_etcd: Vec::new(),
+                open_watches: Vec::new(),
                 all: Vec::new(),
             },
         }
@@ -306,6 +330,13 @@ mod tests {
             "id=\"gates-title\"",
             "certificate <code>/&lt;img",
             "<td>4 KiB</td>",
+            "(commit <code>0123abcd</code>)",
+            "p50 <b>120 µs</b>",
+            "p99 <b>3 ms</b>",
+            "p99 <b>–</b>",
+            "<code>Unavailable</code></th><td>9,001</td><td>0</td><td>9,000</td><td>1</td>",
+            "from memory <b id=\"watches-memory\">4</b>",
+            "by etcd <b id=\"watches-etcd\">3</b>",
         ] {
             assert!(page.contains(text), "{text} is not in\n{page}");
         }

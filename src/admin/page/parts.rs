@@ -1,6 +1,8 @@
 //! Parts that several sections of the page share.
 
-use maud::{Markup, Render, html};
+use maud::{Markup, PreEscaped, Render, html};
+
+use super::charts::Chart;
 
 /// Text with flags such as `--cache-prefix` marked as code.
 #[derive(Debug)]
@@ -55,6 +57,17 @@ pub(super) fn section(id: &str, title: &str, content: &Markup) -> Markup {
         section id=(id) aria-labelledby={ (id) "-title" } {
             h2 id={ (id) "-title" } { (title) }
             (content)
+        }
+    }
+}
+
+/// Chart of all samples with the value at its upper edge and its axis of time.
+pub(super) fn plot(chart: &Chart, value: impl Fn(f64) -> String) -> Markup {
+    html! {
+        figure.plot {
+            span.top aria-hidden="true" { "peak " (value(chart.top)) }
+            (PreEscaped(&chart.svg))
+            figcaption aria-hidden="true" { span { "15 min ago" } span { "now" } }
         }
     }
 }

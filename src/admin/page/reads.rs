@@ -6,7 +6,8 @@ use std::time::Duration;
 use maud::{Markup, PreEscaped, html};
 
 use super::charts::{self, Layer};
-use super::parts::{Flags, percent, remedy, section, time};
+use super::latency;
+use super::parts::{Flags, percent, plot, remedy, section, time};
 use crate::admin::status::model::{OutcomeCount, SlowCall, Status};
 use crate::admin::status::samples::{Counts, Sample};
 use crate::diagnosis::format::{bytes, count, counted, duration, long, rate};
@@ -70,6 +71,7 @@ pub(super) fn reads(status: &Status) -> Markup {
                 }
             }
         }
+        (latency::latencies(reads, all))
         div.small-charts {
             @for (title, meaning, per_second, counter) in small_charts {
                 div {
@@ -101,14 +103,7 @@ fn small_chart(title: &str, samples: &[Arc<Sample>], counter: Counter) -> Markup
 }
 
 fn chart(layers: &[Layer<'_>], label: &str) -> Markup {
-    let chart = charts::stacked(layers, &format!("{label}, over the last 15 minutes"));
-    html! {
-        figure.plot {
-            span.top aria-hidden="true" { "peak " (rate(chart.top)) }
-            (PreEscaped(chart.svg))
-            figcaption aria-hidden="true" { span { "15 min ago" } span { "now" } }
-        }
-    }
+    plot(&charts::stacked(layers, label), rate)
 }
 
 /// Values of the charts as a table, for readers who cannot see charts.
@@ -125,8 +120,10 @@ fn by_minute(samples: &[Arc<Sample>]) -> Markup {
                         tr {
                             th scope="col" { "minutes ago" }
                             @for source in Source::ALL { th scope="col" { (source.title()) } }
+                            @for title in latency::COLUMNS { th scope="col" { (title) } }
                             th scope="col" { "events" }
                             th scope="col" { "other calls" }
+                            th scope="col" { "open watches" }
                         }
                     }
                     tbody {
@@ -136,8 +133,10 @@ fn by_minute(samples: &[Arc<Sample>]) -> Markup {
                                 @for source in Source::ALL {
                                     td { (sum(samples, &|added| added.by_source(source))) }
                                 }
+                                @for value in latency::columns(samples) { td { (value) } }
                                 td { (sum(samples, &|added| added.events)) }
                                 td { (sum(samples, &|added| added.forwarded)) }
+                                td { (open_watches(samples)) }
                             }
                         }
                     }
@@ -145,6 +144,15 @@ fn by_minute(samples: &[Arc<Sample>]) -> Markup {
             }
         }
     }
+}
+
+/// Watch streams that were open at the end.
+fn open_watches(samples: &[Arc<Sample>]) -> String {
+    let last = samples
+        .last()
+        .map(|sample| sample.added.watches)
+        .unwrap_or_default();
+    count(last.memory + last.etcd)
 }
 
 /// Reasons of reads that memory did not answer, and below them the reads that it answered.

@@ -2,40 +2,68 @@
 
 use maud::{Markup, html};
 
-use super::parts::section;
+use super::charts::{self, Layer};
+use super::parts::{plot, section};
 use super::state::pair;
-use crate::admin::status::model::WatchStatus;
-use crate::diagnosis::format::{bytes, count, counted};
+use crate::admin::status::model::{Status, WatchStatus};
+use crate::admin::status::samples::OpenWatches;
+use crate::diagnosis::format::{bytes, count, counted, rate};
 use crate::diagnosis::reasons::explain_reason;
 
-/// Who serves the open watch streams; nothing if there was none since the start, as with `--watch-cache=off`.
-pub(super) fn watches(status: &WatchStatus) -> Markup {
-    if status.memory_streams == 0 && status.etcd_streams.is_empty() && status.events_sent == 0 {
-        return html! {};
-    }
+/// Open watch streams over time by what serves them, and how memory serves its own.
+pub(super) fn watches(status: &Status) -> Markup {
+    let watches = &status.watches;
+    let layer = |class, of: fn(OpenWatches) -> u64| Layer {
+        class,
+        values: status
+            .samples
+            .open_watches
+            .iter()
+            .map(|open| as_height(of(*open)))
+            .collect(),
+    };
+    let layers = [
+        layer("memory", |open| open.memory),
+        layer("etcd", |open| open.etcd),
+    ];
     let content = html! {
-        ul.cards {
-            li.card {
-                h3 { "Streams from memory" }
-                dl {
-                    (pair("streams", &count(status.memory_streams)))
-                    (pair("watchers", &count(status.watchers)))
-                    (pair("events sent", &count(status.events_sent)))
-                    (pair("slowest watcher behind by", &counted(status.behind_revisions, "revision")))
-                    (pair("memory", &bytes(status.memory_bytes)))
-                }
-            }
-            @if !status.etcd_streams.is_empty() {
-                li.card {
-                    h3 { "Streams that etcd serves" }
-                    dl {
-                        @for stream in &status.etcd_streams {
-                            (pair(explain_reason(stream.reason).title, &count(stream.count)))
-                        }
-                    }
+        p.quiet { "Open watch streams, by what serves them." }
+        ul.legend {
+            @for (class, title, open) in [
+                ("memory", "from memory", watches.open.memory),
+                ("etcd", "by etcd", watches.open.etcd),
+            ] {
+                li {
+                    span class={ "key " (class) } aria-hidden="true" {}
+                    (title) " " b id={ "watches-" (class) } { (count(open)) }
                 }
             }
         }
+        (plot(&charts::stacked(&layers, "Open watch streams, by what serves them"), rate))
+        (details(watches))
     };
     section("watches", "Watches", &content)
+}
+
+/// How memory serves its streams, and why etcd serves the others; nothing if memory has served none, as with
+/// `--watch-cache=off`.
+fn details(watches: &WatchStatus) -> Markup {
+    html! {
+        dl.pairs {
+            @if watches.memory_streams > 0 || watches.events_sent > 0 {
+                (pair("watchers served from memory", &count(watches.watchers)))
+                (pair("events sent from memory", &count(watches.events_sent)))
+                (pair("slowest watcher behind by", &counted(watches.behind_revisions, "revision")))
+                (pair("memory", &bytes(watches.memory_bytes)))
+            }
+            @for stream in &watches.etcd_streams {
+                (pair(&format!("by etcd: {}", explain_reason(stream.reason).title), &count(stream.count)))
+            }
+        }
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "a height")]
+fn as_height(open: u64) -> f64 {
+    open as f64
 }

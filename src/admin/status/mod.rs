@@ -3,7 +3,7 @@
 
 pub(super) mod clients;
 pub(super) mod model;
-mod reads;
+pub(super) mod reads;
 pub(super) mod samples;
 mod slowest;
 
@@ -23,6 +23,7 @@ use model::{
     CertificateStatus, EndpointStatus, FlagStatus, MirrorStatus, OutcomeCount, Status, StreamCount,
     WatchStatus,
 };
+use samples::OpenWatches;
 
 const SECONDS_PER_DAY: i64 = 86_400;
 
@@ -65,6 +66,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
     });
     Status {
         version: env!("CARGO_PKG_VERSION"),
+        commit: env!("BUILD_COMMIT"),
         at: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         uptime_seconds: now.duration_since(handles.started).as_secs(),
         host: handles.host.clone(),
@@ -84,7 +86,8 @@ pub(super) fn collect(handles: &Handles) -> Status {
         reads,
         slowest: slowest::list(&handles.telemetry.slowest.list()),
         mirrors,
-        watches: watches(handles),
+        calls: reads::codes(&all),
+        watches: watches(handles, counts.watches),
         prefixes: handles
             .prefixes
             .top(&handles.mirrors, &handles.telemetry)
@@ -168,7 +171,7 @@ fn mirror(mirror: &state::Mirror, handles: &Handles) -> MirrorStatus {
     }
 }
 
-fn watches(handles: &Handles) -> WatchStatus {
+fn watches(handles: &Handles, open: OpenWatches) -> WatchStatus {
     let metrics = &handles.telemetry.metrics.watches;
     let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
     let hubs = handles.mirrors.all();
@@ -180,6 +183,7 @@ fn watches(handles: &Handles) -> WatchStatus {
         count: unsigned(count),
     });
     WatchStatus {
+        open,
         memory_streams: unsigned(metrics.memory_streams()),
         etcd_streams: etcd_streams.collect(),
         watchers: held.iter().map(|held| held.watchers).sum(),

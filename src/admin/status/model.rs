@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Serialize, Serializer};
 
 use super::clients::ClientStatus;
-use super::samples::Sample;
+use super::samples::{OpenWatches, Sample};
 use crate::admin::prefixes::PrefixStatus;
 use crate::admin::process::ProcessStatus;
 use crate::diagnosis::{Finding, Severity};
@@ -17,6 +17,8 @@ use crate::telemetry::outcome::Outcome;
 pub(crate) struct Status {
     /// Version of rangecache.
     pub(crate) version: &'static str,
+    /// Commit of the build.
+    pub(crate) commit: &'static str,
     /// Time of the status: UTC, RFC 3339.
     pub(crate) at: String,
     pub(crate) uptime_seconds: u64,
@@ -39,6 +41,8 @@ pub(crate) struct Status {
     /// Slowest calls of the last minutes, the slowest first.
     pub(crate) slowest: Vec<SlowCall>,
     pub(crate) mirrors: Vec<MirrorStatus>,
+    /// gRPC calls of the time that `reads.window_seconds` covers, by code.
+    pub(crate) calls: Vec<CodeStatus>,
     pub(crate) watches: WatchStatus,
     /// Prefixes that cost most, the most costly first.
     pub(crate) prefixes: Vec<PrefixStatus>,
@@ -84,12 +88,36 @@ pub(crate) struct Reads {
     pub(crate) quorum_checks_per_second: f64,
     /// Reads per successful quorum check in the last minute; `null` without checks.
     pub(crate) per_quorum_check: Option<f64>,
+    /// Time that gRPC reads took until their last byte; `null` without reads.
+    pub(crate) latency_from_memory: Option<Latency>,
+    pub(crate) latency_by_etcd: Option<Latency>,
     /// Seconds that the following figures cover: fifteen minutes, or less after a start.
     pub(crate) window_seconds: f64,
     /// Part of the answered reads that memory answered; `null` without reads.
     pub(crate) memory_ratio: Option<f64>,
     /// Reads by outcome, the most frequent first.
     pub(crate) outcomes: Vec<OutcomeCount>,
+}
+
+/// Seconds that half of the reads, and 99 of 100, took at most; estimated from the buckets of a histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Latency {
+    pub(crate) p50_seconds: f64,
+    pub(crate) p99_seconds: f64,
+}
+
+/// gRPC calls that ended with one code, by what answered them.
+#[derive(Debug, Serialize)]
+pub(crate) struct CodeStatus {
+    /// Code under the name that etcd's metrics use.
+    pub(crate) grpc_code: &'static str,
+    pub(crate) calls: u64,
+    pub(crate) memory: u64,
+    pub(crate) etcd: u64,
+    /// Refused by rangecache itself.
+    pub(crate) refused: u64,
+    /// Ended by their clients.
+    pub(crate) none: u64,
 }
 
 /// Number of reads with one outcome.
@@ -136,6 +164,8 @@ pub(crate) struct MirrorStatus {
 /// Watches through rangecache.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct WatchStatus {
+    /// Open streams by what serves them.
+    pub(crate) open: OpenWatches,
     /// Open streams that memory serves.
     pub(crate) memory_streams: u64,
     /// Open streams that etcd serves, by reason.
@@ -279,6 +309,11 @@ pub(crate) struct Samples {
     pub(crate) other_calls: Vec<u64>,
     pub(crate) events: Vec<u64>,
     pub(crate) quorum_checks: Vec<u64>,
+    /// Estimates; `null` for an interval without such reads.
+    pub(crate) latency_from_memory: Vec<Option<Latency>>,
+    pub(crate) latency_by_etcd: Vec<Option<Latency>>,
+    /// Open watch streams at the end of each interval.
+    pub(crate) open_watches: Vec<OpenWatches>,
     /// The samples themselves, for charts.
     #[serde(skip)]
     pub(crate) all: Vec<Arc<Sample>>,

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::model::{OutcomeCount, Reads, Samples, Stretch};
+use super::model::{CodeStatus, Latency, OutcomeCount, Reads, Samples, Stretch};
 use super::samples::{Counts, INTERVAL, Sample};
 use crate::diagnosis::reasons::Source;
+use crate::telemetry::metrics::{CodeCounts, LatencyCounts, Source as AnsweredBy};
 use crate::telemetry::outcome::Outcome;
 
 /// Time over which rates are computed.
@@ -36,6 +37,8 @@ pub(super) fn summarize(counts: &Counts, samples: &[Arc<Sample>]) -> Reads {
         events_per_second: rate(|added| added.events),
         quorum_checks_per_second: rate(|added| added.checks.proven + added.checks.failed),
         per_quorum_check: (checks > 0.0).then(|| sum(|added| added.checks.reads) / checks),
+        latency_from_memory: latency(&latest, |added| &added.latency.memory),
+        latency_by_etcd: latency(&latest, |added| &added.latency.etcd),
         window_seconds: samples.iter().map(|sample| sample.seconds).sum(),
         memory_ratio: (answered > 0).then(|| memory as f64 / answered as f64),
         outcomes,
@@ -56,6 +59,42 @@ fn outcomes(samples: &[Arc<Sample>]) -> Vec<OutcomeCount> {
         .collect();
     outcomes.sort_by_key(|read| std::cmp::Reverse(read.count));
     outcomes
+}
+
+/// What half of the reads, and 99 of 100, of these samples took at most; `None` without reads.
+pub(in crate::admin) fn latency<S: AsRef<Sample>>(
+    samples: &[S],
+    counts: impl Fn(&Counts) -> &LatencyCounts,
+) -> Option<Latency> {
+    let mut all = LatencyCounts::default();
+    for sample in samples {
+        all.add(counts(&sample.as_ref().added));
+    }
+    Some(Latency {
+        p50_seconds: all.quantile(0.5)?,
+        p99_seconds: all.quantile(0.99)?,
+    })
+}
+
+/// gRPC calls by code, the most frequent first.
+pub(super) fn codes(samples: &[Arc<Sample>]) -> Vec<CodeStatus> {
+    let mut sums: Vec<CodeCounts> = Vec::new();
+    for added in samples.iter().flat_map(|sample| &sample.added.codes) {
+        match sums.iter_mut().find(|sum| sum.code == added.code) {
+            Some(sum) => sum.add(added),
+            None => sums.push(*added),
+        }
+    }
+    sums.sort_by_key(|sum| std::cmp::Reverse(sum.total()));
+    let status = |sum: CodeCounts| CodeStatus {
+        grpc_code: sum.code,
+        calls: sum.total(),
+        memory: sum.of(AnsweredBy::Memory),
+        etcd: sum.of(AnsweredBy::Etcd),
+        refused: sum.of(AnsweredBy::Refused),
+        none: sum.of(AnsweredBy::Nothing),
+    };
+    sums.into_iter().map(status).collect()
 }
 
 /// The newest samples that span [`RATE_WINDOW`].
@@ -92,6 +131,12 @@ pub(super) fn timeline(samples: &[Arc<Sample>], index: usize) -> Vec<Stretch> {
 /// Samples as columns.
 pub(super) fn columns(all: Vec<Arc<Sample>>) -> Samples {
     let column = |counter: &dyn Fn(&Counts) -> u64| all.iter().map(|sample| counter(&sample.added)).collect();
+    let latencies = |counts: fn(&Counts) -> &LatencyCounts| {
+        let samples = all.iter();
+        samples
+            .map(|sample| latency(std::slice::from_ref(sample), counts))
+            .collect()
+    };
     let source = |source| column(&|added| added.by_source(source));
     Samples {
         interval_seconds: INTERVAL.as_secs(),
@@ -102,6 +147,9 @@ pub(super) fn columns(all: Vec<Arc<Sample>>) -> Samples {
         other_calls: column(&|added| added.forwarded),
         events: column(&|added| added.events),
         quorum_checks: column(&|added| added.checks.proven + added.checks.failed),
+        latency_from_memory: latencies(|added| &added.latency.memory),
+        latency_by_etcd: latencies(|added| &added.latency.etcd),
+        open_watches: all.iter().map(|sample| sample.added.watches).collect(),
         all,
     }
 }

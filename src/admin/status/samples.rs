@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::diagnosis::reasons::Source;
 use crate::mirror::Mirrors;
-use crate::telemetry::metrics::QuorumChecks;
+use crate::telemetry::metrics::{CodeCounts, LatencyCounts, QuorumChecks, Source as AnsweredBy};
 use crate::telemetry::{Metrics, Outcome, Reason};
 
 /// Time that one sample spans.
@@ -30,8 +31,28 @@ pub(crate) struct Counts {
     pub(crate) events: u64,
     /// Forwarded calls that are not reads.
     pub(crate) forwarded: u64,
+    /// gRPC calls of every method by code.
+    pub(crate) codes: Vec<CodeCounts>,
+    /// Time that reads took.
+    pub(crate) latency: ReadLatency,
+    /// Open watch streams at that time.
+    pub(crate) watches: OpenWatches,
     /// Why each mirror is out of service, in order; `None` for a mirror in service.
     pub(crate) mirrors: Vec<Option<Reason>>,
+}
+
+/// Time that gRPC reads took until their last byte, by what answered them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ReadLatency {
+    pub(crate) memory: LatencyCounts,
+    pub(crate) etcd: LatencyCounts,
+}
+
+/// Open watch streams by what serves them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct OpenWatches {
+    pub(crate) memory: u64,
+    pub(crate) etcd: u64,
 }
 
 /// Increase of the counters in one interval; mirrors at its end.
@@ -54,13 +75,19 @@ struct Kept {
 }
 
 impl Counts {
-    /// Current values: some two hundred look-ups.
+    /// Current values: some thousands of counters.
     pub(crate) fn now(metrics: &Metrics, mirrors: &Mirrors) -> Counts {
         Counts {
             reads: metrics.reads.by_outcome(),
             checks: metrics.freshness.checks(),
             events: mirrors.all().map(|mirror| mirror.metrics.events.get()).sum(),
             forwarded: metrics.forwarding.calls.get(),
+            codes: metrics.calls.by_code(),
+            latency: ReadLatency {
+                memory: metrics.calls.read_latency(AnsweredBy::Memory),
+                etcd: metrics.calls.read_latency(AnsweredBy::Etcd),
+            },
+            watches: OpenWatches::now(metrics),
             mirrors: mirrors.reasons_out().collect(),
         }
     }
@@ -100,7 +127,35 @@ impl Counts {
             },
             events: self.events.saturating_sub(before.events),
             forwarded: self.forwarded.saturating_sub(before.forwarded),
+            codes: added_codes(&self.codes, &before.codes),
+            latency: ReadLatency {
+                memory: self.latency.memory.since(&before.latency.memory),
+                etcd: self.latency.etcd.since(&before.latency.etcd),
+            },
+            watches: self.watches,
             mirrors: self.mirrors.clone(),
+        }
+    }
+}
+
+fn added_codes(now: &[CodeCounts], before: &[CodeCounts]) -> Vec<CodeCounts> {
+    let added = now.iter().map(|counts| {
+        let before = before.iter().find(|before| before.code == counts.code);
+        counts.since(before)
+    });
+    added.filter(|added| added.total() > 0).collect()
+}
+
+impl OpenWatches {
+    fn now(metrics: &Metrics) -> OpenWatches {
+        let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
+        let memory = unsigned(metrics.watches.memory_streams());
+        let counted: i64 = metrics.watches.etcd_streams().map(|(_, count)| count).sum();
+        // With --watch-cache=off streams are counted only as calls in flight, and those in JSON not at all.
+        let all = metrics.calls.open_watches().max(memory + unsigned(counted));
+        OpenWatches {
+            memory,
+            etcd: all - memory,
         }
     }
 }

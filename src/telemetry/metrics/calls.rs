@@ -12,78 +12,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::latency::Latency;
+use super::latency::{Latency, LatencyCounts};
+use super::methods::{CallMethod, Class, METHOD_COUNT};
 use super::register::{register, register_unit};
-
-/// Methods with series of their own: etcd's, and gRPC's health service. The frequent ones are found first.
-const METHODS: [(&str, &[&str]); 9] = [
-    (
-        "etcdserverpb.KV",
-        &["Range", "RangeStream", "Txn", "Put", "DeleteRange", "Compact"],
-    ),
-    ("etcdserverpb.Watch", &["Watch"]),
-    (
-        "etcdserverpb.Lease",
-        &[
-            "LeaseKeepAlive",
-            "LeaseGrant",
-            "LeaseRevoke",
-            "LeaseTimeToLive",
-            "LeaseLeases",
-        ],
-    ),
-    (
-        "etcdserverpb.Maintenance",
-        &[
-            "Status",
-            "Alarm",
-            "Defragment",
-            "Hash",
-            "HashKV",
-            "Snapshot",
-            "MoveLeader",
-            "Downgrade",
-        ],
-    ),
-    (
-        "etcdserverpb.Cluster",
-        &[
-            "MemberList",
-            "MemberAdd",
-            "MemberRemove",
-            "MemberUpdate",
-            "MemberPromote",
-        ],
-    ),
-    (
-        "etcdserverpb.Auth",
-        &[
-            "Authenticate",
-            "AuthEnable",
-            "AuthDisable",
-            "AuthStatus",
-            "UserAdd",
-            "UserGet",
-            "UserList",
-            "UserDelete",
-            "UserChangePassword",
-            "UserGrantRole",
-            "UserRevokeRole",
-            "RoleAdd",
-            "RoleGet",
-            "RoleList",
-            "RoleDelete",
-            "RoleGrantPermission",
-            "RoleRevokePermission",
-        ],
-    ),
-    ("v3lockpb.Lock", &["Lock", "Unlock"]),
-    (
-        "v3electionpb.Election",
-        &["Campaign", "Proclaim", "Leader", "Observe", "Resign"],
-    ),
-    ("grpc.health.v1.Health", &["Check", "Watch", "List"]),
-];
 
 /// gRPC's codes, by number, under the names that etcd's own metrics use.
 const CODES: [&str; 17] = [
@@ -133,6 +64,46 @@ impl Code {
     }
 }
 
+/// Calls that ended with one code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeCounts {
+    /// The code under etcd's name.
+    pub code: &'static str,
+    by_source: [u64; Source::ALL.len()],
+}
+
+impl CodeCounts {
+    /// Calls that `from` answered.
+    #[must_use]
+    pub fn of(&self, from: Source) -> u64 {
+        self.by_source[from as usize]
+    }
+
+    /// All calls with the code.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.by_source.iter().sum()
+    }
+
+    /// What was added since `before`.
+    #[must_use]
+    pub fn since(mut self, before: Option<&CodeCounts>) -> CodeCounts {
+        if let Some(before) = before {
+            for (count, before) in self.by_source.iter_mut().zip(before.by_source) {
+                *count = count.saturating_sub(before);
+            }
+        }
+        self
+    }
+
+    /// Adds `more` of the same code.
+    pub fn add(&mut self, more: &CodeCounts) {
+        for (count, more) in self.by_source.iter_mut().zip(more.by_source) {
+            *count += more;
+        }
+    }
+}
+
 /// What answered a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
@@ -158,116 +129,6 @@ impl Source {
         }
     }
 }
-
-/// Kind of a call, by what it costs and how long it lasts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
-    Read,
-    Write,
-    Watch,
-    KeepAlive,
-    Other,
-}
-
-impl Class {
-    const ALL: [Class; 5] = [
-        Class::Read,
-        Class::Write,
-        Class::Watch,
-        Class::KeepAlive,
-        Class::Other,
-    ];
-
-    fn label(self) -> &'static str {
-        match self {
-            Class::Read => "read",
-            Class::Write => "write",
-            Class::Watch => "watch",
-            Class::KeepAlive => "lease_keep_alive",
-            Class::Other => "other",
-        }
-    }
-
-    /// Whether a call lasts as long as its client likes, which is no latency.
-    fn is_endless(self) -> bool {
-        matches!(self, Class::Watch | Class::KeepAlive)
-    }
-}
-
-/// A method as calls are counted by it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CallMethod {
-    /// Position among all methods; unknown ones have the last.
-    index: usize,
-    class: Class,
-    /// Whether a call ends by itself.
-    has_latency: bool,
-}
-
-impl CallMethod {
-    /// The method at `path`; one for all that are not known.
-    #[must_use]
-    pub fn of_path(path: &str) -> CallMethod {
-        let mut index = 0;
-        let named = path.strip_prefix('/').and_then(|path| path.split_once('/'));
-        if let Some((service, method)) = named {
-            for (of, methods) in METHODS {
-                if of == service
-                    && let Some(at) = methods.iter().position(|name| *name == method)
-                {
-                    return CallMethod::new(index + at, service, method);
-                }
-                index += methods.len();
-            }
-        }
-        CallMethod::OTHER
-    }
-
-    /// Every method that is not known.
-    const OTHER: CallMethod = CallMethod {
-        index: METHOD_COUNT - 1,
-        class: Class::Other,
-        has_latency: false,
-    };
-
-    fn new(index: usize, service: &str, method: &str) -> CallMethod {
-        let class = match (service, method) {
-            ("etcdserverpb.KV", "Range" | "RangeStream") => Class::Read,
-            ("etcdserverpb.KV", _) => Class::Write,
-            ("etcdserverpb.Watch", _) => Class::Watch,
-            ("etcdserverpb.Lease", "LeaseKeepAlive") => Class::KeepAlive,
-            _ => Class::Other,
-        };
-        // A lock or an election lasts until others let go.
-        let waits_for_others = matches!(method, "Lock" | "Campaign" | "Observe" | "Watch" | "Snapshot");
-        CallMethod {
-            index,
-            class,
-            has_latency: !class.is_endless() && !waits_for_others,
-        }
-    }
-
-    /// Every method, with the values of its labels.
-    fn all() -> impl Iterator<Item = (CallMethod, &'static str, &'static str)> {
-        let named = METHODS
-            .iter()
-            .flat_map(|(service, methods)| methods.iter().map(|method| (*service, *method)));
-        let named = named.enumerate();
-        let named = named
-            .map(|(index, (service, method))| (CallMethod::new(index, service, method), service, method));
-        named.chain([(CallMethod::OTHER, "other", "other")])
-    }
-}
-
-/// Number of methods, the unknown ones included.
-const METHOD_COUNT: usize = {
-    let (mut count, mut at) = (1, 0);
-    while at < METHODS.len() {
-        count += METHODS[at].1.len();
-        at += 1;
-    }
-    count
-};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CallLabels {
@@ -443,6 +304,33 @@ impl CallMetrics {
         self.in_flight_of(method).dec();
     }
 
+    /// Calls that have ended, by code and what answered them; codes without calls are left out.
+    #[must_use]
+    pub fn by_code(&self) -> Vec<CodeCounts> {
+        let mut counts = CODES.map(|code| CodeCounts {
+            code,
+            by_source: [0; Source::ALL.len()],
+        });
+        // The places of a method's codes and sources follow one another.
+        for (at, counter) in self.resolved.iter().enumerate() {
+            let (code, from) = (at / Source::ALL.len() % CODES.len(), at % Source::ALL.len());
+            counts[code].by_source[from] += counter.get().map_or(0, Counter::get);
+        }
+        counts.into_iter().filter(|counts| counts.total() > 0).collect()
+    }
+
+    /// Time that Ranges and `RangeStream`s took, the JSON gateway's excepted, that `from` answered.
+    #[must_use]
+    pub fn read_latency(&self, from: Source) -> LatencyCounts {
+        self.durations[Class::Read as usize][from as usize].counts()
+    }
+
+    /// Open Watch streams, the JSON gateway's excepted.
+    #[must_use]
+    pub fn open_watches(&self) -> u64 {
+        u64::try_from(self.in_flight[Class::Watch as usize].get()).unwrap_or(0)
+    }
+
     fn in_flight_of(&self, method: Option<CallMethod>) -> &Gauge {
         let class = method.map_or(Class::Other, |method| method.class);
         &self.in_flight[class as usize]
@@ -451,37 +339,9 @@ impl CallMetrics {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::telemetry::Metrics;
     use crate::telemetry::exposition::Format;
-
-    #[test]
-    fn method_is_found_by_its_path() {
-        let mut indices = BTreeSet::new();
-        for (method, service, name) in CallMethod::all() {
-            assert!(indices.insert(method.index), "{name}");
-            if name != "other" {
-                assert_eq!(
-                    CallMethod::of_path(&format!("/{service}/{name}")),
-                    method,
-                    "{name}"
-                );
-            }
-        }
-        assert_eq!(indices.len(), METHOD_COUNT);
-        for path in [
-            "",
-            "/",
-            "/health",
-            "/etcdserverpb.KV/Unheard",
-            "/v3/kv/range",
-            "/etcdserverpb.Watch/Range",
-        ] {
-            assert_eq!(CallMethod::of_path(path), CallMethod::OTHER, "{path}");
-        }
-    }
 
     #[test]
     fn every_counter_has_a_place_of_its_own() {
@@ -505,6 +365,39 @@ mod tests {
                 }
             }
         }
+        let by_code = metrics.by_code();
+        assert_eq!(by_code.len(), CODES.len());
+        for (number, counts) in by_code.iter().enumerate() {
+            let times = if number == 2 { 2 } else { 1 };
+            for from in Source::ALL {
+                assert_eq!(counts.of(from), times * METHOD_COUNT as u64, "{counts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn calls_are_read_back_by_code_and_source() {
+        let metrics = CallMetrics::default();
+        assert_eq!(metrics.by_code(), [], "series at zero are no calls");
+        let range = CallMethod::of_path("/etcdserverpb.KV/Range");
+        metrics.record(range, Code::OK, Source::Memory, Duration::from_millis(1));
+        metrics.record(range, Code::OK, Source::Etcd, Duration::from_millis(9));
+        metrics.record(
+            CallMethod::of_path("/x/y"),
+            Code::of(14),
+            Source::Refused,
+            Duration::ZERO,
+        );
+        let counts = metrics.by_code();
+        let shown = |counts: &CodeCounts| (counts.code, Source::ALL.map(|from| counts.of(from)));
+        assert_eq!(
+            counts.iter().map(shown).collect::<Vec<_>>(),
+            [("OK", [1, 1, 0, 0]), ("Unavailable", [0, 0, 1, 0])]
+        );
+        let added = counts[0].since(Some(&counts[0]));
+        assert_eq!(added.total(), 0);
+        let median = |from| metrics.read_latency(from).quantile(0.5).unwrap();
+        assert!(median(Source::Memory) < median(Source::Etcd));
     }
 
     #[test]

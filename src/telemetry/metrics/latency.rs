@@ -1,4 +1,5 @@
-//! [`Latency`]: a histogram that is recorded without a lock, for what every call records.
+//! [`Latency`]: a histogram that is recorded without a lock, for what every call records, and quantiles of what it has
+//! counted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,6 +34,54 @@ impl Latency {
         }
         self.0.sum_nanos.fetch_add(nanos, Relaxed);
     }
+
+    /// What it has counted so far.
+    #[must_use]
+    pub fn counts(&self) -> LatencyCounts {
+        LatencyCounts(std::array::from_fn(|bucket| self.0.counts[bucket].load(Relaxed)))
+    }
+}
+
+/// What a [`Latency`] has counted, by bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LatencyCounts([u64; BOUNDS as usize + 1]);
+
+impl LatencyCounts {
+    /// What was counted since `before`.
+    #[must_use]
+    pub fn since(&self, before: &LatencyCounts) -> LatencyCounts {
+        let mut counts = *self;
+        for (count, before) in counts.0.iter_mut().zip(before.0) {
+            *count = count.saturating_sub(before);
+        }
+        counts
+    }
+
+    /// Adds what `other` has counted.
+    pub fn add(&mut self, other: &LatencyCounts) {
+        for (count, other) in self.0.iter_mut().zip(other.0) {
+            *count += other;
+        }
+    }
+
+    /// Seconds within which this share of the durations lies, estimated as Prometheus' `histogram_quantile` does: evenly
+    /// spread within a bucket, and the last bound for those above it. `None` without any.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "an estimate")]
+    pub fn quantile(&self, share: f64) -> Option<f64> {
+        let all: u64 = self.0.iter().sum();
+        let rank = share * all as f64;
+        let (mut lower, mut upper, mut below) = (0.0, FIRST_BOUND_SECONDS, 0);
+        for count in self.0.into_iter().take(usize::from(BOUNDS)) {
+            let reached = below + count;
+            if count > 0 && reached as f64 >= rank {
+                return Some(lower + (upper - lower) * (rank - below as f64) / count as f64);
+            }
+            below = reached;
+            (lower, upper) = (upper, upper * 2.0);
+        }
+        (all > 0).then_some(lower)
+    }
 }
 
 /// Index of the bucket of a duration.
@@ -50,7 +99,7 @@ impl EncodeMetric for Latency {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
         let bounds = std::iter::successors(Some(FIRST_BOUND_SECONDS), |bound| Some(bound * 2.0));
         let bounds = bounds.take(usize::from(BOUNDS)).chain([f64::INFINITY]);
-        let counts = self.0.counts.iter().map(|count| count.load(Relaxed));
+        let counts = self.counts().0.into_iter();
         let buckets: Vec<_> = bounds.zip(counts).collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
         let sum = Duration::from_nanos(self.0.sum_nanos.load(Relaxed)).as_secs_f64();
@@ -96,5 +145,32 @@ mod tests {
         let (ours, theirs) = (encoded(ours), encoded(theirs));
         assert!(ours.contains("latency_sum 125.11"), "{ours}");
         assert_eq!(without_sum(ours), without_sum(theirs));
+    }
+
+    #[test]
+    fn quantiles_are_those_of_histogram_quantile() {
+        let latency = Latency::default();
+        assert_eq!(latency.counts().quantile(0.5), None);
+        // 90 in the bucket from 100 to 200 µs, 10 in that from 6.4 to 12.8 ms.
+        for n in 0..100 {
+            latency.observe(Duration::from_micros(if n < 90 { 150 } else { 10_000 }));
+        }
+        let quantile = |share| latency.counts().quantile(share).unwrap();
+        for (share, seconds) in [(0.45, 0.000_15), (0.9, 0.000_2), (0.95, 0.009_6), (1.0, 0.012_8)] {
+            assert!(
+                (quantile(share) - seconds).abs() < 1e-9,
+                "{share}: {}",
+                quantile(share)
+            );
+        }
+        let before = latency.counts();
+        latency.observe(Duration::from_secs(99));
+        let mut added = latency.counts().since(&before);
+        assert_eq!(
+            added.quantile(0.5),
+            Some(FIRST_BOUND_SECONDS * f64::from(1 << (BOUNDS - 1)))
+        );
+        added.add(&before);
+        assert_eq!(added, latency.counts());
     }
 }

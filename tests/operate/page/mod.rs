@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use browser::Browser;
 use html::{tags, text_of};
-use serde_json::Value;
+use serde_json::{Value, json};
 use testkit::etcd::{Cluster, Etcd, Version};
 use testkit::grpc::Client;
-use testkit::pb::RangeRequest;
+use testkit::pb::{RangeRequest, WatchCreateRequest};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
@@ -161,7 +161,16 @@ async fn page_without_scripts_shows_the_status_data() {
         .with("--cache-prefix", HOSTILE)
         .start()
         .await;
-    read(&rangecache.client().await).await;
+    let client = rangecache.client().await;
+    read(&client).await;
+    let watch = |key: &str| WatchCreateRequest {
+        key: key.into(),
+        ..WatchCreateRequest::default()
+    };
+    let _watches = [
+        client.watch(watch(PREFIX)).await,
+        client.watch(watch("/elsewhere/")).await,
+    ];
     status_when(
         &rangecache,
         "five reads are counted, and the member's role is known",
@@ -185,7 +194,7 @@ async fn page_without_scripts_shows_the_status_data() {
     assert_eq!(status["ready"], true);
     let samples = status["samples"].as_object().expect("columns");
     let columns: Vec<&Vec<Value>> = samples.values().filter_map(Value::as_array).collect();
-    assert!(columns.len() == 7 && columns.iter().all(|column| column.len() == columns[0].len()));
+    assert!(columns.len() == 10 && columns.iter().all(|column| column.len() == columns[0].len()));
     let sampled = |names: &[&str]| -> u64 {
         let values = names
             .iter()
@@ -194,6 +203,27 @@ async fn page_without_scripts_shows_the_status_data() {
     };
     assert_eq!(sampled(&["reads_from_memory", "reads_after_a_wait"]), 3);
     assert_eq!(sampled(&["reads_by_etcd"]), 2);
+    let ok = json!({"grpc_code": "OK", "calls": 5, "memory": 3, "etcd": 2, "refused": 0, "none": 0});
+    assert_eq!(status["calls"], json!([ok]));
+    assert_eq!(status["watches"]["open"], json!({"memory": 1, "etcd": 1}));
+    assert_eq!(
+        samples["open_watches"].as_array().unwrap().last(),
+        Some(&status["watches"]["open"])
+    );
+    for from in ["latency_from_memory", "latency_by_etcd"] {
+        let quantile = |of: &Value, name: &str| of[name].as_f64().expect("a quantile");
+        let of_minute = &status["reads"][from];
+        let (p50, p99) = (
+            quantile(of_minute, "p50_seconds"),
+            quantile(of_minute, "p99_seconds"),
+        );
+        assert!(0.0 < p50 && p50 <= p99, "{of_minute}");
+        let is_measured = |sample: &Value| sample["p99_seconds"].as_f64() > Some(0.0);
+        assert!(
+            samples[from].as_array().unwrap().iter().any(is_measured),
+            "{samples:?}"
+        );
+    }
     let mirrors = status["mirrors"].as_array().expect("a list");
     let mirror = mirrors
         .iter()
@@ -232,12 +262,16 @@ async fn page_without_scripts_shows_the_status_data() {
     let tags = tags(&page.body);
     assert_eq!(text_of(&tags, "reads-total"), "5");
     assert_eq!(text_of(&tags, "reads-memory"), "60 %");
+    assert_eq!(text_of(&tags, "watches-memory"), "1");
+    assert_eq!(text_of(&tags, "watches-etcd"), "1");
     for section in [
         "headline",
         "reads",
         "reasons",
         "slowest",
         "mirrors",
+        "calls",
+        "watches",
         "endpoints",
         "gates",
         "budgets",
@@ -255,6 +289,12 @@ async fn page_without_scripts_shows_the_status_data() {
     ] {
         assert!(page.body.contains(words), "{words} not in\n{}", page.body);
     }
+    let commit = status["commit"].as_str().expect("is text");
+    assert!(
+        page.body.contains(&format!("(commit <code>{commit}</code>)")),
+        "{}",
+        page.body
+    );
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     assert_eq!(status["host"], host.trim());
     assert!(
@@ -467,6 +507,8 @@ async fn browser_updates_the_figures_live() {
         ("small-phone", 360, false),
         ("tablet", 768, false),
         ("tablet-dark", 768, true),
+        ("small-desktop", 1024, false),
+        ("small-desktop-dark", 1024, true),
         ("wide", 1440, false),
         ("wide-dark", 1440, true),
     ] {

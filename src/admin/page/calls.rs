@@ -1,0 +1,46 @@
+//! The section of the page about gRPC calls.
+
+use std::time::Duration;
+
+use maud::{Markup, html};
+
+use super::parts::section;
+use crate::admin::status::model::Status;
+use crate::diagnosis::format::{count, long};
+
+/// Calls of every method by their code and what answered them, the most frequent code first.
+pub(super) fn calls(status: &Status) -> Markup {
+    let window = Duration::from_secs_f64(status.reads.window_seconds.round().max(1.0));
+    let content = html! {
+        p.quiet { "gRPC calls of every method that ended in the last " (long(window)) ", by code." }
+        @if status.calls.is_empty() {
+            p { "There were none." }
+        } @else {
+            div.scroll tabindex="0" role="region" aria-label="Calls by code" {
+                table {
+                    thead {
+                        tr {
+                            th scope="col" { "code" }
+                            th scope="col" { "calls" }
+                            th scope="col" { "from memory" }
+                            th scope="col" { "by etcd" }
+                            th scope="col" { "refused" }
+                            th scope="col" { "client left" }
+                        }
+                    }
+                    tbody {
+                        @for code in &status.calls {
+                            tr {
+                                th scope="row" { code { (code.grpc_code) } }
+                                @for calls in [code.calls, code.memory, code.etcd, code.refused, code.none] {
+                                    td { (count(calls)) }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    };
+    section("calls", "Calls", &content)
+}

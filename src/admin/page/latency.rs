@@ -1,0 +1,101 @@
+//! The time that reads take, over time: from memory, and by etcd.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use maud::{Markup, html};
+
+use super::charts::{self, Layer};
+use super::parts::plot;
+use crate::admin::status::model::{Latency, Reads};
+use crate::admin::status::reads::latency;
+use crate::admin::status::samples::{ReadLatency, Sample};
+use crate::diagnosis::format::duration;
+use crate::telemetry::metrics::LatencyCounts;
+
+/// Reads whose time is shown: title, class of their colours, and their counts.
+type Answered = (&'static str, &'static str, fn(&ReadLatency) -> &LatencyCounts);
+
+const ANSWERED: [Answered; 2] = [
+    ("from memory", "memory", |latency| &latency.memory),
+    ("by etcd", "etcd", |latency| &latency.etcd),
+];
+
+/// A chart of the median and of the 99th percentile for each.
+pub(super) fn latencies(reads: &Reads, samples: &[Arc<Sample>]) -> Markup {
+    let now = [reads.latency_from_memory, reads.latency_by_etcd];
+    html! {
+        div.latencies {
+            @for ((title, class, counts), now) in ANSWERED.into_iter().zip(now) {
+                div {
+                    h3 { "Time of reads " (title) }
+                    ul.legend {
+                        (key(&format!("{class} p50"), "p50", now.map(|now| now.p50_seconds)))
+                        (key(&format!("{class} p99"), "p99", now.map(|now| now.p99_seconds)))
+                    }
+                    (chart(title, class, samples, counts))
+                }
+            }
+        }
+    }
+}
+
+fn key(class: &str, title: &str, value: Option<f64>) -> Markup {
+    html! {
+        li {
+            span class={ "key " (class) } aria-hidden="true" {}
+            (title) " " b { (seconds(value)) }
+        }
+    }
+}
+
+fn chart(
+    title: &str,
+    class: &str,
+    samples: &[Arc<Sample>],
+    counts: fn(&ReadLatency) -> &LatencyCounts,
+) -> Markup {
+    let of_samples = |value: fn(Latency) -> f64| {
+        let latencies = samples
+            .iter()
+            .map(|sample| of(std::slice::from_ref(sample), counts));
+        latencies.map(|latency| latency.map_or(0.0, value)).collect()
+    };
+    let (p50_class, p99_class) = (format!("{class} p50"), format!("{class} p99"));
+    let layers = [
+        Layer {
+            class: &p99_class,
+            values: of_samples(|latency| latency.p99_seconds),
+        },
+        Layer {
+            class: &p50_class,
+            values: of_samples(|latency| latency.p50_seconds),
+        },
+    ];
+    let label = format!("Median and 99th percentile of the time of reads {title}");
+    plot(&charts::overlaid(&layers, &label), |top| seconds(Some(top)))
+}
+
+fn of(samples: &[Arc<Sample>], counts: fn(&ReadLatency) -> &LatencyCounts) -> Option<Latency> {
+    latency(samples, |added| counts(&added.latency))
+}
+
+/// Titles of the columns in a table of the figures.
+pub(super) const COLUMNS: [&str; 4] = ["p50 from memory", "p99 from memory", "p50 by etcd", "p99 by etcd"];
+
+/// The values of these columns for some samples.
+pub(super) fn columns(samples: &[Arc<Sample>]) -> impl Iterator<Item = String> {
+    let latencies = ANSWERED.into_iter().map(|(.., counts)| of(samples, counts));
+    latencies.flat_map(|latency| {
+        [
+            seconds(latency.map(|latency| latency.p50_seconds)),
+            seconds(latency.map(|latency| latency.p99_seconds)),
+        ]
+    })
+}
+
+fn seconds(value: Option<f64>) -> String {
+    value
+        .filter(|value| *value > 0.0)
+        .map_or("–".to_owned(), |value| duration(Duration::from_secs_f64(value)))
+}
