@@ -44,6 +44,60 @@ const READ_ONLY_JSON: [&str; 7] = [
     "/maintenance/hash",
     "/maintenance/hashkv",
 ];
+/// Every method of etcd's JSON gateway, behind the version.
+const JSON_METHODS: [&str; 51] = [
+    "/kv/range",
+    "/kv/put",
+    "/kv/deleterange",
+    "/kv/txn",
+    "/kv/compaction",
+    "/kv/lease/revoke",
+    "/kv/lease/timetolive",
+    "/kv/lease/leases",
+    "/watch",
+    "/lease/grant",
+    "/lease/revoke",
+    "/lease/keepalive",
+    "/lease/timetolive",
+    "/lease/leases",
+    "/cluster/member/add",
+    "/cluster/member/remove",
+    "/cluster/member/update",
+    JSON_MEMBER_LIST,
+    "/cluster/member/promote",
+    "/maintenance/alarm",
+    "/maintenance/status",
+    "/maintenance/defragment",
+    "/maintenance/hash",
+    "/maintenance/hashkv",
+    "/maintenance/snapshot",
+    "/maintenance/transfer-leadership",
+    "/maintenance/downgrade",
+    "/auth/enable",
+    "/auth/disable",
+    "/auth/status",
+    "/auth/authenticate",
+    "/auth/user/add",
+    "/auth/user/get",
+    "/auth/user/list",
+    "/auth/user/delete",
+    "/auth/user/changepw",
+    "/auth/user/grant",
+    "/auth/user/revoke",
+    "/auth/role/add",
+    "/auth/role/get",
+    "/auth/role/list",
+    "/auth/role/delete",
+    "/auth/role/grant",
+    "/auth/role/revoke",
+    "/lock/lock",
+    "/lock/unlock",
+    "/election/campaign",
+    "/election/proclaim",
+    "/election/leader",
+    "/election/observe",
+    "/election/resign",
+];
 /// Versions of the JSON gateway.
 const JSON_VERSIONS: [&str; 3] = ["/v3", "/v3beta", "/v3alpha"];
 /// Other paths of etcd that change nothing.
@@ -61,6 +115,14 @@ pub fn is_read_only(path: &str) -> bool {
 #[must_use]
 pub fn is_json_member_list(path: &str) -> bool {
     json_method(path) == Some(JSON_MEMBER_LIST)
+}
+
+/// `path`, if it is one of etcd's own paths for HTTP: those of its JSON gateway, `/health` and others. Any other one is
+/// the client's own text.
+#[must_use]
+pub fn http_route(path: &str) -> Option<&str> {
+    let is_json = || json_method(path).is_some_and(|method| JSON_METHODS.contains(&method));
+    (READ_ONLY_PATHS.contains(&path) || is_json()).then_some(path)
 }
 
 /// Path of a method of the JSON gateway, without the version.
@@ -333,6 +395,34 @@ mod tests {
             "*",
         ] {
             assert!(!is_read_only(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn routes_are_etcds_own_paths() {
+        for path in [
+            "/v3/kv/put",
+            "/v3beta/watch",
+            "/v3/election/resign",
+            "/v3/cluster/member/list",
+            "/health",
+            "/metrics",
+        ] {
+            assert_eq!(http_route(path), Some(path));
+        }
+        for path in [
+            "/v3/kv/put/",
+            "/v3x/kv/put",
+            "/v3/my/secret",
+            "/v2/keys/a",
+            "/",
+            "*",
+            RANGE,
+        ] {
+            assert_eq!(http_route(path), None, "{path}");
+        }
+        for method in READ_ONLY_JSON {
+            assert!(JSON_METHODS.contains(&method), "{method}");
         }
     }
 

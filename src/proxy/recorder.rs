@@ -55,8 +55,8 @@ pub(super) struct Recorder<'a> {
 }
 
 impl<'a> Recorder<'a> {
-    /// Creates a recorder for a call that arrives now with the head of `request`, and begins its trace. `access` is the
-    /// call in the access log.
+    /// Creates a recorder for a gRPC call that arrives now with the head of `request`, and begins its trace. `access` is
+    /// the call in the access log.
     pub(super) fn new<B>(
         telemetry: &'a Arc<Telemetry>,
         kind: Kind,
@@ -67,8 +67,31 @@ impl<'a> Recorder<'a> {
             Kind::Unary => Method::Range,
             Kind::Stream => Method::RangeStream,
         };
+        Recorder::with_trace(telemetry, kind, Trace::begin(telemetry, method, request), access)
+    }
+
+    /// Creates a recorder for a Range in JSON, and begins its trace.
+    pub(super) fn of_json<B>(
+        telemetry: &'a Arc<Telemetry>,
+        request: &Request<B>,
+        access: Option<&'a mut AccessCall>,
+    ) -> Recorder<'a> {
+        Recorder::with_trace(
+            telemetry,
+            Kind::Unary,
+            Trace::begin_http(telemetry, request),
+            access,
+        )
+    }
+
+    fn with_trace(
+        telemetry: &'a Arc<Telemetry>,
+        kind: Kind,
+        trace: Option<Box<Trace>>,
+        access: Option<&'a mut AccessCall>,
+    ) -> Recorder<'a> {
         Recorder {
-            trace: Trace::begin(telemetry, method, request),
+            trace,
             telemetry,
             kind,
             arrived: Instant::now(),

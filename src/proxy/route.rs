@@ -216,7 +216,7 @@ fn internal_error(is_http2: bool) -> Response<ResponseBody> {
 /// take the memory of the largest handler.
 async fn route(
     client: &Arc<Client>,
-    request: Request<Incoming>,
+    mut request: Request<Incoming>,
     method: Method,
     transport: Transport,
     call: &mut CallBytes,
@@ -252,7 +252,10 @@ async fn route(
             return Box::pin(watch_json(client, request, access)).await;
         }
         record_forwarded(proxy, call);
-        return Ok(Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await);
+        let trace = Trace::begin_http(&proxy.telemetry, &request);
+        let trace = begin_forward(client, trace, request.headers_mut(), access);
+        let response = Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await;
+        return recorder::with_trace(trace, Ok(response));
     }
     if method == Method::Watch
         && let Some(of_client) = call.client_call_mut()
@@ -271,18 +274,27 @@ async fn route(
         return Box::pin(watch(client, request, call, access)).await;
     }
     record_forwarded(proxy, call);
-    let mut request = request;
-    let mut trace = Trace::begin(&proxy.telemetry, method, &request);
-    if let Some(trace) = &mut trace {
-        trace.record_peer(client.peer);
-        trace.begin_forward(request.headers_mut());
-        if let Some(access) = access {
-            access.record_trace(trace.id());
-        }
-    }
+    let trace = Trace::begin(&proxy.telemetry, method, &request);
+    let trace = begin_forward(client, trace, request.headers_mut(), access);
     let (forward, mirrors, account) = (&proxy.forward, &proxy.mirrors, call.account());
     let forwarding = forward_call(forward, mirrors, request, method, is_grpc_call, account);
     recorder::with_trace(trace, Box::pin(forwarding).await)
+}
+
+/// Begins the span of a call that is forwarded, if it is traced, and sets its context in the call's headers.
+fn begin_forward(
+    client: &Client,
+    trace: Option<Box<Trace>>,
+    headers: &mut HeaderMap,
+    access: Option<&mut AccessCall>,
+) -> Option<Box<Trace>> {
+    let mut trace = trace?;
+    trace.record_peer(client.peer);
+    trace.begin_forward(headers);
+    if let Some(access) = access {
+        access.record_trace(trace.id());
+    }
+    Some(trace)
 }
 
 /// Counts a call that is neither a read nor a watch from memory.

@@ -1,19 +1,20 @@
-//! Spans of a sampled call: a server span, and one child span for each phase named in [`proxy`](super).
+//! Spans of a sampled call, gRPC or HTTP: a server span, and one child span for each phase named in [`proxy`](super).
 //!
 //! Calls that are not sampled have no [`Trace`] and allocate nothing here. Attributes contain neither keys nor values
-//! (I10): a range is identified by the mirror's name, which consists of configured prefixes.
+//! (I10): a range is identified by the mirror's name, which consists of configured prefixes, and a path is named only if it
+//! is etcd's own.
 
 use std::net::IpAddr;
 use std::time::SystemTime;
 
 use bytes::Buf;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, HeaderName, Request, Response};
 use tokio::time::Instant;
 
 use super::response::{ResponseBody, grpc_code};
 use crate::cache::Rope;
-use crate::grpc::Method;
 use crate::grpc::frame::PrefixReader;
+use crate::grpc::{Method, http_route};
 use crate::net::Url;
 use crate::telemetry::calls::Call;
 use crate::telemetry::trace::{
@@ -26,12 +27,28 @@ use crate::telemetry::{Outcome, Reason, Telemetry};
 const CANCELLED: u16 = 1;
 /// gRPC code of a call that panicked.
 const INTERNAL: u16 = 13;
+/// Header that etcd's JSON gateway passes on as the metadata `traceparent` of the gRPC call that it makes.
+const GATEWAY_TRACEPARENT: HeaderName = HeaderName::from_static("grpc-metadata-traceparent");
+/// Methods of HTTP that OpenTelemetry knows.
+const HTTP_METHODS: [&str; 9] = [
+    "GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH",
+];
+
+/// OpenTelemetry's conventions that name the call and its end.
+#[derive(Clone, Debug)]
+enum Convention {
+    /// Those of gRPC, with the method.
+    Grpc(String),
+    /// Those of HTTP, with the method.
+    Http(&'static str),
+}
 
 /// Trace of a call in flight. Dropping it ends its spans and queues them for export.
 #[derive(Debug)]
 pub(super) struct Trace {
     tracer: Tracer,
     clock: Clock,
+    convention: Convention,
     /// The server span, which is always first, then the spans of the phases.
     spans: Vec<Span>,
     /// Index of the span that ends with the call: **answer**, **forward** or **stream**.
@@ -43,7 +60,7 @@ pub(super) struct Trace {
     prove: Option<SpanContext>,
     /// Context of the quorum check that the call waited for. Linked, because several reads share a check.
     check: Option<SpanContext>,
-    /// gRPC code of the response; `None` until it is sent.
+    /// gRPC code of the response, or HTTP's; `None` until it is sent.
     status: Option<u16>,
     /// Bytes sent to the client.
     bytes: u64,
@@ -51,7 +68,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Begins the trace of a call with the head of `request`; `None` if it is not sampled.
+    /// Begins the trace of a gRPC call with the head of `request`; `None` if it is not sampled.
     #[inline]
     pub(super) fn begin<B>(
         telemetry: &Telemetry,
@@ -60,18 +77,47 @@ impl Trace {
     ) -> Option<Box<Trace>> {
         let span = telemetry.tracer.server(request.headers())?;
         let name = method.span_name(request.uri().path());
-        Some(Trace::new(&telemetry.tracer, *span, name))
+        Some(Trace::of_grpc(&telemetry.tracer, *span, name))
+    }
+
+    /// Begins the trace of a request that is not gRPC; `None` if it is not sampled.
+    #[inline]
+    pub(super) fn begin_http<B>(telemetry: &Telemetry, request: &Request<B>) -> Option<Box<Trace>> {
+        let span = telemetry.tracer.server(request.headers())?;
+        let (method, path) = (request.method().as_str(), request.uri().path());
+        Some(Trace::of_http(&telemetry.tracer, *span, method, path))
     }
 
     #[cold]
-    fn new(tracer: &Tracer, mut span: Span, name: &str) -> Box<Trace> {
+    fn of_grpc(tracer: &Tracer, mut span: Span, name: &str) -> Box<Trace> {
         let method = name.to_owned();
         span.name = method.clone().into();
         span.set("rpc.system.name", "grpc");
-        span.set("rpc.method", method);
+        span.set("rpc.method", method.clone());
+        Trace::new(tracer, span, Convention::Grpc(method))
+    }
+
+    #[cold]
+    fn of_http(tracer: &Tracer, mut span: Span, method: &str, path: &str) -> Box<Trace> {
+        let known = HTTP_METHODS.into_iter().find(|known| *known == method);
+        let named = known.unwrap_or("HTTP");
+        let method = known.unwrap_or("_OTHER");
+        span.set("http.request.method", method);
+        match http_route(path) {
+            Some(route) => {
+                span.name = format!("{named} {route}").into();
+                span.set("http.route", route.to_owned());
+            }
+            None => span.name = named.into(),
+        }
+        Trace::new(tracer, span, Convention::Http(method))
+    }
+
+    fn new(tracer: &Tracer, span: Span, convention: Convention) -> Box<Trace> {
         Box::new(Trace {
             tracer: tracer.clone(),
             clock: Clock::new(),
+            convention,
             spans: vec![span],
             last_phase: None,
             prove_began: None,
@@ -176,10 +222,24 @@ impl Trace {
     pub(super) fn begin_forward(&mut self, headers: &mut HeaderMap) {
         let mut forward = self.server().child("forward", self.clock.at(Instant::now()));
         forward.span_kind = SpanKind::Client;
-        forward.set("rpc.system.name", "grpc");
-        forward.set("rpc.method", self.server().name.to_string());
-        if self.tracer.propagates() {
-            headers.insert(TRACEPARENT, traceparent(&forward.span_context));
+        let propagated = self
+            .tracer
+            .propagates()
+            .then(|| traceparent(&forward.span_context));
+        match &self.convention {
+            Convention::Grpc(method) => {
+                forward.set("rpc.system.name", "grpc");
+                forward.set("rpc.method", method.clone());
+            }
+            Convention::Http(method) => {
+                forward.set("http.request.method", *method);
+                if let Some(propagated) = propagated.clone() {
+                    headers.insert(GATEWAY_TRACEPARENT, propagated);
+                }
+            }
+        }
+        if let Some(propagated) = propagated {
+            headers.insert(TRACEPARENT, propagated);
         }
         self.last_phase = Some(self.spans.len());
         self.spans.push(forward);
@@ -222,7 +282,10 @@ impl Trace {
 
     /// Records status and endpoint from the head of the response.
     pub(super) fn record_head(&mut self, response: &Response<ResponseBody>) {
-        self.record_status(response.headers());
+        match self.convention {
+            Convention::Grpc(_) => self.record_status(response.headers()),
+            Convention::Http(_) => self.status = Some(response.status().as_u16()),
+        }
         let endpoint = response
             .body()
             .endpoint()
@@ -232,15 +295,48 @@ impl Trace {
         }
     }
 
-    /// Records the gRPC status, if these headers or trailers have one.
+    /// Records the status of a gRPC call, if these headers or trailers have one.
     pub(super) fn record_status(&mut self, headers: &HeaderMap) {
-        self.status = grpc_code(headers).or(self.status);
+        if let Convention::Grpc(_) = self.convention {
+            self.status = grpc_code(headers).or(self.status);
+        }
     }
 
     /// Counts the bytes and messages of a frame that is sent to the client.
     pub(super) fn record_sent(&mut self, piece: &Rope) {
         self.bytes += piece.remaining() as u64;
-        self.messages.count(piece);
+        if let Convention::Grpc(_) = self.convention {
+            self.messages.count(piece);
+        }
+    }
+
+    /// Adds status and error of the call to a server or client span.
+    fn end(&self, span: &mut Span) {
+        let is_client = span.span_kind == SpanKind::Client;
+        let is_panic = std::thread::panicking();
+        let error = match self.convention {
+            Convention::Grpc(_) => {
+                let unsent = if is_panic { INTERNAL } else { CANCELLED };
+                let code = self.status.unwrap_or(unsent);
+                span.set("rpc.response.status_code", status_code(code));
+                // OpenTelemetry's rule for gRPC: codes for mistakes of the client are errors of client spans only.
+                let is_error = code != 0 && (is_client || matches!(code, 2 | 4 | 12..=15));
+                is_error.then(|| status_code(code).to_owned())
+            }
+            Convention::Http(_) => match self.status {
+                Some(code) => {
+                    span.set("http.response.status_code", i64::from(code));
+                    let is_error = code >= 500 || (is_client && code >= 400);
+                    is_error.then(|| code.to_string())
+                }
+                None if is_panic => Some("panic".to_owned()),
+                None => is_client.then(|| "cancelled".to_owned()),
+            },
+        };
+        if let Some(error) = error {
+            span.set("error.type", error.clone());
+            span.fail(error);
+        }
     }
 }
 
@@ -289,32 +385,23 @@ impl CreateSpan {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        let code = match self.status {
-            Some(code) => code,
-            None if std::thread::panicking() => INTERNAL,
-            None => CANCELLED,
-        };
         let now = self.clock.at(Instant::now());
         let (bytes, chunks) = (self.bytes, self.messages.count);
+        let mut spans = std::mem::take(&mut self.spans);
         for index in [Some(0), self.last_phase].into_iter().flatten() {
-            let Some(span) = self.spans.get_mut(index) else {
+            let Some(span) = spans.get_mut(index) else {
                 continue;
             };
             span.end_time = now.max(span.start_time);
             span.set_count("rangecache.bytes", bytes);
-            span.set_count("rangecache.chunks", chunks);
+            if let Convention::Grpc(_) = self.convention {
+                span.set_count("rangecache.chunks", chunks);
+            }
             if span.span_kind != SpanKind::Internal {
-                let name = status_code(code);
-                span.set("rpc.response.status_code", name);
-                // OpenTelemetry's rule for gRPC: codes for mistakes of the client are errors of client spans only.
-                let is_server_error = matches!(code, 2 | 4 | 12..=15);
-                if code != 0 && (span.span_kind == SpanKind::Client || is_server_error) {
-                    span.set("error.type", name);
-                    span.fail(name);
-                }
+                self.end(span);
             }
         }
-        for span in self.spans.drain(..) {
+        for span in spans {
             self.tracer.queue(span);
         }
     }

@@ -1,6 +1,8 @@
 //! Traces from a client through rangecache into etcd's own spans, and collectors that fail without effect on
 //! requests.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use testkit::collector::{Collector, Span};
 use testkit::etcd::{Etcd, Version};
 use testkit::http;
@@ -249,6 +251,114 @@ async fn untraced_calls_are_forwarded_unchanged() {
         path == "/v1/traces" && headers["content-type"] == "application/x-protobuf"
     });
     assert!(by_http, "OTLP over HTTP");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn json_calls_have_a_server_span_and_a_client_span() {
+    let collector = Collector::start().await;
+    let etcd = traced_etcd(&collector).await;
+    let rangecache = traced(&etcd, &collector, "http/protobuf").start().await;
+    rangecache.warm().await;
+    let post = async |n: u8, flags: &str, path: &str, body: &str| {
+        let url = format!("{}{path}", rangecache.url());
+        let header = traceparent(n, flags);
+        let response = http::post_with(&url, &[("traceparent", &header)], body).await;
+        response.expect("a response").status
+    };
+    let key = STANDARD.encode(format!("/cached/{SECRET}"));
+    let (put, range) = (
+        format!(r#"{{"key":"{key}","value":"dg=="}}"#),
+        format!(r#"{{"key":"{key}"}}"#),
+    );
+
+    // A write, which etcd's gateway executes as part of the trace.
+    assert_eq!(post(81, "01", "/v3/kv/put", &put).await, 200);
+    let server = ours(&collector, 81, "POST /v3/kv/put").await;
+    assert_eq!((server.parent.as_str(), server.kind), (CALLER, 2));
+    for (name, value) in [
+        ("http.request.method", "POST"),
+        ("http.route", "/v3/kv/put"),
+        ("http.response.status_code", "200"),
+        ("client.address", "127.0.0.1"),
+    ] {
+        assert_eq!(server.attributes[name], value, "{name}: {server:?}");
+    }
+    let forward = ours(&collector, 81, "forward").await;
+    within(&forward, &server);
+    assert_eq!((forward.kind, &forward.error), (3, &None));
+    assert_eq!(forward.attributes["server.address"], "127.0.0.1");
+    assert_eq!(forward.attributes["http.response.status_code"], "200");
+    assert_eq!(etcds(&collector, &forward).await.name, PUT);
+
+    // What etcd refuses is an error of the call to etcd alone.
+    assert_eq!(post(82, "01", "/v3/kv/put", "}").await, 400);
+    let server = ours(&collector, 82, "POST /v3/kv/put").await;
+    assert_eq!(
+        (&server.attributes["http.response.status_code"], server.error),
+        (&"400".to_owned(), None)
+    );
+    let forward = ours(&collector, 82, "forward").await;
+    assert_eq!(
+        (
+            forward.error.as_deref(),
+            forward.attributes["error.type"].as_str()
+        ),
+        (Some("400"), "400")
+    );
+
+    // A path that is not etcd's own may be anything.
+    assert_eq!(post(83, "01", &format!("/{SECRET}"), "").await, 404);
+    let server = ours(&collector, 83, "POST").await;
+    assert!(!server.attributes.contains_key("http.route"), "{server:?}");
+
+    // The first Range shows the layout of etcd's JSON, the second one is answered from memory.
+    assert_eq!(post(84, "01", "/v3/kv/range", &range).await, 200);
+    let server = ours(&collector, 84, "POST /v3/kv/range").await;
+    assert_eq!(server.attributes["rangecache.reason"], "json_layout");
+    let forward = ours(&collector, 84, "forward").await;
+    assert_eq!(etcds(&collector, &forward).await.name, RANGE);
+    assert_eq!(post(85, "01", "/v3/kv/range", &range).await, 200);
+    let server = ours(&collector, 85, "POST /v3/kv/range").await;
+    assert_eq!(server.attributes["rangecache.mirror"], "/cached/");
+    assert_eq!(server.attributes["http.response.status_code"], "200");
+    within(&ours(&collector, 85, "answer").await, &server);
+
+    // A call whose caller does not trace it. Spans are exported in order.
+    assert_eq!(post(86, "00", "/v3/kv/put", &put).await, 200);
+    assert_eq!(post(87, "01", "/v3/kv/put", &put).await, 200);
+    ours(&collector, 87, "forward").await;
+    assert_eq!(collector.trace(&trace_id(86)).len(), 0);
+    println!(
+        "{}\n{}",
+        collector.tree(&trace_id(81)),
+        collector.tree(&trace_id(85))
+    );
+    for span in collector.spans() {
+        assert!(
+            span.service != "rangecache" || !format!("{span:?}").contains(SECRET),
+            "{span:?}"
+        );
+    }
+}
+
+/// While no member answers, a JSON call has the error of rangecache's own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn json_call_that_etcd_does_not_answer_is_an_error_of_its_span() {
+    let collector = Collector::start().await;
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = traced(&etcd, &collector, "grpc")
+        .with("--connect-timeout", "100ms")
+        .start()
+        .await;
+    etcd.stop();
+    let url = format!("{}/v3/kv/put", rangecache.url());
+    let header = traceparent(91, "01");
+    let response = http::post_with(&url, &[("traceparent", &header)], "{}").await;
+    assert_eq!(response.expect("a response").status, 502);
+    for name in ["POST /v3/kv/put", "forward"] {
+        let span = ours(&collector, 91, name).await;
+        assert_eq!(span.error.as_deref(), Some("502"), "{span:?}");
+    }
 }
 
 /// What `OTEL_RESOURCE_ATTRIBUTES` says takes precedence over what is found.

@@ -93,6 +93,8 @@ async fn send(
         tasks: forward.tasks.clone(),
         _held: held,
     });
+    // For the trace.
+    response.extensions_mut().insert(url);
     if let Some(client) = upgrade
         && response.status() == StatusCode::SWITCHING_PROTOCOLS
     {

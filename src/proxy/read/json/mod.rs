@@ -31,7 +31,7 @@ use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_prot
 use crate::proxy::handles::{Client, JsonLayouts, Protocol, Proxy};
 use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, Observer, ResponseBody};
-use crate::telemetry::outcome::{Kind, Read};
+use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{ConnectionClass, Outgoing, Version};
 
@@ -53,7 +53,7 @@ pub(crate) async fn json_range(
     call: &mut CallBytes,
     access: Option<&mut AccessCall>,
 ) -> CallResult {
-    let mut recorder = Recorder::new(&client.proxy.telemetry, Kind::Unary, &request, access);
+    let mut recorder = Recorder::of_json(&client.proxy.telemetry, &request, access);
     recorder.record_peer(client.peer);
     let result = handle(client, request, call, &mut recorder).await;
     recorder.finish(result, call)

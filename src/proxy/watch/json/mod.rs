@@ -55,9 +55,12 @@ pub(crate) async fn watch_json(
     mut access: Option<&mut AccessCall>,
 ) -> CallResult {
     let arrived = Instant::now();
-    let mut trace = Trace::begin(&client.proxy.telemetry, Method::Watch, &request);
+    let mut trace = Trace::begin_http(&client.proxy.telemetry, &request);
     if let Some(trace) = &mut trace {
         trace.record_peer(client.peer);
+        if let Some(access) = &mut access {
+            access.record_trace(trace.id());
+        }
     }
     let (mut parts, body) = request.into_parts();
     let (body, reason) = match read_body(client, &parts, body, arrived).await {
