@@ -26,6 +26,7 @@
 //! | [`panics`], [`faults`] | isolation of panics; faults that tests inject |
 //! | [`simulated`] | connections within the process, for tests |
 //! | [`seldom`] | futures that are polled only once they were woken |
+//! | [`write_batching`] | frames that are ready together leave in one write |
 
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, clippy::disallowed_types))]
 
@@ -57,6 +58,7 @@ pub mod static_pod;
 pub mod telemetry;
 pub mod tls;
 pub mod upstream;
+pub mod write_batching;
 
 /// The etcd messages that rangecache writes or reads itself, generated from `proto/etcd.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all)]

@@ -9,12 +9,10 @@
 //! | `preface` | a connection's first bytes, within a deadline |
 //! | `control_frames` | bound on a connection's control frames |
 //! | `pace` | a connection's turns among all others, and the delays that its calls cause |
-//! | `write_batching` | sends responses that are ready together in one write |
-//! | `write_buffer` | collects the small frames of one poll of a connection for one write |
 //! | `descriptors` | raises the limit on open files, and shares the descriptors out |
 //!
-//! This room knows neither the proxy nor the admin pages: both pass in a handler. It imports `net`, `tls`, `limits` and
-//! `telemetry`; `admin` and `main` use it.
+//! This room knows neither the proxy nor the admin pages: both pass in a handler. It imports `net`, `tls`, `limits`, `telemetry`
+//! and `write_batching`; `admin` and `main` use it.
 
 mod connections;
 mod control_frames;
@@ -24,8 +22,6 @@ mod pace;
 mod preface;
 mod serve;
 mod unix;
-mod write_batching;
-mod write_buffer;
 
 pub use connections::{ConnectionLimits, Connections};
 pub use descriptors::connections_within_descriptors;

@@ -22,8 +22,6 @@ use super::connections::{Connections, Open};
 use super::listener::Listener;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
-use super::write_batching::batch_writes;
-use super::write_buffer::write_buffer;
 use crate::limits::Intake;
 use crate::net::{Plain, Stream, Transport};
 use crate::panics::restarting;
@@ -31,6 +29,7 @@ use crate::seldom::seldom;
 use crate::telemetry::Metrics;
 use crate::telemetry::clients::ClientName;
 use crate::tls::{Acceptor, client_common_name};
+use crate::write_batching::{batch_responses, write_buffer};
 
 /// Receive window of one stream, in bytes.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
@@ -210,12 +209,12 @@ async fn serve_connection<N, H, F, B, E>(
         }
     });
     let closed = tokio::select! {
-        closed = batch_writes(connection.as_mut(), &buffer) => closed,
+        closed = batch_responses(connection.as_mut(), &buffer) => closed,
         closing = closing => {
             if closing != Closing::Flood {
                 connection.as_mut().graceful_shutdown();
             }
-            let rest = batch_writes(connection.as_mut(), &buffer);
+            let rest = batch_responses(connection.as_mut(), &buffer);
             match closing {
                 Closing::Stop => rest.await,
                 Closing::Age | Closing::Flood => within_farewell(rest).await,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -24,6 +24,7 @@ use crate::etcdserverpb::{StatusRequest, StatusResponse};
 use crate::instance;
 use crate::net::Url;
 use crate::tls::{Connector, Protocol};
+use crate::write_batching::{RequestBatching, write_buffer};
 
 /// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
 /// and idle ones that ping at all.
@@ -127,7 +128,8 @@ impl Connection {
                         source,
                     }
                 })?;
-                let (sender, driver) = http2::Builder::new(TokioExecutor::new())
+                let (stream, buffer) = write_buffer(stream);
+                let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
                     .timer(TokioTimer::new())
                     .initial_stream_window_size(windows.stream)
                     // Only stream windows limit the data in flight: a stream that is not read must not stop the others.

@@ -1,4 +1,4 @@
-//! Write batching: responses that become ready together are sent in one write.
+//! Responses that become ready together are sent in one write.
 //!
 //! Each call's task wakes its connection's task when its response is ready, and the scheduler runs the task woken last first:
 //! a quorum check that completes 64 reads would cause 64 writes to the socket, each a system call and a wake-up of the client.
@@ -8,30 +8,30 @@ use std::task::{Context, Poll};
 
 use tokio::io::AsyncWrite;
 
-use super::write_buffer::WriteBuffer;
+use super::buffer::WriteBuffer;
 
 /// Polls `connection` one scheduler turn after it is woken, when the tasks that were ready before it have run, and then
 /// writes what it has put into `buffer`.
-pub(super) fn batch_writes<'a, F: Future, S: AsyncWrite + Unpin>(
+pub fn batch_responses<'a, F: Future, S: AsyncWrite + Unpin>(
     connection: Pin<&'a mut F>,
     buffer: &'a WriteBuffer<S>,
-) -> BatchWrites<'a, F, S> {
-    BatchWrites {
+) -> BatchResponses<'a, F, S> {
+    BatchResponses {
         connection,
         buffer,
         waited: false,
     }
 }
 
-/// The future of [`batch_writes`].
-pub(super) struct BatchWrites<'a, F, S> {
+/// The future of [`batch_responses`].
+pub struct BatchResponses<'a, F, S> {
     connection: Pin<&'a mut F>,
     buffer: &'a WriteBuffer<S>,
     /// One scheduler turn was skipped since the last poll of `connection`.
     waited: bool,
 }
 
-impl<F: Future, S: AsyncWrite + Unpin> Future for BatchWrites<'_, F, S> {
+impl<F: Future, S: AsyncWrite + Unpin> Future for BatchResponses<'_, F, S> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {

@@ -35,14 +35,14 @@ struct Shared<S> {
 
 /// The connection's side: a stream that collects small writes during a poll of the connection.
 #[derive(Debug)]
-pub(super) struct Collecting<S>(Arc<Mutex<Shared<S>>>);
+pub struct Collecting<S>(Arc<Mutex<Shared<S>>>);
 
 /// The other side: what was collected.
 #[derive(Debug)]
-pub(super) struct WriteBuffer<S>(Arc<Mutex<Shared<S>>>);
+pub struct WriteBuffer<S>(Arc<Mutex<Shared<S>>>);
 
 /// A stream with a write buffer, and the buffer.
-pub(super) fn write_buffer<S>(stream: S) -> (Collecting<S>, WriteBuffer<S>) {
+pub fn write_buffer<S>(stream: S) -> (Collecting<S>, WriteBuffer<S>) {
     let shared = Arc::new(Mutex::new(Shared {
         stream,
         collected: Vec::new(),
@@ -54,6 +54,11 @@ pub(super) fn write_buffer<S>(stream: S) -> (Collecting<S>, WriteBuffer<S>) {
 }
 
 impl<S: AsyncWrite + Unpin> WriteBuffer<S> {
+    /// Whether something was collected that was not written.
+    pub(super) fn has_collected(&self) -> bool {
+        !self.0.lock().is_empty()
+    }
+
     /// Begins to collect.
     pub(super) fn collect(&self) {
         self.0.lock().collects = true;
