@@ -9,6 +9,10 @@ use super::wire::{LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint};
 /// Limit from which on a query over many keys counts as large.
 const LARGE_LIMIT: i64 = 1000;
 
+/// Wire types of the groups of earlier versions of protobuf, which may be in an unknown field.
+const GROUP_START: u64 = 3;
+const GROUP_END: u64 = 4;
+
 /// etcd's RangeRequest. An absent field is zero or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RangeQuery {
@@ -135,6 +139,8 @@ impl SortTarget {
 /// where [`RangeQuery::decode`] rejects the message. False for messages that etcd refuses anyway, or without a key.
 pub fn names_unknown_sort_target(message: &[u8]) -> bool {
     let (mut target, mut has_key, mut at) = (0_u64, false, 0);
+    // Groups that have begun: etcd skips them, and what is in them.
+    let mut groups = 0_u32;
     while at < message.len() {
         let Some(tag) = lenient_varint(message, &mut at) else {
             return false;
@@ -144,7 +150,7 @@ pub fn names_unknown_sort_target(message: &[u8]) -> bool {
                 let Some(number) = lenient_varint(message, &mut at) else {
                     return false;
                 };
-                if tag >> 3 == 6 {
+                if tag >> 3 == 6 && groups == 0 {
                     target = number;
                 }
                 0
@@ -153,15 +159,21 @@ pub fn names_unknown_sort_target(message: &[u8]) -> bool {
                 let Some(length) = lenient_varint(message, &mut at) else {
                     return false;
                 };
-                if tag >> 3 == 1 {
+                if tag >> 3 == 1 && groups == 0 {
                     has_key = length > 0;
                 }
                 length
             }
             1 => 8,
             5 => 4,
-            // Groups: etcd skips them, and what is in them.
-            3 | 4 => 0,
+            GROUP_START => {
+                groups += 1;
+                0
+            }
+            GROUP_END if groups > 0 => {
+                groups -= 1;
+                0
+            }
             _ => return false,
         };
         at = match usize::try_from(length)
@@ -177,7 +189,7 @@ pub fn names_unknown_sort_target(message: &[u8]) -> bool {
         reason = "protobuf truncates an int32 on the wire to its low 32 bits"
     )]
     let number = target as i32;
-    has_key && SortTarget::from_number(number).is_none()
+    groups == 0 && has_key && SortTarget::from_number(number).is_none()
 }
 
 impl RangeQuery {

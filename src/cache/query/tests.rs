@@ -122,6 +122,21 @@ fn ambiguous_messages_are_rejected() {
 }
 
 #[test]
+fn unknown_sort_target_is_found_around_groups_that_etcd_skips() {
+    let key = b"\x0a\x01a";
+    for unknown in [
+        &b"\x30\x09\x7b\x30\x01\x7c"[..],
+        b"\x7b\x7b\x30\x01\x7c\x30\x01\x7c\x30\x09",
+        b"\x30\x09\x7b\x0a\x00\x7c",
+    ] {
+        assert!(names_unknown_sort_target(&[key, unknown].concat()), "{unknown:?}");
+    }
+    for other in [&b"\x30\x01\x7b\x30\x09\x7c"[..], b"\x30\x09\x7b", b"\x30\x09\x7c"] {
+        assert!(!names_unknown_sort_target(&[key, other].concat()), "{other:?}");
+    }
+}
+
+#[test]
 fn numbers_are_truncated_like_in_protobuf() {
     // 2^32 + 2 as an enum is 2; any number but 0 as a bool is true.
     let query = decode(&[0x28, 0x82, 0x80, 0x80, 0x80, 0x10, 0x38, 0x02]).unwrap();
