@@ -21,7 +21,9 @@ SBOM_TARGET ?= x86_64-unknown-linux-gnu
 # Each folder of tests/tools is a Go module that builds the tool of that name: from its own main.go, or from the main
 # package that its go.mod names as a tool.
 ALL_TOOLS := $(sort $(patsubst tests/tools/%/go.mod,%,$(wildcard tests/tools/*/go.mod)))
-ETCD_TOOLS := $(filter etcd%,$(ALL_TOOLS))
+# Other etcds than the supported ones: a newer one, one below the version gate, and one without etcd's storage.
+OTHER_ETCDS := etcd-3.8 etcd-3.5.12 kine
+ETCD_TOOLS := $(filter-out $(OTHER_ETCDS),$(filter etcd%,$(ALL_TOOLS)))
 
 .PHONY: help
 help: ## Show this text
@@ -101,6 +103,37 @@ watch-soak: $(TOOLS_DIR)/etcd-3.7 rust-present ## Check that every watcher gets 
 .PHONY: abuse
 abuse: $(TOOLS_DIR)/etcd-3.7 rust-present ## Misbehave in every known way next to an honest client; options: SECONDS=10 BEHAVIOURS=ping-flood
 	SECONDS='$(SECONDS)' BEHAVIOURS='$(BEHAVIOURS)' $(CARGO) bench --locked --bench abuse -- $(ABUSE_ARGS)
+
+# cargo-fuzz needs options of the compiler that are not stable, which RUSTC_BOOTSTRAP permits; no sanitizer, because the
+# library has no unsafe code.
+FUZZ_TARGETS = $(or $(TARGET),$(sort $(basename $(notdir $(wildcard fuzz/targets/*.rs)))))
+FUZZ_OPTIONS := --fuzz-dir fuzz --target-dir target/fuzz --sanitizer none
+cargo_fuzz = RUSTC_BOOTSTRAP=1 $(TOOLS_DIR)/cargo/bin/cargo-fuzz
+
+.PHONY: fuzz
+fuzz: $(TOOLS_DIR)/cargo/bin/cargo-fuzz rust-present ## Fuzz by coverage, each target in turn; options: TARGET=tree FUZZ_SECONDS=600
+	@$(timed) 'build the fuzz targets' $(cargo_fuzz) build $(FUZZ_OPTIONS)
+	@for target in $(FUZZ_TARGETS); do \
+	  mkdir -p target/fuzz/corpus/$$target; \
+	  $(timed) "fuzz $$target" $(cargo_fuzz) run $(FUZZ_OPTIONS) $$target target/fuzz/corpus/$$target fuzz/corpus/$$target -- \
+	    -max_total_time=$(or $(FUZZ_SECONDS),600) -max_len=2048 -timeout=20 -print_final_stats=1 -verbosity=1; \
+	done
+
+# Edges alone: without counters one input for each of them is kept.
+.PHONY: fuzz-corpus
+fuzz-corpus: $(TOOLS_DIR)/cargo/bin/cargo-fuzz rust-present ## Add what `make fuzz` has found to the committed corpora, and minimize them; TARGET=tree selects
+	@for target in $(FUZZ_TARGETS); do \
+	  cp -n target/fuzz/corpus/$$target/* fuzz/corpus/$$target/; \
+	  $(cargo_fuzz) cmin $(FUZZ_OPTIONS) $$target fuzz/corpus/$$target -- -use_counters=0 -set_cover_merge=1 -max_len=2048; \
+	done
+
+$(TOOLS_DIR)/cargo/bin/cargo-fuzz:
+	$(CARGO) install cargo-fuzz --version '^0.13' --locked --root $(TOOLS_DIR)/cargo
+
+# Not part of `make test`: other servers than those that are supported. The other suites run on 3.7, 3.6 and 3.5.
+.PHONY: test-other-etcds
+test-other-etcds: $(addprefix $(TOOLS_DIR)/,$(OTHER_ETCDS) etcd-3.7 etcd-3.6 etcd-3.5 etcdctl) rust-present ## Compare rangecache with etcd 3.8, with 3.5.12 (too old) and with Kine, which is no etcd
+	$(CARGO) test --locked --test contract -- --ignored
 
 # Not part of `make test`: Helm and promtool take minutes to build the first time.
 .PHONY: chart-test

@@ -153,9 +153,9 @@ pub fn explain_reason(reason: Reason) -> Explanation {
         ),
         Reason::VersionUnknown => (
             "version not known",
-            "No member has reported its version yet.",
+            "No member has reported its version yet, or the server is not etcd.",
             "If this lasts, check whether members respond: etcdctl endpoint status. A proxy in front of etcd must let \
-             Maintenance.Status through.",
+             Maintenance.Status through. A server without a cluster id, such as Kine, is not etcd: remove rangecache there.",
         ),
         Reason::Auth => (
             "auth",

@@ -78,6 +78,9 @@ pub(super) enum LoadError {
     /// A response without a header or revision.
     #[error("etcd's response carries no revision")]
     NoRevision,
+    /// A server with etcd's interface that is not etcd.
+    #[error("the server has no cluster id, so it is not etcd")]
+    NotEtcd,
     /// No endpoint could be connected to.
     #[error(transparent)]
     Connect(#[from] ConnectError),
@@ -140,6 +143,9 @@ impl Load<'_> {
         let raft_index = connection.member_status().await?.raft_index;
         self.check_cluster(&connection)?;
         let pinned = current(&connection, &self.mirror.scope).await?;
+        if pinned.cluster_id == 0 {
+            return Err(LoadError::NotEtcd);
+        }
         if !before.note_cluster(pinned.cluster_id) {
             return Err(self.another_history(&before, pinned.revision));
         }

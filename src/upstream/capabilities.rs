@@ -59,6 +59,7 @@ impl NoRangeStream {
 pub(super) struct ServerCapabilities {
     version: Mutex<Option<Version>>,
     lacks_range_stream: AtomicBool,
+    is_emulation: AtomicBool,
 }
 
 impl ServerCapabilities {
@@ -69,11 +70,23 @@ impl ServerCapabilities {
 
     /// Records the reported version; returns whether it changed.
     pub(super) fn record_version(&self, version: Version) -> bool {
+        self.is_emulation.store(false, Ordering::Relaxed);
         let is_new = self.version.lock().replace(version) != Some(version);
         if is_new {
             self.lacks_range_stream.store(false, Ordering::Relaxed);
         }
         is_new
+    }
+
+    /// Records that the server is not etcd, and so has no version of etcd's; returns whether that is new.
+    pub(super) fn record_emulation(&self) -> bool {
+        *self.version.lock() = None;
+        !self.is_emulation.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether the server is known not to be etcd.
+    pub(super) fn is_emulation(&self) -> bool {
+        self.is_emulation.load(Ordering::Relaxed)
     }
 
     /// Records that a connection was opened again: another server may be behind the endpoint.
@@ -176,6 +189,20 @@ mod tests {
         server.record_no_range_stream();
         server.record_version(Version::new(3, 7, 4));
         assert_eq!(server.no_range_stream(), None);
+    }
+
+    #[test]
+    fn emulation_has_no_version() {
+        let server = Arc::new(ServerCapabilities::default());
+        let lowest = LowestVersion::new(vec![Arc::clone(&server)]);
+        server.record_version(Version::new(3, 6, 11));
+        lowest.refresh();
+        assert_eq!(lowest.get(), Some(Version::new(3, 6, 11)));
+        assert!(server.record_emulation() && !server.record_emulation());
+        lowest.refresh();
+        assert_eq!((server.version(), lowest.get()), (None, None));
+        assert!(server.record_version(Version::new(3, 6, 11)), "etcd in its place");
+        assert!(server.record_emulation());
     }
 
     #[test]

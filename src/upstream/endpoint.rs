@@ -38,6 +38,15 @@ const UNANSWERED_CHECKS: u8 = 2;
 /// A connection that lived longer resets the pause.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(5);
 
+/// Whether the server has etcd's interface and is not etcd, whatever version it reports: a cluster's id is never 0. Nothing
+/// that etcd guarantees may be concluded from it. Kine is one: it leaves fields out, and reads ranges in its own way.
+fn is_emulation(status: &StatusResponse) -> bool {
+    status
+        .header
+        .as_ref()
+        .is_some_and(|header| header.cluster_id == 0)
+}
+
 /// How a connection ended.
 enum Ended {
     /// It was lost, for this reason.
@@ -421,6 +430,14 @@ impl Endpoint {
     }
 
     fn record_version(&self, status: &StatusResponse, context: &ConnectionContext) {
+        if is_emulation(status) {
+            if self.server.record_emulation() {
+                tracing::warn!(endpoint = %self.url, version = status.version,
+                    "this server is not etcd: it has no cluster id. Forwarding everything to it");
+                context.lowest_version.refresh();
+            }
+            return;
+        }
         match status.version.parse::<Version>() {
             Ok(version) if self.server.record_version(version) => {
                 tracing::info!(endpoint = %self.url, %version, "etcd reported its version");
@@ -440,5 +457,30 @@ impl Endpoint {
             *silent = true;
         }
         *self.last_error.lock() = Some(error.to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::etcdserverpb::ResponseHeader;
+
+    #[test]
+    fn server_without_a_cluster_id_is_an_emulation() {
+        let status = |header| StatusResponse {
+            header,
+            version: "3.6.11".to_owned(),
+            ..StatusResponse::default()
+        };
+        let of_cluster = |cluster_id| {
+            Some(ResponseHeader {
+                cluster_id,
+                ..ResponseHeader::default()
+            })
+        };
+        assert!(is_emulation(&status(of_cluster(0))));
+        assert!(!is_emulation(&status(of_cluster(7))));
+        // Some tests' servers send no header at all.
+        assert!(!is_emulation(&status(None)));
     }
 }

@@ -306,6 +306,14 @@ impl Upstream {
         self.context.lowest_version.get()
     }
 
+    /// Whether an endpoint leads to a server with etcd's interface that is not etcd.
+    #[must_use]
+    pub fn is_emulation(&self) -> bool {
+        self.endpoints
+            .iter()
+            .any(|endpoint| endpoint.server.is_emulation())
+    }
+
     /// Changes whenever [`Upstream::lowest_version`] does.
     #[must_use]
     pub fn version_changes(&self) -> watch::Receiver<()> {

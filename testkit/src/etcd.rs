@@ -15,20 +15,27 @@ use crate::pb::{Empty, MemberAddRequest, MemberAddResponse, RangeRequest, Snapsh
 use crate::process::{Process, tool};
 use crate::wait::{SOON, until};
 
-/// Versions of etcd that rangecache supports, each by its newest patch release.
+/// Versions of etcd that rangecache supports, each by its newest patch release, and two others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
+    /// The last one below the gate of progress notifications. Only `make test-other-etcds` builds it.
+    V3_5_12,
     V3_5,
     V3_6,
     V3_7,
+    /// Not released yet. Only `make test-other-etcds` builds it.
+    V3_8,
 }
 
 impl Version {
-    fn binary(self) -> PathBuf {
+    /// Path of the server.
+    pub fn binary(self) -> PathBuf {
         tool(match self {
+            Self::V3_5_12 => "etcd-3.5.12",
             Self::V3_5 => "etcd-3.5",
             Self::V3_6 => "etcd-3.6",
             Self::V3_7 => "etcd-3.7",
+            Self::V3_8 => "etcd-3.8",
         })
     }
 }

@@ -12,6 +12,7 @@
 //! | [`fault_link`] | a TCP link that fails on command |
 //! | [`relay`] | a member behind a relay that changes what it says |
 //! | [`roles`] | users, roles, permissions and tokens |
+//! | [`kine`] | Kine, a server with etcd's interface that is not etcd |
 //! | [`recovery`] | the check that responses come from memory again after a fault |
 //! | [`register`] | keys that change together, and checks of what readers see of them |
 //! | [`shapes`] | Range requests of every shape, and a store to send them to |
@@ -27,6 +28,7 @@ pub mod etcd;
 pub mod fault_link;
 pub mod grpc;
 pub mod http;
+pub mod kine;
 pub mod kv;
 pub mod metrics;
 pub mod pb;

@@ -29,7 +29,7 @@ use tokio_util::either::Either;
 use crate::etcd::{Version, free_port};
 use crate::grpc::Client;
 use crate::http;
-use crate::process::{Process, tool};
+use crate::process::Process;
 use crate::wait::{SOON, until};
 
 type AnyError = Box<dyn Error + Send + Sync>;
@@ -355,11 +355,7 @@ impl SecureEtcd {
             &url
         };
         let peer = format!("http://127.0.0.1:{}", free_port());
-        let mut command = Command::new(tool(match version {
-            Version::V3_5 => "etcd-3.5",
-            Version::V3_6 => "etcd-3.6",
-            Version::V3_7 => "etcd-3.7",
-        }));
+        let mut command = Command::new(version.binary());
         command
             .args(["--name", "alone", "--log-level", "warn", "--unsafe-no-fsync"])
             .arg("--data-dir")

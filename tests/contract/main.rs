@@ -26,6 +26,7 @@ mod gateway_watch;
 mod identities;
 mod members;
 mod oracle;
+mod other_etcds;
 mod pages;
 mod streams;
 mod transparent;

@@ -130,6 +130,12 @@ async fn live_responses_of_watches_equal_etcds_byte_for_byte_3_7() {
 }
 
 #[tokio::test]
+#[ignore = "make test-other-etcds"]
+async fn live_responses_of_watches_equal_etcds_byte_for_byte_3_8() {
+    live_responses_equal_etcds(Version::V3_8).await;
+}
+
+#[tokio::test]
 async fn live_responses_of_watches_equal_etcds_byte_for_byte_3_6() {
     live_responses_equal_etcds(Version::V3_6).await;
 }

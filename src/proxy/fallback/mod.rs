@@ -493,7 +493,8 @@ impl Fallback {
         scope: Option<&ShareScope>,
         account: &ClientAccount,
     ) -> Option<Converted> {
-        if !query.is_streamable() {
+        // Only of etcd is it known that both return the same.
+        if !query.is_streamable() || self.forward.upstream.is_emulation() {
             return None;
         }
         if self.too_large.contains(framed) {

@@ -66,7 +66,7 @@ async fn streams_are_etcds(version: Version, flags: &[(&str, &str)], from: From)
             assert_eq!(reply, expected, "{shape:?}");
             continue;
         }
-        if version == Version::V3_7 && !is_not_etcds(shape) && from != From::Pages {
+        if version >= Version::V3_7 && !is_not_etcds(shape) && from != From::Pages {
             let expected = direct.stream_raw(shape).await.expect("etcd answers");
             assert_eq!(reply, expected, "{shape:?}");
             byte_for_byte += 1;
@@ -153,4 +153,16 @@ async fn streams_from_pages_equal_unary_responses_3_5() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_from_pages_equal_unary_responses_3_7() {
     streams_are_etcds(Version::V3_7, NEVER_STREAMED, From::Pages).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "make test-other-etcds"]
+async fn streams_from_memory_equal_etcds_3_8() {
+    streams_are_etcds(Version::V3_8, &[], From::Memory).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "make test-other-etcds"]
+async fn forwarded_streams_equal_etcds_3_8() {
+    streams_are_etcds(Version::V3_8, NOT_MIRRORED, From::EtcdsStream).await;
 }

@@ -4,6 +4,7 @@
 
 mod around;
 mod equal;
+mod etcdctl;
 mod mid_stream;
 mod negotiation;
 mod scripted;

@@ -217,6 +217,28 @@ func rangeStreamSection(t *tour) {
 			return t.rangeResponse(mergeStream(stream))
 		})
 	}
+	for _, get := range []struct {
+		name    string
+		key     string
+		options []clientv3.OpOption
+	}{
+		{"GetStream of a prefix", "tour/rs/", []clientv3.OpOption{clientv3.WithPrefix()}},
+		{"GetStream of a key", "tour/rs/007", nil},
+		{"GetStream with a limit", "tour/rs/", []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithLimit(25)}},
+		{"GetStream of keys only", "tour/rs/", []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly()}},
+		{"GetStream at a compacted revision", "tour/rs/", []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithRev(1)}},
+		{"GetStream sorted", "tour/rs/", []clientv3.OpOption{
+			clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByModRevision, clientv3.SortDescend)}},
+	} {
+		t.step(get.name, func(ctx context.Context) (string, error) {
+			stream, err := t.client.GetStream(ctx, get.key, get.options...)
+			if err != nil {
+				return "", err
+			}
+			response, err := clientv3.GetStreamToGetResponse(stream)
+			return t.rangeResponse((*pb.RangeResponse)(response), err)
+		})
+	}
 }
 
 // mergeStream merges the chunks to the unary response; their layout is no contract and is not printed.
