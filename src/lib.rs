@@ -39,6 +39,9 @@ pub mod diagnosis;
 pub mod diff;
 pub mod doctor;
 pub mod faults;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod grpc;
 pub mod instance;
 pub mod keyspace;

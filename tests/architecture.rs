@@ -60,7 +60,8 @@ fn is_for_tests(attributes: &[Attribute]) -> bool {
             return false;
         };
         let condition = list.tokens.to_string().replace(' ', "");
-        list.path.is_ident("cfg") && (condition == "test" || condition.starts_with("all(test"))
+        list.path.is_ident("cfg")
+            && (condition == "test" || condition.starts_with("all(test") || condition == "any(test,fuzzing)")
     })
 }
 
@@ -693,7 +694,7 @@ mod tests {
         let found = edges(&[
             (
                 "a.rs",
-                "#[cfg(test)]\nuse crate::b::One;\n#[cfg(test)]\nmod tests;\n#[cfg(test)]\nmod inline { use crate::b::One; }\n\
+                "#[cfg(test)]\nuse crate::b::One;\n#[cfg(test)]\nmod tests;\n#[cfg(any(test, fuzzing))]\nmod inline { use crate::b::One; }\n\
                  #[cfg(test)]\nfn f() { crate::b::g() }\nuse crate::c::Two;",
             ),
             ("a/tests.rs", "use crate::b::One;"),

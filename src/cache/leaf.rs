@@ -125,7 +125,7 @@ impl Leaf {
     }
 
     /// Whether every mark is that of its entry, which [`Leaf::find`] depends on.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn is_marked(&self) -> bool {
         self.entries
             .iter()

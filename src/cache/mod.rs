@@ -18,6 +18,8 @@
 //! | `chunks` | the same response as the chunks of a RangeStream |
 //! | `wire`, `memory` | protobuf's varints; the size of an allocation, rounding included |
 //!
+//! `fuzzing`, `testing` and the files named `model` are compiled for tests and fuzz targets only.
+//!
 //! This room imports `keyspace` only; `mirror`, `proxy` and `doctor` import it.
 
 #![cfg_attr(
@@ -34,6 +36,8 @@ mod chunks;
 mod entry;
 mod event;
 mod event_log;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod history;
 mod interval_tree;
 mod json;
@@ -45,7 +49,7 @@ mod query;
 mod rope;
 mod select;
 mod separator;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(crate) mod testing;
 mod tree;
 mod wire;

@@ -410,5 +410,7 @@ impl<'a> Top<'a> {
     }
 }
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod model;
 #[cfg(test)]
 mod tests;

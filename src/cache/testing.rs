@@ -1,9 +1,20 @@
-//! Helpers of tests: a KeyValue encoded by prost, entries made from it, and strategies for property tests.
+//! Helpers of tests and fuzz targets: a KeyValue encoded by prost, entries made from it, and strategies for property
+//! tests.
 
-use proptest::prelude::*;
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "compiled for tests and fuzz targets only"
+)]
+
+#[cfg(test)]
+mod strategies;
+
 use prost::Message as _;
 
 use super::Entry;
+#[cfg(test)]
+pub(super) use strategies::{key_value, number};
 
 /// etcd's KeyValue.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
@@ -68,39 +79,11 @@ impl From<&Entry> for KeyValue {
 }
 
 /// Key number `index`. Keys have the order of their numbers and long common prefixes; some are a prefix of the next.
+#[cfg(test)]
 pub(super) fn key(index: usize) -> Vec<u8> {
     let mut key = format!("/registry/pods/namespace-{:03}/pod-{:04}", index / 300, index / 2).into_bytes();
     if index % 2 == 1 {
         key.push(if index.is_multiple_of(3) { 0x00 } else { 0xff });
     }
     key
-}
-
-/// Values of all relevant sizes: empty, short, around the threshold of copying, and large enough to be cut.
-pub(super) fn value() -> impl Strategy<Value = Vec<u8>> {
-    prop_oneof![
-        3 => Just(0_usize),
-        8 => 1_usize..200,
-        2 => 900_usize..1200,
-        1 => 4000_usize..70_000,
-    ]
-    .prop_flat_map(|length| any::<u8>().prop_map(move |byte| vec![byte; length]))
-}
-
-/// Revisions, versions and leases whose varints have every length.
-pub(super) fn number() -> impl Strategy<Value = i64> {
-    (any::<i64>(), 0..63_u32).prop_map(|(number, shift)| (number >> shift).saturating_abs())
-}
-
-prop_compose! {
-    pub(super) fn key_value()(
-        key in prop::collection::vec(any::<u8>(), 1..300),
-        create_revision in number(),
-        mod_revision in number(),
-        version in number(),
-        value in value(),
-        lease in prop_oneof![Just(0), any::<i64>()],
-    ) -> KeyValue {
-        KeyValue { key, create_revision, mod_revision, version, value, lease }
-    }
 }

@@ -263,7 +263,7 @@ impl Tree {
         self.entry_bytes + self.ledger.node_bytes
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(super) fn root(&self) -> Option<&Node> {
         self.root.as_deref()
     }
@@ -408,5 +408,7 @@ fn walk<'a>(
     }
 }
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod model;
 #[cfg(test)]
 mod tests;

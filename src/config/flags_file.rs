@@ -99,7 +99,7 @@ impl FlagsFile {
         FlagsFile::parse(path, &text)
     }
 
-    fn parse(path: &Path, text: &str) -> Result<FlagsFile, FlagsFileError> {
+    pub(super) fn parse(path: &Path, text: &str) -> Result<FlagsFile, FlagsFileError> {
         let known = Config::command();
         // It would name another file with other flags.
         let known: BTreeSet<&str> = known

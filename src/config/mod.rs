@@ -27,6 +27,8 @@ mod file;
 mod flags;
 mod flags_file;
 mod forward;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod limits;
 mod listen;
 mod live;

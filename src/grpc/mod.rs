@@ -6,6 +6,8 @@
 mod bounds;
 mod event_scan;
 pub mod frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod header_scan;
 pub mod metadata;
 pub mod method;

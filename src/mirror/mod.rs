@@ -39,6 +39,8 @@ mod feed;
 mod feed_end;
 mod feed_member;
 pub mod freshness;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod held_views;
 mod history;
 mod history_check;

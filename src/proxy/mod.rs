@@ -30,6 +30,8 @@ mod access;
 mod caller;
 mod fallback;
 mod forward;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod gateway;
 mod handles;
 mod idle;

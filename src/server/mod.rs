@@ -17,6 +17,8 @@
 mod connections;
 mod control_frames;
 mod descriptors;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod listener;
 mod pace;
 mod preface;

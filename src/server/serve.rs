@@ -306,5 +306,7 @@ fn server(config: &ServeConfig) -> auto::Builder<Tracked> {
     server
 }
 
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 #[cfg(test)]
 mod tests;

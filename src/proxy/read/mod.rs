@@ -20,6 +20,8 @@ mod authorize;
 mod body;
 mod decide;
 mod fetch;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod json;
 mod past;
 mod plan;

@@ -27,6 +27,8 @@
 
 mod etcd_stream;
 mod first;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod handover;
 mod json;
 mod message;

@@ -3,6 +3,8 @@
 //! White space in etcd's text depends on its executable, so that the first requests are forwarded, and the layout is taken
 //! from the response. A request that is not understood is forwarded as it is.
 
+#[cfg(any(test, fuzzing))]
+pub(in crate::proxy) mod fuzzing;
 mod request;
 
 use std::sync::Arc;

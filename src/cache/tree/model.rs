@@ -1,0 +1,130 @@
+//! Checks of a whole tree against an ordered map: for property tests and fuzz targets.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+
+use super::{Node, Summary, Tree};
+use crate::cache::leaf::{LEAF_MAX, LEAF_MIN};
+use crate::cache::node::{Body, INNER_MAX, INNER_MIN};
+use crate::cache::testing::KeyValue;
+
+/// The keys of a tree.
+pub(in crate::cache) type Model = BTreeMap<Vec<u8>, KeyValue>;
+
+/// Totals of a subtree whose shape has been checked.
+pub(super) struct Checked {
+    depth: usize,
+    summary: Summary,
+    node_bytes: u64,
+    keys: Vec<Vec<u8>>,
+}
+
+/// Checks the shape of a subtree, its totals and the order of its keys.
+pub(super) fn check_node(node: &Node, is_root: bool) -> Checked {
+    match &node.body {
+        Body::Leaf(entries) => {
+            let least = if is_root { 1 } else { LEAF_MIN };
+            assert!(entries.is_marked(), "marks belong to their entries");
+            assert!(
+                (least..=LEAF_MAX).contains(&entries.len()),
+                "a leaf of {}",
+                entries.len()
+            );
+            let keys: Vec<_> = entries.iter().map(|entry| entry.key().to_vec()).collect();
+            assert!(
+                keys.is_sorted_by(|left, right| left < right),
+                "keys of a leaf in order"
+            );
+            let mut summary = Summary::default();
+            for entry in entries.iter() {
+                summary.count += 1;
+                summary.encoded_bytes += KeyValue::from(entry).field().len() as u64;
+                let keys_only = KeyValue {
+                    value: Vec::new(),
+                    lease: 0,
+                    ..KeyValue::from(entry)
+                }
+                .field()
+                .len() as u64;
+                let leased = KeyValue {
+                    value: Vec::new(),
+                    ..KeyValue::from(entry)
+                }
+                .field()
+                .len() as u64;
+                summary.keys_only_bytes += keys_only;
+                summary.lease_bytes += leased - keys_only;
+            }
+            Checked {
+                depth: 1,
+                summary,
+                node_bytes: node.memory_bytes(),
+                keys,
+            }
+        }
+        Body::Inner(inner) => {
+            let least = if is_root { 2 } else { INNER_MIN };
+            assert!(
+                (least..=INNER_MAX).contains(&inner.slots.len()),
+                "an inner node of {}",
+                inner.slots.len()
+            );
+            assert_eq!(inner.separators.len() + 1, inner.slots.len());
+            let mut all = Checked {
+                depth: 0,
+                summary: Summary::default(),
+                node_bytes: node.memory_bytes(),
+                keys: Vec::new(),
+            };
+            for (index, slot) in inner.slots.iter().enumerate() {
+                let below = check_node(&slot.node, false);
+                assert_eq!(
+                    below.summary, slot.summary,
+                    "a slot has the totals of its subtree"
+                );
+                if let Some(before) = index.checked_sub(1) {
+                    assert_eq!(below.depth, all.depth, "all leaves at one depth");
+                    let separator = inner.separators.get(before);
+                    assert!(all.keys.last().is_some_and(|last| last.as_slice() < separator));
+                    assert!(
+                        below
+                            .keys
+                            .first()
+                            .is_some_and(|first| separator <= first.as_slice())
+                    );
+                }
+                all.depth = below.depth;
+                all.summary += below.summary;
+                all.node_bytes += below.node_bytes;
+                all.keys.extend(below.keys);
+            }
+            all.depth += 1;
+            all
+        }
+    }
+}
+
+/// Checks the tree against the model, down to the bytes that it counts.
+pub(in crate::cache) fn check(tree: &Tree, model: &Model) {
+    let mut walked = Vec::new();
+    tree.for_each_from(0, |entry| {
+        walked.push(KeyValue::from(entry));
+        ControlFlow::Continue(())
+    });
+    assert!(
+        walked.iter().eq(model.values()),
+        "the tree holds what the model holds"
+    );
+    assert_eq!(tree.len(), model.len() as u64);
+    assert_eq!(tree.is_empty(), model.is_empty());
+    let Some(root) = tree.root() else {
+        assert!(model.is_empty());
+        assert_eq!((tree.summary(), tree.memory_bytes()), (Summary::default(), 0));
+        return;
+    };
+    let checked = check_node(root, true);
+    assert_eq!(tree.summary(), checked.summary);
+    assert_eq!(tree.ledger.node_bytes, checked.node_bytes, "bytes of nodes");
+    let entry_bytes: u64 = model.values().map(|kv| kv.entry().memory_bytes()).sum();
+    assert_eq!(tree.entry_bytes, entry_bytes, "bytes of entries");
+}
