@@ -54,7 +54,9 @@ struct Relayed {
     create: Create,
     /// The client has everything up to this revision from memory.
     fence: i64,
-    /// Revision in the header of `created` if it began then: events up to it are not the watcher's. Otherwise 0.
+    /// Lowest revision of a barrier. If the watcher began with its `created`, the revision in its header: events up to it
+    /// are not the watcher's. If it began before, the next one as long as a response to an earlier progress request may
+    /// still come: etcd sends that in its own time, and has not seen the watcher's events by then. Otherwise 0.
     since: i64,
     /// Memory served it before.
     is_from_memory: bool,
@@ -76,6 +78,8 @@ pub(super) struct Relay {
     cancels: BTreeSet<i64>,
     /// Progress requests of the client without a response.
     owed_progress: u32,
+    /// Progress requests without a response, the client's and those of returns. etcd does not answer all of them.
+    unanswered_progress: u32,
     /// Revision of the highest first event of a response that the client got.
     seen: i64,
     /// Progress below this is older than what the client has.
@@ -105,6 +109,7 @@ impl Relay {
             fragment: None,
             cancels: BTreeSet::new(),
             owed_progress: 0,
+            unanswered_progress: 0,
             seen: 0,
             fence: shown,
             awaits_barrier: false,
@@ -170,6 +175,7 @@ impl Relay {
             }
             WatchRequest::Progress => {
                 self.owed_progress = self.owed_progress.saturating_add(1);
+                self.unanswered_progress = self.unanswered_progress.saturating_add(1);
                 None
             }
             WatchRequest::Cancel(id) => {
@@ -222,10 +228,10 @@ impl Relay {
                     if id != Some(head.watch_id) {
                         return Verdict::End;
                     }
-                    let since = if create.start_revision == 0 {
-                        head.revision
-                    } else {
-                        0
+                    let since = match create.start_revision {
+                        0 => head.revision,
+                        start if start <= head.revision && self.unanswered_progress > 0 => head.revision + 1,
+                        _ => 0,
                     };
                     let relayed = Relayed {
                         create,
@@ -281,6 +287,7 @@ impl Relay {
         // Of a request that was sent in order to return, or of one that the client is owed.
         let is_owed = self.owed_progress > 0 || self.is_pinned;
         self.owed_progress = self.owed_progress.saturating_sub(1);
+        self.unanswered_progress = self.unanswered_progress.saturating_sub(1);
         if head.revision < fence || !self.has_continued() {
             return Verdict::Drop;
         }

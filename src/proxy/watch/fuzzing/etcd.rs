@@ -156,7 +156,10 @@ impl Etcd {
             let id = response.head.watch_id;
             if response.head.canceled {
                 self.announced.remove(&id);
+                // Of a later watcher with this id there are none: its create follows this response.
                 self.early.retain(|early| early.head.watch_id != id);
+                self.events
+                    .retain(|event| id == NO_WATCHER || event.head.watch_id != id);
                 return vec![response];
             }
             self.announced.insert(id);

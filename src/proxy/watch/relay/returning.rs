@@ -35,6 +35,13 @@ impl Relay {
     /// barrier, or [`Relay::stay`].
     pub(in crate::proxy::watch) fn await_barrier(&mut self) {
         self.awaits_barrier = true;
+        if self.unanswered_progress == 0 {
+            // The next response is that of this request, which etcd gets behind every create.
+            let began_before = |watcher: &&mut Relayed| watcher.create.start_revision != 0;
+            let watchers = self.watchers.values_mut().filter(began_before);
+            watchers.for_each(|watcher| watcher.since = 0);
+        }
+        self.unanswered_progress = self.unanswered_progress.saturating_add(1);
     }
 
     /// Gives up the return; a response that still comes is dropped unless the client is owed one.

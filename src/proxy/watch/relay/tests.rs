@@ -289,6 +289,37 @@ fn barrier_is_not_older_than_a_watcher_or_an_event() {
 }
 
 #[test]
+fn barrier_is_not_a_response_to_a_request_before_a_watcher_of_the_past() {
+    let mut relay = relay();
+    relay.request(&WatchRequest::Progress);
+    relay.request(&WatchRequest::Create(create(0, 30)));
+    let of_70 = Head {
+        revision: 70,
+        ..created(1)
+    };
+    assert_eq!(relay.response(&of_70), Verdict::Pass, "it overtakes the progress");
+    relay.await_barrier();
+    assert_eq!(
+        relay.response(&progress(70)),
+        Verdict::Pass,
+        "watcher 1 has nothing yet"
+    );
+    assert_eq!(relay.response(&events(1, 30)), Verdict::Pass);
+    assert_eq!(
+        relay.response(&progress(70)),
+        Verdict::Drop,
+        "it may be of either request"
+    );
+    relay.stay();
+    relay.await_barrier();
+    let barrier = relay.response(&progress(70));
+    assert!(
+        matches!(barrier, Verdict::Barrier { revision: 70, .. }),
+        "{barrier:?}"
+    );
+}
+
+#[test]
 fn stream_does_not_return_before_a_cancel_is_answered() {
     let mut relay = relay();
     relay.request(&WatchRequest::Cancel(7));
