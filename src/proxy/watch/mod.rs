@@ -104,7 +104,8 @@ pub(super) async fn watch(
     };
     let first = first_create(&stream, &mut requests, access.as_deref_mut()).await;
     if let Err(Declined::For(reason)) = &first
-        && !is_passing(*reason)
+        // A server that is not etcd has watcher ids of its own.
+        && (!is_passing(*reason) || proxy.forward.upstream.is_emulation())
     {
         return forward(client, parts, requests, *reason, (trace, access)).await;
     }
