@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::chance::Chance;
 use crate::known::{Begin, Known, is_unavailable};
 use crate::kv::{COMPACT, DELETE, MOD_REVISION};
+use crate::members::From;
 use crate::trace::Trace;
 
 /// Prefix of all keys.
@@ -42,6 +43,8 @@ pub struct Caller {
     pub name: String,
     /// Servers: the next one after each failure.
     pub servers: Vec<String>,
+    /// Whether it calls rangecache or members.
+    pub from: From,
     pub known: Arc<Known>,
     pub trace: Trace,
     pub chance: Chance,
@@ -112,7 +115,7 @@ impl Caller {
         }
         request.serializable = chance.one_in(6);
         if chance.one_in(5) {
-            let newest = self.known.begin().floor.revision;
+            let newest = self.known.begin(self.from).floor.revision;
             request.revision = (newest + chance.within(-40..4)).max(1);
         }
         request
@@ -120,7 +123,7 @@ impl Caller {
 
     async fn read(&self, client: &Client, label: &str) {
         let request = self.request();
-        let begin = self.known.begin();
+        let begin = self.known.begin(self.from);
         self.trace.line(format!("{label}: {request:?}"));
         let result = client.range(&request).await;
         self.end_read(label, &begin, &request, result);
@@ -129,7 +132,7 @@ impl Caller {
     async fn stream(&self, client: &Client, label: &str) {
         let mut request = RangeRequest::prefix(PREFIX);
         request.serializable = self.chance.one_in(6);
-        let begin = self.known.begin();
+        let begin = self.known.begin(self.from);
         self.trace.line(format!("{label}: stream of {request:?}"));
         let mut stream = client.server_stream(RANGE_STREAM, &request);
         let mut whole = RangeResponse::default();
@@ -174,7 +177,7 @@ impl Caller {
             value: label.into(),
             lease: 0,
         };
-        let begin = self.known.begin();
+        let begin = self.known.begin(self.from);
         self.trace
             .line(format!("{label}: put {}", put.key.escape_ascii()));
         let result = client.unary::<PutResponse>(PUT, &put).await;
@@ -186,7 +189,7 @@ impl Caller {
             key: key(self.chance.below(KEYS)).into(),
             range_end: Vec::new(),
         };
-        let begin = self.known.begin();
+        let begin = self.known.begin(self.from);
         self.trace
             .line(format!("{label}: delete {}", delete.key.escape_ascii()));
         let result = client.unary::<DeleteRangeResponse>(DELETE, &delete).await;
@@ -210,7 +213,7 @@ impl Caller {
                 ..Compare::default()
             });
         }
-        let begin = self.known.begin();
+        let begin = self.known.begin(self.from);
         self.trace
             .line(format!("{label}: transaction of {}", txn.success.len()));
         let result = client.unary::<TxnResponse>(TXN, &txn).await;
@@ -234,7 +237,7 @@ impl Caller {
     }
 
     async fn compact(&self, client: &Client, label: &str) {
-        let begin = self.known.begin();
+        let begin = self.known.begin(self.from);
         let revision = begin.floor.revision - self.chance.within(0..30);
         if revision < 2 {
             return;

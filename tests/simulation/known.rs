@@ -2,6 +2,7 @@
 //! model's own state at its revision, and its revision with those in the responses that came before its request.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use testkit::grpc::Status;
@@ -9,6 +10,7 @@ use testkit::pb::{RangeRequest, RangeResponse};
 
 use crate::cluster::Cluster;
 use crate::kv::OUT_OF_RANGE;
+use crate::members::From;
 use crate::store::History;
 
 /// What responses have shown of one history.
@@ -18,6 +20,8 @@ pub struct Floor {
     pub revision: i64,
     /// Highest revision up to which a compaction was acknowledged or seen.
     pub compacted: i64,
+    /// Highest revision in any response through rangecache.
+    pub shown: i64,
 }
 
 /// State at the begin of a call.
@@ -26,6 +30,16 @@ pub struct Begin {
     /// Number of the history.
     number: usize,
     pub floor: Floor,
+    from: From,
+    /// Reads that rangecache had sent to members.
+    reads: usize,
+}
+
+impl Begin {
+    /// Whether no history has been replaced.
+    pub fn is_of_first_history(&self) -> bool {
+        self.number == 1
+    }
 }
 
 /// What clients know; see the module.
@@ -45,14 +59,16 @@ impl Known {
         })
     }
 
-    /// Begins a call.
-    pub fn begin(&self) -> Begin {
+    /// Begins a call; `from` is [`From::Rangecache`] if it goes through that.
+    pub fn begin(&self, from: From) -> Begin {
         let number = self.cluster.look(|state| state.histories.len());
         let mut floors = self.floors.lock();
         floors.resize(number, Floor::default());
         Begin {
             number,
             floor: floors[number - 1],
+            from,
+            reads: self.cluster.reads.load(Ordering::Relaxed),
         }
     }
 
@@ -72,6 +88,9 @@ impl Known {
             let floor = &mut self.floors.lock()[begin.number - 1];
             floor.revision = floor.revision.max(revision);
             floor.compacted = floor.compacted.max(compacted);
+            if begin.from == From::Rangecache {
+                floor.shown = floor.shown.max(revision);
+            }
         }
     }
 
@@ -88,25 +107,41 @@ impl Known {
 
     /// Judges a response to a read. Near the end of a history it may be of either.
     pub fn judge_read(&self, begin: &Begin, request: &RangeRequest, response: &RangeResponse) {
-        // A local read of one member may show the history before.
-        let first = begin.number - usize::from(request.serializable && begin.number > 1);
-        let verdict = self.cluster.look(|state| {
-            let possible = &state.histories[first - 1..];
-            let mut verdicts = possible.iter().enumerate().map(|(at, history)| {
-                let is_same = first + at == begin.number;
-                let floor = if is_same { begin.floor } else { Floor::default() };
-                judge(history, floor, request, response)
-            });
-            let newest = verdicts.next_back().flatten();
-            if verdicts.any(|verdict| verdict.is_none()) {
-                None
-            } else {
-                newest
-            }
+        // Without a read at a member, the response is memory's, unless it is another call's.
+        let is_from_memory =
+            begin.from == From::Rangecache && self.cluster.reads.load(Ordering::Relaxed) == begin.reads;
+        let judged = |history: &History, floor: Floor| {
+            let least = match (request.serializable, is_from_memory) {
+                (false, _) => floor.revision,
+                (true, true) => floor.shown,
+                (true, false) => 0,
+            };
+            judge(
+                history,
+                Floor {
+                    revision: least,
+                    ..floor
+                },
+                request,
+                response,
+            )
+        };
+        let number = begin.number;
+        let verdict = self
+            .cluster
+            .look(|state| judged(&state.histories[number - 1], begin.floor));
+        let Some(what) = verdict else {
+            return self.show(begin, response.revision(), 0);
+        };
+        // A local read of one member, or of memory, may show the history before.
+        let first = number - usize::from(request.serializable && number > 1);
+        let is_of_another = self.cluster.look(|state| {
+            let others = state.histories.iter().enumerate().skip(first - 1);
+            let mut others = others.filter(|(at, _)| at + 1 != number);
+            others.any(|(_, history)| judged(history, Floor::default()).is_none())
         });
-        match verdict {
-            Some(what) => self.violation(format!("{what}: {request:?}\n    {response:?}\n    {begin:?}")),
-            None => self.show(begin, response.revision(), 0),
+        if !is_of_another {
+            self.violation(format!("{what}: {request:?}\n    {response:?}\n    {begin:?}"));
         }
     }
 
@@ -146,7 +181,7 @@ pub fn is_unavailable(status: &Status) -> bool {
     status.code == testkit::grpc::UNAVAILABLE || status.code == DEADLINE_EXCEEDED
 }
 
-/// What is wrong with a response to a read of this history.
+/// What is wrong with a response to a read of this history, whose header may not be below `floor`.
 fn judge(
     history: &History,
     floor: Floor,
@@ -158,7 +193,7 @@ fn judge(
     if revision > newest {
         return Some("a header ahead of the store");
     }
-    if !request.serializable && revision < floor.revision {
+    if revision < floor.revision {
         return Some("stale");
     }
     if !request.serializable && request.revision > 0 && request.revision < floor.compacted {

@@ -29,16 +29,19 @@ pub struct Run {
 fn entropy() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let library =
-            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("entropy-{}.so", std::process::id()));
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let library = folder.join("entropy.so");
+        // Other processes may be using the library.
+        let compiling = folder.join(format!("entropy-{}.so", std::process::id()));
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/simulation/entropy.c");
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
         let compiled = Command::new(compiler)
             .args(["-shared", "-fPIC", "-O2", "-o"])
-            .args([&library, &source])
+            .args([&compiling, &source])
             .status()
             .expect("a C compiler is installed");
         assert!(compiled.success(), "{} is compiled", source.display());
+        std::fs::rename(&compiling, &library).expect("is in the same folder");
         library
     })
 }

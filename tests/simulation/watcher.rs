@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::caller::{KEYS, PREFIX, connect, key};
 use crate::chance::Chance;
 use crate::known::Known;
+use crate::members::From;
 use crate::trace::Trace;
 
 /// Watches of one client, at most.
@@ -153,7 +154,7 @@ impl Watcher {
             2 => (first.into(), vec![0]),
             _ => (PREFIX.into(), prefix_end(PREFIX.as_bytes())),
         };
-        let newest = self.known.begin().floor.revision;
+        let newest = self.known.begin(From::Rangecache).floor.revision;
         let start_revision = match chance.below(3) {
             0 => 0,
             1 => (newest - chance.within(0..40)).max(1),
@@ -267,6 +268,11 @@ impl Open<'_> {
         self.of.trace.line(format!("{}: {response:?}", self.of.name));
         let id = response.watch_id;
         let header = response.header.as_ref().map_or(0, |header| header.revision);
+        // After a restore a stream may show the history before, of which no call may be judged.
+        let begin = self.of.known.begin(From::Rangecache);
+        if begin.is_of_first_history() {
+            self.of.known.show(&begin, header, 0);
+        }
         if response.created {
             let mut watch = self.creating.pop_front().expect("a create");
             if watch.create.start_revision == 0 {

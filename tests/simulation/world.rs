@@ -91,6 +91,11 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
         let caller = Caller {
             name: format!("{} {number}", if is_direct { "direct" } else { "client" }),
             servers,
+            from: if is_direct {
+                From::Clients
+            } else {
+                From::Rangecache
+            },
             known: Arc::clone(&known),
             trace: trace.clone(),
             chance: Chance::new(seed, 10 + number),
@@ -159,7 +164,7 @@ async fn end(world: &World, known: &Known, watched: &Watched) {
             *watched.last_writes.lock() = revisions;
             continue;
         }
-        let begin = known.begin();
+        let begin = known.begin(From::Rangecache);
         let reads = world.cluster.reads.load(Ordering::Relaxed);
         let request = RangeRequest::prefix(PREFIX);
         if let Ok(response) = client.range(&request).await {
