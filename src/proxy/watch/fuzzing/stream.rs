@@ -43,6 +43,8 @@ struct Client {
     /// Watchers that began in the past, and the revision that etcd had then. A progress notification that etcd has sent
     /// before may come behind the `created`.
     began_before: BTreeMap<i64, i64>,
+    /// Watchers whose cancel etcd has not answered: they get no further events.
+    cancelling: BTreeSet<i64>,
 }
 
 impl Client {
@@ -149,6 +151,7 @@ impl Run {
                 if self.client.through.contains_key(&id) && !self.etcd.owes_cancel() {
                     self.relay.request(&WatchRequest::Cancel(id));
                     self.etcd.cancel(id);
+                    self.client.cancelling.insert(id);
                 }
             }
             Op::Progress if self.relay.accepts_request() => {
@@ -191,6 +194,7 @@ impl Run {
             Verdict::Pass if head.created => self.created(response),
             Verdict::Pass if head.canceled => {
                 self.client.through.remove(&head.watch_id);
+                self.client.cancelling.remove(&head.watch_id);
             }
             Verdict::Pass if head.watch_id == NO_WATCHER => self.progressed(head.revision),
             Verdict::Pass => {
@@ -260,7 +264,7 @@ impl Run {
         self.client.progress = revision;
         for (id, through) in &self.client.through {
             let catches_up = self.client.began_before.get(id).is_some_and(|at| through < at);
-            if catches_up {
+            if catches_up || self.client.cancelling.contains(id) {
                 continue;
             }
             assert!(
