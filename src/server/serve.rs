@@ -169,6 +169,11 @@ fn admit(config: &ServeConfig, peer: Option<IpAddr>, place: OwnedSemaphorePermit
     open
 }
 
+/// Whether a connection comes from this host: through a unix socket, or from a loopback address.
+fn is_local(peer: Option<IpAddr>) -> bool {
+    peer.is_none_or(|peer| peer.to_canonical().is_loopback())
+}
+
 /// Serves one connection until it is closed, or until its last call has ended after `drain`.
 async fn serve_connection<N, H, F, B, E>(
     (stream, peer): (Plain, Option<IpAddr>),
@@ -189,7 +194,7 @@ async fn serve_connection<N, H, F, B, E>(
     let transport = Transport {
         tls: tls.is_some(),
         unix: matches!(stream, Either::Right(_)),
-        local: peer.is_none_or(|peer| peer.to_canonical().is_loopback()),
+        local: is_local(peer),
     };
     let intake = Arc::new(Intake::default());
     let Some((stream, client)) = begin(stream, peer, tls, Arc::clone(&intake), &config).await else {

@@ -182,3 +182,22 @@ async fn silent_connection_is_closed_and_counted() {
     let line = "rangecache_client_connections_closed_total{listener=\"metrics\",reason=\"silent\"} 1";
     assert!(text.contains(line), "{text}");
 }
+
+#[test]
+fn loopback_addresses_and_unix_sockets_alone_are_local() {
+    assert!(is_local(None));
+    for (address, expected) in [
+        ("127.0.0.1", true),
+        ("127.9.9.9", true),
+        ("::1", true),
+        ("::ffff:127.0.0.1", true),
+        ("10.0.0.1", false),
+        ("0.0.0.0", false),
+        ("192.168.1.1", false),
+        ("::ffff:10.0.0.1", false),
+        ("fe80::1", false),
+        ("2001:db8::1", false),
+    ] {
+        assert_eq!(is_local(Some(address.parse().unwrap())), expected, "{address}");
+    }
+}
