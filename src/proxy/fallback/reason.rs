@@ -60,3 +60,43 @@ impl From<NoRangeStream> for StreamFallback {
         StreamFallback::NoRangeStream(reason)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::telemetry::metrics::STREAM_FALLBACKS;
+
+    #[test]
+    fn every_reason_has_a_series_from_the_start() {
+        let lacks = [
+            NoRangeStream::Off,
+            NoRangeStream::Version,
+            NoRangeStream::Unimplemented,
+            NoRangeStream::Shape,
+        ];
+        let others = [
+            StreamFallback::NoEndpoint,
+            StreamFallback::Broken,
+            StreamFallback::Budget,
+            StreamFallback::TooLarge,
+            StreamFallback::Malformed,
+            StreamFallback::Refused,
+            StreamFallback::Late,
+            StreamFallback::Auth,
+            StreamFallback::Busy,
+            StreamFallback::NotProven,
+            StreamFallback::HistoryReplaced,
+            StreamFallback::Compacted,
+        ];
+        let mut reasons: Vec<_> = lacks
+            .into_iter()
+            .map(StreamFallback::from)
+            .chain(others)
+            .map(StreamFallback::as_str)
+            .collect();
+        let mut known = STREAM_FALLBACKS.to_vec();
+        reasons.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(reasons, known);
+    }
+}

@@ -8,6 +8,26 @@ use prometheus_client::registry::Registry;
 
 use super::register::{register, start_at_zero};
 
+/// Every reason for which a load or a read went to etcd without RangeStream; docs/consistency.md explains them.
+pub const STREAM_FALLBACKS: [&str; 16] = [
+    "off",
+    "version",
+    "unimplemented",
+    "shape",
+    "busy",
+    "budget",
+    "too_large",
+    "late",
+    "broken",
+    "malformed",
+    "refused",
+    "no_endpoint",
+    "auth",
+    "not_proven",
+    "history_replaced",
+    "compacted",
+];
+
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct FallbackLabels {
     reason: &'static str,
@@ -69,6 +89,13 @@ impl ForwardingMetrics {
             .into_iter()
             .flat_map(|reason| ["large", "small"].map(|calls| RefusedLabels { calls, reason }));
         start_at_zero(&refused, labels);
+        let stream_fallback = register(
+            registry,
+            "range_stream_fallback",
+            "Loads and reads that went to etcd without RangeStream, by reason",
+        );
+        let labels = STREAM_FALLBACKS.map(|reason| FallbackLabels { reason });
+        start_at_zero(&stream_fallback, labels);
         ForwardingMetrics {
             calls: register(
                 registry,
@@ -114,11 +141,7 @@ impl ForwardingMetrics {
                 "series_pages",
                 "Pages answered from a RangeStream that an earlier page began",
             ),
-            stream_fallback: register(
-                registry,
-                "range_stream_fallback",
-                "Loads and reads that went to etcd without RangeStream, by reason",
-            ),
+            stream_fallback,
         }
     }
 

@@ -33,7 +33,7 @@ pub use buffers::{BufferKindMetrics, BufferMetrics};
 pub use calls::{CallMetrics, Code, CodeCounts, Source};
 pub use clients::{ClientMetrics, ShareMetrics};
 pub use connections::ConnectionMetrics;
-pub use forwarding::{ForwardingMetrics, TurnMetrics};
+pub use forwarding::{ForwardingMetrics, STREAM_FALLBACKS, TurnMetrics};
 pub use freshness::{FreshnessMetrics, QuorumChecks};
 pub use latency::{Latency, LatencyCounts};
 pub use methods::CallMethod;
@@ -148,6 +148,13 @@ mod tests {
             "rangecache_responses_given_up_total{reason=\"watch_memory\"} 0",
             "rangecache_client_connections_closed_total{listener=\"clients\",reason=\"flood\"} 0",
             "rangecache_panics_total 0",
+            "rangecache_watch_created_total{outcome=\"etcd\",reason=\"feed_lost\"} 0",
+            "rangecache_watch_created_total{outcome=\"memory\",reason=\"now\"} 0",
+            "rangecache_watch_created_total{outcome=\"interrupted\",reason=\"history_replaced\"} 0",
+            "rangecache_watch_handovers_total{to=\"etcd\",reason=\"over_budget\"} 0",
+            "rangecache_watch_handovers_total{to=\"memory\",reason=\"mirrored\"} 0",
+            "rangecache_range_stream_fallback_total{reason=\"broken\"} 0",
+            "rangecache_flag_reloads_total{result=\"refused\"} 0",
         ] {
             assert!(text.contains(series), "{series} not in\n{text}");
         }

@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::labels::ResultLabels;
-use super::register::register;
+use super::register::{register, start_at_zero};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct LimitLabels {
@@ -45,6 +45,13 @@ impl ProcessMetrics {
             commit: env!("BUILD_COMMIT"),
         };
         build.get_or_create(&labels).set(1);
+        let reloads = register(
+            registry,
+            "flag_reloads",
+            "Reloads of the flags by result: changed, unchanged, or refused because the flags are invalid",
+        );
+        let results = ["changed", "unchanged", "refused"];
+        start_at_zero(&reloads, results.map(|result| ResultLabels { result }));
         ProcessMetrics {
             panics: register(
                 registry,
@@ -57,11 +64,7 @@ impl ProcessMetrics {
                 "limit",
                 "Configured limits, in the unit that each name ends with",
             ),
-            reloads: register(
-                registry,
-                "flag_reloads",
-                "Reloads of the flags by result: changed, unchanged, or refused because the flags are invalid",
-            ),
+            reloads,
         }
     }
 

@@ -92,6 +92,30 @@ impl WatchMetrics {
         );
         let reasons = ["client", "compacted", "replaced"];
         start_at_zero(&cancelled, reasons.map(|reason| CancelledLabels { reason }));
+        let created = register(
+            registry,
+            "watch_created",
+            "Requests to create a watcher, by what answered them and kind of start or reason",
+        );
+        let kinds = ["now", "revision", "compacted", "refused"].map(|kind| ("memory", kind));
+        let ended =
+            [Reason::HistoryReplaced, Reason::FeedLost].map(|reason| ("interrupted", reason.as_str()));
+        let of_etcd = || Reason::ALL.iter().map(|reason| ("etcd", reason.as_str()));
+        let outcomes = kinds.into_iter().chain(ended).chain(of_etcd());
+        start_at_zero(
+            &created,
+            outcomes.map(|(outcome, reason)| CreatedLabels { outcome, reason }),
+        );
+        let handovers = register(
+            registry,
+            "watch_handovers",
+            "Open watch streams that another source continued to serve, by source and reason",
+        );
+        let returns = [("memory", "mirrored")].into_iter().chain(of_etcd());
+        start_at_zero(
+            &handovers,
+            returns.map(|(to, reason)| HandoverLabels { to, reason }),
+        );
         WatchMetrics {
             stream_budget: BufferKindMetrics {
                 used: streams,
@@ -118,22 +142,14 @@ impl WatchMetrics {
                 refused,
                 ..BufferKindMetrics::default()
             },
-            created: register(
-                registry,
-                "watch_created",
-                "Requests to create a watcher, by what answered them and kind of start or reason",
-            ),
+            created,
             cancelled,
             streams: register(
                 registry,
                 "watch_streams",
                 "Open watch streams by what serves them, and the reason if it is etcd",
             ),
-            handovers: register(
-                registry,
-                "watch_handovers",
-                "Open watch streams that another source continued to serve, by source and reason",
-            ),
+            handovers,
             watchers: register(
                 registry,
                 "watch_watchers",
