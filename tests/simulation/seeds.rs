@@ -9,7 +9,7 @@ use std::thread;
 
 /// Variable that names the seed to simulate.
 pub const SEED: &str = "SIMULATION_SEED";
-/// Begins the last line of a simulation that was judged.
+/// Stands before the result of a simulation that was judged.
 pub const RESULT: &str = "simulated: ";
 /// Failures that are printed in full.
 const PRINTED: usize = 3;
@@ -71,10 +71,11 @@ pub fn run(seed: u64, prints: bool) -> Run {
     } = command.output().expect("this test runs");
     let mut output = String::from_utf8_lossy(&stdout).into_owned();
     output.push_str(&String::from_utf8_lossy(&stderr));
-    let result = output.lines().find_map(|line| line.strip_prefix(RESULT));
+    // The test harness may have begun the line.
+    let result = output.lines().find_map(|line| line.split_once(RESULT));
     Run {
         seed,
-        result: result.map(str::to_owned),
+        result: result.map(|(_, result)| result.to_owned()),
         is_right: status.success(),
         output,
     }
