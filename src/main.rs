@@ -293,11 +293,13 @@ impl Files {
         let metrics = Arc::new(Metrics::new());
         let (exporter, tracer) = open_exporter(&metrics).unzip();
         let (access_log_writer, access_log) = open_access_log(&config.access_log, &metrics)?.unzip();
+        let tracer = tracer.unwrap_or_default();
+        tracer.set_share(config.trace.trace_sample);
         Ok(Files {
             connector: Connector::open(config, &metrics)?,
             acceptor: Acceptor::open(config, &metrics)?,
             metrics,
-            tracer: tracer.unwrap_or_default(),
+            tracer,
             exporter,
             access_log: access_log.unwrap_or_default(),
             access_log_writer,

@@ -69,7 +69,7 @@ pub struct Reloader {
     pub mirrors: Arc<Mirrors>,
     /// Takes over new bounds.
     pub proxy: Arc<Proxy>,
-    /// Takes over new shares of the access log.
+    /// Takes over new shares of the access log and of traces.
     pub telemetry: Arc<Telemetry>,
     /// Level of the log.
     pub log_level: LogLevel,
@@ -175,6 +175,7 @@ impl Reloader {
         self.mirrors.set_scopes(prefixes, left_out).await;
         self.log_level.set(&config.log.level);
         self.telemetry.access_log.set_share(config.access_log.sample);
+        self.telemetry.tracer.set_share(config.trace.trace_sample);
         self.proxy.reload();
         for bound in bounds::ALL {
             if RELOADABLE.iter().any(|reloadable| reloadable.flag == bound.flag) {

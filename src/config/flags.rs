@@ -12,6 +12,7 @@ use super::listen::ListenConfig;
 use super::log::LogConfig;
 use super::mirror::MirrorConfig;
 use super::tls::{TlsConfig, TlsFlagError};
+use super::trace::TraceConfig;
 use super::watch::WatchConfig;
 use crate::net::Url;
 
@@ -69,6 +70,9 @@ pub struct Config {
     /// The access log.
     #[command(flatten)]
     pub access_log: AccessLogConfig,
+    /// Traces.
+    #[command(flatten)]
+    pub trace: TraceConfig,
     /// The file with further flags.
     #[command(flatten)]
     pub file: FileConfig,

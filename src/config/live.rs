@@ -42,6 +42,7 @@ reloadable! {
     "shutdown-timeout": limits.shutdown_timeout;
     "log-level": log.level;
     "access-log-sample": access_log.sample;
+    "trace-sample": trace.trace_sample;
 }
 
 /// The flags with which the process runs, as the last reload has left them. Cloning it copies a reference.

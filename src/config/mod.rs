@@ -12,6 +12,7 @@
 //! | `file`, `flags_file` | the flag `--flags-file`, and the file that it names |
 //! | `live` | the flags that a reload changes while the process runs |
 //! | `otel` | OpenTelemetry's environment variables |
+//! | `trace` | the share of traces |
 //! | `environment` | names of environment variables, those that are unknown; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
 //! | `units` | durations and sizes |
@@ -38,6 +39,7 @@ mod otel;
 mod replay;
 mod static_pod;
 mod tls;
+mod trace;
 mod units;
 mod watch;
 

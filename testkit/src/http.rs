@@ -101,12 +101,29 @@ impl Drop for Lines {
 /// `POST url` with a JSON body, of which the response is read line by line.
 pub async fn post_for_lines(url: &str, body: &str) -> Result<Lines, String> {
     let (authority, path) = split(url)?;
-    let tcp = TokioIo::new(connect(authority).await?);
-    let (mut sender, connection) = handshake(tcp).await.map_err(|e| e.to_string())?;
+    lines_over(connect(authority).await?, authority, path, &[], body).await
+}
+
+/// Sends a POST with a JSON body over a connected stream; the response is read line by line.
+pub async fn lines_over<S>(
+    stream: S,
+    authority: &str,
+    path: &str,
+    more_headers: &[(&str, &str)],
+    body: &str,
+) -> Result<Lines, String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (mut sender, connection) = handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
     let connection = tokio::spawn(connection);
-    let request = Request::post(path)
+    let mut request = Request::post(path)
         .header("host", authority)
-        .header("content-type", "application/json")
+        .header("content-type", "application/json");
+    for (name, value) in more_headers {
+        request = request.header(*name, *value);
+    }
+    let request = request
         .body(Full::new(Bytes::from(body.to_owned())))
         .map_err(|e| e.to_string())?;
     let sending = timeout(TIMEOUT, sender.send_request(request)).await;

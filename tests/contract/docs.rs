@@ -234,6 +234,42 @@ async fn every_metric_is_documented_under_its_name() {
     );
 }
 
+/// Prometheus' `increase()` does not see the first event of a series that begins with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_counter_of_a_fresh_process_has_a_series() {
+    // Their labels are names of clients and parts of keys, which a fresh process does not know.
+    const NAMED_LATER: [&str; 7] = [
+        "rangecache_client_answers_total",
+        "rangecache_client_bytes_total",
+        "rangecache_client_calls_total",
+        "rangecache_client_lists_total",
+        "rangecache_prefix_reads_total",
+        "rangecache_prefix_watches_total",
+        "rangecache_prefix_writes_total",
+    ];
+    let etcd = Etcd::start(Version::V3_7).await;
+    let dir = tempfile::tempdir().unwrap();
+    let rangecache = Rangecache::before(&etcd)
+        .with("--access-log", dir.path().join("log").to_str().unwrap())
+        .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        .start()
+        .await;
+    let served = rangecache.metrics().await;
+    let page = read("docs/reference/metrics.md");
+    let rows = rows(&page);
+    let counters = rows.iter().map(|row| quoted(&row[0])[0]);
+    let counters: BTreeSet<&str> = counters.filter(|name| name.ends_with("_total")).collect();
+    assert!(counters.len() > 40, "{counters:?}");
+    for counter in &counters {
+        let mut names = served.0.keys().map(|sample| sample.split('{').next().unwrap());
+        assert_eq!(
+            names.any(|name| name == *counter),
+            !NAMED_LATER.contains(counter),
+            "{counter}: has it a series at the start?"
+        );
+    }
+}
+
 #[test]
 fn pages_name_only_existing_metrics() {
     let source = metrics_in_source();

@@ -433,9 +433,11 @@ async fn writes_after_a_revocation_are_never_seen() {
     let done = AtomicBool::new(false);
     let direct = scene.etcd.client().await;
     let (seen, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    // Before rights change: etcd checks a password again until no right has changed meanwhile.
+    let token = token(&direct, "alice").await;
     let alice = async || {
-        let mut through = scene.rangecache.client().await;
-        through = through.with_metadata("token", &token(&direct, "alice").await);
+        let through = scene.rangecache.client().await;
+        let through = through.with_metadata("token", &token);
         while !done.load(Ordering::SeqCst) {
             match through.get("/a/book").await {
                 Ok(value) => {

@@ -1,12 +1,15 @@
 //! `--caller-is=certificate`: etcd's users are the common names of certificates, and memory answers the callers that have
 //! rangecache's own name.
 
-use http::Method;
+use ::http::Method;
 use testkit::etcd::Version;
 use testkit::grpc::{Client, Status};
+use testkit::http;
 use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse, prefix_end};
 use testkit::proxy::{Rangecache, rangecache_command};
-use testkit::tls::{Ca, Leaf, Pair, SecureEtcd, Trust, call_http, connect, replace, text, try_connect};
+use testkit::tls::{
+    Ca, Leaf, Pair, SecureEtcd, Trust, call_http, connect, handshake, replace, text, try_connect,
+};
 use testkit::wait::{SOON, until};
 
 /// Key that the user kube may read and write.
@@ -335,6 +338,62 @@ async fn gateway_takes_no_certificate_for_a_user() {
     }
 }
 
+/// etcd's gateway takes no certificate for a user, so that the name of a caller's certificate does not count in JSON.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn json_watch_is_served_from_memory_to_callers_with_a_token_or_while_auth_is_off() {
+    let world = World::start(Version::V3_7).await;
+    world.answered_caller().await;
+    let body = r#"{"create_request":{"key":"L2t1YmUvYQ=="}}"#;
+    let open = async |url: &str, name: Option<&str>, headers: &[(&str, &str)]| {
+        let stream = handshake(url, &world.trust(name), &["http/1.1"]).await.unwrap();
+        let lines = http::lines_over(stream, "localhost", "/v3/watch", headers, body).await;
+        lines.unwrap()
+    };
+    let created = async || {
+        let metrics = world.rangecache.metrics().await;
+        (metrics.watches_created("memory"), metrics.watches_created("etcd"))
+    };
+    let (through, direct) = (world.rangecache.url(), world.etcd.url());
+    for (name, count) in [(Some("kube"), 1.0), (Some("kubelet"), 2.0)] {
+        let (mut forwarded, mut at_etcd) = (open(through, name, &[]).await, open(direct, name, &[]).await);
+        assert_eq!(forwarded.status, at_etcd.status, "{name:?}");
+        let refused = at_etcd.next().await.unwrap();
+        assert!(!refused.contains("created"), "{refused}");
+        assert_eq!(forwarded.next().await.unwrap(), refused, "{name:?}");
+        assert_eq!(created().await, (0.0, count), "{name:?}");
+    }
+
+    // A token names the user, whatever the certificate.
+    let token = world.root.new_token("root", "password").await.unwrap();
+    let headers = [("authorization", token.as_str())];
+    let mut of_root = open(through, Some("kubelet"), &headers).await;
+    assert!(of_root.next().await.unwrap().contains("\"created\":true"));
+    assert_eq!(created().await, (1.0, 2.0));
+
+    // While auth is off, there are no rights.
+    world.root.disable_auth().await.unwrap();
+    let mut watches = Vec::new();
+    for name in [Some("kube"), Some("kubelet"), None] {
+        let before = created().await.0;
+        let watch = until(
+            SOON,
+            "memory serves a watch in JSON while auth is off",
+            async || {
+                let mut watch = open(through, name, &[]).await;
+                watch.next().await.unwrap();
+                (created().await.0 > before).then_some(watch)
+            },
+        );
+        watches.push(watch.await.0);
+    }
+    let plain = connect(direct, &world.trust(None)).await;
+    plain.put(KEY, "2").await.unwrap();
+    for watch in &mut watches {
+        let line = watch.next().await.unwrap();
+        assert!(line.contains("\"events\":["), "{line}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replaced_certificate_of_another_name_is_not_taken() {
     let world = World::start(Version::V3_7).await;
@@ -354,7 +413,7 @@ async fn replaced_certificate_of_another_name_is_not_taken() {
         let sample = &sample;
         until(SOON, &format!("the reload: {result}"), async || {
             let metrics = world.rangecache.metrics().await;
-            metrics.0.contains_key(sample).then_some(())
+            (metrics.0[sample] > 0.0).then_some(())
         })
         .await;
     }

@@ -361,6 +361,44 @@ async fn json_call_that_etcd_does_not_answer_is_an_error_of_its_span() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reload_changes_the_share_of_traces() {
+    let collector = Collector::start().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("flags");
+    std::fs::write(&file, "").unwrap();
+    // Without the flag, no trace begins here.
+    let rangecache = traced(&etcd, &collector, "http/protobuf")
+        .with("--flags-file", text(&file))
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    let reload = async |flags: &str| {
+        std::fs::write(&file, flags).unwrap();
+        let response = http::post(&format!("{}/reload", rangecache.metrics_url()), "").await;
+        response.expect("a response").body
+    };
+    client.put("/k", "not sampled").await.expect("etcd writes");
+    let changed = reload("trace-sample=1\n").await;
+    assert!(changed.contains("trace-sample: none → 1"), "{changed}");
+    client.put("/k", "sampled").await.expect("etcd writes");
+    let is_put = |span: &Span| span.service == "rangecache" && span.name == PUT;
+    let sampled = collector.span("a trace that begins here", is_put).await;
+    assert_eq!(sampled.parent, "");
+    for flags in ["trace-sample=0\n", ""] {
+        let changed = reload(flags).await;
+        assert!(changed.contains("trace-sample"), "{changed}");
+        client.put("/k", "not sampled").await.expect("etcd writes");
+    }
+    // Spans are exported in order.
+    let last = client.with_metadata("traceparent", &traceparent(43, "01"));
+    last.put("/k", "v").await.expect("etcd writes");
+    ours(&collector, 43, PUT).await;
+    let puts = collector.spans().into_iter().filter(|span| is_put(span)).count();
+    assert_eq!(puts, 2);
+}
+
 /// What `OTEL_RESOURCE_ATTRIBUTES` says takes precedence over what is found.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spans_name_the_instance_its_pod_and_the_client() {

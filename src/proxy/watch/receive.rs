@@ -19,6 +19,10 @@ use crate::upstream::Outgoing;
 /// many watchers, or ask for progress, without waiting for each response.
 const READ_AHEAD_BYTES: usize = 16 << 10;
 
+/// Progress requests in a row that are answered together, and that are kept if the buffer is full. The responses to those
+/// tell everything that the responses to more of them would: etcd, too, does not answer each of many.
+pub(super) const MAX_PROGRESS_RUN: usize = 64;
+
 /// Client's half of a Watch stream. Holds at most one message, or [`READ_AHEAD_BYTES`], and one frame.
 #[derive(Debug)]
 pub(super) struct Requests {
@@ -69,12 +73,32 @@ impl Requests {
 
     /// Receives what has arrived, while the stream handles an earlier message.
     pub(super) fn read_ahead(&mut self, cx: &mut Context<'_>) {
-        while self.buffer.len() < READ_AHEAD_BYTES
-            && self.body.is_some()
+        while self.body.is_some()
+            && (self.buffer.len() < READ_AHEAD_BYTES || self.shorten_progress_runs())
             && let Poll::Ready(frame) = self.poll_body(cx)
         {
             self.received(frame);
         }
+    }
+
+    /// Removes what long runs of progress requests have too many; returns whether the buffer has room then.
+    fn shorten_progress_runs(&mut self) -> bool {
+        let mut kept = BytesMut::new();
+        let (mut at, mut run) = (0, 0);
+        while let Some((length, message)) = first_message(&self.buffer[at..]) {
+            run = match message {
+                Ok(WatchRequest::Progress) => run + 1,
+                _ => 0,
+            };
+            let end = at + length;
+            if run <= MAX_PROGRESS_RUN {
+                kept.extend_from_slice(&self.buffer[at..end]);
+            }
+            at = end;
+        }
+        kept.extend_from_slice(&self.buffer[at..]);
+        self.buffer = kept;
+        self.buffer.len() < READ_AHEAD_BYTES
     }
 
     /// Next frame of the body; `None` at its end.
@@ -120,14 +144,10 @@ impl Requests {
 
     /// The next message, if it is in the buffer.
     fn buffered(&self) -> Option<Result<WatchRequest, NotUnderstood>> {
-        let prefix = Prefix::parse(&self.buffer)?;
-        let length = prefix.length_bytes as usize;
-        if prefix.is_compressed || length > MAX_MESSAGE_BYTES {
-            return Some(Err(NotUnderstood));
+        match first_message(&self.buffer) {
+            Some((_, message)) => Some(message),
+            None => is_unusual(&self.buffer).then_some(Err(NotUnderstood)),
         }
-        let message = self.buffer.get(PREFIX_BYTES..PREFIX_BYTES + length)?;
-        // Copied: a key must not keep the buffer of its connection in memory.
-        Some(WatchRequest::decode(&Bytes::copy_from_slice(message)))
     }
 
     /// Removes the message that [`Requests::poll_peek`] has returned.
@@ -189,5 +209,59 @@ impl Requests {
             Some(rest) => Outgoing::resumed(received, rest),
             None => Outgoing::whole(received),
         }
+    }
+}
+
+/// The first message of `buffer` with its length, prefix included. `None` if it is not complete, or unusual.
+fn first_message(buffer: &[u8]) -> Option<(usize, Result<WatchRequest, NotUnderstood>)> {
+    if is_unusual(buffer) {
+        return None;
+    }
+    let length = PREFIX_BYTES + Prefix::parse(buffer)?.length_bytes as usize;
+    let message = buffer.get(PREFIX_BYTES..length)?;
+    // Copied: a key must not keep the buffer of its connection in memory.
+    Some((length, WatchRequest::decode(&Bytes::copy_from_slice(message))))
+}
+
+/// Whether the first message of `buffer` is one that is not read: compressed, or too long.
+fn is_unusual(buffer: &[u8]) -> bool {
+    Prefix::parse(buffer)
+        .is_some_and(|prefix| prefix.is_compressed || prefix.length_bytes as usize > MAX_MESSAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::etcdserverpb::watch_request::RequestUnion;
+    use crate::etcdserverpb::{WatchCancelRequest, WatchProgressRequest, WatchRequest as Wire};
+    use crate::grpc::frame::framed;
+
+    fn request(union: RequestUnion) -> Vec<u8> {
+        let message = Wire {
+            request_union: Some(union),
+        };
+        framed(&message).to_vec()
+    }
+
+    #[test]
+    fn long_runs_of_progress_requests_are_shortened_and_nothing_else() {
+        let progress = request(RequestUnion::ProgressRequest(WatchProgressRequest {}));
+        let cancel = request(RequestUnion::CancelRequest(WatchCancelRequest { watch_id: 7 }));
+        let of_run = |length: usize| progress.repeat(length);
+        let incomplete = &cancel[..cancel.len() - 1];
+        let received = [
+            &of_run(500)[..],
+            &cancel,
+            &of_run(3),
+            &cancel,
+            &of_run(70),
+            incomplete,
+        ]
+        .concat();
+        let mut requests = Requests::of_message(received.into(), Duration::ZERO);
+        assert!(requests.shorten_progress_runs());
+        let full = of_run(MAX_PROGRESS_RUN);
+        let kept = [&full[..], &cancel, &of_run(3), &cancel, &full, incomplete].concat();
+        assert_eq!(requests.buffer, kept);
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use arc_swap::ArcSwap;
 use http::HeaderMap;
 use opentelemetry::Context;
 use opentelemetry::trace::{SpanContext, SpanKind, TraceContextExt as _, TraceId, TraceState};
@@ -19,7 +20,9 @@ pub struct Tracer(Option<Arc<Tracing>>);
 
 #[derive(Debug)]
 struct Tracing {
-    sampler: Sampler,
+    /// What OpenTelemetry's variables say.
+    configured: Sampler,
+    sampler: ArcSwap<Sampler>,
     propagates: bool,
     queue: mpsc::Sender<SpanData>,
     dropped: Counter,
@@ -36,11 +39,23 @@ impl Tracer {
         dropped: Counter,
     ) -> Tracer {
         Tracer(Some(Arc::new(Tracing {
-            sampler,
+            sampler: ArcSwap::from_pointee(sampler.clone()),
+            configured: sampler,
             propagates,
             queue,
             dropped,
         })))
+    }
+
+    /// Samples this share of the traces that begin here from now on, and calls as their callers do; without a share, as
+    /// the sampler of the start does.
+    pub fn set_share(&self, share: Option<f64>) {
+        if let Some(tracing) = &self.0 {
+            let root = share.map(Sampler::TraceIdRatioBased);
+            let sampler = root.map(|root| Sampler::ParentBased(Box::new(root)));
+            let sampler = sampler.unwrap_or_else(|| tracing.configured.clone());
+            tracing.sampler.store(Arc::new(sampler));
+        }
     }
 
     /// The span of the call with these headers, if it is sampled.
@@ -95,7 +110,7 @@ impl Tracing {
         };
         // Most calls are not sampled, which can be seen without parsing the whole header; whether the rest is valid
         // does not matter then.
-        let is_sampled = match &self.sampler {
+        let is_sampled = match &**self.sampler.load() {
             Sampler::ParentBased(_) => !is_unsampled(header.as_bytes()),
             _ => trace_id(header.as_bytes()).is_none_or(|trace_id| self.is_sampled(None, trace_id)),
         };
@@ -114,9 +129,8 @@ impl Tracing {
     }
 
     fn is_sampled(&self, parent: Option<&Context>, trace_id: TraceId) -> bool {
-        let result = self
-            .sampler
-            .should_sample(parent, trace_id, "", &SpanKind::Server, &[], &[]);
+        let sampler = self.sampler.load();
+        let result = sampler.should_sample(parent, trace_id, "", &SpanKind::Server, &[], &[]);
         result.decision == SamplingDecision::RecordAndSample
     }
 }
@@ -194,6 +208,20 @@ mod tests {
             assert_eq!(begin(&tracer, Some("00")).is_some(), expected, "{root:?}");
             assert_eq!(begin(&tracer, Some("01")).is_some(), expected, "{root:?}");
         }
+    }
+
+    #[test]
+    fn share_takes_the_place_of_the_sampler_until_it_is_removed() {
+        let tracer = tracer(Sampler::AlwaysOff);
+        let taken = || [None, Some("01"), Some("00")].map(|flags| begin(&tracer, flags).is_some());
+        assert_eq!(taken(), [false; 3]);
+        tracer.set_share(Some(1.0));
+        assert_eq!(taken(), [true, true, false]);
+        tracer.set_share(Some(0.0));
+        assert_eq!(taken(), [false, true, false]);
+        tracer.set_share(None);
+        assert_eq!(taken(), [false; 3]);
+        Tracer::default().set_share(Some(1.0));
     }
 
     #[test]

@@ -5,17 +5,15 @@ use std::task::Context;
 use super::Session;
 use crate::cache::WatchFields;
 use crate::mirror::watch_hub::Reader;
+use crate::proxy::watch::receive::MAX_PROGRESS_RUN;
 use crate::proxy::watch::request::NO_WATCHER;
 use crate::proxy::watch::watcher::Watcher;
-
-/// Progress requests that are answered together at most.
-const MAX_PROGRESS_AT_ONCE: usize = 64;
 
 impl Session {
     /// Takes up a progress request of the client, with those that have arrived behind it: a client that asks faster than
     /// the mirrors respond would otherwise fill the connection with its requests.
     pub(super) fn request_progress(&mut self) {
-        let count = 1 + self.requests.take_progress(MAX_PROGRESS_AT_ONCE - 1);
+        let count = 1 + self.requests.take_progress(MAX_PROGRESS_RUN - 1);
         let known = self.mirrors().cluster_state.known();
         let reached = self
             .watchers
