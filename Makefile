@@ -38,7 +38,7 @@ help: ## Show this text
 # Always both: cargo would compile the dependencies again for the features that the tour adds to theirs.
 binaries := -p rangecache --bin rangecache -p tour --bin tour
 
-# The profile that `make run` builds with; `dev` uses what the tests have built.
+# The profile that `make run` builds with; CI takes `dev`, whose build serves the suites in Go, too.
 TOUR_PROFILE ?= tour
 
 # With four cores or more, rangecache and etcd are built at the same time. With the user's own etcd only the proxy is built.

@@ -12,9 +12,29 @@ mod strategies;
 
 use prost::Message as _;
 
-use super::Entry;
+use super::{Entry, RangeQuery};
+use crate::etcdserverpb::RangeRequest;
 #[cfg(test)]
 pub(super) use strategies::{key_value, number};
+
+/// The query that a request decodes to, unless it is refused.
+pub(crate) fn query_of(request: &RangeRequest) -> RangeQuery {
+    RangeQuery {
+        key: request.key.clone(),
+        range_end: request.range_end.clone(),
+        limit: request.limit,
+        revision: request.revision,
+        sort_order: request.sort_order,
+        sort_target: request.sort_target,
+        serializable: request.serializable,
+        keys_only: request.keys_only,
+        count_only: request.count_only,
+        min_mod_revision: request.min_mod_revision,
+        max_mod_revision: request.max_mod_revision,
+        min_create_revision: request.min_create_revision,
+        max_create_revision: request.max_create_revision,
+    }
+}
 
 /// etcd's KeyValue.
 #[derive(Clone, PartialEq, Eq, prost::Message)]

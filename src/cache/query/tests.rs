@@ -2,7 +2,8 @@ use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
-use crate::{cache::testing::number, etcdserverpb::RangeRequest};
+use crate::cache::testing::{number, query_of};
+use crate::etcdserverpb::RangeRequest;
 
 const NEWEST: Dialect = Dialect {
     keys_only_has_lease: false,
@@ -11,24 +12,6 @@ const NEWEST: Dialect = Dialect {
 
 fn decode(message: &[u8]) -> Result<RangeQuery, Undecodable> {
     RangeQuery::decode(Bytes::copy_from_slice(message))
-}
-
-fn as_decoded(request: &RangeRequest) -> RangeQuery {
-    RangeQuery {
-        key: request.key.clone(),
-        range_end: request.range_end.clone(),
-        limit: request.limit,
-        revision: request.revision,
-        sort_order: request.sort_order,
-        sort_target: request.sort_target,
-        serializable: request.serializable,
-        keys_only: request.keys_only,
-        count_only: request.count_only,
-        min_mod_revision: request.min_mod_revision,
-        max_mod_revision: request.max_mod_revision,
-        min_create_revision: request.min_create_revision,
-        max_create_revision: request.max_create_revision,
-    }
 }
 
 fn signed() -> impl Strategy<Value = i64> {
@@ -58,7 +41,7 @@ prop_compose! {
 proptest! {
     #[test]
     fn requests_decode_like_protobuf(request in request()) {
-        prop_assert_eq!(decode(&request.encode_to_vec()), Ok(as_decoded(&request)));
+        prop_assert_eq!(decode(&request.encode_to_vec()), Ok(query_of(&request)));
     }
 
     /// A damaged message that is accepted decodes to the same fields by protobuf, and has neither repeated fields nor
@@ -79,7 +62,7 @@ proptest! {
         }
         if let Ok(query) = decode(&message) {
             let read = RangeRequest::decode(message.as_slice());
-            prop_assert_eq!(read.map(|read| as_decoded(&read)), Ok(query));
+            prop_assert_eq!(read.map(|read| query_of(&read)), Ok(query));
         }
     }
 }

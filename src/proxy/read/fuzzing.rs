@@ -6,6 +6,7 @@ use prost::Message as _;
 
 pub(crate) use super::json::fuzzing::range_json;
 use super::plan::{Plan, PlanInputs, plan};
+use crate::cache::testing::query_of;
 use crate::cache::{Dialect, RangeQuery, SortTarget, names_unknown_sort_target};
 use crate::etcdserverpb::RangeRequest;
 use crate::mirror::cluster_state::Auth;
@@ -66,7 +67,7 @@ pub(crate) fn range_plan(data: &[u8]) {
     }
     let query = match (RangeQuery::decode(message.clone()), read) {
         (Ok(query), read) => {
-            assert_eq!(read.map(|read| as_query(&read)).as_ref(), Ok(&query));
+            assert_eq!(read.map(|read| query_of(&read)).as_ref(), Ok(&query));
             query
         }
         (Err(_), Ok(read)) => {
@@ -74,30 +75,12 @@ pub(crate) fn range_plan(data: &[u8]) {
             let usual = read.encode_to_vec();
             assert_ne!(usual, message);
             let query = RangeQuery::decode(usual.into());
-            assert_eq!(query, Ok(as_query(&read)));
-            as_query(&read)
+            assert_eq!(query, Ok(query_of(&read)));
+            query_of(&read)
         }
         (Err(_), Err(_)) => return,
     };
     check_plan(&query, &known.inputs());
-}
-
-fn as_query(request: &RangeRequest) -> RangeQuery {
-    RangeQuery {
-        key: request.key.clone(),
-        range_end: request.range_end.clone(),
-        limit: request.limit,
-        revision: request.revision,
-        sort_order: request.sort_order,
-        sort_target: request.sort_target,
-        serializable: request.serializable,
-        keys_only: request.keys_only,
-        count_only: request.count_only,
-        min_mod_revision: request.min_mod_revision,
-        max_mod_revision: request.max_mod_revision,
-        min_create_revision: request.min_create_revision,
-        max_create_revision: request.max_create_revision,
-    }
 }
 
 /// What each plan requires, read from its meaning and not from the order in which `plan` decides.
