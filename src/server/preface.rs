@@ -67,6 +67,11 @@ impl<S> Prefaced<S> {
     pub(super) fn flooded(&self) -> CancellationToken {
         self.flooded.clone()
     }
+
+    /// The stream itself.
+    pub(super) fn stream(&self) -> &S {
+        &self.stream
+    }
 }
 
 /// Reads until it is clear whether the client uses HTTP/2 or HTTP/1. Later reads wait for `intake`.

@@ -23,13 +23,13 @@ use super::listener::Listener;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
 use crate::limits::Intake;
-use crate::net::{Plain, Stream, Transport};
+use crate::net::{Plain, Stream, Transport, set_corked};
 use crate::panics::restarting;
 use crate::seldom::seldom;
 use crate::telemetry::Metrics;
 use crate::telemetry::clients::ClientName;
 use crate::tls::{Acceptor, client_common_name};
-use crate::write_batching::{batch_responses, write_buffer};
+use crate::write_batching::{LargeWrites, batch_responses, write_buffer};
 
 /// Receive window of one stream, in bytes.
 const STREAM_WINDOW_BYTES: u32 = 256 << 10;
@@ -40,6 +40,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Bound on a request's metadata: tokens and trace state are far below.
 pub(super) const MAX_HEADER_BYTES: u32 = 64 << 10;
+/// Longest TLS record, in bytes of its content.
+const TLS_RECORD_BYTES: usize = 16 << 10;
 /// Time for the head of an HTTP/1 request, from the end of the response before it on.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Streams that a client may reset before they were handled, before hyper takes it for an attacker and closes the
@@ -203,7 +205,11 @@ async fn serve_connection<N, H, F, B, E>(
     let handler = new_handler(&intake, &client, peer);
     let flooded = stream.flooded();
     let service = service_fn(move |request| Handling::new(intake.begin(), handler(request, transport)));
-    let (stream, buffer) = write_buffer(stream);
+    let large_writes = LargeWrites {
+        set_corked: |stream: &Prefaced<Stream>, corked| set_corked(stream.stream(), corked),
+        record_bytes: transport.tls.then_some(TLS_RECORD_BYTES),
+    };
+    let (stream, buffer) = write_buffer(stream, Some(large_writes));
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
     let closing = seldom(async {

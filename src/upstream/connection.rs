@@ -128,7 +128,7 @@ impl Connection {
                         source,
                     }
                 })?;
-                let (stream, buffer) = write_buffer(stream);
+                let (stream, buffer) = write_buffer(stream, None);
                 let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
                     .timer(TokioTimer::new())
                     .initial_stream_window_size(windows.stream)

@@ -1,7 +1,10 @@
-//! Write buffer: what one poll of a connection writes in small pieces leaves in one write.
+//! Write buffer: what one poll of a connection writes in small pieces leaves in one write, and what it writes in large
+//! ones in full segments.
 //!
 //! The HTTP/2 library writes each frame of 256 bytes or more on its own: 60 events for 60 watchers on one connection, or
-//! 64 values of 1 KB, would be as many system calls and wake-ups of the client.
+//! 64 values of 1 KB, would be as many system calls and wake-ups of the client. The frames of a list have 16 KB each, and
+//! are not copied again, but a segment takes four of them, and costs the kernel and the client about as much as one of a
+//! single frame.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -18,6 +21,19 @@ const MAX_COPIED_BYTES: usize = 8 << 10;
 /// Pieces of one write: as many as the HTTP/2 library passes on, and the collected bytes.
 const MAX_PIECES: usize = 65;
 
+/// Large writes of one poll up to which they leave at once: the first one is often the only one.
+const UNCORKED_WRITES: usize = 1;
+
+/// How the large writes of a stream leave.
+#[derive(Debug)]
+pub struct LargeWrites<S> {
+    /// With `true`, the kernel sends only full segments from now on; with `false`, everything.
+    pub set_corked: fn(&S, bool),
+    /// Length of the records into which the stream divides what is written; `None` if it does not. A frame of HTTP/2 is
+    /// nine bytes longer than the longest record of TLS: each frame would take a second record for them.
+    pub record_bytes: Option<usize>,
+}
+
 /// A stream and what is to be written to it. Only the task of its connection uses it, so that the lock is free; an
 /// upgraded connection's task has it alone.
 #[derive(Debug)]
@@ -29,6 +45,9 @@ struct Shared<S> {
     written: usize,
     /// The connection is being polled, and [`WriteBuffer::poll_flush`] follows.
     collects: bool,
+    large_writes: Option<LargeWrites<S>>,
+    /// Number of large writes since [`WriteBuffer::collect`].
+    large: usize,
     /// Error of a write after the poll to which it belongs.
     failed: Option<io::ErrorKind>,
 }
@@ -41,13 +60,15 @@ pub struct Collecting<S>(Arc<Mutex<Shared<S>>>);
 #[derive(Debug)]
 pub struct WriteBuffer<S>(Arc<Mutex<Shared<S>>>);
 
-/// A stream with a write buffer, and the buffer.
-pub fn write_buffer<S>(stream: S) -> (Collecting<S>, WriteBuffer<S>) {
+/// A stream with a write buffer, and the buffer. Without `large_writes`, they leave one by one.
+pub fn write_buffer<S>(stream: S, large_writes: Option<LargeWrites<S>>) -> (Collecting<S>, WriteBuffer<S>) {
     let shared = Arc::new(Mutex::new(Shared {
         stream,
         collected: Vec::new(),
         written: 0,
         collects: false,
+        large_writes,
+        large: 0,
         failed: None,
     }));
     (Collecting(Arc::clone(&shared)), WriteBuffer(shared))
@@ -69,14 +90,14 @@ impl<S: AsyncWrite + Unpin> WriteBuffer<S> {
     pub(super) fn poll_flush(&self, cx: &mut Context<'_>) {
         let mut shared = self.0.lock();
         shared.collects = false;
-        if shared.is_empty() {
-            return;
-        }
-        if let Poll::Ready(Err(error)) = shared.poll_flush(cx) {
+        if !shared.is_empty()
+            && let Poll::Ready(Err(error)) = shared.poll_flush(cx)
+        {
             shared.failed = Some(error.kind());
             shared.clear();
             cx.waker().wake_by_ref();
         }
+        shared.uncork();
     }
 }
 
@@ -89,6 +110,33 @@ impl<S> Shared<S> {
     fn clear(&mut self) {
         self.collected = Vec::new();
         self.written = 0;
+    }
+
+    /// Counts a large write, and holds back what does not fill a segment from the second one on.
+    fn begin_large(&mut self) {
+        self.large += 1;
+        if self.large == UNCORKED_WRITES + 1
+            && let Some(large_writes) = &self.large_writes
+        {
+            (large_writes.set_corked)(&self.stream, true);
+        }
+    }
+
+    fn uncork(&mut self) {
+        if std::mem::take(&mut self.large) > UNCORKED_WRITES
+            && let Some(large_writes) = &self.large_writes
+        {
+            (large_writes.set_corked)(&self.stream, false);
+        }
+    }
+
+    /// Of `bytes` that are to be written after what was collected, those that fill records, if they fill one. The caller
+    /// writes the others again, to be collected.
+    fn whole_records(&self, bytes: usize) -> usize {
+        let record_bytes = self.large_writes.as_ref().and_then(|large| large.record_bytes);
+        let unwritten = self.collected.len() - self.written;
+        let excess = record_bytes.map_or(0, |record_bytes| (unwritten + bytes) % record_bytes);
+        if excess < bytes { bytes - excess } else { bytes }
     }
 
     fn check(&self) -> io::Result<()> {
@@ -150,12 +198,40 @@ impl<S: AsyncWrite + Unpin> Shared<S> {
                 .for_each(|piece| self.collected.extend_from_slice(piece));
             return Poll::Ready(Ok(bytes));
         }
+        let mut place;
+        let mut pieces = pieces;
+        if self.collects && bytes > 0 {
+            self.begin_large();
+            let whole = self.whole_records(bytes);
+            if whole < bytes {
+                place = [IoSlice::new(&[]); MAX_PIECES];
+                pieces = first_bytes(pieces, whole, &mut place);
+            }
+        }
         let written = ready!(self.poll_write_collected(cx, pieces))?;
         if written > 0 || bytes == 0 {
             return Poll::Ready(Ok(written));
         }
         Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
     }
+}
+
+/// The first `bytes` of `pieces`, in `place`.
+fn first_bytes<'a, 'p>(
+    pieces: &'a [IoSlice<'_>],
+    bytes: usize,
+    place: &'p mut [IoSlice<'a>; MAX_PIECES],
+) -> &'p [IoSlice<'a>] {
+    let (mut left, mut count) = (bytes, 0);
+    for (place, piece) in place.iter_mut().zip(pieces) {
+        if left == 0 {
+            break;
+        }
+        *place = IoSlice::new(&piece[..piece.len().min(left)]);
+        left -= place.len();
+        count += 1;
+    }
+    &place[..count]
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Collecting<S> {
@@ -215,6 +291,8 @@ mod tests {
         takes: VecDeque<usize>,
         writes: Vec<Vec<u8>>,
         fails: bool,
+        /// What it was told, in order.
+        corked: Mutex<Vec<bool>>,
     }
 
     impl AsyncWrite for Socket {
@@ -257,6 +335,20 @@ mod tests {
         }
     }
 
+    /// A socket whose large writes are corked, in records of this length.
+    fn corking(record_bytes: Option<usize>) -> (Collecting<Socket>, WriteBuffer<Socket>) {
+        let set_corked = |socket: &Socket, corked| socket.corked.lock().push(corked);
+        let large_writes = LargeWrites {
+            set_corked,
+            record_bytes,
+        };
+        write_buffer(Socket::default(), Some(large_writes))
+    }
+
+    fn corked(buffer: &WriteBuffer<Socket>) -> Vec<bool> {
+        buffer.0.lock().stream.corked.lock().clone()
+    }
+
     fn context() -> Context<'static> {
         Context::from_waker(Waker::noop())
     }
@@ -272,7 +364,7 @@ mod tests {
 
     #[test]
     fn small_writes_of_one_poll_leave_in_one() {
-        let (mut stream, buffer) = write_buffer(Socket::default());
+        let (mut stream, buffer) = write_buffer(Socket::default(), None);
         for round in 1..=2 {
             buffer.collect();
             for _ in 0..40 {
@@ -287,7 +379,7 @@ mod tests {
 
     #[test]
     fn large_write_leaves_with_what_was_collected() {
-        let (mut stream, buffer) = write_buffer(Socket::default());
+        let (mut stream, buffer) = write_buffer(Socket::default(), None);
         buffer.collect();
         assert!(write(&mut stream, &[1; 10]).is_ready());
         assert!(matches!(write(&mut stream, &[2; 9000]), Poll::Ready(Ok(9000))));
@@ -297,14 +389,71 @@ mod tests {
 
     #[test]
     fn connection_that_is_not_polled_writes_at_once() {
-        let (mut stream, buffer) = write_buffer(Socket::default());
+        let (mut stream, buffer) = write_buffer(Socket::default(), None);
         assert!(write(&mut stream, &[1; 10]).is_ready());
         assert_eq!(buffer.0.lock().stream.writes.len(), 1, "an upgraded connection");
     }
 
     #[test]
+    fn large_writes_of_one_poll_are_corked_from_the_second_on() {
+        let (mut stream, buffer) = corking(None);
+        for writes in [1, 4] {
+            assert_eq!(corked(&buffer), [false; 0], "a large write alone");
+            buffer.collect();
+            for _ in 0..writes {
+                assert!(matches!(write(&mut stream, &[2; 9000]), Poll::Ready(Ok(9000))));
+            }
+            buffer.poll_flush(&mut context());
+        }
+        assert_eq!(corked(&buffer), [true, false]);
+    }
+
+    #[test]
+    fn nothing_is_held_back_while_the_socket_is_full() {
+        let (mut stream, buffer) = corking(None);
+        buffer.0.lock().stream.takes = [9000, 9000, 0, 0].into();
+        buffer.collect();
+        assert!(write(&mut stream, &[1; 9000]).is_ready());
+        assert!(write(&mut stream, &[2; 9000]).is_ready());
+        assert!(write(&mut stream, &[3; 10]).is_ready());
+        assert!(write(&mut stream, &[4; 9000]).is_pending());
+        buffer.poll_flush(&mut context());
+        assert!(!buffer.0.lock().is_empty(), "the socket is full");
+        assert_eq!(corked(&buffer), [true, false]);
+    }
+
+    #[test]
+    fn frames_leave_in_whole_records() {
+        const RECORD: usize = 16 << 10;
+        let (mut stream, buffer) = corking(Some(RECORD));
+        let frame = [5; RECORD + 9];
+        buffer.collect();
+        for _ in 0..20 {
+            let mut rest = &frame[..];
+            while !rest.is_empty() {
+                let Poll::Ready(Ok(written)) = write(&mut stream, rest) else {
+                    panic!("the socket takes everything");
+                };
+                rest = &rest[written..];
+            }
+        }
+        buffer.poll_flush(&mut context());
+        let lengths = buffer
+            .0
+            .lock()
+            .stream
+            .writes
+            .iter()
+            .map(Vec::len)
+            .collect::<Vec<_>>();
+        let (last, whole) = lengths.split_last().unwrap();
+        assert_eq!(whole, [RECORD; 20]);
+        assert_eq!(*last, 20 * 9);
+    }
+
+    #[test]
     fn full_socket_bounds_what_is_collected() {
-        let (mut stream, buffer) = write_buffer(Socket::default());
+        let (mut stream, buffer) = write_buffer(Socket::default(), None);
         buffer.0.lock().stream.takes = [0; 100].into();
         buffer.collect();
         let accepted = (0..100)
@@ -315,7 +464,7 @@ mod tests {
 
     #[test]
     fn error_of_the_last_write_is_that_of_the_next() {
-        let (mut stream, buffer) = write_buffer(Socket::default());
+        let (mut stream, buffer) = write_buffer(Socket::default(), None);
         buffer.0.lock().stream.fails = true;
         buffer.collect();
         assert!(matches!(write(&mut stream, &[1; 10]), Poll::Ready(Ok(10))));
@@ -329,8 +478,9 @@ mod tests {
             sizes in prop::collection::vec(prop_oneof![1_usize..600, 1_usize..20_000], 1..60),
             takes in prop::collection::vec(prop_oneof![Just(0), 1_usize..30_000], 0..80),
             polls in prop::collection::vec(any::<bool>(), 60),
+            record_bytes in prop_oneof![Just(None), (100_usize..20_000).prop_map(Some)],
         ) {
-            let (mut stream, buffer) = write_buffer(Socket::default());
+            let (mut stream, buffer) = corking(record_bytes);
             buffer.0.lock().stream.takes = takes.into();
             let mut sent = Vec::new();
             for (number, (size, ends_poll)) in sizes.into_iter().zip(polls).enumerate() {
@@ -354,6 +504,8 @@ mod tests {
             }
             while Pin::new(&mut stream).poll_shutdown(&mut context()).is_pending() {}
             prop_assert_eq!(buffer.0.lock().stream.writes.concat(), sent);
+            buffer.poll_flush(&mut context());
+            prop_assert!(corked(&buffer).chunks(2).all(|pair| pair == [true, false]), "corked");
         }
     }
 }

@@ -142,10 +142,11 @@ mod tests {
     async fn heads_and_bodies_of_requests_leave_in_one_write() {
         let (socket, _peer) = tokio::io::duplex(1 << 16);
         let writes = Arc::new(Mutex::new(Vec::new()));
-        let (stream, buffer) = write_buffer(Recording {
+        let recording = Recording {
             socket,
             writes: Arc::clone(&writes),
-        });
+        };
+        let (stream, buffer) = write_buffer(recording, None);
         let client = http2::Builder::new(RequestBatching::new(buffer)).handshake(TokioIo::new(stream));
         let (mut sender, driver) = client.await.expect("a handshake without the peer");
         tokio::spawn(driver);
