@@ -133,6 +133,19 @@ fuzz-corpus: $(TOOLS_DIR)/cargo/bin/cargo-fuzz rust-present ## Add what `make fu
 $(TOOLS_DIR)/cargo/bin/cargo-fuzz:
 	$(CARGO) install cargo-fuzz --version '^0.13' --locked --root $(TOOLS_DIR)/cargo
 
+# A shard is a random sample: docs/mutants.md has results of some.
+.PHONY: mutants
+mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants rust-present ## Change the source in one place at a time, and list what no test notices; options: SHARD=0/66 MUTANTS=20 SEEDS=500
+	@MUTANTS='$(MUTANTS)' SEEDS='$(SEEDS)' $(timed) 'mutants' .ci/mutants $(SHARD)
+
+.PHONY: check-mutants
+check-mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants rust-present ## The same for the lines that have changed; options: BASE=origin/main MUTANTS=60
+	@MUTANTS='$(MUTANTS)' SEEDS='$(SEEDS)' $(timed) 'mutants of changed lines' .ci/mutants --since \
+	  "$$(git merge-base HEAD '$(or $(BASE),origin/main)')"
+
+$(TOOLS_DIR)/cargo/bin/cargo-mutants:
+	$(CARGO) install cargo-mutants --version '=27.1.0' --locked --root $(TOOLS_DIR)/cargo
+
 # Not part of `make test`: other servers than those that are supported. The other suites run on 3.7, 3.6 and 3.5.
 .PHONY: test-other-etcds
 test-other-etcds: $(addprefix $(TOOLS_DIR)/,$(OTHER_ETCDS) etcd-3.7 etcd-3.6 etcd-3.5 etcdctl) rust-present ## Compare rangecache with etcd 3.8, with 3.5.12 (too old) and with Kine, which is no etcd
