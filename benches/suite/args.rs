@@ -18,6 +18,7 @@ Examples:
   cargo bench --bench suite -- soak --seconds 600            does memory grow over time?
   cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
+  cargo bench --bench suite -- fleet-load                    16 rangecaches load at once
   cargo bench --bench suite -- tracing --rounds 15           what tracing costs a read from memory
 
 etcd is target/tools/etcd-3.7, built by `make tools`. The environment variable ETCD_3_7 names
@@ -85,6 +86,8 @@ pub(crate) enum Mode {
     },
     /// Start 1, 4 and 16 rangecaches in front of one etcd
     Fleet,
+    /// Start many rangecaches in front of one cluster at once, and measure its other clients while all of them load
+    FleetLoad(FleetLoad),
     /// Measure what tracing costs a read from memory
     Tracing,
     /// Run the replay server; the suite starts it itself, in a process of its own
@@ -94,6 +97,26 @@ pub(crate) enum Mode {
         #[arg(long)]
         upstream: std::net::SocketAddr,
     },
+}
+
+/// Size of a fleet, and of what each of its rangecaches loads.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct FleetLoad {
+    /// Rangecaches that start at once
+    #[arg(long, default_value_t = 16)]
+    pub(crate) sidecars: usize,
+    /// Members of the cluster
+    #[arg(long, default_value_t = 3)]
+    pub(crate) members: usize,
+    /// Bytes that each rangecache loads, in millions
+    #[arg(long, default_value_t = 500)]
+    pub(crate) megabytes: usize,
+    /// Size of each value
+    #[arg(long, default_value_t = 10_000)]
+    pub(crate) value_bytes: usize,
+    /// Reads of the other client, spread over the members
+    #[arg(long, default_value_t = 500)]
+    pub(crate) gets_per_second: u32,
 }
 
 /// Names of cases in upper case; empty means all.

@@ -8,6 +8,7 @@ mod cases;
 mod client;
 mod dataset;
 mod fleet;
+mod fleet_load;
 mod http1;
 mod json;
 mod load;
@@ -123,6 +124,10 @@ async fn suite(args: Args) -> Result<()> {
         Some(Mode::Tracing) => {
             println!("{}\n{}", heading.machine, heading.versions);
             return tracing::run(&suite).await;
+        }
+        Some(Mode::FleetLoad(ref fleet)) => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return fleet_load::run(&suite, fleet).await;
         }
         Some(Mode::Fleet) => fleet::run(&suite).await?,
         _ => cases::run(&suite).await,

@@ -213,17 +213,33 @@ impl Endpoint {
     }
 }
 
-/// Starts an etcd on a data folder, new or existing, and waits until it is healthy.
-pub(crate) async fn start_etcd(
-    binaries: &Binaries,
-    folder: &Path,
-    data: &Path,
-    options: EtcdOptions,
-) -> Result<Process> {
-    let mut attempt = 1;
-    loop {
-        let (client, peer) = (free_address()?, free_address()?);
+/// A member of a cluster that is about to be started.
+struct Member {
+    name: String,
+    client: SocketAddr,
+    peer: SocketAddr,
+}
+
+impl Member {
+    fn new(name: impl Into<String>) -> Result<Member> {
+        Ok(Member {
+            name: name.into(),
+            client: free_address()?,
+            peer: free_address()?,
+        })
+    }
+
+    /// Starts the member; the caller waits until it is healthy.
+    fn spawn(
+        &self,
+        cluster: &[Member],
+        binaries: &Binaries,
+        folder: &Path,
+        data: &Path,
+        options: EtcdOptions,
+    ) -> Result<Process> {
         let tls_address = options.tls.map(|_| free_address()).transpose()?;
+        let Member { name, client, peer } = self;
         let mut listen = format!("http://{client}");
         let mut command = Command::new(&binaries.etcd);
         if let Some((tls, address)) = options.tls.zip(tls_address) {
@@ -234,8 +250,12 @@ pub(crate) async fn start_etcd(
                 .arg("--key-file")
                 .arg(&tls.key);
         }
+        let urls = cluster
+            .iter()
+            .map(|member| format!("{}=http://{}", member.name, member.peer));
+        let urls: Vec<_> = urls.collect();
         command
-            .args(["--name", "bench", "--log-level", "error", "--enable-pprof"])
+            .args(["--name", name, "--log-level", "error", "--enable-pprof"])
             .args(["--quota-backend-bytes", "8589934592", "--max-txn-ops", "2048"])
             .arg("--data-dir")
             .arg(data)
@@ -243,27 +263,62 @@ pub(crate) async fn start_etcd(
             .args(["--advertise-client-urls", &format!("http://{client}")])
             .args(["--listen-peer-urls", &format!("http://{peer}")])
             .args(["--initial-advertise-peer-urls", &format!("http://{peer}")])
-            .args(["--initial-cluster", &format!("bench=http://{peer}")])
+            .args(["--initial-cluster", &urls.join(",")])
             .stdin(Stdio::null())
             .stdout(Stdio::null());
         if options.no_fsync {
             command.arg("--unsafe-no-fsync");
         }
         let (child, log) = spawn("etcd", command, folder)?;
-        let mut etcd = Process {
+        Ok(Process {
             name: "etcd",
             child,
             log,
-            address: client,
-            metrics_address: client,
+            address: *client,
+            metrics_address: *client,
             tls_address,
-        };
+        })
+    }
+}
+
+/// Starts an etcd on a data folder, new or existing, and waits until it is healthy.
+pub(crate) async fn start_etcd(
+    binaries: &Binaries,
+    folder: &Path,
+    data: &Path,
+    options: EtcdOptions,
+) -> Result<Process> {
+    let mut attempt = 1;
+    loop {
+        let member = [Member::new("bench")?];
+        let mut etcd = member[0].spawn(&member, binaries, folder, data, options)?;
         match etcd.wait_for_200("/health", START_DEADLINE).await {
             Ok(()) => return Ok(etcd),
             Err(error) if attempt == PORT_ATTEMPTS => return Err(error),
             Err(_) => attempt += 1,
         }
     }
+}
+
+/// Starts an empty cluster with this number of members, and waits until they are healthy.
+pub(crate) async fn start_cluster(
+    binaries: &Binaries,
+    folder: &Path,
+    members: usize,
+    options: EtcdOptions,
+) -> Result<Vec<Process>> {
+    let cluster: Vec<_> = (0..members)
+        .map(|number| Member::new(format!("bench-{number}")))
+        .collect::<Result<_>>()?;
+    let start = |member: &Member| {
+        let data = folder.join(&member.name);
+        member.spawn(&cluster, binaries, folder, &data, options)
+    };
+    let mut processes: Vec<_> = cluster.iter().map(start).collect::<Result<_>>()?;
+    for etcd in &mut processes {
+        etcd.wait_for_200("/health", START_DEADLINE).await?;
+    }
+    Ok(processes)
 }
 
 /// Starts etcd's grpc-proxy in front of an etcd, and waits until it is healthy.
@@ -297,23 +352,25 @@ pub(crate) async fn start_grpc_proxy(binaries: &Binaries, folder: &Path, etcd: E
     }
 }
 
-/// Starts rangecache in front of an etcd with additional flags and variables, and waits until it listens; its mirrors
+/// Starts rangecache in front of an etcd's members with additional flags and variables, and waits until it listens; its mirrors
 /// may still be loading.
 pub(crate) async fn start_rangecache(
     binaries: &Binaries,
     folder: &Path,
-    etcd: Endpoint,
+    etcd: &[Endpoint],
     flags: &[&str],
     environment: &[(&str, &str)],
 ) -> Result<Process> {
+    let urls: Vec<_> = etcd.iter().copied().map(Endpoint::url).collect();
+    let first = etcd.first().context("rangecache needs an endpoint")?;
     let mut command = Command::new(&binaries.rangecache);
     command
-        .args(["--endpoints", &etcd.url()])
+        .args(["--endpoints", &urls.join(",")])
         .args([
             "--listen-client-urls",
-            &format!("{}://127.0.0.1:0", etcd.scheme()),
+            &format!("{}://127.0.0.1:0", first.scheme()),
         ])
-        .args(etcd.flags())
+        .args(first.flags())
         .args(["--listen-metrics-urls", "http://127.0.0.1:0"])
         .args(["--log-format", "json"])
         .args(&binaries.rangecache_flags)

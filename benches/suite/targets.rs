@@ -180,7 +180,7 @@ impl Setup {
 
     async fn launch_rangecache_with(&self, flags: &[&str], environment: &[(&str, &str)]) -> Result<Process> {
         let (folder, etcd) = (self.folder.path(), self.endpoint());
-        processes::start_rangecache(&self.binaries, folder, etcd, flags, environment).await
+        processes::start_rangecache(&self.binaries, folder, &[etcd], flags, environment).await
     }
 
     /// Stops all processes, and starts etcd again on the same data, with an empty heap.

@@ -10,6 +10,8 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::history::Before;
+use super::load_pace::KEY_COST_BYTES;
+use super::load_pacing::{PacedChannel, PacedLoad};
 use super::mirrors::Mirrors;
 use super::state::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
@@ -18,7 +20,7 @@ use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::scope::Scope;
 use crate::keyspace::successor;
 use crate::net::Url;
-use crate::upstream::{Channel, ConnectError, Connection, ReceiveWindow, current_header, pace, page_limit};
+use crate::upstream::{ConnectError, Connection, ReceiveWindow, current_header, page_limit};
 
 /// Timeout for the next page or chunk.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -35,9 +37,6 @@ const MAX_RESUMES: u32 = 5;
 const RESUME_PAUSE: Duration = Duration::from_millis(100);
 /// Timeout for connecting to any endpoint.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Highest rate of a load. etcd serves other clients meanwhile: unlimited, a load would take one core of etcd and one
-/// of rangecache.
-const LOAD_BYTES_PER_SECOND: f64 = 512e6;
 /// Keys whose tree is built at once: that takes less than handing it to another thread and back.
 const BUILT_AT_ONCE_KEYS: usize = 1_000;
 /// Memory of an entry in addition to its own bytes, for the budget during a load (estimate: leaf slot, reference
@@ -107,6 +106,7 @@ pub(super) struct Load<'a> {
 /// The keys of a load that have arrived so far.
 struct Gathered<'a> {
     load: &'a Load<'a>,
+    pacing: Arc<PacedLoad>,
     /// etcd's header at the revision of the load.
     pinned: ResponseHeader,
     max_bytes: u64,
@@ -191,7 +191,7 @@ impl Load<'_> {
         let connecting = self
             .mirrors
             .upstream
-            .dedicated(ReceiveWindow::DEDICATED, but, deadline);
+            .dedicated(ReceiveWindow::LOAD, but, deadline);
         Ok(connecting.await?)
     }
 
@@ -238,6 +238,7 @@ impl<'a> Gathered<'a> {
         let now = Instant::now();
         Gathered {
             load,
+            pacing: Arc::new(load.mirrors.load_pacing.begin()),
             pinned,
             max_bytes: load.mirrors.budget_of(load.mirror),
             entries: Vec::new(),
@@ -248,9 +249,19 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    /// Reads the remaining keys.
+    /// Reads the remaining keys, and measures etcd's latency meanwhile.
     async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
+        let (pacing, load) = (Arc::clone(&self.pacing), self.load);
+        tokio::select! {
+            biased;
+            read = self.read_paced(connection) => read,
+            never = pacing.measure(&load.mirrors.upstream, connection, &load.mirror.scope) => match never {},
+        }
+    }
+
+    async fn read_paced(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
         let (channel, origin) = connection.own_channel();
+        let channel = self.pacing.channel(channel);
         let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
         let reason = match self.load.mirrors.upstream.lacks_range_stream(connection) {
             Some(reason) => reason,
@@ -285,7 +296,7 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    async fn by_stream(&mut self, client: &mut KvClient<Channel>) -> Result<(), LoadError> {
+    async fn by_stream(&mut self, client: &mut KvClient<PacedChannel>) -> Result<(), LoadError> {
         let call = client.range_stream(self.rest());
         let mut stream = tokio::time::timeout(PIECE_TIMEOUT, call)
             .await
@@ -301,7 +312,6 @@ impl<'a> Gathered<'a> {
                 // Only the last chunk has a header.
                 is_whole |= response.header.is_some();
                 self.add(&response)?;
-                pace(self.began, self.bytes, LOAD_BYTES_PER_SECOND).await;
             }
         }
         if is_whole {
@@ -311,7 +321,7 @@ impl<'a> Gathered<'a> {
         }
     }
 
-    async fn by_pages(&mut self, client: &mut KvClient<Channel>) -> Result<(), LoadError> {
+    async fn by_pages(&mut self, client: &mut KvClient<PacedChannel>) -> Result<(), LoadError> {
         loop {
             let request = RangeRequest {
                 limit: self.page_limit(),
@@ -325,7 +335,7 @@ impl<'a> Gathered<'a> {
             if !response.more || response.kvs.is_empty() {
                 return Ok(());
             }
-            pace(self.began, self.bytes, LOAD_BYTES_PER_SECOND).await;
+            self.pacing.pay().await;
         }
     }
 
@@ -340,6 +350,7 @@ impl<'a> Gathered<'a> {
     /// Adds one page or chunk.
     fn add(&mut self, response: &RangeResponse) -> Result<(), LoadError> {
         self.entries.reserve(response.kvs.len());
+        self.pacing.charge(response.kvs.len() as u64 * KEY_COST_BYTES);
         for key_value in &response.kvs {
             let entry = Entry::from_key_value(key_value)?;
             self.bytes += entry.encoded_len() as u64;
@@ -376,6 +387,7 @@ impl<'a> Gathered<'a> {
                 keys = self.entries.len(),
                 bytes = self.bytes,
                 seconds = self.began.elapsed().as_secs(),
+                bytes_per_second = self.pacing.rate(),
                 "loading"
             );
         }

@@ -11,6 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::cluster_state::{Before, ClusterState, Verdict};
 use super::freshness::{Findings, Freshness};
+use super::load_pacing::LoadPacing;
 use super::pinned::Pinned;
 use super::slots::{Slot, Slots};
 use super::state::Mirror;
@@ -48,6 +49,8 @@ pub struct Mirrors {
     pub(super) compaction_found: Arc<Notify>,
     /// The turn of a comparison of a connection's history ([`Mirrors::is_of_history`]).
     pub(super) history_checks: Semaphore,
+    /// The rate of loads.
+    pub(super) load_pacing: Arc<LoadPacing>,
     pub(super) tasks: TaskTracker,
     pub(super) stop: CancellationToken,
 }
@@ -115,6 +118,7 @@ impl Mirrors {
             probe_interval: config.etcd.probe_interval,
             compaction_found,
             history_checks: Semaphore::new(1),
+            load_pacing: Arc::new(LoadPacing::new()),
             tasks: tasks.clone(),
             stop: stop.clone(),
         }

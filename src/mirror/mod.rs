@@ -6,6 +6,7 @@
 //! | `slots`, `changes` | places of mirrors; those that a reload adds or removes |
 //! | `lifecycle` | load, follow, resume, reload |
 //! | `load` | a scope's keys at one pinned revision |
+//! | `load_pace`, `load_pacing` | the rate of loads, by etcd's latency |
 //! | `load_cause` | causes of loads, for the metric and the log |
 //! | `feed`, `feed_end` | the watch that keeps a mirror up to date (I9), and how it ends |
 //! | `feed_member` | cluster, history and version of the member that feeds a mirror |
@@ -48,6 +49,8 @@ mod lag;
 mod lifecycle;
 mod load;
 mod load_cause;
+mod load_pace;
+mod load_pacing;
 mod mirrors;
 mod over_budget;
 mod past_revisions;

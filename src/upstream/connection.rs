@@ -50,8 +50,10 @@ impl ReceiveWindow {
     pub const SHARED: ReceiveWindow = ReceiveWindow { stream: 256 << 10 };
     /// For calls of which many are in flight at once, and whose responses are short.
     pub const SMALL: ReceiveWindow = ReceiveWindow { stream: 64 << 10 };
-    /// For the connection of one feed or one load, which is always read.
+    /// For the connection of one feed, which is always read.
     pub const DEDICATED: ReceiveWindow = ReceiveWindow { stream: 8 << 20 };
+    /// For the connection of one load, which is read at a rate: etcd sends no more than this ahead of it.
+    pub const LOAD: ReceiveWindow = ReceiveWindow { stream: 1 << 20 };
 }
 
 /// Why a call got no response.

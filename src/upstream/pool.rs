@@ -124,6 +124,22 @@ impl Upstream {
         }
     }
 
+    /// A live connection of `class`, to `url` if there is one; waits for one until `deadline`.
+    ///
+    /// # Errors
+    /// [`NoEndpoint`] if none was opened by then.
+    pub async fn connection_to(
+        &self,
+        class: ConnectionClass,
+        url: &Url,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, NoEndpoint> {
+        match self.least_busy(class, |connection| connection.url() == url) {
+            Some(connection) => Ok(connection),
+            None => self.connection(class, deadline).await,
+        }
+    }
+
     /// A live connection of class `Stream` to an endpoint that may have RangeStream; waits until `deadline` for any
     /// endpoint to be connected. In a cluster of mixed versions, an endpoint that has RangeStream is preferred.
     ///

@@ -284,7 +284,7 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
         data.fill(&setup.connect().await?, 15_000).await?;
         setup.restart_etcd().await?;
         progress("P11 cold load");
-        report.add("P11", cold_load::p11(&setup, &data, rounds).await);
+        report.add("P11", cold_load::large(&setup, &data, rounds).await);
     }
     Ok(())
 }
@@ -292,7 +292,7 @@ async fn large_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
 /// A store that grows from 10k to 1M small objects.
 async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
-    if !args.wants(&["P8", "P12", "P15", "P17"]) {
+    if !args.wants(&["P8", "P11", "P12", "P15", "P17"]) {
         return Ok(());
     }
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
@@ -302,7 +302,7 @@ async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     for keys in [10_000, 100_000, 300_000, 1_000_000] {
         let wanted: &[&str] = match keys {
             300_000 => &["P8", "P17"],
-            1_000_000 => &["P12", "P15"],
+            1_000_000 => &["P11", "P12", "P15"],
             _ => &["P15"],
         };
         if !args.wants(wanted) {
@@ -332,6 +332,12 @@ async fn growing_store(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
             if let Err(error) = growth.measure(&setup, &data, rounds).await {
                 report.note(format!("P15 was not measured with {keys} keys: {error:#}"));
             }
+        }
+        if keys == 1_000_000 && args.wants(&["P11"]) {
+            setup.restart_etcd().await?;
+            progress("P11 cold load, 100 B");
+            let rows = cold_load::with_others(&setup, &data, rounds, "1M × 100 B").await;
+            report.add("P11", rows);
         }
         if keys == 1_000_000 && args.wants(&["P12"]) {
             setup.restart_etcd().await?;

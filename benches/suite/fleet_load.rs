@@ -1,0 +1,156 @@
+//! Loads of a whole fleet: many rangecaches start at once in front of one cluster, while another client reads from it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use crate::args::FleetLoad;
+use crate::cases::{Suite, progress};
+use crate::client::{Connection, Windows};
+use crate::dataset::Dataset;
+use crate::load::{self, Op, Outcome};
+use crate::open_loop::open_loop;
+use crate::processes::{self, Endpoint, Process};
+use crate::usage::CpuSample;
+
+/// Length of the measurement before the loads.
+const BEFORE: Duration = Duration::from_secs(5);
+/// Length of the measurements during the loads, which follow each other.
+const SLICE: Duration = Duration::from_millis(500);
+
+/// The other client: reads of single keys, from each member in turn.
+#[derive(Clone)]
+struct Reader {
+    connections: Arc<Vec<Connection>>,
+    gets: Arc<Vec<Op>>,
+    per_second: u32,
+}
+
+impl Reader {
+    async fn read(&self, duration: Duration) -> Result<Outcome> {
+        if self.per_second == 0 {
+            tokio::time::sleep(duration).await;
+            return Ok(Outcome::default());
+        }
+        let reader = self.clone();
+        open_loop(self.per_second, duration, move |number| {
+            let reader = reader.clone();
+            async move {
+                let connection = &reader.connections[number % reader.connections.len()];
+                load::checked_call(connection, &reader.gets[number % reader.gets.len()]).await
+            }
+        })
+        .await
+    }
+
+    /// Reads until `is_over`.
+    async fn read_until(&self, is_over: &AtomicBool) -> Result<Outcome> {
+        let mut sum = Outcome::default();
+        while !is_over.load(Ordering::Relaxed) {
+            sum.merge(self.read(SLICE).await?);
+        }
+        sum.latencies_ns.sort_unstable();
+        Ok(sum)
+    }
+}
+
+/// Measures each round with rangecaches of its own, and prints one line for each.
+pub(crate) async fn run(suite: &Suite, fleet: &FleetLoad) -> Result<()> {
+    let data = Dataset {
+        prefix: "/registry/pods/",
+        keys: fleet.megabytes * 1_000_000 / fleet.value_bytes,
+        value_bytes: fleet.value_bytes,
+    };
+    let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
+    let (binaries, options) = (&suite.binaries, suite.options);
+    let members = processes::start_cluster(binaries, folder.path(), fleet.members, options).await?;
+    let mut connections = Vec::new();
+    for member in &members {
+        connections.push(Connection::open(member.address, Windows::LARGE).await?);
+    }
+    progress(&format!("filling {} keys", data.keys));
+    let first = Arc::new(Connection::open(members[0].address, Windows::LARGE).await?);
+    data.fill(&first, 0).await?;
+    let mut gets = data.gets();
+    load::learn(&first, &mut gets).await?;
+    // The header names the member, whose ids have different lengths.
+    gets.iter_mut().for_each(|get| get.expected_bytes = None);
+    let reader = Reader {
+        connections: Arc::new(connections),
+        gets: Arc::new(gets),
+        per_second: fleet.gets_per_second,
+    };
+    let endpoints: Vec<_> = members
+        .iter()
+        .map(|member| Endpoint {
+            address: member.address,
+            tls: None,
+        })
+        .collect();
+    println!(
+        "{} rangecaches load {} keys of {} bytes each from {} members; another client sends {} GETs a second",
+        fleet.sidecars, data.keys, data.value_bytes, fleet.members, fleet.gets_per_second
+    );
+    for round in 0..suite.args.rounds {
+        progress(&format!("round {}", round + 1));
+        let before = reader.read(BEFORE).await?;
+        let pids: Vec<_> = members.iter().map(Process::pid).collect();
+        let sample = || -> Result<Vec<CpuSample>> { pids.iter().map(|pid| CpuSample::of(*pid)).collect() };
+        let cpu = sample()?;
+        let is_over = Arc::new(AtomicBool::new(false));
+        let reading = {
+            let (reader, is_over) = (reader.clone(), is_over.clone());
+            tokio::spawn(async move { reader.read_until(&is_over).await })
+        };
+        let start = Instant::now();
+        let mut loads = tokio::task::JoinSet::new();
+        for _ in 0..fleet.sidecars {
+            let launched = processes::start_rangecache(binaries, folder.path(), &endpoints, &[], &[]).await?;
+            loads.spawn(async move {
+                let mut process = launched;
+                process.wait_ready().await?;
+                Ok::<_, anyhow::Error>((start.elapsed(), process))
+            });
+        }
+        // Kept, so that their ends are not part of the measurement.
+        let (mut ready, mut processes) = (Vec::new(), Vec::new());
+        while let Some(loaded) = loads.join_next().await {
+            let (elapsed, process) = loaded??;
+            ready.push(elapsed.as_secs_f64());
+            processes.push(process);
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let used: Vec<_> = sample()?
+            .iter()
+            .zip(&cpu)
+            .map(|(now, before)| format!("{:.1}", now.since(before) as f64 / 1e9))
+            .collect();
+        is_over.store(true, Ordering::Relaxed);
+        let during = reading.await??;
+        drop(processes);
+        print(round, &before, &during, &ready, seconds, &used);
+    }
+    Ok(())
+}
+
+fn print(round: usize, before: &Outcome, during: &Outcome, ready: &[f64], seconds: f64, etcd_cpu: &[String]) {
+    let milliseconds = |outcome: &Outcome, share| outcome.percentile_ns(share) as f64 / 1e6;
+    let (p99_before, p99_during) = (milliseconds(before, 0.99), milliseconds(during, 0.99));
+    let ready: Vec<_> = ready.iter().map(|seconds| format!("{seconds:.1}")).collect();
+    println!(
+        "round {}: GET p50 {:.2} → {:.2} ms, p99 {p99_before:.2} → {p99_during:.2} ms ({:.1}×), {} failed; all ready \
+         after {seconds:.1} s, each after {} s; etcd's CPU by member {} s",
+        round + 1,
+        milliseconds(before, 0.5),
+        milliseconds(during, 0.5),
+        p99_during / p99_before,
+        before.errors + during.errors,
+        ready.join(" "),
+        etcd_cpu.join(" "),
+    );
+    if let Some(error) = before.first_error.as_ref().or(during.first_error.as_ref()) {
+        println!("  {error}");
+    }
+}
