@@ -22,6 +22,7 @@ pub struct Builder {
     hosts: Option<PathBuf>,
     control_group: Option<PathBuf>,
     open_files: Option<(u32, u32)>,
+    behind: Option<Box<Rangecache>>,
 }
 
 impl Builder {
@@ -115,6 +116,7 @@ impl Builder {
             _dir: dir,
             url: urls.0,
             metrics_url: urls.1,
+            _behind: self.behind,
         }
     }
 }
@@ -125,12 +127,20 @@ pub struct Rangecache {
     _dir: TempDir,
     url: String,
     metrics_url: String,
+    _behind: Option<Box<Rangecache>>,
 }
 
 impl Rangecache {
     /// Settings for a rangecache that mirrors the whole keyspace of `etcd`.
     pub fn before(etcd: &Etcd) -> Builder {
         Self::at(&etcd.url())
+    }
+
+    /// Settings for a rangecache whose etcd is another rangecache, which ends with it.
+    pub fn before_another(behind: Rangecache) -> Builder {
+        let mut builder = Self::at(&behind.url);
+        builder.behind = Some(Box::new(behind));
+        builder
     }
 
     /// Settings with these `--endpoints`.
@@ -142,6 +152,7 @@ impl Rangecache {
             hosts: None,
             control_group: None,
             open_files: None,
+            behind: None,
         }
     }
 

@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::header::CONTENT_LENGTH;
 use http::request::Parts;
 use http::{HeaderMap, Uri};
 use http_body::Frame;
@@ -126,9 +127,10 @@ impl PageCalls {
     ) -> PageCalls {
         parts.uri = Uri::from_static(RANGE);
         // The pager enforces the deadline for all pages together. Pages are decoded here, so they must not be
-        // compressed.
+        // compressed. The requests have lengths of their own: etcd ignores a wrong one, a proxy resets the call.
         parts.headers.remove("grpc-timeout");
         parts.headers.remove("grpc-accept-encoding");
+        parts.headers.remove(CONTENT_LENGTH);
         PageCalls {
             forward: Arc::clone(forward),
             turns: Arc::clone(turns),

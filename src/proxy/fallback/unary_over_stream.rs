@@ -109,6 +109,8 @@ impl UnaryOverStream {
         let mut parts = parts.clone();
         parts.uri = Uri::from_static(RANGE_STREAM);
         remove_own_metadata(&mut parts.headers);
+        // That of the client's message, which is encoded in another way here.
+        parts.headers.remove(CONTENT_LENGTH);
         let request = Request::from_parts(parts, Outgoing::whole(framed(&stream_request(query))));
         let (response, _in_flight) = connection
             .send(request)

@@ -3,7 +3,7 @@
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
-use super::{NEVER_STREAMED, NOT_MIRRORED, current, start};
+use super::{NEVER_STREAMED, NOT_MIRRORED, current, start, start_before};
 use testkit::etcd::{Etcd, Version};
 use testkit::pb::{BY_KEY, RangeRequest};
 use testkit::shapes::{Revisions, at_random, by_hand, order_is_open, write_first_part, write_second_part};
@@ -27,6 +27,12 @@ fn is_not_etcds(request: &RangeRequest) -> bool {
 }
 
 async fn streams_are_etcds(version: Version, flags: &[(&str, &str)], from: From) {
+    streams_through_rangecaches_are_etcds(version, &[flags], from).await;
+}
+
+/// With one rangecache or several, one before the other. The first of them is next to etcd; `from` is where the last one's
+/// responses come from.
+async fn streams_through_rangecaches_are_etcds(version: Version, chain: &[&[(&str, &str)]], from: From) {
     let etcd = Etcd::start(version).await;
     let direct = etcd.client().await;
     // Requests whose refusals are expected, whatever the version.
@@ -35,7 +41,10 @@ async fn streams_are_etcds(version: Version, flags: &[(&str, &str)], from: From)
     write_first_part(&direct).await;
     let compacted = current(&direct).await - 20;
     direct.compact(compacted).await.expect("etcd compacts");
-    let rangecache = start(&etcd, flags).await;
+    let mut rangecache = start(&etcd, chain[0]).await;
+    for flags in &chain[1..] {
+        rangecache = start_before(rangecache, flags).await;
+    }
     let through = rangecache.client().await;
     let loaded = current(&direct).await;
     write_second_part(&direct).await;
@@ -153,6 +162,34 @@ async fn streams_from_pages_equal_unary_responses_3_5() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_from_pages_equal_unary_responses_3_7() {
     streams_are_etcds(Version::V3_7, NEVER_STREAMED, From::Pages).await;
+}
+
+/// Two rangecaches: from the memory of the second, from that of the first, from etcd's stream through both, and from pages
+/// that the second reads from the first one's memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_through_two_rangecaches_equal_etcds_3_7() {
+    for (first, second, from) in [
+        (&[][..], &[][..], From::Memory),
+        (&[], NOT_MIRRORED, From::EtcdsStream),
+        (NOT_MIRRORED, NOT_MIRRORED, From::EtcdsStream),
+        (&[], NEVER_STREAMED, From::Pages),
+    ] {
+        println!("{first:?}, and before it {second:?}");
+        streams_through_rangecaches_are_etcds(Version::V3_7, &[first, second], from).await;
+    }
+}
+
+/// etcd 3.6 has no RangeStream: the first rangecache has it all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn streams_through_two_rangecaches_equal_unary_responses_3_6() {
+    for (first, second, from) in [
+        (&[][..], &[][..], From::Memory),
+        (&[], NOT_MIRRORED, From::Pages),
+        (NOT_MIRRORED, NOT_MIRRORED, From::Pages),
+    ] {
+        println!("{first:?}, and before it {second:?}");
+        streams_through_rangecaches_are_etcds(Version::V3_6, &[first, second], from).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

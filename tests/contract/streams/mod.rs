@@ -11,7 +11,7 @@ mod scripted;
 use testkit::etcd::Etcd;
 use testkit::grpc::{Client, Status, Stream};
 use testkit::pb::{RangeRequest, RangeResponse, RangeStreamResponse, RequestOp};
-use testkit::proxy::Rangecache;
+use testkit::proxy::{Builder, Rangecache};
 use testkit::wait::SOON;
 
 const NOT_MIRRORED: &[(&str, &str)] = &[("--cache-prefix", "/elsewhere/")];
@@ -68,7 +68,15 @@ async fn rest(stream: &mut Stream, first: RangeResponse) -> (Vec<RangeResponse>,
 
 /// Starts rangecache with these flags.
 async fn start(etcd: &Etcd, flags: &[(&str, &str)]) -> Rangecache {
-    let mut builder = Rangecache::before(etcd);
+    start_with(Rangecache::before(etcd), flags).await
+}
+
+/// Starts a rangecache whose etcd is another one.
+async fn start_before(behind: Rangecache, flags: &[(&str, &str)]) -> Rangecache {
+    start_with(Rangecache::before_another(behind), flags).await
+}
+
+async fn start_with(mut builder: Builder, flags: &[(&str, &str)]) -> Rangecache {
     for (flag, value) in flags {
         builder = builder.with(flag, value);
     }

@@ -61,6 +61,16 @@ async fn watch_programs_that_leave_memory_equal_etcds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watch_programs_through_two_rangecaches_equal_etcds() {
+    programs_equal_etcds(Version::V3_7, Source::MemoryOfSecond, PROGRAMS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn forwarded_watch_programs_through_two_rangecaches_equal_etcds() {
+    programs_equal_etcds(Version::V3_7, Source::MemoryOfFirst, PROGRAMS).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "make test-other-etcds"]
 async fn watch_programs_equal_etcds_3_8() {
     programs_equal_etcds(Version::V3_8, Source::Memory, PROGRAMS).await;

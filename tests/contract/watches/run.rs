@@ -25,6 +25,10 @@ const PROGRESS_REQUESTS: usize = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Memory,
+    /// Memory of a rangecache whose etcd is another rangecache, which serves its feed from memory.
+    MemoryOfSecond,
+    /// Forwarded to another rangecache, whose memory serves them.
+    MemoryOfFirst,
     /// Memory, as long as every watcher of a stream is under the mirrored prefix; then etcd, which continues it.
     Both,
     Etcd,
@@ -55,8 +59,15 @@ impl World {
             ..WatchCreateRequest::default()
         };
         let recorder = direct.watch(everything).await;
-        let watch_cache = if source == Source::Etcd { "off" } else { "auto" };
-        let mut rangecache = Rangecache::before(&etcd).with("--watch-cache", watch_cache);
+        let mut rangecache = match source {
+            Source::MemoryOfSecond | Source::MemoryOfFirst => {
+                Rangecache::before_another(Rangecache::before(&etcd).start().await)
+            }
+            Source::Memory | Source::Both | Source::Etcd => Rangecache::before(&etcd),
+        };
+        if matches!(source, Source::MemoryOfFirst | Source::Etcd) {
+            rangecache = rangecache.with("--watch-cache", "off");
+        }
         if source == Source::Both {
             rangecache = rangecache.with("--cache-prefix", "a");
         }
@@ -97,10 +108,9 @@ impl World {
             outcome = self.settle(&mut pairs).await;
         }
         let mut defects: Vec<String> = outcome.err().into_iter().collect();
-        let through = if self.source == Source::Memory {
-            Rules::MEMORY
-        } else {
-            Rules::ETCD
+        let through = match self.source {
+            Source::Memory | Source::MemoryOfSecond | Source::MemoryOfFirst => Rules::MEMORY,
+            Source::Both | Source::Etcd => Rules::ETCD,
         };
         let rules = [Rules::ETCD, through];
         for (number, pair) in pairs.iter().enumerate() {
@@ -358,10 +368,10 @@ impl World {
         );
         assert!(self.created > 0, "the programs created watchers");
         let is_right = match self.source {
-            Source::Memory => memory >= self.created as f64 && etcd == 0.0,
+            Source::Memory | Source::MemoryOfSecond => memory >= self.created as f64 && etcd == 0.0,
             // A replayed program may use one of them alone.
             Source::Both => self.created < 100 || (memory > 10.0 && etcd > 10.0),
-            Source::Etcd => memory == 0.0,
+            Source::MemoryOfFirst | Source::Etcd => memory == 0.0,
         };
         assert!(
             is_right,
