@@ -187,6 +187,13 @@ bench-kube: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## M
 	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_OBJECTS=20000 KUBE_SECONDS=15 KUBE_GRPC_PROXY=1 \
 	  $(GO) test -count=1 -timeout 20m -run TestTable -v ./...
 
+.PHONY: bench-keps
+bench-keps: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Run KEP-2340's benchmark and KEP-4988's reads with and without rangecache; options: KUBE_OBJECTS=5000 KUBE_LARGE_OBJECTS=30 KUBE_SECONDS=3
+	$(CARGO) build --release --locked --bin rangecache
+	cd tests/kube && RANGECACHE='$(CURDIR)/target/release/rangecache' KUBE_KEPS=1 KUBE_OBJECTS=$(or $(KUBE_OBJECTS),300000) \
+	  KUBE_LARGE_OBJECTS=$(or $(KUBE_LARGE_OBJECTS),300) KUBE_SECONDS=$(or $(KUBE_SECONDS),60) \
+	  $(GO) test -count=1 -timeout 60m -run TestKEPs -v ./...
+
 .PHONY: bench-behind
 bench-behind: $(addprefix $(TOOLS_DIR)/,kube-apiserver etcd-3.7) rust-present ## Measure --when-behind=forward and fail while rangecache restarts under 1,000 clients, and under a kube-apiserver
 	$(CARGO) build --release --locked --bin rangecache
@@ -300,7 +307,7 @@ go-present:
 # Checking rules needs no service discovery; without it promtool is half the size.
 tags_promtool := -tags=remove_all_sd
 # Without a version at build time kube-apiserver reports v0.0.0 in /version.
-ldflags_kube-apiserver := -X k8s.io/component-base/version.gitVersion=v1.37.1
+ldflags_kube-apiserver := -X k8s.io/component-base/version.gitVersion=v1.37.2
 override_etcd-3.7 := $(ETCD_3_7)
 override_etcd-3.6 := $(ETCD_3_6)
 override_etcd-3.5 := $(ETCD_3_5)

@@ -16,6 +16,7 @@ Examples:
   cargo bench --bench suite -- CASES=P1,P5 --rounds 7        two cases, seven rounds each
   cargo bench --bench suite -- --json out.json --svg docs    raw figures and drawings
   cargo bench --bench suite -- soak --seconds 600            does memory grow over time?
+  cargo bench --bench suite -- churn --seconds 600           does the history's bound hold?
   cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
   cargo bench --bench suite -- fleet                         1, 4 and 16 rangecaches before one etcd
   cargo bench --bench suite -- fleet-load                    16 rangecaches load at once
@@ -72,6 +73,12 @@ pub(crate) enum Mode {
     /// Send a long mixed load, and watch memory and file descriptors
     Soak {
         /// Duration of the load
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+    },
+    /// Replace objects faster than the history's bound allows it to keep them, and watch memory
+    Churn {
+        /// Duration of the puts
         #[arg(long, default_value_t = 600)]
         seconds: u64,
     },

@@ -5,6 +5,7 @@
 mod args;
 mod beside;
 mod cases;
+mod churn;
 mod client;
 mod dataset;
 mod fleet;
@@ -116,6 +117,10 @@ async fn suite(args: Args) -> Result<()> {
         Some(Mode::Soak { seconds }) => {
             println!("{}\n{}", heading.machine, heading.versions);
             return soak::run(&suite, seconds).await;
+        }
+        Some(Mode::Churn { seconds }) => {
+            println!("{}\n{}", heading.machine, heading.versions);
+            return churn::run(&suite, seconds).await;
         }
         Some(Mode::WatchSoak { minutes, watchers }) => {
             println!("{}\n{}", heading.machine, heading.versions);

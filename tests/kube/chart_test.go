@@ -278,7 +278,7 @@ spec:
   securityContext: {runAsNonRoot: true, runAsUser: 65532, seccompProfile: {type: RuntimeDefault}}
   containers:
     - name: kube-apiserver
-      image: registry.k8s.io/kube-apiserver:v1.37.1
+      image: registry.k8s.io/kube-apiserver:v1.37.2
       securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
 ` + regexp.MustCompile(`(?m)^`).ReplaceAllString(string(match[1]), "  ")
 }

@@ -113,3 +113,13 @@ func (p *process) cpuTime(t *testing.T) time.Duration {
 	must(t, "system time", err)
 	return time.Duration(user+system) * 10 * time.Millisecond
 }
+
+// residentBytes returns the process's resident memory.
+func (p *process) residentBytes(t *testing.T) int {
+	t.Helper()
+	statm, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.pid()))
+	must(t, p.name, err)
+	pages, err := strconv.Atoi(strings.Fields(string(statm))[1])
+	must(t, "resident pages", err)
+	return pages * os.Getpagesize()
+}
