@@ -168,6 +168,11 @@ impl LoadPace {
         (FLOOR * f64::from(self.loads) * 2_f64.powi(doublings)).min(CEILING)
     }
 
+    /// Whether loads have read what they may read at once.
+    pub(super) fn is_paced(&self) -> bool {
+        self.free == 0
+    }
+
     /// Charges `cost` bytes read at `now`.
     pub(super) fn charge(&mut self, now: Duration, cost: u64) {
         let free = cost.min(self.free);
@@ -377,7 +382,9 @@ mod tests {
         let mut pace = LoadPace::new(second);
         pace.begin();
         assert_eq!(pace.wait(second), None);
+        assert!(!pace.is_paced());
         pace.charge(second, FREE);
+        assert!(pace.is_paced());
         assert_eq!(pace.wait(second), None);
         // A second's worth.
         pace.charge(second, 4_000_000);

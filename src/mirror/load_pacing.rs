@@ -1,6 +1,7 @@
 //! Pacing of the loads of this process: measures etcd's latency during loads, and delays what they read.
 
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -97,13 +98,22 @@ impl PacedLoad {
     }
 
     /// Measures the latency of the member behind `connection`, by small linearizable reads within `scope` on a connection
-    /// that other calls use, until dropped.
+    /// that other calls use, from when the load is paced until dropped. Polled together with the load.
     pub(super) async fn measure(
         &self,
         upstream: &Upstream,
         connection: &Connection,
         scope: &Scope,
     ) -> Infallible {
+        // Polled with the load, so each time that something was read. Most loads are over before.
+        poll_fn(|_| {
+            if self.with(|pace, _| pace.is_paced()) == Some(true) {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+        .await;
         loop {
             // Held during the pause: loads measure in turns.
             let _turn = self.0.turn.acquire().await;
