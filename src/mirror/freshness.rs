@@ -266,11 +266,43 @@ impl Freshness {
         };
         rounds.in_flight += 1;
         rounds.last_sent = Some(Instant::now());
+        if !rounds.is_watched {
+            rounds.is_watched = true;
+            let freshness = Arc::clone(self);
+            self.tasks.spawn(async move {
+                let stop = freshness.stop.clone();
+                stop.run_until_cancelled(freshness.watch_slow_rounds()).await
+            });
+        }
         let freshness = Arc::clone(self);
         self.tasks.spawn(async move {
             let stop = freshness.stop.clone();
             stop.run_until_cancelled(freshness.run(&round)).await
         });
+    }
+
+    /// Sends the gathering round once the last one that was sent is slow: its reads need not wait for that one. Ends when
+    /// no round was sent for that long.
+    ///
+    /// One timer for all rounds: a timer of each round would be the earliest one of the process, and for that it costs a
+    /// system call and a further wake-up of the thread.
+    async fn watch_slow_rounds(self: &Arc<Self>) {
+        let mut watched = None;
+        loop {
+            let sent = {
+                let mut rounds = self.rounds.lock();
+                match rounds.last_sent {
+                    Some(sent) if watched != Some(sent) => sent,
+                    _ => {
+                        rounds.is_watched = false;
+                        return;
+                    }
+                }
+            };
+            watched = Some(sent);
+            tokio::time::sleep_until(sent + self.slow_round).await;
+            self.send_if_due(&mut self.rounds.lock());
+        }
     }
 
     /// Makes one check for all reads that have joined `round`.
@@ -283,21 +315,10 @@ impl Freshness {
             (state.span.clone(), state.at)
         };
         let mut span = span.and_then(|context| tracer.linked("quorum check", context));
-        let result = {
-            // A panic is caught, so that the waiting reads get a result in any case.
-            let deadline = round.created + self.timeout();
-            let check = caught(self.check(&Caller::Anonymous, at, span.as_deref_mut(), deadline));
-            let check = async { check.await.unwrap_or(Err(Reason::CheckFailed.into())) };
-            tokio::pin!(check);
-            match tokio::time::timeout(self.slow_round, check.as_mut()).await {
-                Ok(result) => result,
-                Err(_) => {
-                    // Reads that have gathered meanwhile need not wait for this slow check.
-                    self.send_if_due(&mut self.rounds.lock());
-                    check.await
-                }
-            }
-        };
+        // A panic is caught, so that the waiting reads get a result in any case.
+        let deadline = round.created + self.timeout();
+        let check = caught(self.check(&Caller::Anonymous, at, span.as_deref_mut(), deadline));
+        let result = check.await.unwrap_or(Err(Reason::CheckFailed.into()));
         let reads = {
             let mut state = round.state.lock();
             state.result = Some(result);

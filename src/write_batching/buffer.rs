@@ -20,7 +20,6 @@ const MAX_COLLECTED_BYTES: usize = 16 << 10;
 const MAX_COPIED_BYTES: usize = 8 << 10;
 /// Pieces of one write: as many as the HTTP/2 library passes on, and the collected bytes.
 const MAX_PIECES: usize = 65;
-
 /// Large writes of one poll up to which they leave at once: the first one is often the only one.
 const UNCORKED_WRITES: usize = 1;
 
@@ -33,6 +32,11 @@ pub struct LargeWrites<S> {
     /// nine bytes longer than the longest record of TLS: each frame would take a second record for them.
     pub record_bytes: Option<usize>,
 }
+
+/// Length of the HTTP/2 frame that acknowledges a ping: its head and eight bytes of the ping.
+const PING_ACK_BYTES: usize = 9 + 8;
+/// Head of that frame: length, type, flag, stream.
+const PING_ACK_HEAD: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 
 /// A stream and what is to be written to it. Only the task of its connection uses it, so that the lock is free; an
 /// upgraded connection's task has it alone.
@@ -78,6 +82,15 @@ impl<S: AsyncWrite + Unpin> WriteBuffer<S> {
     /// Whether something was collected that was not written.
     pub(super) fn has_collected(&self) -> bool {
         !self.0.lock().is_empty()
+    }
+
+    /// Whether nothing but acknowledgements of pings was collected and not written.
+    pub(super) fn has_only_ping_acks(&self) -> bool {
+        let shared = self.0.lock();
+        let unwritten = &shared.collected[shared.written..];
+        let mut frames = unwritten.chunks(PING_ACK_BYTES);
+        !unwritten.is_empty()
+            && frames.all(|frame| frame.len() == PING_ACK_BYTES && frame.starts_with(&PING_ACK_HEAD))
     }
 
     /// Begins to collect.

@@ -1,18 +1,27 @@
 //! The HTTP/2 client library sends the head of a request as soon as it is there, and its body only once the head has been
 //! taken from its queue: two writes for each request, and two reads for the peer.
+//!
+//! etcd's gRPC library sends a ping with the response to most requests, by which it measures how much may be in flight. The
+//! acknowledgement leaves with the next request.
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use hyper::rt::Executor;
 use hyper_util::rt::TokioExecutor;
 use parking_lot::Mutex;
 use pin_project_lite::pin_project;
 use tokio::io::AsyncWrite;
+use tokio::time::{Sleep, sleep};
 
 use super::buffer::WriteBuffer;
+
+/// Longest time for which the acknowledgement of a ping waits for a request. The peer waits for seconds before it takes a
+/// connection for dead.
+const PING_ACK_DELAY: Duration = Duration::from_millis(20);
 
 /// Executor for the tasks of an HTTP/2 client whose connection has a write buffer: the task that writes to the
 /// connection lets others run before what it has collected is written.
@@ -53,6 +62,7 @@ where
                 connection: future,
                 buffer,
                 waited: false,
+                timer: None,
             }),
             None => TokioExecutor::new().execute(future),
         }
@@ -60,13 +70,16 @@ where
 }
 
 pin_project! {
-    /// Writes what a poll of the connection has collected one scheduler turn later.
+    /// Writes what a poll of the connection has collected one scheduler turn later, and acknowledgements of pings with it.
     struct BatchRequests<F, S> {
         #[pin]
         connection: F,
         buffer: WriteBuffer<S>,
         // A turn has passed since there was something to write.
         waited: bool,
+        // When acknowledgements of pings leave on their own. It runs until it ends, whether they have left or not: setting a
+        // timer can cost a system call.
+        timer: Option<Pin<Box<Sleep>>>,
     }
 }
 
@@ -77,11 +90,29 @@ impl<F: Future, S: AsyncWrite + Unpin> Future for BatchRequests<F, S> {
         let this = self.project();
         this.buffer.collect();
         let polled = this.connection.poll(cx);
-        if polled.is_pending() && !*this.waited && this.buffer.has_collected() {
-            *this.waited = true;
-            // Moves this task to the end of the run queue.
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+        let timer = this.timer;
+        let is_late = timer
+            .as_mut()
+            .is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
+        if is_late {
+            *timer = None;
+        }
+        if polled.is_pending() && !is_late {
+            if this.buffer.has_only_ping_acks() {
+                if timer.is_none() {
+                    let timer = timer.insert(Box::pin(sleep(PING_ACK_DELAY)));
+                    // Registers the task.
+                    let _ = timer.as_mut().poll(cx);
+                }
+                *this.waited = false;
+                return Poll::Pending;
+            }
+            if !*this.waited && this.buffer.has_collected() {
+                *this.waited = true;
+                // Moves this task to the end of the run queue.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
         }
         *this.waited = false;
         this.buffer.poll_flush(cx);
@@ -98,10 +129,15 @@ mod tests {
     use http_body_util::Full;
     use hyper::client::conn::http2;
     use hyper_util::rt::TokioIo;
-    use tokio::io::{AsyncRead, DuplexStream, ReadBuf};
+    use tokio::io::{AsyncRead, AsyncWriteExt as _, DuplexStream, ReadBuf};
 
     use super::*;
     use crate::write_batching::write_buffer;
+
+    const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const SETTINGS_ACK: &[u8] = &[0, 0, 0, 4, 1, 0, 0, 0, 0];
+    const PING: &[u8] = b"\0\0\x08\x06\0\0\0\0\0a ping!!";
+    const PING_ACK: &[u8] = b"\0\0\x08\x06\x01\0\0\0\0a ping!!";
 
     /// A socket that keeps what each write has sent.
     struct Recording {
@@ -134,13 +170,17 @@ mod tests {
         }
     }
 
-    fn contains(write: &[u8], text: &[u8]) -> bool {
-        write.windows(text.len()).any(|part| part == text)
+    fn contains(write: &[u8], bytes: &[u8]) -> bool {
+        write.windows(bytes.len()).any(|part| part == bytes)
     }
 
-    #[tokio::test]
-    async fn heads_and_bodies_of_requests_leave_in_one_write() {
-        let (socket, _peer) = tokio::io::duplex(1 << 16);
+    /// A connection, its peer, and what is written to the peer from now on.
+    async fn connection() -> (
+        http2::SendRequest<Full<Bytes>>,
+        DuplexStream,
+        Arc<Mutex<Vec<Vec<u8>>>>,
+    ) {
+        let (socket, mut peer) = tokio::io::duplex(1 << 16);
         let writes = Arc::new(Mutex::new(Vec::new()));
         let recording = Recording {
             socket,
@@ -148,27 +188,61 @@ mod tests {
         };
         let (stream, buffer) = write_buffer(recording, None);
         let client = http2::Builder::new(RequestBatching::new(buffer)).handshake(TokioIo::new(stream));
-        let (mut sender, driver) = client.await.expect("a handshake without the peer");
+        let (sender, driver) = client.await.expect("a handshake without the peer");
         tokio::spawn(driver);
-        // The connection announces its windows.
-        for _ in 0..10 {
+        peer.write_all(SETTINGS).await.expect("an open connection");
+        // The connection announces its windows, and acknowledges the peer's settings.
+        wait_for(&writes, SETTINGS_ACK).await;
+        writes.lock().clear();
+        (sender, peer, writes)
+    }
+
+    async fn wait_for(writes: &Mutex<Vec<Vec<u8>>>, bytes: &[u8]) {
+        while !writes.lock().iter().any(|write| contains(write, bytes)) {
             tokio::task::yield_now().await;
         }
-        writes.lock().clear();
+    }
+
+    fn request(message: &'static str) -> Request<Full<Bytes>> {
+        let request = Request::post("http://etcd/").body(Full::new(Bytes::from(message)));
+        request.expect("a request")
+    }
+
+    #[tokio::test]
+    async fn heads_and_bodies_of_requests_leave_in_one_write() {
+        let (mut sender, _peer, writes) = connection().await;
         let mut calls = Vec::new();
         for message in ["first message", "second message"] {
-            let request = Request::post("http://etcd/").body(Full::new(Bytes::from(message)));
-            calls.push(tokio::spawn(sender.send_request(request.expect("a request"))));
+            calls.push(tokio::spawn(sender.send_request(request(message))));
         }
-        while !writes
-            .lock()
-            .iter()
-            .any(|write| contains(write, b"second message"))
-        {
-            tokio::task::yield_now().await;
-        }
+        wait_for(&writes, b"second message").await;
         let writes = writes.lock();
         assert!(contains(&writes[0], b"first message"), "{writes:?}");
         assert_eq!(writes.len(), 1, "{writes:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn acknowledgements_of_pings_leave_with_the_next_request() {
+        let (mut sender, mut peer, writes) = connection().await;
+        peer.write_all(PING).await.expect("an open connection");
+        // Every task that can run has run when the clock, which is paused, is moved.
+        sleep(PING_ACK_DELAY / 2).await;
+        assert!(writes.lock().is_empty(), "{writes:?}");
+        let _call = tokio::spawn(sender.send_request(request("message")));
+        wait_for(&writes, b"message").await;
+        let writes = writes.lock();
+        assert!(contains(&writes[0], PING_ACK), "{writes:?}");
+        assert_eq!(writes.len(), 1, "{writes:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn acknowledgements_of_pings_leave_without_a_request_in_time() {
+        let (_sender, mut peer, writes) = connection().await;
+        for _ in 0..2 {
+            peer.write_all(PING).await.expect("an open connection");
+            sleep(PING_ACK_DELAY * 2).await;
+            assert_eq!(*writes.lock(), [PING_ACK]);
+            writes.lock().clear();
+        }
     }
 }

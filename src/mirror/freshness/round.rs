@@ -64,6 +64,8 @@ pub(super) struct Rounds {
     last_reads: [u64; 2],
     /// A task will call `send_if_due` at the end of [`COALESCE_DELAY`].
     pub(super) is_delayed: bool,
+    /// A task will call `send_if_due` when the last round that was sent is slow.
+    pub(super) is_watched: bool,
 }
 
 impl Rounds {
