@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::{Parser, Subcommand};
 
 /// The cases of the table.
-const CASES: [&str; 29] = [
+const CASES: [&str; 30] = [
     "P1", "P2", "P3", "P4", "P5", "P6", "P7", "P8", "P9", "P10", "P11", "P12", "P13", "P14", "P15", "P16",
-    "P17", "P18", "P19", "P20", "P21", "P22", "P23", "P24", "P25", "P26", "P27", "STREAMS", "JSON",
+    "P17", "P18", "P19", "P20", "P21", "P22", "P23", "P24", "P25", "P26", "P27", "STREAMS", "PAST", "JSON",
 ];
 
 const EXAMPLES: &str = "\
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Measure something other than the cases.
     #[command(subcommand)]
     pub(crate) mode: Option<Mode>,
-    /// Run only these cases, P1 to P27, STREAMS and JSON [default: all]
+    /// Run only these cases, P1 to P27, STREAMS, PAST and JSON [default: all]
     #[arg(value_name = "CASES=P1,P5", value_parser = parse_cases_argument)]
     cases_argument: Option<CaseList>,
     /// The same, from the environment

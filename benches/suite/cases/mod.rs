@@ -8,6 +8,7 @@ pub(crate) mod lists;
 pub(crate) mod memory;
 pub(crate) mod not_mirrored;
 pub(crate) mod pages;
+pub(crate) mod past_revisions;
 pub(crate) mod points;
 pub(crate) mod puts;
 pub(crate) mod streams;
@@ -71,7 +72,7 @@ async fn start_targets(setup: &mut Setup, report: &mut Report) -> anyhow::Result
 /// 100k objects of 100 B: lists, single keys, puts, freshness.
 async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()> {
     let (args, rounds) = (&suite.args, suite.args.rounds);
-    if !args.wants(&["P1", "P4", "P5", "P6", "P7", "P13", "P14", "JSON"]) {
+    if !args.wants(&["P1", "P4", "P5", "P6", "P7", "P13", "P14", "PAST", "JSON"]) {
         return Ok(());
     }
     let data = Dataset {
@@ -107,6 +108,10 @@ async fn small_objects(suite: &Suite, report: &mut Report) -> anyhow::Result<()>
     if args.wants(&["P14"]) {
         progress("P14 reads during writes");
         report.add("P14", freshness::p14(&setup, rounds).await);
+    }
+    if args.wants(&["PAST"]) {
+        progress("PAST lists of past revisions during writes");
+        report.add("PAST", past_revisions::run(&setup, rounds).await);
     }
     if args.wants(&["JSON"]) {
         progress("JSON Ranges of the gateway");

@@ -9,6 +9,7 @@ use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
 use super::memory::lists_at_once;
 use super::pages::PAGE_KEYS;
 use super::puts::put;
+use crate::client::Method;
 use crate::dataset::{Dataset, fetch_message};
 use crate::load::{self, Op, Outcome, Shape};
 use crate::measure::{Block, CpuWatch, Series};
@@ -42,6 +43,10 @@ pub(crate) async fn p17(setup: &mut Setup, data: &Dataset, rounds: usize) -> Res
             let block = list_in_pages(&target, data).await?;
             series.entry(kind).or_default().push(block);
         }
+        // What etcd itself needs for one stream of the list: a list in pages cannot cost it less.
+        let etcd = start(setup, Kind::Direct).await?;
+        let block = list_as_stream(&etcd, data).await?;
+        series.entry(Kind::Floor).or_default().push(block);
     }
     let what = format!(
         "list of {}k outside the mirror, in pages of {PAGE_KEYS}",
@@ -64,6 +69,18 @@ pub(crate) async fn p17(setup: &mut Setup, data: &Dataset, rounds: usize) -> Res
         &[],
     );
     Ok(vec![cpu.with_series(series), time])
+}
+
+/// The list as one RangeStream.
+async fn list_as_stream(etcd: &Target, data: &Dataset) -> Result<Block> {
+    let connection = connections(etcd, 1).await?.remove(0);
+    let request = wire::frame(&wire::prefix_request(data.prefix));
+    let cpu = CpuWatch::start(etcd)?;
+    let (mut outcome, start) = (Outcome::default(), Instant::now());
+    let read = connection.call(Method::RangeStream, request).await;
+    outcome.count(start.elapsed(), read.map_err(|error| error.to_string()));
+    outcome.elapsed = start.elapsed();
+    cpu.finish(&outcome)
 }
 
 async fn list_in_pages(target: &Target, data: &Dataset) -> Result<Block> {
