@@ -239,6 +239,7 @@ impl Caller {
     async fn compact(&self, client: &Client, label: &str) {
         let begin = self.known.begin(self.from);
         let revision = begin.floor.revision - self.chance.within(0..30);
+        let revision = revision.min(self.known.compactable());
         if revision < 2 {
             return;
         }

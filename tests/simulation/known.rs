@@ -145,6 +145,11 @@ impl Known {
         }
     }
 
+    /// Highest revision that a client may compact.
+    pub fn compactable(&self) -> i64 {
+        self.cluster.look(|state| state.history().compactable)
+    }
+
     /// Judges an error in response to a RangeStream, which etcd ends if the revision of its first chunk is compacted.
     pub fn judge_refused_stream(&self, begin: &Begin, request: &RangeRequest, status: &Status) {
         let is_compacted = status.code == OUT_OF_RANGE && status.message.ends_with("has been compacted");

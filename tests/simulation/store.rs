@@ -32,6 +32,8 @@ pub struct Entry {
 #[derive(Clone, Debug)]
 pub struct History {
     pub cluster_id: u64,
+    /// Highest revision that may be compacted, [`i64::MAX`] unless rangecache has to see what is below.
+    pub compactable: i64,
     entries: Vec<Entry>,
     /// Events of each revision from 2 on; revision 1 is the empty store.
     revisions: Vec<Vec<Event>>,
@@ -49,6 +51,7 @@ impl History {
         };
         Self {
             cluster_id,
+            compactable: i64::MAX,
             entries: vec![first],
             revisions: Vec::new(),
             keys: BTreeMap::new(),
@@ -145,6 +148,7 @@ impl History {
         }
         Self {
             cluster_id: self.cluster_id,
+            compactable: self.compactable,
             entries: self.entries[..entries].to_vec(),
             revisions: self.revisions[..usize::try_from(last - 1).unwrap()].to_vec(),
             keys,
