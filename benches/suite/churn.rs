@@ -19,7 +19,7 @@ const PUTS_PER_SECOND: u32 = 500;
 const VALUE_BYTES: usize = 10 << 10;
 /// Keys that are written in turns.
 const KEYS: usize = 1000;
-/// rangecache's default `--history-max-bytes`.
+/// `--history-max-bytes` of rangecache.
 const HISTORY_MAX_BYTES: u64 = 256 << 20;
 /// Interval of the samples, and number of them to a line of the output.
 const SAMPLE: Duration = Duration::from_secs(1);
@@ -43,7 +43,10 @@ pub(crate) async fn run(suite: &Suite, seconds: u64) -> Result<()> {
     let mut setup = Setup::start(&suite.binaries, suite.options).await?;
     let etcd = setup.connect().await?;
     objects.fill(&etcd, 0).await?;
-    setup.start_only(Kind::Rangecache, &[]).await?;
+    let bound = HISTORY_MAX_BYTES.to_string();
+    setup
+        .start_only(Kind::Rangecache, &["--history-max-bytes", &bound])
+        .await?;
     let rangecache = setup.rangecache().context("rangecache was just started")?;
     let (pid, metrics_address) = (rangecache.pid(), rangecache.metrics_address);
     let before = sample(pid, metrics_address).await?;

@@ -22,6 +22,10 @@ const MAX_COPIED_BYTES: usize = 8 << 10;
 const MAX_PIECES: usize = 65;
 /// Large writes of one poll up to which they leave at once: the first one is often the only one.
 const UNCORKED_WRITES: usize = 1;
+/// Length of the HTTP/2 frame that acknowledges a ping: its head and eight bytes of the ping.
+const PING_ACK_BYTES: usize = 9 + 8;
+/// Head of that frame: length, type, flag, stream.
+const PING_ACK_HEAD: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 
 /// How the large writes of a stream leave.
 #[derive(Debug)]
@@ -32,11 +36,6 @@ pub struct LargeWrites<S> {
     /// nine bytes longer than the longest record of TLS: each frame would take a second record for them.
     pub record_bytes: Option<usize>,
 }
-
-/// Length of the HTTP/2 frame that acknowledges a ping: its head and eight bytes of the ping.
-const PING_ACK_BYTES: usize = 9 + 8;
-/// Head of that frame: length, type, flag, stream.
-const PING_ACK_HEAD: [u8; 9] = [0, 0, 8, 6, 1, 0, 0, 0, 0];
 
 /// A stream and what is to be written to it. Only the task of its connection uses it, so that the lock is free; an
 /// upgraded connection's task has it alone.
