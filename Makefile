@@ -135,11 +135,11 @@ $(TOOLS_DIR)/cargo/bin/cargo-fuzz:
 
 # A shard is a random sample: docs/mutants.md has results of some.
 .PHONY: mutants
-mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants rust-present ## Change the source in one place at a time, and list what no test notices; options: SHARD=0/66 MUTANTS=20 SEEDS=500
+mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants tools goclient rust-present ## Change the source in one place at a time, and list what no test notices; options: SHARD=0/66 MUTANTS=20 SEEDS=500
 	@MUTANTS='$(MUTANTS)' SEEDS='$(SEEDS)' $(timed) 'mutants' .ci/mutants $(SHARD)
 
 .PHONY: check-mutants
-check-mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants rust-present ## The same for the lines that have changed; options: BASE=origin/main MUTANTS=60
+check-mutants: $(TOOLS_DIR)/cargo/bin/cargo-mutants tools goclient rust-present ## The same for the lines that have changed; options: BASE=origin/main MUTANTS=60
 	@MUTANTS='$(MUTANTS)' SEEDS='$(SEEDS)' $(timed) 'mutants of changed lines' .ci/mutants --since \
 	  "$$(git merge-base HEAD '$(or $(BASE),origin/main)')"
 

@@ -1,4 +1,7 @@
 //! Loads of a whole fleet: many rangecaches start at once in front of one cluster, while another client reads from it.
+//!
+//! In production the sidecars are on other machines than etcd and the client. Here they run at the lowest CPU priority, so
+//! that the client's latency shows what they do to etcd, and not that they need a processor themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,13 +15,13 @@ use crate::client::{Connection, Windows};
 use crate::dataset::Dataset;
 use crate::load::{self, Op, Outcome};
 use crate::open_loop::open_loop;
-use crate::processes::{self, Endpoint, Process};
+use crate::processes::{self, Binaries, Endpoint, Process};
 use crate::usage::CpuSample;
 
 /// Length of the measurement before the loads.
 const BEFORE: Duration = Duration::from_secs(5);
 /// Length of the measurements during the loads, which follow each other.
-const SLICE: Duration = Duration::from_millis(500);
+const SLICE: Duration = Duration::from_secs(1);
 
 /// The other client: reads of single keys, from each member in turn.
 #[derive(Clone)]
@@ -45,14 +48,16 @@ impl Reader {
         .await
     }
 
-    /// Reads until `is_over`.
-    async fn read_until(&self, is_over: &AtomicBool) -> Result<Outcome> {
-        let mut sum = Outcome::default();
+    /// Reads until `is_over`; returns the p99 of each slice, too, in milliseconds.
+    async fn read_until(&self, is_over: &AtomicBool) -> Result<(Outcome, Vec<f64>)> {
+        let (mut sum, mut slices) = (Outcome::default(), Vec::new());
         while !is_over.load(Ordering::Relaxed) {
-            sum.merge(self.read(SLICE).await?);
+            let slice = self.read(SLICE).await?;
+            slices.push(slice.percentile_ns(0.99) as f64 / 1e6);
+            sum.merge(slice);
         }
         sum.latencies_ns.sort_unstable();
-        Ok(sum)
+        Ok((sum, slices))
     }
 }
 
@@ -64,7 +69,11 @@ pub(crate) async fn run(suite: &Suite, fleet: &FleetLoad) -> Result<()> {
         value_bytes: fleet.value_bytes,
     };
     let folder = tempfile::Builder::new().prefix("rangecache-bench-").tempdir()?;
-    let (binaries, options) = (&suite.binaries, suite.options);
+    let binaries = &Binaries {
+        is_rangecache_nice: true,
+        ..suite.binaries.clone()
+    };
+    let options = suite.options;
     let members = processes::start_cluster(binaries, folder.path(), fleet.members, options).await?;
     let mut connections = Vec::new();
     for member in &members {
@@ -128,9 +137,11 @@ pub(crate) async fn run(suite: &Suite, fleet: &FleetLoad) -> Result<()> {
             .map(|(now, before)| format!("{:.1}", now.since(before) as f64 / 1e9))
             .collect();
         is_over.store(true, Ordering::Relaxed);
-        let during = reading.await??;
+        let (during, slices) = reading.await??;
         drop(processes);
         print(round, &before, &during, &ready, seconds, &used);
+        let slices: Vec<_> = slices.iter().map(|p99| format!("{p99:.0}")).collect();
+        println!("  GET p99 of each second: {} ms", slices.join(" "));
     }
     Ok(())
 }

@@ -19,6 +19,8 @@ const START_DEADLINE: Duration = Duration::from_secs(60);
 const READY_DEADLINE: Duration = Duration::from_secs(180);
 /// Interval between polls.
 const POLL: Duration = Duration::from_millis(5);
+/// The interval between two polls is at least the time waited so far, divided by this.
+const POLLS: u32 = 50;
 /// Another process can take a free port before etcd binds it; then another port is tried.
 const PORT_ATTEMPTS: usize = 3;
 
@@ -33,6 +35,8 @@ pub(crate) struct Binaries {
     pub(crate) suite: PathBuf,
     /// Flags of every rangecache.
     pub(crate) rangecache_flags: Vec<String>,
+    /// Whether rangecaches run at the lowest CPU priority.
+    pub(crate) is_rangecache_nice: bool,
 }
 
 impl Binaries {
@@ -54,6 +58,7 @@ impl Binaries {
             rangecache,
             suite: std::env::current_exe()?,
             rangecache_flags: rangecache_flags.split_whitespace().map(String::from).collect(),
+            is_rangecache_nice: false,
         })
     }
 }
@@ -104,14 +109,14 @@ impl Process {
 
     /// Waits until `GET` of a path returns 200.
     async fn wait_for_200(&mut self, path: &str, deadline: Duration) -> Result<()> {
-        let until = Instant::now() + deadline;
+        let start = Instant::now();
         loop {
             let last = http1::get(self.metrics_address, path).await;
             if matches!(last, Ok((200, _))) {
                 return Ok(());
             }
             self.check_alive()?;
-            if Instant::now() > until {
+            if start.elapsed() > deadline {
                 let seen = match last {
                     Ok((status, body)) => format!("{status} {body}"),
                     Err(error) => error.to_string(),
@@ -121,7 +126,8 @@ impl Process {
                     self.name
                 );
             }
-            tokio::time::sleep(POLL).await;
+            // Each poll is a connection: what takes long is polled seldom, or the polls would be a load.
+            tokio::time::sleep(POLL.max(start.elapsed() / POLLS)).await;
         }
     }
 
@@ -364,6 +370,11 @@ pub(crate) async fn start_rangecache(
     let urls: Vec<_> = etcd.iter().copied().map(Endpoint::url).collect();
     let first = etcd.first().context("rangecache needs an endpoint")?;
     let mut command = Command::new(&binaries.rangecache);
+    if binaries.is_rangecache_nice {
+        // It executes rangecache in its own process.
+        command = Command::new("nice");
+        command.args(["-n", "19"]).arg(&binaries.rangecache);
+    }
     command
         .args(["--endpoints", &urls.join(",")])
         .args([

@@ -173,13 +173,28 @@ mod tests {
         let mut assembler = Assembler::new(10, 1 << 20);
         responses
             .iter()
-            .map(|response| match assembler.add(response).unwrap() {
-                Step::Wait => "wait".to_owned(),
-                Step::Apply { changes, revision } => format!("apply {} up to {revision}", changes.len()),
-                Step::Advance(revision) => format!("advance to {revision}"),
-                Step::Fenced(count) => format!("fenced {count}"),
-            })
+            .map(|response| described(assembler.add(response).unwrap()))
             .collect()
+    }
+
+    fn described(step: Step) -> String {
+        match step {
+            Step::Wait => "wait".to_owned(),
+            Step::Apply { changes, revision } => format!("apply {} up to {revision}", changes.len()),
+            Step::Advance(revision) => format!("advance to {revision}"),
+            Step::Fenced(count) => format!("fenced {count}"),
+        }
+    }
+
+    #[test]
+    fn step_behind_a_revision_has_the_events_after_it() {
+        for (known, expected) in [(10, "apply 3 up to 13"), (12, "apply 1 up to 13"), (13, "wait")] {
+            let mut assembler = Assembler::new(10, 1 << 20);
+            let events = vec![event(11), event(12), event(13)];
+            let step = assembler.add(&response(13, events, false)).unwrap();
+            assert_eq!(described(step.behind(known)), expected, "{known}");
+        }
+        assert_eq!(described(Step::Advance(7).behind(9)), "advance to 7");
     }
 
     #[test]

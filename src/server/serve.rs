@@ -204,7 +204,9 @@ async fn serve_connection<N, H, F, B, E>(
     };
     let handler = new_handler(&intake, &client, peer);
     let flooded = stream.flooded();
-    let service = service_fn(move |request| Handling::new(intake.begin(), handler(request, transport)));
+    // Boxed: hyper and tokio move a call several times before it runs, and once more when it ends.
+    let service =
+        service_fn(move |request| Box::pin(Handling::new(intake.begin(), handler(request, transport))));
     let large_writes = LargeWrites {
         set_corked: |stream: &Prefaced<Stream>, corked| set_corked(stream.stream(), corked),
         record_bytes: transport.tls.then_some(TLS_RECORD_BYTES),

@@ -20,6 +20,12 @@ proptest! {
     }
 
     #[test]
+    fn entries_are_equal_if_their_bytes_are(kv in key_value(), other in key_value()) {
+        prop_assert_eq!(kv.entry(), kv.entry());
+        prop_assert_eq!(kv.entry() == other.entry(), kv == other);
+    }
+
+    #[test]
     fn keys_only_encoding_equals_that_of_etcd(kv in key_value(), keep_lease: bool) {
         let expected = KeyValue { value: Vec::new(), lease: if keep_lease { kv.lease } else { 0 }, ..kv.clone() }.field();
         let entry = kv.entry();

@@ -50,8 +50,7 @@ pub(super) async fn receive(
     let deadline = recorder.arrived() + proxy.request_timeout;
     let mut uncounted = SHORT_MESSAGE_BYTES;
     let reading = read_message(body, MAX_MESSAGE_BYTES, |bytes| {
-        let counted = bytes.saturating_sub(uncounted);
-        uncounted -= bytes - counted;
+        let counted = take_counted(&mut uncounted, bytes);
         counted == 0 || call.try_grow(counted).is_ok()
     });
     let message = tokio::time::timeout_at(deadline, reading).await;
@@ -122,6 +121,13 @@ pub(super) async fn receive(
     })
 }
 
+/// How many of the `bytes` of a message that have arrived are to be counted, while `uncounted` of it are not.
+fn take_counted(uncounted: &mut u64, bytes: u64) -> u64 {
+    let counted = bytes.saturating_sub(*uncounted);
+    *uncounted -= bytes - counted;
+    counted
+}
+
 /// Whether an endpoint may run an etcd that does not check sort targets; true while versions are unknown.
 pub(super) fn sort_targets_are_unchecked(proxy: &Proxy) -> bool {
     proxy
@@ -129,4 +135,26 @@ pub(super) fn sort_targets_are_unchecked(proxy: &Proxy) -> bool {
         .upstream
         .lowest_version()
         .is_none_or(|version| !gates::UNKNOWN_SORT_TARGETS.is_open(version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_of_a_message_count_beyond_the_first_in_whatever_pieces_they_arrive() {
+        for (pieces, expected) in [
+            (&[10, 20][..], &[0, 0][..]),
+            (&[1024, 1], &[0, 1]),
+            (&[1000, 1000, 7], &[0, 976, 7]),
+            (&[5000, 5000], &[3976, 5000]),
+        ] {
+            let mut uncounted = SHORT_MESSAGE_BYTES;
+            let counted: Vec<_> = pieces
+                .iter()
+                .map(|bytes| take_counted(&mut uncounted, *bytes))
+                .collect();
+            assert_eq!(counted, expected, "{pieces:?}");
+        }
+    }
 }
