@@ -251,12 +251,9 @@ impl<'a> Gathered<'a> {
 
     /// Reads the remaining keys, and measures etcd's latency meanwhile.
     async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
-        let (pacing, load) = (Arc::clone(&self.pacing), self.load);
-        tokio::select! {
-            biased;
-            read = self.read_paced(connection) => read,
-            never = pacing.measure(&load.mirrors.upstream, connection, &load.mirror.scope) => match never {},
-        }
+        let (mirrors, scope) = (self.load.mirrors, &self.load.mirror.scope);
+        let _measuring = self.pacing.measure(mirrors, connection, scope);
+        self.read_paced(connection).await
     }
 
     async fn read_paced(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {

@@ -1,7 +1,6 @@
 //! Pacing of the loads of this process: measures etcd's latency during loads, and delays what they read.
 
 use std::convert::Infallible;
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -14,9 +13,11 @@ use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tower_service::Service;
 
 use super::load_pace::LoadPace;
+use super::mirrors::Mirrors;
 use crate::keyspace::scope::Scope;
 use crate::upstream::{Channel, Connection, ConnectionClass, Upstream, current_header, jittered};
 
@@ -97,28 +98,40 @@ impl PacedLoad {
         }
     }
 
-    /// Measures the latency of the member behind `connection`, by small linearizable reads within `scope` on a connection
-    /// that other calls use, from when the load is paced until dropped. Polled together with the load.
-    pub(super) async fn measure(
+    /// Measures the latency of the member behind `connection` while the load is paced, by small linearizable reads within
+    /// `scope` on a connection that other calls use, until the guard is dropped. In a task of its own: what the load does
+    /// between two reads is none of etcd's latency.
+    pub(super) fn measure(
+        self: &Arc<Self>,
+        mirrors: &Mirrors,
+        connection: &Arc<Connection>,
+        scope: &Scope,
+    ) -> DropGuard {
+        let (load, upstream) = (Arc::clone(self), Arc::clone(&mirrors.upstream));
+        let (connection, scope) = (Arc::clone(connection), scope.clone());
+        let ended = CancellationToken::new();
+        let measuring = async move { load.keep_measuring(&upstream, &connection, &scope).await };
+        mirrors
+            .tasks
+            .spawn(ended.clone().run_until_cancelled_owned(measuring));
+        ended.drop_guard()
+    }
+
+    async fn keep_measuring(
         &self,
         upstream: &Upstream,
         connection: &Connection,
         scope: &Scope,
     ) -> Infallible {
-        // Polled with the load, so each time that something was read. Most loads are over before.
-        poll_fn(|_| {
-            if self.with(|pace, _| pace.is_paced()) == Some(true) {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
-        })
-        .await;
         loop {
             // Held during the pause: loads measure in turns.
             let _turn = self.0.turn.acquire().await;
             let interval = self.with(|pace, _| pace.interval()).unwrap_or(LATENCY_TIMEOUT);
             tokio::time::sleep(jittered(interval)).await;
+            // Most loads are over before they are paced.
+            if self.with(|pace, _| pace.is_paced()) != Some(true) {
+                continue;
+            }
             let began = Instant::now();
             let read = async {
                 let deadline = began + LATENCY_TIMEOUT;
