@@ -33,8 +33,8 @@ const MIN_GROWTH: f64 = 2e6;
 const LARGEST_CUT: f64 = 0.5;
 /// A latency above this multiple of the lowest, plus [`TOLERATED`], is too high.
 const TOLERATED_FACTOR: f64 = 2.5;
-/// Waiting for a processor that is no sign of a queue.
-const TOLERATED: Duration = Duration::from_micros(200);
+/// Waiting for a processor, which is no sign of a queue: processors that sleep are woken late.
+const TOLERATED: Duration = Duration::from_micros(700);
 /// Above this multiple of what is tolerated a single figure shows a queue.
 const CERTAIN_FACTOR: f64 = 2.0;
 /// Reads that are taken together.
@@ -299,7 +299,12 @@ mod tests {
         let mut loaders: Vec<_> = (0..16).map(|number| Loader::new(number, 500e6)).collect();
         let (latencies, ended) = simulate(500e6, &mut loaders);
         let percentile = |share: usize| latencies[latencies.len() * share / 100];
-        assert!(percentile(75) <= BASE * 3, "others wait for {:?}", percentile(75));
+        let tolerated = BASE.mul_f64(TOLERATED_FACTOR) + TOLERATED;
+        assert!(
+            percentile(75) <= tolerated,
+            "others wait for {:?}",
+            percentile(75)
+        );
         // 8 GB at 500 MB/s take 16 s.
         let last = *ended.iter().max().unwrap();
         assert!(last < Duration::from_secs(24), "{last:?}");
@@ -310,7 +315,7 @@ mod tests {
         );
     }
 
-    /// Latencies as of an idle machine whose processors sleep: a median of three times the lowest, a p99 of fifteen times.
+    /// Latencies as of an idle machine whose processors sleep: a median of five times the lowest, a p99 of thirty times.
     #[test]
     #[allow(clippy::cast_precision_loss, reason = "chance")]
     fn chance_does_not_keep_loads_slow() {
@@ -327,13 +332,13 @@ mod tests {
             while loader.ended.is_none() {
                 now += STEP;
                 loader.queued = 0.0;
-                loader.step(now, BASE + BASE.mul_f64(-3.0 * (1.0 - chance()).ln()));
+                loader.step(now, BASE + BASE.mul_f64(-6.0 * (1.0 - chance()).ln()));
             }
             sum += now;
         }
         let mean = sum / u32::try_from(LOADS).unwrap();
         assert!(
-            mean < Duration::from_secs(6),
+            mean < Duration::from_secs(8),
             "{mean:?} on average although etcd is idle"
         );
     }
