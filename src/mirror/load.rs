@@ -252,7 +252,9 @@ impl<'a> Gathered<'a> {
     /// Reads the remaining keys, and measures etcd's latency meanwhile.
     async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
         let (mirrors, scope) = (self.load.mirrors, &self.load.mirror.scope);
-        let _measuring = self.pacing.measure(mirrors, connection, scope);
+        let _measuring = self
+            .pacing
+            .measure(&mirrors.tasks, &mirrors.upstream, connection, scope);
         self.read_paced(connection).await
     }
 

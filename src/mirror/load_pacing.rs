@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
 use super::load_pace::LoadPace;
-use super::mirrors::Mirrors;
 use crate::keyspace::scope::Scope;
 use crate::upstream::{Channel, Connection, ConnectionClass, Upstream, current_header, jittered};
 
@@ -103,17 +103,16 @@ impl PacedLoad {
     /// between two reads is none of etcd's latency.
     pub(super) fn measure(
         self: &Arc<Self>,
-        mirrors: &Mirrors,
+        tasks: &TaskTracker,
+        upstream: &Arc<Upstream>,
         connection: &Arc<Connection>,
         scope: &Scope,
     ) -> DropGuard {
-        let (load, upstream) = (Arc::clone(self), Arc::clone(&mirrors.upstream));
+        let (load, upstream) = (Arc::clone(self), Arc::clone(upstream));
         let (connection, scope) = (Arc::clone(connection), scope.clone());
         let ended = CancellationToken::new();
         let measuring = async move { load.keep_measuring(&upstream, &connection, &scope).await };
-        mirrors
-            .tasks
-            .spawn(ended.clone().run_until_cancelled_owned(measuring));
+        tasks.spawn(ended.clone().run_until_cancelled_owned(measuring));
         ended.drop_guard()
     }
 
