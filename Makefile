@@ -96,8 +96,8 @@ check: rust-present ## Check phrases, formatting, lints, and licences and source
 	fi
 
 .PHONY: bench
-bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; options: CASES=P1,P5 ROUNDS=7 WATCHERS=1000
-	$(CARGO) bench --locked --bench suite -- $(if $(CASES),CASES=$(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH_ARGS)
+bench: $(TOOLS_DIR)/etcd-3.7 rust-present ## Measure against etcd and its grpc-proxy; options: CASES=P1,P5 ROUNDS=7 WATCHERS=1000 BASELINE=./old-rangecache
+	$(CARGO) bench --locked --bench suite -- $(if $(CASES),CASES=$(CASES)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BASELINE),--baseline $(abspath $(BASELINE))) $(BENCH_ARGS)
 
 .PHONY: watch-soak
 watch-soak: $(TOOLS_DIR)/etcd-3.7 rust-present ## Check that every watcher gets every event while everything fails; options: MINUTES=10 WATCHERS=10000

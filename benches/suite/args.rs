@@ -15,6 +15,7 @@ Examples:
   cargo bench --bench suite                                  every case, about a quarter of an hour
   cargo bench --bench suite -- CASES=P1,P5 --rounds 7        two cases, seven rounds each
   cargo bench --bench suite -- --json out.json --svg docs    raw figures and drawings
+  cargo bench --bench suite -- CASES=P5 --baseline ./old     what has a change brought?
   cargo bench --bench suite -- soak --seconds 600            does memory grow over time?
   cargo bench --bench suite -- churn --seconds 600           does the history's bound hold?
   cargo bench --bench suite -- watch-soak --minutes 10       does every watcher get every event?
@@ -62,6 +63,9 @@ pub(crate) struct Args {
         global = true
     )]
     pub(crate) rangecache_flags: String,
+    /// Measure this other build of rangecache in the same rounds, too, in the cases that compare the targets in turns
+    #[arg(long, env = "BASELINE", value_name = "BINARY", global = true)]
+    pub(crate) baseline: Option<PathBuf>,
     /// Added by cargo to every benchmark
     #[arg(long, hide = true, global = true)]
     bench: bool,

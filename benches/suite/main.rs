@@ -96,7 +96,7 @@ async fn run(args: Args) -> Result<()> {
 }
 
 async fn suite(args: Args) -> Result<()> {
-    let binaries = Binaries::find(&args.rangecache_flags)?;
+    let binaries = Binaries::find(&args.rangecache_flags, args.baseline.clone())?;
     let options = EtcdOptions {
         no_fsync: args.no_fsync,
         tls: None,

@@ -31,6 +31,8 @@ pub(crate) struct Binaries {
     pub(crate) etcd: PathBuf,
     /// rangecache as built by cargo for the benchmark.
     pub(crate) rangecache: PathBuf,
+    /// Another build of rangecache, to compare with.
+    pub(crate) baseline: Option<PathBuf>,
     /// This program, for the replay server.
     pub(crate) suite: PathBuf,
     /// Flags of every rangecache.
@@ -41,7 +43,7 @@ pub(crate) struct Binaries {
 
 impl Binaries {
     /// Finds the binaries; an error says how to get them.
-    pub(crate) fn find(rangecache_flags: &str) -> Result<Self> {
+    pub(crate) fn find(rangecache_flags: &str, baseline: Option<PathBuf>) -> Result<Self> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let etcd =
             std::env::var_os("ETCD_3_7").map_or_else(|| root.join("target/tools/etcd-3.7"), PathBuf::from);
@@ -53,9 +55,13 @@ impl Binaries {
         }
         let rangecache = std::env::var_os("RANGECACHE")
             .map_or_else(|| PathBuf::from(env!("CARGO_BIN_EXE_rangecache")), PathBuf::from);
+        if let Some(path) = baseline.as_ref().filter(|path| !path.exists()) {
+            bail!("no rangecache at {}, which --baseline names", path.display());
+        }
         Ok(Binaries {
             etcd,
             rangecache,
+            baseline,
             suite: std::env::current_exe()?,
             rangecache_flags: rangecache_flags.split_whitespace().map(String::from).collect(),
             is_rangecache_nice: false,

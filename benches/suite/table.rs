@@ -70,6 +70,10 @@ fn figures(rows: &[Row]) -> Vec<Vec<String>> {
         "spread",
     ];
     let mut lines = vec![heads.map(String::from).to_vec()];
+    let with_baseline = rows.iter().any(|row| row.median(Kind::Baseline).is_some());
+    if with_baseline {
+        lines[0].splice(6..6, ["baseline".to_owned(), "× baseline".to_owned()]);
+    }
     for row in rows {
         let reached = match row.reached() {
             Some(true) => "yes",
@@ -90,6 +94,9 @@ fn figures(rows: &[Row]) -> Vec<Vec<String>> {
             reached.into(),
             spread(row),
         ]);
+        if let Some(line) = lines.last_mut().filter(|_| with_baseline) {
+            line.splice(6..6, [cell(row, Kind::Baseline), times(row, Kind::Baseline)]);
+        }
     }
     lines
 }

@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     Rangecache,
     /// The replay server.
     Floor,
+    /// Another build of rangecache, if `--baseline` names one.
+    Baseline,
 }
 
 /// Range and RangeStream calls counted by a rangecache.
@@ -53,7 +55,7 @@ impl Target {
 }
 
 impl Kind {
-    /// Order of the targets in a round, and of the table's columns.
+    /// Order of the targets in a round, and of the table's columns; a baseline comes after them.
     pub(crate) const ALL: [Kind; 4] = [Kind::Direct, Kind::GrpcProxy, Kind::Rangecache, Kind::Floor];
 
     /// Name of the column.
@@ -63,6 +65,7 @@ impl Kind {
             Kind::GrpcProxy => "grpc-proxy",
             Kind::Rangecache => "rangecache",
             Kind::Floor => "floor",
+            Kind::Baseline => "baseline",
         }
     }
 }
@@ -88,6 +91,7 @@ pub(crate) struct Target {
 pub(crate) struct Setup {
     // The processes are declared, and so dropped, before the folder that they write to.
     replay_server: Option<Process>,
+    baseline: Option<Process>,
     rangecache: Option<Process>,
     grpc_proxy: Option<Process>,
     /// etcd.
@@ -125,6 +129,7 @@ impl Setup {
             processes::start_etcd(binaries, folder.path(), &folder.path().join("data"), options).await?;
         Ok(Setup {
             replay_server: None,
+            baseline: None,
             rangecache: None,
             grpc_proxy: None,
             etcd,
@@ -136,9 +141,9 @@ impl Setup {
         })
     }
 
-    /// Starts the three proxies in place of earlier ones, and waits until the mirror is warm.
+    /// Starts the proxies in place of earlier ones, and waits until the mirrors are warm.
     pub(crate) async fn start_targets(&mut self) -> Result<()> {
-        (self.replay_server, self.rangecache, self.grpc_proxy) = (None, None, None);
+        self.stop_proxies();
         let etcd = self.endpoint();
         self.grpc_proxy = Some(processes::start_grpc_proxy(&self.binaries, self.folder.path(), etcd).await?);
         // The replay server does not support TLS.
@@ -152,7 +157,22 @@ impl Setup {
             // The other figures are still useful; the table gives the reason.
             Err(error) => self.without_rangecache = Some(format!("{error:#}")),
         }
+        if let Some(baseline) = self.binaries.baseline.clone() {
+            let binaries = Binaries {
+                rangecache: baseline,
+                ..self.binaries.clone()
+            };
+            let mut process =
+                processes::start_rangecache(&binaries, self.folder.path(), &[etcd], &[], &[]).await?;
+            process.wait_ready().await?;
+            self.baseline = Some(process);
+        }
         Ok(())
+    }
+
+    fn stop_proxies(&mut self) {
+        (self.replay_server, self.baseline) = (None, None);
+        (self.rangecache, self.grpc_proxy) = (None, None);
     }
 
     /// Starts another rangecache, and waits until it is ready.
@@ -185,7 +205,7 @@ impl Setup {
 
     /// Stops all processes, and starts etcd again on the same data, with an empty heap.
     pub(crate) async fn restart_etcd(&mut self) -> Result<()> {
-        (self.replay_server, self.rangecache, self.grpc_proxy) = (None, None, None);
+        self.stop_proxies();
         // The old process must have released its data before the new one opens it.
         self.etcd.stop();
         let (folder, data) = (self.folder.path(), self.folder.path().join("data"));
@@ -197,7 +217,8 @@ impl Setup {
     pub(crate) async fn start_only(&mut self, kind: Kind, flags: &[&str]) -> Result<()> {
         let etcd = self.endpoint();
         match kind {
-            Kind::Direct => {}
+            // A baseline is measured beside the others only.
+            Kind::Direct | Kind::Baseline => {}
             Kind::GrpcProxy => {
                 let process = processes::start_grpc_proxy(&self.binaries, self.folder.path(), etcd).await?;
                 self.grpc_proxy = Some(process);
@@ -227,6 +248,7 @@ impl Setup {
             Kind::GrpcProxy => self.grpc_proxy.as_ref(),
             Kind::Rangecache => self.rangecache.as_ref(),
             Kind::Floor => self.replay_server.as_ref(),
+            Kind::Baseline => self.baseline.as_ref(),
         };
         let etcd_pid = self.etcd.pid();
         let direct = Target {
@@ -237,9 +259,11 @@ impl Setup {
             etcd_pid,
             outcomes: None,
         };
-        let proxied = Kind::ALL.into_iter().filter_map(|kind| {
+        let kinds = Kind::ALL.into_iter().chain([Kind::Baseline]);
+        let proxied = kinds.filter_map(|kind| {
             let process = process(kind)?;
-            let outcomes = (kind == Kind::Rangecache).then_some(process.metrics_address);
+            let is_rangecache = matches!(kind, Kind::Rangecache | Kind::Baseline);
+            let outcomes = is_rangecache.then_some(process.metrics_address);
             Some(Target {
                 kind,
                 address: process.address,
