@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use anyhow::{Context, Result};
 use syn::spanned::Spanned;
-use syn::visit::{self, Visit};
-use syn::{Block, ImplItemFn, ItemFn, ReturnType, Signature, TraitItemFn, Type, TypeImplTrait};
+use syn::visit::Visit;
+use syn::{Block, ImplItemFn, ItemFn, ReturnType, Signature, TraitItemFn, TypeImplTrait};
 
 /// The body of a function that lies in no other function.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,9 +66,6 @@ fn returns_an_opaque_type(output: &ReturnType) -> bool {
     impl Visit<'_> for Opaque {
         fn visit_type_impl_trait(&mut self, _: &TypeImplTrait) {
             self.0 = true;
-        }
-        fn visit_type(&mut self, of: &Type) {
-            visit::visit_type(self, of);
         }
     }
     let mut opaque = Opaque(false);

@@ -77,7 +77,7 @@ fn switch_all(tree: &Path, report: &Path, mutants: Vec<Mutant>) -> Result<()> {
     }
     let mut unviable = Vec::new();
     loop {
-        let written = switches.write(tree)?;
+        let written = switches.write()?;
         eprintln!("{} mutants in one build", switches.mutants().count());
         let errors = build::library(tree)?;
         if errors.is_empty() {

@@ -106,7 +106,7 @@ impl Switches {
     }
 
     /// Writes the sources into the tree.
-    pub(crate) fn write(&self, tree: &Path) -> Result<Written> {
+    pub(crate) fn write(&self) -> Result<Written> {
         let mut written = Written::default();
         for (path, source) in &self.sources {
             let (mut text, places) = source.with_switches();
@@ -114,8 +114,9 @@ impl Switches {
                 text += CHOICE;
             }
             // What is as it was is not built again.
-            if std::fs::read_to_string(tree.join(path))? != text {
-                std::fs::write(tree.join(path), text)?;
+            let target = self.tree.join(path);
+            if std::fs::read_to_string(&target)? != text {
+                std::fs::write(target, text)?;
             }
             written.0.insert(path.clone(), places);
         }
