@@ -64,7 +64,7 @@ pub(crate) struct Args {
     )]
     pub(crate) rangecache_flags: String,
     /// Measure this other build of rangecache in the same rounds, too, in the cases that compare the targets in turns
-    #[arg(long, env = "BASELINE", value_name = "BINARY", global = true)]
+    #[arg(long, value_name = "BINARY", global = true)]
     pub(crate) baseline: Option<PathBuf>,
     /// Added by cargo to every benchmark
     #[arg(long, hide = true, global = true)]
