@@ -19,6 +19,9 @@ const PREFIX: &str = "/shares/";
 /// Bytes of a value that takes its client two seconds at the bound of the tests.
 const LARGE_BYTES: usize = 256 << 10;
 
+/// More calls than may wait for the bytes that their client owes, fewer than may wait for etcd.
+const MORE_THAN_MAY_WAIT: usize = 300;
+
 type Read = JoinHandle<Result<RangeResponse, Status>>;
 
 /// An etcd behind a relay that holds marked reads.
@@ -218,17 +221,18 @@ async fn client_over_its_bytes_per_second_is_slowed_down_and_another_does_not_no
         .collect();
     scene.holds(40).await;
     scene.relay.let_go(40);
-    // Its next calls wait until these bytes are paid for, and only a number of them may wait.
+    // Its next calls wait until these bytes are paid for, and only a number of them may wait. Those that are served before it
+    // owes anything are replaced.
     let next = Arc::new(scene.client(2).await);
-    let mut waiting = Vec::new();
-    until(SOON, "calls of the noisy client are refused", async || {
-        waiting.extend((0..50).map(|_| spawn(&next, RangeRequest::one(key(1)))));
-        (scene.refused("bytes").await >= 1.0).then_some(())
-    })
-    .await;
-    let (refused, _) = until(SOON, "a refusal has arrived", async || {
-        let ended = waiting.iter().position(JoinHandle::is_finished)?;
-        waiting.swap_remove(ended).await.unwrap().err()
+    let mut waiting: Vec<Read> = Vec::new();
+    let (refused, _) = until(SOON, "a call of the noisy client is refused", async || {
+        let ended: Vec<_> = waiting.extract_if(.., |read| read.is_finished()).collect();
+        waiting.extend((waiting.len()..MORE_THAN_MAY_WAIT).map(|_| spawn(&next, RangeRequest::one(key(1)))));
+        let mut refused = None;
+        for read in ended {
+            refused = read.await.unwrap().err().or(refused);
+        }
+        refused
     })
     .await;
     assert_eq!(refused.code, RESOURCE_EXHAUSTED, "{refused:?}");
@@ -236,6 +240,7 @@ async fn client_over_its_bytes_per_second_is_slowed_down_and_another_does_not_no
         refused.message.contains("--client-max-bytes-per-second"),
         "{refused:?}"
     );
+    assert!(scene.refused("bytes").await >= 1.0);
     let honest = scene.client(3).await;
     for n in 0..20 {
         let read = honest.range(&RangeRequest::one(key(n))).await;
