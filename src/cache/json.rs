@@ -254,7 +254,13 @@ mod tests {
         let selection = |entries, count, more| Selection::of_page(entries, count, more);
         let whole = |selection: Selection, layout, target| {
             let mut answer = JsonAnswer::new(header, selection, layout);
-            let pieces: Vec<String> = std::iter::from_fn(|| answer.next_piece(target)).collect();
+            let (mut pieces, mut was_done) = (Vec::new(), false);
+            while let Some(piece) = answer.next_piece(target) {
+                assert!(!was_done, "after {pieces:?}");
+                was_done = answer.is_done();
+                pieces.push(piece);
+            }
+            assert!(was_done, "with the last piece");
             (pieces.len(), pieces.concat())
         };
         let empty = r#"{"header":{"cluster_id":"18446744073709551615","revision":"7"}}"#;

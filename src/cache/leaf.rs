@@ -181,6 +181,7 @@ fn mark_of(key: &[u8]) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cache::testing::KeyValue;
 
     #[test]
     fn similar_keys_have_different_marks() {
@@ -194,5 +195,19 @@ mod tests {
         assert!(marks(&mut (0..256).map(|n| format!("/registry/pods/default/web-{n:07}"))) > 120);
         assert!(marks(&mut (0..256).map(|n| format!("/registry/secrets/team-{n}/default-token"))) > 120);
         assert!(marks(&mut (0..=255_u8).map(|n| char::from(n).to_string())) > 120);
+    }
+
+    #[test]
+    fn list_of_a_growing_leaf_takes_no_more_than_its_entries_need() {
+        let mut leaf = Leaf::new(Vec::new());
+        for index in 0..LEAF_MAX {
+            let entry = KeyValue::new(format!("{index:02}"), 1, "").entry();
+            assert!(leaf.insert(index, entry).is_none());
+            assert_eq!(
+                leaf.list_bytes(),
+                class_bytes((index + 1) * size_of::<Entry>()),
+                "after {index}"
+            );
+        }
     }
 }

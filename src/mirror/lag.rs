@@ -167,4 +167,24 @@ mod tests {
             assert_eq!(feed.judge(|| false, || true), None, "{reached}");
         }
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn feed_is_left_after_its_times_and_not_at_them() {
+        let moment = Duration::from_nanos(1);
+        for (time, has_better, advances) in [
+            (STALL_TIMEOUT, false, false),
+            (STALL_TIMEOUT_UNHEALTHY, true, false),
+            (LAG_TIMEOUT, false, true),
+        ] {
+            let mut feed = Lateness::new();
+            assert!(feed.is_behind(100, 10));
+            tokio::time::advance(time).await;
+            if advances {
+                feed.record_advance();
+            }
+            assert_eq!(feed.judge(|| has_better, || advances), None, "{time:?}");
+            tokio::time::advance(moment).await;
+            assert!(feed.judge(|| has_better, || advances).is_some(), "{time:?}");
+        }
+    }
 }

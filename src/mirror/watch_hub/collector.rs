@@ -79,3 +79,32 @@ impl Collector {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn number_of_a_removed_interval_may_name_another() {
+        let mut collector = Collector::new();
+        let numbers_at = |collector: &Collector, key: &[u8]| {
+            let mut numbers = Vec::new();
+            collector.look_up_key(key, |number| numbers.push(number));
+            numbers
+        };
+        for (first, second) in [(&b"b"[..], &b"d"[..]), (b"", b"")] {
+            // A range, then a single key.
+            let (removed, kept) = (
+                Interval::from_request(b"a", first),
+                Interval::from_request(b"c", second),
+            );
+            collector.insert(&removed, 0);
+            collector.remove(&removed);
+            assert_eq!(collector.get(&removed), None);
+            collector.insert(&kept, 0);
+            assert_eq!(numbers_at(&collector, b"a"), [0; 0]);
+            assert_eq!(numbers_at(&collector, b"c"), [0]);
+            collector.remove(&kept);
+        }
+    }
+}

@@ -333,4 +333,36 @@ mod tests {
             "{longest} streams ran between two turns"
         );
     }
+
+    #[tokio::test]
+    async fn memory_grows_with_the_keys_and_the_watchers() {
+        let mut registry = Registry::new();
+        let generation = Arc::new(Generation::new(1, 1, 1));
+        let mut held_bytes = Vec::new();
+        let mut readers = Vec::new();
+        for (key_bytes, watchers) in [(1, 1), (4096, 1), (1, 1024)] {
+            let key = Bytes::from(vec![b'a'; key_bytes]);
+            let (number, topic) = registry.topic(&key, &Bytes::new(), 1);
+            for _ in 0..watchers {
+                let (reader, watcher) = Reader::new(&generation, &topic, &Arc::new(Signal::new(0)), 1);
+                registry.add(number, watcher);
+                readers.push(reader);
+            }
+            held_bytes.push(registry.sweep(1, 1, Instant::now()).await.bytes as usize);
+            readers.clear();
+            registry.sweep(1, 1, Instant::now()).await;
+            registry.sweep(1, 1, Instant::now() + UNUSED_TOPIC_KEPT).await;
+            assert!(registry.is_empty());
+        }
+        let [short, long, many] = held_bytes[..] else {
+            panic!("{held_bytes:?}");
+        };
+        assert!((size_of::<Slot>()..1024).contains(&short), "{held_bytes:?}");
+        assert!((2 * 4095..2 * 4096).contains(&(long - short)), "{held_bytes:?}");
+        let of_watcher = (many - short) / 1023;
+        assert!(
+            (size_of::<Watcher>()..2 * size_of::<Watcher>() + 64).contains(&of_watcher),
+            "{held_bytes:?}"
+        );
+    }
 }
