@@ -83,11 +83,16 @@ simulate-planted: rust-present ## Count the seeds until a simulation finds each 
 planted: tools linearizer rust-present ## Apply each bug of tests/planted and check that a test catches it; PLANTED=03 selects
 	CARGO='$(CARGO)' tests/planted/run $(PLANTED)
 
+mutant_switch := --manifest-path tests/mutant-switch/Cargo.toml
+
 .PHONY: check
 check: rust-present ## Check phrases, formatting, lints, and licences and sources of dependencies
 	@$(timed) 'refused phrases' .ci/phrases
 	@$(timed) 'formatting' $(CARGO) fmt --all --check
 	@$(timed) 'lints' $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	@$(timed) 'mutant-switch: formatting' $(CARGO) fmt $(mutant_switch) --check
+	@$(timed) 'mutant-switch: lints' $(CARGO) clippy --locked $(mutant_switch) --target-dir target/mutant-switch --all-targets -- -D warnings
+	@$(timed) 'mutant-switch: tests' $(CARGO) test --quiet --locked $(mutant_switch) --target-dir target/mutant-switch
 	@if command -v cargo-deny >/dev/null; then \
 	  $(CARGO) fetch --locked --quiet; \
 	  $(timed) 'dependencies: bans, licences and sources' $(CARGO) deny --offline --locked check bans licenses sources; \

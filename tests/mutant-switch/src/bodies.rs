@@ -72,3 +72,34 @@ fn returns_an_opaque_type(output: &ReturnType) -> bool {
     opaque.visit_return_type(output);
     opaque.0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_those_of_functions_that_lie_in_no_other() {
+        let source = "fn a() { fn inner() { 1 } }\nimpl S { async fn b() -> u8 { 2 } }\n\
+                      trait T { fn c() { 3 } fn without(); }\nmod m { fn d() { 4 } }";
+        let found = find(source).unwrap();
+        let texts: Vec<&str> = found.iter().map(|body| &source[body.range.clone()]).collect();
+        assert_eq!(texts, ["{ fn inner() { 1 } }", "{ 2 }", "{ 3 }", "{ 4 }"]);
+        assert!(found.iter().all(|body| body.not_switchable.is_none()));
+    }
+
+    #[test]
+    fn const_functions_and_opaque_types_are_not_switched() {
+        let reason = |source: &str| find(source).unwrap().first().unwrap().not_switchable;
+        assert_eq!(reason("const fn a() -> u8 { 1 }"), Some("a const fn"));
+        let opaque = Some("its type is opaque");
+        assert_eq!(reason("fn a() -> impl Fn() { || () }"), opaque);
+        assert_eq!(reason("fn a() -> Option<impl Fn()> { None::<fn()> }"), opaque);
+        assert_eq!(reason("fn a(each: impl Fn()) { each() }"), None);
+        assert_eq!(
+            reason("async fn a() -> u8 { 1 }"),
+            None,
+            "awaited within the one body"
+        );
+        assert!(find("fn a( {").is_err());
+    }
+}

@@ -153,3 +153,53 @@ fn patched(tree: &Path, patch: &Path) -> Result<BTreeMap<PathBuf, String>> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn listed_mutants_replace_their_span_in_characters() {
+        let tree = tempfile::tempdir().unwrap();
+        let source = "// äöü\nfn a() -> bool { \"é\" > \"e\" }\n";
+        std::fs::write(tree.path().join("a.rs"), source).unwrap();
+        let list = tree.path().join("list.json");
+        let listed_text = r#"[{"name": "a.rs:2:22: replace > with <", "file": "a.rs", "replacement": "<",
+            "span": {"start": {"line": 2, "column": 22}, "end": {"line": 2, "column": 23}}}]"#;
+        std::fs::write(&list, listed_text).unwrap();
+        let mutants = listed(tree.path(), &list, "a.rs:2:22: replace > with <\n").unwrap();
+        let [mutant] = &mutants[..] else {
+            panic!("{mutants:?}");
+        };
+        assert_eq!(mutant.number, 1);
+        assert_eq!(
+            mutant.files[Path::new("a.rs")],
+            source.replace('>', "<").replace("-<", "->")
+        );
+        assert!(listed(tree.path(), &list, "another").is_err());
+    }
+
+    #[test]
+    fn patches_have_the_numbers_of_their_names() {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::write(tree.path().join("a.rs"), "one\ntwo\n").unwrap();
+        let patch = |name: &str| {
+            let path = tree.path().join(name);
+            std::fs::write(
+                &path,
+                "Bug: a\n\n--- a/a.rs\n+++ b/a.rs\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n",
+            )
+            .unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let (first, same, none) = (patch("07-a.patch"), patch("07-b.patch"), patch("a.patch"));
+        let mutants = of_patches(tree.path(), &[&first]).unwrap();
+        assert_eq!((mutants[0].number, mutants[0].name.as_str()), (7, "07-a"));
+        assert_eq!(mutants[0].files[Path::new("a.rs")], "one\n2\n");
+        assert!(
+            of_patches(tree.path(), &[&first, &same]).is_err(),
+            "a number twice"
+        );
+        assert!(of_patches(tree.path(), &[&none]).is_err(), "no number");
+    }
+}

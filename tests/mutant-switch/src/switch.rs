@@ -211,3 +211,109 @@ impl Written {
         places.min_by_key(|place| place.lines.len())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOURCE: &str = "const N: u8 = 1;\npub fn a() -> u8 { 1 }\npub fn b() -> u8 { N }\n";
+
+    fn mutant(number: u32, text: &str) -> Mutant {
+        Mutant {
+            number,
+            name: number.to_string(),
+            files: BTreeMap::from([(PathBuf::from(LIBRARY), text.to_owned())]),
+        }
+    }
+
+    fn switches() -> (tempfile::TempDir, Switches) {
+        let tree = tempfile::tempdir().unwrap();
+        std::fs::create_dir(tree.path().join("src")).unwrap();
+        std::fs::write(tree.path().join(LIBRARY), SOURCE).unwrap();
+        let switches = Switches::new(tree.path()).unwrap();
+        (tree, switches)
+    }
+
+    /// What `a()` and `b()` return with each choice, by a program made of the written library.
+    fn outcomes(tree: &Path, choices: &[&str]) -> Vec<String> {
+        let library = std::fs::read_to_string(tree.join(LIBRARY)).unwrap();
+        let main = tree.join("main.rs");
+        std::fs::write(&main, library + "fn main() { print!(\"{} {}\", a(), b()); }").unwrap();
+        let built = std::process::Command::new("rustc")
+            .args(["--edition=2024", "-o"])
+            .args([tree.join("main"), main])
+            .output()
+            .unwrap();
+        assert!(
+            built.status.success(),
+            "{}",
+            String::from_utf8_lossy(&built.stderr)
+        );
+        let run = |choice: &&str| {
+            let mut program = std::process::Command::new(tree.join("main"));
+            let output = program.env("MUTANT", choice).output().unwrap();
+            String::from_utf8(output.stdout).unwrap()
+        };
+        choices.iter().map(run).collect()
+    }
+
+    #[test]
+    fn number_chooses_the_body_of_its_mutant_alone() {
+        let (tree, mut switches) = switches();
+        let changed = |from: &str, to: &str| SOURCE.replace(from, to);
+        for (number, text) in [
+            (1, changed("{ 1 }", "{ 10 }")),
+            (2, changed("{ 1 }", "{ 20 }")),
+            (3, changed("{ N }", "{ 30 }")),
+        ] {
+            assert_eq!(switches.add(mutant(number, &text)).unwrap(), Ok(()));
+        }
+        switches.write().unwrap();
+        assert_eq!(
+            outcomes(tree.path(), &["", "0", "1", "2", "3", "4"]),
+            ["1 1", "1 1", "10 1", "20 1", "1 30", "1 1"]
+        );
+        assert_eq!(switches.remove(2), Some("2".to_owned()));
+        assert_eq!(switches.remove(2), None);
+        switches.write().unwrap();
+        assert_eq!(outcomes(tree.path(), &["1", "2"]), ["10 1", "1 1"]);
+    }
+
+    #[test]
+    fn what_is_not_in_a_body_is_not_switched() {
+        let (_tree, mut switches) = switches();
+        let another = |text: &str| mutant(1, text);
+        for text in [
+            SOURCE.replace("N: u8 = 1", "N: u8 = 2"),
+            format!("{SOURCE}fn c() {{}}\n"),
+            SOURCE.replace("{ 1 }", "{ 1 "),
+        ] {
+            assert!(switches.add(another(&text)).unwrap().is_err(), "{text}");
+        }
+        assert_eq!(switches.mutants().count(), 0);
+    }
+
+    #[test]
+    fn lines_of_an_error_lead_to_the_mutant() {
+        let (tree, mut switches) = switches();
+        for number in [1, 2] {
+            let body = format!("{{\n {number}0\n}}");
+            let text = SOURCE.replace("{ 1 }", &body);
+            switches.add(mutant(number, &text)).unwrap().unwrap();
+        }
+        let written = switches.write().unwrap();
+        let text = std::fs::read_to_string(tree.path().join(LIBRARY)).unwrap();
+        for number in [1, 2] {
+            let line = text
+                .lines()
+                .position(|line| line == format!(" {number}0"))
+                .unwrap();
+            let place = written.find(&(LIBRARY.into(), line + 1)).unwrap();
+            assert_eq!(place.mutants, BTreeSet::from([number]));
+            assert!(place.is_of_one);
+        }
+        let place = written.find(&(LIBRARY.into(), 2)).unwrap();
+        assert_eq!(place.mutants, BTreeSet::from([1, 2]));
+        assert!(written.find(&(LIBRARY.into(), 1)).is_none());
+    }
+}
