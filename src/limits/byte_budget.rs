@@ -476,6 +476,7 @@ mod tests {
         let next_waits = tokio::spawn(async move { next.grow(4 * MIB, soon()).await.map(|()| next) });
         let (refused, first) = waits.await.unwrap();
         assert_eq!(refused, Err(BudgetExceeded));
+        assert_eq!(Instant::now(), start, "nothing waited for a deadline");
         assert!(!next_waits.is_finished(), "the first one still has its bytes");
         drop((first, sending));
         let next = next_waits.await.unwrap().unwrap();
