@@ -1,5 +1,4 @@
-//! Traces from a client through rangecache into etcd's own spans, and collectors that fail without effect on
-//! requests.
+//! Spans of calls and of background work, and exemplars that lead to them.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -7,72 +6,11 @@ use testkit::collector::{Collector, Span};
 use testkit::etcd::{Etcd, Version};
 use testkit::http;
 use testkit::pb::{RangeRequest, WatchCreateRequest};
-use testkit::proxy::{Builder, Rangecache};
-use testkit::tls::{Ca, Leaf, text};
+use testkit::proxy::Rangecache;
+use testkit::tls::text;
 use testkit::wait::{SOON, until};
 
-/// Text that must not appear in any span (I10).
-const SECRET: &str = "kept-secret";
-const CALLER: &str = "00f067aa0ba902b7";
-const RANGE: &str = "etcdserverpb.KV/Range";
-const PUT: &str = "etcdserverpb.KV/Put";
-
-/// An etcd that sends every span to `collector`.
-async fn traced_etcd(collector: &Collector) -> Etcd {
-    let address = collector.address();
-    let flags = [
-        "--enable-distributed-tracing=true",
-        "--distributed-tracing-sampling-rate=1000000",
-        "--distributed-tracing-instance-id=alone",
-        "--distributed-tracing-address",
-        address,
-    ];
-    Etcd::start_with(Version::V3_7, &flags).await
-}
-
-/// Settings for a rangecache that traces only calls whose callers trace them.
-fn traced(etcd: &Etcd, collector: &Collector, protocol: &str) -> Builder {
-    Rangecache::before(etcd)
-        .with("--cache-prefix", "/cached/")
-        .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url())
-        .with_environment("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        .with_environment("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-        .with_environment("OTEL_BSP_SCHEDULE_DELAY", "20")
-}
-
-fn trace_id(n: u8) -> String {
-    format!("{:032x}", 0xabcd_0000 + u32::from(n))
-}
-
-fn traceparent(n: u8, flags: &str) -> String {
-    format!("00-{}-{CALLER}-{flags}", trace_id(n))
-}
-
-/// Waits for rangecache's span of that name in a trace.
-async fn ours(collector: &Collector, n: u8, name: &str) -> Span {
-    let what = format!("rangecache's {name} in trace {n}");
-    let span = collector.span(&what, |span| {
-        span.service == "rangecache" && span.trace_id == trace_id(n) && span.name == name
-    });
-    span.await
-}
-
-/// Waits for etcd's span of a call below `parent`.
-async fn etcds(collector: &Collector, parent: &Span) -> Span {
-    let what = format!("etcd's span below {}", parent.name);
-    let span = collector.span(&what, |span| {
-        span.service == "etcd" && span.parent == parent.span_id && span.trace_id == parent.trace_id
-    });
-    span.await
-}
-
-fn within(inner: &Span, outer: &Span) {
-    assert_eq!(inner.parent, outer.span_id, "{inner:?} in {outer:?}");
-    assert!(
-        outer.started <= inner.started && inner.started <= inner.ended && inner.ended <= outer.ended,
-        "{inner:?} in {outer:?}"
-    );
-}
+use super::{CALLER, PUT, RANGE, SECRET, etcds, ours, trace_id, traced, traced_etcd, traceparent, within};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_trace_spans_client_rangecache_and_etcd() {
@@ -506,138 +444,6 @@ async fn background_work_is_traced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn collector_and_rangecache_authenticate_by_tls() {
-    let (ca, stranger) = (Ca::new(), Ca::new());
-    let server = ca.issue("collector", &Leaf::default());
-    let collector = Collector::with_tls(&ca, &server).await;
-    let etcd = Etcd::start(Version::V3_7).await;
-    let own = ca.issue("rangecache", &Leaf::default());
-    for (n, protocol) in [(51, "grpc"), (52, "http/protobuf")] {
-        let start = async |ca: &Ca| {
-            traced(&etcd, &collector, protocol)
-                .with_environment("OTEL_EXPORTER_OTLP_CERTIFICATE", text(&ca.cert()))
-                .with_environment("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", text(&own.cert))
-                .with_environment("OTEL_EXPORTER_OTLP_CLIENT_KEY", text(&own.key))
-                .start()
-                .await
-        };
-        for ca in [&stranger, &ca] {
-            let rangecache = start(ca).await;
-            let client = rangecache.client().await;
-            let client = client.with_metadata("traceparent", &traceparent(n, "01"));
-            client.get("/cached/k").await.expect("a response");
-            if std::ptr::eq(ca, &stranger) {
-                until(SOON, "the log reports the failed export", async || {
-                    rangecache.log().contains("traces are not exported").then_some(())
-                })
-                .await;
-                assert_eq!(collector.trace(&trace_id(n)).len(), 0);
-            } else {
-                ours(&collector, n, RANGE).await;
-            }
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn traces_are_compressed_if_configured() {
-    let etcd = Etcd::start(Version::V3_7).await;
-    for (n, protocol) in [(61, "grpc"), (62, "http/protobuf")] {
-        let collector = Collector::start().await;
-        let rangecache = traced(&etcd, &collector, protocol)
-            .with_environment("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
-            .start()
-            .await;
-        let client = rangecache.client().await;
-        let client = client.with_metadata("traceparent", &traceparent(n, "01"));
-        client.get("/cached/k").await.expect("a response");
-        ours(&collector, n, RANGE).await;
-        assert_eq!(collector.uncompressed(), 0, "{protocol}");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn busy_collector_is_retried() {
-    let etcd = Etcd::start(Version::V3_7).await;
-    for (n, protocol) in [(71, "grpc"), (72, "http/protobuf")] {
-        let collector = Collector::busy_at_first().await;
-        let rangecache = traced(&etcd, &collector, protocol).start().await;
-        let client = rangecache.client().await;
-        let client = client.with_metadata("traceparent", &traceparent(n, "01"));
-        client.get("/cached/k").await.expect("a response");
-        ours(&collector, n, RANGE).await;
-        assert_eq!(collector.busy(), 0);
-        let counted = async |result: &str| {
-            let name = format!("rangecache_trace_spans_total{{result=\"{result}\"}}");
-            rangecache.metrics().await.0.get(&name).copied()
-        };
-        until(SOON, "the spans are counted", async || {
-            counted("exported")
-                .await
-                .is_some_and(|spans| spans > 0.0)
-                .then_some(())
-        })
-        .await;
-        assert_eq!(counted("failed").await, Some(0.0), "{protocol}");
-        assert!(!rangecache.log().contains("traces are not exported"));
-    }
-}
-
-/// Reads from memory and from etcd, each of which must succeed.
-async fn many_calls(rangecache: &Rangecache) {
-    let client = rangecache.client().await;
-    let client = client.with_metadata("traceparent", &traceparent(31, "01"));
-    for n in 0..50 {
-        client
-            .put(format!("/cached/{n}"), "v")
-            .await
-            .expect("etcd writes");
-        client.get("/cached/1").await.expect("a response");
-        client.get("/elsewhere/1").await.expect("a response");
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failing_collector_costs_only_spans() {
-    let etcd = Etcd::start(Version::V3_7).await;
-    let hanging = Collector::hanging().await;
-    let gone = Collector::start().await;
-    let gone_url = gone.url().to_owned();
-    drop(gone);
-    for (url, protocol) in [
-        (hanging.url(), "grpc"),
-        (hanging.url(), "http/protobuf"),
-        (gone_url.as_str(), "grpc"),
-        (gone_url.as_str(), "http/protobuf"),
-    ] {
-        let rangecache = traced(&etcd, &hanging, protocol)
-            .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", url)
-            .with_environment("OTEL_BSP_MAX_QUEUE_SIZE", "16")
-            .with_environment("OTEL_EXPORTER_OTLP_TIMEOUT", "100")
-            .with_environment("OTEL_BSP_EXPORT_TIMEOUT", "300")
-            .start()
-            .await;
-        many_calls(&rangecache).await;
-        for result in ["dropped", "failed"] {
-            let name = format!("rangecache_trace_spans_total{{result=\"{result}\"}}");
-            until(SOON, &name, async || {
-                let metrics = rangecache.metrics().await;
-                metrics
-                    .0
-                    .get(&name)
-                    .is_some_and(|spans| *spans > 0.0)
-                    .then_some(())
-            })
-            .await;
-        }
-        let log = rangecache.log();
-        assert_eq!(log.matches("traces are not exported").count(), 1, "{log}");
-        assert!(url != gone_url || log.contains("Connection refused"), "{log}");
-        assert!(rangecache.terminate().await.success());
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn buckets_have_exemplars_in_the_scrapers_format() {
     let collector = Collector::start().await;
     let etcd = Etcd::start(Version::V3_7).await;
@@ -678,52 +484,4 @@ async fn buckets_have_exemplars_in_the_scrapers_format() {
     );
     assert!(plain.body.contains("# TYPE rangecache_range_total counter"));
     assert!(!plain.body.contains("trace_id") && !plain.body.contains("# EOF"));
-}
-
-/// The specification of OpenTelemetry asks for a warning and the default: tracing must never keep the proxy from serving.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unusable_trace_settings_are_reported_and_rangecache_serves() {
-    let etcd = Etcd::start(Version::V3_7).await;
-    let collector = Collector::start().await;
-    for (name, value, says) in [
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318", "write a URL"),
-        (
-            "OTEL_EXPORTER_OTLP_PROTOCOL",
-            "http/json",
-            "write grpc or http/protobuf",
-        ),
-        ("OTEL_TRACES_SAMPLER", "sometimes", "write always_on"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "write none or gzip"),
-        ("OTEL_EXPORTER_OTLP_HEADERS", "a b=c", "write name=value"),
-    ] {
-        let rangecache = Rangecache::before(&etcd)
-            .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url())
-            .with_environment("OTEL_BSP_SCHEDULE_DELAY", "20")
-            .with_environment("OTEL_SERVICE_NAME", name)
-            .with_environment(name, value)
-            .start()
-            .await;
-        rangecache.client().await.get("a").await.expect("a response");
-        let log = rangecache.log();
-        let mut warnings = log.lines().filter(|line| line.contains("counts as not set"));
-        let warning = warnings
-            .next()
-            .unwrap_or_else(|| panic!("{name} is not reported:\n{log}"));
-        assert!(warning.contains(says) && warning.contains(name), "{warning}");
-        assert_eq!(warnings.next(), None);
-        if name != "OTEL_EXPORTER_OTLP_ENDPOINT" {
-            let span = collector.span(name, |span| span.service == name && span.name == RANGE);
-            span.await;
-        }
-    }
-    let rangecache = Rangecache::before(&etcd)
-        .with_environment("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:1")
-        .with_environment("OTEL_EXPORTER_OTLP_CERTIFICATE", "/does/not/exist")
-        .start()
-        .await;
-    let log = rangecache.log();
-    assert!(
-        log.contains("OTEL_EXPORTER_OTLP_CERTIFICATE /does/not/exist: cannot be read"),
-        "{log}"
-    );
 }
