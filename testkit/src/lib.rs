@@ -20,6 +20,7 @@
 //! | [`pb`] | etcd's messages, generated from `proto/etcd.proto` |
 //! | [`http`] | an HTTP/1 client |
 //! | [`tls`] | CAs and certificates of every kind, etcd with TLS, TLS connections |
+//! | [`watch_client`] | a stream of watches that is recorded and continued |
 //! | [`watch_rules`] | what every transcript of a watch stream must satisfy |
 //! | [`wait`] | waiting for conditions with a deadline |
 
@@ -42,4 +43,5 @@ pub mod shapes;
 pub mod streams;
 pub mod tls;
 pub mod wait;
+pub mod watch_client;
 pub mod watch_rules;

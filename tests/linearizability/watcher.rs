@@ -1,7 +1,6 @@
 //! A client that keeps watches open through the faults, continues them after each lost stream as etcd's own client does,
 //! and records every stream for [`testkit::watch_rules`].
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,13 +12,11 @@ use rand::{Rng, SeedableRng};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::client::{KEYS, PREFIX, Shared, name};
-use testkit::grpc::{Client, Stream};
-use testkit::kv::WATCH;
-use testkit::pb::{
-    WatchCancelRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, prefix_end,
-};
+use testkit::grpc::Client;
+use testkit::pb::{WatchCreateRequest, WatchResponse, prefix_end};
 use testkit::wait::SOON;
-use testkit::watch_rules::{NO_ID, Step, is_progress, revision};
+use testkit::watch_client::{Watch, WatchStream};
+use testkit::watch_rules::Step;
 
 /// Watches of one client, at most.
 const WATCHES: usize = 4;
@@ -56,14 +53,6 @@ pub struct Watched {
     pub last_writes: Mutex<Option<[i64; 2]>>,
 }
 
-/// A watch, continued over streams.
-struct Watch {
-    /// `start_revision` is where the next stream continues.
-    create: WatchCreateRequest,
-    /// Revision of the last event.
-    last: i64,
-}
-
 /// A watch client; see the module.
 pub struct Watcher {
     shared: Arc<Shared>,
@@ -74,19 +63,6 @@ pub struct Watcher {
     at: usize,
     random: StdRng,
     watches: Vec<Watch>,
-}
-
-/// An open stream.
-struct Open {
-    stream: Stream,
-    steps: Vec<Step>,
-    /// Creates without a `created`.
-    creating: VecDeque<Watch>,
-    watches: BTreeMap<i64, Watch>,
-    /// Watches that the server cancelled.
-    cancelled: Vec<Watch>,
-    /// Explicit ids given so far.
-    ids: i64,
 }
 
 impl Watcher {
@@ -128,7 +104,7 @@ impl Watcher {
     /// Whether a watch got one of the last writes. One that continues where a replaced history had been gets none.
     fn is_complete(&self, watch: &Watch) -> bool {
         let last_writes = *self.watched.last_writes.lock();
-        last_writes.is_some_and(|[first, last]| watch.last >= first || watch.create.start_revision > last)
+        last_writes.is_some_and(|writes| watch.has(writes))
     }
 
     fn has_last_writes(&self) -> bool {
@@ -146,18 +122,11 @@ impl Watcher {
             client = client.with_metadata("hasleader", "true");
         }
         let opened = self.shared.segment.load(Ordering::SeqCst);
-        let mut open = Open {
-            stream: client.open(WATCH),
-            steps: Vec::new(),
-            creating: VecDeque::new(),
-            watches: BTreeMap::new(),
-            cancelled: Vec::new(),
-            ids: 0,
-        };
+        let mut open = WatchStream::open(&client);
         for watch in std::mem::take(&mut self.watches) {
             open.create(watch);
         }
-        if open.creating.is_empty() {
+        if !open.is_creating() {
             let watch = self.new_watch();
             open.create(watch);
         }
@@ -166,26 +135,25 @@ impl Watcher {
             self.at += 1;
             sleep(Duration::from_millis(50)).await;
         }
-        self.watches.extend(open.creating);
-        self.watches.extend(open.watches.into_values());
-        self.watches.extend(open.cancelled);
+        let name = format!("{}, which ended with {:?}", self.name, open.stream.end());
+        let (steps, watches) = open.close();
+        self.watches = watches;
         let transcript = Transcript {
-            name: format!("{}, which ended with {:?}", self.name, open.stream.end()),
-            steps: open.steps,
+            name,
+            steps,
             segments: (opened, self.shared.segment.load(Ordering::SeqCst)),
         };
         self.watched.transcripts.lock().push(transcript);
     }
 
-    async fn use_stream(&mut self, open: &mut Open, end: Instant) {
+    async fn use_stream(&mut self, open: &mut WatchStream, end: Instant) {
         let mut closing = end;
         while open.stream.end().is_none() {
             let is_last = self.shared.stop.load(Ordering::SeqCst);
-            let mut all = open.watches.values().chain(&open.creating);
-            if is_last && all.all(|watch| self.is_complete(watch)) {
+            if is_last && open.watches().all(|watch| self.is_complete(watch)) {
                 return;
             }
-            if Instant::now() >= end || (!open.cancelled.is_empty() && Instant::now() >= closing) {
+            if Instant::now() >= end || (open.has_cancelled() && Instant::now() >= closing) {
                 return;
             }
             let pause = Duration::from_millis(self.random.random_range(5..400));
@@ -194,7 +162,7 @@ impl Watcher {
                     let response = WatchResponse::decode(message).expect("decodes");
                     let is_compacted = response.compact_revision != 0;
                     open.received(response);
-                    if is_compacted && !open.creating.is_empty() {
+                    if is_compacted && open.is_creating() {
                         // What the server creates now may be of another history, which is another stream's.
                         return;
                     }
@@ -215,27 +183,15 @@ impl Watcher {
         }
     }
 
-    fn act(&mut self, open: &mut Open) {
+    fn act(&mut self, open: &mut WatchStream) {
         match self.random.random_range(0..10) {
-            0..6 => open.send(WatchRequest {
-                progress_request: Some(WatchProgressRequest {}),
-                ..WatchRequest::default()
-            }),
+            0..6 => open.ask_for_progress(),
             // After a cancel the server may be at another history, which is another stream's.
-            6..8 if open.watches.len() + open.creating.len() < WATCHES && open.cancelled.is_empty() => {
+            6..8 if open.watches().count() < WATCHES && !open.has_cancelled() => {
                 let watch = self.new_watch();
                 open.create(watch);
             }
-            8 if open.watches.len() > 1 => {
-                let id = open.watches.keys().next().copied();
-                if let Some(watch_id) = id {
-                    open.watches.remove(&watch_id);
-                    open.send(WatchRequest {
-                        cancel_request: Some(WatchCancelRequest { watch_id }),
-                        ..WatchRequest::default()
-                    });
-                }
-            }
+            8 => open.cancel_one(),
             _ => {}
         }
     }
@@ -259,72 +215,15 @@ impl Watcher {
             1 => vec![1],
             _ => Vec::new(),
         };
-        Watch {
-            create: WatchCreateRequest {
-                key,
-                range_end,
-                start_revision,
-                progress_notify: self.random.random(),
-                filters,
-                prev_kv: self.random.random(),
-                watch_id: i64::from(self.random.random_ratio(1, 3)),
-                fragment: self.random.random(),
-            },
-            last: 0,
-        }
-    }
-}
-
-impl Open {
-    fn send(&mut self, request: WatchRequest) {
-        self.stream.send(&request);
-        self.steps.push(Step::Sent(request));
-    }
-
-    /// Creates a watch; those with an explicit id get one that no automatic id reaches.
-    fn create(&mut self, mut watch: Watch) {
-        if watch.create.watch_id != 0 {
-            self.ids += 1;
-            watch.create.watch_id = 1_000 + self.ids;
-        }
-        self.send(WatchRequest {
-            create_request: Some(watch.create.clone()),
-            ..WatchRequest::default()
-        });
-        self.creating.push_back(watch);
-    }
-
-    fn received(&mut self, response: WatchResponse) {
-        let id = response.watch_id;
-        let header = response.header.as_ref().map_or(0, |header| header.revision);
-        if response.created {
-            let mut watch = self.creating.pop_front().expect("a create");
-            if watch.create.start_revision == 0 {
-                watch.create.start_revision = header + 1;
-            }
-            if response.canceled {
-                self.cancelled.push(watch);
-            } else {
-                self.watches.insert(id, watch);
-            }
-        } else if response.canceled {
-            if let Some(mut watch) = self.watches.remove(&id) {
-                // The client lists again.
-                watch.create.start_revision = response.compact_revision;
-                watch.last = 0;
-                self.cancelled.push(watch);
-            }
-        } else if is_progress(&response) {
-            let all = self.watches.iter_mut();
-            for (_, watch) in all.filter(|(of, _)| id == NO_ID || **of == id) {
-                watch.create.start_revision = watch.create.start_revision.max(header + 1);
-            }
-        } else if !response.fragment
-            && let (Some(watch), Some(event)) = (self.watches.get_mut(&id), response.events.last())
-        {
-            watch.last = revision(event);
-            watch.create.start_revision = watch.create.start_revision.max(watch.last + 1);
-        }
-        self.steps.push(Step::Received(response));
+        Watch::new(WatchCreateRequest {
+            key,
+            range_end,
+            start_revision,
+            progress_notify: self.random.random(),
+            filters,
+            prev_kv: self.random.random(),
+            watch_id: i64::from(self.random.random_ratio(1, 3)),
+            fragment: self.random.random(),
+        })
     }
 }

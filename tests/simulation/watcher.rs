@@ -1,18 +1,14 @@
 //! A client that keeps watches open through the faults, continues them after each lost stream as etcd's own client does,
 //! and records every stream for [`testkit::watch_rules`].
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use prost::Message as _;
-use testkit::grpc::Stream;
-use testkit::kv::WATCH;
-use testkit::pb::{
-    WatchCancelRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, prefix_end,
-};
-use testkit::watch_rules::{NO_ID, Step, is_progress, revision};
+use testkit::pb::{WatchCreateRequest, WatchResponse, prefix_end};
+use testkit::watch_client::{Watch, WatchStream};
+use testkit::watch_rules::Step;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -43,14 +39,6 @@ pub struct Watched {
     pub last_writes: Mutex<Option<[i64; 2]>>,
 }
 
-/// A watch, continued over streams.
-struct Watch {
-    /// `start_revision` is where the next stream continues.
-    create: WatchCreateRequest,
-    /// Revision of the last event.
-    last: i64,
-}
-
 /// A watch client; see the module.
 pub struct Watcher {
     pub name: String,
@@ -64,15 +52,7 @@ pub struct Watcher {
 /// An open stream.
 struct Open<'a> {
     of: &'a Watcher,
-    stream: Stream,
-    steps: Vec<Step>,
-    /// Creates without a `created`.
-    creating: VecDeque<Watch>,
-    watches: BTreeMap<i64, Watch>,
-    /// Watches that the server cancelled.
-    cancelled: Vec<Watch>,
-    /// Explicit ids given so far.
-    ids: i64,
+    stream: WatchStream,
 }
 
 impl Watcher {
@@ -98,7 +78,7 @@ impl Watcher {
     /// Whether a watch got one of the last writes. One that continues where a replaced history had been gets none.
     fn is_complete(&self, watch: &Watch) -> bool {
         let last_writes = *self.watched.last_writes.lock();
-        last_writes.is_some_and(|[first, last]| watch.last >= first || watch.create.start_revision > last)
+        last_writes.is_some_and(|writes| watch.has(writes))
     }
 
     /// Opens a stream for all watches, and uses it until `end`, or until it ends.
@@ -115,33 +95,29 @@ impl Watcher {
         let opened = self.known.history();
         let mut open = Open {
             of: self,
-            stream: client.open(WATCH),
-            steps: Vec::new(),
-            creating: VecDeque::new(),
-            watches: BTreeMap::new(),
-            cancelled: Vec::new(),
-            ids: 0,
+            stream: WatchStream::open(&client),
         };
         for watch in watches {
             open.create(watch);
         }
-        if open.creating.is_empty() {
+        if !open.stream.is_creating() {
             open.create(self.new_watch());
         }
         open.run(end, stop).await;
-        self.trace
-            .line(format!("{}: the stream ends: {:?}", self.name, open.stream.end()));
-        if open.stream.end().is_some() {
+        self.trace.line(format!(
+            "{}: the stream ends: {:?}",
+            self.name,
+            open.stream.stream.end()
+        ));
+        if open.stream.stream.end().is_some() {
             sleep(Duration::from_millis(50)).await;
         }
+        let (steps, watches) = open.stream.close();
         self.watched.transcripts.lock().push(Transcript {
             name: self.name.clone(),
-            steps: open.steps,
+            steps,
             histories: (opened, self.known.history()),
         });
-        let mut watches = Vec::from(open.creating);
-        watches.extend(open.watches.into_values());
-        watches.extend(open.cancelled);
         watches
     }
 
@@ -165,19 +141,16 @@ impl Watcher {
             1 => vec![1],
             _ => Vec::new(),
         };
-        Watch {
-            create: WatchCreateRequest {
-                key,
-                range_end,
-                start_revision,
-                progress_notify: chance.one_in(2),
-                filters,
-                prev_kv: chance.one_in(2),
-                watch_id: i64::from(chance.one_in(3)),
-                fragment: chance.one_in(2),
-            },
-            last: 0,
-        }
+        Watch::new(WatchCreateRequest {
+            key,
+            range_end,
+            start_revision,
+            progress_notify: chance.one_in(2),
+            filters,
+            prev_kv: chance.one_in(2),
+            watch_id: i64::from(chance.one_in(3)),
+            fragment: chance.one_in(2),
+        })
     }
 }
 
@@ -185,22 +158,21 @@ impl Open<'_> {
     async fn run(&mut self, end: Instant, stop: &CancellationToken) {
         let chance = &self.of.chance;
         let mut closing = end;
-        while self.stream.end().is_none() {
+        while self.stream.stream.end().is_none() {
             let is_last = stop.is_cancelled();
-            let mut all = self.watches.values().chain(&self.creating);
-            if is_last && all.all(|watch| self.of.is_complete(watch)) {
+            if is_last && self.stream.watches().all(|watch| self.of.is_complete(watch)) {
                 return;
             }
-            if Instant::now() >= end || (!self.cancelled.is_empty() && Instant::now() >= closing) {
+            if Instant::now() >= end || (self.stream.has_cancelled() && Instant::now() >= closing) {
                 return;
             }
             let pause = chance.millis(5..400);
-            match timeout(pause, self.stream.next()).await {
+            match timeout(pause, self.stream.stream.next()).await {
                 Ok(Some(message)) => {
                     let response = WatchResponse::decode(message).expect("decodes");
                     let is_compacted = response.compact_revision != 0;
                     self.received(response);
-                    if is_compacted && !self.creating.is_empty() {
+                    if is_compacted && self.stream.is_creating() {
                         // What the server creates now may be of another history, which is another stream's.
                         return;
                     }
@@ -223,84 +195,36 @@ impl Open<'_> {
 
     fn act(&mut self) {
         match self.of.chance.below(10) {
-            0..5 => self.send(WatchRequest {
-                progress_request: Some(WatchProgressRequest {}),
-                ..WatchRequest::default()
-            }),
+            0..5 => self.do_and_trace(WatchStream::ask_for_progress),
             // After a cancel the server may be at another history, which is another stream's.
-            5..8 if self.watches.len() + self.creating.len() < WATCHES && self.cancelled.is_empty() => {
+            5..8 if self.stream.watches().count() < WATCHES && !self.stream.has_cancelled() => {
                 self.create(self.of.new_watch());
             }
-            8 if self.watches.len() > 1 => {
-                let id = self.watches.keys().next().copied();
-                if let Some(watch_id) = id {
-                    self.watches.remove(&watch_id);
-                    self.send(WatchRequest {
-                        cancel_request: Some(WatchCancelRequest { watch_id }),
-                        ..WatchRequest::default()
-                    });
-                }
-            }
+            8 => self.do_and_trace(WatchStream::cancel_one),
             _ => {}
         }
     }
 
-    fn send(&mut self, request: WatchRequest) {
-        self.of.trace.line(format!("{}: {request:?}", self.of.name));
-        self.stream.send(&request);
-        self.steps.push(Step::Sent(request));
-    }
-
-    /// Creates a watch; those with an explicit id get one that no automatic id reaches.
-    fn create(&mut self, mut watch: Watch) {
-        if watch.create.watch_id != 0 {
-            self.ids += 1;
-            watch.create.watch_id = 1_000 + self.ids;
-        }
-        self.send(WatchRequest {
-            create_request: Some(watch.create.clone()),
-            ..WatchRequest::default()
-        });
-        self.creating.push_back(watch);
+    fn create(&mut self, watch: Watch) {
+        self.do_and_trace(|stream| stream.create(watch));
     }
 
     fn received(&mut self, response: WatchResponse) {
-        self.of.trace.line(format!("{}: {response:?}", self.of.name));
-        let id = response.watch_id;
         let header = response.header.as_ref().map_or(0, |header| header.revision);
         // After a restore a stream may show the history before, of which no call may be judged.
         let begin = self.of.known.begin(From::Rangecache);
         if begin.is_of_first_history() {
             self.of.known.show(&begin, header, 0);
         }
-        if response.created {
-            let mut watch = self.creating.pop_front().expect("a create");
-            if watch.create.start_revision == 0 {
-                watch.create.start_revision = header + 1;
-            }
-            if response.canceled {
-                self.cancelled.push(watch);
-            } else {
-                self.watches.insert(id, watch);
-            }
-        } else if response.canceled {
-            if let Some(mut watch) = self.watches.remove(&id) {
-                // The client lists again.
-                watch.create.start_revision = response.compact_revision;
-                watch.last = 0;
-                self.cancelled.push(watch);
-            }
-        } else if is_progress(&response) {
-            let all = self.watches.iter_mut();
-            for (_, watch) in all.filter(|(of, _)| id == NO_ID || **of == id) {
-                watch.create.start_revision = watch.create.start_revision.max(header + 1);
-            }
-        } else if !response.fragment
-            && let (Some(watch), Some(event)) = (self.watches.get_mut(&id), response.events.last())
-        {
-            watch.last = revision(event);
-            watch.create.start_revision = watch.create.start_revision.max(watch.last + 1);
+        self.do_and_trace(|stream| stream.received(response));
+    }
+
+    /// Adds what this sends or receives to the trace.
+    fn do_and_trace(&mut self, what: impl FnOnce(&mut WatchStream)) {
+        let before = self.stream.steps().len();
+        what(&mut self.stream);
+        for step in &self.stream.steps()[before..] {
+            self.of.trace.line(format!("{}: {step:?}", self.of.name));
         }
-        self.steps.push(Step::Received(response));
     }
 }

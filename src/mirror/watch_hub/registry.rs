@@ -348,7 +348,7 @@ mod tests {
                 registry.add(number, watcher);
                 readers.push(reader);
             }
-            held_bytes.push(registry.sweep(1, 1, Instant::now()).await.bytes as usize);
+            held_bytes.push(registry.sweep(1, 1, Instant::now()).await.bytes);
             readers.clear();
             registry.sweep(1, 1, Instant::now()).await;
             registry.sweep(1, 1, Instant::now() + UNUSED_TOPIC_KEPT).await;
@@ -357,11 +357,15 @@ mod tests {
         let [short, long, many] = held_bytes[..] else {
             panic!("{held_bytes:?}");
         };
-        assert!((size_of::<Slot>()..1024).contains(&short), "{held_bytes:?}");
+        let bytes_of_watcher = size_of::<Watcher>() as u64;
+        assert!(
+            (size_of::<Slot>() as u64..1024).contains(&short),
+            "{held_bytes:?}"
+        );
         assert!((2 * 4095..2 * 4096).contains(&(long - short)), "{held_bytes:?}");
         let of_watcher = (many - short) / 1023;
         assert!(
-            (size_of::<Watcher>()..2 * size_of::<Watcher>() + 64).contains(&of_watcher),
+            (bytes_of_watcher..2 * bytes_of_watcher + 64).contains(&of_watcher),
             "{held_bytes:?}"
         );
     }
