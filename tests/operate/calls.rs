@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::Client;
+use testkit::grpc::{Client, Stream};
+use testkit::http;
 use testkit::pb::{
     LeaseGrantRequest, RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse, prefix_end,
 };
@@ -181,15 +182,41 @@ async fn stream_that_leaves_memory_counts_as_etcds() {
         ..Default::default()
     };
     let mut watch = client.watch(create("/a")).await;
+    let create_another = async |watch: &mut Stream, key: &str| {
+        watch.send(&WatchRequest {
+            create_request: Some(create(key)),
+            ..Default::default()
+        });
+        let created: WatchResponse = watch.next_as(SOON).await.expect("a response");
+        assert!(created.created, "{created:?}");
+    };
+    create_another(&mut watch, "/a/2").await;
+    let metrics = rangecache.metrics().await;
+    assert_eq!(
+        (metrics.watches_created("memory"), metrics.watches_created("etcd")),
+        (2.0, 0.0)
+    );
     // Memory does not have this key, so that etcd serves the whole stream from now on.
-    watch.send(&WatchRequest {
-        create_request: Some(create("/b")),
-        ..Default::default()
-    });
-    let created: WatchResponse = watch.next_as(SOON).await.expect("a response");
-    assert!(created.created, "{created:?}");
+    create_another(&mut watch, "/b").await;
     drop(watch);
     expect(&rangecache, &before, &[("Watch/Watch ended etcd", 1)]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bytes_of_a_watch_in_json_are_those_of_memory() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = Rangecache::before(&etcd).start().await;
+    let url = format!("{}/v3/watch", rangecache.url());
+    let body = r#"{"create_request": {"key": "L2E="}}"#;
+    let mut lines = http::post_for_lines(&url, body).await.unwrap();
+    let created = lines.next().await.expect("a line");
+    assert!(created.contains("\"created\":true"), "{created}");
+    until(SOON, "the line is counted", async || {
+        let metrics = rangecache.metrics().await;
+        let sent = metrics.0.get("rangecache_sent_bytes_total{from=\"memory\"}")?;
+        (*sent >= created.len() as f64).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use super::request::Create;
 use crate::limits::{BudgetExceeded, ByteBudget, HeldBytes};
-use crate::mirror::watch_hub::Picked;
 use crate::proxy::response::FrameBytes;
 use crate::proxy::watch_memory::WatchBudgets;
 
@@ -93,9 +92,8 @@ impl StreamBytes {
         self.own.set(bytes);
     }
 
-    /// Whether a message of the events `picked` may begin. Otherwise the stream waits for room.
-    pub(super) fn admit(&mut self, picked: &Picked) -> bool {
-        let bytes = picked.bytes();
+    /// Whether a message with `bytes` of events may begin. Otherwise the stream waits for room.
+    pub(super) fn admit(&mut self, bytes: u64) -> bool {
         if bytes <= SHORT_MESSAGE_BYTES || bytes <= self.unproduced.bytes() {
             return true;
         }
@@ -189,5 +187,26 @@ mod tests {
         drop(streams);
         assert_eq!(used(), [0; 2]);
         assert_eq!(watches.stream_budget.used.get(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_message_waits_for_room_and_a_short_one_needs_none() {
+        let metrics = Metrics::new();
+        let budgets = WatchBudgets::new(8 * STREAM_BYTES, &metrics.watches);
+        let mut streams = [(); 2].map(|()| StreamBytes::begin(&budgets).expect("room"));
+        let [stream, other] = &mut streams;
+        let used = || budgets.all.used_bytes();
+        let empty = used();
+        assert!(stream.admit(SHORT_MESSAGE_BYTES));
+        assert_eq!(used(), empty, "the stream's own bytes cover it");
+        let long = 5 * STREAM_BYTES;
+        assert!(stream.admit(long));
+        assert!(stream.admit(long), "it has the room");
+        assert_eq!((used(), stream.unread()), (empty + long, long));
+        assert!(!other.admit(long));
+        assert!(other.admit(SHORT_MESSAGE_BYTES));
+        stream.release_room();
+        let room = std::future::poll_fn(|cx| other.poll_room(cx)).await;
+        assert_eq!((room, other.unread()), (Ok(()), long));
     }
 }

@@ -47,7 +47,9 @@ impl Session {
                 MAX_EVENTS
             };
             let bytes = &mut self.bytes;
-            match reader.take_if(max_events, MAX_RESPONSE_BYTES, |picked| bytes.admit(picked)) {
+            match reader.take_if(max_events, MAX_RESPONSE_BYTES, |picked| {
+                bytes.admit(picked.bytes())
+            }) {
                 Taken::Nothing { .. } => {}
                 // Polled again, so that the room wakes the stream.
                 Taken::Refused => return cx.waker().wake_by_ref(),
