@@ -13,6 +13,8 @@ pub const SEED: &str = "SIMULATION_SEED";
 pub const RESULT: &str = "simulated: ";
 /// Failures that are printed in full.
 const PRINTED: usize = 3;
+/// Seeds after which the progress is printed.
+const PROGRESS_SEEDS: u64 = 500;
 /// Lines of a failing trace that are printed.
 const TRACE_LINES: usize = 60;
 
@@ -97,8 +99,12 @@ pub fn run_all(first: u64, count: u64, jobs: usize, until_found: bool) -> (Vec<R
                         return;
                     }
                     let run = run(first + number, false);
+                    let mut failed = failed.lock().expect("no panic");
                     if !run.is_right {
-                        failed.lock().expect("no panic").push(run);
+                        failed.push(run);
+                    }
+                    if number % PROGRESS_SEEDS == 0 && number > 0 {
+                        println!("{number} of {count} seeds, {} failed so far", failed.len());
                     }
                 }
             });
