@@ -9,9 +9,12 @@ use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, frame};
 use testkit::kv::WATCH;
 use testkit::pb::request_op::Request;
-use testkit::pb::{PutRequest, RequestOp, WatchCreateRequest, WatchRequest, WatchResponse};
+use testkit::pb::{
+    PutRequest, RequestOp, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+};
 use testkit::proxy::{Builder, Rangecache};
 use testkit::wait::{SOON, until};
+use testkit::watch_rules::NO_ID;
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -239,6 +242,59 @@ async fn unread_watches_stay_within_their_memory_and_give_way_to_others() {
         (watch_bytes(&rangecache).await < 32 << 10).then_some(())
     })
     .await;
+}
+
+/// What all watchers of a stream have may be below the start of one that begins later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn progress_is_not_below_the_start_of_a_watcher_while_another_waits_for_room() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = before(&etcd).start().await;
+    let writer = etcd.client().await;
+    let mut unread = Vec::new();
+    let mut rude = Connection::open(&rangecache).await;
+    for _ in 0..20 {
+        unread.push(rude.watch(&rangecache).await);
+    }
+    put(&writer, 0, 10, 20_000).await;
+    until(SOON, "no message has room any more", async || {
+        (watch_bytes(&rangecache).await > WATCH_BYTES - 250_000).then_some(())
+    })
+    .await;
+    let client = rangecache.client().await;
+    let mut stream = client.open(WATCH);
+    let create = |key: &str, range_end: &str, start_revision| WatchRequest {
+        create_request: Some(WatchCreateRequest {
+            key: key.into(),
+            range_end: range_end.into(),
+            start_revision,
+            ..WatchCreateRequest::default()
+        }),
+        ..WatchRequest::default()
+    };
+    stream.send(&create(KEYS, "/watched0", 0));
+    let created = stream.next_as::<WatchResponse>(SOON).await.expect("a response");
+    assert!(created.created, "{created:?}");
+    put(&writer, 1, 10, 20_000).await;
+    let start = writer.put("/other", "1").await.expect("etcd writes");
+    // Now rangecache knows of the revision.
+    assert!(client.get("/other").await.expect("a response").is_some());
+    stream.send(&create("/another", "", start));
+    stream.send(&WatchRequest {
+        progress_request: Some(WatchProgressRequest {}),
+        ..WatchRequest::default()
+    });
+    // Requests are answered one after the other.
+    stream.send(&create("/another", "", start));
+    let mut created = 0;
+    while created < 2 {
+        let response = stream.next_as::<WatchResponse>(SOON).await.expect("a response");
+        created += usize::from(response.created);
+        let revision = response.header.map_or(0, |header| header.revision);
+        assert!(
+            response.watch_id != NO_ID || revision >= start,
+            "progress {revision} below the start {start}: {response:?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

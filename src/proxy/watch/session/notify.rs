@@ -77,7 +77,10 @@ impl Session {
             .map(Watcher::progress)
             .try_fold(i64::MAX, |lowest, revision| Some(lowest.min(revision?)))
             .filter(|revision| *revision < i64::MAX);
-        let revision = revision.filter(|revision| *revision >= self.last_event.max(self.progress.reported));
+        // What all watchers have may be below the start of one that begins later than the others.
+        let starts = self.watchers.values().map(|watcher| watcher.since);
+        let least = starts.fold(self.last_event.max(self.progress.reported), i64::max);
+        let revision = revision.filter(|revision| *revision >= least);
         if !has_expired && revision.is_none_or(|revision| revision < target) {
             return false;
         }
