@@ -15,6 +15,8 @@ use tokio::time::timeout;
 
 const PREFIX: &str = "/stale/";
 const KEYS: usize = 30;
+const DEADLINE_EXCEEDED: i32 = 4;
+const OUT_OF_RANGE: i32 = 11;
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
@@ -278,6 +280,32 @@ async fn linearizable_read_is_never_answered_stale() {
             answer.revision()
         );
         scene.is_in_service().await;
+    }
+}
+
+/// A restored etcd may have the revision that etcd had compacted before.
+#[tokio::test]
+async fn compacted_revision_is_not_refused_without_etcd() {
+    let mut scene = Scene::new(Version::V3_7, "10m").await;
+    scene.through.compact(scene.second).await.expect("etcd compacts");
+    let reply = ask(&scene.through, RANGE, &list(false, scene.first)).await;
+    assert_eq!(reply.status().code, OUT_OF_RANGE, "while etcd answers");
+    scene.etcd.stop();
+    until(SOON, "the last view is served", async || {
+        let reply = ask(&scene.through, RANGE, &list(true, 0)).await;
+        age(&reply.headers).map(drop)
+    })
+    .await;
+    for path in [RANGE, RANGE_STREAM] {
+        for serializable in [true, false] {
+            let hurried = scene.through.with_metadata("grpc-timeout", "300m");
+            let reply = ask(&hurried, path, &list(serializable, scene.first)).await;
+            let code = reply.status().code;
+            assert!(
+                [UNAVAILABLE, DEADLINE_EXCEEDED].contains(&code),
+                "refused without etcd: {path}, serializable {serializable}: {reply:?}"
+            );
+        }
     }
 }
 

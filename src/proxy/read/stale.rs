@@ -63,10 +63,11 @@ impl<'a> StaleRead<'a> {
             basis: Basis::Stale,
         };
         let version = proxy.forward.upstream.lowest_version();
-        let answered = answer(query, proven, version, cluster_state)
-            .into_answered()
-            .ok()?;
-        Some(StaleAnswer { answered, age })
+        match answer(query, proven, version, cluster_state).into_answered() {
+            Ok(answered @ Answered::Entries(..)) => Some(StaleAnswer { answered, age }),
+            // Only etcd refuses a read: another history may have the revision that the last view lacks.
+            Ok(Answered::Error(..)) | Err(_) => None,
+        }
     }
 
     /// Answers the read once no member of etcd answers; for a read that was sent to etcd, whose end ends this wait.
