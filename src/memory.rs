@@ -1,15 +1,29 @@
 //! Memory limit of this process. A leaf.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
+/// Time after which the limit is read again: a container's may be changed while it runs.
+const READ_AGAIN: Duration = Duration::from_secs(10);
 /// Assumed limit in bytes if nothing can be read.
 const UNKNOWN_BYTES: u64 = 2 << 30;
 
 /// Memory that this process may use in bytes: the lowest limit of its control groups and their parents, otherwise the
-/// machine's memory.
+/// machine's memory. Read from the system's files at most every 10 s, as it is asked for with each response to a feed.
 #[must_use]
 pub fn limit_bytes() -> u64 {
-    limit_below(Path::new("/"))
+    static LAST: Mutex<Option<(Instant, u64)>> = Mutex::new(None);
+    let mut last = LAST.lock();
+    match *last {
+        Some((read, bytes)) if read.elapsed() < READ_AGAIN => bytes,
+        _ => {
+            let bytes = limit_below(Path::new("/"));
+            *last = Some((Instant::now(), bytes));
+            bytes
+        }
+    }
 }
 
 /// [`limit_bytes`] with the system files below `root`.
