@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use rangecache::simulated;
 use testkit::grpc::{Client, Status};
-use testkit::kv::{PUT, RANGE_STREAM, TXN};
+use testkit::kv::{PUT, TXN};
 use testkit::pb::{
-    ASCEND, BY_MOD, CompactionRequest, CompactionResponse, Compare, DESCEND, DeleteRangeRequest,
-    DeleteRangeResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RangeStreamResponse,
-    RequestOp, TxnRequest, TxnResponse,
+    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
+    PutResponse, RequestOp, TxnRequest, TxnResponse,
 };
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -18,18 +17,23 @@ use crate::chance::Chance;
 use crate::known::{Begin, Known, is_unavailable};
 use crate::kv::{COMPACT, DELETE, MOD_REVISION};
 use crate::members::From;
+use crate::read::{self, Read};
 use crate::trace::Trace;
 
 /// Prefix of all keys.
 pub const PREFIX: &str = "/sim/";
+/// Prefixes of one half of the keys each.
+pub const HALVES: [&str; 2] = ["/sim/a/", "/sim/b/"];
 /// Few, so that clients' calls conflict.
 pub const KEYS: usize = 6;
+/// Length of long values: two of them are more than a message of events may have without room of its own.
+const LONG_VALUE_BYTES: usize = 1_500;
 /// After this time a client gives a call up.
-const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Name of a key.
 pub fn key(number: usize) -> String {
-    format!("{PREFIX}{number}")
+    format!("{}{number}", HALVES[number % HALVES.len()])
 }
 
 /// Connects to `authority` on the simulated network.
@@ -52,6 +56,7 @@ pub struct Caller {
     pub streams: bool,
     /// Longest pause between two calls, in milliseconds.
     pub pause: u64,
+    pub has_long_values: bool,
 }
 
 impl Caller {
@@ -82,8 +87,8 @@ impl Caller {
         let label = format!("{} {number}", self.name);
         let call = async {
             match self.chance.below(100) {
-                0..52 => self.read(client, &label).await,
-                52..60 if self.streams => self.stream(client, &label).await,
+                0..52 => Read::random(self).send(self, client, &label).await,
+                52..60 if self.streams => read::stream(self, client, &label).await,
                 52..80 => self.put(client, &label).await,
                 80..88 => self.delete(client, &label).await,
                 88..98 => self.transact(client, &label).await,
@@ -97,84 +102,18 @@ impl Caller {
         answered
     }
 
-    fn request(&self) -> RangeRequest {
-        let chance = &self.chance;
-        let first = key(chance.below(KEYS));
-        let mut request = match chance.below(4) {
-            0 => RangeRequest::one(first),
-            1 => RangeRequest::range(first, [0]),
-            _ => RangeRequest::prefix(PREFIX),
-        };
-        match chance.below(12) {
-            0 => request.limit = chance.within(1..KEYS as i64),
-            1 => request.keys_only = true,
-            2 => request.count_only = true,
-            3 => (request.sort_order, request.sort_target) = (DESCEND, BY_MOD),
-            4 => request.sort_order = ASCEND,
-            _ => {}
-        }
-        request.serializable = chance.one_in(6);
-        if chance.one_in(5) {
-            let newest = self.known.begin(self.from).floor.revision;
-            request.revision = (newest + chance.within(-40..4)).max(1);
-        }
-        request
-    }
-
-    async fn read(&self, client: &Client, label: &str) {
-        let request = self.request();
-        let begin = self.known.begin(self.from);
-        self.trace.line(format!("{label}: {request:?}"));
-        let result = client.range(&request).await;
-        self.end_read(label, &begin, &request, result);
-    }
-
-    async fn stream(&self, client: &Client, label: &str) {
-        let mut request = RangeRequest::prefix(PREFIX);
-        request.serializable = self.chance.one_in(6);
-        let begin = self.known.begin(self.from);
-        self.trace.line(format!("{label}: stream of {request:?}"));
-        let mut stream = client.server_stream(RANGE_STREAM, &request);
-        let mut whole = RangeResponse::default();
-        while let Some(chunk) = stream.next_as::<RangeStreamResponse>(CALL_TIMEOUT * 2).await {
-            let chunk = chunk.range_response.expect("a chunk holds a response");
-            whole.kvs.extend(chunk.kvs);
-            if chunk.header.is_some() {
-                (whole.header, whole.count, whole.more) = (chunk.header, chunk.count, chunk.more);
-            }
-        }
-        match stream.end() {
-            Some(status) if status.code != 0 => {
-                self.trace.line(format!("{label}: {status:?}"));
-                self.known.judge_refused_stream(&begin, &request, status);
-            }
-            _ => self.end_read(label, &begin, &request, Ok(whole)),
-        }
-    }
-
-    fn end_read(
-        &self,
-        label: &str,
-        begin: &Begin,
-        request: &RangeRequest,
-        result: Result<RangeResponse, Status>,
-    ) {
-        match result {
-            Ok(response) => {
-                self.trace.line(format!("{label}: {response:?}"));
-                self.known.judge_read(begin, request, &response);
-            }
-            Err(status) => {
-                self.trace.line(format!("{label}: {status:?}"));
-                self.known.judge_refused_read(begin, request, &status);
-            }
+    fn value(&self, label: &str) -> String {
+        if self.has_long_values && self.chance.one_in(2) {
+            format!("{label} {}", "x".repeat(LONG_VALUE_BYTES))
+        } else {
+            label.to_owned()
         }
     }
 
     async fn put(&self, client: &Client, label: &str) {
         let put = PutRequest {
             key: key(self.chance.below(KEYS)).into(),
-            value: label.into(),
+            value: self.value(label).into(),
             lease: 0,
         };
         let begin = self.known.begin(self.from);
@@ -200,7 +139,7 @@ impl Caller {
         let mut txn = TxnRequest::default();
         for number in 0..KEYS {
             match self.chance.below(4) {
-                0 => txn.success.push(RequestOp::put(key(number), label)),
+                0 => txn.success.push(RequestOp::put(key(number), self.value(label))),
                 1 => txn.success.push(RequestOp::delete(key(number))),
                 _ => {}
             }
@@ -228,7 +167,7 @@ impl Caller {
                 self.known
                     .violation(format!("{label}: written at {revision} below {floor}"));
             }
-            Ok(revision) => self.known.show(begin, revision, 0),
+            Ok(revision) => self.known.written(begin, revision),
             Err(status) if is_unavailable(&status) => {}
             Err(status) => self
                 .known

@@ -36,6 +36,8 @@ pub struct Member {
     pub is_isolated: bool,
     /// Its process is suspended.
     pub is_paused: bool,
+    /// It takes part in raft, but applies nothing.
+    pub is_stuck: bool,
     /// It answers no progress requests.
     pub is_silent: bool,
     /// Milliseconds until it applies the next entry.
@@ -54,6 +56,7 @@ impl Member {
             is_up: true,
             is_isolated: false,
             is_paused: false,
+            is_stuck: false,
             is_silent: false,
             lag: 0..3,
             delay: 0..3,
@@ -246,7 +249,7 @@ impl Cluster {
             let lag = self
                 .until(|state| {
                     let of = &state.members[member];
-                    let is_behind = of.applied < state.history().len() && of.is_connected();
+                    let is_behind = of.applied < state.history().len() && of.is_connected() && !of.is_stuck;
                     is_behind.then(|| of.lag.clone())
                 })
                 .await;
@@ -255,7 +258,7 @@ impl Cluster {
             self.change(|state| {
                 let newest = state.history().len();
                 let of = &mut state.members[member];
-                if of.is_connected() {
+                if of.is_connected() && !of.is_stuck {
                     of.applied = of.applied.saturating_add(many).min(newest);
                 }
             });

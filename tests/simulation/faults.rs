@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::caller::connect;
-use crate::cluster::{MEMBERS, Member};
+use crate::caller::{KEYS, connect, key};
+use crate::chance::Chance;
+use crate::cluster::{MEMBERS, Member, State};
 use crate::members::From;
+use crate::store::Change;
 use crate::world::World;
 
 /// One kind of fault.
@@ -43,14 +45,19 @@ impl Fault {
         Fault::Restore,
     ];
 
-    /// A random fault. Histories are replaced only if `may_restore`.
-    pub fn random(world: &World, may_restore: bool) -> Fault {
-        let of = if may_restore {
-            Self::ALL.len()
-        } else {
-            Self::ALL.len() - 1
-        };
-        Self::ALL[world.chance.below(of)]
+    /// The kinds of faults of one simulation: few, so that the same ones meet more often than if all were possible. One
+    /// simulation in three replaces histories.
+    pub fn kinds(chance: &Chance) -> Vec<Fault> {
+        let may_restore = chance.one_in(3);
+        let mut kinds = Self::ALL.to_vec();
+        kinds.retain(|kind| match kind {
+            Fault::Restore => may_restore,
+            _ => chance.one_in(2),
+        });
+        if kinds.is_empty() {
+            kinds.push(Fault::ConnectionsCut);
+        }
+        kinds
     }
 
     /// Causes the fault, and returns once it is over.
@@ -149,11 +156,17 @@ async fn restore(world: &World) {
         let entries = state.history().len().saturating_sub(lost).max(1);
         let mut history = state.history().truncated(entries);
         if is_new_cluster {
-            history.cluster_id += 1;
+            // Its raft log has nothing to do with the one before.
+            state.term = 1 + chance.below(20) as u64;
+            history.begin_cluster(state.term, chance.below(60) as u64);
         } else if is_hidden {
             // The newest events are all that shows such a restore: docs/consistency.md says what follows without them.
             history.compactable = history.newest().revision;
         }
+        let (from, to) = (state.history().newest(), history.newest());
+        cluster.trace.line(format!(
+            "restored: {from:?} becomes {to:?}, hidden: {is_hidden}, another cluster: {is_new_cluster}"
+        ));
         state.histories.push(history);
         for member in &mut state.members {
             member.applied = entries;
@@ -168,16 +181,38 @@ async fn restore(world: &World) {
         }
     }
     if is_hidden {
+        if chance.one_in(2) {
+            cluster.change(|state| repeat_lost(state, chance));
+        }
         // In case that no client writes directly.
         let writing = async {
             while cluster.look(|state| state.history().newest().revision) <= before + 1 {
                 if let Some(client) = connect(&From::Clients.authority(0)).await {
-                    let _ = client.put(crate::caller::key(0), "again").await;
+                    let _ = client.put(key(0), "again").await;
                 }
                 sleep(Duration::from_millis(10)).await;
             }
         };
         writing.await;
         (0..MEMBERS).for_each(|member| members.reconnect(member, From::Rangecache));
+    }
+}
+
+/// Writes what was lost again, as clients do that repeat what was not acknowledged, except for one revision.
+fn repeat_lost(state: &mut State, chance: &Chance) {
+    let before = &state.histories[state.histories.len() - 2];
+    let revisions = state.history().newest().revision + 1..=before.newest().revision;
+    let mut lost: Vec<_> = revisions
+        .clone()
+        .map(|revision| before.changes_at(revision))
+        .collect();
+    // The newest event stays the same. What is below a compaction that was known before is not compared.
+    let first = usize::try_from(before.newest().compacted - revisions.start()).unwrap_or(0);
+    if first + 1 < lost.len() {
+        let other = first + chance.below(lost.len() - 1 - first);
+        lost[other] = vec![Change::Put(key(chance.below(KEYS)).into(), b"another".to_vec())];
+    }
+    for changes in lost {
+        state.history_mut().commit(&changes);
     }
 }

@@ -3,14 +3,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use testkit::grpc::Status;
 use testkit::pb::{RangeRequest, RangeResponse};
+use tokio::time::Instant;
 
 use crate::cluster::Cluster;
 use crate::kv::OUT_OF_RANGE;
 use crate::members::From;
+use crate::read::Read;
 use crate::store::History;
 
 /// What responses have shown of one history.
@@ -22,6 +25,16 @@ pub struct Floor {
     pub compacted: i64,
     /// Highest revision in any response through rangecache.
     pub shown: i64,
+    /// Whether a write through rangecache was acknowledged.
+    is_written: bool,
+}
+
+/// What is known of one history.
+#[derive(Debug, Default)]
+struct KnownHistory {
+    floor: Floor,
+    /// When a response showed a higher revision than all before, and that revision, in order.
+    raised: Vec<(Instant, i64)>,
 }
 
 /// State at the begin of a call.
@@ -31,6 +44,7 @@ pub struct Begin {
     number: usize,
     pub floor: Floor,
     from: From,
+    at: Instant,
     /// Reads that rangecache had sent to members.
     reads: usize,
 }
@@ -45,16 +59,18 @@ impl Begin {
 /// What clients know; see the module.
 pub struct Known {
     cluster: Arc<Cluster>,
-    /// By history.
-    floors: Mutex<Vec<Floor>>,
+    histories: Mutex<Vec<KnownHistory>>,
+    /// Age up to which rangecache may answer while no member does.
+    serve_stale: Duration,
     violations: Mutex<Vec<String>>,
 }
 
 impl Known {
-    pub fn new(cluster: &Arc<Cluster>) -> Arc<Self> {
+    pub fn new(cluster: &Arc<Cluster>, serve_stale: Duration) -> Arc<Self> {
         Arc::new(Self {
             cluster: Arc::clone(cluster),
-            floors: Mutex::default(),
+            histories: Mutex::default(),
+            serve_stale,
             violations: Mutex::default(),
         })
     }
@@ -62,12 +78,13 @@ impl Known {
     /// Begins a call; `from` is [`From::Rangecache`] if it goes through that.
     pub fn begin(&self, from: From) -> Begin {
         let number = self.cluster.look(|state| state.histories.len());
-        let mut floors = self.floors.lock();
-        floors.resize(number, Floor::default());
+        let mut histories = self.histories.lock();
+        histories.resize_with(number, KnownHistory::default);
         Begin {
             number,
-            floor: floors[number - 1],
+            floor: histories[number - 1].floor,
             from,
+            at: Instant::now(),
             reads: self.cluster.reads.load(Ordering::Relaxed),
         }
     }
@@ -85,13 +102,36 @@ impl Known {
     /// Records what a response shows to a call, unless the history has changed meanwhile.
     pub fn show(&self, begin: &Begin, revision: i64, compacted: i64) {
         if self.is_current(begin) {
-            let floor = &mut self.floors.lock()[begin.number - 1];
-            floor.revision = floor.revision.max(revision);
+            let KnownHistory { floor, raised } = &mut self.histories.lock()[begin.number - 1];
+            if revision > floor.revision {
+                raised.push((Instant::now(), revision));
+                floor.revision = revision;
+            }
             floor.compacted = floor.compacted.max(compacted);
             if begin.from == From::Rangecache {
                 floor.shown = floor.shown.max(revision);
             }
         }
+    }
+
+    /// Records the response to a write.
+    pub fn written(&self, begin: &Begin, revision: i64) {
+        self.show(begin, revision, 0);
+        if self.is_current(begin) && begin.from == From::Rangecache {
+            self.histories.lock()[begin.number - 1].floor.is_written = true;
+        }
+    }
+
+    /// Highest revision that a response had shown `age` before `begin`, or that rangecache had shown then.
+    fn shown_before(&self, begin: &Begin, age: Duration) -> i64 {
+        let histories = self.histories.lock();
+        let raised = &histories[begin.number - 1].raised;
+        let known = begin
+            .at
+            .checked_sub(age)
+            .map_or(0, |then| raised.partition_point(|(at, _)| *at < then));
+        let revision = raised[..known].last().map_or(0, |(_, revision)| *revision);
+        revision.max(begin.floor.shown)
     }
 
     /// Records a violation.
@@ -105,43 +145,53 @@ impl Known {
         self.violations.lock().clone()
     }
 
-    /// Judges a response to a read. Near the end of a history it may be of either.
-    pub fn judge_read(&self, begin: &Begin, request: &RangeRequest, response: &RangeResponse) {
+    /// Judges a response to a read; `age` is what it tells if it is of the last view while no member answers. Near the end
+    /// of a history it may be of either.
+    pub fn judge_read(&self, begin: &Begin, read: &Read, response: &RangeResponse, age: Option<Duration>) {
+        let request = &read.request;
+        if let Some(age) = age
+            && (age > self.serve_stale || !(request.serializable || request.revision > 0))
+        {
+            self.violation(format!("a view of {age:?} ago: {read:?}"));
+        }
         // Without a read at a member, the response is memory's, unless it is another call's.
         let is_from_memory =
             begin.from == From::Rangecache && self.cluster.reads.load(Ordering::Relaxed) == begin.reads;
-        let judged = |history: &History, floor: Floor| {
-            let least = match (request.serializable, is_from_memory) {
-                (false, _) => floor.revision,
-                (true, true) => floor.shown,
-                (true, false) => 0,
-            };
-            judge(
-                history,
-                Floor {
-                    revision: least,
-                    ..floor
-                },
-                request,
-                response,
-            )
+        let least = match (age, read.max_staleness, request.serializable) {
+            // Rounded down.
+            (Some(age), _, _) => self.shown_before(begin, age + Duration::from_millis(1)),
+            (None, Some(bound), _) => self.shown_before(begin, bound),
+            (None, None, false) => begin.floor.revision,
+            (None, None, true) if is_from_memory => begin.floor.shown,
+            (None, None, true) => 0,
+        };
+        // The last view may be of a revision that was compacted since.
+        let compacted = if age.is_some() { 0 } else { begin.floor.compacted };
+        let floor = Floor {
+            revision: least,
+            compacted,
+            ..begin.floor
         };
         let number = begin.number;
         let verdict = self
             .cluster
-            .look(|state| judged(&state.histories[number - 1], begin.floor));
+            .look(|state| judge(&state.histories[number - 1], floor, request, response));
         let Some(what) = verdict else {
             return self.show(begin, response.revision(), 0);
         };
-        // A local read of one member, or of memory, may show the history before.
-        let first = number - usize::from(request.serializable && number > 1);
+        // A local read of one member, or of memory, may show the history before, but memory not after it has seen the new one.
+        let may_be_older = request.serializable || age.is_some() || read.max_staleness.is_some();
+        let has_passed = is_from_memory && begin.floor.is_written;
+        let first = number - usize::from(may_be_older && !has_passed && number > 1);
         let is_of_another = self.cluster.look(|state| {
             let others = state.histories.iter().enumerate().skip(first - 1);
             let mut others = others.filter(|(at, _)| at + 1 != number);
-            others.any(|(_, history)| judged(history, Floor::default()).is_none())
+            others.any(|(_, history)| judge(history, Floor::default(), request, response).is_none())
         });
         if !is_of_another {
-            self.violation(format!("{what}: {request:?}\n    {response:?}\n    {begin:?}"));
+            self.violation(format!(
+                "{what}: {read:?}\n    {response:?}\n    {begin:?}, age {age:?}"
+            ));
         }
     }
 

@@ -94,7 +94,7 @@ async fn write(cluster: &Cluster, member: usize, changes: &[Change]) -> Result<i
 
 fn status(state: &State, member: usize, version: &str) -> StatusResponse {
     let header = state.header(member);
-    let raft_index = History::raft_index(state.members[member].applied);
+    let raft_index = state.history().raft_index(state.members[member].applied);
     let leader = state.leader.filter(|_| !state.members[member].is_isolated);
     StatusResponse {
         header: Some(rangecache::etcdserverpb::ResponseHeader {

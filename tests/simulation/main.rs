@@ -20,6 +20,7 @@ mod known;
 mod kv;
 mod members;
 mod proxy;
+mod read;
 mod seeds;
 mod server;
 mod store;

@@ -1,6 +1,7 @@
 //! rangecache as a part of this process: what `main` assembles, without signals, reloads and the listener for metrics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::Parser as _;
 use rangecache::config::{Config, LiveConfig, RangeStream, bounds};
@@ -14,8 +15,56 @@ use rangecache::upstream::{Credentials, Upstream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::chance::Chance;
+
 /// Address of the rangecache.
 pub const AUTHORITY: &str = "rangecache:2379";
+
+/// What a seed chooses about the rangecache.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub flags: Vec<&'static str>,
+    /// `--serve-stale`.
+    pub serve_stale: Duration,
+    /// Whether watches have little memory: clients write long values then.
+    pub is_watch_memory_small: bool,
+}
+
+impl Settings {
+    /// Random settings: each is in some simulations as users have it, and in others such that rare cases come often.
+    pub fn random(chance: &Chance) -> Self {
+        let mut flags = vec!["--watch-cache=auto"];
+        if chance.one_in(3) {
+            flags.extend(["--cache-prefix=/sim/a/", "--cache-prefix=/sim/b/"]);
+        }
+        if chance.one_in(4) {
+            // Watches come too late for the log, and past revisions go to etcd.
+            flags.push("--history-max-bytes=1");
+        }
+        if chance.one_in(4) {
+            flags.push("--verify-interval=2s");
+        }
+        if chance.one_in(6) {
+            flags.push("--shadow=0.5");
+        }
+        if chance.one_in(8) {
+            flags.push("--when-behind=fail");
+        }
+        let is_watch_memory_small = chance.one_in(4);
+        if is_watch_memory_small {
+            flags.push("--watch-max-bytes=24KiB");
+        }
+        let serves_stale = chance.one_in(3);
+        if serves_stale {
+            flags.push("--serve-stale=3s");
+        }
+        Self {
+            flags,
+            serve_stale: Duration::from_secs(if serves_stale { 3 } else { 0 }),
+            is_watch_memory_small,
+        }
+    }
+}
 
 /// A running rangecache.
 pub struct Rangecache {

@@ -18,7 +18,7 @@ use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, unavailable};
 use crate::kv;
 use crate::members::From;
 use crate::watch;
@@ -51,7 +51,15 @@ async fn serve_connection(
 ) {
     let service = service_fn(move |request: Request<Incoming>| {
         let (cluster, cut) = (Arc::clone(&cluster), cut.clone());
-        async move { Ok::<_, Infallible>(call(cluster, link, request, cut).await) }
+        async move {
+            let call = call(cluster, link, request, cut.clone());
+            Ok::<_, Infallible>(tokio::select! {
+                biased;
+                // A process that was killed carries out nothing more.
+                () = cut.cancelled() => failed(&unavailable("the connection was cut")),
+                response = call => response,
+            })
+        }
     });
     let mut server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
     server.timer(TokioTimer::new()).auto_date_header(false);
@@ -87,7 +95,10 @@ async fn call(
     }
     cluster.travel(member).await;
     if path == testkit::kv::RANGE_STREAM {
-        tokio::spawn(async move { kv::range_stream(&cluster, member, &message, &messages).await });
+        tokio::spawn(async move {
+            let stream = kv::range_stream(&cluster, member, &message, &messages);
+            cut.run_until_cancelled(stream).await
+        });
         return streamed(queue);
     }
     let result = kv::unary(&cluster, member, &path, &message).await;

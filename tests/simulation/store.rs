@@ -9,7 +9,7 @@ use testkit::pb::{
 };
 use testkit::watch_rules::DELETE;
 
-/// Raft entries before the first write: configuration and leader elections.
+/// Raft entries before the first write of the first cluster: configuration and leader elections.
 const FIRST_RAFT_INDEX: u64 = 8;
 
 /// A change of one key.
@@ -34,6 +34,8 @@ pub struct History {
     pub cluster_id: u64,
     /// Highest revision that may be compacted, [`i64::MAX`] unless rangecache has to see what is below.
     pub compactable: i64,
+    /// Raft entries before the first one of `entries`.
+    raft_index_before: u64,
     entries: Vec<Entry>,
     /// Events of each revision from 2 on; revision 1 is the empty store.
     revisions: Vec<Vec<Event>>,
@@ -52,6 +54,7 @@ impl History {
         Self {
             cluster_id,
             compactable: i64::MAX,
+            raft_index_before: FIRST_RAFT_INDEX,
             entries: vec![first],
             revisions: Vec::new(),
             keys: BTreeMap::new(),
@@ -74,8 +77,15 @@ impl History {
     }
 
     /// Index in the raft log of the last of the first `applied` entries.
-    pub fn raft_index(applied: usize) -> u64 {
-        FIRST_RAFT_INDEX + applied as u64
+    pub fn raft_index(&self, applied: usize) -> u64 {
+        self.raft_index_before + applied as u64
+    }
+
+    /// Makes this the history of a new cluster that begins with it, in `term` and behind `raft_index` other entries.
+    pub fn begin_cluster(&mut self, term: u64, raft_index: u64) {
+        self.cluster_id += 1;
+        self.raft_index_before = raft_index;
+        self.entries.iter_mut().for_each(|entry| entry.term = term);
     }
 
     fn push(&mut self, entry: Entry) {
@@ -149,6 +159,7 @@ impl History {
         Self {
             cluster_id: self.cluster_id,
             compactable: self.compactable,
+            raft_index_before: self.raft_index_before,
             entries: self.entries[..entries].to_vec(),
             revisions: self.revisions[..usize::try_from(last - 1).unwrap()].to_vec(),
             keys,
@@ -166,6 +177,18 @@ impl History {
         index
             .and_then(|index| self.revisions.get(index))
             .map_or(&[], Vec::as_slice)
+    }
+
+    /// The changes that made one revision.
+    pub fn changes_at(&self, revision: i64) -> Vec<Change> {
+        let changes = self.events_at(revision).iter().map(|event| {
+            let kv = event.kv.clone().expect("an event has a kv");
+            match event.r#type {
+                DELETE => Change::Delete(kv.key),
+                _ => Change::Put(kv.key, kv.value),
+            }
+        });
+        changes.collect()
     }
 
     /// A key at a revision.

@@ -12,7 +12,7 @@ use testkit::watch_rules::Step;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::caller::{KEYS, PREFIX, connect, key};
+use crate::caller::{HALVES, KEYS, PREFIX, connect, key};
 use crate::chance::Chance;
 use crate::known::Known;
 use crate::members::From;
@@ -124,10 +124,12 @@ impl Watcher {
     fn new_watch(&self) -> Watch {
         let chance = &self.chance;
         let first = key(chance.below(KEYS));
-        let (key, range_end) = match chance.below(5) {
+        let half = HALVES[chance.below(2)];
+        let (key, range_end) = match chance.below(7) {
             0 => (first.into(), Vec::new()),
             1 => (vec![0], vec![0]),
             2 => (first.into(), vec![0]),
+            3 | 4 => (half.into(), prefix_end(half.as_bytes())),
             _ => (PREFIX.into(), prefix_end(PREFIX.as_bytes())),
         };
         let newest = self.known.begin(From::Rangecache).floor.revision;

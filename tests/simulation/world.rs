@@ -10,13 +10,14 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::caller::{Caller, PREFIX, connect, write_last};
+use crate::caller::{Caller, HALVES, connect, write_last};
 use crate::chance::Chance;
 use crate::cluster::{Cluster, MEMBERS, Member};
 use crate::faults::Fault;
 use crate::known::Known;
 use crate::members::{From, Members};
-use crate::proxy::{self, Rangecache};
+use crate::proxy::{self, Rangecache, Settings};
+use crate::read::Read;
 use crate::trace::{self, Trace};
 use crate::watcher::{Watched, Watcher};
 
@@ -39,14 +40,15 @@ pub struct Outcome {
 }
 
 impl World {
-    /// Ends every fault.
-    fn heal(&self) {
+    /// Ends every fault. Afterwards the member `stuck` applies nothing.
+    fn heal(&self, stuck: Option<usize>) {
         for member in 0..MEMBERS {
             self.cluster.change(|state| {
                 let of = &mut state.members[member];
                 let applied = of.applied;
                 *of = Member {
                     applied,
+                    is_stuck: stuck == Some(member),
                     ..Member::new()
                 };
             });
@@ -72,9 +74,10 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
     let endpoints: Vec<_> = (0..MEMBERS)
         .map(|member| format!("http://{}", From::Rangecache.authority(member)))
         .collect();
-    let known = Known::new(&cluster);
-    let rangecache = Rangecache::start(&endpoints.join(","), &["--watch-cache=auto"]).await;
-    trace.line(format!("seed {seed}, etcd {version}"));
+    let settings = Settings::random(&world.chance);
+    trace.line(format!("seed {seed}, etcd {version}, {settings:?}"));
+    let known = Known::new(&cluster, settings.serve_stale);
+    let rangecache = Rangecache::start(&endpoints.join(","), &settings.flags).await;
     let stop = CancellationToken::new();
     let mut clients = JoinSet::new();
     let watched = Arc::new(Watched::default());
@@ -101,6 +104,7 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
             chance: Chance::new(seed, 10 + number),
             streams: version >= "3.7",
             pause: [20, 100, 400][world.chance.below(3)],
+            has_long_values: settings.is_watch_memory_small,
         };
         clients.spawn(caller.run(stop.clone()));
     }
@@ -117,13 +121,17 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
         watchers.spawn(watcher.run(stop.clone()));
     }
     cause_faults(&world, &trace).await;
-    world.heal();
-    trace.line("every fault is over");
+    let stuck = world.chance.one_in(3).then(|| world.chance.below(MEMBERS));
+    world.heal(stuck);
+    trace.line(format!(
+        "every fault is over, but this member is stuck: {stuck:?}"
+    ));
     stop.cancel();
     while let Some(ended) = clients.join_next().await {
         ended.expect("no client panics");
     }
     end(&world, &known, &watched).await;
+    world.heal(None);
     while let Some(ended) = watchers.join_next().await {
         ended.expect("no watch client panics");
     }
@@ -138,10 +146,10 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
 
 async fn cause_faults(world: &World, trace: &Trace) {
     let chance = &world.chance;
-    let may_restore = chance.one_in(3);
+    let kinds = Fault::kinds(chance);
     sleep(chance.millis(0..1_500)).await;
     for _ in 0..1 + chance.below(5) {
-        let fault = Fault::random(world, may_restore);
+        let fault = kinds[chance.below(kinds.len())];
         trace.line(format!("fault: {fault:?}"));
         fault.apply(world).await;
         trace.line(format!("fault is over: {fault:?}"));
@@ -164,12 +172,16 @@ async fn end(world: &World, known: &Known, watched: &Watched) {
             *watched.last_writes.lock() = revisions;
             continue;
         }
-        let begin = known.begin(From::Rangecache);
-        let reads = world.cluster.reads.load(Ordering::Relaxed);
-        let request = RangeRequest::prefix(PREFIX);
-        if let Ok(response) = client.range(&request).await {
-            known.judge_read(&begin, &request, &response);
-            is_served = world.cluster.reads.load(Ordering::Relaxed) == reads;
+        is_served = true;
+        for half in HALVES {
+            let begin = known.begin(From::Rangecache);
+            let reads = world.cluster.reads.load(Ordering::Relaxed);
+            let read = Read::new(RangeRequest::prefix(half));
+            let response = client.range(&read.request).await;
+            if let Ok(response) = &response {
+                known.judge_read(&begin, &read, response, None);
+            }
+            is_served &= response.is_ok() && world.cluster.reads.load(Ordering::Relaxed) == reads;
         }
     }
     if !is_served {
