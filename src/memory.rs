@@ -1,9 +1,10 @@
 //! Memory limit of this process. A leaf.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 /// Time after which the limit is read again: a container's may be changed while it runs.
 const READ_AGAIN: Duration = Duration::from_secs(10);
@@ -15,11 +16,15 @@ const UNKNOWN_BYTES: u64 = 2 << 30;
 #[must_use]
 pub fn limit_bytes() -> u64 {
     static LAST: Mutex<Option<(Instant, u64)>> = Mutex::new(None);
-    let mut last = LAST.lock();
+    last_or(&mut LAST.lock(), || limit_below(Path::new("/")))
+}
+
+/// The bytes that were read last, or those that `read` returns now.
+fn last_or(last: &mut Option<(Instant, u64)>, read: impl FnOnce() -> u64) -> u64 {
     match *last {
-        Some((read, bytes)) if read.elapsed() < READ_AGAIN => bytes,
+        Some((at, bytes)) if at.elapsed() < READ_AGAIN => bytes,
         _ => {
-            let bytes = limit_below(Path::new("/"));
+            let bytes = read();
             *last = Some((Instant::now(), bytes));
             bytes
         }
@@ -67,6 +72,16 @@ fn group_limits(root: &Path, line: &str) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn limit_is_read_again_after_ten_seconds() {
+        let mut last = None;
+        assert_eq!(last_or(&mut last, || 1), 1);
+        tokio::time::advance(Duration::from_millis(9_999)).await;
+        assert_eq!(last_or(&mut last, || panic!("is known")), 1);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(last_or(&mut last, || 2), 2);
+    }
 
     fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::TempDir::new().unwrap();
