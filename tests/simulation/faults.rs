@@ -145,7 +145,7 @@ impl Fault {
 }
 
 /// Stops all members, puts an older state in place of theirs, and starts them again. In half of the cases rangecache
-/// sees none of them before the lost revisions were written again.
+/// sees none of them before the lost revisions were written again, in others it loses them once more.
 async fn restore(world: &World) {
     let (chance, cluster, members) = (&world.chance, &world.cluster, &world.members);
     (0..MEMBERS).for_each(|member| members.kill(member));
@@ -194,8 +194,17 @@ async fn restore(world: &World) {
             }
         };
         writing.await;
-        (0..MEMBERS).for_each(|member| members.reconnect(member, From::Rangecache));
+        if chance.one_in(3) {
+            // So long that watches are continued at etcd.
+            sleep(Duration::from_secs(11)).await;
+        }
+    } else if chance.one_in(3) {
+        // Rangecache reaches the members for a moment.
+        sleep(chance.millis(0..100)).await;
+        (0..MEMBERS).for_each(|member| members.cut_off(member, From::Rangecache));
+        sleep(chance.millis(500..4_000)).await;
     }
+    (0..MEMBERS).for_each(|member| members.reconnect(member, From::Rangecache));
 }
 
 /// Writes what was lost again, as clients do that repeat what was not acknowledged, except for one revision.
