@@ -2,6 +2,7 @@ module rangecache.test/etcd
 
 go 1.26.0
 
+// go.sum also has what the watch tests import, which go mod tidy drops: go get -t go.etcd.io/etcd/tests/v3/integration/clientv3/watch
 require go.etcd.io/etcd/tests/v3 v3.7.3
 
 require (
