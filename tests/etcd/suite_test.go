@@ -102,7 +102,9 @@ func fromMemory(t *testing.T, report string) {
 		}
 	}
 	t.Logf("memory served %d of %d watches", memory, all)
-	if memory*10 < all*9 {
+	// Those that come before a mirror is loaded are as many in each run; a test that creates watches for some seconds
+	// creates more or fewer of the others.
+	if memory < 2*(all-memory) {
 		t.Errorf("memory served only %d of %d watches", memory, all)
 	}
 }
