@@ -102,9 +102,7 @@ func fromMemory(t *testing.T, report string) {
 		}
 	}
 	t.Logf("memory served %d of %d watches", memory, all)
-	// Those that come before a mirror is loaded are as many in each run; a test that creates watches for some seconds
-	// creates more or fewer of the others.
-	if memory < 2*(all-memory) {
+	if memory*10 < all*9 {
 		t.Errorf("memory served only %d of %d watches", memory, all)
 	}
 }
