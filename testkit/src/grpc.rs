@@ -154,18 +154,22 @@ impl Client {
         self.send(self.request(path), frame(message)).await
     }
 
-    /// Calls a unary method. A lost connection is reported as [`UNAVAILABLE`], like in etcd's own clients.
+    /// Calls `path` with one message. A lost connection is reported as [`UNAVAILABLE`], like in etcd's own clients.
+    pub async fn reply(&self, path: &str, question: &impl Message) -> Result<Reply, Status> {
+        let lost = |message| Status {
+            code: UNAVAILABLE,
+            message,
+        };
+        self.raw(path, &question.encode_to_vec()).await.map_err(lost)
+    }
+
+    /// Calls a unary method, as [`Client::reply`] does.
     pub async fn unary<A: Message + Default>(
         &self,
         path: &str,
         question: &impl Message,
     ) -> Result<A, Status> {
-        let lost = |message| Status {
-            code: UNAVAILABLE,
-            message,
-        };
-        let reply = self.raw(path, &question.encode_to_vec()).await.map_err(lost)?;
-        reply.answer()
+        self.reply(path, question).await?.answer()
     }
 
     /// Opens a bidirectional streaming call.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use testkit::grpc::{Client, Reply, Status, UNAVAILABLE};
-use testkit::kv::RANGE_STREAM;
+use testkit::grpc::{Client, Reply, Status};
+use testkit::kv::{RANGE, RANGE_STREAM};
 use testkit::pb::{ASCEND, BY_MOD, DESCEND, RangeRequest, RangeResponse, RangeStreamResponse};
 
 use crate::caller::{CALL_TIMEOUT, Caller, HALVES, KEYS, PREFIX, key};
@@ -70,11 +70,7 @@ impl Read {
         };
         let begin = caller.known.begin(caller.from);
         caller.trace.line(format!("{label}: {self:?}"));
-        let lost = |message| Status {
-            code: UNAVAILABLE,
-            message,
-        };
-        let reply = client.range_raw(&self.request).await.map_err(lost);
+        let reply = client.reply(RANGE, &self.request).await;
         let age = reply.as_ref().ok().and_then(age);
         let result = reply.and_then(|reply| reply.answer());
         self.end(caller, label, &begin, result, age);
