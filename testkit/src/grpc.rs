@@ -27,6 +27,10 @@ type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
 /// Bound on any call; after it the call counts as hung.
 const HUNG: Duration = Duration::from_secs(60);
+/// gRPC's status code of a call whose time is over.
+pub const DEADLINE_EXCEEDED: i32 = 4;
+/// gRPC's status code of a compacted or future revision.
+pub const OUT_OF_RANGE: i32 = 11;
 /// gRPC's status code of an unreachable server.
 pub const UNAVAILABLE: i32 = 14;
 

@@ -5,16 +5,15 @@ use std::sync::Arc;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
-use testkit::grpc::Status;
+use testkit::grpc::{Status, UNAVAILABLE};
 use testkit::pb::{ASCEND, BY_MOD, DESCEND, RangeRequest, RangeResponse, RequestOp};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
 
 const PREFIX: &str = "/large/";
-/// gRPC status codes.
+/// gRPC's status code.
 const RESOURCE_EXHAUSTED: i32 = 8;
-const UNAVAILABLE: i32 = 14;
 
 type Read = JoinHandle<Result<RangeResponse, Status>>;
 

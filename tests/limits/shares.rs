@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::{Client, Status};
+use testkit::grpc::{Client, DEADLINE_EXCEEDED, Status};
 use testkit::pb::{RangeRequest, RangeResponse, WatchCreateRequest, prefix_end};
 use testkit::proxy::Rangecache;
 use testkit::relay::{HOLD, Relay};
@@ -12,7 +12,6 @@ use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
 
 const RESOURCE_EXHAUSTED: i32 = 8;
-const DEADLINE_EXCEEDED: i32 = 4;
 /// Prefix of keys that no mirror has.
 const PREFIX: &str = "/shares/";
 

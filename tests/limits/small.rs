@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::{Client, Status};
+use testkit::grpc::{Client, DEADLINE_EXCEEDED, Status, UNAVAILABLE};
 use testkit::pb::{
     RangeRequest, RangeResponse, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
     prefix_end,
@@ -14,8 +14,6 @@ use testkit::relay::{HOLD, Relay};
 use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
 
-const DEADLINE_EXCEEDED: i32 = 4;
-const UNAVAILABLE: i32 = 14;
 /// Prefix of keys that no mirror has.
 const PREFIX: &str = "/small/";
 const WATCH: &str = "/etcdserverpb.Watch/Watch";

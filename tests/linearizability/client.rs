@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::history::{self, History};
-use testkit::grpc::{Client, Status};
+use testkit::grpc::{Client, OUT_OF_RANGE, Status};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
 use testkit::pb::{
     CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
@@ -32,8 +32,6 @@ const BACK: i64 = 300;
 const COMPACT_BACK: std::ops::Range<i64> = 30..BACK;
 /// One of so many calls is a Compact.
 const COMPACT_EVERY: u32 = 250;
-/// gRPC's status code for a compacted or future revision.
-const OUT_OF_RANGE: i32 = 11;
 /// etcd's number of the comparison target.
 const MOD_REVISION: i32 = 2;
 

@@ -5,15 +5,12 @@ use std::process::Command;
 
 use serde_json::Value;
 use testkit::etcd::{Cluster, Version};
-use testkit::grpc::Status;
+use testkit::grpc::{Status, UNAVAILABLE};
 use testkit::process::tool;
 use testkit::wait::{SOON, until};
 
 use crate::client::Failure;
 use crate::world::World;
-
-/// gRPC's status code.
-const UNAVAILABLE: i32 = 14;
 
 /// Version at the start.
 pub const FROM: Version = Version::V3_5;

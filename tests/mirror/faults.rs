@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::Client;
+use testkit::grpc::{Client, DEADLINE_EXCEEDED};
 use testkit::pb::RangeRequest;
 use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, recovers};
@@ -11,8 +11,6 @@ use testkit::wait::{SOON, until};
 use tokio::task::JoinSet;
 
 const PREFIX: &str = "/faults/";
-/// gRPC's status code of an expired deadline.
-const DEADLINE_EXCEEDED: i32 = 4;
 
 /// etcd with some keys, and a warm rangecache with a client that stays connected during the fault.
 struct Scene {

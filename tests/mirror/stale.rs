@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message as _;
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::{Client, Reply, UNAVAILABLE};
+use testkit::grpc::{Client, DEADLINE_EXCEEDED, OUT_OF_RANGE, Reply, UNAVAILABLE};
 use testkit::http;
 use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::proxy::Rangecache;
@@ -15,8 +15,6 @@ use tokio::time::timeout;
 
 const PREFIX: &str = "/stale/";
 const KEYS: usize = 30;
-const DEADLINE_EXCEEDED: i32 = 4;
-const OUT_OF_RANGE: i32 = 11;
 const RANGE: &str = "/etcdserverpb.KV/Range";
 const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 

@@ -6,12 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use testkit::grpc::Status;
+use testkit::grpc::{DEADLINE_EXCEEDED, OUT_OF_RANGE, Status, UNAVAILABLE};
 use testkit::pb::{RangeRequest, RangeResponse};
 use tokio::time::Instant;
 
 use crate::cluster::Cluster;
-use crate::kv::OUT_OF_RANGE;
 use crate::members::From;
 use crate::read::Read;
 use crate::store::History;
@@ -232,8 +231,7 @@ impl Known {
 
 /// Whether a status is one that clients of etcd get while members fail.
 pub fn is_unavailable(status: &Status) -> bool {
-    const DEADLINE_EXCEEDED: i32 = 4;
-    status.code == testkit::grpc::UNAVAILABLE || status.code == DEADLINE_EXCEEDED
+    status.code == UNAVAILABLE || status.code == DEADLINE_EXCEEDED
 }
 
 /// What is wrong with a response to a read of this history, whose header may not be below `floor`.
