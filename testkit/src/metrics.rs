@@ -36,9 +36,19 @@ impl Metrics {
 
     /// Watchers that `memory` or `etcd` has created, whatever the reason.
     pub fn watches_created(&self, by: &str) -> f64 {
-        let created = format!("rangecache_watch_created_total{{outcome=\"{by}\"");
-        let of_outcome = self.0.iter().filter(|(sample, _)| sample.starts_with(&created));
-        of_outcome.map(|(_, count)| count).sum()
+        self.sum_with_labels("rangecache_watch_created_total", &format!("outcome=\"{by}\""))
+    }
+
+    /// Watch streams that `memory` or `etcd` serves, whatever the reason.
+    pub fn watch_streams(&self, source: &str) -> f64 {
+        self.sum_with_labels("rangecache_watch_streams", &format!("source=\"{source}\""))
+    }
+
+    /// Sum of a metric over the samples whose labels begin with `labels`.
+    pub fn sum_with_labels(&self, name: &str, labels: &str) -> f64 {
+        let start = format!("{name}{{{labels}");
+        let samples = self.0.iter().filter(|(sample, _)| sample.starts_with(&start));
+        samples.map(|(_, value)| value).sum()
     }
 
     /// Buffered bytes of `kind`.

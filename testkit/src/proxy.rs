@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+use ::http::Method;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -205,6 +206,14 @@ impl Rangecache {
     /// `GET` of a path on the metrics URL.
     pub async fn admin(&self, path: &str) -> http::Response {
         http::get(&format!("{}{path}", self.metrics_url)).await.unwrap()
+    }
+
+    /// Switches memory off (`POST`) or on again (`DELETE`), and returns the answer.
+    pub async fn forward_all(&self, method: Method) -> String {
+        let url = format!("{}/forward-all", self.metrics_url);
+        let response = http::send(method, &url).await.unwrap();
+        assert_eq!(response.status, 200, "{}", response.body);
+        response.body
     }
 
     /// Scrapes its metrics.

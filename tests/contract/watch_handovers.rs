@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use http::Method;
 use prost::Message;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Stream};
@@ -236,11 +237,48 @@ async fn progress_is_not_ahead_of_events_while_a_stream_changes_its_source_3_5()
     progress_of_a_stream_that_leaves_and_returns(Version::V3_5).await;
 }
 
-async fn streams_at(rangecache: &Rangecache, source: &str) -> f64 {
-    let sample = format!("rangecache_watch_streams{{source=\"{source}\",reason=");
-    let metrics = rangecache.metrics().await.0;
-    let of_source = metrics.iter().filter(|(name, _)| name.starts_with(&sample));
-    of_source.map(|(_, streams)| streams).sum()
+/// etcd continues a watcher behind the last revision that the client has, as it does for a client that resumes: until
+/// the next write it reports no progress.
+async fn progress_after_leaving_begins_with_the_next_write(version: Version) {
+    let etcd = Etcd::start(version).await;
+    let rangecache = before(&etcd).start().await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let last = direct.put("/a/key", "last").await.expect("put");
+    let resumed = open(&direct, &[create(prefix("/a/", last + 1))]);
+    let handed_over = open(&through, &[create(prefix("/a/", 0))]);
+    let mut both = [resumed, handed_over].map(Watched::new);
+    for watched in &mut both {
+        watched.until(|response| response.created).await;
+    }
+    rangecache.forward_all(Method::POST).await;
+    until(SOON, "etcd continues the stream", async || {
+        (rangecache.metrics().await.watch_streams("etcd") == 1.0).then_some(())
+    })
+    .await;
+    for watched in &mut both {
+        watched.stream.send(&progress());
+        watched.asks_progress = true;
+    }
+    let written = direct.put("/a/key", "next").await.expect("put");
+    for watched in &mut both {
+        watched.until(is_progress).await;
+        assert_eq!((&watched.events[..], watched.reported), (&[written][..], written));
+    }
+}
+
+#[tokio::test]
+async fn progress_after_leaving_begins_with_the_next_write_3_7() {
+    progress_after_leaving_begins_with_the_next_write(Version::V3_7).await;
+}
+
+#[tokio::test]
+async fn progress_after_leaving_begins_with_the_next_write_3_6() {
+    progress_after_leaving_begins_with_the_next_write(Version::V3_6).await;
+}
+
+#[tokio::test]
+async fn progress_after_leaving_begins_with_the_next_write_3_5() {
+    progress_after_leaving_begins_with_the_next_write(Version::V3_5).await;
 }
 
 #[tokio::test]
@@ -265,7 +303,7 @@ async fn handovers_take_turns_and_one_that_waits_can_be_given_up() {
         watched.stream.send(&create(prefix("/b/", 0)));
     }
     until(SOON, "every stream leaves", async || {
-        let has_left = streams_at(&rangecache, "etcd").await == (TURNS + 6) as f64;
+        let has_left = rangecache.metrics().await.watch_streams("etcd") == (TURNS + 6) as f64;
         (has_left && relay.held().in_flight >= TURNS).then_some(())
     })
     .await;
@@ -302,7 +340,7 @@ async fn handovers_take_turns_and_one_that_waits_can_be_given_up() {
     streams.remove(&waiting[1]);
     let left = streams.len() as f64;
     until(SOON, "every stream returns", async || {
-        (streams_at(&rangecache, "memory").await == left).then_some(())
+        (rangecache.metrics().await.watch_streams("memory") == left).then_some(())
     })
     .await;
     written.push(direct.put("/a/key", "in memory again").await.expect("put"));

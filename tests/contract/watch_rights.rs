@@ -1,11 +1,13 @@
 //! Watches from memory with auth on: etcd authorizes each create request, and what happens to a right later concerns
 //! later requests only.
 
+use http::Method;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, Stream};
 use testkit::pb::WatchResponse;
 use testkit::proxy::Rangecache;
 use testkit::roles::{MIRROR, create_users, password, token};
+use testkit::wait::{SOON, until};
 
 use super::watch_streams::{before, create, created, header_revision, next, open, prefix};
 
@@ -199,6 +201,54 @@ async fn lost_rights_refuse_later_creates(version: Version) {
     assert_eq!(handovers(&rangecache).await, 0.0);
 }
 
+/// A stream that left memory returns to it only with the rights of its watchers; meanwhile etcd serves them, which
+/// checks rights at their creation.
+async fn streams_without_rights_stay_at_etcd(version: Version) {
+    let etcd = Etcd::start(version).await;
+    let root = create_users(&etcd).await;
+    let rangecache = with_own_user(&etcd).await;
+    let (direct, through) = (etcd.client().await, rangecache.client().await);
+    let alice = caller(&through, &direct, "alice").await;
+    let mut stream = open(&alice, &[create(prefix("/a/", 0))]);
+    assert!(!next(&mut stream).await.canceled);
+    let is_served_by = async |source: &str, when: &str| {
+        until(SOON, &format!("{when}: {source} serves the stream"), async || {
+            (rangecache.metrics().await.watch_streams(source) == 1.0).then_some(())
+        })
+        .await;
+    };
+    is_served_by("memory", "at first").await;
+    rangecache.forward_all(Method::POST).await;
+    is_served_by("etcd", "memory is switched off").await;
+    // etcd reports progress, which the return needs, from the next write on.
+    root.put("/a/key", "memory is switched off").await.expect("put");
+
+    let refusals = async || {
+        let metrics = etcd.metrics().await;
+        metrics.sum_with_labels("grpc_server_handled_total", "grpc_code=\"PermissionDenied\"")
+    };
+    let before = refusals().await;
+    root.revoke_role("alice", "a").await.expect("revoked");
+    rangecache.forward_all(Method::DELETE).await;
+    until(SOON, "etcd refuses the return to memory", async || {
+        (refusals().await > before).then_some(())
+    })
+    .await;
+    is_served_by("etcd", "without the right").await;
+    root.put("/a/key", "without the right").await.expect("put");
+    root.grant_role("alice", "a").await.expect("granted");
+    is_served_by("memory", "granted again").await;
+    root.put("/a/key", "granted again").await.expect("put");
+    for value in ["memory is switched off", "without the right", "granted again"] {
+        let response = next(&mut stream).await;
+        let values = response
+            .events
+            .iter()
+            .map(|event| &event.kv.as_ref().expect("a kv").value);
+        assert!(values.eq([value.as_bytes()]), "{response:?}");
+    }
+}
+
 async fn auth_that_is_enabled_refuses_later_creates(version: Version) {
     let etcd = Etcd::start(version).await;
     let root = create_users(&etcd).await;
@@ -236,6 +286,21 @@ async fn rights_that_are_lost_refuse_later_watches_and_end_none_3_6() {
 #[tokio::test]
 async fn rights_that_are_lost_refuse_later_watches_and_end_none_3_5() {
     lost_rights_refuse_later_creates(Version::V3_5).await;
+}
+
+#[tokio::test]
+async fn streams_return_to_memory_with_their_rights_alone_3_7() {
+    streams_without_rights_stay_at_etcd(Version::V3_7).await;
+}
+
+#[tokio::test]
+async fn streams_return_to_memory_with_their_rights_alone_3_6() {
+    streams_without_rights_stay_at_etcd(Version::V3_6).await;
+}
+
+#[tokio::test]
+async fn streams_return_to_memory_with_their_rights_alone_3_5() {
+    streams_without_rights_stay_at_etcd(Version::V3_5).await;
 }
 
 #[tokio::test]

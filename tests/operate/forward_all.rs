@@ -10,10 +10,7 @@ use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
 async fn switch(rangecache: &Rangecache, method: Method) -> Value {
-    let url = format!("{}/forward-all", rangecache.metrics_url());
-    let response = http::send(method, &url).await.unwrap();
-    assert_eq!(response.status, 200, "{}", response.body);
-    serde_json::from_str(&response.body).unwrap()
+    serde_json::from_str(&rangecache.forward_all(method).await).unwrap()
 }
 
 /// Reads of every kind that memory answers, and what etcd answers to them.
@@ -69,15 +66,7 @@ async fn forwards_everything(version: Version) {
             ..WatchCreateRequest::default()
         })
         .await;
-    let streams = async |source: &str| {
-        let metrics = rangecache.metrics().await;
-        let of_source = format!("rangecache_watch_streams{{source=\"{source}\"");
-        let samples = metrics
-            .0
-            .iter()
-            .filter(|(sample, _)| sample.starts_with(&of_source));
-        samples.map(|(_, open)| open).sum::<f64>()
-    };
+    let streams = async |source: &str| rangecache.metrics().await.watch_streams(source);
     assert_eq!(streams("memory").await, 1.0);
 
     assert_eq!(

@@ -218,13 +218,7 @@ async fn prefixes_change(version: Version) {
     .await;
     assert_eq!(client.get("/a/2").await.unwrap().unwrap(), b"99");
     until(SOON * 2, "the watch returns to memory", async || {
-        let metrics = rangecache.metrics().await;
-        let mut samples = metrics.0.iter();
-        samples
-            .any(|(sample, open)| {
-                sample.starts_with("rangecache_watch_streams{source=\"memory\"") && *open == 1.0
-            })
-            .then_some(())
+        (rangecache.metrics().await.watch_streams("memory") == 1.0).then_some(())
     })
     .await;
     direct.put("/a/2", "last").await.unwrap();
