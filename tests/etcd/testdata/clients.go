@@ -27,7 +27,7 @@ import (
 const ThroughProxy = false
 
 // warmWithin bounds the wait for the mirrors: in some tests the cluster has no leader yet, or never.
-const warmWithin = 2 * time.Second
+const warmWithin = 10 * time.Second
 
 // ToGRPC returns the services on the client's connection.
 func ToGRPC(c *clientv3.Client) GRPCAPI {
