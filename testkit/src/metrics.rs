@@ -36,19 +36,26 @@ impl Metrics {
 
     /// Watchers that `memory` or `etcd` has created, whatever the reason.
     pub fn watches_created(&self, by: &str) -> f64 {
-        self.sum_with_labels("rangecache_watch_created_total", &format!("outcome=\"{by}\""))
+        self.sum_with_label("rangecache_watch_created_total", &format!("outcome=\"{by}\""))
     }
 
     /// Watch streams that `memory` or `etcd` serves, whatever the reason.
     pub fn watch_streams(&self, source: &str) -> f64 {
-        self.sum_with_labels("rangecache_watch_streams", &format!("source=\"{source}\""))
+        self.sum_with_label("rangecache_watch_streams", &format!("source=\"{source}\""))
     }
 
-    /// Sum of a metric over the samples whose labels begin with `labels`.
-    pub fn sum_with_labels(&self, name: &str, labels: &str) -> f64 {
-        let start = format!("{name}{{{labels}");
-        let samples = self.0.iter().filter(|(sample, _)| sample.starts_with(&start));
-        samples.map(|(_, value)| value).sum()
+    /// Sum of a metric over the samples that have `label`, such as `reason="x"`.
+    pub fn sum_with_label(&self, name: &str, label: &str) -> f64 {
+        let has_label = |sample: &str| {
+            sample
+                .split_once('{')
+                .is_some_and(|(of, labels)| of == name && labels.contains(label))
+        };
+        self.0
+            .iter()
+            .filter(|(sample, _)| has_label(sample))
+            .map(|(_, value)| value)
+            .sum()
     }
 
     /// Buffered bytes of `kind`.

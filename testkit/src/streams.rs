@@ -7,9 +7,6 @@ use crate::grpc::{Client, Reply, Status};
 use crate::kv::RANGE_STREAM;
 use crate::pb::{ASCEND, BY_KEY, RangeRequest, RangeResponse, RangeStreamResponse};
 
-/// gRPC's status code of a method or request that the server does not implement.
-pub const UNIMPLEMENTED: i32 = 12;
-
 /// Whether etcd refuses to stream this request: RangeStream neither sorts nor filters.
 pub fn is_refused(request: &RangeRequest) -> bool {
     let filters = [

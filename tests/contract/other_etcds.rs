@@ -106,12 +106,10 @@ async fn watches_of_etcd_3_5_12_are_forwarded() {
 
 /// Create requests of watches that were counted with this label.
 async fn watches(rangecache: &Rangecache, label: &str) -> f64 {
-    let metrics = rangecache.metrics().await;
-    let counted = metrics
-        .0
-        .iter()
-        .filter(|(name, _)| name.starts_with("rangecache_watch_created_total") && name.contains(label));
-    counted.map(|(_, count)| count).sum()
+    rangecache
+        .metrics()
+        .await
+        .sum_with_label("rangecache_watch_created_total", label)
 }
 
 /// Reads in the forms that kube-apiserver sends, and in forms that Kine refuses.

@@ -225,7 +225,7 @@ async fn streams_without_rights_stay_at_etcd(version: Version) {
 
     let refusals = async || {
         let metrics = etcd.metrics().await;
-        metrics.sum_with_labels("grpc_server_handled_total", "grpc_code=\"PermissionDenied\"")
+        metrics.sum_with_label("grpc_server_handled_total", "grpc_code=\"PermissionDenied\"")
     };
     let before = refusals().await;
     root.revoke_role("alice", "a").await.expect("revoked");

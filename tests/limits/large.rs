@@ -5,15 +5,13 @@ use std::sync::Arc;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
-use testkit::grpc::{Status, UNAVAILABLE};
+use testkit::grpc::{RESOURCE_EXHAUSTED, Status, UNAVAILABLE};
 use testkit::pb::{ASCEND, BY_MOD, DESCEND, RangeRequest, RangeResponse, RequestOp};
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
 
 const PREFIX: &str = "/large/";
-/// gRPC's status code.
-const RESOURCE_EXHAUSTED: i32 = 8;
 
 type Read = JoinHandle<Result<RangeResponse, Status>>;
 

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::{Client, DEADLINE_EXCEEDED, Status};
+use testkit::grpc::{Client, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, Status};
 use testkit::pb::{RangeRequest, RangeResponse, WatchCreateRequest, prefix_end};
 use testkit::proxy::Rangecache;
 use testkit::relay::{HOLD, Relay};
 use testkit::wait::{SOON, until};
 use tokio::task::JoinHandle;
 
-const RESOURCE_EXHAUSTED: i32 = 8;
 /// Prefix of keys that no mirror has.
 const PREFIX: &str = "/shares/";
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, DEADLINE_EXCEEDED, Status, UNAVAILABLE};
+use testkit::kv::WATCH;
 use testkit::pb::{
     RangeRequest, RangeResponse, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
     prefix_end,
@@ -16,7 +17,6 @@ use tokio::task::JoinHandle;
 
 /// Prefix of keys that no mirror has.
 const PREFIX: &str = "/small/";
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
 type Read = JoinHandle<Result<RangeResponse, Status>>;
 

@@ -6,6 +6,7 @@ use prost::Message as _;
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, DEADLINE_EXCEEDED, OUT_OF_RANGE, Reply, UNAVAILABLE};
 use testkit::http;
+use testkit::kv::{RANGE, RANGE_STREAM};
 use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, recovers};
@@ -15,8 +16,6 @@ use tokio::time::timeout;
 
 const PREFIX: &str = "/stale/";
 const KEYS: usize = 30;
-const RANGE: &str = "/etcdserverpb.KV/Range";
-const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
 async fn write(etcd: &Client, value: &str) -> i64 {
     let mut revision = 0;

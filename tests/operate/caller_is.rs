@@ -3,7 +3,7 @@
 
 use ::http::Method;
 use testkit::etcd::Version;
-use testkit::grpc::{Client, Status};
+use testkit::grpc::{Client, PERMISSION_DENIED, Status};
 use testkit::http;
 use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse, prefix_end};
 use testkit::proxy::{Rangecache, rangecache_command};
@@ -16,7 +16,6 @@ use testkit::wait::{SOON, until};
 const KEY: &str = "/kube/a";
 /// Key that the user kube may not read.
 const OTHER: &str = "/other";
-const PERMISSION_DENIED: i32 = 7;
 
 /// An etcd with auth on whose user kube may use `/kube/`, and a rangecache whose certificate has that name.
 struct World {

@@ -147,12 +147,7 @@ async fn background_panic_restarts_the_task() {
         recovers("a fault", &etcd, &rangecache, &through).await;
     }
     let metrics = rangecache.metrics().await;
-    let reloads: f64 = metrics
-        .0
-        .iter()
-        .filter(|(name, _)| name.starts_with("rangecache_mirror_reloads") && name.contains("panicked"))
-        .map(|(_, count)| count)
-        .sum();
+    let reloads = metrics.sum_with_label("rangecache_mirror_reloads_total", "reason=\"panicked\"");
     assert_eq!(reloads, 2.0, "each panic of the feed reloads the mirror");
 }
 
@@ -193,11 +188,7 @@ async fn corrupt_mirror_is_found_and_reloaded() {
     assert!(log.contains("the mirror differs from etcd"), "{log}");
     assert!(!log.contains(PREFIX), "no key is logged: {log}");
     let metrics = rangecache.metrics().await;
-    let mut reloads = metrics
-        .0
-        .iter()
-        .filter(|(name, _)| name.starts_with("rangecache_mirror_reloads") && name.contains("mismatch"));
-    assert!(reloads.any(|(_, count)| *count > 0.0));
+    assert!(metrics.sum_with_label("rangecache_mirror_reloads_total", "reason=\"mismatch\"") > 0.0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -207,10 +198,7 @@ async fn verification_of_a_correct_mirror_finds_nothing() {
     let direct = etcd.client().await;
     let rounds = async || {
         let metrics = rangecache.metrics().await;
-        let same = |(name, _): &(&String, &f64)| {
-            name.starts_with("rangecache_verify_rounds") && name.contains("same")
-        };
-        metrics.0.iter().filter(same).map(|(_, count)| count).sum::<f64>()
+        metrics.sum_with_label("rangecache_verify_rounds_total", "result=\"same\"")
     };
     let mut n = 0;
     until(SOON * 3, "many rounds under writes and compactions", async || {

@@ -1,13 +1,11 @@
 //! Listeners on which clients may only read.
 
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::Client;
+use testkit::grpc::{Client, PERMISSION_DENIED};
 use testkit::http;
 use testkit::pb::{RangeRequest, WatchCreateRequest, WatchResponse};
 use testkit::proxy::Rangecache;
 use testkit::wait::SOON;
-
-const PERMISSION_DENIED: i32 = 7;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_and_watches_are_served_on_a_read_only_listener() {

@@ -4,7 +4,7 @@ use prost::Message;
 use rangecache::etcdserverpb::StatusResponse;
 use rangecache::grpc_health::HealthCheckResponse;
 use rangecache::grpc_health::health_check_response::ServingStatus;
-use testkit::grpc::{OUT_OF_RANGE, Status};
+use testkit::grpc::{OUT_OF_RANGE, Status, UNIMPLEMENTED};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
 use testkit::pb::request_op::Request;
 use testkit::pb::{
@@ -22,7 +22,6 @@ pub const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
 pub const COMPACT: &str = "/etcdserverpb.KV/Compact";
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 const HEALTH: &str = "/grpc.health.v1.Health/Check";
-const UNIMPLEMENTED: i32 = 12;
 /// etcd's number of the comparison target.
 pub const MOD_REVISION: i32 = 2;
 

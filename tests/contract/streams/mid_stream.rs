@@ -204,14 +204,7 @@ async fn cancelled_stream_stops_the_calls_to_etcd() {
         let metrics = etcd.metrics().await;
         let of = |what: &str| -> f64 {
             let name = format!("grpc_server_{what}_total");
-            let is =
-                |sample: &str| sample.starts_with(&name) && sample.contains("grpc_method=\"RangeStream\"");
-            metrics
-                .0
-                .iter()
-                .filter(|(sample, _)| is(sample))
-                .map(|(_, count)| count)
-                .sum()
+            metrics.sum_with_label(&name, "grpc_method=\"RangeStream\"")
         };
         of("started") - of("handled")
     };

@@ -6,11 +6,10 @@ use tempfile::TempDir;
 
 use super::{NOT_MIRRORED, fill, list, start, started};
 use testkit::etcd::{Cluster, Etcd, Version, free_port};
-use testkit::grpc::{Client, Status};
+use testkit::grpc::{Client, Status, UNIMPLEMENTED};
 use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::process::{Process, tool};
 use testkit::proxy::Rangecache;
-use testkit::streams::UNIMPLEMENTED;
 use testkit::wait::{SOON, until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
