@@ -9,18 +9,13 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use prost::Message;
 use testkit::grpc::{Client, frame};
+use testkit::kv::{PUT, RANGE, RANGE_STREAM, WATCH};
 use testkit::pb::{PutRequest, RangeRequest, RangeResponse, WatchCreateRequest, WatchRequest, prefix_end};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use crate::attacker::{Counts, RECONNECT_PAUSE};
 use crate::dataset;
-
-/// Path of Range.
-pub(crate) const RANGE_PATH: &str = "/etcdserverpb.KV/Range";
-const RANGE_STREAM_PATH: &str = "/etcdserverpb.KV/RangeStream";
-const PUT_PATH: &str = "/etcdserverpb.KV/Put";
-const WATCH_PATH: &str = "/etcdserverpb.Watch/Watch";
 
 /// Bytes of a message that is never complete.
 const UNFINISHED_BYTES: usize = 64 << 10;
@@ -63,8 +58,8 @@ pub(crate) enum Unread {
 }
 
 impl Held {
-    pub(crate) const RANGES: Held = Held::Open(OpenCall::Unfinished { path: RANGE_PATH });
-    pub(crate) const PUTS: Held = Held::Open(OpenCall::Unfinished { path: PUT_PATH });
+    pub(crate) const RANGES: Held = Held::Open(OpenCall::Unfinished { path: RANGE });
+    pub(crate) const PUTS: Held = Held::Open(OpenCall::Unfinished { path: PUT });
     pub(crate) const SLOW_LISTS: Held = Held::Open(OpenCall::SlowList);
 
     /// Calls whose responses are never read.
@@ -204,7 +199,7 @@ async fn abandon(sender: SendRequest<Bytes>, url: &str, number: usize) -> Result
 
 async fn read_page(sender: SendRequest<Bytes>, url: &str, page: &RangeRequest) -> Result<RangeResponse> {
     let mut sender = sender.ready().await?;
-    let request = http::Request::post(format!("{url}{RANGE_PATH}"))
+    let request = http::Request::post(format!("{url}{RANGE}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers")
         .body(())?;
@@ -235,10 +230,10 @@ fn request(call: OpenCall, number: usize) -> (&'static str, Bytes, bool) {
         }
         OpenCall::Unread(Unread::Value) => {
             let key = format!("{}{:02}", dataset::LARGE, number % dataset::LARGE_KEYS);
-            (RANGE_PATH, range(RangeRequest::one(key)), true)
+            (RANGE, range(RangeRequest::one(key)), true)
         }
-        OpenCall::Unread(Unread::List) => (RANGE_PATH, range(dataset::all(dataset::WIDE)), true),
-        OpenCall::Unread(Unread::Stream) => (RANGE_STREAM_PATH, range(dataset::all(dataset::WIDE)), true),
+        OpenCall::Unread(Unread::List) => (RANGE, range(dataset::all(dataset::WIDE)), true),
+        OpenCall::Unread(Unread::Stream) => (RANGE_STREAM, range(dataset::all(dataset::WIDE)), true),
         OpenCall::Unread(Unread::Watch) => {
             let create = WatchCreateRequest {
                 key: dataset::HOT.into(),
@@ -249,9 +244,9 @@ fn request(call: OpenCall, number: usize) -> (&'static str, Bytes, bool) {
                 create_request: Some(create),
                 ..WatchRequest::default()
             };
-            (WATCH_PATH, frame(&watch.encode_to_vec()), false)
+            (WATCH, frame(&watch.encode_to_vec()), false)
         }
-        OpenCall::SlowList => (RANGE_PATH, range(dataset::all(dataset::HOT)), true),
+        OpenCall::SlowList => (RANGE, range(dataset::all(dataset::HOT)), true),
     }
 }
 

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use testkit::kv::RANGE;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
 use crate::attacker::{Counts, RECONNECT_PAUSE};
-use crate::held_calls::RANGE_PATH;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
@@ -223,7 +223,7 @@ fn header_block(references: Option<usize>, in_table: &mut bool) -> Vec<u8> {
     let mut block = vec![0x83, 0x86];
     // Literals that are not put into the table: `:path` (name 4), `:authority` (1), `content-type` (31).
     block.push(0x04);
-    string(&mut block, RANGE_PATH.as_bytes());
+    string(&mut block, RANGE.as_bytes());
     block.push(0x01);
     string(&mut block, b"localhost");
     block.extend([0x0f, 0x10]);

@@ -292,21 +292,17 @@ impl Etcd {
 
     /// Number of calls of a gRPC `method`, such as `RangeStream`, that it has received.
     pub async fn started_calls(&self, method: &str) -> f64 {
-        self.count_of("grpc_server_started_total{", method).await
+        self.count_of("grpc_server_started_total", method).await
     }
 
     /// Number of calls of a gRPC `method` that it has answered.
     pub async fn handled_calls(&self, method: &str) -> f64 {
-        self.count_of("grpc_server_handled_total{", method).await
+        self.count_of("grpc_server_handled_total", method).await
     }
 
     async fn count_of(&self, counter: &str, method: &str) -> f64 {
         let of_method = format!("grpc_method=\"{method}\"");
-        let metrics = self.metrics().await.0;
-        let counts = metrics
-            .iter()
-            .filter(|(name, _)| name.starts_with(counter) && name.contains(&of_method));
-        counts.map(|(_, count)| count).sum()
+        self.metrics().await.sum_with_label(counter, &of_method)
     }
 }
 

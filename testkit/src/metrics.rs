@@ -26,12 +26,20 @@ impl Metrics {
 
     /// Sum of a metric over all its labels.
     pub fn sum(&self, name: &str) -> f64 {
-        let of_name = |sample: &str| sample.split('{').next() == Some(name);
-        self.0
-            .iter()
-            .filter(|(sample, _)| of_name(sample))
-            .map(|(_, value)| value)
-            .sum()
+        self.sum_where(name, |_| true)
+    }
+
+    /// Sum of a metric over the samples that have `label`, such as `reason="x"`.
+    pub fn sum_with_label(&self, name: &str, label: &str) -> f64 {
+        self.sum_where(name, |labels| labels.contains(label))
+    }
+
+    fn sum_where(&self, name: &str, is_counted: impl Fn(&str) -> bool) -> f64 {
+        let counted = self.0.iter().filter(|(sample, _)| {
+            let (of, labels) = sample.split_once('{').unwrap_or((sample, ""));
+            of == name && is_counted(labels)
+        });
+        counted.map(|(_, value)| value).sum()
     }
 
     /// Watchers that `memory` or `etcd` has created, whatever the reason.
@@ -42,20 +50,6 @@ impl Metrics {
     /// Watch streams that `memory` or `etcd` serves, whatever the reason.
     pub fn watch_streams(&self, source: &str) -> f64 {
         self.sum_with_label("rangecache_watch_streams", &format!("source=\"{source}\""))
-    }
-
-    /// Sum of a metric over the samples that have `label`, such as `reason="x"`.
-    pub fn sum_with_label(&self, name: &str, label: &str) -> f64 {
-        let has_label = |sample: &str| {
-            sample
-                .split_once('{')
-                .is_some_and(|(of, labels)| of == name && labels.contains(label))
-        };
-        self.0
-            .iter()
-            .filter(|(sample, _)| has_label(sample))
-            .map(|(_, value)| value)
-            .sum()
     }
 
     /// Buffered bytes of `kind`.

@@ -21,12 +21,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
+use crate::kv::WATCH;
 use crate::pb::{Event, StatusResponse, WatchResponse};
 
 /// Metadata of calls that a relay holds until [`Relay::let_go`]; its value is a name for the call.
 pub const HOLD: &str = "relay-hold";
 
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 /// Type of an event that is a delete.
 const DELETE: i32 = 1;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use testkit::etcd::{Etcd, Version};
 use testkit::grpc::{Client, DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, Status};
+use testkit::kv::WATCH;
 use testkit::pb::{RangeRequest, RangeResponse, WatchCreateRequest, prefix_end};
 use testkit::proxy::Rangecache;
 use testkit::relay::{HOLD, Relay};
@@ -188,7 +189,7 @@ async fn watch_over_the_bound_of_one_client_is_refused_with_a_clear_text() {
     };
     let (noisy, honest) = (scene.client(2).await, scene.client(3).await);
     let first = noisy.watch(create()).await;
-    let mut second = noisy.open("/etcdserverpb.Watch/Watch");
+    let mut second = noisy.open(WATCH);
     assert!(second.next().await.is_none());
     let status = second.end().expect("a status");
     assert_eq!(status.code, RESOURCE_EXHAUSTED, "{status:?}");
@@ -197,7 +198,7 @@ async fn watch_over_the_bound_of_one_client_is_refused_with_a_clear_text() {
     drop(honest.watch(create()).await);
     drop(first);
     until(SOON, "the first watch has ended", async || {
-        let mut stream = noisy.open("/etcdserverpb.Watch/Watch");
+        let mut stream = noisy.open(WATCH);
         let refused = tokio::time::timeout(Duration::from_millis(50), stream.next()).await;
         refused.is_err().then_some(())
     })

@@ -5,7 +5,8 @@ use std::process::Command;
 
 use serde_json::Value;
 use testkit::etcd::{Cluster, Version};
-use testkit::grpc::{Status, UNAVAILABLE};
+use testkit::grpc::{Status, UNAVAILABLE, UNIMPLEMENTED};
+use testkit::kv::RANGE_STREAM;
 use testkit::process::tool;
 use testkit::wait::{SOON, until};
 
@@ -110,12 +111,12 @@ fn etcdctl(cluster: &Cluster, arguments: &[&str]) -> String {
 #[should_panic(expected = "no etcd fails a call like this")]
 fn unimplemented_method_through_rangecache_is_wrong() {
     let status = Status {
-        code: 12,
+        code: UNIMPLEMENTED,
         message: "unknown method RangeStream for service etcdserverpb.KV".to_owned(),
     };
     judge_failures(&[Failure {
         via: "a".to_owned(),
-        method: "/etcdserverpb.KV/RangeStream".to_owned(),
+        method: RANGE_STREAM.to_owned(),
         status: Some(status),
     }]);
 }

@@ -98,17 +98,8 @@ impl Sidecar {
     /// Creates that memory has served so far, and all creates.
     async fn watches(&self) -> (u64, u64) {
         let metrics = self.running().metrics().await;
-        let created = metrics
-            .0
-            .iter()
-            .filter(|(sample, _)| sample.starts_with("rangecache_watch_created_total"));
-        let mut counts = (0, 0);
-        for (sample, count) in created {
-            let is_memory = sample.contains("outcome=\"memory\"");
-            counts.0 += if is_memory { *count as u64 } else { 0 };
-            counts.1 += *count as u64;
-        }
-        counts
+        let memory = metrics.watches_created("memory") as u64;
+        (memory, metrics.sum("rangecache_watch_created_total") as u64)
     }
 }
 
