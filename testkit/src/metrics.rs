@@ -13,8 +13,12 @@ impl Metrics {
     pub async fn read(url: &str) -> Self {
         let page = http::get(url).await.unwrap();
         assert_eq!(page.status, 200, "{url}: {}", page.body);
-        let samples = page
-            .body
+        Self::parse(&page.body)
+    }
+
+    /// Parses the text format.
+    pub fn parse(text: &str) -> Self {
+        let samples = text
             .lines()
             .filter(|line| !line.starts_with('#'))
             .filter_map(|line| {

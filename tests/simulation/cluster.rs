@@ -89,6 +89,15 @@ impl State {
         self.histories.last_mut().expect("there is one")
     }
 
+    /// Continues in another history, of which each member has applied everything.
+    pub fn replace_history(&mut self, history: History) {
+        let applied = history.len();
+        self.histories.push(history);
+        self.members
+            .iter_mut()
+            .for_each(|member| member.applied = applied);
+    }
+
     /// What `member` has applied.
     pub fn applied(&self, member: usize) -> Entry {
         self.history().after(self.members[member].applied)

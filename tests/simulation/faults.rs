@@ -167,10 +167,7 @@ async fn restore(world: &World) {
         cluster.trace.line(format!(
             "restored: {from:?} becomes {to:?}, hidden: {is_hidden}, another cluster: {is_new_cluster}"
         ));
-        state.histories.push(history);
-        for member in &mut state.members {
-            member.applied = entries;
-        }
+        state.replace_history(history);
         newest
     });
     for member in 0..MEMBERS {

@@ -15,6 +15,7 @@
 mod caller;
 mod chance;
 mod cluster;
+mod executions;
 mod faults;
 mod known;
 mod kv;

@@ -9,6 +9,7 @@ use rangecache::mirror;
 use rangecache::proxy::{self, Access, Proxy};
 use rangecache::server::{ConnectionLimits, Connections, Listener, ServeConfig};
 use rangecache::telemetry::clients::ClientRegistry;
+use rangecache::telemetry::exposition::Format;
 use rangecache::telemetry::{Metrics, Telemetry};
 use rangecache::tls::Connector;
 use rangecache::upstream::{Credentials, Upstream};
@@ -16,6 +17,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::Chance;
+use crate::cluster::MEMBERS;
+use crate::members::From;
 
 /// Address of the rangecache.
 pub const AUTHORITY: &str = "rangecache:2379";
@@ -68,15 +71,17 @@ impl Settings {
 
 /// A running rangecache.
 pub struct Rangecache {
+    metrics: Arc<Metrics>,
     stop: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Rangecache {
-    /// Starts it in front of `endpoints`, with these flags in addition.
-    pub async fn start(endpoints: &str, flags: &[&str]) -> Self {
+    /// Starts it in front of all members, with these flags in addition.
+    pub async fn start(flags: &[&str]) -> Self {
         let listen = format!("--listen-client-urls=http://{AUTHORITY}");
-        let endpoints = format!("--endpoints={endpoints}");
+        let members = (0..MEMBERS).map(|member| format!("http://{}", From::Rangecache.authority(member)));
+        let endpoints = format!("--endpoints={}", members.collect::<Vec<_>>().join(","));
         let own = ["rangecache", &listen, &endpoints, "--allow-plaintext-listener"];
         let config = Config::try_parse_from(own.iter().chain(flags)).expect("valid flags");
         config.validate().expect("valid flags");
@@ -115,7 +120,7 @@ impl Rangecache {
             connections: Connections::new(limits, metrics.connections.open.clone()),
             max_concurrent_streams: config.limits.max_concurrent_streams,
             max_age: None,
-            metrics,
+            metrics: Arc::clone(&metrics),
             tasks: tasks.clone(),
             closing: stop.clone(),
             drain: stop.clone(),
@@ -129,7 +134,12 @@ impl Rangecache {
             move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
         };
         tasks.spawn(listener.serve(handler, serving));
-        Self { stop, tasks }
+        Self { metrics, stop, tasks }
+    }
+
+    /// Its metrics page.
+    pub fn metrics(&self) -> testkit::metrics::Metrics {
+        testkit::metrics::Metrics::parse(&self.metrics.encode(Format::Text))
     }
 
     /// Stops it, and waits for all of its tasks.

@@ -76,6 +76,11 @@ impl History {
         self.after(self.len())
     }
 
+    /// Number of entries up to the last one at `revision`, which exists.
+    pub fn entries_at(&self, revision: i64) -> usize {
+        self.entries.partition_point(|entry| entry.revision <= revision)
+    }
+
     /// Index in the raft log of the last of the first `applied` entries.
     pub fn raft_index(&self, applied: usize) -> u64 {
         self.raft_index_before + applied as u64

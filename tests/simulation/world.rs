@@ -40,6 +40,17 @@ pub struct Outcome {
 }
 
 impl World {
+    /// A cluster of members that run `version`, and links to them that buffer `buffer_bytes`.
+    pub fn new(seed: u64, version: &'static str, buffer_bytes: usize, trace: &Trace) -> Self {
+        rangecache::simulated::begin(buffer_bytes);
+        let cluster = Cluster::new(seed, version, trace);
+        Self {
+            members: Members::start(&cluster),
+            cluster,
+            chance: Chance::new(seed, 2),
+        }
+    }
+
     /// Ends every fault. Afterwards the member `stuck` applies nothing.
     fn heal(&self, stuck: Option<usize>) {
         for member in 0..MEMBERS {
@@ -62,22 +73,14 @@ impl World {
 /// Simulates `seed`. `prints` shows the trace while it grows.
 pub async fn simulate(seed: u64, prints: bool) -> Outcome {
     let chance = Chance::new(seed, 0);
-    rangecache::simulated::begin(1 << (6 + chance.below(11)));
-    let trace = trace::CURRENT.get_or_init(|| Trace::new(prints)).clone();
+    let buffer_bytes = 1 << (6 + chance.below(11));
     let version = if chance.one_in(3) { "3.6.14" } else { "3.7.3" };
-    let cluster = Cluster::new(seed, version, &trace);
-    let world = World {
-        members: Members::start(&cluster),
-        cluster: Arc::clone(&cluster),
-        chance,
-    };
-    let endpoints: Vec<_> = (0..MEMBERS)
-        .map(|member| format!("http://{}", From::Rangecache.authority(member)))
-        .collect();
+    let trace = trace::CURRENT.get_or_init(|| Trace::new(prints)).clone();
+    let world = World::new(seed, version, buffer_bytes, &trace);
     let settings = Settings::random(&world.chance);
     trace.line(format!("seed {seed}, etcd {version}, {settings:?}"));
-    let known = Known::new(&cluster, settings.serve_stale);
-    let rangecache = Rangecache::start(&endpoints.join(","), &settings.flags).await;
+    let known = Known::new(&world.cluster, settings.serve_stale);
+    let rangecache = Rangecache::start(&settings.flags).await;
     let stop = CancellationToken::new();
     let mut clients = JoinSet::new();
     let watched = Arc::new(Watched::default());
