@@ -23,6 +23,7 @@ mod members;
 mod proxy;
 mod read;
 mod seeds;
+mod send_loop;
 mod server;
 mod store;
 mod trace;

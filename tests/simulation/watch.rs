@@ -6,12 +6,13 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
-use prost::Message;
+use prost::Message as _;
 use testkit::pb::{Event, ResponseHeader, WatchCreateRequest, WatchRequest, WatchResponse};
 use testkit::watch_rules::{DELETE, NO_ID, names};
 use tokio::time::{Instant, sleep_until};
 
 use crate::cluster::{Cluster, unavailable};
+use crate::send_loop::SendLoop;
 use crate::server::{Messages, Requests};
 
 /// Time without a leader after which streams that require one end.
@@ -51,12 +52,16 @@ pub struct Stream {
     member: usize,
     needs_leader: bool,
     messages: Messages,
+    /// What the stream sends.
+    responses: SendLoop,
     watchers: BTreeMap<i64, Watcher>,
     next_id: i64,
-    /// When the stream sends what the member has applied.
+    /// When the `created` of a watcher is determined, which has been registered before. No request is read until then.
+    created_at: Option<(Instant, i64)>,
+    /// When events that the member has applied are queued.
+    collect_at: Option<Instant>,
+    /// When the next response is sent.
     send_at: Option<Instant>,
-    /// When progress requests are answered.
-    answer_at: Vec<Instant>,
     progress_at: Instant,
     leaderless_since: Option<Instant>,
 }
@@ -68,11 +73,13 @@ impl Stream {
             cluster,
             member,
             needs_leader,
+            responses: SendLoop::new(messages.clone()),
             messages,
             watchers: BTreeMap::new(),
             next_id: 0,
+            created_at: None,
+            collect_at: None,
             send_at: None,
-            answer_at: Vec::new(),
             progress_at: Instant::now() + PROGRESS_INTERVAL,
             leaderless_since: None,
         }
@@ -87,14 +94,17 @@ impl Stream {
                 let _ = self.messages.send(Err(unavailable("etcdserver: no leader")));
                 return;
             }
-            if self.send_at.is_none() && self.is_behind() {
+            if self.collect_at.is_none() && self.is_behind() {
                 self.schedule();
+            }
+            if self.send_at.is_none() && !self.responses.is_empty() {
+                self.send_at = Some(Instant::now() + self.pause());
             }
             let closed = self.messages.clone();
             tokio::select! {
                 biased;
                 () = closed.closed() => return,
-                request = requests.next(), if is_open => match request {
+                request = requests.next(), if is_open && self.created_at.is_none() => match request {
                     Some(request) => {
                         self.cluster.travel(self.member).await;
                         self.request(WatchRequest::decode(request).expect("a watch request"));
@@ -102,15 +112,21 @@ impl Stream {
                     None => is_open = false,
                 },
                 _ = changes.changed() => {}
+                () = at(self.created_at.map(|(due, _)| due)) => {
+                    self.cluster.until_running(self.member).await;
+                    if let Some((_, id)) = self.created_at.take() {
+                        self.created(id);
+                    }
+                }
+                () = at(self.collect_at) => {
+                    self.cluster.until_running(self.member).await;
+                    self.collect_at = None;
+                    self.collect();
+                }
                 () = at(self.send_at) => {
                     self.cluster.until_running(self.member).await;
                     self.send_at = None;
-                    self.send();
-                }
-                () = at(self.answer_at.first().copied()) => {
-                    self.cluster.until_running(self.member).await;
-                    self.answer_at.remove(0);
-                    self.answer();
+                    self.responses.send_next(&self.cluster.chance);
                 }
                 () = sleep_until(self.progress_at) => {
                     self.cluster.until_running(self.member).await;
@@ -138,10 +154,6 @@ impl Stream {
         self.cluster.look(|state| state.header(self.member))
     }
 
-    fn respond(&self, response: WatchResponse) {
-        let _ = self.messages.send(Ok(response.encode_to_vec()));
-    }
-
     fn is_behind(&self) -> bool {
         let applied = self.header().revision;
         self.watchers.values().any(|watcher| watcher.is_behind(applied))
@@ -155,7 +167,16 @@ impl Stream {
         if self.cluster.chance.one_in(30) {
             delay += self.cluster.chance.millis(5..600);
         }
-        self.send_at = Some(Instant::now() + delay);
+        self.collect_at = Some(Instant::now() + delay);
+    }
+
+    /// Time until the next response is sent.
+    fn pause(&self) -> Duration {
+        let mut pause = self.cluster.chance.millis(0..2);
+        if self.cluster.chance.one_in(20) {
+            pause += self.cluster.chance.millis(5..300);
+        }
+        pause
     }
 
     fn request(&mut self, request: WatchRequest) {
@@ -165,8 +186,9 @@ impl Stream {
         if let Some(cancel) = request.cancel_request
             && self.watchers.remove(&cancel.watch_id).is_some()
         {
-            self.respond(WatchResponse {
-                header: Some(self.header()),
+            let header = self.header();
+            self.responses.control(WatchResponse {
+                header: Some(header),
                 watch_id: cancel.watch_id,
                 canceled: true,
                 ..WatchResponse::default()
@@ -175,14 +197,8 @@ impl Stream {
         if request.progress_request.is_some()
             && !self.cluster.look(|state| state.members[self.member].is_silent)
         {
-            let mut delay = self.cluster.chance.millis(0..4);
-            if self.cluster.chance.one_in(8) {
-                delay += self.cluster.chance.millis(5..500);
-            }
-            let due = Instant::now() + delay;
-            // One after the other.
-            self.answer_at
-                .push(self.answer_at.last().map_or(due, |last| due.max(*last)));
+            // Determined now, though others are sent before it.
+            self.answer();
         }
     }
 
@@ -196,15 +212,8 @@ impl Stream {
         } else {
             create.watch_id
         };
-        let header = self.header();
-        self.respond(WatchResponse {
-            header: Some(header),
-            watch_id: id,
-            created: true,
-            ..WatchResponse::default()
-        });
         let next = if create.start_revision == 0 {
-            header.revision + 1
+            self.header().revision + 1
         } else {
             create.start_revision
         };
@@ -216,6 +225,23 @@ impl Stream {
         };
         self.watchers.insert(id, watcher);
         self.cancel_compacted();
+        let delay = if self.cluster.chance.one_in(3) {
+            self.cluster.chance.millis(1..5)
+        } else {
+            Duration::ZERO
+        };
+        self.created_at = Some((Instant::now() + delay, id));
+    }
+
+    /// Responds to the create of `id`, with the revision of now: that of its registration may be lower.
+    fn created(&mut self, id: i64) {
+        let header = self.header();
+        self.responses.control(WatchResponse {
+            header: Some(header),
+            watch_id: id,
+            created: true,
+            ..WatchResponse::default()
+        });
     }
 
     fn cancel_compacted(&mut self) {
@@ -230,7 +256,7 @@ impl Stream {
             }
         }
         for watch_id in compacted {
-            self.respond(WatchResponse {
+            self.responses.watch(vec![WatchResponse {
                 header: Some(ResponseHeader {
                     revision: 0,
                     ..header
@@ -239,16 +265,15 @@ impl Stream {
                 canceled: true,
                 compact_revision: applied.compacted,
                 ..WatchResponse::default()
-            });
+            }]);
         }
     }
 
-    /// Sends events to watchers that are behind: to some of them all that the member has applied, to others a part.
-    fn send(&mut self) {
+    /// Queues events of watchers that are behind: for some of them all that the member has applied, for others a part.
+    fn collect(&mut self) {
         self.cancel_compacted();
         let header = self.header();
         let chance = &self.cluster.chance;
-        let mut responses = Vec::new();
         for (id, watcher) in &mut self.watchers {
             if !watcher.is_behind(header.revision) || chance.one_in(6) {
                 continue;
@@ -289,42 +314,40 @@ impl Stream {
                 fragment,
                 ..WatchResponse::default()
             };
-            responses.push(response(events, !rest.is_empty()));
+            let mut fragments = vec![response(events, !rest.is_empty())];
             if !rest.is_empty() {
-                responses.push(response(rest, false));
+                fragments.push(response(rest, false));
             }
-        }
-        for response in responses {
-            self.respond(response);
+            self.responses.watch(fragments);
         }
     }
 
     /// Answers a progress request, unless a watcher is behind.
-    fn answer(&self) {
+    fn answer(&mut self) {
         let header = self.header();
         if self
             .watchers
             .values()
             .all(|watcher| watcher.is_synced(header.revision))
         {
-            self.respond(WatchResponse {
+            self.responses.watch(vec![WatchResponse {
                 header: Some(header),
                 watch_id: NO_ID,
                 ..WatchResponse::default()
-            });
+            }]);
         }
     }
 
-    /// Sends the periodic progress of each watcher that asked for it.
-    fn notify(&self) {
+    /// Queues the periodic progress of each watcher that asked for it.
+    fn notify(&mut self) {
         let header = self.header();
         for (id, watcher) in &self.watchers {
             if watcher.create.progress_notify && watcher.is_synced(header.revision) {
-                self.respond(WatchResponse {
+                self.responses.watch(vec![WatchResponse {
                     header: Some(header),
                     watch_id: *id,
                     ..WatchResponse::default()
-                });
+                }]);
             }
         }
     }
