@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::caller::{KEYS, connect, key};
+use crate::caller::{HALVES, KEYS, PREFIX, connect, key};
 use crate::chance::Chance;
 use crate::cluster::{MEMBERS, Member, State};
 use crate::members::From;
+use crate::proxy::Rangecache;
+use crate::seeds::Job;
 use crate::store::Change;
 use crate::world::World;
 
@@ -27,10 +29,14 @@ pub enum Fault {
     Compaction,
     /// All members are restored from a backup: the newest writes are lost, and others take their revisions.
     Restore,
+    /// Rangecache is stopped, and started again.
+    Restarted,
+    /// Rangecache is reloaded with other prefixes, and with its own again.
+    PrefixesChanged,
 }
 
 impl Fault {
-    const ALL: [Fault; 12] = [
+    const ALL: [Fault; 14] = [
         Fault::ConnectionsCut,
         Fault::LinksDown,
         Fault::MemberKilled,
@@ -43,25 +49,46 @@ impl Fault {
         Fault::LeaderLost,
         Fault::Compaction,
         Fault::Restore,
+        Fault::Restarted,
+        Fault::PrefixesChanged,
     ];
 
-    /// The kinds of faults of one simulation: few, so that the same ones meet more often than if all were possible. One
-    /// simulation in three replaces histories.
-    pub fn kinds(chance: &Chance) -> Vec<Fault> {
+    /// What meets a replaced history.
+    const WITH_RESTORES: [Fault; 9] = [
+        Fault::ConnectionsCut,
+        Fault::LinksDown,
+        Fault::MemberLags,
+        Fault::LinksSlow,
+        Fault::WatchesSlow,
+        Fault::ProgressUnanswered,
+        Fault::Compaction,
+        Fault::Restarted,
+        Fault::PrefixesChanged,
+    ];
+
+    /// The kinds of faults of one simulation of `job`: few, so that the same ones meet more often than if all were possible.
+    pub fn kinds(job: Job, chance: &Chance) -> Vec<Fault> {
+        let mut kinds = match job {
+            Job::Mixed => Self::ALL.to_vec(),
+            Job::Restores => Self::WITH_RESTORES.to_vec(),
+        };
         let may_restore = chance.one_in(3);
-        let mut kinds = Self::ALL.to_vec();
         kinds.retain(|kind| match kind {
             Fault::Restore => may_restore,
             _ => chance.one_in(2),
         });
+        if job == Job::Restores {
+            // As often as all others together, but always.
+            kinds.resize((2 * kinds.len()).max(1), Fault::Restore);
+        }
         if kinds.is_empty() {
             kinds.push(Fault::ConnectionsCut);
         }
         kinds
     }
 
-    /// Causes the fault, and returns once it is over.
-    pub async fn apply(self, world: &World) {
+    /// Causes the fault, and returns once it is over. Returns false if rangecache did not stop.
+    pub async fn apply(self, world: &World, rangecache: &Rangecache) -> bool {
         let chance = &world.chance;
         let member = chance.below(MEMBERS);
         let (cluster, members) = (&world.cluster, &world.members);
@@ -140,7 +167,16 @@ impl Fault {
                 });
             }
             Fault::Restore => restore(world).await,
+            Fault::Restarted => return rangecache.restart(chance.millis(0..3_000)).await,
+            Fault::PrefixesChanged => {
+                let half = HALVES[chance.below(2)];
+                let prefixes = [&[half][..], &HALVES, &[PREFIX], &[]];
+                rangecache.reload(prefixes[chance.below(prefixes.len())]).await;
+                sleep(longer()).await;
+                rangecache.reload_as_started().await;
+            }
         }
+        true
     }
 }
 

@@ -1,11 +1,13 @@
-//! rangecache as a part of this process: what `main` assembles, without signals, reloads and the listener for metrics.
+//! rangecache as a part of this process: what `main` assembles, without signals and the listener for metrics. A simulation
+//! starts it again, and changes its prefixes while it runs.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser as _;
+use parking_lot::Mutex;
 use rangecache::config::{Config, LiveConfig, RangeStream, bounds};
-use rangecache::mirror;
+use rangecache::mirror::{self, Mirrors};
 use rangecache::proxy::{self, Access, Proxy};
 use rangecache::server::{ConnectionLimits, Connections, Listener, ServeConfig};
 use rangecache::telemetry::clients::ClientRegistry;
@@ -13,6 +15,7 @@ use rangecache::telemetry::exposition::Format;
 use rangecache::telemetry::{Metrics, Telemetry};
 use rangecache::tls::Connector;
 use rangecache::upstream::{Credentials, Upstream};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -22,11 +25,16 @@ use crate::members::From;
 
 /// Address of the rangecache.
 pub const AUTHORITY: &str = "rangecache:2379";
+/// Bound on the time until every task has ended, after calls were no longer waited for.
+const ENDED_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What a seed chooses about the rangecache.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// Flags without prefixes.
     pub flags: Vec<&'static str>,
+    /// `--cache-prefix`.
+    pub prefixes: Vec<&'static str>,
     /// `--serve-stale`.
     pub serve_stale: Duration,
     /// Whether watches have little memory: clients write long values then.
@@ -37,9 +45,11 @@ impl Settings {
     /// Random settings: each is in some simulations as users have it, and in others such that rare cases come often.
     pub fn random(chance: &Chance) -> Self {
         let mut flags = vec!["--watch-cache=auto"];
-        if chance.one_in(3) {
-            flags.extend(["--cache-prefix=/sim/a/", "--cache-prefix=/sim/b/"]);
-        }
+        let prefixes = if chance.one_in(3) {
+            vec!["/sim/a/", "/sim/b/"]
+        } else {
+            Vec::new()
+        };
         if chance.one_in(4) {
             // Watches come too late for the log, and past revisions go to etcd.
             flags.push("--history-max-bytes=1");
@@ -63,30 +73,126 @@ impl Settings {
         }
         Self {
             flags,
+            prefixes,
             serve_stale: Duration::from_secs(if serves_stale { 3 } else { 0 }),
             is_watch_memory_small,
         }
     }
-}
 
-/// A running rangecache.
-pub struct Rangecache {
-    metrics: Arc<Metrics>,
-    stop: CancellationToken,
-    tasks: TaskTracker,
-}
+    /// Settings with these flags alone.
+    pub fn with_flags(flags: &[&'static str]) -> Self {
+        Self {
+            flags: flags.to_vec(),
+            prefixes: Vec::new(),
+            serve_stale: Duration::ZERO,
+            is_watch_memory_small: false,
+        }
+    }
 
-impl Rangecache {
-    /// Starts it in front of all members, with these flags in addition.
-    pub async fn start(flags: &[&str]) -> Self {
+    /// The configuration in front of all members, with `prefixes`.
+    fn config(&self, prefixes: &[&str]) -> Config {
         let listen = format!("--listen-client-urls=http://{AUTHORITY}");
         let members = (0..MEMBERS).map(|member| format!("http://{}", From::Rangecache.authority(member)));
         let endpoints = format!("--endpoints={}", members.collect::<Vec<_>>().join(","));
         let own = ["rangecache", &listen, &endpoints, "--allow-plaintext-listener"];
-        let config = Config::try_parse_from(own.iter().chain(flags)).expect("valid flags");
+        let prefixes: Vec<_> = prefixes
+            .iter()
+            .map(|prefix| format!("--cache-prefix={prefix}"))
+            .collect();
+        let prefixes = prefixes.iter().map(String::as_str);
+        let flags = own.into_iter().chain(self.flags.iter().copied()).chain(prefixes);
+        let config = Config::try_parse_from(flags).expect("valid flags");
         config.validate().expect("valid flags");
+        config
+    }
+}
+
+/// A rangecache that runs.
+pub struct Rangecache {
+    settings: Settings,
+    process: Mutex<Option<Process>>,
+}
+
+impl Rangecache {
+    /// Starts it.
+    pub async fn start(settings: Settings) -> Self {
+        let process = Process::start(&settings).await;
+        Self {
+            settings,
+            process: Mutex::new(Some(process)),
+        }
+    }
+
+    /// Stops it, waits up to `patience` for calls in flight, and starts it again. Returns whether every task had ended.
+    pub async fn restart(&self, patience: Duration) -> bool {
+        let process = self.process.lock().take();
+        let has_ended = match process {
+            Some(process) => process.stop(patience).await,
+            None => true,
+        };
+        let process = Process::start(&self.settings).await;
+        *self.process.lock() = Some(process);
+        has_ended
+    }
+
+    /// Reloads it with other prefixes than those of its start.
+    pub async fn reload(&self, prefixes: &[&str]) {
+        let config = self.settings.config(prefixes);
+        let running = self.process.lock().as_ref().map(|process| {
+            let Process { live, mirrors, .. } = process;
+            (live.clone(), Arc::clone(mirrors))
+        });
+        if let Some((live, mirrors)) = running {
+            live.reload(&config, Vec::new());
+            let mirror = &config.mirror;
+            mirrors
+                .set_scopes(&mirror.cache_prefix, &mirror.no_cache_prefix)
+                .await;
+        }
+    }
+
+    /// Reloads it with the prefixes of its start.
+    pub async fn reload_as_started(&self) {
+        self.reload(&self.settings.prefixes).await;
+    }
+
+    /// Its metrics page.
+    pub fn metrics(&self) -> testkit::metrics::Metrics {
+        let process = self.process.lock();
+        let text = process
+            .as_ref()
+            .map(|process| process.metrics.encode(Format::Text));
+        testkit::metrics::Metrics::parse(&text.unwrap_or_default())
+    }
+
+    /// Stops it. Returns whether all of its tasks have ended.
+    pub async fn stop(self) -> bool {
+        match self.process.into_inner() {
+            Some(process) => process.stop(Duration::ZERO).await,
+            None => true,
+        }
+    }
+}
+
+/// Its tasks, and the stages of its stop.
+struct Process {
+    live: LiveConfig,
+    mirrors: Arc<Mirrors>,
+    metrics: Arc<Metrics>,
+    closing: CancellationToken,
+    listener: TaskTracker,
+    drain: CancellationToken,
+    calls: TaskTracker,
+    stop: CancellationToken,
+    background: TaskTracker,
+}
+
+impl Process {
+    async fn start(settings: &Settings) -> Self {
+        let config = settings.config(&settings.prefixes);
         let live = LiveConfig::new(config.clone(), Vec::new());
-        let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
+        let (calls, background) = (TaskTracker::new(), TaskTracker::new());
+        let (drain, stop) = (CancellationToken::new(), CancellationToken::new());
         let metrics = Arc::new(Metrics::new());
         let connector = Connector::open(&config, &metrics).expect("no files");
         let credentials = Credentials::open(&config.etcd, &connector).expect("no files");
@@ -103,49 +209,67 @@ impl Rangecache {
             &connector,
             config.etcd.range_stream == RangeStream::Auto,
             credentials,
-            &tasks,
+            &background,
             &stop,
         );
-        let mirrors = mirror::start(&live, &upstream, &telemetry, &tasks, &stop);
-        let proxy = Proxy::new(&live, &upstream, &mirrors, &telemetry, &tasks, &stop);
-        tasks.spawn(Arc::clone(&proxy).sweep(stop.clone()));
+        let mirrors = mirror::start(&live, &upstream, &telemetry, &background, &stop);
+        let proxy = Proxy::new(&live, &upstream, &mirrors, &telemetry, &calls, &drain);
+        background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
         let limits = ConnectionLimits {
             all: config.limits.max_connections,
             per_address: config.limits.connections_per_address(),
             on_loopback: false,
             replace_oldest: false,
         };
+        let closing = CancellationToken::new();
         let serving = ServeConfig {
             name: "clients",
             connections: Connections::new(limits, metrics.connections.open.clone()),
             max_concurrent_streams: config.limits.max_concurrent_streams,
             max_age: None,
             metrics: Arc::clone(&metrics),
-            tasks: tasks.clone(),
-            closing: stop.clone(),
-            drain: stop.clone(),
+            tasks: calls.clone(),
+            closing: closing.clone(),
+            drain: drain.clone(),
         };
         let listen = &config.listen;
-        let listener = Listener::bind(&listen.client_urls[0], None, listen.unix_socket_mode, false)
+        let bound = Listener::bind(&listen.client_urls[0], None, listen.unix_socket_mode, false)
             .await
             .expect("the address is free");
         let handler = move |intake: &_, name: &_, peer| {
             let client = proxy.client(Access::Full, intake, name, peer);
             move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
         };
-        tasks.spawn(listener.serve(handler, serving));
-        Self { metrics, stop, tasks }
+        let listener = TaskTracker::new();
+        listener.spawn(bound.serve(handler, serving));
+        Self {
+            live,
+            mirrors,
+            metrics,
+            closing,
+            listener,
+            drain,
+            calls,
+            stop,
+            background,
+        }
     }
 
-    /// Its metrics page.
-    pub fn metrics(&self) -> testkit::metrics::Metrics {
-        testkit::metrics::Metrics::parse(&self.metrics.encode(Format::Text))
-    }
-
-    /// Stops it, and waits for all of its tasks.
-    pub async fn stop(self) {
+    /// Stops in the stages of `main`: connections, calls for which it waits up to `patience`, background tasks. Returns
+    /// whether every task has ended.
+    async fn stop(self, patience: Duration) -> bool {
+        self.closing.cancel();
+        self.listener.close();
+        self.listener.wait().await;
+        self.drain.cancel();
+        self.calls.close();
+        let _ = timeout(patience, self.calls.wait()).await;
         self.stop.cancel();
-        self.tasks.close();
-        self.tasks.wait().await;
+        self.background.close();
+        let ended = timeout(ENDED_TIMEOUT, async {
+            self.calls.wait().await;
+            self.background.wait().await;
+        });
+        ended.await.is_ok()
     }
 }

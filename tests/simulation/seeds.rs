@@ -9,6 +9,8 @@ use std::thread;
 
 /// Variable that names the seed to simulate.
 pub const SEED: &str = "SIMULATION_SEED";
+/// Variable that names its job.
+pub const JOB: &str = "SIMULATION_JOB";
 /// Stands before the result of a simulation that was judged.
 pub const RESULT: &str = "simulated: ";
 /// Failures that are printed in full.
@@ -17,6 +19,32 @@ const PRINTED: usize = 3;
 const PROGRESS_SEEDS: u64 = 500;
 /// Lines of a failing trace that are printed.
 const TRACE_LINES: usize = 60;
+
+/// Which faults seeds have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// All kinds.
+    Mixed,
+    /// Histories are replaced above all, several times in each simulation.
+    Restores,
+}
+
+impl Job {
+    pub const ALL: [Job; 2] = [Job::Mixed, Job::Restores];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Job::Mixed => "mixed",
+            Job::Restores => "restores",
+        }
+    }
+
+    /// The job of this name.
+    pub fn named(name: &str) -> Self {
+        let found = Self::ALL.into_iter().find(|job| job.name() == name);
+        found.unwrap_or_else(|| panic!("no job {name}; jobs: mixed, restores"))
+    }
+}
 
 /// What came of one seed.
 pub struct Run {
@@ -48,8 +76,8 @@ fn entropy() -> &'static Path {
     })
 }
 
-/// Simulates one seed; `prints` shows the trace on this process's output.
-pub fn run(seed: u64, prints: bool) -> Run {
+/// Simulates one seed of `job`; `prints` shows the trace on this process's output.
+pub fn run(job: Job, seed: u64, prints: bool) -> Run {
     let mut command = Command::new(std::env::current_exe().expect("this test"));
     command
         .args([
@@ -60,7 +88,8 @@ pub fn run(seed: u64, prints: bool) -> Run {
             "--test-threads=1",
         ])
         .env("LD_PRELOAD", entropy())
-        .env(SEED, seed.to_string());
+        .env(SEED, seed.to_string())
+        .env(JOB, job.name());
     if prints {
         command.env("SIMULATION_PRINTS", "1");
         command.stdout(std::process::Stdio::inherit());
@@ -83,12 +112,13 @@ pub fn run(seed: u64, prints: bool) -> Run {
     }
 }
 
-/// Simulates `count` seeds from `first` on, on `jobs` processes at a time. Stops early after a failure if `until_found`.
-/// Returns the failing runs in the order of their seeds, and the number of seeds that ran.
-pub fn run_all(first: u64, count: u64, jobs: usize, until_found: bool) -> (Vec<Run>, u64) {
+/// Simulates `count` seeds of `job` from `first` on, a process for each processor at a time. Stops early after a failure if
+/// `until_found`. Returns the failing runs in the order of their seeds, and the number of seeds that ran.
+pub fn run_all(job: Job, first: u64, count: u64, until_found: bool) -> (Vec<Run>, u64) {
     let (next, failed) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    let processes = thread::available_parallelism().map_or(1, usize::from);
     thread::scope(|scope| {
-        for _ in 0..jobs {
+        for _ in 0..processes {
             scope.spawn(|| {
                 loop {
                     if until_found && !failed.lock().expect("no panic").is_empty() {
@@ -98,13 +128,17 @@ pub fn run_all(first: u64, count: u64, jobs: usize, until_found: bool) -> (Vec<R
                     if number >= count {
                         return;
                     }
-                    let run = run(first + number, false);
+                    let run = run(job, first + number, false);
                     let mut failed = failed.lock().expect("no panic");
                     if !run.is_right {
                         failed.push(run);
                     }
                     if number % PROGRESS_SEEDS == 0 && number > 0 {
-                        println!("{number} of {count} seeds, {} failed so far", failed.len());
+                        println!(
+                            "{}: {number} of {count} seeds, {} failed so far",
+                            job.name(),
+                            failed.len()
+                        );
                     }
                 }
             });
@@ -115,17 +149,18 @@ pub fn run_all(first: u64, count: u64, jobs: usize, until_found: bool) -> (Vec<R
     (failed, next.into_inner().min(count))
 }
 
-/// Prints failing seeds, each with the command that replays it.
-pub fn report(failed: &[Run]) {
+/// Prints failing seeds of `job`, each with the command that replays it.
+pub fn report(job: Job, failed: &[Run]) {
+    let job = job.name();
     for run in &failed[..failed.len().min(PRINTED)] {
         let lines: Vec<_> = run.output.lines().collect();
         let shown = &lines[lines.len().saturating_sub(TRACE_LINES)..];
         println!("{}", shown.join("\n"));
         println!(
-            "seed {} failed; its whole trace: make simulate SEED={}",
+            "seed {} failed; its whole trace: make simulate JOB={job} SEED={}",
             run.seed, run.seed
         );
     }
     let seeds: Vec<_> = failed.iter().map(|run| run.seed.to_string()).collect();
-    println!("failing seeds: {}", seeds.join(" "));
+    println!("failing seeds of {job}: {}", seeds.join(" "));
 }

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::caller::{Caller, HALVES, connect, write_last};
+use crate::caller::{Caller, HALVES, KEYS, connect, key, write_last};
 use crate::chance::Chance;
 use crate::cluster::{Cluster, MEMBERS, Member};
 use crate::faults::Fault;
@@ -18,6 +18,8 @@ use crate::known::Known;
 use crate::members::{From, Members};
 use crate::proxy::{self, Rangecache, Settings};
 use crate::read::Read;
+use crate::seeds::Job;
+use crate::store::Change;
 use crate::trace::{self, Trace};
 use crate::watcher::{Watched, Watcher};
 
@@ -70,8 +72,8 @@ impl World {
     }
 }
 
-/// Simulates `seed`. `prints` shows the trace while it grows.
-pub async fn simulate(seed: u64, prints: bool) -> Outcome {
+/// Simulates `seed` of `job`. `prints` shows the trace while it grows.
+pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
     let chance = Chance::new(seed, 0);
     let buffer_bytes = 1 << (6 + chance.below(11));
     let version = if chance.one_in(3) { "3.6.14" } else { "3.7.3" };
@@ -80,7 +82,8 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
     let settings = Settings::random(&world.chance);
     trace.line(format!("seed {seed}, etcd {version}, {settings:?}"));
     let known = Known::new(&world.cluster, settings.serve_stale);
-    let rangecache = Rangecache::start(&settings.flags).await;
+    fill(&world);
+    let rangecache = Rangecache::start(settings.clone()).await;
     let stop = CancellationToken::new();
     let mut clients = JoinSet::new();
     let watched = Arc::new(Watched::default());
@@ -123,7 +126,7 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
         };
         watchers.spawn(watcher.run(stop.clone()));
     }
-    cause_faults(&world, &trace).await;
+    cause_faults(&world, &rangecache, &known, job).await;
     let stuck = world.chance.one_in(3).then(|| world.chance.below(MEMBERS));
     world.heal(stuck);
     trace.line(format!(
@@ -139,7 +142,9 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
         ended.expect("no watch client panics");
     }
     judge_watches(&world, &known, &watched);
-    rangecache.stop().await;
+    if !rangecache.stop().await {
+        known.violation("rangecache does not stop");
+    }
     Outcome {
         violations: known.violations(),
         millis: trace.millis(),
@@ -147,14 +152,46 @@ pub async fn simulate(seed: u64, prints: bool) -> Outcome {
     }
 }
 
-async fn cause_faults(world: &World, trace: &Trace) {
+/// Writes what the store has before rangecache starts: in most simulations some of it, of which mirrors get no events.
+fn fill(world: &World) {
     let chance = &world.chance;
-    let kinds = Fault::kinds(chance);
+    let commits = if chance.one_in(4) {
+        0
+    } else {
+        20 + chance.below(41)
+    };
+    world.cluster.change(|state| {
+        for number in 0..commits {
+            let key = key(chance.below(KEYS)).into();
+            let change = if chance.one_in(5) {
+                Change::Delete(key)
+            } else {
+                Change::Put(key, format!("before {number}").into())
+            };
+            state.history_mut().commit(&[change]);
+        }
+        let newest = state.history().newest().revision;
+        if chance.one_in(4) && newest > 2 {
+            state.history_mut().compact(chance.within(2..newest + 1));
+        }
+        let applied = state.history().len();
+        state
+            .members
+            .iter_mut()
+            .for_each(|member| member.applied = applied);
+    });
+}
+
+async fn cause_faults(world: &World, rangecache: &Rangecache, known: &Known, job: Job) {
+    let (chance, trace) = (&world.chance, &world.cluster.trace);
+    let kinds = Fault::kinds(job, chance);
     sleep(chance.millis(0..1_500)).await;
     for _ in 0..1 + chance.below(5) {
         let fault = kinds[chance.below(kinds.len())];
         trace.line(format!("fault: {fault:?}"));
-        fault.apply(world).await;
+        if !fault.apply(world, rangecache).await {
+            known.violation("rangecache does not stop");
+        }
         trace.line(format!("fault is over: {fault:?}"));
         sleep(chance.millis(0..2_000)).await;
     }

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use crate::caller::connect;
 use crate::cluster::MEMBERS;
 use crate::members::From;
-use crate::proxy::{self, Rangecache};
+use crate::proxy::{self, Rangecache, Settings};
 use crate::store::Change;
 use crate::trace::Trace;
 use crate::world::World;
@@ -120,6 +120,6 @@ async fn roll_back(world: &World, revision: i64, again: impl IntoIterator<Item =
 }
 
 /// Starts rangecache with watches from memory and `flags`.
-async fn start(flags: &[&str]) -> Rangecache {
-    Rangecache::start(&[&["--watch-cache=auto"], flags].concat()).await
+async fn start(flags: &[&'static str]) -> Rangecache {
+    Rangecache::start(Settings::with_flags(&[&["--watch-cache=auto"], flags].concat())).await
 }

@@ -35,7 +35,7 @@ fn loaded_mirror_rolled_back_below_its_load_is_not_served() {
         sleep(SETTLED).await;
         roll_back(&world, 4, [put("/sim/a/0", "other"), put("/sim/b/1", "same")]).await;
         let served = read_from_memory(&world, "/sim/a/0").await;
-        rangecache.stop().await;
+        assert!(rangecache.stop().await, "every task ends");
         assert_eq!(served, stored(&world, "/sim/a/0"));
     });
 }
@@ -60,7 +60,7 @@ fn load_interrupted_by_a_rollback_has_keys_of_one_history() {
         let last = i64::try_from(KEYS).expect("is small") + 1;
         roll_back(&world, last, [put(&key(90), "other")]).await;
         let served = read_from_memory(&world, &key(5)).await;
-        rangecache.stop().await;
+        assert!(rangecache.stop().await, "every task ends");
         assert_eq!(served, stored(&world, &key(5)));
     });
 }

@@ -77,7 +77,7 @@ fn topics_of_cancelled_watchers_delay_no_other_watch() {
         commit(&world, [put("/sim/a/1", &"v".repeat(LONG_VALUE_BYTES))]);
         let response = next(&mut watch).await;
         let took = written.elapsed();
-        rangecache.stop().await;
+        assert!(rangecache.stop().await, "every task ends");
         assert_eq!(response.events.len(), 1, "{response:?}");
         assert!(
             held <= MAX_BYTES,
