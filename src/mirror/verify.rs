@@ -47,6 +47,8 @@ enum Unverified {
     Status(#[from] tonic::Status),
     #[error("etcd did not respond in time")]
     TimedOut,
+    #[error("the response is of another cluster")]
+    AnotherCluster,
 }
 
 /// Result for one mirror.
@@ -88,8 +90,9 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
                         keys_in_etcd = difference.etcd_keys,
                         keys_in_mirror = difference.mirror_keys,
                         first_difference = difference.first,
-                        "the mirror differs from etcd; it is out of service and is being reloaded. This is a bug in \
-                         rangecache, or a member of etcd that differs from the others: please report it"
+                        "the mirror differs from etcd; it is out of service and is being reloaded. This is a member of \
+                         etcd that differs from the others, a history of etcd that was replaced a moment ago, or a bug in \
+                         rangecache: unless etcd was restored, please report it"
                     );
                     "different"
                 }
@@ -129,6 +132,15 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
             Some(read) => read,
             None => return Ok(Verified::Out),
         };
+        // Members of several clusters may be behind one name.
+        let cluster_id = answer
+            .response
+            .header
+            .as_ref()
+            .map_or(0, |header| header.cluster_id);
+        if !mirrors.cluster_state.current().may_be_of_cluster(cluster_id) {
+            return Err(Unverified::AnotherCluster);
+        }
         mirrors
             .telemetry
             .metrics
