@@ -6,7 +6,7 @@
 //! noticed.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -60,9 +60,21 @@ pub(super) struct ServerCapabilities {
     version: Mutex<Option<Version>>,
     lacks_range_stream: AtomicBool,
     is_emulation: AtomicBool,
+    /// Number of responses on all connections.
+    responses: AtomicU64,
 }
 
 impl ServerCapabilities {
+    /// Records a response to any call.
+    pub(super) fn record_response(&self) {
+        self.responses.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Number of responses so far, to calls on any connection.
+    pub(super) fn responses(&self) -> u64 {
+        self.responses.load(Ordering::Relaxed)
+    }
+
     /// Version that was reported last.
     pub(super) fn version(&self) -> Option<Version> {
         *self.version.lock()

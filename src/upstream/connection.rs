@@ -35,6 +35,8 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout of a status request.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
+/// Attempts at a status of one member.
+const STATUS_ATTEMPTS: u32 = 16;
 /// Bound on the metadata of a response.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
 
@@ -248,7 +250,10 @@ impl Connection {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         let guard = InFlight(Arc::clone(self));
         match self.sender.clone().try_send_request(request).await {
-            Ok(response) => Ok((response, guard)),
+            Ok(response) => {
+                self.server.record_response();
+                Ok((response, guard))
+            }
             Err(mut failed) => match failed.take_message() {
                 Some(request) => Err(SendFailure::NotSent(Box::new(request), failed.into_error())),
                 None => Err(SendFailure::Lost(failed.into_error())),
@@ -315,6 +320,25 @@ impl Connection {
             self.cluster_id.store(header.cluster_id, Ordering::Release);
         }
         Ok(status)
+    }
+
+    /// Status of the member with this id: a balancer may send each call to another one. `None` if others have responded to
+    /// each of [`STATUS_ATTEMPTS`]. A server that is not etcd may have no id, 0.
+    ///
+    /// # Errors
+    /// Those of [`Connection::member_status`].
+    pub async fn status_of(
+        self: &Arc<Self>,
+        member_id: u64,
+    ) -> Result<Option<StatusResponse>, tonic::Status> {
+        for _ in 0..STATUS_ATTEMPTS {
+            let status = self.member_status().await?;
+            let responded = status.header.as_ref().map_or(0, |header| header.member_id);
+            if member_id == 0 || responded == member_id {
+                return Ok(Some(status));
+            }
+        }
+        Ok(None)
     }
 
     /// Id of the member's cluster, once a status was received on this connection.

@@ -113,6 +113,8 @@ pub(super) struct Endpoint {
     unanswered: AtomicU8,
     /// A [`Role`].
     role: AtomicU8,
+    /// Responses at the end of the last health check.
+    responses_seen: AtomicU64,
     /// Time until which other endpoints are preferred, in milliseconds since `created`.
     avoided_until_millis: AtomicU64,
     created: Instant,
@@ -134,6 +136,7 @@ impl Endpoint {
             healthy: AtomicBool::new(false),
             unanswered: AtomicU8::new(0),
             role: AtomicU8::new(Role::Unknown as u8),
+            responses_seen: AtomicU64::new(0),
             avoided_until_millis: AtomicU64::new(0),
             created: Instant::now(),
         }
@@ -168,16 +171,21 @@ impl Endpoint {
         }
     }
 
-    /// Whether the member is not connected, or has not responded to [`UNANSWERED_CHECKS`] health checks.
+    /// Whether the member is not connected, or has responded to no call since it has left [`UNANSWERED_CHECKS`] health checks
+    /// unanswered.
     pub(super) fn is_silent(&self) -> bool {
         self.unanswered.load(Ordering::Relaxed) >= UNANSWERED_CHECKS
-            || self.live(ConnectionClass::Check).next().is_none()
+            || ConnectionClass::ALL
+                .into_iter()
+                .all(|class| self.live(class).next().is_none())
     }
 
     fn record_health(&self, is_serving: Option<bool>, can_prove: bool) {
+        let responses = self.server.responses();
+        let has_responded = self.responses_seen.swap(responses, Ordering::Relaxed) != responses;
         let unanswered = match is_serving {
-            Some(_) => 0,
-            None => self.unanswered.load(Ordering::Relaxed).saturating_add(1),
+            None if !has_responded => self.unanswered.load(Ordering::Relaxed).saturating_add(1),
+            _ => 0,
         };
         self.unanswered.store(unanswered, Ordering::Relaxed);
         self.set_healthy(can_prove && is_serving.unwrap_or(false));

@@ -119,9 +119,18 @@ pub(crate) fn range_at(cluster_id: u64, revision: i64, raft_term: u64) -> Answer
     .encode_to_vec())
 }
 
-/// Response to a Status call.
+/// Response of the member that answers reads to a Status call.
 pub(crate) fn status_of(version: &str, raft_index: u64) -> Answer {
+    status_of_member(1, version, raft_index)
+}
+
+/// Response of the member `member_id` to a Status call.
+pub(crate) fn status_of_member(member_id: u64, version: &str, raft_index: u64) -> Answer {
     Ok(StatusResponse {
+        header: Some(ResponseHeader {
+            member_id,
+            ..ResponseHeader::default()
+        }),
         version: version.to_owned(),
         raft_index,
         ..StatusResponse::default()
