@@ -13,6 +13,7 @@ pub mod metadata;
 pub mod method;
 mod range_scan;
 pub mod status;
+mod written;
 
 pub use bounds::{InvalidBounds, ReadBounds};
 pub use event_scan::EventScanner;
@@ -21,3 +22,4 @@ pub use metadata::CallMetadata;
 pub use method::{MEMBER_LIST, Method, SideEffect, http_route, is_json_member_list, is_read_only};
 pub use range_scan::{MalformedResponse, RangeResponseScanner, ResponseSummary};
 pub use status::Status;
+pub use written::{WriteMethod, written};

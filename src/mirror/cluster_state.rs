@@ -9,40 +9,26 @@
 //! | what happens | transition | history is replaced if |
 //! |---|---|---|
 //! | a quorum check ends | [`ClusterState::after_check`] | another cluster, a lower revision, or another raft log |
-//! | a feed or a load begins | [`Before::log_continues`], then [`ClusterState::contradict`] | another cluster, or another raft log |
+//! | a feed or a load begins | `Position::continues`, then [`ClusterState::contradict`] | as for a check, or a compaction that is undone |
 //! | a feed's member is left out | [`ClusterState::contradict`] | always |
 //! | a feed's or a load's contents differ | [`ClusterState::contradict`] | always |
+//! | a client's write ends | [`ClusterState::note_write`] | its revision was known before it was sent |
 //!
 //! The one that replaces it ([`Verdict::Replaced`]) drops the mirrors. All that began in the old history and end later
 //! prove nothing ([`Verdict::Outdated`]), and their notes go to the old history.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::auth_state::AuthState;
+pub use super::auth_state::{Auth, AuthChange};
 pub use super::history::{Before, History};
 use crate::cache::ResponseHeader;
-
-/// Whether etcd's auth is on (I8).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Auth {
-    /// There was no check without credentials yet, or a call may have changed auth since.
-    Unknown,
-    /// The last check without credentials succeeded.
-    Off,
-    /// The last check without credentials was refused.
-    On,
-}
-
-/// A call that may change auth, and what was known of auth before.
-#[derive(Clone, Copy, Debug)]
-pub struct AuthChange {
-    known: Auth,
-    number: u64,
-}
 
 /// Result of comparing a response with the history in which its call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,25 +50,56 @@ pub struct ClusterState {
     unreadable: AtomicU64,
     /// Value of `unreadable` before the last quorum check that has ended.
     unreadable_covered: AtomicU64,
-    auth: AtomicU8,
-    /// Number of calls through this process that may have changed auth.
-    auth_changes: AtomicU64,
-    /// Opening time of the newest connection on which etcd has answered a client's call, in nanoseconds since `born`.
-    answered_by: AtomicU64,
-    /// Origin of `answered_by`.
+    auth: AuthState,
+    /// Opening time of the newest connection on which etcd has answered a client's call.
+    answered_by: LatestInstant,
+    /// Opening time of the newest connection on which etcd has answered a quorum check.
+    checked_by: LatestInstant,
+    /// Notified when a response to a client has replaced the history: the mirrors are to be dropped.
+    contradicted: Notify,
+}
+
+/// The latest of several times.
+#[derive(Debug)]
+struct LatestInstant {
+    /// Nanoseconds since `born`.
+    nanos: AtomicU64,
     born: Instant,
+}
+
+impl LatestInstant {
+    fn new(born: Instant) -> LatestInstant {
+        LatestInstant {
+            nanos: AtomicU64::new(0),
+            born,
+        }
+    }
+
+    fn note(&self, time: Instant) {
+        let nanos = time.saturating_duration_since(self.born).as_nanos();
+        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+        // Nearly always nothing changes: a load does not take the cache line away from other cores.
+        if self.nanos.load(Ordering::Acquire) < nanos {
+            self.nanos.fetch_max(nanos, Ordering::AcqRel);
+        }
+    }
+
+    fn get(&self) -> Instant {
+        self.born + Duration::from_nanos(self.nanos.load(Ordering::Acquire))
+    }
 }
 
 impl Default for ClusterState {
     fn default() -> Self {
+        let born = Instant::now();
         ClusterState {
             history: ArcSwap::from_pointee(History::new(0)),
             unreadable: AtomicU64::new(0),
             unreadable_covered: AtomicU64::new(0),
-            auth: AtomicU8::new(0),
-            auth_changes: AtomicU64::new(0),
-            answered_by: AtomicU64::new(0),
-            born: Instant::now(),
+            auth: AuthState::default(),
+            answered_by: LatestInstant::new(born),
+            checked_by: LatestInstant::new(born),
+            contradicted: Notify::new(),
         }
     }
 }
@@ -157,19 +174,26 @@ impl ClusterState {
 
     /// Records that etcd has answered a client's call on a connection that was opened at `opened`.
     pub fn note_answered(&self, opened: Instant) {
-        let nanos = opened.saturating_duration_since(self.born).as_nanos();
-        let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
-        // Nearly always nothing changes: a load does not take the cache line away from other cores.
-        if self.answered_by.load(Ordering::Acquire) < nanos {
-            self.answered_by.fetch_max(nanos, Ordering::AcqRel);
-        }
+        self.answered_by.note(opened);
+    }
+
+    /// Records that etcd has answered a quorum check on a connection that was opened at `opened`.
+    pub(super) fn note_checked(&self, opened: Instant) {
+        self.checked_by.note(opened);
+    }
+
+    /// Opening time of the newest connection on which etcd has answered a call of this process: everything that is known
+    /// was known on connections that are as old, or older.
+    #[must_use]
+    pub fn last_heard_on(&self) -> Instant {
+        self.answered_by.get().max(self.checked_by.get())
     }
 
     /// Opening time of the newest connection on which etcd has answered a client's call. What answers on a connection
     /// that was opened after a check may be of another history than the check.
     #[must_use]
     pub fn last_answered_by(&self) -> Instant {
-        self.born + Duration::from_nanos(self.answered_by.load(Ordering::Acquire))
+        self.answered_by.get()
     }
 
     /// Lowest revision that an answer may have (I11); `None` while an unreadable response makes it unknown.
@@ -188,47 +212,29 @@ impl ClusterState {
     /// Whether etcd's auth is on.
     #[must_use]
     pub fn auth(&self) -> Auth {
-        match self.auth.load(Ordering::Acquire) {
-            0 => Auth::Unknown,
-            1 => Auth::Off,
-            _ => Auth::On,
-        }
+        self.auth.get()
     }
 
-    /// Records that a check without credentials succeeded, unless a call may have changed auth since the check began.
-    /// Returns the previous state.
+    /// Records that a check without credentials succeeded, unless auth may have changed since the check began. Returns the
+    /// previous state.
     pub fn auth_seems_off(&self, before: &Before) -> Auth {
-        let previous = self.auth();
-        if self.auth_changes.load(Ordering::Acquire) == before.auth_changes {
-            self.auth.store(Auth::Off as u8, Ordering::Release);
-        }
-        previous
+        self.auth.seems_off(before.auth_changes)
     }
 
     /// Records that a check without credentials was refused; returns the previous state.
     pub fn auth_is_on(&self) -> Auth {
-        let previous = self.auth();
-        self.auth.store(Auth::On as u8, Ordering::Release);
-        previous
+        self.auth.is_on()
     }
 
     /// Records that a call through this process may have changed auth: it is unknown until the next check.
     pub fn auth_may_have_changed(&self) -> AuthChange {
-        let known = self.auth();
-        let number = self.auth_changes.fetch_add(1, Ordering::AcqRel) + 1;
-        self.auth.store(Auth::Unknown as u8, Ordering::Release);
-        AuthChange { known, number }
+        self.auth.may_have_changed()
     }
 
     /// Records that etcd has refused the call of `change`: unless there was another one since, auth is known as before.
     /// A client that repeats a refused call would otherwise have every read forwarded.
     pub fn auth_was_refused(&self, change: AuthChange) {
-        if self.auth_changes.load(Ordering::Acquire) == change.number {
-            let (unknown, known) = (Auth::Unknown as u8, change.known as u8);
-            let _ = self
-                .auth
-                .compare_exchange(unknown, known, Ordering::AcqRel, Ordering::Acquire);
-        }
+        self.auth.was_refused(change);
     }
 }
 
@@ -237,11 +243,7 @@ impl ClusterState {
     #[must_use]
     pub fn before_check(&self) -> Before {
         let unreadable = self.unreadable.load(Ordering::Acquire);
-        Before::new(
-            self.current(),
-            unreadable,
-            self.auth_changes.load(Ordering::Acquire),
-        )
+        Before::new(self.current(), unreadable, self.auth.changes())
     }
 
     /// Compares a quorum check's `header` with the state when the check began, and with the `raft_index` of a later
@@ -279,6 +281,27 @@ impl ClusterState {
     /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began.
     pub fn contradict(&self, before: &Before) -> Verdict {
         self.replace(before, History::new(before.history.number + 1))
+    }
+
+    /// Compares a write's response, which had the `revision` in the cluster `cluster_id`, with the state before the write was
+    /// sent. A write that has changed something has a higher revision than all that was known before, and one that has
+    /// changed nothing has no lower one: otherwise the history was replaced, and [`ClusterState::until_contradicted`]
+    /// returns.
+    pub fn note_write(&self, before: &Before, cluster_id: u64, revision: i64, has_changed: bool) {
+        let lowest = before.revision() + i64::from(has_changed);
+        if revision == 0 || revision >= lowest || !before.history.may_be_of_cluster(cluster_id) {
+            return;
+        }
+        let next = History::new(before.history.number + 1);
+        next.note_known(revision);
+        if self.replace(before, next) == Verdict::Replaced {
+            self.contradicted.notify_one();
+        }
+    }
+
+    /// Waits until the response to a write has shown that the history was replaced: the mirrors are to be dropped.
+    pub(super) async fn until_contradicted(&self) {
+        self.contradicted.notified().await;
     }
 
     /// Replaces the history of `before`, unless that has happened already.
@@ -480,33 +503,24 @@ mod tests {
     }
 
     #[test]
-    fn refused_change_of_auth_leaves_it_as_it_was() {
-        let cluster_state = ClusterState::default();
-        cluster_state.auth_seems_off(&cluster_state.before_check());
-        let refused = cluster_state.auth_may_have_changed();
-        assert_eq!(cluster_state.auth(), Auth::Unknown, "until etcd responds");
-        cluster_state.auth_was_refused(refused);
-        assert_eq!(cluster_state.auth(), Auth::Off);
-        let refused = cluster_state.auth_may_have_changed();
-        cluster_state.auth_may_have_changed();
-        cluster_state.auth_was_refused(refused);
-        assert_eq!(
-            cluster_state.auth(),
-            Auth::Unknown,
-            "another call may have changed it"
-        );
-    }
-
-    #[test]
-    fn check_that_began_before_auth_changed_does_not_show_that_it_is_off() {
-        let state = ClusterState::default();
-        assert_eq!(state.auth(), Auth::Unknown);
-        let before = state.before_check();
-        state.auth_may_have_changed();
-        state.auth_seems_off(&before);
-        assert_eq!(state.auth(), Auth::Unknown);
-        state.auth_seems_off(&state.before_check());
-        assert_eq!(state.auth(), Auth::Off);
+    fn write_at_a_revision_that_was_known_before_replaces_the_history() {
+        for (revision, has_changed, expected) in [
+            (101, true, 0),
+            (100, false, 0),
+            (100, true, 1),
+            (99, false, 1),
+            (0, true, 0),
+        ] {
+            let state = checked();
+            let before = state.before_check();
+            // Later than the write: nothing follows from it.
+            state.current().note_known(200);
+            state.note_write(&before, 1, revision, has_changed);
+            assert_eq!(state.history(), expected, "{revision} {has_changed}");
+        }
+        let state = checked();
+        state.note_write(&state.before_check(), 2, 5, true);
+        assert_eq!(state.history(), 0, "another cluster: a check decides");
     }
 
     #[test]

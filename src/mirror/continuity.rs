@@ -4,28 +4,26 @@
 //! `--force-new-cluster`) show in nothing but the events. So a feed resumes *at* the newest events that it delivered, up
 //! to sixty-four, and what is delivered again must be those very events. Others up to the mirror's revision belong to
 //! another history, because the mirror would have them. [`Continuity`] is pure, so that every order of responses can be
-//! tested. Where etcd cannot send these events any more, [`compare`] reads the mirror's revision instead.
+//! tested. Where etcd cannot send these events any more, and where there were fewer since the load, [`compare`] reads the
+//! newest keys at the mirror's revision.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tonic::Code;
-
+use super::compare::{Keys, is_same};
 use super::feed_end::FeedEnd;
 use super::load_cause::LoadCause;
 use super::state::{Anchor, Mirror};
 use crate::cache::{Change, ChangeKind, Entry};
+use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
-use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::upstream::{Connection, current_header, header_request};
+use crate::upstream::{Connection, header_request, is_compaction, is_future_revision};
 
 /// Timeout of a small read.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Revisions between an event and the mirror's revision up to which a feed resumes at that event: etcd reads every one of
 /// them, and lets writes wait meanwhile (about a microsecond each).
 const FIRST_EVENT_MAX_REVISIONS: i64 = 10_000;
-/// Largest mirror that [`compare`] compares: before 3.7 etcd reads its values into memory for that.
-const COMPARE_MAX_BYTES: u64 = 64 << 20;
 
 /// How a feed is proven to continue the mirror's history.
 #[derive(Debug)]
@@ -34,7 +32,7 @@ pub(super) enum Proof {
     Load(Arc<Connection>),
     /// The newest events, from this revision on, are delivered again.
     FirstEvent(i64),
-    /// etcd's keys at the mirror's revision are compared.
+    /// etcd's newest keys at the mirror's revision are compared.
     Comparison,
 }
 
@@ -169,19 +167,6 @@ impl Anchor {
     }
 }
 
-/// etcd's current revision, by a linearizable read of the scope's first key: the user of a restricted `--user` may read
-/// it.
-///
-/// # Errors
-/// [`FeedEnd::Lost`].
-pub(super) async fn current_revision(connection: &Arc<Connection>, mirror: &Mirror) -> Result<i64, FeedEnd> {
-    let header = tokio::time::timeout(RESPONSE_TIMEOUT, current_header(connection, mirror.scope.key()));
-    let header = header
-        .await
-        .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))??;
-    Ok(header.map_or(0, |header| header.revision))
-}
-
 /// Whether the member that has just loaded the mirror still responds on the same connection: its history, and so the
 /// one of every member in its quorum, has not been replaced since.
 ///
@@ -196,91 +181,55 @@ pub(super) async fn still_responds(
         revision: anchor.revision,
         ..header_request(mirror.scope.key())
     };
-    match read(loaded_by, request).await {
-        Ok(response) => Ok(response.is_some()),
-        Err(FeedEnd::Lost(explanation)) => Err(FeedEnd::Reload(LoadCause::Unproven, explanation)),
-        Err(end) => Err(end),
+    let (channel, origin) = loaded_by.own_channel();
+    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    match tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request)).await {
+        Ok(Ok(_)) => Ok(true),
+        Ok(Err(status)) if is_future_revision(&status) => Ok(false),
+        Ok(Err(status)) if is_compaction(&status) => Err(compacted(anchor)),
+        Ok(Err(status)) => Err(FeedEnd::Reload(
+            LoadCause::Unproven,
+            FeedEnd::from(status).to_string(),
+        )),
+        Err(_) => Err(FeedEnd::Reload(
+            LoadCause::Unproven,
+            "no response to a read in time".into(),
+        )),
     }
 }
 
-/// Compares `mirror` with etcd at the mirror's revision: the key that was changed last is the same, no key was changed
-/// after it, and there are as many keys. Returns whether they are equal.
+/// Whether etcd holds the keys of `mirror` at the mirror's revision, as far as its newest keys and their number show.
 ///
 /// # Errors
-/// [`FeedEnd::Reload`] if that would prove nothing, or if loading again is cheaper.
+/// [`FeedEnd::Reload`] if etcd has compacted the revision, [`FeedEnd::Lost`] if it does not respond.
 pub(super) async fn compare(
     mirror: &Mirror,
     anchor: &Anchor,
     connection: &Arc<Connection>,
 ) -> Result<bool, FeedEnd> {
-    // A delete leaves nothing to compare.
-    if anchor.ends_with_a_delete() || anchor.tree.memory_bytes() > COMPARE_MAX_BYTES {
-        return Err(FeedEnd::Reload(
-            LoadCause::Unproven,
-            "the last event can no longer be had from etcd".into(),
-        ));
-    }
-    let last = anchor.last();
-    if let Some(ours) = last {
-        let request = RangeRequest {
-            key: ours.key().to_vec().into(),
-            revision: anchor.revision,
-            ..RangeRequest::default()
-        };
-        let Some(response) = read(connection, request).await? else {
-            return Ok(false);
-        };
-        let theirs = response.kvs.first().map(|theirs| Entry::from_key_value(theirs));
-        if !matches!(theirs, Some(Ok(theirs)) if is_same(ours, &theirs)) {
-            return Ok(false);
-        }
-    }
-    let request = RangeRequest {
-        key: mirror.scope.key(),
-        range_end: mirror.scope.range_end(),
+    let keys = Keys {
+        tree: anchor.tree.clone(),
+        from: mirror.scope.key(),
+        end: mirror.scope.range_end(),
         revision: anchor.revision,
-        min_mod_revision: last.map_or(0, Entry::mod_revision) + 1,
-        limit: 1,
-        keys_only: true,
-        ..RangeRequest::default()
     };
-    let Some(response) = read(connection, request).await? else {
-        return Ok(false);
-    };
-    let keys = u64::try_from(response.count).unwrap_or(0);
-    Ok(response.kvs.is_empty() && keys == anchor.tree.len())
+    keys.are_held_by(connection).await.map_err(|status| {
+        if is_compaction(&status) {
+            compacted(anchor)
+        } else {
+            status.into()
+        }
+    })
 }
 
-/// Reads at the mirror's revision; `None` if etcd has not reached it.
-async fn read(connection: &Arc<Connection>, request: RangeRequest) -> Result<Option<RangeResponse>, FeedEnd> {
-    let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-    let at = request.revision;
-    let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
-        .await
-        .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))?;
-    match response {
-        Ok(response) => Ok(Some(response.into_inner())),
-        Err(status) if status.code() == Code::OutOfRange && status.message().contains("compacted") => {
-            // At least this revision: the response does not name it.
-            let cause = LoadCause::Compacted(at + 1);
-            Err(FeedEnd::Reload(
-                cause,
-                "etcd has compacted past the mirror".into(),
-            ))
-        }
-        // A revision in the future: this member's history is shorter than the mirror's.
-        Err(status) if status.code() == Code::OutOfRange => Ok(None),
-        Err(status) => Err(status.into()),
-    }
+fn compacted(anchor: &Anchor) -> FeedEnd {
+    // At least this revision: the response does not name it.
+    let cause = LoadCause::Compacted(anchor.revision + 1);
+    FeedEnd::Reload(cause, "etcd has compacted past the mirror".into())
 }
 
 fn is_same_event(ours: &Change, theirs: &Change) -> bool {
     ours.kind == theirs.kind && is_same(&ours.entry, &theirs.entry)
-}
-
-fn is_same(ours: &Entry, theirs: &Entry) -> bool {
-    ours.encoded().contiguous() == theirs.encoded().contiguous()
 }
 
 #[cfg(test)]
@@ -305,6 +254,7 @@ mod tests {
             key: Some(key.as_bytes().to_vec().into()),
             last_event: Some(last_event),
             recent: Vec::new(),
+            recent_is_full: false,
             tree: Tree::from_sorted(keys.map(|(key, revision)| KeyValue::new(key, revision, "v").entry())),
         }
     }

@@ -14,6 +14,7 @@ use super::feed_end::FeedEnd;
 use super::feed_member::{another_history, check_member};
 use super::history::Before;
 use super::lag::Lateness;
+use super::load::LoadedBy;
 use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
 use super::state::{Anchor, Epoch, Mirror};
@@ -47,11 +48,20 @@ pub(super) async fn follow(
     mirror: &Mirror,
     epoch: Epoch,
     connection: &Arc<Connection>,
-    loaded_by: &mut Option<Arc<Connection>>,
+    loaded_by: &mut LoadedBy,
     span: Option<Box<Span>>,
 ) -> FeedEnd {
+    let opening = async {
+        let resumes = loaded_by.is_none();
+        let proven = Feed::open(mirrors, mirror, epoch, connection, loaded_by).await?;
+        if resumes {
+            let revision = mirror.anchor(epoch)?.map_or(0, |anchor| anchor.revision);
+            mirrors.others_continue(mirror, revision, connection).await?;
+        }
+        proven.serve()
+    };
     let opened = tokio::select! {
-        opened = Feed::open(mirrors, mirror, epoch, connection, loaded_by) => opened.and_then(Proven::serve),
+        opened = opening => opened,
         () = mirror.epoch_ended(epoch) => Err(FeedEnd::StaleEpoch),
     };
     if let Some(mut span) = span {
@@ -132,7 +142,7 @@ impl<'a> Feed<'a> {
         mirror: &'a Mirror,
         epoch: Epoch,
         connection: &Arc<Connection>,
-        loaded_by: &mut Option<Arc<Connection>>,
+        loaded_by: &mut LoadedBy,
     ) -> Result<Proven<'a>, FeedEnd> {
         let anchor = mirror.anchor(epoch)?.ok_or(FeedEnd::StaleEpoch)?;
         let by_events = |compacted| {
@@ -183,7 +193,7 @@ impl<'a> Feed<'a> {
         let (mut feed, created) =
             Feed::create(mirrors, &before, mirror, epoch, connection, start_revision).await?;
         let shown = created.revision;
-        let version = check_member(mirrors, &before, mirror, anchor, connection, created).await?;
+        let version = check_member(mirrors, &before, mirror, connection, created).await?;
         feed.trusts_progress = version.is_some_and(|version| gates::PROGRESS_NOTIFICATIONS.is_open(version));
         if !feed.trusts_progress {
             feed.may_do_without_progress(mirrors, anchor, proof)?;
@@ -192,9 +202,14 @@ impl<'a> Feed<'a> {
             Proof::FirstEvent(event) => {
                 let proving = feed.prove(Continuity::new(anchor, *event));
                 let proven = tokio::time::timeout(RESPONSE_TIMEOUT, proving).await;
-                proven.map_err(|_| {
+                let first = proven.map_err(|_| {
                     FeedEnd::Lost("the mirror's last event was not delivered again in time".into())
-                })??
+                })??;
+                // Few events prove little about what was loaded.
+                if first.is_some() && !anchor.recent_is_full && !compare(mirror, anchor, connection).await? {
+                    return Err(another_history(mirrors, &before, shown));
+                }
+                first
             }
             Proof::Load(loaded_by) => {
                 let continues = still_responds(mirror, anchor, loaded_by).await?;
@@ -202,6 +217,13 @@ impl<'a> Feed<'a> {
             }
             // After the watch was created: if the revision can still be read, no delete behind it was compacted before
             // (etcd 18089, 19179).
+            Proof::Comparison if anchor.ends_with_a_delete() => {
+                // A delete leaves nothing to compare.
+                return Err(FeedEnd::Reload(
+                    LoadCause::Unproven,
+                    "the last event can no longer be had from etcd".into(),
+                ));
+            }
             Proof::Comparison => compare(mirror, anchor, connection).await?.then_some(Step::Wait),
         };
         let Some(first) = first else {

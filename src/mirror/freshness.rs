@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::cluster_state::{Auth, Before, ClusterState, Verdict};
+use super::position::Position;
 use crate::cache::ResponseHeader;
 use crate::config::LiveConfig;
 use crate::faults::{self, Fault};
@@ -277,7 +278,10 @@ impl Freshness {
         let freshness = Arc::clone(self);
         self.tasks.spawn(async move {
             let stop = freshness.stop.clone();
-            stop.run_until_cancelled(freshness.run(&round)).await
+            if stop.run_until_cancelled(freshness.run(&round)).await.is_none() {
+                // The process stops: its reads must not wait for that.
+                freshness.end(&round, Err(Reason::CheckFailed.into())).await;
+            }
         });
     }
 
@@ -319,17 +323,7 @@ impl Freshness {
         let deadline = round.created + self.timeout();
         let check = caught(self.check(&Caller::Anonymous, at, span.as_deref_mut(), deadline));
         let result = check.await.unwrap_or(Err(Reason::CheckFailed.into()));
-        let reads = {
-            let mut state = round.state.lock();
-            state.result = Some(result);
-            state.reads
-        };
-        {
-            // After this round's state was unlocked: `rounds` is always locked first.
-            let mut rounds = self.rounds.lock();
-            rounds.record_done(reads);
-            self.send_if_due(&mut rounds);
-        }
+        let reads = self.finish(round, result);
         let counted = match result {
             // A compaction is proven, too.
             Ok(_) | Err(Unproven::Compacted(_)) => Ok(()),
@@ -349,6 +343,31 @@ impl Freshness {
             }
             tracer.end(*span);
         }
+        round.wake(reads).await;
+    }
+
+    /// Sets the `result` of `round`, and sends the next one if it is due; returns the number of reads to wake.
+    fn finish(self: &Arc<Self>, round: &Round, result: Result<Proof, Unproven>) -> u64 {
+        let reads = {
+            let mut state = round.state.lock();
+            state.result = Some(result);
+            state.reads
+        };
+        // After this round's state was unlocked: `rounds` is always locked first.
+        let mut rounds = self.rounds.lock();
+        rounds.record_done(reads);
+        self.send_if_due(&mut rounds);
+        reads
+    }
+
+    /// Ends `round` with `result`, unless it has ended.
+    async fn end(self: &Arc<Self>, round: &Round, result: Result<Proof, Unproven>) {
+        let has_ended = round.state.lock().result.is_some();
+        let reads = if has_ended {
+            round.state.lock().reads
+        } else {
+            self.finish(round, result)
+        };
         round.wake(reads).await;
     }
 
@@ -375,6 +394,13 @@ impl Freshness {
             }
             let before = self.cluster_state.before_check();
             let history = before.history_number();
+            let proof = |header, at| Proof {
+                header,
+                history,
+                at,
+                sent: before.began(),
+                connection_opened: connection.opened(),
+            };
             faults::trip(Fault::Check);
             let attempt = async {
                 let (header, is_quorum) = caller.check(&connection, history, at, trace.as_ref()).await?;
@@ -391,13 +417,14 @@ impl Freshness {
             let status = match attempted {
                 Ok(Ok((header, true, raft_index))) => {
                     self.finish_check(caller, &before, header, raft_index)?;
+                    self.cluster_state.note_checked(connection.opened());
                     if raft_index.is_some() {
                         // Not before: until the history is known to be the same, other checks compare it as well.
                         connection.set_history(history);
                     }
-                    return Ok(Proof { header, history, at });
+                    return Ok(proof(header, at));
                 }
-                Ok(Ok((header, false, _))) => return Ok(Proof { header, history, at }),
+                Ok(Ok((header, false, _))) => return Ok(proof(header, at)),
                 Ok(Err(status)) if at > 0 && is_compaction(&status) => {
                     (self.findings.compacted)(history, at.saturating_add(1));
                     return Err(Unproven::Compacted(at));
@@ -479,8 +506,8 @@ impl Freshness {
     }
 }
 
-/// Raft index of the member behind `connection`, by which the history behind it is compared with the known one (I4):
-/// at the first check on the connection, and if the check's `header` leaves it open. `None` if neither is so.
+/// Raft index of the member that has answered a check with `header`, by which the history behind `connection` is compared
+/// with the known one (I4): at the first check on the connection, and if the header leaves it open. `None` if neither is so.
 async fn raft_index_to_compare(
     connection: &Arc<Connection>,
     before: &Before,
@@ -489,7 +516,7 @@ async fn raft_index_to_compare(
     if connection.is_of_history(before.history_number()) && !before.needs_raft_index(header) {
         return Ok(None);
     }
-    Ok(Some(connection.member_status().await?.raft_index))
+    Ok(Some(Position::of(connection, *header).await?.status.raft_index))
 }
 
 #[cfg(test)]

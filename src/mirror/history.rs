@@ -11,7 +11,7 @@ use arc_swap::ArcSwapOption;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::proofs::Proofs;
+use super::proofs::{Proofs, SentAt};
 use crate::cache::ResponseHeader;
 
 /// Value of `raft_gap` before the first status.
@@ -49,6 +49,7 @@ pub struct Before {
     revision: i64,
     identity: Option<Arc<ResponseHeader>>,
     raft_gap: i64,
+    compacted: i64,
     /// When the check, feed or load began.
     began: Instant,
 }
@@ -138,13 +139,13 @@ impl History {
 
     /// Records that a check which was sent at `sent` proved `revision`.
     pub(super) fn note_proof(&self, sent: Instant, revision: i64) {
-        self.proofs.lock().record(sent, revision);
+        self.proofs.lock().record(SentAt::new(sent), revision);
     }
 
     /// Time at which a view of this history at `revision` is proven to have lacked no acknowledged write: the last check
     /// that proves it was sent then. `None` if there was none.
     #[must_use]
-    pub fn proven_at(&self, revision: i64) -> Option<Instant> {
+    pub fn proven_at(&self, revision: i64) -> Option<SentAt> {
         self.proofs.lock().of(revision)
     }
 }
@@ -155,6 +156,7 @@ impl Before {
             revision: history.known(),
             identity: history.identity(),
             raft_gap: history.raft_gap.load(Ordering::Acquire),
+            compacted: history.compacted(),
             began: Instant::now(),
             history,
             unreadable,
@@ -165,6 +167,16 @@ impl Before {
     /// Time before which the check was not sent.
     pub(super) fn began(&self) -> Instant {
         self.began
+    }
+
+    /// Highest compaction revision that was known.
+    pub(super) fn compacted(&self) -> i64 {
+        self.compacted
+    }
+
+    /// Highest revision that was known.
+    pub(super) fn revision(&self) -> i64 {
+        self.revision
     }
 
     /// Number of the history in which the check began.

@@ -3,17 +3,14 @@
 //! lost revisions were written again shows only in the events.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::cluster_state::History;
 use super::feed::compare_history;
 use super::feed_end::FeedEnd;
 use super::mirrors::Mirrors;
+use super::position::Position;
 use super::state::Mirror;
-use crate::upstream::{Connection, current_header};
-
-/// Timeout of a small read.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::upstream::Connection;
 
 impl Mirrors {
     /// Whether the member behind `connection` is of `history`: its events continue those of each mirror. Where etcd
@@ -46,6 +43,26 @@ impl Mirrors {
         is_current
     }
 
+    /// Whether the history behind `connection`, on which a feed of `mirror` resumes at `revision`, holds what mirrors further
+    /// ahead have: the proof of this feed alone concerns lower revisions.
+    ///
+    /// # Errors
+    /// As [`compare_history`], but for what etcd cannot show any more.
+    pub(super) async fn others_continue(
+        &self,
+        mirror: &Mirror,
+        revision: i64,
+        connection: &Arc<Connection>,
+    ) -> Result<(), FeedEnd> {
+        for other in self.all().filter(|other| !std::ptr::eq(*other, mirror)) {
+            let anchor = other.anchor(other.epoch())?;
+            if anchor.is_some_and(|anchor| anchor.revision > revision) {
+                self.compare(other, connection).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn compare(&self, mirror: &Mirror, connection: &Arc<Connection>) -> Result<(), FeedEnd> {
         if mirror.anchor(mirror.epoch())?.is_none() {
             return self.compare_log(mirror, connection).await;
@@ -59,21 +76,13 @@ impl Mirrors {
 
     async fn compare_log(&self, mirror: &Mirror, connection: &Arc<Connection>) -> Result<(), FeedEnd> {
         let before = self.cluster_state.before_check();
-        let reading = async {
-            let header = current_header(connection, mirror.scope.key()).await?;
-            let status = connection.member_status().await?;
-            Ok::<_, tonic::Status>((header.unwrap_or_default(), status.raft_index))
-        };
-        let (header, raft_index) = tokio::time::timeout(RESPONSE_TIMEOUT, reading)
-            .await
-            .map_err(|_| FeedEnd::Lost("no response to a read in time".into()))??;
-        let revision = header.revision;
-        if before.continues_with(&header.into(), Some(raft_index)) {
+        let position = Position::read(connection, mirror.scope.key(), &before).await?;
+        if position.continues(&before) {
             return Ok(());
         }
         self.replace_history(
             &before,
-            revision,
+            position.header.revision,
             "the history behind a connection is not the known one",
         );
         Err(FeedEnd::StaleEpoch)

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::feed;
 use super::feed_end::FeedEnd;
-use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadError};
+use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadError, LoadedBy};
 use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
 use super::over_budget;
@@ -18,7 +18,7 @@ use crate::net::Url;
 use crate::panics::caught;
 use crate::telemetry::Reason;
 use crate::telemetry::trace::{Span, SpanExt as _};
-use crate::upstream::{Backoff, Connection, ReceiveWindow};
+use crate::upstream::{Backoff, ReceiveWindow};
 
 /// First pause before a lost watch is created again, and before a failed load is retried.
 const BACKOFF_FIRST: Duration = Duration::from_millis(10);
@@ -105,9 +105,9 @@ struct Lifecycle<'a> {
 }
 
 impl Lifecycle<'_> {
-    /// Loads the mirror once, and returns the connection of the load. After a failure, waits until another attempt
-    /// makes sense and returns its cause.
-    async fn load(&mut self, epoch: Epoch, cause: LoadCause) -> Result<Arc<Connection>, LoadCause> {
+    /// Loads the mirror once, and returns its connection. After a failure, waits
+    /// until another attempt makes sense and returns its cause.
+    async fn load(&mut self, epoch: Epoch, cause: LoadCause) -> Result<LoadedBy, LoadCause> {
         let (mirrors, mirror) = (self.mirrors, self.mirror);
         let metrics = &mirrors.telemetry.metrics.mirrors;
         metrics.record_reload(&mirror.name, cause.as_str());
@@ -161,7 +161,7 @@ impl Lifecycle<'_> {
 
     /// Follows etcd until the mirror has to be loaded again; returns the cause of that load. `loaded_by` is the
     /// connection of the last one.
-    async fn follow(&mut self, epoch: Epoch, loaded_by: Arc<Connection>) -> LoadCause {
+    async fn follow(&mut self, epoch: Epoch, loaded_by: LoadedBy) -> LoadCause {
         let mirror = self.mirror;
         match follow(self.mirrors, mirror, epoch, loaded_by).await {
             FeedEnd::OverBudget => {
@@ -210,7 +210,7 @@ fn end_load_span(
     mirror: &Mirror,
     mut span: Span,
     cause: LoadCause,
-    loaded: &Result<Option<Arc<Connection>>, LoadError>,
+    loaded: &Result<Option<LoadedBy>, LoadError>,
 ) {
     span.set("rangecache.reason", cause.as_str());
     span.set("rangecache.keys", mirror.metrics.load_keys.get());
@@ -232,13 +232,13 @@ fn reason_out(mirror: &Mirror) -> Reason {
     mirror.revision().err().unwrap_or(Reason::HistoryReplaced)
 }
 
-/// Loads `mirror`, and returns the connection of the load; `None` if its epoch ended meanwhile.
+/// Loads `mirror`, and returns its connection; `None` if its epoch ended meanwhile.
 async fn load(
     mirrors: &Mirrors,
     mirror: &Mirror,
     epoch: Epoch,
     reason_while_loading: Reason,
-) -> Result<Option<Arc<Connection>>, LoadError> {
+) -> Result<Option<LoadedBy>, LoadError> {
     // There is nothing to drop, but a failed load may have left the mirror out of service for another reason.
     let ended = Ended::Dropped(reason_while_loading);
     if mirror.drop_contents(epoch, reason_while_loading, ended).is_err() {
@@ -251,13 +251,12 @@ async fn load(
         mirrors.history_limits,
         mirror.now(),
     );
-    let filled = mirror.fill(epoch, store, loaded.newest_key);
+    let filled = mirror.fill(epoch, store);
     Ok(filled.is_ok().then_some(loaded.connection))
 }
 
 /// Follows etcd, one feed after another, as long as the mirror's contents can be resumed.
-async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, loaded_by: Arc<Connection>) -> FeedEnd {
-    let mut loaded_by = Some(loaded_by);
+async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by: LoadedBy) -> FeedEnd {
     let mut backoff = Backoff::new(BACKOFF_FIRST, FEED_BACKOFF_LAST);
     let mut last: Option<Url> = None;
     let mut span_name = "follow";

@@ -1,26 +1,27 @@
 //! Loads of a scope at one pinned revision: by RangeStream where etcd has it (KEP-5966), otherwise page by page.
-//! After a broken connection the load continues behind the last key, at the same revision, on any endpoint.
+//! After a broken connection the load continues behind the last key, at the same revision, on any endpoint whose history
+//! holds the keys that have arrived.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
+use super::compare::Keys;
 use super::history::Before;
 use super::load_pace::KEY_COST_BYTES;
 use super::load_pacing::{PacedChannel, PacedLoad};
 use super::mirrors::Mirrors;
+use super::position::Position;
 use super::state::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::keyspace::scope::Scope;
 use crate::keyspace::successor;
 use crate::net::Url;
-use crate::upstream::{ConnectError, Connection, ReceiveWindow, current_header, page_limit};
+use crate::upstream::{ConnectError, Connection, ReceiveWindow, page_limit};
 
 /// Timeout for the next page or chunk.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -43,6 +44,10 @@ const BUILT_AT_ONCE_KEYS: usize = 1_000;
 /// count, rounding).
 pub(super) const ENTRY_OVERHEAD_BYTES: u64 = 48;
 
+/// The connection of a load, unless the load was interrupted. As long as it responds, its member has kept the history of
+/// the load.
+pub(super) type LoadedBy = Option<Arc<Connection>>;
+
 /// A scope's keys at one revision.
 #[derive(Debug)]
 pub(super) struct Loaded {
@@ -50,10 +55,8 @@ pub(super) struct Loaded {
     pub(super) tree: Tree,
     /// etcd's header; the keys were read at its revision.
     pub(super) header: ResponseHeader,
-    /// A key changed at the newest revision, by which a later feed is compared with this load.
-    pub(super) newest_key: Option<Bytes>,
-    /// The connection of the load. As long as it responds, its member has kept the history of the load.
-    pub(super) connection: Arc<Connection>,
+    /// The connection of the load.
+    pub(super) connection: LoadedBy,
 }
 
 /// Failure of a load.
@@ -112,7 +115,6 @@ struct Gathered<'a> {
     max_bytes: u64,
     entries: Vec<Entry>,
     bytes: u64,
-    newest: Option<(i64, Bytes)>,
     began: Instant,
     last_logged: Instant,
 }
@@ -141,13 +143,9 @@ impl Load<'_> {
         let mut connection = self.connect(None).await?;
         let before = self.mirrors.cluster_state.before_check();
         let raft_index = connection.member_status().await?.raft_index;
-        self.check_cluster(&connection)?;
-        let pinned = current(&connection, &self.mirror.scope).await?;
+        let pinned = self.position(&connection, &before).await?;
         if pinned.cluster_id == 0 {
             return Err(LoadError::NotEtcd);
-        }
-        if !before.note_cluster(pinned.cluster_id) {
-            return Err(self.another_history(&before, pinned.revision));
         }
         // A restore is detected from now on.
         self.mirrors
@@ -155,11 +153,13 @@ impl Load<'_> {
             .note_raft_index(&before, raft_index, pinned.revision);
         let mut gathered = Gathered::new(self, pinned);
         let (mut resumes, mut keys) = (0, 0);
+        let mut is_interrupted = false;
         loop {
             let error = match gathered.read(&connection).await {
-                Ok(()) => return gathered.finish(connection).await,
+                Ok(()) => return gathered.finish((!is_interrupted).then_some(connection)).await,
                 Err(error) => error,
             };
+            is_interrupted = true;
             if gathered.entries.len() > keys {
                 (resumes, keys) = (0, gathered.entries.len());
             }
@@ -170,20 +170,13 @@ impl Load<'_> {
             tracing::warn!(mirror = self.mirror.name, %error, keys,
                 "load interrupted; continuing behind the last key");
             tokio::time::sleep(RESUME_PAUSE).await;
-            match self.reconnect(&connection, pinned).await {
+            match self.reconnect(&connection, &gathered).await {
                 Ok(again) => connection = again,
                 // The next iteration fails as well, and is counted.
                 Err(error) if error.is_broken() => {}
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    fn check_cluster(&self, connection: &Connection) -> Result<(), LoadError> {
-        if self.mirrors.upstream.is_left_out(connection.cluster_id()) {
-            return Err(LoadError::AnotherCluster);
-        }
-        Ok(())
     }
 
     async fn connect(&self, but: Option<&Url>) -> Result<Arc<Connection>, LoadError> {
@@ -199,18 +192,34 @@ impl Load<'_> {
     async fn reconnect(
         &self,
         broken: &Connection,
-        pinned: ResponseHeader,
+        gathered: &Gathered<'_>,
     ) -> Result<Arc<Connection>, LoadError> {
         let connection = self.connect(Some(broken.url())).await?;
         let before = self.mirrors.cluster_state.before_check();
-        let now = current(&connection, &self.mirror.scope).await?;
-        let raft_index = connection.member_status().await?.raft_index;
-        self.check_cluster(&connection)?;
-        let same = now.cluster_id == pinned.cluster_id && now.revision >= pinned.revision;
-        if !same || !before.log_continues(now.revision, raft_index) {
+        let now = self.position(&connection, &before).await?;
+        if !gathered.keys().await?.are_held_by(&connection).await? {
             return Err(self.another_history(&before, now.revision));
         }
         Ok(connection)
+    }
+
+    /// Header of a linearizable read on `connection`, whose history is the one known `before`.
+    async fn position(
+        &self,
+        connection: &Arc<Connection>,
+        before: &Before,
+    ) -> Result<ResponseHeader, LoadError> {
+        let position = Position::read(connection, self.mirror.scope.key(), before).await?;
+        if self.mirrors.upstream.is_left_out(connection.cluster_id()) {
+            return Err(LoadError::AnotherCluster);
+        }
+        if position.header.revision <= 0 {
+            return Err(LoadError::NoRevision);
+        }
+        if !position.continues(before) {
+            return Err(self.another_history(before, position.header.revision));
+        }
+        Ok(position.header)
     }
 
     /// Drops every mirror, because a connection is of another history, at `revision`, than the one known
@@ -220,15 +229,6 @@ impl Load<'_> {
         self.mirrors.replace_history(before, revision, explanation);
         LoadError::HistoryReplaced
     }
-}
-
-/// etcd's current header, by a linearizable read of one key.
-async fn current(connection: &Arc<Connection>, scope: &Scope) -> Result<ResponseHeader, LoadError> {
-    let header = tokio::time::timeout(PIECE_TIMEOUT, current_header(connection, scope.key()))
-        .await
-        .map_err(|_| LoadError::TimedOut)??
-        .filter(|header| header.revision > 0);
-    Ok(header.ok_or(LoadError::NoRevision)?.into())
 }
 
 impl<'a> Gathered<'a> {
@@ -243,7 +243,6 @@ impl<'a> Gathered<'a> {
             max_bytes: load.mirrors.budget_of(load.mirror),
             entries: Vec::new(),
             bytes: 0,
-            newest: None,
             began: now,
             last_logged: now,
         }
@@ -353,14 +352,6 @@ impl<'a> Gathered<'a> {
         for key_value in &response.kvs {
             let entry = Entry::from_key_value(key_value)?;
             self.bytes += entry.encoded_len() as u64;
-            let mod_revision = entry.mod_revision();
-            if self
-                .newest
-                .as_ref()
-                .is_none_or(|(newest, _)| mod_revision > *newest)
-            {
-                self.newest = Some((mod_revision, Bytes::copy_from_slice(entry.key())));
-            }
             self.entries.push(entry);
         }
         let metrics = &self.load.mirror.metrics;
@@ -393,26 +384,36 @@ impl<'a> Gathered<'a> {
         Ok(())
     }
 
-    async fn finish(self, connection: Arc<Connection>) -> Result<Loaded, LoadError> {
-        let Gathered {
-            pinned,
-            entries,
-            newest,
-            ..
-        } = self;
-        let tree = if entries.len() <= BUILT_AT_ONCE_KEYS {
-            Tree::from_sorted(entries)
-        } else {
-            // In a blocking thread: a million keys take some tens of milliseconds, in which this thread can serve calls.
-            tokio::task::spawn_blocking(move || Tree::from_sorted(entries))
-                .await
-                .map_err(|_| LoadError::Build)?
-        };
+    /// The keys that have arrived: those up to the last one.
+    async fn keys(&self) -> Result<Keys, LoadError> {
+        let scope = &self.load.mirror.scope;
+        Ok(Keys {
+            tree: build(self.entries.clone()).await?,
+            from: scope.key(),
+            end: self
+                .entries
+                .last()
+                .map_or_else(|| scope.range_end(), |last| successor(last.key())),
+            revision: self.pinned.revision,
+        })
+    }
+
+    async fn finish(self, connection: LoadedBy) -> Result<Loaded, LoadError> {
         Ok(Loaded {
-            tree,
-            header: pinned,
-            newest_key: newest.map(|(_, key)| key),
+            tree: build(self.entries).await?,
+            header: self.pinned,
             connection,
         })
     }
+}
+
+/// The tree of `entries`, which are sorted by key.
+async fn build(entries: Vec<Entry>) -> Result<Tree, LoadError> {
+    if entries.len() <= BUILT_AT_ONCE_KEYS {
+        return Ok(Tree::from_sorted(entries));
+    }
+    // In a blocking thread: a million keys take some tens of milliseconds, in which this thread can serve calls.
+    tokio::task::spawn_blocking(move || Tree::from_sorted(entries))
+        .await
+        .map_err(|_| LoadError::Build)
 }

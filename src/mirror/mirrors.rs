@@ -212,6 +212,19 @@ impl Mirrors {
         }
     }
 
+    /// Drops every mirror each time that the response to a client's write has shown another history.
+    pub(super) async fn drop_contradicted(&self) {
+        loop {
+            self.cluster_state.until_contradicted().await;
+            let revision = self.cluster_state.known();
+            drop_all(
+                &self.slots,
+                revision,
+                "a write got a revision that was known before",
+            );
+        }
+    }
+
     /// Removes one key from each mirror, for tests of verification.
     #[cfg(debug_assertions)]
     pub fn corrupt(&self) {

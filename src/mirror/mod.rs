@@ -12,12 +12,15 @@
 //! | `feed_member` | cluster, history and version of the member that feeds a mirror |
 //! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
 //! | `recent_events` | the newest events, which that proof compares |
+//! | `compare` | the newest keys, which that proof compares where events cannot be had |
+//! | `position` | where a member is in etcd's history |
 //! | `assemble` | whole revisions from watch responses (I3) |
 //! | `state` | the view that readers see, and the epoch that guards it |
 //! | `held_views` | bytes that only readers keep in memory |
 //! | `past_revisions` | rebuilt states at past revisions |
 //! | `freshness` | the quorum check (I2) |
-//! | `cluster_state` | replaced history (I4), revisions served (I11), auth (I8) |
+//! | `cluster_state` | replaced history (I4), revisions served (I11) |
+//! | `auth_state` | whether etcd's auth is on (I8) |
 //! | `history` | one history of etcd: its identity and revisions |
 //! | `history_check` | whether a connection is of the known history (W10) |
 //! | `proofs` | when checks were sent, and what they proved: the age of a view |
@@ -33,8 +36,10 @@
 //! This room imports `upstream`, `cache`, `keyspace`, `config` and `telemetry`; `proxy`, `admin` and `main` import it.
 
 mod assemble;
+mod auth_state;
 mod changes;
 pub mod cluster_state;
+mod compare;
 mod continuity;
 mod feed;
 mod feed_end;
@@ -55,6 +60,7 @@ mod mirrors;
 mod over_budget;
 mod past_revisions;
 pub mod pinned;
+mod position;
 mod prefixes;
 mod probe;
 mod proofs;
@@ -106,6 +112,10 @@ pub fn start(
             restarting("verification", || verify::run(&verified, interval)).await;
         });
     }
+    let contradicted = Arc::clone(&mirrors);
+    spawn(&mirrors, async move {
+        restarting("history", || contradicted.drop_contradicted()).await;
+    });
     let (gated, old_etcd) = (Arc::clone(&mirrors), config.etcd.old_etcd);
     spawn(&mirrors, async move {
         restarting("version gate", || version_gate::run(&gated, old_etcd)).await;

@@ -5,15 +5,17 @@ use std::collections::VecDeque;
 use crate::cache::Change;
 
 /// Events that are kept. One alone may be the same in two histories: the delete of the same key at the same revision.
-const MAX_EVENTS: usize = 64;
+pub(super) const MAX_EVENTS: usize = 64;
 /// Bound on the memory of the events that are kept.
-const MAX_BYTES: u64 = 1 << 20;
+pub(super) const MAX_BYTES: u64 = 1 << 20;
 
 /// The newest events of a mirror since its load: whole revisions, oldest first. What they replaced is not kept.
 #[derive(Debug, Default)]
 pub(super) struct RecentEvents {
     events: VecDeque<Change>,
     bytes: u64,
+    /// Whether there were more events since the load than are kept.
+    is_full: bool,
 }
 
 impl RecentEvents {
@@ -23,7 +25,10 @@ impl RecentEvents {
         let (skipped, added) = changes.split_at(skipped);
         let divided = skipped.last().map(Change::revision);
         if divided.is_some() {
-            *self = RecentEvents::default();
+            *self = RecentEvents {
+                is_full: true,
+                ..RecentEvents::default()
+            };
         }
         for change in added.iter().filter(|change| Some(change.revision()) != divided) {
             self.bytes += change.entry.memory_bytes();
@@ -35,7 +40,13 @@ impl RecentEvents {
         }
         while self.events.len() > MAX_EVENTS || self.bytes > MAX_BYTES {
             self.drop_oldest_revision();
+            self.is_full = true;
         }
+    }
+
+    /// Whether there were more events since the load than are kept, so that those prove as much as events can.
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full
     }
 
     /// The events, oldest first.
@@ -71,11 +82,13 @@ mod tests {
         let mut recent = RecentEvents::default();
         recent.push(&[put(1, "a"), put(2, "a"), put(2, "b")]);
         assert_eq!(revisions(&recent), [1, 2, 2]);
+        assert!(!recent.is_full());
         let next: Vec<_> = (3..3 + MAX_EVENTS as i64 - 2).map(|n| put(n, "c")).collect();
         recent.push(&next);
         assert_eq!(revisions(&recent)[..2], [2, 2]);
         recent.push(&[put(100, "d")]);
         assert_eq!(revisions(&recent)[0], 3, "no revision is divided");
+        assert!(recent.is_full());
         let many: Vec<_> = (0..MAX_EVENTS as i64 + 4)
             .map(|n| put(200 + n / 3, "e"))
             .collect();

@@ -60,7 +60,7 @@ impl Mirrors {
             && cluster_state.auth() == Auth::Off
             && age <= self.longest_stale()
             && has_not_been_passed(
-                (view.revision, proven_at),
+                (view.revision, proven_at.instant),
                 cluster_state.min_served_revision(),
                 cluster_state.last_answered_by(),
             );

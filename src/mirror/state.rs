@@ -102,12 +102,14 @@ struct Contents {
     ended: Option<(u64, Ended)>,
     /// Since when the mirror has had no feed because etcd has no leader.
     no_leader_since: Option<Instant>,
+    /// Lowest revision at which a feed has resumed since the watch hub looked last.
+    resumed_at: Option<i64>,
 }
 
 /// The result of one load, as the feed has changed it since.
 struct Loaded {
     store: Store,
-    /// A key changed at the newest revision, by which a resumed feed is compared with the mirror.
+    /// A key that the last event changed; `None` since the load.
     newest_key: Option<Bytes>,
     /// Revision of the last event that changed anything; `None` since the load.
     last_event: Option<i64>,
@@ -118,11 +120,11 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn new(store: Store, newest_key: Option<Bytes>) -> Loaded {
+    fn new(store: Store) -> Loaded {
         let past = Arc::new(PastRevisions::new(store.limits().fraction_bytes()));
         Loaded {
             store,
-            newest_key,
+            newest_key: None,
             last_event: None,
             recent: RecentEvents::default(),
             past,
@@ -193,6 +195,7 @@ impl Mirror {
                 generation: 0,
                 ended: None,
                 no_leader_since: None,
+                resumed_at: None,
             }),
             wanted_history: AtomicU64::new(cluster_state.history()),
             cluster_state,
@@ -280,12 +283,14 @@ impl Mirror {
 pub(super) struct Anchor {
     /// Revision of the mirror.
     pub(super) revision: i64,
-    /// A key changed at the newest revision; `None` if the mirror has never held a key.
+    /// A key that the last event changed; `None` if there was none since the load.
     pub(super) key: Option<Bytes>,
     /// Revision of the last event that changed anything; `None` if there was none since the load.
     pub(super) last_event: Option<i64>,
     /// The newest events, of whole revisions, oldest first; few or none if there were few since the load.
     pub(super) recent: Vec<Change>,
+    /// Whether there were more events since the load than `recent` keeps.
+    pub(super) recent_is_full: bool,
     /// Keys at `revision`.
     pub(super) tree: Tree,
 }

@@ -73,7 +73,6 @@ fn every_seed_keeps_the_rules_of_reads_and_watches() {
 }
 
 #[test]
-#[ignore = "some seeds fail: a replaced history is not noticed everywhere"]
 fn every_seed_keeps_the_rules_while_histories_are_replaced() {
     simulate(Job::Restores, 0, SEEDS, false);
 }

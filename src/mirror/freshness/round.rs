@@ -34,6 +34,24 @@ pub struct Proof {
     /// Revision at which the check read, so that neither it nor any later one was compacted; 0 if it read the newest
     /// state.
     pub(super) at: i64,
+    /// When the check was sent.
+    pub(super) sent: Instant,
+    /// When the connection was opened on which the check was made.
+    pub(super) connection_opened: Instant,
+}
+
+impl Proof {
+    /// Whether what a connection has sent since `began` is of the history that the check has shown. The connection was
+    /// opened at `opened`, and has been used until the check, or from the check on. No number of a history shows a rollback
+    /// whose lost revisions were written again: one of the two connections has to reach from one event to the other.
+    #[must_use]
+    pub fn covers(&self, opened: Instant, began: Instant) -> bool {
+        if self.sent >= began {
+            self.connection_opened <= began
+        } else {
+            opened <= self.sent
+        }
+    }
 }
 
 /// Why a check proves nothing for a read.

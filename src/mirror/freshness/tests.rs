@@ -25,11 +25,13 @@ struct Bench {
     checks: mpsc::UnboundedReceiver<Held>,
     replaced: Arc<AtomicUsize>,
     /// Raft index in the fake etcd's status.
+    /// Number of the next statuses that come from another member, which lags.
+    lagging_statuses: Arc<AtomicU64>,
     raft_index: Arc<AtomicU64>,
     /// Revisions below which a check found everything compacted.
     compacted: Arc<Mutex<Vec<i64>>>,
     etcd: FakeEtcd,
-    _stop: DropGuard,
+    stop: DropGuard,
 }
 
 /// Flags with this `--freshness-timeout`.
@@ -47,10 +49,17 @@ async fn bench_with(slow_round: Duration) -> Bench {
     let (arrived, checks) = mpsc::unbounded_channel();
     let raft_index = Arc::new(AtomicU64::new(0));
     let in_status = Arc::clone(&raft_index);
+    let lagging_statuses = Arc::new(AtomicU64::new(0));
+    let lagging = Arc::clone(&lagging_statuses);
     let etcd = FakeEtcd::start(move |path, message| {
         let (arrived, in_status) = (arrived.clone(), Arc::clone(&in_status));
+        let lagging = Arc::clone(&lagging);
         async move {
             if path.ends_with("/Status") {
+                let others = lagging.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+                if others.is_ok() {
+                    return fake::status_of_member(2, "3.7.3", 1);
+                }
                 return fake::status_of("3.7.3", in_status.load(Ordering::SeqCst));
             }
             let (answer, answered) = tokio::sync::oneshot::channel();
@@ -104,9 +113,10 @@ async fn bench_with(slow_round: Duration) -> Bench {
         checks,
         replaced,
         raft_index,
+        lagging_statuses,
         compacted,
         etcd,
-        _stop: stop.drop_guard(),
+        stop: stop.drop_guard(),
     }
 }
 
@@ -219,6 +229,56 @@ async fn lower_term_with_the_same_raft_log_is_no_replaced_history() {
         state.note_raft_index(&state.before_check(), 30, 10);
     }
     assert_eq!(bench.replaced.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn check_covers_what_one_of_the_two_connections_has_seen_as_well() {
+    let start = Instant::now();
+    let at = |seconds| start + Duration::from_secs(seconds);
+    for (check_opened, sent, opened, began, expected) in [
+        (0, 20, 5, 10, true),
+        (9, 20, 5, 10, true),
+        (11, 20, 5, 10, false),
+        (19, 20, 0, 10, false),
+        (19, 20, 15, 30, true),
+        (19, 20, 25, 30, false),
+    ] {
+        let proof = Proof {
+            header: ResponseHeader::default(),
+            history: 0,
+            at: 0,
+            sent: at(sent),
+            connection_opened: at(check_opened),
+        };
+        let covers = proof.covers(at(opened), at(began));
+        assert_eq!(covers, expected, "{check_opened} {sent} {opened} {began}");
+    }
+}
+
+/// A balancer may send a check and the status after it to two members.
+#[tokio::test]
+async fn raft_index_of_another_member_than_the_checks_is_not_compared() {
+    let mut bench = bench().await;
+    let state = Arc::clone(&bench.freshness.cluster_state);
+    state.note_raft_index(&state.before_check(), 100, 10);
+    bench.raft_index.store(101, Ordering::SeqCst);
+    bench.lagging_statuses.store(2, Ordering::SeqCst);
+    let read = bench.read();
+    bench.check().await.answer(fake::range_at(1, 10, 5));
+    assert_eq!(read.await.unwrap(), Ok(10));
+    assert_eq!(bench.replaced.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn reads_do_not_wait_for_a_check_after_the_process_was_told_to_stop() {
+    let mut bench = bench().await;
+    let reads = [bench.read(), bench.read()];
+    let _in_flight = bench.check().await;
+    let late = bench.read();
+    drop(bench.stop);
+    for read in reads.into_iter().chain([late]) {
+        assert_eq!(read.await.unwrap(), Err(Reason::CheckFailed));
+    }
 }
 
 /// No check on a new connection proves anything before the connection's history was compared.

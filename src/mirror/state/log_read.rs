@@ -34,6 +34,8 @@ pub(in crate::mirror) struct Observed {
     pub(in crate::mirror) out: Option<Reason>,
     /// Since when the mirror has had no feed because etcd has no leader.
     pub(in crate::mirror) no_leader_since: Option<Instant>,
+    /// Lowest revision at which a feed has resumed since the last [`Mirror::follow`].
+    pub(in crate::mirror) resumed_at: Option<i64>,
 }
 
 impl Mirror {
@@ -54,6 +56,7 @@ impl Mirror {
         let mut contents = self.contents.lock();
         let after = taken.unwrap_or(i64::MAX);
         let observed = self.observed(&contents, after, max_batches);
+        contents.resumed_at = None;
         let last = observed.log.as_ref().map(|log| match log.batches.last() {
             Some(last) if log.batches.len() == max_batches => last.last_revision(),
             _ => log.revision,
@@ -83,6 +86,7 @@ impl Mirror {
             ended: contents.ended,
             out: self.revision().err(),
             no_leader_since: contents.no_leader_since,
+            resumed_at: contents.resumed_at,
         }
     }
 

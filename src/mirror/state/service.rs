@@ -36,17 +36,13 @@ impl Mirror {
     }
 
     /// Takes in the result of a load. The mirror stays out of service until its feed is established.
-    pub(in crate::mirror) fn fill(
-        &self,
-        epoch: Epoch,
-        store: Store,
-        newest_key: Option<Bytes>,
-    ) -> Result<(), StaleEpoch> {
+    pub(in crate::mirror) fn fill(&self, epoch: Epoch, store: Store) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         contents.history.note_known(store.revision());
         self.held_views.record(&store);
-        contents.loaded = Some(Loaded::new(store, newest_key));
+        contents.loaded = Some(Loaded::new(store));
         contents.generation += 1;
+        contents.resumed_at = None;
         Ok(())
     }
 
@@ -63,6 +59,7 @@ impl Mirror {
             key: loaded.newest_key.clone(),
             last_event: loaded.last_event,
             recent: loaded.recent.to_vec(),
+            recent_is_full: loaded.recent.is_full(),
             tree: loaded.store.tree().clone(),
         }))
     }
@@ -71,6 +68,8 @@ impl Mirror {
     pub(in crate::mirror) fn put_in_service(&self, epoch: Epoch) -> Result<(), StaleEpoch> {
         let mut contents = self.contents_of(epoch)?;
         contents.no_leader_since = None;
+        let revision = contents.loaded.as_ref().ok_or(StaleEpoch)?.store.revision();
+        contents.resumed_at.get_or_insert(revision);
         self.publish(&contents)
     }
 
@@ -238,8 +237,9 @@ impl Mirror {
                 let (newest_key, last_event) = (loaded.newest_key.clone(), loaded.last_event);
                 let store = Store::new(tree, revision, limits, self.now());
                 contents.loaded = Some(Loaded {
+                    newest_key,
                     last_event,
-                    ..Loaded::new(store, newest_key)
+                    ..Loaded::new(store)
                 });
                 let _ = self.publish(&contents);
             }

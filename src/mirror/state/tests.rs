@@ -34,7 +34,7 @@ fn load(mirror: &Mirror, revision: i64) {
     let tree = Tree::from_sorted((0..500).map(|key| entry(key, revision)));
     let store = Store::new(tree, revision, HistoryLimits::default(), mirror.now());
     let epoch = mirror.epoch();
-    mirror.fill(epoch, store, None).unwrap();
+    mirror.fill(epoch, store).unwrap();
     mirror.put_in_service(epoch).unwrap();
 }
 

@@ -23,7 +23,8 @@ pub enum Ended {
     },
     /// The log no longer reaches back to the reader's position.
     Trimmed,
-    /// The mirror has had no feed for ten seconds.
+    /// The mirror has had no feed for ten seconds, or has lost it before it reached the revision at which the watcher
+    /// joined.
     FeedLost,
 }
 

@@ -16,11 +16,23 @@ pub(super) struct Watcher {
     pub(super) is_gone: AtomicBool,
     /// Revision up to which its events were taken.
     pub(super) through: AtomicI64,
+    /// The mirror has lost its feed before it reached the revision at which the watcher joined.
+    is_cut: AtomicBool,
 }
 
 impl Watcher {
     pub(super) fn is_gone(&self) -> bool {
         self.is_gone.load(Ordering::Acquire)
+    }
+
+    /// Ends the watcher: it gets no more events.
+    pub(super) fn cut(&self) {
+        self.is_cut.store(true, Ordering::Release);
+        self.signal.set();
+    }
+
+    fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Acquire)
     }
 }
 
@@ -102,6 +114,7 @@ impl Reader {
             signal: Arc::clone(signal),
             is_gone: AtomicBool::new(false),
             through: AtomicI64::new(through),
+            is_cut: AtomicBool::new(false),
         });
         let reader = Reader {
             generation: Arc::clone(generation),
@@ -130,6 +143,10 @@ impl Reader {
         if let Some(end @ Ended::Replaced { .. }) = end {
             return Taken::Ended(end);
         }
+        // After `reached`: a watcher is cut before the events of another feed are reached.
+        if self.watcher.is_cut() {
+            return Taken::Ended(Ended::FeedLost);
+        }
         let Ok(picks) = self.topic.take(self.through, reached, max_events, max_bytes) else {
             return Taken::Ended(Ended::Trimmed);
         };
@@ -153,7 +170,7 @@ impl Reader {
     /// Whether [`Reader::take`] would return events or the end. Cheap.
     #[must_use]
     pub fn is_pending(&self) -> bool {
-        self.generation.end().is_some() || !matches!(self.first_pending(), Ok(None))
+        self.generation.end().is_some() || self.watcher.is_cut() || !matches!(self.first_pending(), Ok(None))
     }
 
     fn first_pending(&self) -> Result<Option<i64>, super::topic::BehindTopic> {

@@ -140,6 +140,14 @@ impl Registry {
         }
     }
 
+    /// Ends the watchers that have joined above `revision`, at which another feed continues: its proof does not concern
+    /// what they got elsewhere (W10). To be called before the events of that feed are added.
+    pub(super) fn cut_ahead_of(&mut self, revision: i64) {
+        let watchers = self.slots.iter().flatten().flat_map(|slot| &slot.watchers);
+        let ahead = watchers.filter(|watcher| watcher.through.load(Ordering::Relaxed) > revision);
+        ahead.for_each(|watcher| watcher.cut());
+    }
+
     /// Wakes the watchers of the topics with new events. To be called once they have been reached (W5, W17).
     pub(super) async fn wake_touched(&mut self) {
         let mut touched = std::mem::take(&mut self.to_wake);

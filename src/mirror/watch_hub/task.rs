@@ -90,6 +90,9 @@ impl Task<'_> {
         if self.hub.is_closed() && self.generation.is_some() {
             self.end(Ended::Dropped(Reason::ForwardAll)).await;
         }
+        if let Some(revision) = observed.resumed_at {
+            self.registry.cut_ahead_of(revision);
+        }
         if let (Some(generation), Some(log)) = (self.generation.clone(), &observed.log) {
             // The log may be too short for a hub that had no time in between.
             let is_complete = log.complete_after <= generation.reached();

@@ -51,7 +51,7 @@ impl Bench {
     pub(super) fn load(&self, tree: Tree, revision: i64, limits: HistoryLimits) {
         let (epoch, now) = (self.mirror.epoch(), self.mirror.now());
         self.mirror
-            .fill(epoch, Store::new(tree, revision, limits, now), None)
+            .fill(epoch, Store::new(tree, revision, limits, now))
             .unwrap();
         self.mirror.put_in_service(epoch).unwrap();
     }
@@ -374,6 +374,26 @@ async fn too_many_missed_events_end_every_watcher() {
     }
     assert_eq!(watch.end().await, Ended::Trimmed);
     assert_eq!(watch.reader.covered(), 11, "nothing was missed up to there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn watchers_that_are_ahead_of_a_mirror_end_when_another_feed_continues() {
+    let bench = Bench::new(HistoryLimits::default());
+    let mut at = bench.join("a", "", 11).await.unwrap();
+    let mut ahead = bench.join("a", "", 13).await.unwrap();
+    let epoch = bench.mirror.epoch();
+    bench.mirror.lose_feed(epoch, false).unwrap();
+    bench.mirror.put_in_service(epoch).unwrap();
+    for revision in 11..14 {
+        bench.put(&["a"], revision);
+    }
+    assert_eq!(ahead.end().await, Ended::FeedLost, "its events up to 12 are of another feed");
+    let expected: Vec<_> = (11..14).map(|revision| event("a", revision)).collect();
+    assert_eq!(at.events(3).await, expected);
+    let mut later = bench.join("a", "", 15).await.unwrap();
+    bench.put(&["a"], 14);
+    bench.put(&["a"], 15);
+    assert_eq!(later.events(1).await, [event("a", 15)]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -40,8 +40,8 @@ use crate::grpc::{RangeResponseScanner, ResponseSummary};
 use crate::keyspace::successor;
 use crate::limits::{ByteBudget, HeldBytes};
 use crate::mirror::Mirrors;
-use crate::mirror::freshness::Unproven;
 use crate::mirror::freshness::authorize::{Authorization, caller_identity};
+use crate::mirror::freshness::{Proof, Unproven};
 use crate::proxy::forward::Gate;
 use crate::proxy::response::Observer;
 use crate::telemetry::Metrics;
@@ -226,6 +226,7 @@ impl PageSeriesCache {
         };
         let keys = usize::try_from(limit.min(series.keys_left)).map_err(|_| StreamFallback::Budget)?;
         let (entries, held) = source.next_page(keys).await?;
+        let (connection_opened, began) = source.opened;
         let last_key = entries.last().ok_or(StreamFallback::Malformed)?.key().to_vec();
         let (count, more) = (series.keys_left, series.keys_left > limit);
         series.keys_left -= entries.len() as u64;
@@ -234,9 +235,15 @@ impl PageSeriesCache {
         let header = match granted {
             Some(granted) => {
                 self.check_list(series, request)?;
-                granted
+                if !granted.covers(connection_opened, began) {
+                    return Err(StreamFallback::NotProven);
+                }
+                granted.header
             }
-            None => self.proven_header(series, request).await?,
+            None => {
+                self.proven_header(series, request, (connection_opened, began))
+                    .await?
+            }
         };
         if !self
             .mirrors
@@ -253,8 +260,8 @@ impl PageSeriesCache {
         Ok((page, last_key))
     }
 
-    /// Requests etcd's confirmation that the client may read this page, and returns its header. `None` if auth is off.
-    async fn authorize(&self, request: PageRequest<'_>) -> Result<Option<ResponseHeader>, StreamFallback> {
+    /// Requests etcd's confirmation that the client may read this page. `None` if auth is off.
+    async fn authorize(&self, request: PageRequest<'_>) -> Result<Option<Proof>, StreamFallback> {
         if *request.scope == ShareScope::Everyone {
             return Ok(None);
         }
@@ -269,21 +276,26 @@ impl PageSeriesCache {
         };
         let deadline = Instant::now() + CHUNK_TIMEOUT;
         match self.mirrors.freshness.authorize(&authorization, deadline).await {
-            Ok(granted) => Ok(Some(granted.header)),
+            Ok(granted) => Ok(Some(granted)),
             Err(Unproven::Compacted(_)) => Err(StreamFallback::Compacted),
             Err(Unproven::For(_)) => Err(StreamFallback::Auth),
         }
     }
 
     /// Returns the header of a page that needs no authorization: that of a quorum check at the list's revision which is
-    /// sent now, or for a serializable page the known one. Fails if etcd would not return the page.
+    /// sent now, or for a serializable page the known one. Fails if etcd would not return the page, and if nothing shows that
+    /// the history of the header is that of the entries, which came by a stream `opened` then, on a connection opened then.
     async fn proven_header(
         &self,
         series: &Series,
         request: PageRequest<'_>,
+        (connection_opened, began): (Instant, Instant),
     ) -> Result<ResponseHeader, StreamFallback> {
         let is_min_served_known = self.mirrors.cluster_state.min_served_revision().is_some();
         if request.query.serializable && is_min_served_known {
+            if self.mirrors.cluster_state.last_heard_on() > began {
+                return Err(StreamFallback::NotProven);
+            }
             let origin = list_origin(series, request.query);
             return page_header(&self.mirrors.cluster_state, &origin, request.scope);
         }
@@ -294,6 +306,9 @@ impl PageSeriesCache {
             Err(Unproven::For(_)) => return Err(StreamFallback::NotProven),
         };
         self.check_list(series, request)?;
+        if !proof.covers(connection_opened, began) {
+            return Err(StreamFallback::NotProven);
+        }
         Ok(proof.header)
     }
 
@@ -326,6 +341,7 @@ impl PageSeriesCache {
         if *request.scope != ShareScope::Everyone {
             *call.metadata_mut() = caller_identity(request.headers);
         }
+        let began = Instant::now();
         let opening = tokio::time::timeout(CHUNK_TIMEOUT, client.range_stream(call)).await;
         let stream = match opening {
             Ok(Ok(response)) => response.into_inner(),
@@ -338,7 +354,13 @@ impl PageSeriesCache {
         };
         self.mirrors.cluster_state.note_answered(connection.opened());
         let reading = self.mirrors.pinned.read_at(request.query.revision);
-        Ok(PageSource::new(Box::pin(stream), keys, held, reading))
+        Ok(PageSource::new(
+            Box::pin(stream),
+            keys,
+            held,
+            reading,
+            (connection.opened(), began),
+        ))
     }
 
     /// Stores `series` under the identity of its next page, unless the list is complete.

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt};
+use tokio::time::Instant;
 
 use super::reason::StreamFallback;
 use crate::cache::Entry;
@@ -36,6 +37,8 @@ pub(super) struct PageSource {
     held: HeldBytes,
     /// Registers the stream's revision, so that the probe checks whether it is compacted.
     _reading: Reading,
+    /// When the stream's connection was opened, and when the stream was.
+    pub(super) opened: (Instant, Instant),
 }
 
 impl fmt::Debug for PageSource {
@@ -48,13 +51,20 @@ impl fmt::Debug for PageSource {
 impl PageSource {
     /// Creates a source from a `stream` of `keys` keys. `held` covers its receive window, and grows with received
     /// entries.
-    pub(super) fn new(stream: ChunkStream, keys: u64, held: HeldBytes, reading: Reading) -> PageSource {
+    pub(super) fn new(
+        stream: ChunkStream,
+        keys: u64,
+        held: HeldBytes,
+        reading: Reading,
+        opened: (Instant, Instant),
+    ) -> PageSource {
         PageSource {
             stream,
             ready: VecDeque::new(),
             keys,
             held,
             _reading: reading,
+            opened,
         }
     }
 
@@ -147,7 +157,16 @@ mod tests {
         let reading = Arc::new(Pinned::default()).read_at(7);
         // etcd sends the messages, and then stalls.
         let stream = stream::iter(messages).chain(stream::pending());
-        (PageSource::new(Box::pin(stream), keys, held, reading), gauge)
+        (
+            PageSource::new(
+                Box::pin(stream),
+                keys,
+                held,
+                reading,
+                (Instant::now(), Instant::now()),
+            ),
+            gauge,
+        )
     }
 
     fn source(messages: Messages, keys: u64) -> PageSource {

@@ -22,9 +22,9 @@ use super::shutdown::StopSignal;
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::grpc::metadata::{grpc_content_type, is_grpc, remove_own_metadata};
 use crate::grpc::status::GRPC_STATUS;
-use crate::grpc::{Method, Status};
+use crate::grpc::{Method, Status, WriteMethod, written};
 use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
-use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::cluster_state::{Before, ClusterState};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::Telemetry;
 use crate::upstream::{Connection, ConnectionClass, InFlight, MessageLimit, Outgoing, SendFailure, Upstream};
@@ -216,8 +216,10 @@ impl Forward {
         }
         // After the wait for bytes: a call that waits for other clients to read has no turn.
         let _turn = self.turn(class, gate).await?;
+        let write = WriteMethod::from_path(parts.uri.path());
+        let write = write.map(|method| (method, self.cluster_state.before_check()));
         let upstream_response = self.send(parts, body, class).await?;
-        self.pass_through(upstream_response, method, window_bytes, held)
+        self.pass_through(upstream_response, method, window_bytes, held, write)
             .await
     }
 
@@ -267,7 +269,8 @@ impl Forward {
     }
 
     /// Turns etcd's response into the client's, whose body passes through. `held` counts the bytes that etcd has sent,
-    /// or may send before its flow control stops it after `window_bytes`.
+    /// or may send before its flow control stops it after `window_bytes`. A `write` has the state before it was
+    /// sent.
     ///
     /// # Errors
     /// [`SendError::Buffers`] if the bytes do not fit; other errors if the response breaks off before its first frame.
@@ -277,6 +280,7 @@ impl Forward {
         method: Method,
         window_bytes: u64,
         mut held: CallBytes,
+        write: Option<(WriteMethod, Before)>,
     ) -> Result<Response<ResponseBody>, SendError> {
         let UpstreamResponse { response, in_flight } = upstream_response;
         let is_grpc = is_grpc(response.headers());
@@ -285,6 +289,16 @@ impl Forward {
         // This delays no client: etcd sends the head of a unary response together with the first frame.
         if is_grpc && !method.is_streaming() && !head.headers.contains_key(GRPC_STATUS) {
             first = body.frame().await.transpose().map_err(SendError::from_hyper)?;
+            if let (Some((method, before)), Some(frame)) = (&write, &first)
+                && let Some(written) = frame.data_ref().and_then(|data| written(*method, data))
+            {
+                self.cluster_state.note_write(
+                    before,
+                    written.cluster_id,
+                    written.revision,
+                    written.has_changed,
+                );
+            }
             let bytes = first
                 .as_ref()
                 .map_or(0, |first| bytes_to_receive(first, window_bytes));

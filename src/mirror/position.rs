@@ -1,0 +1,100 @@
+//! Where a member is in etcd's history: by this the history behind a connection is compared with the known one (I4).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::history::Before;
+use crate::cache;
+use crate::etcdserverpb::kv_client::KvClient;
+use crate::etcdserverpb::{RangeRequest, ResponseHeader, StatusResponse};
+use crate::upstream::{Connection, header_request, is_compaction, is_future_revision};
+
+/// Timeout of a small read.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Result of a linearizable read, and a later status of the very member that answered it.
+#[derive(Debug)]
+pub(super) struct Position {
+    /// Header of the read.
+    pub(super) header: cache::ResponseHeader,
+    /// The status.
+    pub(super) status: StatusResponse,
+    /// Whether etcd still refuses what it is known to have compacted.
+    holds_compaction: bool,
+}
+
+impl Position {
+    /// Reads the position of a member behind `connection`, to be compared with the state `before`. `key` is one that
+    /// rangecache's own user may read.
+    ///
+    /// # Errors
+    /// etcd's status; `Unavailable` if only other members responded to the requests for a status.
+    pub(super) async fn read(
+        connection: &Arc<Connection>,
+        key: Bytes,
+        before: &Before,
+    ) -> Result<Position, tonic::Status> {
+        let request = header_request(key);
+        let header = read(connection, request.clone()).await?;
+        let position = Position::of(connection, header.unwrap_or_default().into()).await?;
+        // Revision 0 would be the newest one.
+        let compacted = before.compacted().saturating_sub(1);
+        let holds_compaction = if compacted > 0 {
+            let request = RangeRequest {
+                revision: compacted,
+                ..request
+            };
+            match read(connection, request).await {
+                Ok(_) => false,
+                Err(status) if is_compaction(&status) => true,
+                Err(status) if is_future_revision(&status) => false,
+                Err(status) => return Err(status),
+            }
+        } else {
+            true
+        };
+        Ok(Position {
+            holds_compaction,
+            ..position
+        })
+    }
+
+    /// The position of the member that has answered a linearizable read with `header`. Another member's raft index proves
+    /// nothing: a follower that is one entry behind looks like a replaced history.
+    ///
+    /// # Errors
+    /// As [`Position::read`].
+    pub(super) async fn of(
+        connection: &Arc<Connection>,
+        header: cache::ResponseHeader,
+    ) -> Result<Position, tonic::Status> {
+        let status = connection.status_of(header.member_id).await?;
+        let status = status.ok_or_else(|| {
+            tonic::Status::unavailable("the status of the member that answered a read cannot be had")
+        })?;
+        Ok(Position {
+            header,
+            status,
+            holds_compaction: true,
+        })
+    }
+
+    /// Whether the history behind the connection is that of `before`, the state before the position was read.
+    pub(super) fn continues(&self, before: &Before) -> bool {
+        self.holds_compaction && before.continues_with(&self.header, Some(self.status.raft_index))
+    }
+}
+
+async fn read(
+    connection: &Arc<Connection>,
+    request: RangeRequest,
+) -> Result<Option<ResponseHeader>, tonic::Status> {
+    let (channel, origin) = connection.own_channel();
+    let mut client = KvClient::with_origin(channel, origin);
+    let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
+        .await
+        .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))?;
+    Ok(response?.into_inner().header)
+}
