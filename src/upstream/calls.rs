@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::HeaderMap;
 use tokio::sync::mpsc;
 use tonic::Code;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
@@ -16,12 +17,20 @@ use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{
     RangeRequest, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest, WatchRequest,
 };
+use crate::grpc::metadata::remove_own_metadata;
 use crate::grpc_health::HealthCheckRequest;
 use crate::grpc_health::health_check_response::ServingStatus;
 use crate::grpc_health::health_client::HealthClient;
 
 /// Key that quorum checks read. It need not exist: only the header of the response matters.
 const CHECK_KEY: &[u8] = b"rangecache/quorum-check";
+/// Headers that describe the caller's message and deadline, not its identity.
+const MESSAGE_HEADERS: [&str; 4] = [
+    "content-length",
+    "grpc-encoding",
+    "grpc-accept-encoding",
+    "grpc-timeout",
+];
 /// Timeout of the calls that find out what etcd has compacted.
 const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -54,6 +63,18 @@ pub async fn anonymous_check(
     }
     let response = KvClient::with_origin(channel, origin).range(request).await?;
     Ok(response.into_inner().header)
+}
+
+/// The caller's metadata for a call with its credentials: without the headers that describe its message, and without those
+/// that address rangecache.
+#[must_use]
+pub fn caller_identity(caller: &HeaderMap) -> MetadataMap {
+    let mut metadata = caller.clone();
+    remove_own_metadata(&mut metadata);
+    MESSAGE_HEADERS
+        .iter()
+        .for_each(|name| drop(metadata.remove(*name)));
+    MetadataMap::from_headers(metadata)
 }
 
 /// Whether `status` is etcd's refusal of a caller. etcd has several messages for callers without credentials, and
@@ -212,4 +233,30 @@ pub async fn compact_revision(connection: &Arc<Connection>, key: &Bytes, below: 
         .await
         .ok()
         .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identity_of_a_caller_has_nothing_that_addresses_rangecache() {
+        let headers = [
+            ("token", "of alice"),
+            ("hasleader", "true"),
+            ("rangecache-instance", "of another rangecache"),
+            ("rangecache-min-revision", "7"),
+            ("rangecache-max-staleness", "2s"),
+            ("rangecache-bypass", "true"),
+            ("grpc-timeout", "1S"),
+        ];
+        let headers = headers.map(|(name, value)| {
+            let name = http::HeaderName::from_static(name);
+            (name, http::HeaderValue::from_static(value))
+        });
+        let identity = caller_identity(&HeaderMap::from_iter(headers)).into_headers();
+        let mut names: Vec<_> = identity.keys().map(http::HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["hasleader", "rangecache-instance", "token"]);
+    }
 }

@@ -14,15 +14,9 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
 use crate::telemetry::trace::{SpanContext, traceparent};
-use crate::upstream::{Connection, ConnectionClass, anonymous_check, check_read_permission};
-
-/// Headers that describe the caller's message and deadline, not its identity.
-const MESSAGE_HEADERS: [&str; 4] = [
-    "content-length",
-    "grpc-encoding",
-    "grpc-accept-encoding",
-    "grpc-timeout",
-];
+use crate::upstream::{
+    Connection, ConnectionClass, anonymous_check, caller_identity, check_read_permission,
+};
 
 /// A request for permission to read a range.
 #[derive(Debug)]
@@ -107,15 +101,6 @@ impl Caller<'_> {
                 Code::Unavailable | Code::DeadlineExceeded | Code::Unknown
             )
     }
-}
-
-/// The caller's metadata without the headers that describe its message, for a call with its credentials.
-pub fn caller_identity(caller: &HeaderMap) -> MetadataMap {
-    let mut metadata = caller.clone();
-    MESSAGE_HEADERS
-        .iter()
-        .for_each(|name| drop(metadata.remove(*name)));
-    MetadataMap::from_headers(metadata)
 }
 
 fn insert_traceparent(metadata: &mut MetadataMap, trace: Option<&SpanContext>) {

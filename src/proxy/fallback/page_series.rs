@@ -40,12 +40,12 @@ use crate::grpc::{RangeResponseScanner, ResponseSummary};
 use crate::keyspace::successor;
 use crate::limits::{ByteBudget, HeldBytes};
 use crate::mirror::Mirrors;
-use crate::mirror::freshness::authorize::{Authorization, caller_identity};
+use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::freshness::{Proof, Unproven};
 use crate::proxy::forward::Gate;
 use crate::proxy::response::Observer;
 use crate::telemetry::Metrics;
-use crate::upstream::{ReceiveWindow, Upstream, gates};
+use crate::upstream::{ReceiveWindow, Upstream, caller_identity, gates};
 
 /// Interval at which expired series are dropped.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
