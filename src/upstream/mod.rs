@@ -41,8 +41,8 @@ mod version;
 pub use authentication::authenticate_once;
 pub use backoff::{Backoff, jittered};
 pub use calls::{
-    anonymous_check, caller_identity, check_read_permission, compact_revision, current_header, header_request,
-    is_compacted, is_compaction, is_future_revision, is_refusal, is_serving,
+    anonymous_check, caller_identity, check_read_permission, compact_revision, current_header,
+    header_request, is_compacted, is_compaction, is_future_revision, is_refusal, is_serving,
 };
 pub use capabilities::NoRangeStream;
 pub use class::ConnectionClass;

@@ -14,9 +14,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
 use crate::telemetry::trace::{SpanContext, traceparent};
-use crate::upstream::{
-    Connection, ConnectionClass, anonymous_check, caller_identity, check_read_permission,
-};
+use crate::upstream::{Connection, ConnectionClass, anonymous_check, caller_identity, check_read_permission};
 
 /// A request for permission to read a range.
 #[derive(Debug)]

@@ -102,8 +102,8 @@ pub(super) struct Session {
     leaving: Option<departure::Departure>,
     /// Set while etcd serves the stream.
     returning: Option<attempts::Returning>,
-    /// Request of the client that is handled next.
-    unsent: Option<WatchRequest>,
+    /// Requests of the client that are handled next: at most a create request and the one behind it.
+    unsent: VecDeque<WatchRequest>,
     /// Status with which the stream ends.
     end: Option<Status>,
     /// Error with which the stream breaks off.
@@ -136,7 +136,7 @@ impl Session {
             etcd: None,
             leaving: None,
             returning: None,
-            unsent: None,
+            unsent: VecDeque::new(),
             end: None,
             abort: None,
             has_ended: false,
@@ -187,7 +187,7 @@ impl Session {
                 }
                 continue;
             }
-            if let Some(request) = self.unsent.take() {
+            if let Some(request) = self.unsent.pop_front() {
                 self.handle(request);
                 continue;
             }

@@ -62,7 +62,7 @@ impl Relay {
             .map(|(id, watcher)| Carried {
                 id: *id,
                 create: watcher.create.clone(),
-                through: revision.max(watcher.create.start_revision - 1),
+                through: revision.max(watcher.create.start_revision.saturating_sub(1)),
             })
             .collect()
     }

@@ -202,6 +202,15 @@ fn watcher_of_the_future_returns_before_its_start() {
     assert_eq!(relay.carried(60)[0].through, 89);
 }
 
+/// etcd before 3.5.24 and 3.6.6 creates it.
+#[test]
+fn watcher_of_the_lowest_start_revision_returns() {
+    let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
+    relay.request(&WatchRequest::Create(create(0, i64::MIN)));
+    relay.response(&created(0));
+    assert_eq!(relay.carried(60)[0].through, 60);
+}
+
 #[test]
 fn stream_stays_while_something_is_incomplete() {
     let mut relay = relay();

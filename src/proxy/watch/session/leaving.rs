@@ -68,7 +68,7 @@ impl Session {
         let history = self.mirrors().cluster_state.current();
         if self.cancel_replaced() {
             // The other watchers and the request are planned again.
-            self.unsent = create.map(WatchRequest::Create).or(self.unsent.take());
+            self.handle_first(create);
             return;
         }
         let carried: Vec<_> = self
@@ -97,8 +97,15 @@ impl Session {
         let relay = Relay::new(self.ids.clone(), carried, taken, shown);
         self.progress.requested = None;
         self.progress.owed.clear();
-        self.unsent = create.map(WatchRequest::Create);
+        self.handle_first(create);
         self.open_etcd(reason, relay, history);
+    }
+
+    /// Puts a create request that was not answered before the requests behind it.
+    fn handle_first(&mut self, create: Option<Create>) {
+        if let Some(create) = create {
+            self.unsent.push_front(WatchRequest::Create(create));
+        }
     }
 
     /// Serves a stream without watchers from etcd, which memory may serve once `reason` has passed.
@@ -148,10 +155,7 @@ impl Session {
         self.etcd = None;
         self.returning = None;
         self.open = self.metrics().open_memory();
-        self.unsent = abandoned
-            .unanswered
-            .map(WatchRequest::Create)
-            .or(self.unsent.take());
+        self.handle_first(abandoned.unanswered);
         for (id, create) in abandoned.watchers {
             self.add(id, Watcher::cancelled(create));
             if abandoned.cancelled.contains(&id) {

@@ -102,7 +102,7 @@ impl Session {
                 }
                 continue;
             }
-            let request = match self.unsent.take() {
+            let request = match self.unsent.pop_front() {
                 Some(request) => request,
                 None => match self.requests.poll_next(cx) {
                     // etcd keeps the watchers of a stream whose client has closed its half, too.
@@ -124,7 +124,7 @@ impl Session {
             match &request {
                 // Which watcher it is about shows only then.
                 WatchRequest::Cancel(_) if etcd.relay.unanswered() > 0 => {
-                    self.unsent = Some(request);
+                    self.unsent.push_front(request);
                     return;
                 }
                 // Of a watcher that memory has cancelled for a compaction: etcd does not know it.
