@@ -440,3 +440,29 @@ async fn request_that_is_not_understood_continues_its_stream_at_etcd() {
     assert!(next(&mut stream).await.created);
     assert_eq!(created(&rangecache, "memory", "now").await, 2.0);
 }
+
+/// etcd permits keys up to the length of a request. Their revision follows them.
+#[tokio::test]
+async fn stream_with_a_long_key_continues_at_etcd() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let direct = etcd.client().await;
+    let long = format!("/a/{}", "k".repeat(200_000));
+    let first = direct.put(&long, "1").await.expect("put");
+    let rangecache = before(&etcd).start().await;
+    let through = rangecache.client().await;
+    let mut stream = open(&through, &[create(prefix("/a/", first))]);
+    assert!(next(&mut stream).await.created);
+    assert_eq!(created(&rangecache, "etcd", "history_gone").await, 1.0);
+    let mut revision = first;
+    for key in [&long, "/a/short", &long] {
+        let event = next(&mut stream).await;
+        let kv = event.events[0].kv.as_ref().expect("a kv");
+        assert_eq!((event.watch_id, kv.mod_revision), (0, revision));
+        stream.send(&create(prefix(key, 0)));
+        let response = next(&mut stream).await;
+        assert!(response.created, "{response:?}");
+        stream.send(&cancel(response.watch_id));
+        assert!(next(&mut stream).await.canceled);
+        revision = direct.put(key, "2").await.expect("put");
+    }
+}

@@ -14,7 +14,7 @@ use http_body::{Body as _, Frame};
 use http_body_util::StreamBody;
 use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tokio_util::sync::PollSender;
 
 use super::handover::{creates, wire};
@@ -364,20 +364,20 @@ impl EtcdStream {
                 self.buffer.advance(PREFIX_BYTES + length);
                 continue;
             }
-            let head = match Head::parse(message, is_whole) {
+            let (verdict, head) = match Head::parse(message, is_whole) {
                 Parsed::Incomplete => return None,
                 Parsed::Malformed => return Some(interrupted()),
-                Parsed::Head(head) => head,
+                Parsed::Head(head) => (self.relay.response(&head), head),
+                Parsed::LongKey(head) => (self.relay.long_key(&head), head),
             };
-            if let Some(next) = self.decide(&head, PREFIX_BYTES + length) {
+            if let Some(next) = self.apply(verdict, &head, PREFIX_BYTES + length) {
                 return Some(next);
             }
         }
     }
 
-    /// Decides about the message of `framed_bytes` at the front of the buffer.
-    fn decide(&mut self, head: &Head, framed_bytes: usize) -> Option<Next> {
-        let verdict = self.relay.response(head);
+    /// Does with the message of `framed_bytes` at the front of the buffer what was decided.
+    fn apply(&mut self, verdict: Verdict, head: &Head, framed_bytes: usize) -> Option<Next> {
         if let Verdict::Barrier { revision, .. } = verdict {
             self.barrier = Some(revision);
         }
@@ -389,6 +389,7 @@ impl EtcdStream {
                     self.cluster_state
                         .record_forwarded(&self.history, cluster_id, revision);
                 }
+                self.relay.record_sent(head.watch_id, Instant::now());
                 self.rest = (framed_bytes, true);
             }
             Verdict::Drop | Verdict::Barrier { is_owed: false, .. } => self.rest = (framed_bytes, false),

@@ -1,6 +1,8 @@
 //! Handover of a stream's watchers from one source to the other. The revision alone decides which source sends an
 //! event: the old one up to [`Carried::through`], the new one from the next revision on (W9).
 
+use tokio::time::Instant;
+
 use super::request::{Create, Options};
 use crate::etcdserverpb::WatchCreateRequest;
 
@@ -12,6 +14,9 @@ pub(super) struct Carried {
     /// The client has every event of the watcher up to this revision, and none above it. For a watcher of the future
     /// the revision before its start.
     pub(super) through: i64,
+    /// Time of the last event or notification that the client got, or of the creation: an interval later it gets a
+    /// notification. `None` if it asked for none.
+    pub(super) quiet_since: Option<Instant>,
 }
 
 /// Creates that make etcd continue `watchers` on a new stream, in the order in which they have to be sent: etcd gives
@@ -65,6 +70,7 @@ mod tests {
                 ..Create::default()
             },
             through,
+            quiet_since: None,
         }
     }
 

@@ -8,8 +8,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use tokio::time::Instant;
+
 use super::handover::Carried;
-use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
+use super::request::{Create, Ids, NO_WATCHER, WATCHER_BYTES, WatchRequest};
 use super::tap::Head;
 
 mod returning;
@@ -58,6 +60,9 @@ struct Relayed {
     /// are not the watcher's. If it began before, the next one as long as a response to an earlier progress request may
     /// still come: etcd sends that in its own time, and has not seen the watcher's events by then. Otherwise 0.
     since: i64,
+    /// Time of the last event or notification that the client got, or of the creation; only of a watcher that asked for
+    /// notifications.
+    quiet_since: Option<Instant>,
     /// Memory served it before.
     is_from_memory: bool,
     /// etcd has cancelled it for a compaction, and keeps its id.
@@ -88,9 +93,13 @@ pub(super) struct Relay {
     awaits_barrier: bool,
     /// etcd has seen every create of the stream, and so allocates the ids that the client expects.
     has_all_creates: bool,
-    /// The client has sent a request that rangecache does not understand: etcd gets all of them unchanged, and the
-    /// stream never returns.
+    /// etcd gets every request of the client unchanged, and the stream never returns: the client has sent a request that
+    /// rangecache does not understand, or etcd an event whose key is too long, or there is no room for another watcher.
     is_pinned: bool,
+    /// Memory served a watcher that was forgotten when the stream was pinned.
+    had_watchers_of_memory: bool,
+    /// Memory of `pending` and `watchers`, in bytes.
+    held_bytes: u64,
 }
 
 impl Relay {
@@ -101,8 +110,11 @@ impl Relay {
         let mut carried = carried;
         // In the order of `handover::creates`.
         carried.sort_by_key(|watcher| (watcher.id != 0, watcher.id));
+        let held_bytes = carried.iter().map(|watcher| watcher.create.watcher_bytes()).sum();
         Relay {
             ids,
+            held_bytes,
+            had_watchers_of_memory: false,
             pending: carried.into_iter().map(Pending::Carried).collect(),
             watchers: BTreeMap::new(),
             taken,
@@ -152,9 +164,25 @@ impl Relay {
         self.pending.len()
     }
 
-    /// Lets etcd alone understand the client's requests. Only while no create is unanswered.
+    /// Memory of the watchers and of the creates that etcd has not answered, in bytes.
+    pub(super) fn held_bytes(&self) -> u64 {
+        self.held_bytes
+    }
+
+    /// Lets etcd alone understand the client's requests, and forgets the watchers but for what the client has of them from
+    /// memory. Only once etcd has continued every watcher; creates of the client that it has not answered need an id that
+    /// etcd itself chooses.
     pub(super) fn pin(&mut self) {
         self.is_pinned = true;
+        self.awaits_barrier = false;
+        self.had_watchers_of_memory |= self.watchers.values().any(|watcher| watcher.is_from_memory);
+        self.watchers.retain(|_, watcher| watcher.fence > 0);
+        for watcher in self.watchers.values_mut() {
+            watcher.create = Create::default();
+        }
+        self.pending.clear();
+        self.cancels.clear();
+        self.held_bytes = self.watchers.len() as u64 * WATCHER_BYTES;
     }
 
     pub(super) fn is_pinned(&self) -> bool {
@@ -162,14 +190,18 @@ impl Relay {
     }
 
     /// Notes a request of the client, and returns the id with which a create has to be sent: etcd must give it the id
-    /// that the client expects.
+    /// that the client expects. `None` for the id in the request.
     pub(super) fn request(&mut self, request: &WatchRequest) -> Option<i64> {
+        if self.is_pinned {
+            return None;
+        }
         match request {
             WatchRequest::Create(create) => {
                 let id = match create.watch_id {
                     0 if !self.has_all_creates => self.next_id().unwrap_or(0),
                     id => id,
                 };
+                self.held_bytes += create.watcher_bytes();
                 self.pending.push_back(Pending::Client(create.clone()));
                 Some(id)
             }
@@ -212,6 +244,31 @@ impl Relay {
         }
     }
 
+    /// Decides about a response of which only the key of the first event has arrived, as far as it was read. The stream
+    /// stays at etcd from now on, which alone knows the revisions of such events.
+    pub(super) fn long_key(&mut self, head: &Head) -> Verdict {
+        let fence = self
+            .watchers
+            .get(&head.watch_id)
+            .map_or(0, |watcher| watcher.fence);
+        if fence > 0 || !self.has_continued() {
+            // The client may have the event.
+            return Verdict::End;
+        }
+        self.pin();
+        self.fragment = head.fragment.then_some(head.watch_id);
+        Verdict::Pass
+    }
+
+    /// Records that the client got a response about the watcher `id` at the time `now`.
+    pub(super) fn record_sent(&mut self, id: i64, now: Instant) {
+        if let Some(watcher) = self.watchers.get_mut(&id)
+            && watcher.create.options.progress_notify
+        {
+            watcher.quiet_since = Some(now);
+        }
+    }
+
     fn created(&mut self, head: &Head) -> Verdict {
         if self.is_pinned {
             return Verdict::Pass;
@@ -219,37 +276,44 @@ impl Relay {
         match self.pending.pop_front() {
             // clientv3 matches `created` to its requests by position: one more would mix up its watchers.
             None => Verdict::End,
-            Some(Pending::Client(create)) => {
-                if !head.canceled {
-                    let requested = create.watch_id;
-                    let (watchers, taken) = (&self.watchers, &self.taken);
-                    let is_taken = |id| watchers.contains_key(&id) || taken.contains(&id);
-                    let id = self.ids.allocate(requested, is_taken);
-                    if id != Some(head.watch_id) {
-                        return Verdict::End;
-                    }
-                    let since = match create.start_revision {
-                        0 => head.revision,
-                        start if start <= head.revision && self.unanswered_progress > 0 => head.revision + 1,
-                        _ => 0,
-                    };
-                    let relayed = Relayed {
-                        create,
-                        fence: 0,
-                        since,
-                        is_from_memory: false,
-                        is_compacted: false,
-                    };
-                    self.watchers.insert(head.watch_id, relayed);
-                }
+            Some(Pending::Client(create)) if head.canceled => {
+                self.release_bytes(&create);
                 Verdict::Pass
             }
-            Some(Pending::Carried(watcher)) if head.canceled => refused(watcher.id, head),
+            Some(Pending::Client(create)) => {
+                let requested = create.watch_id;
+                let (watchers, taken) = (&self.watchers, &self.taken);
+                let is_taken = |id| watchers.contains_key(&id) || taken.contains(&id);
+                let id = self.ids.allocate(requested, is_taken);
+                if id != Some(head.watch_id) {
+                    return Verdict::End;
+                }
+                let since = match create.start_revision {
+                    0 => head.revision,
+                    start if start <= head.revision && self.unanswered_progress > 0 => head.revision + 1,
+                    _ => 0,
+                };
+                let relayed = Relayed {
+                    create,
+                    fence: 0,
+                    since,
+                    quiet_since: None,
+                    is_from_memory: false,
+                    is_compacted: false,
+                };
+                self.watchers.insert(head.watch_id, relayed);
+                Verdict::Pass
+            }
+            Some(Pending::Carried(watcher)) if head.canceled => {
+                self.release_bytes(&watcher.create);
+                refused(watcher.id, head)
+            }
             Some(Pending::Carried(watcher)) if head.watch_id == watcher.id => {
                 let relayed = Relayed {
                     create: watcher.create,
                     fence: watcher.through,
                     since: 0,
+                    quiet_since: watcher.quiet_since,
                     is_from_memory: true,
                     is_compacted: false,
                 };
@@ -260,10 +324,16 @@ impl Relay {
         }
     }
 
+    fn release_bytes(&mut self, create: &Create) {
+        self.held_bytes = self.held_bytes.saturating_sub(create.watcher_bytes());
+    }
+
     fn canceled(&mut self, head: &Head) -> Verdict {
         self.cancels.remove(&head.watch_id);
         if head.compact_revision == 0 {
-            self.watchers.remove(&head.watch_id);
+            if let Some(watcher) = self.watchers.remove(&head.watch_id) {
+                self.release_bytes(&watcher.create);
+            }
         } else if let Some(watcher) = self.watchers.get_mut(&head.watch_id) {
             watcher.is_compacted = true;
         }

@@ -11,6 +11,9 @@ use crate::keyspace::Interval;
 
 /// Longest message that is decoded, in bytes: two keys and a few numbers.
 pub(super) const MAX_MESSAGE_BYTES: usize = 64 << 10;
+/// Memory of a watcher without its key and range end, in bytes, with the topic of its range in the hub: it may be the only
+/// watcher of it.
+pub(super) const WATCHER_BYTES: u64 = 512;
 /// Id in responses that are about no watcher, and of watchers that were not created.
 pub(super) const NO_WATCHER: i64 = -1;
 /// etcd's filter of puts.
@@ -105,6 +108,11 @@ impl Create {
                 no_delete: create.filters.contains(&NO_DELETE),
             },
         })
+    }
+
+    /// Memory of the watcher, in bytes. The hub has a second copy of the keys.
+    pub(super) fn watcher_bytes(&self) -> u64 {
+        WATCHER_BYTES + 2 * (self.key.len() + self.range_end.len()) as u64
     }
 
     /// Keys that the watcher watches.

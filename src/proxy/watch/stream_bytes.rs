@@ -17,8 +17,6 @@ use crate::proxy::watch_memory::WatchBudgets;
 
 /// Bytes of a stream without its watchers: its state, its request's head, and a short message.
 const STREAM_BYTES: u64 = 4 << 10;
-/// Bytes of a watcher without its key and range end.
-const WATCHER_BYTES: u64 = 256;
 /// Length of messages that the stream's own bytes cover.
 const SHORT_MESSAGE_BYTES: u64 = 2 << 10;
 /// Longest wait for room, after which etcd continues the stream.
@@ -34,6 +32,8 @@ pub(super) struct StreamBytes {
     admitted: HeldBytes,
     /// The same in the whole budget.
     own: HeldBytes,
+    /// The part of it for watchers that etcd serves.
+    relayed: u64,
     /// Events of the begun message that were not produced.
     unproduced: HeldBytes,
     /// Frame that was produced last.
@@ -58,6 +58,7 @@ impl StreamBytes {
             streams: Arc::clone(&budgets.streams),
             admitted: budgets.streams.hold(),
             own: budgets.all.hold(),
+            relayed: 0,
             unproduced: budgets.all.hold(),
             frame: None,
             waiting: None,
@@ -68,23 +69,33 @@ impl StreamBytes {
         Ok(bytes)
     }
 
-    /// Whether there is room for another watcher.
-    pub(super) fn has_room_for_watcher(&self) -> bool {
-        let has_room = self.streams.used_bytes() + WATCHER_BYTES <= self.streams.max_bytes();
-        if !has_room {
-            self.admitted.record_refusal();
-        }
-        has_room
+    /// Whether there is room for the watcher of `create`.
+    pub(super) fn has_room_for_watcher(&self, create: &Create) -> bool {
+        self.streams.used_bytes() + create.watcher_bytes() <= self.streams.max_bytes()
+    }
+
+    /// Records that there was no room for a watcher.
+    pub(super) fn record_refusal(&self) {
+        self.admitted.record_refusal();
     }
 
     /// Counts the watcher of `create`.
     pub(super) fn add_watcher(&mut self, create: &Create) {
-        self.set_own(self.own.bytes() + watcher_bytes(create));
+        self.set_own(self.own.bytes() + create.watcher_bytes());
     }
 
     /// Counts the watcher of `create` no longer.
     pub(super) fn remove_watcher(&mut self, create: &Create) {
-        self.set_own(self.own.bytes().saturating_sub(watcher_bytes(create)));
+        self.set_own(self.own.bytes().saturating_sub(create.watcher_bytes()));
+    }
+
+    /// Counts `bytes` for the watchers that etcd serves.
+    pub(super) fn set_relayed(&mut self, bytes: u64) {
+        if bytes != self.relayed {
+            let without = self.own.bytes().saturating_sub(self.relayed);
+            self.relayed = bytes;
+            self.set_own(without + bytes);
+        }
     }
 
     fn set_own(&mut self, bytes: u64) {
@@ -151,10 +162,6 @@ impl StreamBytes {
     }
 }
 
-fn watcher_bytes(create: &Create) -> u64 {
-    WATCHER_BYTES + (create.key.len() + create.range_end.len()) as u64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,18 +176,23 @@ mod tests {
             .map(|_| StreamBytes::begin(&budgets).expect("room"))
             .collect();
         let create = Create {
-            key: vec![b'k'; 1 << 10].into(),
+            key: vec![b'k'; 256].into(),
             ..Create::default()
         };
         let mut watchers = 0;
-        while streams[0].has_room_for_watcher() {
+        while streams[0].has_room_for_watcher(&create) {
             streams[0].add_watcher(&create);
             watchers += 1;
         }
         assert_eq!(watchers, 4, "up to three quarters");
         assert!(StreamBytes::begin(&budgets).is_err());
-        assert_eq!(watches.budget.refused.get(), 2);
+        assert_eq!(watches.budget.refused.get(), 1);
         (0..watchers).for_each(|_| streams[0].remove_watcher(&create));
+        streams[0].set_relayed(4 * create.watcher_bytes());
+        assert!(!streams[1].has_room_for_watcher(&create), "etcd serves four");
+        streams[0].set_relayed(create.watcher_bytes());
+        assert!(streams[1].has_room_for_watcher(&create));
+        streams[0].set_relayed(0);
         let used = || [&budgets.all, &budgets.streams].map(|budget| budget.used_bytes());
         assert_eq!(used(), [20 << 10; 2]);
         assert_eq!(watches.stream_budget.used.get(), 20 << 10);

@@ -3,7 +3,8 @@
 //!
 //! etcd encodes fields in the order of their tags, so that the events come last.
 
-/// Bytes of a message within which its beginning must end: a longer key than this is not expected at its first event.
+/// Bytes of a message that are read in order to find its beginning, which includes the key of its first event. etcd permits
+/// longer keys.
 pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// Beginning of a WatchResponse.
@@ -27,6 +28,8 @@ pub(super) struct Head {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Parsed {
     Head(Head),
+    /// The key of the first event is longer than [`MAX_HEAD_BYTES`]: the head lacks the event's revision.
+    LongKey(Head),
     /// More of the message is needed.
     Incomplete,
     /// Not a response of etcd's.
@@ -42,36 +45,42 @@ impl Head {
     /// Parses the bytes of a message that have arrived, without the gRPC prefix; `is_whole` if that is all of it. Only
     /// the whole message shows that there are no events.
     pub(super) fn parse(message: &[u8], is_whole: bool) -> Parsed {
-        match Head::read(message) {
-            Ok(head) if is_whole || head.first_event.is_some() => Parsed::Head(head),
+        let mut head = Head::default();
+        match head.read(message) {
+            Ok(End::Message) if is_whole => Parsed::Head(head),
+            Ok(End::FirstEvent) => Parsed::Head(head),
+            Ok(End::WithinFirstEvent) if message.len() > MAX_HEAD_BYTES => Parsed::LongKey(head),
             _ if is_whole || message.len() > MAX_HEAD_BYTES => Parsed::Malformed,
             _ => Parsed::Incomplete,
         }
     }
 
-    fn read(message: &[u8]) -> Result<Head, CutOff> {
-        let mut head = Head::default();
+    fn read(&mut self, message: &[u8]) -> Result<End, CutOff> {
         let mut rest = message;
         while !rest.is_empty() {
             match field(&mut rest)? {
-                (1, Value::Bytes(header)) => head.read_header(header.whole()?)?,
-                (2, Value::Number(id)) => head.watch_id = id.cast_signed(),
-                (3, Value::Number(flag)) => head.created = flag != 0,
-                (4, Value::Number(flag)) => head.canceled = flag != 0,
-                (5, Value::Number(revision)) => head.compact_revision = revision.cast_signed(),
+                (1, Value::Bytes(header)) => self.read_header(header.whole()?)?,
+                (2, Value::Number(id)) => self.watch_id = id.cast_signed(),
+                (3, Value::Number(flag)) => self.created = flag != 0,
+                (4, Value::Number(flag)) => self.canceled = flag != 0,
+                (5, Value::Number(revision)) => self.compact_revision = revision.cast_signed(),
                 (6, Value::Bytes(reason)) => {
-                    head.cancel_reason = String::from_utf8_lossy(reason.whole()?).into_owned();
+                    self.cancel_reason = String::from_utf8_lossy(reason.whole()?).into_owned();
                 }
-                (7, Value::Number(flag)) => head.fragment = flag != 0,
-                (11, Value::Bytes(event)) => {
-                    head.first_event = Some(event_revision(event.start)?);
-                    return Ok(head);
-                }
+                (7, Value::Number(flag)) => self.fragment = flag != 0,
+                (11, Value::Bytes(event)) => match event_revision(event.start) {
+                    Ok(revision) => {
+                        self.first_event = Some(revision);
+                        return Ok(End::FirstEvent);
+                    }
+                    Err(CutOff) if !event.is_whole => return Ok(End::WithinFirstEvent),
+                    Err(CutOff) => return Err(CutOff),
+                },
                 (_, Value::Bytes(other)) => drop(other.whole()?),
                 (_, Value::Number(_)) => {}
             }
         }
-        Ok(head)
+        Ok(End::Message)
     }
 
     fn read_header(&mut self, mut header: &[u8]) -> Result<(), CutOff> {
@@ -96,6 +105,16 @@ pub(super) fn last_event(message: &[u8]) -> Option<i64> {
         }
     }
     last
+}
+
+/// Where the beginning of a message ends.
+enum End {
+    /// There are no events in the bytes that have arrived.
+    Message,
+    /// At the revision of the first event.
+    FirstEvent,
+    /// The bytes that have arrived end before the revision of the first event.
+    WithinFirstEvent,
 }
 
 /// The bytes end before the value.
@@ -266,14 +285,29 @@ mod tests {
     fn malformed_message_and_endless_head_are_refused() {
         assert_eq!(Head::parse(b"\x0a\x05ab", true), Parsed::Malformed);
         assert_eq!(Head::parse(&[0x0d, 0, 0, 0, 0], true), Parsed::Malformed);
-        let long_key = response(&[event(&"k".repeat(MAX_HEAD_BYTES), 4)]).encode_to_vec();
+        let endless = WatchResponse {
+            cancel_reason: "r".repeat(MAX_HEAD_BYTES),
+            ..response(&[])
+        }
+        .encode_to_vec();
+        assert_eq!(Head::parse(&endless[..MAX_HEAD_BYTES], false), Parsed::Incomplete);
+        assert_eq!(Head::parse(&endless[..=MAX_HEAD_BYTES], false), Parsed::Malformed);
+    }
+
+    #[test]
+    fn head_before_a_long_key_is_known_but_for_the_revision_of_its_event() {
+        let message = response(&[event(&"k".repeat(MAX_HEAD_BYTES), 4)]).encode_to_vec();
+        assert_eq!(Head::parse(&message[..MAX_HEAD_BYTES], false), Parsed::Incomplete);
+        let Parsed::LongKey(head) = Head::parse(&message[..=MAX_HEAD_BYTES], false) else {
+            panic!("the key is long");
+        };
         assert_eq!(
-            Head::parse(&long_key[..MAX_HEAD_BYTES], false),
-            Parsed::Incomplete
+            (head.watch_id, head.revision, head.first_event),
+            (7, i64::MAX, None)
         );
-        assert_eq!(
-            Head::parse(&long_key[..=MAX_HEAD_BYTES], false),
-            Parsed::Malformed
-        );
+        let Parsed::Head(head) = Head::parse(&message, true) else {
+            panic!("the message is whole");
+        };
+        assert_eq!(head.first_event, Some(4));
     }
 }

@@ -1,5 +1,7 @@
 //! One watcher of a stream.
 
+use tokio::time::Instant;
+
 use super::request::Create;
 use crate::mirror::watch_hub::Reader;
 
@@ -19,6 +21,8 @@ pub(super) struct Watcher {
     pub(super) last_event: i64,
     /// Whether the next periodic progress notification is sent: not if there were events since the last tick.
     pub(super) progress_due: bool,
+    /// Time of the last event or periodic notification that was sent, or of the creation.
+    pub(super) quiet_since: Instant,
 }
 
 impl Watcher {
@@ -31,6 +35,7 @@ impl Watcher {
             since,
             last_event: 0,
             progress_due: true,
+            quiet_since: Instant::now(),
         }
     }
 
@@ -43,6 +48,7 @@ impl Watcher {
             create,
             last_event: 0,
             progress_due: false,
+            quiet_since: Instant::now(),
         }
     }
 

@@ -109,7 +109,12 @@ impl Run {
                 },
                 ..Create::default()
             };
-            carried.push(Carried { id, create, through });
+            carried.push(Carried {
+                id,
+                create,
+                through,
+                quiet_since: None,
+            });
         }
         for (_, create) in creates(carried.iter()) {
             etcd.create(&create, true);

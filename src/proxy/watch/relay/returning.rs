@@ -63,6 +63,7 @@ impl Relay {
                 id: *id,
                 create: watcher.create.clone(),
                 through: revision.max(watcher.create.start_revision.saturating_sub(1)),
+                quiet_since: watcher.quiet_since,
             })
             .collect()
     }
@@ -80,7 +81,7 @@ impl Relay {
     /// Whether memory has served any of the watchers.
     pub(in crate::proxy::watch) fn has_watchers_of_memory(&self) -> bool {
         let mut watchers = self.watchers.values();
-        !self.has_continued() || watchers.any(|watcher| watcher.is_from_memory)
+        self.had_watchers_of_memory || !self.has_continued() || watchers.any(|watcher| watcher.is_from_memory)
     }
 
     /// Gives up etcd's stream if every watcher is memory's, and so none is lost with it; otherwise returns `None`.
@@ -90,6 +91,7 @@ impl Relay {
             return None;
         }
         let mut abandoned = Abandoned::default();
+        self.held_bytes = 0;
         for (id, watcher) in std::mem::take(&mut self.watchers) {
             abandoned.watchers.push((id, watcher.create));
         }

@@ -1,5 +1,8 @@
+use std::time::Duration;
+
 use super::*;
 use crate::proxy::watch::handover::creates;
+use crate::proxy::watch::request::Options;
 
 fn create(watch_id: i64, start_revision: i64) -> Create {
     Create {
@@ -15,6 +18,7 @@ fn carried(id: i64, through: i64) -> Carried {
         id,
         create: create(id, 0),
         through,
+        quiet_since: None,
     }
 }
 
@@ -405,4 +409,107 @@ fn pinned_stream_passes_what_the_client_does_not_have() {
     assert_eq!(relay.response(&events(0, 40)), Verdict::DropThrough(40));
     assert_eq!(relay.response(&progress(44)), Verdict::Drop);
     assert_eq!(relay.response(&progress(50)), Verdict::Pass);
+}
+
+/// A stream at etcd from its beginning, with watcher 0.
+fn begun_at_etcd() -> Relay {
+    let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
+    relay.request(&WatchRequest::Create(create(0, 0)));
+    assert_eq!(relay.response(&created(0)), Verdict::Pass);
+    relay
+}
+
+#[test]
+fn event_with_a_long_key_pins_the_stream_unless_the_client_may_have_it() {
+    let mut relay = begun_at_etcd();
+    relay.request(&WatchRequest::Create(create(0, 30)));
+    assert_eq!(relay.long_key(&head(0, 60)), Verdict::Pass);
+    assert!(relay.is_pinned() && !relay.may_return(|_| true));
+    assert_eq!(relay.response(&created(1)), Verdict::Pass);
+    assert_eq!(relay.response(&events(1, 30)), Verdict::Pass);
+    assert_eq!(relay.long_key(&head(1, 61)), Verdict::Pass, "once more");
+    assert_eq!(self::relay().long_key(&head(0, 60)), Verdict::End);
+    let mut pending = Relay::new(
+        Ids::default(),
+        vec![carried(7, 45), carried(0, 40)],
+        BTreeSet::new(),
+        45,
+    );
+    assert_eq!(pending.response(&created(0)), Verdict::Drop);
+    assert_eq!(pending.response(&events(0, 41)), Verdict::Pass);
+    assert_eq!(
+        pending.long_key(&head(0, 60)),
+        Verdict::End,
+        "7 was not continued"
+    );
+}
+
+#[test]
+fn watchers_and_unanswered_creates_count_until_they_are_gone_or_the_stream_is_pinned() {
+    let of_one = create(0, 0).watcher_bytes();
+    let mut relay = relay();
+    assert_eq!(relay.held_bytes(), 2 * of_one, "those of memory");
+    relay.request(&WatchRequest::Create(create(0, 0)));
+    assert_eq!(relay.held_bytes(), 3 * of_one, "unanswered");
+    let refusal = Head {
+        canceled: true,
+        ..created(NO_WATCHER)
+    };
+    relay.response(&refusal);
+    assert_eq!(relay.held_bytes(), 2 * of_one);
+    relay.request(&WatchRequest::Create(create(0, 0)));
+    relay.response(&created(1));
+    relay.request(&WatchRequest::Cancel(7));
+    let canceled = Head {
+        canceled: true,
+        ..head(7, 60)
+    };
+    relay.response(&canceled);
+    assert_eq!(relay.held_bytes(), 2 * of_one);
+    assert_eq!(relay.response(&events(0, 41)), Verdict::Pass);
+    relay.pin();
+    assert_eq!(relay.held_bytes(), 0);
+    relay.request(&WatchRequest::Create(create(0, 0)));
+    assert_eq!(relay.held_bytes(), 0, "etcd alone knows it");
+    assert!(relay.has_watchers_of_memory() && relay.abandon().is_none());
+}
+
+#[test]
+fn watcher_returns_with_the_time_of_what_the_client_got_last() {
+    let asks = Create {
+        options: Options {
+            progress_notify: true,
+            ..Options::default()
+        },
+        ..create(0, 0)
+    };
+    let now = Instant::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
+    let mut relay = Relay::new(Ids::default(), Vec::new(), BTreeSet::new(), 0);
+    relay.request(&WatchRequest::Create(asks.clone()));
+    relay.response(&created(0));
+    relay.record_sent(0, at(1));
+    relay.request(&WatchRequest::Create(create(0, 0)));
+    relay.response(&created(1));
+    relay.record_sent(1, at(2));
+    relay.record_sent(NO_WATCHER, at(3));
+    let quiet_since = |relay: &Relay| {
+        let carried = relay.carried(60).into_iter();
+        carried.map(|watcher| watcher.quiet_since).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        quiet_since(&relay),
+        [Some(at(1)), None],
+        "the other one asked for none"
+    );
+    let from_memory = Carried {
+        create: asks,
+        quiet_since: Some(at(4)),
+        ..carried(0, 40)
+    };
+    let mut relay = Relay::new(Ids::default(), vec![from_memory], BTreeSet::new(), 0);
+    relay.response(&created(0));
+    assert_eq!(quiet_since(&relay), [Some(at(4))], "nothing was sent at etcd");
+    relay.record_sent(0, at(5));
+    assert_eq!(quiet_since(&relay), [Some(at(5))]);
 }

@@ -22,7 +22,8 @@ impl Session {
             Planned::Refuse(refusal) => self.refuse(refusal),
             Planned::Compacted(revision) => self.created_compacted(&create, revision),
             Planned::Etcd(reason) => self.not_started(create, reason),
-            Planned::Start(_) if !self.bytes.has_room_for_watcher() => {
+            Planned::Start(_) if !self.bytes.has_room_for_watcher(&create) => {
+                self.bytes.record_refusal();
                 self.leave(Reason::OverBudget, Some(create));
             }
             Planned::Start(place) => {
@@ -123,7 +124,7 @@ impl Session {
     /// Adds a watcher whose `created` the client has, or gets next.
     pub(super) fn add(&mut self, id: i64, watcher: Watcher) {
         if watcher.create.options.progress_notify {
-            self.progress.begin();
+            self.progress.begin(watcher.quiet_since);
         }
         if let Some(mirror) = self.mirrors().at(watcher.mirror) {
             self.metrics().add_watchers(&mirror.name, 1);

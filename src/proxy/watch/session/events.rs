@@ -3,6 +3,8 @@
 use std::ops::Bound;
 use std::task::{Context, Poll};
 
+use tokio::time::Instant;
+
 use super::{MAX_STEPS, Session};
 use crate::cache::WatchFields;
 use crate::mirror::watch_hub::{Ended, Reader, Taken};
@@ -62,6 +64,7 @@ impl Session {
                     let history = reader.history();
                     watcher.last_event = revision;
                     watcher.progress_due = false;
+                    watcher.quiet_since = Instant::now();
                     let options = watcher.create.options;
                     if !self.mirrors().cluster_state.record_served(history, revision) {
                         continue;

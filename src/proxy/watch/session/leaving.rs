@@ -80,6 +80,11 @@ impl Session {
                     id: *id,
                     create: watcher.create.clone(),
                     through: covered(reader, watcher.since),
+                    quiet_since: watcher
+                        .create
+                        .options
+                        .progress_notify
+                        .then_some(watcher.quiet_since),
                 })
             })
             .collect();
@@ -96,7 +101,7 @@ impl Session {
         let shown = self.progress.reported.max(self.last_event);
         let relay = Relay::new(self.ids.clone(), carried, taken, shown);
         self.progress.requested = None;
-        self.progress.owed.clear();
+        self.progress.stop();
         self.handle_first(create);
         self.open_etcd(reason, relay, history);
     }
@@ -117,6 +122,7 @@ impl Session {
 
     fn open_etcd(&mut self, reason: Reason, relay: Relay, history: Arc<History>) {
         let (client, parts) = (&self.stream.client, self.stream.parts.clone());
+        self.bytes.set_relayed(relay.held_bytes());
         self.open = self.metrics().open_etcd(reason.as_str());
         self.etcd = Some(EtcdStream::open(client, parts, relay, history));
         self.expect_return(reason);
@@ -154,6 +160,7 @@ impl Session {
         self.ids = etcd.relay.ids().clone();
         self.etcd = None;
         self.returning = None;
+        self.bytes.set_relayed(0);
         self.open = self.metrics().open_memory();
         self.handle_first(abandoned.unanswered);
         for (id, create) in abandoned.watchers {

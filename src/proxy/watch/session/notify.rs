@@ -2,6 +2,8 @@
 
 use std::task::Context;
 
+use tokio::time::Instant;
+
 use super::Session;
 use crate::cache::WatchFields;
 use crate::mirror::watch_hub::Reader;
@@ -113,6 +115,9 @@ impl Session {
             if let Some(revision) = progress
                 && self.report(id, revision)
             {
+                if let Some(watcher) = self.watchers.get_mut(&id) {
+                    watcher.quiet_since = Instant::now();
+                }
                 return;
             }
         }

@@ -91,10 +91,15 @@ impl Session {
     /// Sends the client's requests to etcd, as long as etcd takes them.
     fn forward_requests(&mut self, cx: &mut Context<'_>) {
         while let Some(etcd) = &mut self.etcd {
+            self.bytes.set_relayed(etcd.relay.held_bytes());
             if !etcd.accepts_request(cx) {
                 return self.requests.read_ahead(cx);
             }
             if etcd.relay.is_pinned() {
+                if let Some(request) = self.unsent.pop_front() {
+                    etcd.send(&request);
+                    continue;
+                }
                 match self.requests.poll_bytes(cx) {
                     Poll::Pending => return,
                     Poll::Ready(None) => return etcd.close_requests(),
@@ -126,6 +131,14 @@ impl Session {
                 WatchRequest::Cancel(_) if etcd.relay.unanswered() > 0 => {
                     self.unsent.push_front(request);
                     return;
+                }
+                WatchRequest::Create(create) if !self.bytes.has_room_for_watcher(create) => {
+                    self.unsent.push_front(request);
+                    if etcd.relay.unanswered() > 0 {
+                        return;
+                    }
+                    self.bytes.record_refusal();
+                    etcd.relay.pin();
                 }
                 // Of a watcher that memory has cancelled for a compaction: etcd does not know it.
                 WatchRequest::Cancel(id) if self.watchers.contains_key(id) => {

@@ -67,7 +67,8 @@ impl Session {
     /// Requests a barrier, if memory can serve every watcher.
     fn begin_return(&mut self, cx: &mut Context<'_>) -> Option<Attempt> {
         let (etcd, stream) = (self.etcd.as_mut()?, &self.stream);
-        let can_serve = |create: &_| stream.place(create).is_some() && self.bytes.has_room_for_watcher();
+        // Their bytes are counted already.
+        let can_serve = |create: &_| stream.place(create).is_some();
         if !etcd.is_of_current_history() || !etcd.relay.may_return(can_serve) || !etcd.accepts_request(cx) {
             return None;
         }
@@ -116,6 +117,7 @@ impl Session {
         self.open = self.metrics().open_memory();
         self.metrics().record_handover("memory", "mirrored");
         self.progress.reported = self.progress.reported.max(revision);
+        self.bytes.set_relayed(0);
         for Joined {
             watcher,
             mirror,
@@ -123,7 +125,11 @@ impl Session {
         } in joined
         {
             let since = revision.max(watcher.create.start_revision);
-            self.add(watcher.id, Watcher::new(reader, mirror, watcher.create, since));
+            let mut returned = Watcher::new(reader, mirror, watcher.create, since);
+            if let Some(quiet_since) = watcher.quiet_since {
+                returned.quiet_since = quiet_since;
+            }
+            self.add(watcher.id, returned);
         }
         if etcd.relay.owes_progress() {
             self.request_progress();
