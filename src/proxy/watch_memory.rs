@@ -16,6 +16,9 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// events that are on their way keep no stream out: they wait for each other, and leave soon.
 const EVENTS_DIVISOR: u64 = 4;
 
+/// Topics whose watchers are gone are kept, for clients that connect again, up to the budget divided by this.
+const UNUSED_DIVISOR: u64 = 16;
+
 /// The budget `--watch-max-bytes`.
 #[derive(Debug)]
 pub(super) struct WatchBudgets {
@@ -42,11 +45,13 @@ pub(super) async fn account(mirrors: &Mirrors, budgets: &WatchBudgets, metrics: 
     loop {
         ticks.tick().await;
         let mut bytes = 0;
+        let max_unused_bytes = budgets.all.max_bytes() / UNUSED_DIVISOR / mirrors.all().count().max(1) as u64;
         for mirror in mirrors.all() {
-            let held = mirrors
-                .watch_hub(mirror)
-                .map(|hub| hub.held())
-                .unwrap_or_default();
+            let held = mirrors.watch_hub(mirror).map(|hub| {
+                hub.set_max_unused_bytes(max_unused_bytes);
+                hub.held()
+            });
+            let held = held.unwrap_or_default();
             bytes += held.bytes;
             metrics.set_behind(&mirror.name, held.behind_revisions);
         }

@@ -6,11 +6,12 @@ use h2::client::SendRequest;
 use h2::{RecvStream, SendStream};
 use prost::Message;
 use testkit::etcd::{Etcd, Version};
-use testkit::grpc::{Client, frame};
+use testkit::grpc::{Client, Stream, frame};
 use testkit::kv::WATCH;
 use testkit::pb::request_op::Request;
 use testkit::pb::{
-    PutRequest, RequestOp, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
+    PutRequest, RequestOp, WatchCancelRequest, WatchCreateRequest, WatchProgressRequest, WatchRequest,
+    WatchResponse,
 };
 use testkit::proxy::{Builder, Rangecache};
 use testkit::wait::{SOON, until};
@@ -314,6 +315,111 @@ async fn watches_beyond_their_memory_are_forwarded() {
     for watch in &mut watches {
         assert_eq!(watch.values(1, usize::MAX).await, ["0007"]);
     }
+}
+
+/// A stream with watchers that its client creates and cancels one after the other.
+struct Changing(Stream);
+
+impl Changing {
+    async fn create(&mut self, key: Vec<u8>, start_revision: i64) -> i64 {
+        self.0.send(&WatchRequest {
+            create_request: Some(WatchCreateRequest {
+                key,
+                start_revision,
+                ..WatchCreateRequest::default()
+            }),
+            ..WatchRequest::default()
+        });
+        let created = self.0.next_as::<WatchResponse>(SOON).await;
+        let created = created.unwrap_or_else(|| panic!("the stream ended: {:?}", self.0.end()));
+        assert!(created.created && !created.canceled, "{created:?}");
+        created.watch_id
+    }
+
+    async fn cancel(&mut self, watch_id: i64) {
+        self.0.send(&WatchRequest {
+            cancel_request: Some(WatchCancelRequest { watch_id }),
+            ..WatchRequest::default()
+        });
+        let canceled = self.0.next_as::<WatchResponse>(SOON).await;
+        assert!(canceled.expect("a response").canceled);
+    }
+}
+
+/// W13: what a hub keeps for watchers that are gone takes no room from others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watchers_of_many_keys_that_are_gone_leave_room_for_others() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = before(&etcd).start().await;
+    let mut connection = Connection::open(&rangecache).await;
+    let mut other = connection.watch(&rangecache).await;
+    let client = rangecache.client().await;
+    let mut changing = Changing(client.open(WATCH));
+    for (keys, key_bytes) in [(200, 30_000), (3_000, 100)] {
+        for number in 0..keys {
+            let mut key = format!("{number:06}").into_bytes();
+            key.resize(key_bytes, b'k');
+            let id = changing.create(key, 0).await;
+            changing.cancel(id).await;
+        }
+    }
+    until(
+        SOON,
+        "some topics of short keys are kept, and no other",
+        async || {
+            let kept = 32 << 10..WATCH_BYTES / 8;
+            kept.contains(&watch_bytes(&rangecache).await).then_some(())
+        },
+    )
+    .await;
+    put(&etcd.client().await, 7, 1, 3_000).await;
+    assert_eq!(other.values(1, usize::MAX).await, ["0007"]);
+    let metrics = rangecache.metrics().await;
+    assert_eq!(metrics.sum("rangecache_watch_handovers_total"), 0.0);
+    assert_eq!(
+        metrics.sum("rangecache_watch_refused_total"),
+        0.0,
+        "none has waited"
+    );
+}
+
+/// I7: a stream that etcd serves keeps what memory needs to take it over, as far as there is room.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn watchers_that_etcd_serves_count_and_are_forgotten_when_there_is_no_room() {
+    const KEY_BYTES: usize = 30_000;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let writer = etcd.client().await;
+    let rangecache = before(&etcd).with("--cache-prefix", KEYS).start().await;
+    let client = rangecache.client().await;
+    let mut changing = Changing(client.open(WATCH));
+    changing.create(KEYS.into(), 0).await;
+    let key = |number: usize| {
+        let mut key = format!("{number:06}").into_bytes();
+        key.resize(KEY_BYTES, b'k');
+        key
+    };
+    let mut most = 0;
+    for number in 0..60 {
+        changing.create(key(number), 0).await;
+        let used = watch_bytes(&rangecache).await;
+        assert!(used <= WATCH_BYTES, "{used}");
+        most = most.max(used);
+    }
+    assert!(most > 8 * KEY_BYTES as u64, "{most}: they count");
+    let refused = rangecache.metrics().await.sum("rangecache_watch_refused_total");
+    assert!(refused >= 1.0, "{refused}");
+    until(SOON, "the watchers are forgotten", async || {
+        (watch_bytes(&rangecache).await < KEY_BYTES as u64).then_some(())
+    })
+    .await;
+    for number in [0, 30, 59] {
+        let key = String::from_utf8(key(number)).expect("text");
+        writer.put(&key, "2").await.expect("etcd writes");
+        let event = changing.0.next_as::<WatchResponse>(SOON).await;
+        let event = event.expect("an event");
+        assert_eq!((event.watch_id, event.events.len()), (number as i64 + 1, 1));
+    }
+    changing.cancel(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

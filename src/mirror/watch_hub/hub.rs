@@ -1,7 +1,7 @@
 //! The handle of a hub: what streams call.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -56,6 +56,8 @@ pub struct WatchHub {
     /// Streams that wait until the hub has reached a revision.
     pub(super) waiting: Mutex<Vec<(i64, Arc<Signal>)>>,
     pub(super) held: Mutex<Held>,
+    /// Bound on the memory of topics without watchers.
+    max_unused_bytes: AtomicU64,
     /// No watcher may join, and those that have joined continue at etcd.
     is_closed: AtomicBool,
     /// Wakes the hub's task for `joins`, `waiting` and `is_closed`.
@@ -75,7 +77,8 @@ pub struct Held {
     pub watchers: u64,
     /// Intervals with events collected.
     pub topics: u64,
-    /// Memory of topics and watchers in bytes, without the events, which belong to the mirror's history.
+    /// Memory in bytes of the lists of events, and of topics without watchers. Without the events, which belong to the
+    /// mirror's history, and without what each watcher needs, which its stream counts.
     pub bytes: u64,
     /// Revisions that the slowest watcher with events to take is behind.
     pub behind_revisions: i64,
@@ -121,6 +124,15 @@ impl WatchHub {
 
     pub(super) fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::SeqCst)
+    }
+
+    /// Sets the bound on the memory of topics whose watchers are gone; without a call none is kept.
+    pub fn set_max_unused_bytes(&self, bytes: u64) {
+        self.max_unused_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn max_unused_bytes(&self) -> u64 {
+        self.max_unused_bytes.load(Ordering::Relaxed)
     }
 
     /// What the hub holds, as of a second ago.

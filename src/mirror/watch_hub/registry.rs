@@ -16,6 +16,10 @@ use crate::keyspace::Interval;
 
 /// Time for which a topic without watchers is kept: a client that connects again finds its events collected.
 const UNUSED_TOPIC_KEPT: Duration = Duration::from_secs(60);
+/// Longest keys of a topic that is kept without watchers, in bytes.
+const MAX_UNUSED_KEY_BYTES: usize = 1 << 10;
+/// Bytes of new topics and watchers from which a sweep may be due before its time. A sweep looks at every topic.
+const MIN_GROWN_BYTES: u64 = 64 << 10;
 /// Events, or watchers, after which other tasks run.
 const YIELD_AFTER_EVENTS: usize = 1000;
 /// Watchers of one connection after which other tasks run.
@@ -47,6 +51,8 @@ pub(super) struct Registry {
     free: Vec<u32>,
     /// Topics with new events, whose watchers are to be woken.
     to_wake: Vec<u32>,
+    /// Memory of the topics and watchers that were added since the last sweep, in bytes.
+    grown_bytes: u64,
 }
 
 impl Registry {
@@ -56,6 +62,7 @@ impl Registry {
             slots: Vec::new(),
             free: Vec::new(),
             to_wake: Vec::new(),
+            grown_bytes: 0,
         }
     }
 
@@ -77,14 +84,16 @@ impl Registry {
             self.slots.push(None);
             u32::try_from(self.slots.len() - 1).unwrap_or(u32::MAX)
         });
-        if let Some(slot) = self.slots.get_mut(number as usize) {
-            *slot = Some(Slot {
-                key: key.clone(),
-                range_end: range_end.clone(),
-                topic: Arc::clone(&topic),
-                watchers: Vec::new(),
-                unused_since: None,
-            });
+        let slot = Slot {
+            key: key.clone(),
+            range_end: range_end.clone(),
+            topic: Arc::clone(&topic),
+            watchers: Vec::new(),
+            unused_since: None,
+        };
+        self.grown_bytes += slot.memory_bytes();
+        if let Some(free) = self.slots.get_mut(number as usize) {
+            *free = Some(slot);
         }
         self.collector.insert(&interval, number);
         (number, topic)
@@ -92,6 +101,7 @@ impl Registry {
 
     /// Adds a watcher to a topic.
     pub(super) fn add(&mut self, number: u32, watcher: Arc<Watcher>) {
+        self.grown_bytes += size_of_val(&*watcher) as u64;
         if let Some(slot) = self.slot_mut(number) {
             let connection = watcher.signal.connection();
             let at = slot
@@ -180,21 +190,34 @@ impl Registry {
         with_readers.collect()
     }
 
-    /// Drops events at or below `revision` as the log does, watchers whose readers were dropped, and topics that have
-    /// been unused for a minute.
-    pub(super) async fn sweep(&mut self, revision: i64, reached: i64, now: Instant) -> Held {
+    /// Whether so much was added since the last sweep that one is due: watchers that are gone, and their topics, are found by
+    /// sweeps alone.
+    pub(super) fn has_grown(&self, max_unused_bytes: u64) -> bool {
+        self.grown_bytes > max_unused_bytes.max(MIN_GROWN_BYTES)
+    }
+
+    /// Drops events at or below `revision` as the log does, watchers whose readers were dropped, and topics without watchers:
+    /// those that have been unused for a minute, or have long keys, and the oldest ones beyond `max_unused_bytes`.
+    pub(super) async fn sweep(
+        &mut self,
+        revision: i64,
+        reached: i64,
+        now: Instant,
+        max_unused_bytes: u64,
+    ) -> Held {
         let mut held = Held::default();
+        let mut unused = Vec::new();
         let mut seen = 0;
         for number in 0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX) {
             let Some(slot) = self.slot_mut(number) else {
                 continue;
             };
             slot.watchers.retain(|watcher| !watcher.is_gone());
-            if slot.is_unused(now) {
-                self.remove(number);
-                continue;
+            let events_bytes = slot.topic.trim_through(revision) + slot.list_bytes();
+            match slot.unused_since(now) {
+                None => held.bytes += events_bytes,
+                Some(since) => unused.push((since, number, events_bytes + slot.memory_bytes())),
             }
-            held.bytes += slot.topic.trim_through(revision) + slot.memory_bytes();
             held.watchers += slot.watchers.len() as u64;
             held.topics += 1;
             held.behind_revisions = held.behind_revisions.max(slot.behind(reached));
@@ -204,11 +227,30 @@ impl Registry {
                 tokio::task::yield_now().await;
             }
         }
+        unused.sort_unstable_by_key(|(since, ..)| std::cmp::Reverse(*since));
+        let mut unused_bytes = 0;
+        for (since, number, bytes) in unused {
+            let is_kept = now.duration_since(since) < UNUSED_TOPIC_KEPT && self.may_be_unused(number);
+            if is_kept && unused_bytes + bytes <= max_unused_bytes {
+                unused_bytes += bytes;
+            } else {
+                self.remove(number);
+                held.topics -= 1;
+            }
+        }
+        held.bytes += unused_bytes;
+        self.grown_bytes = 0;
         if self.is_empty() {
             // A burst of watchers must not leave its lists behind.
             *self = Registry::new();
         }
         held
+    }
+
+    /// Whether the topic may be kept without watchers.
+    fn may_be_unused(&self, number: u32) -> bool {
+        let slot = self.slots.get(number as usize).and_then(Option::as_ref);
+        slot.is_some_and(|slot| slot.key.len() + slot.range_end.len() <= MAX_UNUSED_KEY_BYTES)
     }
 
     fn remove(&mut self, number: u32) {
@@ -239,14 +281,13 @@ impl Slot {
         }
     }
 
-    /// Whether there has been no watcher for [`UNUSED_TOPIC_KEPT`].
-    fn is_unused(&mut self, now: Instant) -> bool {
+    /// Time of the first sweep that has found no watcher; `None` with watchers.
+    fn unused_since(&mut self, now: Instant) -> Option<Instant> {
         if !self.watchers.is_empty() {
             self.unused_since = None;
-            return false;
+            return None;
         }
-        let since = *self.unused_since.get_or_insert(now);
-        now.duration_since(since) >= UNUSED_TOPIC_KEPT
+        Some(*self.unused_since.get_or_insert(now))
     }
 
     /// Revision up to which every watcher has taken its events; `None` without watchers.
@@ -268,10 +309,15 @@ impl Slot {
         }
     }
 
+    /// Memory of the topic without its events and watchers, in bytes.
     fn memory_bytes(&self) -> u64 {
-        let watcher = size_of::<Watcher>() + 2 * size_of::<usize>();
-        let own = size_of::<Slot>() + size_of::<Topic>() + 2 * self.key.len() + 2 * self.range_end.len();
-        (own + watcher * self.watchers.len() + size_of::<usize>() * self.watchers.capacity()) as u64
+        let keys = 2 * (self.key.len() + self.range_end.len());
+        (size_of::<Slot>() + size_of::<Topic>() + keys) as u64
+    }
+
+    /// Memory of the list of watchers, in bytes.
+    fn list_bytes(&self) -> u64 {
+        (size_of::<usize>() * self.watchers.capacity()) as u64
     }
 }
 
@@ -342,39 +388,63 @@ mod tests {
         );
     }
 
+    fn watch(registry: &mut Registry, generation: &Arc<Generation>, key: &Bytes) -> Reader {
+        let (number, topic) = registry.topic(key, &Bytes::new(), 1);
+        let (reader, watcher) = Reader::new(generation, &topic, &Arc::new(Signal::new(0)), 1);
+        registry.add(number, watcher);
+        reader
+    }
+
     #[tokio::test]
-    async fn memory_grows_with_the_keys_and_the_watchers() {
+    async fn topics_without_watchers_are_kept_up_to_a_bound_and_the_newest_of_them() {
         let mut registry = Registry::new();
         let generation = Arc::new(Generation::new(1, 1, 1));
-        let mut held_bytes = Vec::new();
-        let mut readers = Vec::new();
-        for (key_bytes, watchers) in [(1, 1), (4096, 1), (1, 1024)] {
-            let key = Bytes::from(vec![b'a'; key_bytes]);
-            let (number, topic) = registry.topic(&key, &Bytes::new(), 1);
-            for _ in 0..watchers {
-                let (reader, watcher) = Reader::new(&generation, &topic, &Arc::new(Signal::new(0)), 1);
-                registry.add(number, watcher);
-                readers.push(reader);
-            }
-            held_bytes.push(registry.sweep(1, 1, Instant::now()).await.bytes);
-            readers.clear();
-            registry.sweep(1, 1, Instant::now()).await;
-            registry.sweep(1, 1, Instant::now() + UNUSED_TOPIC_KEPT).await;
-            assert!(registry.is_empty());
+        let live = watch(&mut registry, &generation, &Bytes::from_static(b"live"));
+        let now = Instant::now();
+        let held = registry.sweep(1, 1, now, 0).await;
+        assert!(held.bytes < 100, "its stream counts the watcher: {held:?}");
+        let mut of_one = 0;
+        for second in 0..20 {
+            let key = Bytes::from(format!("key {second:02}"));
+            drop(watch(&mut registry, &generation, &key));
+            let now = now + Duration::from_secs(second);
+            let before = registry.sweep(1, 1, now, u64::MAX).await;
+            of_one = before.bytes / (second + 1);
         }
-        let [short, long, many] = held_bytes[..] else {
-            panic!("{held_bytes:?}");
-        };
-        let bytes_of_watcher = size_of::<Watcher>() as u64;
+        assert!((size_of::<Slot>() as u64..1024).contains(&of_one), "{of_one}");
+        let now = now + Duration::from_secs(20);
+        let max_unused_bytes = 5 * of_one;
+        let held = registry.sweep(1, 1, now, max_unused_bytes).await;
         assert!(
-            (size_of::<Slot>() as u64..1024).contains(&short),
-            "{held_bytes:?}"
+            held.bytes <= max_unused_bytes + 100 && (4..=6).contains(&held.topics),
+            "{held:?}"
         );
-        assert!((2 * 4095..2 * 4096).contains(&(long - short)), "{held_bytes:?}");
-        let of_watcher = (many - short) / 1023;
-        assert!(
-            (bytes_of_watcher..2 * bytes_of_watcher + 64).contains(&of_watcher),
-            "{held_bytes:?}"
-        );
+        let is_kept = |key: &'static [u8]| registry.collector.get(&Interval::Single(key)).is_some();
+        assert!(is_kept(b"live") && is_kept(b"key 19") && !is_kept(b"key 00"));
+        let held = registry
+            .sweep(1, 1, now + UNUSED_TOPIC_KEPT, max_unused_bytes)
+            .await;
+        assert_eq!((held.topics, held.watchers), (1, 1), "a minute later");
+        drop(live);
+    }
+
+    #[tokio::test]
+    async fn topics_with_long_keys_end_with_their_watchers_and_many_are_found_early() {
+        let mut registry = Registry::new();
+        let generation = Arc::new(Generation::new(1, 1, 1));
+        let mut most = 0;
+        let mut sweeps = 0;
+        for number in 0..400 {
+            let mut key = vec![b'k'; 30_000];
+            key.extend_from_slice(format!("{number}").as_bytes());
+            drop(watch(&mut registry, &generation, &key.into()));
+            most = most.max(registry.grown_bytes);
+            if registry.has_grown(MIN_GROWN_BYTES) {
+                sweeps += 1;
+                let held = registry.sweep(1, 1, Instant::now(), MIN_GROWN_BYTES).await;
+                assert_eq!(held, Held::default());
+            }
+        }
+        assert!(most <= 3 * MIN_GROWN_BYTES && sweeps >= 100, "{most}, {sweeps}");
     }
 }

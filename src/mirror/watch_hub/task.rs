@@ -108,7 +108,8 @@ impl Task<'_> {
         self.admit().await;
         self.signal_reached();
         self.note_feed(&observed);
-        if self.next_sweep <= Instant::now() {
+        let max_unused_bytes = self.hub.max_unused_bytes();
+        if self.next_sweep <= Instant::now() || self.registry.has_grown(max_unused_bytes) {
             self.sweep(&observed).await;
             self.next_sweep = Instant::now() + SWEEP_INTERVAL;
         }
@@ -312,7 +313,12 @@ impl Task<'_> {
         let complete_after = observed.log.as_ref().map_or(0, |log| log.complete_after);
         let held = self
             .registry
-            .sweep(complete_after, generation.reached(), now)
+            .sweep(
+                complete_after,
+                generation.reached(),
+                now,
+                self.hub.max_unused_bytes(),
+            )
             .await;
         *self.hub.held.lock() = held;
         if self.registry.is_empty() {

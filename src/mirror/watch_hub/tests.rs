@@ -36,6 +36,7 @@ impl Bench {
         let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), metrics);
         let mirror = Arc::new(mirror);
         let hub = Arc::<WatchHub>::default();
+        hub.set_max_unused_bytes(1 << 20);
         let (of_task, followed) = (Arc::clone(&hub), Arc::clone(&mirror));
         let task = tokio::spawn(async move { follow(&followed, &of_task).await });
         let bench = Bench {
