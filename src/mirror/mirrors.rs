@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::cluster_state::{Before, ClusterState, Verdict};
+use super::compaction::Compaction;
 use super::freshness::{Findings, Freshness};
 use super::load_pacing::LoadPacing;
 use super::pinned::Pinned;
@@ -45,6 +46,8 @@ pub struct Mirrors {
     /// `--cache-max-bytes` and `--serve-stale`.
     live: LiveConfig,
     pub(super) probe_interval: Duration,
+    /// What etcd has reported about its compactions.
+    pub(super) compaction: Compaction,
     /// Wakes the probe: a check has found a compaction, and the probe asks how far it reaches.
     pub(super) compaction_found: Arc<Notify>,
     /// The turn of a comparison of a connection's history ([`Mirrors::is_of_history`]).
@@ -116,6 +119,7 @@ impl Mirrors {
             switching: Mutex::default(),
             live: live.clone(),
             probe_interval: config.etcd.probe_interval,
+            compaction: Compaction::default(),
             compaction_found,
             history_checks: Semaphore::new(1),
             load_pacing: Arc::new(LoadPacing::new()),
@@ -197,10 +201,33 @@ impl Mirrors {
             .map(|slot| &slot.mirror)
     }
 
-    /// Records that etcd has compacted below `revision`, unless `history`, the number of the history in which that was
-    /// found, has been replaced.
+    /// Records that etcd has compacted up to `revision`, as it has reported, unless `history`, the number of the history in
+    /// which that was found, has been replaced.
     pub fn compacted(&self, history: u64, revision: i64) {
+        self.compaction.record(history, revision);
         compacted(&self.slots, &self.cluster_state, history, revision);
+    }
+
+    /// Revision of etcd's last compaction, as etcd has reported it, if that is above `revision`, which etcd refuses then.
+    #[must_use]
+    pub fn reported_compaction(&self, revision: i64) -> Option<i64> {
+        self.compaction
+            .reported_above(self.cluster_state.history(), revision)
+    }
+
+    /// Like [`Mirrors::reported_compaction`], given that etcd refuses `revision`: asks etcd if necessary, once for all that
+    /// ask at a time. `mirror` has a key that rangecache may read. `None` without a response.
+    pub async fn compaction_above(&self, mirror: &Mirror, revision: i64) -> Option<i64> {
+        // A call that was in flight may have begun before the compaction.
+        for _ in 0..2 {
+            if let Some(reported) = self.reported_compaction(revision) {
+                return Some(reported);
+            }
+            let history = self.cluster_state.history();
+            let asking = self.compaction.ask(&self.upstream, mirror.scope.key(), revision);
+            self.compacted(history, asking.await?);
+        }
+        self.reported_compaction(revision)
     }
 
     /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began, and drops

@@ -25,6 +25,7 @@
 //! | `history_check` | whether a connection is of the known history (W10) |
 //! | `proofs` | when checks were sent, and what they proved: the age of a view |
 //! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
+//! | `compaction` | the revision of etcd's last compaction, as etcd reports it |
 //! | `pinned` | past revisions that are read from etcd, not from mirrors |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `lag` | how long a mirror has been behind etcd |
@@ -39,6 +40,7 @@ mod assemble;
 mod auth_state;
 mod changes;
 pub mod cluster_state;
+mod compaction;
 mod compare;
 mod continuity;
 mod feed;

@@ -37,7 +37,8 @@ pub struct Rules {
     /// A response's header names the revision of its last event. etcd names its current revision while a watcher is
     /// catching up.
     pub header_is_last_event: bool,
-    /// Previous values are never missing. etcd leaves them out if they have been compacted.
+    /// Previous values are missing at the start revision alone, which may be etcd's compaction. etcd leaves them out if they
+    /// have been compacted.
     pub prev_kv_is_complete: bool,
     /// The store's history was not replaced by another one, which cancels every watch as a compaction does.
     pub history_is_one: bool,
@@ -483,7 +484,10 @@ impl Watcher {
         }
         let expected_prev = known.prev_kv.as_ref().filter(|_| self.create.prev_kv);
         let prev_is_right = match &event.prev_kv {
-            None => expected_prev.is_none() || !rules.prev_kv_is_complete,
+            None => {
+                let may_be_compacted = revision(event) == self.create.start_revision;
+                expected_prev.is_none() || may_be_compacted || !rules.prev_kv_is_complete
+            }
             prev => prev.as_ref() == expected_prev,
         };
         if event.kv != known.kv || event.r#type != known.r#type || !prev_is_right {

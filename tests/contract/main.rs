@@ -31,6 +31,7 @@ mod pages;
 mod streams;
 mod transparent;
 mod watch_clients;
+mod watch_compactions;
 mod watch_handovers;
 mod watch_rights;
 mod watch_streams;

@@ -3,6 +3,7 @@
 use super::receive::{Received, Requests};
 use super::request::{Create, WatchRequest};
 use super::session::First;
+use super::start::Answer;
 use super::stream::{Planned, Stream};
 use crate::grpc::Status;
 use crate::proxy::access::AccessCall;
@@ -55,7 +56,10 @@ pub(super) async fn first_create(
                 requests.read_ahead(cx);
                 starting.as_mut().poll(cx)
             });
-            First::Started(started.await?)
+            match started.await? {
+                Answer::Started(started) => First::Started(started),
+                Answer::Compacted(revision) => First::Compacted(revision),
+            }
         }
     };
     Ok((create, first))

@@ -37,6 +37,8 @@ fn start(fields: &WatchFields<'_>, event_bytes: usize) -> Rope {
 pub(super) struct EventMessages {
     picked: Picked,
     options: Options,
+    /// Events up to this revision have no previous key-value pair.
+    prev_kv_after: i64,
     fields: WatchFields<'static>,
     /// Number of events and their bytes, of each response that was not begun.
     responses: VecDeque<(usize, usize)>,
@@ -59,11 +61,16 @@ impl EventMessages {
             .map(Change::revision)
     }
 
-    /// Prepares the events of `picked` for a watcher with these `options`, at least one. `fields` are those of the
-    /// response with `fragment` false.
-    pub(super) fn new(picked: Picked, options: Options, fields: WatchFields<'static>) -> EventMessages {
+    /// Prepares the events of `picked` for a watcher with these `options`, at least one; those up to `prev_kv_after` without
+    /// the previous key-value pair. `fields` are those of the response with `fragment` false.
+    pub(super) fn new(
+        picked: Picked,
+        options: Options,
+        prev_kv_after: i64,
+        fields: WatchFields<'static>,
+    ) -> EventMessages {
         let wanted = picked.iter().filter(|change| is_wanted(change, options));
-        let lengths = wanted.map(|change| WatchEvent::new(change, options.prev_kv).encoded_len());
+        let lengths = wanted.map(|change| event(change, options, prev_kv_after).encoded_len());
         let responses = if options.fragment {
             let lengths: Vec<usize> = lengths.collect();
             let mut rest = lengths.as_slice();
@@ -81,6 +88,7 @@ impl EventMessages {
         EventMessages {
             picked,
             options,
+            prev_kv_after,
             fields,
             responses,
             passed: 0,
@@ -109,7 +117,7 @@ impl EventMessages {
             }
             self.passed += 1;
             if is_wanted(change, self.options) {
-                WatchEvent::new(change, self.options.prev_kv).write(&mut rope);
+                event(change, self.options, self.prev_kv_after).write(&mut rope);
                 self.missing -= 1;
             }
         }
@@ -120,6 +128,11 @@ impl EventMessages {
     pub(super) fn is_complete(&self) -> bool {
         self.missing == 0 && self.responses.is_empty()
     }
+}
+
+/// The event as a watcher with these `options` gets it.
+fn event(change: &Change, options: Options, prev_kv_after: i64) -> WatchEvent<'_> {
+    WatchEvent::new(change, options.prev_kv && change.revision() > prev_kv_after)
 }
 
 /// Whether the filters of a watcher let `change` through.

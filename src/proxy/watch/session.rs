@@ -17,7 +17,7 @@ use super::plan::Refusal;
 use super::progress::Progress;
 use super::receive::{Received, Requests};
 use super::request::{Create, Ids, WatchRequest};
-use super::start::Started;
+use super::start::{Answer, Started};
 use super::stream::Stream;
 use super::stream_bytes::StreamBytes;
 use super::watcher::Watcher;
@@ -45,7 +45,7 @@ const MAX_STEPS: usize = 64;
 /// A create request whose watcher is being started.
 struct Starting {
     create: Create,
-    started: Pin<Box<dyn Future<Output = Result<Started, NotStarted>> + Send>>,
+    started: Pin<Box<dyn Future<Output = Result<Answer, NotStarted>> + Send>>,
 }
 
 /// Why memory does not serve a watcher.
@@ -178,7 +178,10 @@ impl Session {
                         self.requests.read_ahead(cx);
                         return;
                     }
-                    Poll::Ready(Ok(started)) => self.created(&starting.create, started),
+                    Poll::Ready(Ok(Answer::Started(started))) => self.created(&starting.create, started),
+                    Poll::Ready(Ok(Answer::Compacted(revision))) => {
+                        self.created_compacted(&starting.create, revision);
+                    }
                     Poll::Ready(Err(NotStarted::Refused(response))) => self.refused(response),
                     Poll::Ready(Err(NotStarted::For(reason))) => self.not_started(starting.create, reason),
                     Poll::Ready(Err(NotStarted::NotRefused(reason))) => {

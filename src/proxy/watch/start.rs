@@ -1,4 +1,5 @@
-//! Starts one watcher: proves the revision after which a watch of the present begins (W7), and joins the hub.
+//! Starts one watcher: proves the revision after which a watch of the present begins (W7), or that etcd has not compacted
+//! the one at which a watch of the past begins (W11), and joins the hub.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +34,16 @@ pub(super) struct Started {
     pub(super) header_revision: i64,
     /// Progress below this revision must not be reported: the start revision, or the one after which the watch began.
     pub(super) since: i64,
+    /// Events up to this revision have no previous key-value pair, which etcd had compacted before.
+    pub(super) prev_kv_after: i64,
+}
+
+/// How memory answers a create request.
+#[derive(Debug)]
+pub(super) enum Answer {
+    Started(Started),
+    /// etcd has compacted up to this revision what the watcher starts with.
+    Compacted(i64),
 }
 
 /// Starts the watcher of `create`, whose keys the mirror at this position holds. `signal` wakes its stream. `caller` is
@@ -46,8 +57,8 @@ pub(super) async fn start(
     mirror_position: usize,
     create: Create,
     caller: Option<&HeaderMap>,
-    check: Option<&mut Option<SpanContext>>,
-) -> Result<Started, Reason> {
+    mut check: Option<&mut Option<SpanContext>>,
+) -> Result<Answer, Reason> {
     let mirrors = &client.proxy.mirrors;
     let cluster_state = &mirrors.cluster_state;
     let Some(mirror) = mirrors.at(mirror_position) else {
@@ -57,25 +68,40 @@ pub(super) async fn start(
         return Err(Reason::NotMirrored);
     };
     mirror.resumed(Instant::now() + FEED_TIMEOUT).await?;
-    let authorized = match caller {
-        Some(caller) => Some(authorize(&client, caller, &create).await?),
-        None => None,
+    let mut past = past_revision(&create, cluster_state.known());
+    let mut prev_kv_after = 0;
+    let proven = loop {
+        let proven = match (caller, create.start_revision) {
+            (Some(caller), _) => authorize(&client, caller, &create, past).await.map(Some),
+            (None, 0) => Ok(Some(present(&client, mirror, check.as_deref_mut()).await?)),
+            (None, _) if past > 0 => prove_past(&client, past, check.as_deref_mut()).await,
+            (None, _) => Ok(None),
+        };
+        match proven {
+            Ok(proven) => break proven,
+            Err(Unproven::For(reason)) => return Err(reason),
+            Err(Unproven::Compacted(_)) => {
+                let compacted = mirrors.compaction_above(mirror, past).await;
+                let compacted = compacted.ok_or(Reason::HistoryGone)?;
+                if create.start_revision < compacted {
+                    return Ok(Answer::Compacted(compacted));
+                }
+                // It may have been reported a while ago: the first revision is proven, too.
+                (past, prev_kv_after) = (create.start_revision, compacted);
+            }
+        }
     };
-    let now = match (create.start_revision, authorized) {
-        (0, Some(authorized)) => Some(authorized),
-        (0, None) => Some(present(&client, mirror, check).await?),
-        _ => None,
-    };
+    let now = proven.filter(|_| create.start_revision == 0);
     let join = Join {
         key: create.key.clone(),
         range_end: create.range_end.clone(),
         first_revision: now.map_or(create.start_revision, |(_, revision)| revision + 1),
     };
-    let history = now.or(authorized).map(|(history, _)| history);
+    let history = proven.map(|(history, _)| history);
     let readers = hub.join(&signal, history, vec![join]).await.map_err(reason_of)?;
     let reader = readers.into_iter().next().ok_or(Reason::NotFresh)?;
     // Checked after the proof: auth may have been switched on while it was awaited (I8).
-    if authorized.is_none() && cluster_state.auth() != Auth::Off {
+    if caller.is_none() && cluster_state.auth() != Auth::Off {
         return Err(Reason::Auth);
     }
     let shown = cluster_state.min_served_revision().unwrap_or(0);
@@ -83,12 +109,42 @@ pub(super) async fn start(
     if !cluster_state.record_served(reader.history(), header_revision) {
         return Err(Reason::HistoryReplaced);
     }
-    Ok(Started {
+    Ok(Answer::Started(Started {
         reader,
         mirror: mirror_position,
         header_revision,
         since: now.map_or(create.start_revision, |(_, revision)| revision),
-    })
+        prev_kv_after,
+    }))
+}
+
+/// Lowest revision that etcd reads for the watcher of `create`; 0 if it reads none that is known: in the present, and from
+/// the next revision on.
+fn past_revision(create: &Create, known: i64) -> i64 {
+    match create.start_revision {
+        0 => 0,
+        start if start > known => 0,
+        // The first event may be of the first revision, and replace the state before it.
+        start if create.options.prev_kv && start > 1 => start - 1,
+        start => start,
+    }
+}
+
+/// Proves that etcd has not compacted `past`, by a check that is sent after this call, and shared; returns its history and
+/// revision. `None` without a check in time: a member of etcd without a quorum serves the watch, too.
+async fn prove_past(
+    client: &Client,
+    past: i64,
+    check: Option<&mut Option<SpanContext>>,
+) -> Result<Option<(u64, i64)>, Unproven> {
+    let proving = client.proxy.mirrors.freshness.prove_at(past, check);
+    match tokio::time::timeout(PROOF_TIMEOUT, proving).await {
+        Ok(Ok(proof)) => Ok(Some((proof.history, proof.header.revision))),
+        Ok(Err(
+            unproven @ (Unproven::Compacted(_) | Unproven::For(Reason::Auth | Reason::HistoryReplaced)),
+        )) => Err(unproven),
+        Ok(Err(Unproven::For(_))) | Err(_) => Ok(None),
+    }
 }
 
 /// History and revision after which a watch begins that starts now: not below any revision that any client was shown or
@@ -111,36 +167,29 @@ async fn present(
 }
 
 /// Lets etcd authorize a caller with this metadata to read the range of `create` (I8), with a call of its own; returns
-/// the history and revision at which it did. That revision is not below any write acknowledged before.
+/// the history and revision at which it did. That revision is not below any write acknowledged before. Unless `past` is 0,
+/// also proves that etcd has not compacted that revision.
 ///
 /// # Errors
-/// [`Reason::Auth`] if etcd refuses, otherwise why there is no response.
+/// [`Reason::Auth`] if etcd refuses, otherwise why there is no proof.
 pub(super) async fn authorize(
     client: &Client,
     caller: &HeaderMap,
     create: &Create,
-) -> Result<(u64, i64), Reason> {
+    past: i64,
+) -> Result<(u64, i64), Unproven> {
     let authorization = Authorization {
         key: create.key.clone(),
         range_end: create.range_end.clone(),
         caller: Some(caller),
         trace: None,
-        revision: 0,
+        revision: past,
         serializable: false,
     };
     let deadline = Instant::now() + AUTHORIZATION_TIMEOUT;
-    match client
-        .proxy
-        .mirrors
-        .freshness
-        .authorize(&authorization, deadline)
-        .await
-    {
-        Ok(proof) => Ok((proof.history, proof.header.revision)),
-        Err(Unproven::For(reason)) => Err(reason),
-        // Not reached: no revision is checked.
-        Err(Unproven::Compacted(_)) => Err(Reason::CheckFailed),
-    }
+    let freshness = &client.proxy.mirrors.freshness;
+    let proof = freshness.authorize(&authorization, deadline).await?;
+    Ok((proof.history, proof.header.revision))
 }
 
 /// Reason why a join that was `refused` leaves its watchers to etcd.

@@ -9,7 +9,7 @@ use http::request::Parts;
 
 use super::plan::{Plan, PlanInputs, Refusal, plan};
 use super::request::Create;
-use super::start::{Started, start};
+use super::start::{Answer, start};
 use crate::grpc::CallMetadata;
 use crate::keyspace::figure_prefix;
 use crate::mirror::cluster_state::Auth;
@@ -101,14 +101,20 @@ impl Stream {
         let start = |mirror, authorizes| Planned::Start(Place { mirror, authorizes });
         match (plan(create, &inputs), position) {
             (Plan::Refuse(refusal), _) => Planned::Refuse(refusal),
-            (Plan::Compacted(revision), _) => Planned::Compacted(revision),
+            (Plan::Compacted(_), Some(mirror)) => match mirrors.reported_compaction(create.start_revision) {
+                Some(reported) => Planned::Compacted(reported),
+                // Only that it is compacted is known.
+                None => start(mirror, false),
+            },
             (Plan::FromNow | Plan::From(_), Some(mirror)) => start(mirror, false),
             (Plan::Authorize, Some(mirror)) => start(mirror, true),
             // The feed is waited for.
             (Plan::Etcd(Reason::FeedLost), Some(mirror)) => start(mirror, inputs.authorizes()),
             (Plan::Etcd(reason), _) => Planned::Etcd(reason),
             // Not reached: the plan leaves what no mirror holds to etcd.
-            (Plan::FromNow | Plan::From(_) | Plan::Authorize, None) => Planned::Etcd(Reason::NotMirrored),
+            (Plan::FromNow | Plan::From(_) | Plan::Authorize | Plan::Compacted(_), None) => {
+                Planned::Etcd(Reason::NotMirrored)
+            }
         }
     }
 
@@ -143,7 +149,7 @@ impl Stream {
         &self,
         place: Place,
         create: &Create,
-    ) -> Pin<Box<dyn Future<Output = Result<Started, Reason>> + Send>> {
+    ) -> Pin<Box<dyn Future<Output = Result<Answer, Reason>> + Send>> {
         let (client, signal) = (Arc::clone(&self.client), Arc::clone(&self.signal));
         if let Some(prefix) = figure_prefix(&create.key) {
             client

@@ -17,6 +17,8 @@ pub(super) struct Watcher {
     pub(super) create: Create,
     /// Progress below this revision must not be reported (W5).
     pub(super) since: i64,
+    /// Events up to this revision are sent without the previous key-value pair, which etcd had compacted before.
+    pub(super) prev_kv_after: i64,
     /// Revision of the last event that was sent.
     pub(super) last_event: i64,
     /// Whether the next periodic progress notification is sent: not if there were events since the last tick.
@@ -33,6 +35,7 @@ impl Watcher {
             mirror,
             create,
             since,
+            prev_kv_after: 0,
             last_event: 0,
             progress_due: true,
             quiet_since: Instant::now(),
@@ -46,6 +49,7 @@ impl Watcher {
             mirror: usize::MAX,
             since: create.start_revision,
             create,
+            prev_kv_after: 0,
             last_event: 0,
             progress_due: false,
             quiet_since: Instant::now(),

@@ -11,6 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
 use crate::mirror::cluster_state::Auth;
+use crate::mirror::freshness::Unproven;
 use crate::mirror::watch_hub::{Join, Reader, Signal};
 use crate::proxy::handles::Client;
 use crate::proxy::watch::handover::Carried;
@@ -150,7 +151,12 @@ async fn authorize_all(
 ) -> Result<(), Reason> {
     for some in watchers.chunks(AUTHORIZATIONS) {
         let creates = some.iter().map(|(_, watcher)| &watcher.create);
-        try_join_all(creates.map(|create| authorize(client, caller, create))).await?;
+        let authorized = try_join_all(creates.map(|create| authorize(client, caller, create, 0))).await;
+        authorized.map_err(|unproven| match unproven {
+            Unproven::For(reason) => reason,
+            // Not reached: no revision is checked.
+            Unproven::Compacted(_) => Reason::CheckFailed,
+        })?;
     }
     Ok(())
 }

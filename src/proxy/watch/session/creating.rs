@@ -77,6 +77,7 @@ impl Session {
             mirror,
             header_revision,
             since,
+            prev_kv_after,
         } = started;
         let kind = if create.start_revision == 0 {
             "now"
@@ -84,11 +85,9 @@ impl Session {
             "revision"
         };
         self.metrics().record_created("memory", kind);
-        self.insert(
-            create,
-            header_revision,
-            Watcher::new(reader, mirror, create.clone(), since),
-        );
+        let mut watcher = Watcher::new(reader, mirror, create.clone(), since);
+        watcher.prev_kv_after = prev_kv_after;
+        self.insert(create, header_revision, watcher);
     }
 
     /// Answers a create request whose start revision etcd has compacted: created, then cancelled.

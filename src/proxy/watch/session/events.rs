@@ -65,7 +65,7 @@ impl Session {
                     watcher.last_event = revision;
                     watcher.progress_due = false;
                     watcher.quiet_since = Instant::now();
-                    let options = watcher.create.options;
+                    let (options, prev_kv_after) = (watcher.create.options, watcher.prev_kv_after);
                     if !self.mirrors().cluster_state.record_served(history, revision) {
                         continue;
                     }
@@ -75,7 +75,7 @@ impl Session {
                         watch_id: id,
                         ..WatchFields::default()
                     };
-                    let events = EventMessages::new(picked, options, fields);
+                    let events = EventMessages::new(picked, options, prev_kv_after, fields);
                     self.metrics().record_events(events.events());
                     self.message = Some(events);
                     return;
