@@ -5,6 +5,8 @@ pub const RANGE: &str = "/etcdserverpb.KV/Range";
 /// Path of KV/RangeStream.
 pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
+/// Path of Watch/Watch.
+pub const WATCH: &str = "/etcdserverpb.Watch/Watch";
 /// Path of Cluster/MemberList.
 pub const MEMBER_LIST: &str = "/etcdserverpb.Cluster/MemberList";
 /// The same method of etcd's JSON gateway, behind the version.
@@ -24,7 +26,7 @@ const UNARY_SERVICES: [&str; 5] = [
 const READ_ONLY_METHODS: [&str; 11] = [
     RANGE,
     RANGE_STREAM,
-    "/etcdserverpb.Watch/Watch",
+    WATCH,
     "/etcdserverpb.Auth/Authenticate",
     MEMBER_LIST,
     "/etcdserverpb.Maintenance/Status",
@@ -193,7 +195,7 @@ impl Method {
             "/etcdserverpb.KV/Compact" => Method::Compact,
             "/etcdserverpb.Auth/AuthEnable" | "/etcdserverpb.Auth/AuthDisable" => Method::SwitchAuth,
             "/etcdserverpb.Auth/Authenticate" => Method::Authenticate,
-            "/etcdserverpb.Watch/Watch" => Method::Watch,
+            WATCH => Method::Watch,
             "/etcdserverpb.Lease/LeaseKeepAlive" => Method::LeaseKeepAlive,
             "/etcdserverpb.Maintenance/Snapshot" => Method::Snapshot,
             "/v3electionpb.Election/Observe" => Method::ElectionObserve,

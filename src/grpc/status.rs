@@ -5,6 +5,8 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use prost::Message;
 
+use super::head::MAX_FIELDS;
+
 /// Metadata that carries the status code.
 pub const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// Metadata that carries the status text, percent-encoded.
@@ -81,6 +83,9 @@ pub enum Status {
     /// The bytes of the call do not fit `--buffer-max-bytes`.
     #[error("rangecache: requests and responses in flight take too much memory; try again")]
     BufferBytes,
+    /// The call has more than [`MAX_FIELDS`] header fields.
+    #[error("rangecache: the call has more than {MAX_FIELDS} header fields")]
+    TooManyFields,
     /// The call may write, and its listener is one of `--read-only-listen-client-urls`.
     #[error("rangecache: this listener is read-only; send writes and administrative calls to another URL")]
     ReadOnly,
@@ -142,6 +147,7 @@ impl Status {
             Status::DeadlineExceeded | Status::RequestTimeout => Code::DeadlineExceeded,
             Status::LargerThanMax(_)
             | Status::BufferBytes
+            | Status::TooManyFields
             | Status::ClientShare(_)
             | Status::SortedTooLong(_) => Code::ResourceExhausted,
             Status::ReadOnly => Code::PermissionDenied,

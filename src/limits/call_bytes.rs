@@ -37,8 +37,9 @@ const SMALL_DIVISOR: u64 = 16;
 
 /// Largest call that may wait for room, in bytes.
 const QUEUED_MAX_BYTES: u64 = 12 << 10;
-/// Calls of all connections that may wait for room; they take up to 48 MiB that are not counted.
-const QUEUED_MAX: u64 = 4_096;
+/// Bounds of the number of calls of all connections that may wait for room. They are not counted: up to a quarter of the
+/// calls' bound, at most 48 MiB.
+const QUEUED: RangeInclusive<u64> = 64..=4_096;
 /// With as many waiting calls as there are free places divided by this, a connection's next requests are not read.
 const QUEUED_DIVISOR: u64 = 8;
 /// Bounds of that number: the lower one lets a connection wait in any case.
@@ -72,6 +73,8 @@ pub enum CallKind {
 #[derive(Debug)]
 pub struct CallBuffers {
     max_bytes: u64,
+    /// Calls that may wait for room.
+    max_queued: u64,
     used: AtomicU64,
     /// Number of the next connection.
     next_connection: AtomicU64,
@@ -142,8 +145,10 @@ impl CallBuffers {
     /// Creates a bound of `max_bytes`, with `shares` of the clients.
     pub(super) fn with_shares(max_bytes: u64, shares: Shares, metrics: &BufferMetrics) -> Arc<CallBuffers> {
         let kind = |name| metrics.kind(name, max_bytes);
+        let (min, max) = QUEUED.into_inner();
         Arc::new(CallBuffers {
             max_bytes,
+            max_queued: (max_bytes / 4 / QUEUED_MAX_BYTES).clamp(min, max),
             used: AtomicU64::new(0),
             next_connection: AtomicU64::new(0),
             queued: AtomicU64::new(0),
@@ -288,7 +293,7 @@ impl ClientAccount {
     }
 
     /// Delays the connection's next requests after a call that was refused at once.
-    pub(super) fn delay_after_refusal(&self) {
+    pub fn delay_after_refusal(&self) {
         self.intake.delay(REFUSAL_DELAY);
     }
 
@@ -549,12 +554,15 @@ impl Queued<'_> {
         if queued.are_too_many() {
             account.intake.stop();
         }
-        (of_all < QUEUED_MAX).then_some(queued)
+        (of_all < account.buffers.max_queued).then_some(queued)
     }
 
     /// Whether no more requests of the connection should be read.
     fn are_too_many(&self) -> bool {
-        let free = QUEUED_MAX.saturating_sub(self.0.buffers.queued.load(Ordering::Relaxed));
+        let buffers = &self.0.buffers;
+        let free = buffers
+            .max_queued
+            .saturating_sub(buffers.queued.load(Ordering::Relaxed));
         let (min, max) = QUEUED_PER_CONNECTION.into_inner();
         self.0.queued.load(Ordering::Relaxed) >= (free / QUEUED_DIVISOR).clamp(min, max)
     }
@@ -606,7 +614,7 @@ mod tests {
         let held = take_all(&account, 512);
         let long = account.hold(CallKind::Request).admit(QUEUED_MAX_BYTES + 1).await;
         assert_eq!(long, Err(BudgetExceeded));
-        let mut calls: Vec<CallBytes> = (0..=QUEUED_MAX)
+        let mut calls: Vec<CallBytes> = (0..=buffers.max_queued)
             .map(|_| account.hold(CallKind::Request))
             .collect();
         let start = Instant::now();

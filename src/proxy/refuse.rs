@@ -1,5 +1,5 @@
 //! Requests that are refused before they are routed: those that a web page may have caused, those that this process has
-//! sent itself, and those that may write on a read-only listener.
+//! sent itself, those with too many header fields, and those that may write on a read-only listener.
 
 use std::sync::Arc;
 
@@ -9,9 +9,11 @@ use hyper::body::Incoming;
 use super::handles::Proxy;
 use super::response::{ResponseBody, status_response};
 use crate::browser::{is_of_a_browser, set_cors};
+use crate::grpc::head::MAX_FIELDS;
 use crate::grpc::metadata::{grpc_content_type, is_grpc};
 use crate::grpc::{Status, is_read_only};
 use crate::instance;
+use crate::limits::ClientAccount;
 use crate::net::Transport;
 
 /// The response to a request that is not handled; `None` if it is.
@@ -39,6 +41,23 @@ pub(super) fn refuse_unwanted(
         return Some(response);
     }
     None
+}
+
+/// The response to a request with too many header fields; `None` if it has not. HTTP/1 has a lower bound of the library.
+pub(super) fn refuse_many_fields(
+    account: &ClientAccount,
+    request: &Request<Incoming>,
+) -> Option<Response<ResponseBody>> {
+    if request.headers().len() <= MAX_FIELDS {
+        return None;
+    }
+    account.delay_after_refusal();
+    let status = Status::TooManyFields;
+    if is_grpc(request.headers()) {
+        return Some(status_response(&status, grpc_content_type(request.headers())));
+    }
+    let code = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
+    Some(text_response(code, format!("{status}\n")))
 }
 
 /// The response to a request that may write, on a listener that is read-only; `None` if it only reads.

@@ -145,7 +145,7 @@ impl ResponseBody {
                 }
             }
             Kind::Source(source) => {
-                call.shrink_to(CALL_BYTES);
+                call.shrink_to(CALL_BYTES + source.request_bytes());
                 record_source(&call, source.source());
                 Kind::Delivered(Box::new(Delivery {
                     source: responses.watch(source),
@@ -502,6 +502,13 @@ impl<O: Observer> BodySource for Observed<O> {
     fn unread_bytes(&self) -> u64 {
         match &self.body {
             Kind::Source(source) => source.unread_bytes(),
+            _ => 0,
+        }
+    }
+
+    fn request_bytes(&self) -> u64 {
+        match &self.body {
+            Kind::Source(source) => source.request_bytes(),
             _ => 0,
         }
     }

@@ -13,12 +13,13 @@ use super::forward::{forward_call, forward_http1, without_share};
 use super::handles::{Access, Client, Proxy};
 use super::read::{is_json_range, json_range, range, range_stream};
 use super::recorder;
-use super::refuse::{origin_of, refuse_unwanted, refuse_write};
+use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, grpc_code, record_code, status_response};
 use super::spans::Trace;
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
 use crate::browser::{is_of_a_browser, set_cors};
 use crate::faults::{self, Fault};
+use crate::grpc::head::head_bytes;
 use crate::grpc::metadata::{grpc_content_type, is_grpc, timeout_of};
 use crate::grpc::{Method, Status};
 use crate::limits::{BudgetExceeded, CallBytes, ShareKind};
@@ -28,9 +29,6 @@ use crate::telemetry::metrics::{CallMethod, Code, Source};
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::{self, Reason};
 use crate::upstream::BoxError;
-
-/// Memory of a header field in addition to its name and value, in bytes.
-const FIELD_BYTES: usize = 96;
 
 /// Handles one request: gRPC, HTTP/1 or the JSON gateway. `transport` is how it came. A
 /// panic fails this request alone, with status `Internal`.
@@ -51,7 +49,8 @@ pub async fn handle(
     );
     let is_http2 = request.version() == Version::HTTP_2;
     let counted = (is_http2 && is_grpc(request.headers())).then(|| CallMethod::of_path(request.uri().path()));
-    let mut refused = refuse_unwanted(proxy, &request, transport);
+    let mut refused = refuse_many_fields(&client.account, &request);
+    refused = refused.or_else(|| refuse_unwanted(proxy, &request, transport));
     if client.access == Access::ReadOnly {
         refused = refused.or_else(|| refuse_write(proxy, &request));
     }
@@ -131,7 +130,8 @@ async fn admit(
     method: Method,
     arrived: Instant,
 ) -> Result<(), (Reason, Status)> {
-    let admitted = call.admit(CALL_BYTES + head_bytes(request)).await;
+    let head_bytes = head_bytes(request.uri(), request.headers());
+    let admitted = call.admit(CALL_BYTES + head_bytes).await;
     admitted.map_err(|_| (Reason::BufferBytes, Status::BufferBytes))?;
     let deadline = timeout_of(request.headers()).map(|timeout| arrived + timeout);
     let begun = call.begin_share(share_kind(method), deadline).await;
@@ -145,17 +145,6 @@ fn share_kind(method: Method) -> ShareKind {
         _ if method.is_endless() => ShareKind::Endless,
         _ => ShareKind::Call,
     }
-}
-
-/// Memory of a request's path and header list, in bytes.
-fn head_bytes(request: &Request<Incoming>) -> u64 {
-    let fields = request.headers().iter();
-    let fields = fields.map(|(name, value)| FIELD_BYTES + name.as_str().len() + value.len());
-    let path = request
-        .uri()
-        .path_and_query()
-        .map_or(0, |path| path.as_str().len());
-    (path + fields.sum::<usize>()) as u64
 }
 
 /// Counts a call beyond a bound as shed, and returns its response: `status`, or 503 for HTTP/1.

@@ -76,6 +76,11 @@ pub(super) trait BodySource: fmt::Debug + Send {
         0
     }
 
+    /// Memory of the client's request that the source keeps, in bytes.
+    fn request_bytes(&self) -> u64 {
+        0
+    }
+
     /// What produces the frames now, of a stream for which that may change; `None` for every other response.
     fn source(&self) -> Option<Source> {
         None

@@ -399,13 +399,7 @@ impl Fallback {
             budget: Arc::clone(&self.converted_bytes),
             max_wait: self.max_wait,
         };
-        let calls = PageCalls::new(
-            &self.forward,
-            &self.turns,
-            buffers,
-            read.parts.clone(),
-            read.account,
-        );
+        let calls = PageCalls::new(&self.forward, &self.turns, buffers, &read.parts, read.account);
         match Pager::new(calls, read.query, read.deadline).start().await {
             Ok(stream) => Ok(ResponseBody::from_source(stream).into_response(content_type)),
             Err(PageError::Refused(refused)) => refuse(read, refused),

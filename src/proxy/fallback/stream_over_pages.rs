@@ -13,9 +13,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
 use http::header::CONTENT_LENGTH;
 use http::request::Parts;
-use http::{HeaderMap, Uri};
 use http_body::Frame;
 use prost::Message;
 use tokio::time::Instant;
@@ -24,6 +24,7 @@ use super::refused::Refused;
 use crate::cache::{ChunkSize, Entry, RangeQuery};
 use crate::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
 use crate::grpc::frame::{PREFIX_BYTES, Prefix, framed};
+use crate::grpc::head::{head_bytes, kept_head};
 use crate::grpc::method::RANGE;
 use crate::grpc::status::{GRPC_MESSAGE, GRPC_STATUS, is_ok, ok_trailers};
 use crate::grpc::{Method, Status};
@@ -75,6 +76,9 @@ impl PageError {
 
 /// Source of pages; replaced by a script in tests.
 pub(super) trait FetchPage: Send + Sync + 'static {
+    /// Memory of the client's request that is kept for further pages, in bytes.
+    fn request_bytes(&self) -> u64;
+
     /// Sends `request` and returns the response; stops reading one that is larger than `max_bytes`.
     fn fetch_page(
         &self,
@@ -110,7 +114,7 @@ pub(super) struct PageCalls {
     forward: Arc<Forward>,
     turns: Arc<Turns>,
     buffers: PageBuffers,
-    /// Request head of the client, with the path of a unary Range.
+    /// Head of a unary Range with the metadata of the client's request.
     parts: Parts,
     /// Account of the client's connection.
     account: Arc<ClientAccount>,
@@ -122,10 +126,10 @@ impl PageCalls {
         forward: &Arc<Forward>,
         turns: &Arc<Turns>,
         buffers: PageBuffers,
-        mut parts: Parts,
+        parts: &Parts,
         account: &Arc<ClientAccount>,
     ) -> PageCalls {
-        parts.uri = Uri::from_static(RANGE);
+        let mut parts = kept_head(RANGE, &parts.headers);
         // The pager enforces the deadline for all pages together. Pages are decoded here, so they must not be
         // compressed. The requests have lengths of their own: etcd ignores a wrong one, a proxy resets the call.
         parts.headers.remove("grpc-timeout");
@@ -142,6 +146,10 @@ impl PageCalls {
 }
 
 impl FetchPage for PageCalls {
+    fn request_bytes(&self) -> u64 {
+        head_bytes(&self.parts.uri, &self.parts.headers)
+    }
+
     async fn fetch_page(
         &self,
         request: &RangeRequest,
@@ -270,6 +278,7 @@ impl<G: FetchPage> Pager<G> {
     /// # Errors
     /// [`PageError`] if there is no first page. Nothing has been sent to the client then.
     pub(super) async fn start(self: Box<Self>) -> Result<PagedStream<G>, PageError> {
+        let request_bytes = self.calls.request_bytes();
         let (pager, page) = self.fetch().await;
         let page = page?;
         Ok(PagedStream {
@@ -280,6 +289,7 @@ impl<G: FetchPage> Pager<G> {
             },
             page: Some(page),
             size: ChunkSize::default(),
+            request_bytes,
         })
     }
 
@@ -419,6 +429,7 @@ pub(super) struct PagedStream<G> {
     size: ChunkSize,
     /// State of the following page.
     next: Next<G>,
+    request_bytes: u64,
 }
 
 /// State of the page after the current one.
@@ -439,6 +450,10 @@ impl<G> fmt::Debug for PagedStream<G> {
 }
 
 impl<G: FetchPage> BodySource for PagedStream<G> {
+    fn request_bytes(&self) -> u64 {
+        self.request_bytes
+    }
+
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Polled {
         loop {
             if let Some(chunk) = self.page.as_mut().and_then(|page| page.cut_chunk(&mut self.size)) {

@@ -359,6 +359,10 @@ impl BodySource for Session {
         self.bytes.unread()
     }
 
+    fn request_bytes(&self) -> u64 {
+        self.stream.head_bytes()
+    }
+
     fn source(&self) -> Option<Source> {
         let source = if self.etcd.is_some() {
             Source::Etcd

@@ -10,7 +10,8 @@ use http::request::Parts;
 use super::plan::{Plan, PlanInputs, Refusal, plan};
 use super::request::Create;
 use super::start::{Answer, start};
-use crate::grpc::CallMetadata;
+use crate::grpc::head::{head_bytes, kept_head};
+use crate::grpc::{CallMetadata, WATCH};
 use crate::keyspace::figure_prefix;
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::watch_hub::Signal;
@@ -24,7 +25,7 @@ pub(super) struct Stream {
     pub(super) client: Arc<Client>,
     /// Wakes the stream.
     pub(super) signal: Arc<Signal>,
-    /// Head of the client's request, for a call to etcd that continues the stream.
+    /// Head of the client's request, as far as etcd gets it: for a call to etcd that continues the stream.
     pub(super) parts: Parts,
     pub(super) has_credentials: bool,
     /// etcd sees who makes the call; see [`Client::identifies`].
@@ -67,7 +68,7 @@ impl Stream {
         let metadata = CallMetadata::from_headers(&parts.headers)?;
         Some(Stream {
             client: Arc::clone(client),
-            parts: parts.clone(),
+            parts: kept_head(WATCH, &parts.headers),
             // A client is a connection, and its address is no other's while it is open.
             signal: Arc::new(Signal::new(Arc::as_ptr(client).addr())),
             has_credentials: metadata.has_credentials,
@@ -116,6 +117,11 @@ impl Stream {
                 Planned::Etcd(Reason::NotMirrored)
             }
         }
+    }
+
+    /// Memory of the head, in bytes.
+    pub(super) fn head_bytes(&self) -> u64 {
+        head_bytes(&self.parts.uri, &self.parts.headers)
     }
 
     /// Whether etcd decides about the caller's rights.

@@ -28,6 +28,10 @@ impl Script {
 }
 
 impl FetchPage for Script {
+    fn request_bytes(&self) -> u64 {
+        0
+    }
+
     async fn fetch_page(&self, request: &RangeRequest, _: Option<u64>) -> Result<PageResponse, PageError> {
         self.requests.lock().push(request.clone());
         Ok(self.results.lock().pop_front().unwrap())

@@ -120,6 +120,10 @@ impl BodySource for JsonStream {
         self.session.unread_bytes()
     }
 
+    fn request_bytes(&self) -> u64 {
+        self.session.request_bytes()
+    }
+
     fn source(&self) -> Option<Source> {
         self.session.source()
     }

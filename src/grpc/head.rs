@@ -1,0 +1,81 @@
+//! Heads of requests: the memory that they take, and copies that outlive their request.
+
+use http::header::HeaderMap;
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Request, Uri};
+
+use super::metadata::remove_own_metadata;
+
+/// Header fields of a call; one with more is refused. Each takes some memory, however short it is, and HPACK sends it in
+/// one byte.
+pub const MAX_FIELDS: usize = 256;
+/// Memory of a header field in addition to its name and value, in bytes: its entry in a table that may be half empty.
+const FIELD_BYTES: usize = 160;
+
+/// Memory of a request's path and header list, in bytes.
+#[must_use]
+pub fn head_bytes(uri: &Uri, headers: &HeaderMap) -> u64 {
+    let fields = headers.iter();
+    let fields = fields.map(|(name, value)| FIELD_BYTES + name.as_str().len() + value.len());
+    let path = uri.path_and_query().map_or(0, |path| path.as_str().len());
+    (path + fields.sum::<usize>()) as u64
+}
+
+/// Returns a head for calls to etcd at `path` with the metadata of `headers`, to be kept for a long time. The fields are
+/// copied: those of a received request are parts of the connection's buffers, which they would keep in memory.
+#[must_use]
+pub fn kept_head(path: &'static str, headers: &HeaderMap) -> Parts {
+    let (mut head, ()) = Request::new(()).into_parts();
+    head.method = http::Method::POST;
+    head.uri = Uri::from_static(path);
+    head.version = http::Version::HTTP_2;
+    let mut kept = HeaderMap::with_capacity(headers.keys_len());
+    for (name, value) in headers {
+        // Never fails for a name.
+        let name = HeaderName::from_bytes(name.as_ref()).unwrap_or_else(|_| name.clone());
+        kept.append(name, copied(value));
+    }
+    remove_own_metadata(&mut kept);
+    head.headers = kept;
+    head
+}
+
+/// Returns the value with bytes of its own.
+fn copied(value: &HeaderValue) -> HeaderValue {
+    // Never fails for the bytes of a value.
+    let mut copied = HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone());
+    copied.set_sensitive(value.is_sensitive());
+    copied
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::grpc::WATCH;
+
+    #[test]
+    fn kept_head_has_the_metadata_for_etcd_in_memory_of_its_own() {
+        let buffer = Bytes::from(vec![b'v'; 64 << 10]);
+        let mut headers = HeaderMap::with_capacity(512);
+        let mut token = HeaderValue::from_maybe_shared(buffer.slice(..20)).unwrap();
+        token.set_sensitive(true);
+        headers.insert("token", token);
+        for value in ["a", "b"] {
+            headers.append("x-repeated", HeaderValue::from_static(value));
+        }
+        headers.insert("rangecache-bypass", HeaderValue::from_static("true"));
+        let head = kept_head(WATCH, &headers);
+        drop(headers);
+        assert!(buffer.is_unique(), "the copy keeps no part of the buffer");
+        assert_eq!(head.uri, WATCH);
+        assert!(head.headers["token"].is_sensitive());
+        let repeated: Vec<_> = head.headers.get_all("x-repeated").iter().collect();
+        assert_eq!(repeated, ["a", "b"]);
+        assert_eq!(head.headers.len(), 3);
+        assert!(head.headers.capacity() < 8, "{}", head.headers.capacity());
+        let fields = 3 * FIELD_BYTES + 5 + 20 + 2 * 11;
+        assert_eq!(head_bytes(&head.uri, &head.headers), (25 + fields) as u64);
+    }
+}
