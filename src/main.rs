@@ -27,7 +27,7 @@ use rangecache::proxy::{self, Access, Proxy};
 use rangecache::reload::{self, ReloadHandle, Reloader};
 use rangecache::replay::{self, ReadError, Recording};
 use rangecache::server::{
-    ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
+    ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig, connections_within_descriptors,
 };
 use rangecache::static_pod;
 use rangecache::telemetry::access_log::{AccessLog, AccessLogWriter, Destination};
@@ -97,7 +97,8 @@ fn run(serving: Serving) -> ExitCode {
     let log_level = telemetry::log::init(&config.log.level, config.log.is_json());
     let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
     tracing::info!(version, commit, settings = given(&settings), "rangecache starts");
-    config.limits.max_connections = connections_within_descriptors(config.limits.max_connections);
+    let max_connections = connections_within_descriptors(config.limits.max_connections());
+    config.limits.max_connections = Some(max_connections);
     let config = &config;
     let (runtime, signals) = match started {
         Ok(started) => started,
@@ -403,12 +404,17 @@ async fn bind(urls: &[Url], config: &Config, files: &Files) -> anyhow::Result<Ve
 /// Bounds on the connections of all listeners for clients together.
 fn client_connections(config: &Config, metrics: &Metrics) -> Arc<Connections> {
     let limits = ConnectionLimits {
-        all: config.limits.max_connections,
+        all: config.limits.max_connections(),
         per_address: config.limits.connections_per_address(),
         on_loopback: config.limits.max_connections_per_address.is_some(),
         replace_oldest: false,
     };
-    Connections::new(limits, metrics.connections.open.clone())
+    let budgets = ConnectionBudgets {
+        window_bytes: config.limits.window_bytes(),
+        handshakes: config.limits.handshakes(),
+        handshake_timeout: config.tls.tls_handshake_timeout,
+    };
+    Connections::with_budgets(limits, budgets, metrics.connections.open.clone())
 }
 
 /// What reloads need of the start.

@@ -79,7 +79,7 @@ bounds! {
     WATCH_MAX_BYTES, "watch-max-bytes", "watch_max_bytes", Bytes,
         |config| bytes(config.watch.max_bytes());
     MAX_CONNECTIONS, "max-connections", "max_connections", Count,
-        |config| f64::from(config.limits.max_connections);
+        |config| f64::from(config.limits.max_connections());
     MAX_CONNECTIONS_PER_ADDRESS, "max-connections-per-address", "max_connections_per_address", Count,
         |config| f64::from(config.limits.connections_per_address());
     MAX_CONCURRENT_STREAMS, "max-concurrent-streams", "max_concurrent_streams", Count,
@@ -87,7 +87,7 @@ bounds! {
     MAX_CALLS, "max-calls", "max_calls", Count,
         |config| f64::from(config.limits.max_calls);
     BUFFER_MAX_BYTES, "buffer-max-bytes", "buffer_max_bytes", Bytes,
-        |config| bytes(config.limits.buffer_max_bytes(config.mirror.max_bytes()));
+        |config| bytes(config.limits.buffer_max_bytes(config.mirror.max_bytes().saturating_add(config.watch.max_bytes())));
     REQUEST_TIMEOUT, "request-timeout", "request_timeout_seconds", Seconds,
         |config| config.limits.request_timeout.as_secs_f64();
     CLIENT_MAX_CALLS, "client-max-calls", "client_max_calls", Count,

@@ -112,7 +112,7 @@ mod tests {
         let now = live.load();
         assert_eq!(now.limits.max_calls, 7);
         assert_eq!(now.log.level, "warn");
-        assert_eq!(now.limits.max_connections, 16_384);
+        assert_eq!(now.limits.max_connections, None);
     }
 
     #[test]

@@ -37,16 +37,21 @@ pub struct WatchConfig {
     pub progress_notify_interval: Duration,
 
     /// Memory for watches served from memory: streams, watchers, and events on their way to slow clients; further
-    /// streams are forwarded [default: 64MiB, at most an eighth of the memory limit]
+    /// streams are forwarded [default: 64MiB, at most a sixteenth of the memory limit]
     #[arg(long = "watch-max-bytes", value_name = "BYTES", value_parser = parse_bytes)]
     pub max_bytes: Option<u64>,
 }
 
 impl WatchConfig {
-    /// Bound on the memory of watches from memory: the flag, otherwise 64 MiB, at most an eighth of the memory limit.
+    /// Bound on the memory of watches from memory: the flag, otherwise 64 MiB, at most a sixteenth of the memory limit.
     #[must_use]
     pub fn max_bytes(&self) -> u64 {
         self.max_bytes
-            .unwrap_or_else(|| MAX_DEFAULT_BYTES.min(memory::limit_bytes() / 8))
+            .unwrap_or_else(|| default_watch_bytes(memory::limit_bytes()))
     }
+}
+
+/// Default of `--watch-max-bytes` with a memory limit of `memory_bytes`.
+pub(super) fn default_watch_bytes(memory_bytes: u64) -> u64 {
+    MAX_DEFAULT_BYTES.min(memory_bytes / 16)
 }

@@ -185,7 +185,9 @@ impl Proxy {
         let config = live.load();
         let config = &**config;
         let metrics = &telemetry.metrics;
-        let max_bytes = config.limits.buffer_max_bytes(config.mirror.max_bytes());
+        let watch_max_bytes = config.watch.max_bytes();
+        let other_max_bytes = config.mirror.max_bytes().saturating_add(watch_max_bytes);
+        let max_bytes = config.limits.buffer_max_bytes(other_max_bytes);
         let buffers = Buffers::new(max_bytes, client_limits(&config.clients), metrics);
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),
@@ -200,7 +202,7 @@ impl Proxy {
                 Some(MAX_TURN_WAIT),
                 metrics.forwarding.small.clone(),
             ),
-            http1_connections: Arc::new(Semaphore::new(config.limits.max_connections as usize)),
+            http1_connections: Arc::new(Semaphore::new(config.limits.max_connections() as usize)),
             http1_idle: Arc::default(),
             tasks: tasks.clone(),
             drain: drain.clone(),
@@ -224,7 +226,7 @@ impl Proxy {
             watch_returns: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
             watch_progress_interval: (config.watch.cache == WatchCache::Auto)
                 .then_some(config.watch.progress_notify_interval),
-            watch_budgets: WatchBudgets::new(config.watch.max_bytes(), &metrics.watches),
+            watch_budgets: WatchBudgets::new(watch_max_bytes, &metrics.watches),
         })
     }
 

@@ -3,12 +3,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
+
+use super::handshakes::{Handshake, Handshakes};
+use super::windows::{Window, Windows};
 
 /// Bounds on the connections of one kind of listener.
 #[derive(Clone, Copy, Debug)]
@@ -19,39 +23,66 @@ pub struct ConnectionLimits {
     pub per_address: u32,
     /// Whether `per_address` also holds for loopback addresses, which all clients of a sidecar share.
     pub on_loopback: bool,
-    /// Whether a connection over `all` replaces the oldest one. Otherwise it waits to be accepted.
+    /// Whether a connection over `all` replaces the oldest one. Otherwise it replaces the oldest one that has sent no
+    /// request yet; if there is none, it waits to be accepted.
     pub replace_oldest: bool,
+}
+
+/// Bounds on what connections hold before a call counts it.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionBudgets {
+    /// Bytes of receive windows beyond those that every connection has.
+    pub window_bytes: u64,
+    /// TLS handshakes in progress.
+    pub handshakes: u32,
+    /// Time limit of a handshake.
+    pub handshake_timeout: Duration,
 }
 
 /// Open connections of one kind of listener.
 #[derive(Debug)]
 pub struct Connections {
     limits: ConnectionLimits,
+    windows: Arc<Windows>,
+    handshakes: Arc<Handshakes>,
     free: Arc<Semaphore>,
     open: Gauge,
     by_address: Mutex<HashMap<IpAddr, u32>>,
-    /// Open connections in the order of their begin, if the oldest may be replaced.
+    /// Connections that may be replaced, in the order of their begin.
     by_age: Mutex<BTreeMap<u64, CancellationToken>>,
     next: AtomicU64,
 }
 
 impl Connections {
-    /// No open connections yet; `open` shows their number.
+    /// No open connections yet; `open` shows their number. Receive windows are small, and each connection may be in its
+    /// handshake.
     #[must_use]
     pub fn new(limits: ConnectionLimits, open: Gauge) -> Arc<Connections> {
+        let budgets = ConnectionBudgets {
+            window_bytes: 0,
+            handshakes: limits.all,
+            handshake_timeout: Duration::MAX,
+        };
+        Connections::with_budgets(limits, budgets, open)
+    }
+
+    /// No open connections yet; `open` shows their number.
+    #[must_use]
+    pub fn with_budgets(
+        limits: ConnectionLimits,
+        budgets: ConnectionBudgets,
+        open: Gauge,
+    ) -> Arc<Connections> {
         Arc::new(Connections {
             limits,
+            windows: Windows::new(budgets.window_bytes),
+            handshakes: Handshakes::new(budgets.handshakes, budgets.handshake_timeout),
             free: Arc::new(Semaphore::new(limits.all as usize)),
             open,
             by_address: Mutex::default(),
             by_age: Mutex::default(),
             next: AtomicU64::new(0),
         })
-    }
-
-    /// Whether a connection over the bound replaces the oldest one.
-    pub(super) fn replaces_oldest(&self) -> bool {
-        self.limits.replace_oldest
     }
 
     /// Waits until there is a place for one more connection. `None` never happens: the semaphore is not closed.
@@ -90,9 +121,7 @@ impl Connections {
         self.open.inc();
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let replaced = CancellationToken::new();
-        if self.limits.replace_oldest {
-            self.by_age.lock().insert(number, replaced.clone());
-        }
+        self.by_age.lock().insert(number, replaced.clone());
         Some(Open {
             connections: Arc::clone(self),
             address,
@@ -100,6 +129,18 @@ impl Connections {
             replaced,
             _place: place,
         })
+    }
+
+    /// Waits for the place of a TLS handshake with a client at `peer`. `None` if its address has too many, or if there is
+    /// no place in time.
+    pub(super) async fn begin_handshake(&self, peer: Option<IpAddr>) -> Option<Handshake> {
+        let address = peer.and_then(|peer| self.counted(peer));
+        self.handshakes.begin(address).await
+    }
+
+    /// Takes the receive window of a connection.
+    pub(super) fn window(&self) -> Window {
+        self.windows.take()
     }
 
     /// The address under which a peer is counted; `None` if it has no bound.
@@ -135,14 +176,39 @@ impl Open {
     pub(super) fn replaced(&self) -> &CancellationToken {
         &self.replaced
     }
+
+    /// Handle to record the connection's first request.
+    pub(super) fn unused(&self) -> Unused {
+        Unused {
+            connections: Arc::clone(&self.connections),
+            number: self.number,
+            is_used: AtomicBool::new(self.connections.limits.replace_oldest),
+        }
+    }
+}
+
+/// A connection until its first request.
+#[derive(Debug)]
+pub(super) struct Unused {
+    connections: Arc<Connections>,
+    number: u64,
+    is_used: AtomicBool,
+}
+
+impl Unused {
+    /// Records a request: from the first one on, the connection keeps its place.
+    pub(super) fn record_request(&self) {
+        // A load first: it is the first request of few.
+        if !self.is_used.load(Ordering::Relaxed) && !self.is_used.swap(true, Ordering::Relaxed) {
+            self.connections.by_age.lock().remove(&self.number);
+        }
+    }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         self.connections.open.dec();
-        if self.connections.limits.replace_oldest {
-            self.connections.by_age.lock().remove(&self.number);
-        }
+        self.connections.by_age.lock().remove(&self.number);
         let Some(address) = self.address else {
             return;
         };
@@ -213,6 +279,26 @@ mod tests {
         drop(second);
         assert!(!third.replaced().is_cancelled());
         drop(third);
+        assert!(connections.by_age.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn connection_without_a_request_gives_its_place_to_a_new_one() {
+        let connections = connections(false);
+        let mut open: Vec<_> = std::iter::from_fn(|| admit(&connections, None)).collect();
+        open[0].unused().record_request();
+        let waiting = connections.place();
+        tokio::pin!(waiting);
+        assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+        let replaced = |open: &Open| open.replaced().is_cancelled();
+        assert_eq!(open.iter().position(replaced), Some(1), "the oldest without one");
+        drop(open.remove(1));
+        drop(waiting.await.unwrap());
+        open.iter().for_each(|open| open.unused().record_request());
+        assert!(
+            futures_util::poll!(Box::pin(connections.place())).is_ready(),
+            "a free place"
+        );
         assert!(connections.by_age.lock().is_empty());
     }
 

@@ -4,7 +4,7 @@
 //! Only the nine bytes of each frame's header are looked at, on the bytes that are read anyway. Clients that measure
 //! the round trip (grpc-go does with nearly every response) send more control frames the more they read: each written
 //! response byte therefore earns allowance. What an acknowledgement of the client's own frames adds to the written
-//! bytes does not.
+//! bytes does not. A header list in more than one frame is longer than is permitted, and ends its connection as well.
 
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
 const ACKNOWLEDGEMENT: u8 = 1;
+const END_HEADERS: u8 = 4;
 
 /// The acknowledgement of settings that the HTTP/2 library reads right after the preface, in place of the client's
 /// own one, which is hidden from it: bounds must not wait for the client's consent.
@@ -181,6 +182,9 @@ impl ControlFrames {
         let [high, middle, low, kind, flags, ..] = self.header;
         self.payload = u32::from_be_bytes([0, high, middle, low]) as usize;
         self.turn.spend(kind == HEADERS);
+        // A header list within the bound fits one frame. The HTTP/2 library would hold what it has unpacked of a list in
+        // parts, several times as much, for as long as its client likes.
+        self.exhausted |= kind == HEADERS && flags & END_HEADERS == 0;
         if matches!(kind, DATA | HEADERS | CONTINUATION) {
             return;
         }
@@ -227,7 +231,8 @@ mod tests {
     /// Frames of this kind that are accepted, up to `frames`; after each, `wrote` bytes are written.
     fn accepted(frames: usize, kind: u8, wrote: usize) -> usize {
         let mut meter = ControlFrames::new();
-        let mut frame = frame(kind, 0, 8);
+        let flags = if kind == HEADERS { END_HEADERS } else { 0 };
+        let mut frame = frame(kind, flags, 8);
         (0..frames)
             .take_while(|_| {
                 meter.wrote(wrote);
@@ -297,6 +302,18 @@ mod tests {
             // The end of the first ping over the bound.
             assert_eq!(read, 10_001 * (109 + 17), "{piece}");
         }
+    }
+
+    #[tokio::test]
+    async fn header_list_in_parts_ends_its_connection() {
+        let mut meter = ControlFrames::new();
+        let mut bytes = [
+            frame(HEADERS, END_HEADERS, 9),
+            frame(HEADERS, 0, 9),
+            frame(CONTINUATION, END_HEADERS, 9),
+        ]
+        .concat();
+        assert_eq!(meter.read(&mut bytes), Handled::Flooded(36));
     }
 
     #[tokio::test]

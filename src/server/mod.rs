@@ -5,6 +5,8 @@
 //! | `listener` | binds and accepts |
 //! | `unix` | socket files |
 //! | `connections` | bounds on all connections and on those of one address |
+//! | `handshakes` | bound on TLS handshakes in progress |
+//! | `windows` | receive windows of connections, from one budget |
 //! | `serve` | serves HTTP/2 and HTTP/1 |
 //! | `preface` | a connection's first bytes, within a deadline |
 //! | `control_frames` | bound on a connection's control frames |
@@ -19,13 +21,15 @@ mod control_frames;
 mod descriptors;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod handshakes;
 mod listener;
 mod pace;
 mod preface;
 mod serve;
 mod unix;
+mod windows;
 
-pub use connections::{ConnectionLimits, Connections};
+pub use connections::{ConnectionBudgets, ConnectionLimits, Connections};
 pub use descriptors::connections_within_descriptors;
 pub use listener::Listener;
 pub use serve::ServeConfig;

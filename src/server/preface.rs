@@ -68,6 +68,11 @@ impl<S> Prefaced<S> {
         self.flooded.clone()
     }
 
+    /// Whether the client uses HTTP/2.
+    pub(super) fn is_http2(&self) -> bool {
+        self.frames.is_some()
+    }
+
     /// The stream itself.
     pub(super) fn stream(&self) -> &S {
         &self.stream

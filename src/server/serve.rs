@@ -18,7 +18,7 @@ use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::connections::{Connections, Open};
+use super::connections::{Connections, Open, Unused};
 use super::listener::Listener;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
@@ -31,15 +31,11 @@ use crate::telemetry::clients::ClientName;
 use crate::tls::{Acceptor, client_common_name};
 use crate::write_batching::{LargeWrites, batch_responses, write_buffer};
 
-/// Receive window of one stream, in bytes.
-const STREAM_WINDOW_BYTES: u32 = 256 << 10;
-/// Receive window of a connection, for all of its streams together: what a client can make this process hold without
-/// being counted in `--buffer-max-bytes`.
-const CONNECTION_WINDOW_BYTES: u32 = 1 << 20;
 /// Response bytes queued per stream, in addition to one frame, although its client's window would take more (I5).
 const SEND_BUFFER_BYTES: usize = 256 << 10;
-/// Bound on a request's metadata: tokens and trace state are far below.
-pub(super) const MAX_HEADER_BYTES: u32 = 64 << 10;
+/// Bound on a request's metadata: tokens and trace state are far below. It fits one frame of HTTP/2. A head counts in the
+/// buffers once it is complete.
+pub(super) const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// Longest TLS record, in bytes of its content.
 const TLS_RECORD_BYTES: usize = 16 << 10;
 /// Time for the head of an HTTP/1 request, from the end of the response before it on.
@@ -123,8 +119,13 @@ impl Listener {
                 let config_of_one = config.clone();
                 let (metrics, name) = (Arc::clone(&config.metrics), config.name);
                 config.tasks.spawn(async move {
-                    let connection =
-                        serve_connection((stream, peer), tls, server, new_handler, config_of_one);
+                    let connection = serve_connection(
+                        (stream, peer),
+                        tls,
+                        server,
+                        new_handler,
+                        (config_of_one, open.unused()),
+                    );
                     tokio::select! {
                         () = connection => {}
                         () = seldom(open.replaced().cancelled()) => {
@@ -136,14 +137,10 @@ impl Listener {
         };
         let accepting = restarting("listener", async || {
             loop {
-                if config.connections.replaces_oldest() {
-                    // Also if there is no descriptor for one more: the oldest gives up its own.
-                    let accepted = self.accept(|| config.connections.replace_oldest()).await;
-                    if let Some(place) = config.connections.place().await {
-                        start(accepted, place);
-                    }
-                } else if let Some(place) = config.connections.place().await {
-                    start(self.accept(|| {}).await, place);
+                // Also if there is no descriptor for one more: the oldest gives up its own.
+                let accepted = self.accept(|| config.connections.replace_oldest()).await;
+                if let Some(place) = config.connections.place().await {
+                    start(accepted, place);
                 }
             }
         });
@@ -180,9 +177,9 @@ fn is_local(peer: Option<IpAddr>) -> bool {
 async fn serve_connection<N, H, F, B, E>(
     (stream, peer): (Plain, Option<IpAddr>),
     tls: Option<Arc<Acceptor>>,
-    server: auto::Builder<Tracked>,
+    mut server: auto::Builder<Tracked>,
     new_handler: N,
-    config: ServeConfig,
+    (config, unused): (ServeConfig, Unused),
 ) where
     N: Fn(&Arc<Intake>, &ClientName, Option<IpAddr>) -> H + Send + 'static,
     H: Fn(Request<Incoming>, Transport) -> F + Clone + Send + 'static,
@@ -205,12 +202,21 @@ async fn serve_connection<N, H, F, B, E>(
     let handler = new_handler(&intake, &client, peer);
     let flooded = stream.flooded();
     // Boxed: hyper and tokio move a call several times before it runs, and once more when it ends.
-    let service =
-        service_fn(move |request| Box::pin(Handling::new(intake.begin(), handler(request, transport))));
+    let service = service_fn(move |request| {
+        unused.record_request();
+        Box::pin(Handling::new(intake.begin(), handler(request, transport)))
+    });
     let large_writes = LargeWrites {
         set_corked: |stream: &Prefaced<Stream>, corked| set_corked(stream.stream(), corked),
         record_bytes: transport.tls.then_some(TLS_RECORD_BYTES),
     };
+    // Until the connection ends.
+    let window = stream.is_http2().then(|| config.connections.window());
+    if let Some(window) = &window {
+        let mut http2 = server.http2();
+        http2.initial_stream_window_size(window.stream_bytes());
+        http2.initial_connection_window_size(window.connection_bytes());
+    }
     let (stream, buffer) = write_buffer(stream, Some(large_writes));
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     tokio::pin!(connection);
@@ -254,7 +260,7 @@ async fn begin(
     intake: Arc<Intake>,
     config: &ServeConfig,
 ) -> Option<(Prefaced<Stream>, ClientName)> {
-    let stream = secured(stream, tls, &config.drain).await?;
+    let stream = secured(stream, peer, tls, config).await?;
     let client = ClientName::of_connection(client_common_name(&stream).as_deref(), peer);
     match config
         .drain
@@ -286,12 +292,32 @@ async fn within_farewell<E>(closing: impl Future<Output = Result<(), E>>) -> Res
     closed.unwrap_or(Ok(()))
 }
 
-/// The connection after its TLS handshake, if it has one. `None` if the handshake fails or is cut off by `stop`.
-async fn secured(stream: Plain, tls: Option<Arc<Acceptor>>, stop: &CancellationToken) -> Option<Stream> {
-    match tls {
-        None => Some(Either::Left(stream)),
-        Some(tls) => Box::pin(stop.run_until_cancelled(tls.accept(stream))).await?,
-    }
+/// The connection after its TLS handshake, if it has one. `None` if the handshake has no place, loses it, fails, or is cut
+/// off because the process stops.
+async fn secured(
+    stream: Plain,
+    peer: Option<IpAddr>,
+    tls: Option<Arc<Acceptor>>,
+    config: &ServeConfig,
+) -> Option<Stream> {
+    let Some(tls) = tls else {
+        return Some(Either::Left(stream));
+    };
+    let shaking = async {
+        if let Some(place) = config.connections.begin_handshake(peer).await {
+            let accepting = tls.accept(stream);
+            if let Some(accepted) = place.replaced().run_until_cancelled(accepting).await {
+                return accepted;
+            }
+        }
+        config.metrics.connections.record_closed(config.name, "handshake");
+        tracing::warn!(
+            listener = config.name,
+            "too many TLS handshakes are not complete; that of a client is given up"
+        );
+        None
+    };
+    Box::pin(config.drain.run_until_cancelled(shaking)).await?
 }
 
 fn server(config: &ServeConfig) -> auto::Builder<Tracked> {
@@ -301,8 +327,6 @@ fn server(config: &ServeConfig) -> auto::Builder<Tracked> {
         .timer(TokioTimer::new())
         .auto_date_header(false)
         .max_concurrent_streams(config.max_concurrent_streams)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_send_buf_size(SEND_BUFFER_BYTES)
         .max_header_list_size(MAX_HEADER_BYTES)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS)

@@ -6,8 +6,9 @@
 
 use std::fmt;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use rustls::crypto::CryptoProvider;
@@ -17,8 +18,9 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{Acceptor as ClientHello, NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{HandshakeKind, ServerConfig, ServerConnection};
+use tokio::io::{AsyncRead as _, AsyncWriteExt as _, ReadBuf};
 use tokio::sync::{Semaphore, watch};
-use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::server::StartHandshake;
 use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -34,8 +36,10 @@ use crate::telemetry::Metrics;
 
 /// First byte of every TLS connection: the type of a handshake record.
 const HANDSHAKE_RECORD: u8 = 22;
-/// Encrypted bytes buffered for one connection: room for one piece of a response (128 KiB).
-const BUFFER_BYTES: usize = 160 << 10;
+/// Longest first message of a client, in bytes: those of etcd's clients have less than 2 KiB.
+const MAX_HELLO_BYTES: usize = 16 << 10;
+/// Encrypted bytes buffered for one connection, which no budget counts: as many as the kernel takes at once.
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Completes handshakes on accepted connections.
 pub struct Acceptor {
@@ -127,9 +131,9 @@ impl Acceptor {
             Either::Left(tcp) => tcp.peer_addr().map(|peer| peer.to_string()).ok(),
             Either::Right(_) => None,
         };
-        self.metrics.tls.handshaking.inc();
+        let counted = Handshaking::new(&self.metrics);
         let ended = tokio::time::timeout(self.timeout, self.handshake(stream)).await;
-        self.metrics.tls.handshaking.dec();
+        drop(counted);
         let (result, error) = match ended {
             Ok(Ok(stream)) => {
                 self.metrics.tls.record_handshake("ok");
@@ -159,7 +163,7 @@ impl Acceptor {
             }
         }
         // Until its first message is complete, a client costs a buffer and no turn.
-        let started = LazyConfigAcceptor::new(ClientHello::default(), stream).await?;
+        let started = read_hello(stream).await?;
         let server = self.current.current();
         let shaking = started.into_stream_with(Arc::clone(&server.config), |connection| {
             connection.set_buffer_limit(Some(BUFFER_BYTES));
@@ -182,6 +186,61 @@ impl Acceptor {
             Poll::Pending => shaking.await,
         }
     }
+}
+
+/// Counts a handshake in progress until dropped.
+struct Handshaking<'a>(&'a Metrics);
+
+impl Handshaking<'_> {
+    fn new(metrics: &Metrics) -> Handshaking<'_> {
+        metrics.tls.handshaking.inc();
+        Handshaking(metrics)
+    }
+}
+
+impl Drop for Handshaking<'_> {
+    fn drop(&mut self) {
+        self.0.tls.handshaking.dec();
+    }
+}
+
+/// Reads the first message of a client, which must not be longer than [`MAX_HELLO_BYTES`].
+async fn read_hello(mut stream: Plain) -> io::Result<StartHandshake<Plain>> {
+    let (mut hello, mut received) = (ClientHello::default(), 0);
+    while received < MAX_HELLO_BYTES {
+        received += std::future::poll_fn(|cx| poll_hello(&mut hello, &mut stream, cx)).await?;
+        match hello.accept() {
+            Ok(Some(accepted)) => return Ok(StartHandshake::from_parts(accepted, stream)),
+            Ok(None) => {}
+            Err((error, mut alert)) => {
+                let mut bytes = Vec::new();
+                alert.write_all(&mut bytes)?;
+                // The client may not be there to read it.
+                let _ = stream.write_all(&bytes).await;
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+        }
+    }
+    Err(io::Error::other(format!(
+        "the client's first message has more than {MAX_HELLO_BYTES} bytes"
+    )))
+}
+
+/// Reads a piece of a client's first message; returns its length.
+fn poll_hello(hello: &mut ClientHello, stream: &mut Plain, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+    // On the stack: a client that sends nothing costs no buffer.
+    let mut piece = [0; 4 << 10];
+    let mut piece = ReadBuf::new(&mut piece);
+    ready!(Pin::new(stream).poll_read(cx, &mut piece))?;
+    let mut rest = piece.filled();
+    let length = rest.len();
+    if length == 0 {
+        return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
+    }
+    while !rest.is_empty() {
+        hello.read_tls(&mut rest)?;
+    }
+    Poll::Ready(Ok(length))
 }
 
 /// Builds the settings of handshakes with clients. `own` is the self-signed certificate of `--auto-tls`.

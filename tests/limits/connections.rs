@@ -134,7 +134,7 @@ async fn flood_of_resets_ends_with_enhance_your_calm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn header_list_over_64_kib_is_refused() {
+async fn header_list_over_16_kib_is_refused() {
     let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
     let client = rangecache.client().await;
     let put = PutRequest {
@@ -149,9 +149,9 @@ async fn header_list_over_64_kib_is_refused() {
         }
         client.send(request, frame(&put.encode_to_vec())).await
     };
-    let accepted = with_metadata(55).await.expect("a response");
+    let accepted = with_metadata(14).await.expect("a response");
     assert_eq!(accepted.status().code, 0, "{accepted:?}");
-    let refused = with_metadata(65).await;
+    let refused = with_metadata(17).await;
     let status = refused.as_ref().map(|reply| reply.http_status);
     assert!(refused.is_err() || status == Ok(431), "{refused:?}");
     rangecache
@@ -177,6 +177,26 @@ async fn header_list_of_a_client_that_acknowledges_nothing_is_bounded() {
     stream.write_all(&h2_frame(1, 0x5, 1, &block)).await.unwrap();
     let code = timeout(SOON, goaway(stream)).await.expect("an end");
     assert_eq!(code, Some(ENHANCE_YOUR_CALM));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn http1_head_over_16_kib_is_refused() {
+    let (_etcd, rangecache) = etcd_and_rangecache(&[]).await;
+    for (bytes, status) in [(14 << 10, "200"), (20 << 10, "431")] {
+        let mut stream = TcpStream::connect(address(rangecache.url())).await.unwrap();
+        let head = format!(
+            "GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nx: {}",
+            "v".repeat(bytes)
+        );
+        stream.write_all(head.as_bytes()).await.unwrap();
+        if status == "200" {
+            stream.write_all(b"\r\n\r\n").await.unwrap();
+        }
+        let mut line = [0; 12];
+        let read = timeout(SOON, stream.read_exact(&mut line)).await;
+        read.expect("a response").expect("a status line");
+        assert_eq!(line[9..], *status.as_bytes(), "{bytes}");
+    }
 }
 
 /// A connection from a local address, after its first exchange; `None` if rangecache closes it.
@@ -216,7 +236,7 @@ async fn connections_of_one_address_are_bounded() {
 }
 
 /// Header block of a call without a message, in literals.
-fn header_block(path: &str) -> Vec<u8> {
+pub fn header_block(path: &str) -> Vec<u8> {
     let literal = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     // `POST` and `http` of the static table; names of the table for path, authority and content type.
     [

@@ -21,6 +21,7 @@ mod buffers;
 mod connections;
 mod exhaustion;
 mod large;
+mod memory;
 mod series;
 mod shares;
 mod small;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use rangecache::config::{Config, LiveConfig, RangeStream, bounds};
 use rangecache::mirror::{self, Mirrors};
 use rangecache::proxy::{self, Access, Proxy};
-use rangecache::server::{ConnectionLimits, Connections, Listener, ServeConfig};
+use rangecache::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
 use rangecache::telemetry::clients::ClientRegistry;
 use rangecache::telemetry::exposition::Format;
 use rangecache::telemetry::{Metrics, Telemetry};
@@ -216,15 +216,20 @@ impl Process {
         let proxy = Proxy::new(&live, &upstream, &mirrors, &telemetry, &calls, &drain);
         background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
         let limits = ConnectionLimits {
-            all: config.limits.max_connections,
+            all: config.limits.max_connections(),
             per_address: config.limits.connections_per_address(),
             on_loopback: false,
             replace_oldest: false,
         };
+        let budgets = ConnectionBudgets {
+            window_bytes: config.limits.window_bytes(),
+            handshakes: config.limits.handshakes(),
+            handshake_timeout: config.tls.tls_handshake_timeout,
+        };
         let closing = CancellationToken::new();
         let serving = ServeConfig {
             name: "clients",
-            connections: Connections::new(limits, metrics.connections.open.clone()),
+            connections: Connections::with_budgets(limits, budgets, metrics.connections.open.clone()),
             max_concurrent_streams: config.limits.max_concurrent_streams,
             max_age: None,
             metrics: Arc::clone(&metrics),

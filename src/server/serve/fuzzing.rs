@@ -158,12 +158,14 @@ async fn serve(bytes: &[u8], piece: usize, requests: usize, is_closed: bool) -> 
         }
     };
     let server = server(&config);
+    let place = config.connections.place_now().unwrap();
+    let open = admit(&config, None, place).unwrap();
     let serving = serve_connection(
         (crate::net::from_unix(stream), None),
         None,
         server,
         handler,
-        config,
+        (config, open.unused()),
     );
     let mut responses = Vec::new();
     let asking = async {

@@ -51,13 +51,15 @@ fn connect(config: ServeConfig, body_bytes: usize) -> (UnixStream, JoinHandle<Du
         }
     };
     let begun = Instant::now();
+    let place = config.connections.place_now().unwrap();
+    let open = admit(&config, None, place).unwrap();
     let serving = tokio::spawn(async move {
         serve_connection(
             (net::from_unix(stream), None),
             None,
             server(&config),
             handler,
-            config,
+            (config, open.unused()),
         )
         .await;
         begun.elapsed()

@@ -33,11 +33,12 @@ impl ConnectionMetrics {
         let closed = register(
             registry,
             "client_connections_closed",
-            "Connections closed because of their client's behaviour, by listener and reason: address, flood, replaced, silent",
+            "Connections closed because of their client's behaviour, by listener and reason: address, flood, handshake, replaced, silent",
         );
         for (listener, reason) in [
             ("clients", "address"),
             ("clients", "flood"),
+            ("clients", "handshake"),
             ("clients", "silent"),
             ("metrics", "flood"),
             ("metrics", "replaced"),
