@@ -73,10 +73,12 @@ pub(crate) struct Attack {
 /// What a client can do to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Behaviour {
-    /// Calls held open with 60 KiB of headers each, sent as references of one byte to HPACK's table
+    /// Calls held open with 12 KiB of headers each, sent as references of one byte to HPACK's table
     HeaderBlocks,
     /// The same with 1 MiB of headers
     HugeHeaderBlocks,
+    /// Watches held open with 240 header fields each, sent as references of one byte to HPACK's table
+    WatchHeaders,
     /// Ranges of which 64 KiB are sent and the end never
     UnfinishedRanges,
     /// Puts of which 64 KiB are sent and the end never
@@ -93,6 +95,8 @@ pub(crate) enum Behaviour {
     SlowSnapshots,
     /// Watches of which nothing is read
     UnreadWatches,
+    /// Watches that may send nothing and fill the receive windows of hundreds of connections
+    StuckWindows,
     /// Calls reset as soon as they are sent
     ResetFlood,
     /// HTTP/2 pings
@@ -103,6 +107,10 @@ pub(crate) enum Behaviour {
     SilentConnections,
     /// Thousands of TLS connections that send nothing
     MuteHandshakes,
+    /// Thousands of TLS connections whose first message of 48 KB never ends
+    HalfHellos,
+    /// Thousands of HTTP/1 connections whose request's head of 60 KB never ends
+    HalfHeads,
     /// HTTP/1 requests whose body never ends
     UnfinishedHttp1,
     /// Unfinished requests to the admin port, and its pages requested without pause

@@ -19,6 +19,8 @@ use crate::sockets;
 pub(crate) const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 /// Connections of the behaviours that are about their number.
 const MANY_CONNECTIONS: usize = 4_000;
+/// Connections whose receive windows are filled.
+const STUCK_CONNECTIONS: usize = 300;
 /// Connections of unfinished HTTP/1 requests, and to the admin port.
 const HTTP1_CONNECTIONS: usize = 1_000;
 /// Pause between two writes of 100 KB: about 5 MB a second.
@@ -80,9 +82,10 @@ fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mu
     let client = || attack.client.clone();
     let count = || Arc::clone(counts);
     match behaviour {
-        // 15 values of 4,032 bytes, as HPACK counts them, are just below 64 KiB.
-        Behaviour::HeaderBlocks => raw(attack, Raw::HeaderBlocks { references: 15 }, counts, tasks),
+        // 3 values of 4,032 bytes, as HPACK counts them; 4 are too long with the other fields.
+        Behaviour::HeaderBlocks => raw(attack, Raw::HeaderBlocks { references: 3 }, counts, tasks),
         Behaviour::HugeHeaderBlocks => raw(attack, Raw::HeaderBlocks { references: 255 }, counts, tasks),
+        Behaviour::WatchHeaders => raw(attack, Raw::WatchHeaders { references: 240 }, counts, tasks),
         Behaviour::ResetFlood => raw(attack, Raw::Resets, counts, tasks),
         Behaviour::PingFlood => raw(attack, Raw::Pings, counts, tasks),
         Behaviour::SettingsFlood => raw(attack, Raw::Settings, counts, tasks),
@@ -101,6 +104,11 @@ fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mu
             tasks.spawn(held_calls::overwrite(client(), 50 * OVERWRITE_PAUSE));
             held(attack, Held::unread(Unread::Watch), counts, tasks);
         }
+        Behaviour::StuckWindows => {
+            for _ in 0..STUCK_CONNECTIONS {
+                tasks.spawn(held_calls::run(client(), Held::STUCK_WATCHES, count()));
+            }
+        }
         Behaviour::SilentConnections => {
             for _ in 0..MANY_CONNECTIONS {
                 tasks.spawn(sockets::silent(client(), count()));
@@ -109,6 +117,16 @@ fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mu
         Behaviour::MuteHandshakes => {
             for _ in 0..MANY_CONNECTIONS {
                 tasks.spawn(sockets::silent(attack.tls.clone(), count()));
+            }
+        }
+        Behaviour::HalfHellos => {
+            for _ in 0..MANY_CONNECTIONS {
+                tasks.spawn(sockets::half_hello(attack.tls.clone(), count()));
+            }
+        }
+        Behaviour::HalfHeads => {
+            for _ in 0..MANY_CONNECTIONS {
+                tasks.spawn(sockets::half_head(client(), count()));
             }
         }
         Behaviour::UnfinishedHttp1 => {

@@ -10,7 +10,10 @@ use h2::client::SendRequest;
 use prost::Message;
 use testkit::grpc::{Client, frame};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, WATCH};
-use testkit::pb::{PutRequest, RangeRequest, RangeResponse, WatchCreateRequest, WatchRequest, prefix_end};
+use testkit::pb::{
+    PutRequest, RangeRequest, RangeResponse, WatchCreateRequest, WatchProgressRequest, WatchRequest,
+    prefix_end,
+};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
@@ -19,6 +22,8 @@ use crate::dataset;
 
 /// Bytes of a message that is never complete.
 const UNFINISHED_BYTES: usize = 64 << 10;
+/// Requests of a watch that reads none of them, in bytes: the largest receive window of a stream.
+const STUCK_BYTES: usize = 256 << 10;
 /// Bytes that a slow reader reads per second and call.
 const SLOW_BYTES_PER_SECOND: u32 = 1_000;
 /// Pause after a call that the server has refused, before the next one.
@@ -40,6 +45,8 @@ pub(crate) enum OpenCall {
     Unfinished { path: &'static str },
     /// A request whose response is never read.
     Unread(Unread),
+    /// A watch that may send nothing, and requests for progress that nothing reads.
+    StuckWatch,
     /// Lists from memory, read slowly.
     SlowList,
 }
@@ -60,6 +67,7 @@ pub(crate) enum Unread {
 impl Held {
     pub(crate) const RANGES: Held = Held::Open(OpenCall::Unfinished { path: RANGE });
     pub(crate) const PUTS: Held = Held::Open(OpenCall::Unfinished { path: PUT });
+    pub(crate) const STUCK_WATCHES: Held = Held::Open(OpenCall::StuckWatch);
     pub(crate) const SLOW_LISTS: Held = Held::Open(OpenCall::SlowList);
 
     /// Calls whose responses are never read.
@@ -74,13 +82,14 @@ impl Held {
             Held::Open(OpenCall::Unread(Unread::Value)) => 100,
             Held::Open(OpenCall::Unread(_)) | Held::AbandonedPages => 20,
             Held::Open(OpenCall::SlowList) => 8,
+            Held::Open(OpenCall::StuckWatch) => 4,
         }
     }
 
     /// Receive window that the connection announces for each stream, in bytes.
     fn stream_window(self) -> u32 {
         match self {
-            Held::Open(OpenCall::Unread(_)) => 0,
+            Held::Open(OpenCall::Unread(_) | OpenCall::StuckWatch) => 0,
             Held::Open(OpenCall::Unfinished { .. }) | Held::AbandonedPages => 65_535,
             Held::Open(OpenCall::SlowList) => 1_024,
         }
@@ -164,7 +173,7 @@ async fn hold(sender: SendRequest<Bytes>, url: &str, call: OpenCall, number: usi
                 .await;
         },
         // With a window of 0 nothing arrives but the end.
-        OpenCall::Unfinished { .. } | OpenCall::Unread(_) => {
+        OpenCall::Unfinished { .. } | OpenCall::Unread(_) | OpenCall::StuckWatch => {
             while let Some(piece) = body.data().await {
                 piece?;
             }
@@ -234,20 +243,32 @@ fn request(call: OpenCall, number: usize) -> (&'static str, Bytes, bool) {
         }
         OpenCall::Unread(Unread::List) => (RANGE, range(dataset::all(dataset::WIDE)), true),
         OpenCall::Unread(Unread::Stream) => (RANGE_STREAM, range(dataset::all(dataset::WIDE)), true),
-        OpenCall::Unread(Unread::Watch) => {
-            let create = WatchCreateRequest {
-                key: dataset::HOT.into(),
-                range_end: prefix_end(dataset::HOT.as_bytes()),
-                ..WatchCreateRequest::default()
-            };
-            let watch = WatchRequest {
-                create_request: Some(create),
+        OpenCall::Unread(Unread::Watch) => (WATCH, watch(), false),
+        OpenCall::StuckWatch => {
+            let progress = WatchRequest {
+                progress_request: Some(WatchProgressRequest {}),
                 ..WatchRequest::default()
             };
-            (WATCH, frame(&watch.encode_to_vec()), false)
+            let progress = frame(&progress.encode_to_vec());
+            let requests = progress.repeat(STUCK_BYTES / progress.len());
+            (WATCH, [&watch()[..], &requests].concat().into(), false)
         }
         OpenCall::SlowList => (RANGE, range(dataset::all(dataset::HOT)), true),
     }
+}
+
+/// Request for a watch over the overwritten keys.
+fn watch() -> Bytes {
+    let create = WatchCreateRequest {
+        key: dataset::HOT.into(),
+        range_end: prefix_end(dataset::HOT.as_bytes()),
+        ..WatchCreateRequest::default()
+    };
+    let watch = WatchRequest {
+        create_request: Some(create),
+        ..WatchRequest::default()
+    };
+    frame(&watch.encode_to_vec())
 }
 
 /// Overwrites the hot keys, forever.

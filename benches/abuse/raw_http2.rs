@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use testkit::kv::RANGE;
+use prost::Message;
+use testkit::kv::{RANGE, WATCH};
+use testkit::pb::{WatchCreateRequest, WatchRequest};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -39,6 +41,8 @@ const FLOOD_BATCH: usize = 256;
 pub(crate) enum Raw {
     /// Holds calls open whose header list is this many references to a value of [`TABLE_VALUE_BYTES`].
     HeaderBlocks { references: usize },
+    /// Holds watches open whose header list is this many references to an empty value.
+    WatchHeaders { references: usize },
     /// Sends calls and resets each at once.
     Resets,
     /// Sends pings.
@@ -74,7 +78,29 @@ async fn connection(address: &str, raw: Raw, counts: &Arc<Counts>) -> std::io::R
     let (events, mut received) = mpsc::channel(1024);
     let reading = tokio::spawn(read(reader, events, Arc::clone(counts)));
     let outcome = match raw {
-        Raw::HeaderBlocks { references } => hold_calls(&mut writer, &mut received, references, counts).await,
+        Raw::HeaderBlocks { references } => {
+            let fields = Fields {
+                references,
+                value_bytes: TABLE_VALUE_BYTES,
+            };
+            hold_calls(&mut writer, &mut received, RANGE, fields, &[], counts).await
+        }
+        Raw::WatchHeaders { references } => {
+            let fields = Fields {
+                references,
+                value_bytes: 0,
+            };
+            let create_request = WatchCreateRequest {
+                key: b"k".to_vec(),
+                ..WatchCreateRequest::default()
+            };
+            let create = WatchRequest {
+                create_request: Some(create_request),
+                ..WatchRequest::default()
+            };
+            let create = testkit::grpc::frame(&create.encode_to_vec());
+            hold_calls(&mut writer, &mut received, WATCH, fields, &create, counts).await
+        }
         Raw::Resets => flood(&mut writer, &mut received, counts, resets).await,
         Raw::Pings => flood(&mut writer, &mut received, counts, |_| frame(PING, 0, 0, &[7; 8])).await,
         // A value that changes nothing: the initial window.
@@ -89,11 +115,22 @@ async fn connection(address: &str, raw: Raw, counts: &Arc<Counts>) -> std::io::R
     outcome
 }
 
-/// Keeps [`CALLS_PER_CONNECTION`] calls open; what the server ends is opened again a second later.
+/// Fields of a header list that refer to HPACK's table.
+#[derive(Clone, Copy)]
+struct Fields {
+    references: usize,
+    /// Length of the value in the table.
+    value_bytes: usize,
+}
+
+/// Keeps [`CALLS_PER_CONNECTION`] calls open, with `message` unless it is empty; what the server ends is opened again a
+/// second later.
 async fn hold_calls(
     writer: &mut OwnedWriteHalf,
     received: &mut mpsc::Receiver<Event>,
-    references: usize,
+    path: &str,
+    fields: Fields,
+    message: &[u8],
     counts: &Counts,
 ) -> std::io::Result<()> {
     let mut open = HashSet::new();
@@ -104,8 +141,12 @@ async fn hold_calls(
         tokio::select! {
             _ = tick.tick() => {
                 while open.len() < CALLS_PER_CONNECTION {
-                    let block = header_block(Some(references), &mut in_table);
-                    writer.write_all(&headers(next_stream, &block)).await?;
+                    let block = header_block(path, Some(fields), &mut in_table);
+                    let mut call = headers(next_stream, &block);
+                    if !message.is_empty() {
+                        call.extend(frame(DATA, 0, next_stream, message));
+                    }
+                    writer.write_all(&call).await?;
                     open.insert(next_stream);
                     counts.calls.fetch_add(1, Ordering::Relaxed);
                     next_stream += 2;
@@ -150,7 +191,7 @@ async fn flood(
 /// A call and its reset.
 fn resets(number: u32) -> Vec<u8> {
     let stream = 2 * number + 1;
-    let mut bytes = headers(stream, &header_block(None, &mut false));
+    let mut bytes = headers(stream, &header_block(RANGE, None, &mut false));
     bytes.extend(frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes()));
     bytes
 }
@@ -217,13 +258,13 @@ fn headers(stream: u32, block: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// HPACK block of a Range with `references` to the large value; the first block of a connection puts it into the table.
-fn header_block(references: Option<usize>, in_table: &mut bool) -> Vec<u8> {
+/// HPACK block of a call with `fields`; the first block of a connection puts their value into the table.
+fn header_block(path: &str, fields: Option<Fields>, in_table: &mut bool) -> Vec<u8> {
     // Indexed: `:method: POST`, `:scheme: http`.
     let mut block = vec![0x83, 0x86];
     // Literals that are not put into the table: `:path` (name 4), `:authority` (1), `content-type` (31).
     block.push(0x04);
-    string(&mut block, RANGE.as_bytes());
+    string(&mut block, path.as_bytes());
     block.push(0x01);
     string(&mut block, b"localhost");
     block.extend([0x0f, 0x10]);
@@ -231,12 +272,12 @@ fn header_block(references: Option<usize>, in_table: &mut bool) -> Vec<u8> {
     block.push(0x00);
     string(&mut block, b"te");
     string(&mut block, b"trailers");
-    if let Some(references) = references {
-        let mut references = references;
+    if let Some(fields) = fields {
+        let mut references = fields.references;
         if !*in_table {
             block.push(0x40);
             string(&mut block, b"x");
-            string(&mut block, &[b'v'; TABLE_VALUE_BYTES]);
+            string(&mut block, &vec![b'v'; fields.value_bytes]);
             *in_table = true;
             references -= 1;
         }

@@ -1,7 +1,7 @@
 //! Connections that send little or nothing, and requests to the admin port.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -14,6 +14,23 @@ const UNFINISHED_HTTP1: &[u8] =
     b"POST /v3/kv/range HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n{";
 /// The beginning of a request to the admin port.
 const UNFINISHED_ADMIN: &[u8] = b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ";
+
+/// The beginning of an HTTP/1 request with a head of 60 KB.
+static HALF_HEAD: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let line = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ";
+    [&line[..], &[b'v'; 60_000]].concat()
+});
+/// The first message of a TLS handshake, of 48 KB without its last byte, in records of 16,000 bytes.
+static HALF_HELLO: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    const LENGTH: [u8; 3] = [0, 0xbb, 0x80];
+    let mut message = [&[1], &LENGTH[..], &[3, 3]].concat();
+    message.resize(4 + 48_000 - 1, 0);
+    let records = message.chunks(16_000).map(|piece| {
+        let length = u16::try_from(piece.len()).unwrap_or(0).to_be_bytes();
+        [&[22, 3, 1], &length[..], piece].concat()
+    });
+    records.flatten().collect()
+});
 
 /// Holds one connection after another on which only `first_bytes` are sent.
 async fn hold(address: String, first_bytes: &'static [u8], counts: Arc<Counts>) {
@@ -38,6 +55,16 @@ pub(crate) async fn silent(address: String, counts: Arc<Counts>) {
 /// An HTTP/1 request whose body never ends.
 pub(crate) async fn unfinished_http1(address: String, counts: Arc<Counts>) {
     hold(address, UNFINISHED_HTTP1, counts).await;
+}
+
+/// An HTTP/1 request whose head never ends.
+pub(crate) async fn half_head(address: String, counts: Arc<Counts>) {
+    hold(address, &HALF_HEAD, counts).await;
+}
+
+/// A TLS handshake whose first message never ends.
+pub(crate) async fn half_hello(address: String, counts: Arc<Counts>) {
+    hold(address, &HALF_HELLO, counts).await;
 }
 
 /// A request to the admin port whose head never ends.
