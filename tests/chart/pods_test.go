@@ -191,9 +191,9 @@ const plaintextFlag = "--allow-plaintext-listener"
 
 func TestMemoryFollowsTheCache(t *testing.T) {
 	for _, c := range []struct{ cache, buffers, flag, request, limit string }{
-		{"1Gi", "768Mi", "1073741824", "1Gi", "2Gi"},              // the rest decides
+		{"1Gi", "768Mi", "1073741824", "1Gi", "2341Mi"},           // the rest decides
 		{"6Gi", "768Mi", "6442450944", "6Gi", "8Gi"},              // four thirds decide
-		{"1500000000", "128Mi", "1500000000", "1431Mi", "1908Mi"}, // rounded up
+		{"1500000000", "128Mi", "1500000000", "1431Mi", "2074Mi"}, // rounded up
 		{"2Ti", "1536Mi", "2199023255552", "2Ti", "2796203Mi"},
 	} {
 		container := renderMode(t, "deployment-plain", "--set", "cache.maxBytes="+c.cache, "--set", "buffers.maxBytes="+c.buffers).proxy.Spec.Containers[0]
@@ -205,7 +205,7 @@ func TestMemoryFollowsTheCache(t *testing.T) {
 		}
 	}
 	watches := renderMode(t, "deployment-plain", "--set", "cache.maxBytes=1Gi", "--set", "buffers.maxBytes=768Mi", "--set", "watches.maxBytes=128Mi").proxy.Spec.Containers[0].Resources
-	if limit := watches.Limits.Memory().String(); limit != "2112Mi" {
+	if limit := watches.Limits.Memory().String(); limit != "2405Mi" {
 		t.Errorf("watches beyond 64Mi: limit %s", limit)
 	}
 	own := renderMode(t, "deployment", "--set", "resources.limits.memory=9Gi").proxy.Spec.Containers[0].Resources

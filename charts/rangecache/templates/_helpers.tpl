@@ -60,13 +60,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- /*
 The memory request is what the mirrors may take. The limit leaves room for what else takes memory: a third of that, but at
-least the buffers and 256Mi for the rest, which include 64Mi for watches.
+least the buffers, 256Mi for the program and watches (64Mi), and an eighth of the limit for connections.
 */ -}}
 {{- define "rangecache.resources" -}}
 {{- $cache := include "rangecache.bytes" .Values.cache.maxBytes | int64 -}}
 {{- $rest := add (include "rangecache.bytes" .Values.buffers.maxBytes | int64) 268435456 -}}
 {{- $watches := max 0 (sub (include "rangecache.bytes" (default "64Mi" .Values.watches.maxBytes) | int64) 67108864) -}}
-{{- $limit := add (max (div (mul $cache 4) 3) (add $cache $rest)) $watches -}}
+{{- $limit := add (max (div (mul $cache 4) 3) (div (mul (add $cache $rest) 8) 7)) $watches -}}
 {{- $derived := dict
   "requests" (dict "cpu" "100m" "memory" (include "rangecache.mebibytes" $cache))
   "limits" (dict "memory" (include "rangecache.mebibytes" $limit)) -}}
