@@ -198,7 +198,7 @@ pub(super) struct Unused {
 impl Unused {
     /// Records a request: from the first one on, the connection keeps its place.
     pub(super) fn record_request(&self) {
-        // A load first: it is the first request of few.
+        // A load first: hardly a request is the first one.
         if !self.is_used.load(Ordering::Relaxed) && !self.is_used.swap(true, Ordering::Relaxed) {
             self.connections.by_age.lock().remove(&self.number);
         }

@@ -39,6 +39,7 @@ impl ConnectionMetrics {
             ("clients", "address"),
             ("clients", "flood"),
             ("clients", "handshake"),
+            ("clients", "replaced"),
             ("clients", "silent"),
             ("metrics", "flood"),
             ("metrics", "replaced"),
