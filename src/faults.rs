@@ -21,6 +21,8 @@ pub enum Fault {
     Corrupt,
     /// The next successful quorum check is not reported until `release`: `hold`.
     Hold,
+    /// The next turn at the admin port is not given until `release`: `admin-turn`.
+    AdminTurn,
 }
 
 #[cfg(debug_assertions)]
@@ -56,6 +58,7 @@ mod armed {
             b"probe" => Fault::Probe,
             b"corrupt" => Fault::Corrupt,
             b"hold" => Fault::Hold,
+            b"admin-turn" => Fault::AdminTurn,
             b"release" => return RELEASED.notify_one(),
             _ => return,
         };

@@ -7,6 +7,7 @@
 //! | `control` | requests that change the process |
 //! | `handles` | handles to the rooms whose state responses report |
 //! | `pace` | bound on requests per second |
+//! | `renderings` | bounds on pages: how many per second, and their memory until they are read |
 //! | `prefixes` | prefixes of the mirrored keys that cost most |
 //! | `process` | figures of the process: CPU time, memory, descriptors |
 //! | `readiness` | readiness, and its text |
@@ -25,6 +26,7 @@ mod page;
 mod prefixes;
 mod process;
 mod readiness;
+mod renderings;
 mod server;
 mod status;
 

@@ -11,7 +11,8 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
 use serde::Serialize;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -19,11 +20,13 @@ use super::control::{control, is_control};
 use super::handles::Handles;
 use super::pace::Pace;
 use super::prefixes::Prefixes;
+use super::renderings::Renderings;
 use super::status::samples::{Counts, INTERVAL, Recent};
 use super::{page, process, readiness, status};
 use crate::browser::BrowserRules;
 use crate::config::LiveConfig;
 use crate::mirror::Mirrors;
+use crate::net::Transport;
 use crate::panics::restarting;
 use crate::reload::ReloadHandle;
 use crate::server::{ConnectionLimits, Connections, Listener, ServeConfig};
@@ -47,9 +50,18 @@ const CONNECTIONS: ConnectionLimits = ConnectionLimits {
     replace_oldest: true,
 };
 /// Requests in flight on one connection.
-const MAX_STREAMS: u32 = 16;
+const MAX_STREAMS: u32 = 4;
 /// Age at which a connection is closed; a scraper then connects again.
 const MAX_AGE: Duration = Duration::from_secs(60);
+/// Time between two requests, those of probes aside.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(1);
+/// Requests that need not keep the interval, after a pause.
+const REQUEST_BURST: u32 = 100;
+/// Longest wait for a turn, and for a page. The requests of all connections together (256, and 64 pages) have their turns
+/// in less; memory that closed connections do not give back may take longer.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+/// Seconds after which a refused client may try again.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 /// The HTTP server for operators and probes.
 #[derive(Debug)]
@@ -60,6 +72,7 @@ pub struct Admin {
     /// Web pages may not read this port.
     browser: BrowserRules,
     pace: Pace,
+    renderings: Renderings,
 }
 
 impl Admin {
@@ -78,6 +91,7 @@ impl Admin {
         let config = live.load();
         let started = Instant::now();
         let recent = Recent::new(started, Counts::now(&telemetry.metrics, &mirrors));
+        let unread_bytes = telemetry.metrics.connections.admin_unread_bytes.clone();
         Arc::new(Admin {
             handles: Handles {
                 mirrors,
@@ -95,7 +109,8 @@ impl Admin {
             },
             connections: Connections::new(CONNECTIONS, Gauge::default()),
             browser: config.listen.browser_rules().without_origins(),
-            pace: Pace::new(),
+            pace: Pace::new(REQUEST_INTERVAL, REQUEST_BURST),
+            renderings: Renderings::new(unread_bytes),
         })
     }
 
@@ -128,41 +143,89 @@ impl Admin {
         };
         let handler = move |_: &_, _: &_, _| {
             let admin = Arc::clone(&self);
+            // A connection waits for one page at a time, so that its streams delay no other connection's.
+            let one_page = Arc::new(Semaphore::new(1));
             move |request: Request<Incoming>, transport| {
-                let admin = Arc::clone(&admin);
-                async move {
-                    admin.pace.turn().await;
-                    let path = request.uri().path();
-                    let response = match admin.browser.check(&request, transport) {
-                        Ok(()) if is_control(path) => {
-                            let (status, body) =
-                                control(&admin.handles, request.method(), path, transport).await;
-                            text(status, JSON, format!("{body}\n"))
-                        }
-                        Ok(()) if !reads(request.method()) => not_allowed(),
-                        Ok(()) => admin.respond(&request),
-                        Err(refusal) => text(StatusCode::FORBIDDEN, TEXT, refusal.to_string()),
-                    };
-                    Ok::<_, Infallible>(response)
-                }
+                let (admin, one_page) = (Arc::clone(&admin), Arc::clone(&one_page));
+                async move { Ok::<_, Infallible>(admin.respond(&request, transport, &one_page).await) }
             }
         };
         listener.serve(handler, config).await;
     }
 
-    fn respond(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn respond(
+        &self,
+        request: &Request<Incoming>,
+        transport: Transport,
+        one_page: &Semaphore,
+    ) -> Response<Full<Bytes>> {
+        let path = request.uri().path();
+        // A probe is cheap, and what waits for it restarts the process or takes it out of service.
+        if !is_probe(path) && timeout(MAX_WAIT, self.pace.turn()).await.is_err() {
+            return busy();
+        }
+        match self.browser.check(request, transport) {
+            Err(refusal) => text(StatusCode::FORBIDDEN, TEXT, refusal.to_string()),
+            Ok(()) if is_control(path) => {
+                let (status, body) = control(&self.handles, request.method(), path, transport).await;
+                text(status, JSON, format!("{body}\n"))
+            }
+            Ok(()) if !reads(request.method()) => not_allowed(),
+            Ok(()) => self.read(request, one_page).await,
+        }
+    }
+
+    async fn read(&self, request: &Request<Incoming>, one_page: &Semaphore) -> Response<Full<Bytes>> {
         let handles = &self.handles;
-        let (status, content_type, body) = match request.uri().path() {
-            "/livez" => (StatusCode::OK, TEXT, "ok\n".to_owned()),
+        let accept = request.headers().get(header::ACCEPT);
+        let page = match request.uri().path() {
+            "/livez" => return text(StatusCode::OK, TEXT, "ok\n"),
             "/readyz" => {
                 let status = if readiness::is_ready(handles) {
                     StatusCode::OK
                 } else {
                     StatusCode::SERVICE_UNAVAILABLE
                 };
-                (status, TEXT, readiness::describe(handles))
+                let lines = self.renderings.count(readiness::describe(handles));
+                return text(status, TEXT, lines);
             }
-            "/metrics" => {
+            "/page.css" => return text(StatusCode::OK, CSS, page::CSS),
+            "/page.js" => return text(StatusCode::OK, JAVASCRIPT, page::JS),
+            "/metrics" => Page::Metrics(Format::accepted(accept.and_then(|accept| accept.to_str().ok()))),
+            "/" => Page::Html,
+            "/status" => Page::Status,
+            "/clients" => Page::Clients,
+            _ => {
+                let paths = "not found; paths are /, /status, /clients, /livez, /readyz and /metrics\n";
+                return text(StatusCode::NOT_FOUND, TEXT, paths);
+            }
+        };
+        let rendering = async {
+            let _one_page = one_page.acquire().await;
+            let close_oldest = || self.connections.replace_oldest();
+            let render = || {
+                let (status, content_type, body) = page.render(handles);
+                text(status, content_type, self.renderings.count(body))
+            };
+            self.renderings.render(close_oldest, render).await
+        };
+        timeout(MAX_WAIT, rendering).await.unwrap_or_else(|_| busy())
+    }
+}
+
+/// A response that takes long to build and may be large.
+enum Page {
+    Metrics(Format),
+    Html,
+    Status,
+    Clients,
+}
+
+impl Page {
+    /// Status, content type and body.
+    fn render(&self, handles: &Handles) -> (StatusCode, &'static str, String) {
+        match self {
+            Page::Metrics(format) => {
                 let metrics = &handles.telemetry.metrics;
                 let tasks = i64::try_from(handles.tasks.len()).unwrap_or(i64::MAX);
                 metrics.process.tasks.set(tasks);
@@ -171,28 +234,33 @@ impl Admin {
                 let mut clients = handles.telemetry.clients.figures();
                 clients.truncate(handles.client_metrics_top);
                 metrics.clients.export(&clients);
-                let accept = request.headers().get(header::ACCEPT);
-                let format = Format::accepted(accept.and_then(|accept| accept.to_str().ok()));
-                (StatusCode::OK, format.content_type(), metrics.encode(format))
+                (StatusCode::OK, format.content_type(), metrics.encode(*format))
             }
-            "/" => (StatusCode::OK, HTML, page::render(&status::collect(handles))),
-            "/status" => json(&status::collect(handles)),
-            "/clients" => json(&status::clients(handles)),
-            "/page.css" => (StatusCode::OK, CSS, page::CSS.to_owned()),
-            "/page.js" => (StatusCode::OK, JAVASCRIPT, page::JS.to_owned()),
-            _ => (
-                StatusCode::NOT_FOUND,
-                TEXT,
-                "not found; paths are /, /status, /clients, /livez, /readyz and /metrics\n".to_owned(),
-            ),
-        };
-        text(status, content_type, body)
+            Page::Html => (StatusCode::OK, HTML, page::render(&status::collect(handles))),
+            Page::Status => json(&status::collect(handles)),
+            Page::Clients => json(&status::clients(handles)),
+        }
     }
+}
+
+/// Whether a probe of the kubelet asks for this path.
+fn is_probe(path: &str) -> bool {
+    ["/livez", "/readyz"].contains(&path)
 }
 
 /// Whether a method changes nothing; no other is served.
 fn reads(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
+}
+
+fn busy() -> Response<Full<Bytes>> {
+    let mut response = text(
+        StatusCode::SERVICE_UNAVAILABLE,
+        TEXT,
+        "too many requests wait; try again later\n",
+    );
+    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+    response
 }
 
 fn not_allowed() -> Response<Full<Bytes>> {
@@ -211,8 +279,8 @@ fn json(value: &impl Serialize) -> (StatusCode, &'static str, String) {
     }
 }
 
-fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+fn text(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body.into()));
     *response.status_mut() = status;
     let headers = [
         (header::CONTENT_TYPE, content_type),

@@ -94,7 +94,7 @@ impl Connections {
     }
 
     /// Closes the oldest connection, if it may be replaced.
-    pub(super) fn replace_oldest(&self) {
+    pub fn replace_oldest(&self) {
         let oldest = self.by_age.lock().pop_first();
         if let Some((_, replaced)) = oldest {
             replaced.cancel();

@@ -222,7 +222,7 @@ async fn admin_port_bounds_connections_requests_and_time() {
     streams.read_exact(&mut settings).await.unwrap();
     let mut payload = vec![0; usize::from(settings[2])];
     streams.read_exact(&mut payload).await.unwrap();
-    let max_streams = [0, 3, 0, 0, 0, 16];
+    let max_streams = [0, 3, 0, 0, 0, 4];
     assert!(
         payload.chunks(6).any(|setting| setting == max_streams),
         "{payload:?}"

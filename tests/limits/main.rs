@@ -16,6 +16,7 @@
     reason = "small numbers, no load, and one crate"
 )]
 
+mod admin;
 mod budgets;
 mod buffers;
 mod connections;

@@ -4,9 +4,9 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Registry, Unit};
 
-use super::register::{register, start_at_zero};
+use super::register::{register, register_unit, start_at_zero};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ClosedLabels {
@@ -25,6 +25,8 @@ pub struct ConnectionMetrics {
     pub looped_calls: Counter,
     /// Requests refused because their listener is read-only.
     pub read_only_refused: Counter,
+    /// Bytes of responses of the metrics listener that were not read.
+    pub admin_unread_bytes: Gauge,
     closed: Family<ClosedLabels, Counter>,
 }
 
@@ -63,6 +65,12 @@ impl ConnectionMetrics {
                 registry,
                 "read_only_refused",
                 "Requests that may write, refused because they came to --read-only-listen-client-urls",
+            ),
+            admin_unread_bytes: register_unit(
+                registry,
+                "admin_unread",
+                Unit::Bytes,
+                "Bytes of responses of the metrics listener that their clients have not read yet",
             ),
             closed,
         }

@@ -1,0 +1,138 @@
+//! Bounds on what the pages of the admin port cost: how many are rendered per second, and the memory of those that their
+//! clients have not read yet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::Notify;
+
+use super::pace::Pace;
+
+/// Time between two renderings.
+const INTERVAL: Duration = Duration::from_millis(20);
+/// Renderings that need not keep the interval, after a pause.
+const BURST: u32 = 20;
+/// Bytes of responses that were not read: no page is rendered while there are as many. Part of the 48 MiB for the program.
+const MAX_UNREAD_BYTES: i64 = 8 << 20;
+/// Time for a closed connection to give its responses back, before the next one is closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Renders pages: one at a time, each for one request and after its arrival, so that a page is never older than its
+/// request.
+#[derive(Debug)]
+pub(super) struct Renderings {
+    pace: Pace,
+    unread: Arc<Unread>,
+}
+
+/// Responses that were not read.
+#[derive(Debug)]
+struct Unread {
+    bytes: Gauge,
+    /// Notified when a response was read or dropped.
+    freed: Notify,
+}
+
+/// Body of a response, counted until its last piece was written or dropped.
+struct Body {
+    text: Box<str>,
+    counted: i64,
+    unread: Arc<Unread>,
+}
+
+impl AsRef<[u8]> for Body {
+    fn as_ref(&self) -> &[u8] {
+        self.text.as_bytes()
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        self.unread.bytes.dec_by(self.counted);
+        self.unread.freed.notify_one();
+    }
+}
+
+impl Renderings {
+    /// `unread_bytes` shows the bytes of responses that were not read.
+    pub(super) fn new(unread_bytes: Gauge) -> Renderings {
+        Renderings {
+            pace: Pace::new(INTERVAL, BURST),
+            unread: Arc::new(Unread {
+                bytes: unread_bytes,
+                freed: Notify::new(),
+            }),
+        }
+    }
+
+    /// Renders a page once it has its turn and there is room for it. `close_oldest` closes a connection, so that its
+    /// responses make room.
+    pub(super) async fn render<T>(&self, close_oldest: impl Fn(), render: impl FnOnce() -> T) -> T {
+        let turn = self.pace.turn().await;
+        while self.unread.bytes.get() >= MAX_UNREAD_BYTES {
+            close_oldest();
+            // That connection may have had no response.
+            let _ = tokio::time::timeout(CLOSE_TIMEOUT, self.unread.freed.notified()).await;
+        }
+        let page = render();
+        drop(turn);
+        page
+    }
+
+    /// Counts `text` as not read until it was written or dropped.
+    pub(super) fn count(&self, text: String) -> Bytes {
+        let text = text.into_boxed_str();
+        let counted = i64::try_from(text.len()).unwrap_or(i64::MAX);
+        self.unread.bytes.inc_by(counted);
+        Bytes::from_owner(Body {
+            text,
+            counted,
+            unread: Arc::clone(&self.unread),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::poll;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn page_is_rendered_once_closed_connections_have_given_enough_back() {
+        let unread = Gauge::default();
+        let renderings = Renderings::new(unread.clone());
+        let page = || renderings.count("x".repeat(5 << 20));
+        let closed = AtomicUsize::new(0);
+        let close_oldest = || {
+            closed.fetch_add(1, Ordering::Relaxed);
+        };
+
+        let first = renderings.render(close_oldest, page).await;
+        let second = renderings.render(close_oldest, page).await;
+        assert_eq!((unread.get(), closed.load(Ordering::Relaxed)), (10 << 20, 0));
+
+        let mut third = Box::pin(renderings.render(close_oldest, page));
+        assert!(poll!(&mut third).is_pending());
+        assert_eq!(closed.load(Ordering::Relaxed), 1);
+        // The closed connection had no response.
+        tokio::time::sleep(CLOSE_TIMEOUT).await;
+        assert!(poll!(&mut third).is_pending());
+        assert_eq!(closed.load(Ordering::Relaxed), 2);
+        // A piece of the response that is still to be written keeps all of it.
+        let piece = first.slice(..1);
+        drop(first);
+        assert!(poll!(&mut third).is_pending());
+        assert_eq!(unread.get(), 10 << 20);
+        drop(piece);
+        let third = third.await;
+        assert_eq!(unread.get(), 10 << 20);
+        assert_eq!(closed.load(Ordering::Relaxed), 2);
+        drop((second, third));
+        assert_eq!(unread.get(), 0);
+    }
+}
