@@ -6,7 +6,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 
 const EXAMPLES: &str = "\
 Examples:
-  make abuse                                             every behaviour for a minute, about 25 minutes
+  make abuse                                             every behaviour for a minute, about 28 minutes
   make abuse SECONDS=10 BEHAVIOURS=ping-flood,unread-lists
   RANGECACHE=/path/to/binary make abuse                  another build of rangecache
   make abuse BEHAVIOURS=list-everything ABUSE_ARGS=--direct
@@ -115,6 +115,10 @@ pub(crate) enum Behaviour {
     UnfinishedHttp1,
     /// Unfinished requests to the admin port, and its pages requested without pause
     AdminPort,
+    /// Requests to the admin port whose connections are closed before they are answered
+    AbandonedAdmin,
+    /// Pages of the admin port of which nothing is read
+    UnreadAdmin,
     /// Lists of all keys, from memory and from etcd, without pause, by one client next to a hundred honest ones
     ListEverything,
 }

@@ -9,6 +9,7 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
+use crate::admin::{self, Admin};
 use crate::args::{Attack, Behaviour};
 use crate::held_calls::{self, Held, Unread};
 use crate::lists;
@@ -147,6 +148,14 @@ fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mu
                 tasks.spawn(sockets::scrape(attack.admin.clone(), count()));
             }
         }
+        Behaviour::AbandonedAdmin => admin(attack, Admin::Abandons, counts, tasks),
+        Behaviour::UnreadAdmin => admin(attack, Admin::ReadsNothing, counts, tasks),
+    }
+}
+
+fn admin(attack: &Attack, admin: Admin, counts: &Arc<Counts>, tasks: &mut JoinSet<()>) {
+    for _ in 0..attack.connections {
+        tasks.spawn(admin::run(attack.admin.clone(), admin, Arc::clone(counts)));
     }
 }
 

@@ -3,6 +3,7 @@
 //! is 0 whatever the figures are, and another one only if a behaviour could not be measured.
 #![allow(clippy::print_stdout, reason = "prints the table")]
 
+mod admin;
 mod args;
 mod attacker;
 mod control_group;
