@@ -110,13 +110,14 @@ impl Report {
     #[must_use]
     pub fn to_text(&self) -> String {
         let all = self.total();
-        let width = self
+        // Keys are the clients' own: none may write control characters to the terminal.
+        let rows: Vec<_> = self
             .rows
-            .keys()
-            .map(|(_, prefix)| prefix.chars().count())
-            .max()
-            .unwrap_or(0)
-            .max(6);
+            .iter()
+            .map(|((method, prefix), row)| (*method, prefix.escape_debug().to_string(), row))
+            .collect();
+        let widths = rows.iter().map(|(_, prefix, _)| prefix.chars().count());
+        let width = widths.max().unwrap_or(0).max(6);
         // Writing into a String cannot fail.
         let mut text = String::new();
         let _ = writeln!(
@@ -124,11 +125,7 @@ impl Report {
             "{:<11}  {:<width$}  {:>9}  {:>9}  {:>9}  {:>9}  {:>9}  errors",
             "method", "prefix", "count", "p50 ms", "p90 ms", "p99 ms", "max ms"
         );
-        let rows = self
-            .rows
-            .iter()
-            .map(|((method, prefix), row)| (*method, prefix.as_str(), row));
-        for (method, prefix, row) in rows.chain([("all", "", &all)]) {
+        for (method, prefix, row) in rows.into_iter().chain([("all", String::new(), &all)]) {
             let [p50, p90, p99, max] = row.quantiles().map(|micros| f64::from(micros) / 1000.0);
             let errors: Vec<_> = row
                 .errors
@@ -311,5 +308,25 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} not in\n{text}");
         }
+    }
+    #[test]
+    fn control_characters_of_keys_are_escaped_in_the_table() {
+        let mut report = Report::new(&Recording::default());
+        let read = Read {
+            arrived_at: SystemTime::UNIX_EPOCH,
+            is_stream: false,
+            prefix: "/re\u{1b}[31mg/\u{1b}]0;title\u{7}/\u{9b}2J/ä/".to_owned(),
+            request: RangeRequest::default(),
+        };
+        report.count(&read, Duration::from_micros(1), Ok(1));
+        let text = report.to_text();
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        let shown = r"/re\u{1b}[31mg/\u{1b}]0;title\u{7}/\u{9b}2J/ä/";
+        let of_range = text.lines().find(|line| line.starts_with("Range "));
+        assert!(of_range.is_some_and(|line| line.contains(shown)), "{text}");
+        // Columns are as wide as what is shown.
+        let heading = text.lines().next().unwrap();
+        let all = text.lines().find(|line| line.starts_with("all")).unwrap();
+        assert_eq!(heading.find("errors"), all.rfind('-'));
     }
 }
