@@ -160,7 +160,7 @@ pub fn explain_reason(reason: Reason) -> Explanation {
         Reason::Auth => (
             "auth",
             "etcd's auth is on (or not known to be off), and rangecache has no user of its own, or etcd does not permit the \
-             client to read the range.",
+             client to read the range, or the client has no token and etcd would take it for the user of --cert.",
             "Give rangecache a user that may read what is mirrored (--user). If it has one, check the roles of the clients.",
         ),
         Reason::CheckFailed => (

@@ -19,7 +19,6 @@ use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
 use crate::cache::JsonLayout;
 use crate::config::{ClientsConfig, LiveConfig, WatchCache, WhenBehind};
-use crate::grpc::CallMetadata;
 use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
@@ -131,12 +130,14 @@ pub(super) enum Protocol {
 }
 
 impl Client {
-    /// Whether etcd can decide about the rights of this call's client: by the call's token, or, with
-    /// `--caller-is=certificate`, by the common name that the client has in common with rangecache. etcd sees rangecache's
-    /// certificate and would take another client without a token for that user. Its gateway has no user without a token.
-    pub(super) fn identifies(&self, metadata: &CallMetadata, by: Protocol) -> bool {
-        let is_by_certificate = self.proxy.forward.upstream.credentials().common_name().is_some();
-        !is_by_certificate || metadata.has_credentials || (self.has_own_name && by == Protocol::Grpc)
+    /// Whether etcd can decide about the rights of this call's client: by the call's token, by the absence of one if
+    /// rangecache's certificate has no common name, or, with `--caller-is=certificate`, by the common name that the client
+    /// has in common with rangecache. etcd sees rangecache's certificate and would take another client without a token for
+    /// that user. Its gateway has no user without a token.
+    pub(super) fn identifies(&self, has_credentials: bool, by: Protocol) -> bool {
+        has_credentials
+            || (self.has_own_name && by == Protocol::Grpc)
+            || !self.proxy.forward.upstream.connector().names_a_user()
     }
 }
 

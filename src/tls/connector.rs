@@ -51,7 +51,13 @@ struct Tls {
     current: Arc<Watched<Client>>,
     files: TlsFilePaths,
     reload_interval: Duration,
+    named: NamedConnection,
 }
+
+/// Held by a connection whose client certificate has a common name, which etcd may take for a user. The connection keeps
+/// that name when the certificate is replaced.
+#[derive(Clone, Debug, Default)]
+pub struct NamedConnection(Arc<()>);
 
 struct Client {
     http2: Arc<ClientConfig>,
@@ -133,6 +139,7 @@ impl Connector {
             current: Arc::new(Watched::open("etcd", paths, metrics, load)?),
             files,
             reload_interval,
+            named: NamedConnection::default(),
         };
         Ok(Arc::new(Connector { tls: Some(tls) }))
     }
@@ -146,6 +153,14 @@ impl Connector {
         }
     }
 
+    /// Reads replaced files at once.
+    #[cfg(test)]
+    pub(super) fn reload(&self) {
+        if let Some(tls) = &self.tls {
+            tls.current.reload();
+        }
+    }
+
     /// Common name of the client certificate. If etcd's auth is on, callers without credentials of their own act as the
     /// user of this name.
     #[must_use]
@@ -153,10 +168,11 @@ impl Connector {
         self.tls.as_ref()?.current.current().common_name.clone()
     }
 
-    /// Whether the client certificate has a common name.
+    /// Whether the client certificate has a common name, or that of an open connection has.
     #[must_use]
     pub fn names_a_user(&self) -> bool {
-        let names = |tls: &Tls| tls.current.current().common_name.is_some();
+        let names =
+            |tls: &Tls| tls.current.current().common_name.is_some() || Arc::strong_count(&tls.named.0) > 1;
         self.tls.as_ref().is_some_and(names)
     }
 
@@ -165,19 +181,38 @@ impl Connector {
     /// # Errors
     /// The error of the socket or of the handshake; the latter names the flag and the remedy.
     pub async fn connect(&self, url: &Url, protocol: Protocol) -> io::Result<Stream> {
+        Ok(self.connect_named(url, protocol).await?.0)
+    }
+
+    /// [`Connector::connect`], also with what the connection has to hold if its client certificate has a common name.
+    ///
+    /// # Errors
+    /// Those of [`Connector::connect`].
+    pub async fn connect_named(
+        &self,
+        url: &Url,
+        protocol: Protocol,
+    ) -> io::Result<(Stream, Option<NamedConnection>)> {
         let stream = net::connect(url).await?;
         self.handshake(url, protocol, stream).await
     }
 
     /// Completes the handshake with `url` on a connected socket.
-    pub(super) async fn handshake(&self, url: &Url, protocol: Protocol, stream: Plain) -> io::Result<Stream> {
+    pub(super) async fn handshake(
+        &self,
+        url: &Url,
+        protocol: Protocol,
+        stream: Plain,
+    ) -> io::Result<(Stream, Option<NamedConnection>)> {
         if !url.tls {
-            return Ok(Either::Left(stream));
+            return Ok((Either::Left(stream), None));
         }
         let (Some(tls), Some(name)) = (&self.tls, url.server_name()) else {
             return Err(io::Error::other("TLS is not configured"));
         };
         let client = tls.current.current();
+        // The files may be replaced during the handshake.
+        let named = client.common_name.is_some().then(|| tls.named.clone());
         let config = match protocol {
             Protocol::Http2 => &client.http2,
             Protocol::Http1 => &client.http1,
@@ -196,7 +231,7 @@ impl Connector {
                         .await
                         .map_err(|error| explain::no_first_bytes(error, url, &tls.files))?;
                 }
-                Ok(Either::Right(Box::new(stream.into())))
+                Ok((Either::Right(Box::new(stream.into())), named))
             }
             Err(error) => Err(explain::towards_etcd(error, url, &tls.files)),
         }

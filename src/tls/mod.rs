@@ -30,6 +30,6 @@ mod watched;
 
 pub use acceptor::Acceptor;
 pub use collector::Collector;
-pub use connector::{Connector, Protocol};
+pub use connector::{Connector, NamedConnection, Protocol};
 pub use facts::{Facts, client_common_name};
 pub use files::{FileError, look_at_file};

@@ -72,6 +72,7 @@ async fn handshake_with(
         connector.handshake(&url, Protocol::Http2, net::from_unix(near)),
         acceptor.accept(net::from_unix(far))
     );
+    let client = client.map(|(stream, _)| stream);
     (client.map_err(|error| error.to_string()), server)
 }
 
@@ -416,6 +417,46 @@ fn facts_are_those_of_the_first_certificate() {
     let connector = connector(&calling(&ca.cert(), Some(&pair)));
     assert_eq!(connector.common_name().as_deref(), Some("root"));
     assert!(connector.names_a_user());
+}
+
+/// A handshake that is in progress while the certificate is replaced presents the old one, and the connection keeps it.
+#[tokio::test]
+async fn name_of_a_connection_is_that_of_the_certificate_which_it_presented() {
+    let ca = Ca::new();
+    let acceptor = acceptor(&serving(&ca.issue("server", &Leaf::default()), &[]));
+    let named = Leaf {
+        common_name: Some("root"),
+        ..Leaf::default()
+    };
+    let client = connector(&calling(&ca.cert(), Some(&ca.issue("client", &named))));
+    let url: Url = "https://localhost:1".parse().unwrap();
+    let connect = async |replaced: &Leaf| {
+        let (near, far) = UnixStream::pair().unwrap();
+        let connecting = client.handshake(&url, Protocol::Http2, net::from_unix(near));
+        tokio::pin!(connecting);
+        assert!(futures_util::poll!(&mut connecting).is_pending());
+        ca.issue("client", replaced);
+        client.reload();
+        let (connected, accepted) = tokio::join!(connecting, acceptor.accept(net::from_unix(far)));
+        assert!(accepted.is_some());
+        connected.expect("a connection").1
+    };
+    let first = connect(&Leaf::default()).await;
+    assert!(first.is_some());
+    assert!(
+        client.common_name().is_none() && client.names_a_user(),
+        "an open connection has the name"
+    );
+    let second = connect(&named).await;
+    assert!(
+        second.is_none() && client.names_a_user(),
+        "the newest certificate has the name"
+    );
+    ca.issue("client", &Leaf::default());
+    client.reload();
+    assert!(client.names_a_user());
+    drop(first);
+    assert!(!client.names_a_user(), "no open connection has the name");
 }
 
 /// The error of a client whose server does not complete the handshake.

@@ -23,7 +23,7 @@ use crate::etcdserverpb::maintenance_client::MaintenanceClient;
 use crate::etcdserverpb::{StatusRequest, StatusResponse};
 use crate::instance;
 use crate::net::Url;
-use crate::tls::{Connector, Protocol};
+use crate::tls::{Connector, NamedConnection, Protocol};
 use crate::write_batching::{RequestBatching, write_buffer};
 
 /// Interval of pings on a connection with calls in flight. etcd closes connections that ping more often than every 5 s,
@@ -82,7 +82,7 @@ pub struct Connection {
     /// Id of the member's cluster; 0 until a status was received.
     cluster_id: AtomicU64,
     /// The client certificate of the connection has a common name, which etcd may take for a user.
-    names_a_user: bool,
+    named: Option<NamedConnection>,
     credentials: Arc<Credentials>,
     /// Shared with the endpoint's other connections.
     server: Arc<ServerCapabilities>,
@@ -124,53 +124,53 @@ impl Connection {
         deadline: Instant,
     ) -> Result<(Arc<Connection>, impl Future<Output = String> + Send + use<>), ConnectError> {
         let deadline = deadline.min(Instant::now() + OPEN_TIMEOUT);
-        let opening =
-            async {
-                let stream = connector.connect(url, Protocol::Http2).await.map_err(|source| {
-                    ConnectError::Connect {
-                        url: url.clone(),
-                        source,
-                    }
+        let opening = async {
+            let (stream, named) = connector
+                .connect_named(url, Protocol::Http2)
+                .await
+                .map_err(|source| ConnectError::Connect {
+                    url: url.clone(),
+                    source,
                 })?;
-                let (stream, buffer) = write_buffer(stream, None);
-                let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
-                    .timer(TokioTimer::new())
-                    .initial_stream_window_size(windows.stream)
-                    // Only stream windows limit the data in flight: a stream that is not read must not stop the others.
-                    .initial_connection_window_size((1 << 31) - 1)
-                    .max_header_list_size(MAX_HEADER_BYTES)
-                    .keep_alive_interval(PING_INTERVAL)
-                    .keep_alive_timeout(PING_TIMEOUT)
-                    .keep_alive_while_idle(false)
-                    .handshake(TokioIo::new(stream))
-                    .await
-                    .map_err(|source| ConnectError::Handshake {
-                        url: url.clone(),
-                        source,
-                    })?;
-                let connection = Arc::new(Connection::new(connector, url, server, credentials, sender));
-                let mut driver = Box::pin(async move {
-                    match driver.await {
-                        Ok(()) => "the connection was closed".to_owned(),
-                        Err(error) => with_causes(&error),
-                    }
-                });
-                if url.tls {
-                    // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a
-                    // client's call must not be the first to fail for it. Any response shows that the certificate was
-                    // accepted.
-                    tokio::select! {
-                        biased;
-                        ended = &mut driver => {
-                            let (url, reason) = (url.clone(), connector.explain(url, &ended));
-                            return Err(ConnectError::Refused { url, reason });
-                        }
-                        // Without a token: authenticating needs an open connection.
-                        () = connection.wait_for_any_response() => {}
-                    }
+            let (stream, buffer) = write_buffer(stream, None);
+            let (sender, driver) = http2::Builder::new(RequestBatching::new(buffer))
+                .timer(TokioTimer::new())
+                .initial_stream_window_size(windows.stream)
+                // Only stream windows limit the data in flight: a stream that is not read must not stop the others.
+                .initial_connection_window_size((1 << 31) - 1)
+                .max_header_list_size(MAX_HEADER_BYTES)
+                .keep_alive_interval(PING_INTERVAL)
+                .keep_alive_timeout(PING_TIMEOUT)
+                .keep_alive_while_idle(false)
+                .handshake(TokioIo::new(stream))
+                .await
+                .map_err(|source| ConnectError::Handshake {
+                    url: url.clone(),
+                    source,
+                })?;
+            let connection = Arc::new(Connection::new(url, server, credentials, sender, named));
+            let mut driver = Box::pin(async move {
+                match driver.await {
+                    Ok(()) => "the connection was closed".to_owned(),
+                    Err(error) => with_causes(&error),
                 }
-                Ok((connection, driver))
-            };
+            });
+            if url.tls {
+                // In TLS 1.3 etcd checks the client certificate after the client's handshake has completed: a
+                // client's call must not be the first to fail for it. Any response shows that the certificate was
+                // accepted.
+                tokio::select! {
+                    biased;
+                    ended = &mut driver => {
+                        let (url, reason) = (url.clone(), connector.explain(url, &ended));
+                        return Err(ConnectError::Refused { url, reason });
+                    }
+                    // Without a token: authenticating needs an open connection.
+                    () = connection.wait_for_any_response() => {}
+                }
+            }
+            Ok((connection, driver))
+        };
         // Boxed because the future is large; connections are opened rarely.
         Box::pin(tokio::time::timeout_at(deadline, opening))
             .await
@@ -178,11 +178,11 @@ impl Connection {
     }
 
     fn new(
-        connector: &Connector,
         url: &Url,
         server: &Arc<ServerCapabilities>,
         credentials: &Arc<Credentials>,
         sender: http2::SendRequest<Outgoing>,
+        named: Option<NamedConnection>,
     ) -> Connection {
         let origin = Uri::builder()
             .scheme(url.scheme())
@@ -198,7 +198,7 @@ impl Connection {
             checked_history: AtomicU64::new(0),
             opened: Instant::now(),
             cluster_id: AtomicU64::new(0),
-            names_a_user: connector.names_a_user(),
+            named,
             credentials: Arc::clone(credentials),
             server: Arc::clone(server),
         }
@@ -208,7 +208,7 @@ impl Connection {
     /// the client certificate names.
     #[must_use]
     pub fn may_act_as_user(&self) -> bool {
-        self.names_a_user || self.credentials.is_configured()
+        self.named.is_some() || self.credentials.is_configured()
     }
 
     /// Endpoint of the connection.

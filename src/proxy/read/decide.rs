@@ -183,7 +183,7 @@ fn plan_inputs(
         version: upstream.lowest_version(),
         auth,
         has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
-        is_identified: client.identifies(metadata, by),
+        is_identified: auth != Auth::On || client.identifies(metadata.has_credentials, by),
         min_served_revision: cluster_state.min_served_revision(),
         is_within_bounds: is_within(proxy, mirror, bounds),
         has_credentials: metadata.has_credentials,

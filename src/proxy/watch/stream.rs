@@ -28,8 +28,7 @@ pub(super) struct Stream {
     /// Head of the client's request, as far as etcd gets it: for a call to etcd that continues the stream.
     pub(super) parts: Parts,
     pub(super) has_credentials: bool,
-    /// etcd sees who makes the call; see [`Client::identifies`].
-    pub(super) is_identified: bool,
+    by: Protocol,
     /// The client's `grpc-timeout`.
     pub(super) timeout: Option<Duration>,
     /// The client asked for a member that has a leader.
@@ -72,7 +71,7 @@ impl Stream {
             // A client is a connection, and its address is no other's while it is open.
             signal: Arc::new(Signal::new(Arc::as_ptr(client).addr())),
             has_credentials: metadata.has_credentials,
-            is_identified: client.identifies(&metadata, by),
+            by,
             require_leader: metadata.require_leader,
             timeout: metadata.timeout,
             spans: trace.map(Trace::creates),
@@ -93,7 +92,7 @@ impl Stream {
             is_id_taken,
             auth,
             has_own_user: auth == Auth::On && upstream.credentials().are_valid(),
-            is_identified: self.is_identified,
+            is_identified: auth != Auth::On || self.client.identifies(self.has_credentials, self.by),
             has_credentials: self.has_credentials,
             mirror_revision: mirror.map(|mirror| mirror.revision()),
             version: upstream.lowest_version(),

@@ -1,6 +1,7 @@
 //! Certificates, files and clients that are refused, and what is said of them.
 
 use testkit::grpc::UNAVAILABLE;
+use testkit::pb::WatchCreateRequest;
 use testkit::proxy::{Rangecache, rangecache_command};
 use testkit::tls::{Ca, Encoding, Leaf, Pair, SecureEtcd, Trust, connect, replace, text, try_connect};
 use testkit::wait::{SOON, until};
@@ -330,13 +331,17 @@ async fn certificate_with_a_user_name_reads_nothing_from_memory() {
     flags.extend(["--trusted-ca-file".to_owned(), text(&ca.cert()).to_owned()]);
     flags.push("--client-cert-auth".to_owned());
     let trust = Trust::new(&ca).with(&ca.issue("no_user", &Leaf::default()));
+    let own_user = Some("root:password");
     // etcd takes a name in an old encoding for a user, too.
-    for (version, encoding) in [
-        (testkit::etcd::Version::V3_5, Encoding::Utf8),
-        (testkit::etcd::Version::V3_6, Encoding::Utf8),
-        (testkit::etcd::Version::V3_7, Encoding::Utf8),
-        (testkit::etcd::Version::V3_7, Encoding::T61),
-        (testkit::etcd::Version::V3_7, Encoding::Bmp),
+    for (version, encoding, user) in [
+        (testkit::etcd::Version::V3_5, Encoding::Utf8, None),
+        (testkit::etcd::Version::V3_6, Encoding::Utf8, None),
+        (testkit::etcd::Version::V3_7, Encoding::Utf8, None),
+        (testkit::etcd::Version::V3_7, Encoding::T61, None),
+        (testkit::etcd::Version::V3_7, Encoding::Bmp, None),
+        (testkit::etcd::Version::V3_5, Encoding::Utf8, own_user),
+        (testkit::etcd::Version::V3_6, Encoding::Utf8, own_user),
+        (testkit::etcd::Version::V3_7, Encoding::Utf8, own_user),
     ] {
         let root = ca.issue(
             "root",
@@ -349,19 +354,37 @@ async fn certificate_with_a_user_name_reads_nothing_from_memory() {
         let etcd = SecureEtcd::start_version(version, "https", &strs(&flags), &trust).await;
         let direct = connect(etcd.url(), &trust).await;
         direct.put("secret", "1").await.unwrap();
-        let rangecache = Rangecache::at(etcd.url())
+        let mut builder = Rangecache::at(etcd.url())
             .with("--cacert", text(&ca.cert()))
             .with("--cert", text(&root.cert))
-            .with("--key", text(&root.key))
-            .start()
-            .await;
+            .with("--key", text(&root.key));
+        if let Some(user) = user {
+            builder = builder.with("--user", user);
+        }
+        let rangecache = builder.start().await;
         let client = rangecache.client().await;
         let before = rangecache.outcomes().await;
         client.get("secret").await.unwrap();
         let outcomes = rangecache.outcomes_since(&before, 1).await;
         assert_eq!(outcomes.memory_answers(), 1, "auth is off: {outcomes:?}");
+        // Memory knows the gateway's text from then on.
+        let url = format!("{}/v3/kv/range", rangecache.url());
+        let json = async || testkit::http::post(&url, r#"{"key":"c2VjcmV0"}"#).await.unwrap();
+        assert_eq!(json().await.status, 200);
 
         direct.enable_auth("password").await.unwrap();
+        if user.is_some() {
+            let with_token = client.authenticate("root", "password").await.unwrap();
+            until(SOON, "memory answers a caller with a token", async || {
+                // rangecache finds that auth is on, and logs in.
+                client.get("secret").await.unwrap();
+                let before = rangecache.outcomes().await;
+                with_token.get("secret").await.unwrap();
+                let outcomes = rangecache.outcomes_since(&before, 1).await;
+                (outcomes.memory_answers() > 0).then_some(())
+            })
+            .await;
+        }
         let before = rangecache.outcomes().await;
         for _ in 0..10 {
             // etcd takes the caller for root because of rangecache's certificate: the warning is about this.
@@ -369,6 +392,15 @@ async fn certificate_with_a_user_name_reads_nothing_from_memory() {
         }
         let outcomes = rangecache.outcomes_since(&before, 10).await;
         assert_eq!(outcomes.memory_answers(), 0, "auth is on: {outcomes:?}");
+        let create = WatchCreateRequest {
+            key: "secret".into(),
+            ..WatchCreateRequest::default()
+        };
+        let _watch = client.watch(create).await;
+        assert_eq!(rangecache.metrics().await.watches_created("memory"), 0.0);
+        // etcd's gateway has no user without a token.
+        let refused = json().await;
+        assert_eq!(refused.status, 400, "{}", refused.body);
         logged(&rangecache, &["WARN", "root", "has a CN", "--cert"]).await;
     }
 }
