@@ -1,4 +1,5 @@
-//! Requests that change the process: `POST /reload`, `POST /forward-all` and `DELETE /forward-all`. Accepted from this host alone, and not if a web page caused them.
+//! Requests that change the process: `POST /reload`, `POST /forward-all` and `DELETE /forward-all`. Accepted from where
+//! `--control` says, at most from this host, and not if a web page caused them.
 
 use http::{Method, StatusCode};
 use serde_json::json;
@@ -21,9 +22,9 @@ pub(super) async fn control(
     path: &str,
     transport: Transport,
 ) -> Controlled {
-    if !transport.local {
-        let error = "this request is accepted from loopback addresses of rangecache's own host alone";
-        return (StatusCode::FORBIDDEN, json!({ "error": error }));
+    let from = handles.live.load().listen.control;
+    if !from.permits(transport) {
+        return (StatusCode::FORBIDDEN, json!({ "error": from.refusal() }));
     }
     match (path, method) {
         ("/reload", &Method::POST) => match handles.reload.reload().await {

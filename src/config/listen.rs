@@ -1,10 +1,45 @@
 //! Flags of the listening sockets.
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::units::parse_mode;
 use crate::browser::BrowserRules;
-use crate::net::Url;
+use crate::net::{Transport, Url};
+
+/// From where requests that change the process are accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Control {
+    /// From loopback addresses and unix sockets
+    Local,
+    /// From unix sockets alone
+    Unix,
+    /// From nowhere
+    Off,
+}
+
+impl Control {
+    /// Whether such a request is accepted from a connection of this kind.
+    #[must_use]
+    pub fn permits(self, transport: Transport) -> bool {
+        match self {
+            Control::Local => transport.local,
+            Control::Unix => transport.unix,
+            Control::Off => false,
+        }
+    }
+
+    /// Sentence for a request that is refused.
+    #[must_use]
+    pub fn refusal(self) -> &'static str {
+        match self {
+            Control::Local => {
+                "this request is accepted from loopback addresses of rangecache's own host alone"
+            }
+            Control::Unix => "this request is accepted from unix sockets alone (--control=unix)",
+            Control::Off => "this request is not accepted (--control=off); SIGHUP reloads the flags",
+        }
+    }
+}
 
 /// Listening sockets for clients and for operators.
 #[derive(Args, Debug, Clone)]
@@ -41,6 +76,12 @@ pub struct ListenConfig {
         default_value = "http://127.0.0.1:23791"
     )]
     pub metrics_urls: Vec<Url>,
+
+    /// From where POST /reload, POST /forward-all and DELETE /forward-all are accepted on --listen-metrics-urls: loopback
+    /// addresses and unix sockets (local), unix sockets alone (unix), or nowhere (off). Behind a proxy on the same host,
+    /// such as a service mesh's, every client has a loopback address
+    #[arg(long, value_name = "FROM", value_enum, default_value = "local")]
+    pub control: Control,
 
     /// Mode of the listeners' unix sockets, octal
     #[arg(long, value_name = "MODE", value_parser = parse_mode, default_value = "0600")]

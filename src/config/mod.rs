@@ -56,7 +56,7 @@ pub use flags::{Config, ConfigError};
 pub use flags_file::{FlagsFile, FlagsFileError, summary};
 pub use forward::{ForwardConfig, WhenBehind};
 pub use limits::LimitsConfig;
-pub use listen::ListenConfig;
+pub use listen::{Control, ListenConfig};
 pub use live::{LiveConfig, RELOADABLE, Reloadable};
 pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;

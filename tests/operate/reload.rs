@@ -10,6 +10,7 @@ use testkit::http;
 use testkit::pb::{WatchCreateRequest, WatchResponse, prefix_end};
 use testkit::proxy::{Builder, Rangecache};
 use testkit::wait::{SOON, until};
+use tokio::net::UnixStream;
 
 /// A rangecache with a flags file of this text.
 fn with_file(etcd: &Etcd, dir: &TempDir, text: &str) -> Builder {
@@ -132,6 +133,42 @@ async fn reload_is_refused_to_web_pages_and_other_methods() {
     assert_eq!(send(&rangecache, Method::GET, "/reload").await.0, 405);
     let metrics = rangecache.metrics().await;
     assert_eq!(metrics.sum("rangecache_flag_reloads_total"), 0.0);
+}
+
+/// Status of `POST /reload`, and of `POST /forward-all`, over a loopback address and through a unix socket.
+async fn control(mode: &str) -> ([u16; 2], [u16; 2]) {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let dir = TempDir::with_prefix("control-").unwrap();
+    let socket = dir.path().join("admin");
+    let rangecache = Rangecache::before(&etcd)
+        .with("--listen-metrics-urls", &format!("unix://{}", socket.display()))
+        .with("--control", mode)
+        .start()
+        .await;
+    let (mut by_address, mut by_socket) = ([0; 2], [0; 2]);
+    for (at, path) in ["/reload", "/forward-all"].into_iter().enumerate() {
+        by_address[at] = send(&rangecache, Method::POST, path).await.0;
+        let stream = UnixStream::connect(&socket).await.unwrap();
+        let response = http::over(stream, Method::POST, "localhost", path, String::new()).await;
+        by_socket[at] = response.unwrap().status;
+    }
+    // Reads, and the signal, do not depend on it.
+    assert_eq!(rangecache.admin("/metrics").await.status, 200);
+    let reloads = async || rangecache.metrics().await.sum("rangecache_flag_reloads_total");
+    let before = reloads().await;
+    rangecache.signal("HUP");
+    until(SOON, "the signal reloads", async || {
+        (reloads().await > before).then_some(())
+    })
+    .await;
+    (by_address, by_socket)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn control_is_accepted_from_where_the_flag_says() {
+    assert_eq!(control("local").await, ([200; 2], [200; 2]));
+    assert_eq!(control("unix").await, ([403; 2], [200; 2]));
+    assert_eq!(control("off").await, ([403; 2], [403; 2]));
 }
 
 /// Outcome and reason of one read of `key`.
