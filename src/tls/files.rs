@@ -2,6 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustls::crypto::CryptoProvider;
@@ -14,6 +15,8 @@ use super::facts::{self, Facts};
 
 /// Largest file that is read, in bytes: revocation lists of a million certificates are smaller.
 const MAX_BYTES: u64 = 64 << 20;
+/// Bits of a mode with which users other than the owner and its group may read or write.
+const OTHERS: u32 = 0o006;
 
 /// An invalid file, with the flag that names it and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -118,6 +121,19 @@ pub fn look_at_file(flag: &'static str, path: &Path) -> Result<Facts, FileError>
     Ok(File::read(flag, path)?.certificates()?.1)
 }
 
+/// Warns if every user of the host may read or replace the secret in the file at `path`, which `flag` names.
+pub fn warn_of_secret_open_to_others(flag: &'static str, path: &Path) {
+    let mode = std::fs::metadata(path).map_or(0, |file| file.permissions().mode());
+    if mode & OTHERS != 0 {
+        tracing::warn!(
+            flag = as_written(flag),
+            path = %path.display(),
+            mode = format!("{:04o}", mode & 0o7777),
+            "every user of this host may read or write this file, which holds a secret; run chmod o-rw on it"
+        );
+    }
+}
+
 impl File {
     fn read(flag: &'static str, path: &Path) -> Result<File, FileError> {
         let unreadable = |source| FileError::Unreadable {
@@ -217,6 +233,7 @@ impl File {
     ) -> Result<(CertifiedKey, Facts), FileError> {
         let (chain, facts) = self.certificates()?;
         let key = key_file.key()?;
+        warn_of_secret_open_to_others(key_file.flag, Path::new(&key_file.path));
         let certified = CertifiedKey::from_der(chain, key, provider).map_err(|error| match error {
             Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => FileError::Mismatch {
                 cert_flag: self.flag,

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::config::{Account, AccountError, CallerIs, EtcdConfig};
-use crate::tls::Connector;
+use crate::tls::{Connector, warn_of_secret_open_to_others};
 
 /// Time that a call waits for a token that is being requested. etcd takes some 100 ms for one, on purpose (bcrypt).
 const TOKEN_TIMEOUT: Duration = Duration::from_secs(3);
@@ -102,6 +102,9 @@ impl Credentials {
     /// # Errors
     /// Those of [`EtcdConfig::account`].
     pub fn open(config: &EtcdConfig, connector: &Connector) -> Result<Arc<Credentials>, AccountError> {
+        if let Some(file) = &config.password_file {
+            warn_of_secret_open_to_others("password-file", file);
+        }
         Ok(match config.caller_is {
             CallerIs::Token => Credentials::new(config.account()?),
             CallerIs::Certificate => Credentials::of_certificate(connector.common_name()),

@@ -1,6 +1,8 @@
 //! CAs and certificates of every kind, etcd with TLS, and TLS connections.
 
 use std::error::Error;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -173,10 +175,11 @@ impl Ca {
     }
 }
 
-/// Replaces a file atomically, like tools that rotate certificates.
+/// Replaces a file atomically, like tools that rotate certificates. Only its owner may read it.
 pub fn replace(path: &Path, text: &str) {
     let new = path.with_extension("new");
     std::fs::write(&new, text).unwrap();
+    std::fs::set_permissions(&new, Permissions::from_mode(0o600)).unwrap();
     std::fs::rename(&new, path).unwrap();
 }
 

@@ -1,5 +1,7 @@
 //! Certificates, files and clients that are refused, and what is said of them.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use testkit::grpc::UNAVAILABLE;
 use testkit::pb::WatchCreateRequest;
 use testkit::proxy::{Rangecache, rangecache_command};
@@ -402,6 +404,33 @@ async fn certificate_with_a_user_name_reads_nothing_from_memory() {
         let refused = json().await;
         assert_eq!(refused.status, 400, "{}", refused.body);
         logged(&rangecache, &["WARN", "root", "has a CN", "--cert"]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secrets_that_every_user_may_read_are_warned_of() {
+    const WARNING: &str = "every user of this host may read or write this file";
+    let ca = Ca::new();
+    let server = ca.issue("server", &Leaf::default());
+    let etcd = SecureEtcd::start("http", &[], &Trust::new(&ca)).await;
+    let password = ca.path("password");
+    replace(&password, "secret");
+    for mode in [0o640, 0o604] {
+        for file in [&server.key, &password] {
+            std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let rangecache = with_all(Rangecache::at(etcd.url()), &server_flags(&server))
+            .with("--user", "root")
+            .with("--password-file", text(&password))
+            .listening_on("https://127.0.0.1:0")
+            .start()
+            .await;
+        if mode == 0o640 {
+            assert!(!rangecache.log().contains(WARNING), "{}", rangecache.log());
+        } else {
+            logged(&rangecache, &["WARN", WARNING, "--key-file", "0604"]).await;
+            logged(&rangecache, &["WARN", WARNING, "--password-file", "0604"]).await;
+        }
     }
 }
 
