@@ -37,6 +37,8 @@ use rangecache::telemetry::trace::Tracer;
 use rangecache::telemetry::{self, Metrics, Telemetry};
 use rangecache::tls::{Acceptor, Connector};
 use rangecache::upstream::{Credentials, Upstream};
+#[cfg(target_os = "linux")]
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -97,6 +99,9 @@ fn run(serving: Serving) -> ExitCode {
     let log_level = telemetry::log::init(&config.log.level, config.log.is_json());
     let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
     tracing::info!(version, commit, settings = given(&settings), "rangecache starts");
+    if !config.process.core_dumps {
+        forbid_core_dumps();
+    }
     let max_connections = connections_within_descriptors(config.limits.max_connections());
     config.limits.max_connections = Some(max_connections);
     let config = &config;
@@ -128,6 +133,20 @@ fn run(serving: Serving) -> ExitCode {
         }
     }
 }
+
+/// Keeps the process's memory out of core dumps, and from other processes of its user.
+#[cfg(target_os = "linux")]
+fn forbid_core_dumps() {
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(
+            %error,
+            "core dumps cannot be forbidden, and other processes of the same user can read this one's memory"
+        );
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn forbid_core_dumps() {}
 
 /// The runtime, and the handlers of signals.
 fn start_runtime(config: &Config) -> io::Result<(Runtime, Signals)> {

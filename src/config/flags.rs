@@ -11,6 +11,7 @@ use super::limits::LimitsConfig;
 use super::listen::ListenConfig;
 use super::log::LogConfig;
 use super::mirror::MirrorConfig;
+use super::process::ProcessConfig;
 use super::tls::{TlsConfig, TlsFlagError};
 use super::trace::TraceConfig;
 use super::watch::WatchConfig;
@@ -73,6 +74,9 @@ pub struct Config {
     /// Traces.
     #[command(flatten)]
     pub trace: TraceConfig,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessConfig,
     /// The file with further flags.
     #[command(flatten)]
     pub file: FileConfig,

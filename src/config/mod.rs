@@ -6,7 +6,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
-//! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls` | the flags of one consumer |
+//! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls`, `process` | the flags of one consumer |
 //! | `replay` | the flags of `rangecache replay` |
 //! | `doctor`, `diff`, `static_pod` | the flags of `rangecache doctor`, `rangecache diff` and `rangecache static-pod` |
 //! | `file`, `flags_file` | the flag `--flags-file`, and the file that it names |
@@ -36,6 +36,7 @@ mod live;
 mod log;
 mod mirror;
 mod otel;
+mod process;
 mod replay;
 mod static_pod;
 mod tls;
@@ -61,6 +62,7 @@ pub use live::{LiveConfig, RELOADABLE, Reloadable};
 pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
 pub use otel::{IgnoredOtel, OtelConfig, Protocol};
+pub use process::ProcessConfig;
 pub use replay::{ReplayConfig, Speed};
 pub use static_pod::{StaticPodAction, StaticPodConfig};
 pub use tls::{TlsConfig, TlsFlagError, TlsVersion};

@@ -1,5 +1,7 @@
 //! rangecache as a process, and its log.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
@@ -23,6 +25,7 @@ pub struct Builder {
     hosts: Option<PathBuf>,
     control_group: Option<PathBuf>,
     open_files: Option<(u32, u32)>,
+    user: Option<u32>,
     behind: Option<Box<Rangecache>>,
 }
 
@@ -69,6 +72,12 @@ impl Builder {
         self
     }
 
+    /// Runs it as the user and the group with this number, which only root can.
+    pub fn as_user(mut self, user: u32) -> Self {
+        self.user = Some(user);
+        self
+    }
+
     /// Lets calls inject faults; see [`Client::inject_fault`].
     pub fn with_fault_injection(self) -> Self {
         self.with_environment("RANGECACHE_TEST_FAULTS", "1")
@@ -90,6 +99,13 @@ impl Builder {
             (None, None, Some((soft, hard))) => rangecache_command_with_open_files(soft, hard),
             (None, None, None) => rangecache_command(),
         };
+        if !is_root() {
+            // Tests look at descriptors, which only root may see of a process that forbids core dumps.
+            command.env("RANGECACHE_CORE_DUMPS", "true");
+        }
+        if let Some(user) = self.user {
+            command.uid(user).gid(user);
+        }
         command.envs(self.environment);
         command.args(["--listen-client-urls", &self.listen]);
         command.args([
@@ -153,6 +169,7 @@ impl Rangecache {
             hosts: None,
             control_group: None,
             open_files: None,
+            user: None,
             behind: None,
         }
     }
@@ -319,6 +336,11 @@ pub fn rangecache_command() -> Command {
         }
     }
     command
+}
+
+/// Whether this process runs as root.
+pub fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|metadata| metadata.uid() == 0)
 }
 
 /// The same command, with host names resolved by the file `hosts`.

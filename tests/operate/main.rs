@@ -21,6 +21,7 @@ mod browsers;
 mod caller_is;
 mod calls;
 mod clients;
+mod core_dumps;
 mod diff;
 mod doctor;
 mod forward_all;

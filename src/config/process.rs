@@ -1,0 +1,20 @@
+//! Flags of the process.
+
+use clap::Args;
+
+/// The process.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Process")]
+pub struct ProcessConfig {
+    /// Permit core dumps, and tools of the same user that read the process's memory (gdb, strace, perf). Linux alone
+    /// forbids them otherwise: memory holds values of etcd, keys and passwords
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value_t = false
+    )]
+    pub core_dumps: bool,
+}
