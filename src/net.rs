@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -61,6 +62,40 @@ pub struct Transport {
     pub unix: bool,
     /// Whether the connection came from this host: through a unix socket, or from a loopback address.
     pub local: bool,
+}
+
+/// Address by which a client is named and counted: its IPv4 address, or the network of 64 bits of its IPv6 address. A host is
+/// given such a network, and may use all addresses in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClientAddress(IpAddr);
+
+impl ClientAddress {
+    /// Whether the client is on this host.
+    #[must_use]
+    pub fn is_loopback(self) -> bool {
+        self.0.is_loopback()
+    }
+}
+
+impl From<IpAddr> for ClientAddress {
+    fn from(address: IpAddr) -> ClientAddress {
+        ClientAddress(match address.to_canonical() {
+            IpAddr::V6(address) if !address.is_loopback() => {
+                let network = u128::from(address) >> 64 << 64;
+                IpAddr::V6(Ipv6Addr::from(network))
+            }
+            address => address,
+        })
+    }
+}
+
+impl fmt::Display for ClientAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            IpAddr::V6(network) if !network.is_loopback() => write!(f, "{network}/64"),
+            address => write!(f, "{address}"),
+        }
+    }
 }
 
 /// Time after which the kernel closes a connection with unacknowledged bytes. Together with HTTP/2 pings, this bounds

@@ -1,7 +1,7 @@
 //! Connections of one kind of listener: a bound on all of them, and one on those of each client address.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::handshakes::{Handshake, Handshakes};
 use super::windows::{Window, Windows};
+use crate::net::ClientAddress;
 
 /// Bounds on the connections of one kind of listener.
 #[derive(Clone, Copy, Debug)]
@@ -47,7 +48,7 @@ pub struct Connections {
     handshakes: Arc<Handshakes>,
     free: Arc<Semaphore>,
     open: Gauge,
-    by_address: Mutex<HashMap<IpAddr, u32>>,
+    by_address: Mutex<HashMap<ClientAddress, u32>>,
     /// Connections that may be replaced, in the order of their begin.
     by_age: Mutex<BTreeMap<u64, CancellationToken>>,
     next: AtomicU64,
@@ -144,20 +145,9 @@ impl Connections {
     }
 
     /// The address under which a peer is counted; `None` if it has no bound.
-    fn counted(&self, peer: IpAddr) -> Option<IpAddr> {
-        let peer = peer.to_canonical();
-        if peer.is_loopback() && !self.limits.on_loopback {
-            return None;
-        }
-        Some(match peer {
-            IpAddr::V4(_) => peer,
-            // A host is given a network of 64 bits and may use all addresses in it.
-            IpAddr::V6(address) if !address.is_loopback() => {
-                let network = u128::from(address) >> 64 << 64;
-                IpAddr::V6(Ipv6Addr::from(network))
-            }
-            IpAddr::V6(_) => peer,
-        })
+    fn counted(&self, peer: IpAddr) -> Option<ClientAddress> {
+        let address = ClientAddress::from(peer);
+        (self.limits.on_loopback || !address.is_loopback()).then_some(address)
     }
 }
 
@@ -165,7 +155,7 @@ impl Connections {
 #[derive(Debug)]
 pub(super) struct Open {
     connections: Arc<Connections>,
-    address: Option<IpAddr>,
+    address: Option<ClientAddress>,
     number: u64,
     replaced: CancellationToken,
     _place: OwnedSemaphorePermit,

@@ -4,6 +4,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::net::ClientAddress;
+
 /// Longest name that is kept, in bytes; the rest of a longer one is cut off.
 const MAX_NAME_BYTES: usize = 128;
 
@@ -14,7 +16,7 @@ pub enum ClientKind {
     Certificate,
     /// User of etcd whose token the call has.
     User,
-    /// IP address of the connection.
+    /// IP address of the connection; of IPv6 its network of 64 bits.
     Address,
     /// Unix socket.
     Unix,
@@ -52,7 +54,7 @@ impl ClientName {
         match (common_name, address) {
             (Some(name), _) => ClientName::new(ClientKind::Certificate, name),
             (None, Some(address)) => {
-                ClientName::new(ClientKind::Address, &address.to_canonical().to_string())
+                ClientName::new(ClientKind::Address, &ClientAddress::from(address).to_string())
             }
             (None, None) => ClientName::new(ClientKind::Unix, "unix"),
         }
@@ -135,6 +137,15 @@ mod tests {
             "address 10.0.0.1"
         );
         assert_eq!(shown(&ClientName::of_connection(None, None)), "unix unix");
+        for (address, expected) in [
+            ("2001:db8::1", "address 2001:db8::/64"),
+            ("2001:db8::ffff:1", "address 2001:db8::/64"),
+            ("2001:db8:0:1::1", "address 2001:db8:0:1::/64"),
+            ("::1", "address ::1"),
+        ] {
+            let address = address.parse().unwrap();
+            assert_eq!(shown(&ClientName::of_connection(None, Some(address))), expected);
+        }
     }
 
     #[test]
