@@ -7,6 +7,9 @@ pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
 
 /// Path of Watch/Watch.
 pub const WATCH: &str = "/etcdserverpb.Watch/Watch";
+/// Path of Auth/Authenticate.
+const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
+
 /// Path of Cluster/MemberList.
 pub const MEMBER_LIST: &str = "/etcdserverpb.Cluster/MemberList";
 /// The same method of etcd's JSON gateway, behind the version.
@@ -27,7 +30,7 @@ const READ_ONLY_METHODS: [&str; 11] = [
     RANGE,
     RANGE_STREAM,
     WATCH,
-    "/etcdserverpb.Auth/Authenticate",
+    AUTHENTICATE,
     MEMBER_LIST,
     "/etcdserverpb.Maintenance/Status",
     "/etcdserverpb.Maintenance/Hash",
@@ -46,6 +49,14 @@ const READ_ONLY_JSON: [&str; 7] = [
     "/maintenance/hash",
     "/maintenance/hashkv",
 ];
+/// gRPC methods of which one call takes etcd a tenth of a second or longer: a check of a password, a hash of all keys.
+const COSTLY_METHODS: [&str; 3] = [
+    AUTHENTICATE,
+    "/etcdserverpb.Maintenance/Hash",
+    "/etcdserverpb.Maintenance/HashKV",
+];
+/// The same methods of etcd's JSON gateway, behind the version.
+const COSTLY_JSON: [&str; 3] = ["/auth/authenticate", "/maintenance/hash", "/maintenance/hashkv"];
 /// Every method of etcd's JSON gateway, behind the version.
 const JSON_METHODS: [&str; 51] = [
     "/kv/range",
@@ -111,6 +122,13 @@ const READ_ONLY_PATHS: [&str; 5] = ["/health", "/livez", "/readyz", "/version", 
 pub fn is_read_only(path: &str) -> bool {
     let is_json = || json_method(path).is_some_and(|method| READ_ONLY_JSON.contains(&method));
     READ_ONLY_METHODS.contains(&path) || READ_ONLY_PATHS.contains(&path) || is_json()
+}
+
+/// Whether a call of `path`, gRPC or not, costs etcd so much that one client may make few at once.
+#[must_use]
+pub fn is_costly(path: &str) -> bool {
+    let is_json = || json_method(path).is_some_and(|method| COSTLY_JSON.contains(&method));
+    COSTLY_METHODS.contains(&path) || is_json()
 }
 
 /// Whether `path` is MemberList of the JSON gateway, in any of its versions.
@@ -194,7 +212,7 @@ impl Method {
             RANGE_STREAM => Method::RangeStream,
             "/etcdserverpb.KV/Compact" => Method::Compact,
             "/etcdserverpb.Auth/AuthEnable" | "/etcdserverpb.Auth/AuthDisable" => Method::SwitchAuth,
-            "/etcdserverpb.Auth/Authenticate" => Method::Authenticate,
+            AUTHENTICATE => Method::Authenticate,
             WATCH => Method::Watch,
             "/etcdserverpb.Lease/LeaseKeepAlive" => Method::LeaseKeepAlive,
             "/etcdserverpb.Maintenance/Snapshot" => Method::Snapshot,

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use super::byte_budget::{BudgetExceeded, Waiting};
 use super::intake::Intake;
-use super::shares::{ClientLimits, NoShare, Share, ShareKind, Shares};
+use super::shares::{ClientLimits, NoShare, Share, ShareKind, SharePermits, Shares};
 use crate::telemetry::clients::ClientCall;
 use crate::telemetry::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
 
@@ -131,7 +131,7 @@ struct CallShare {
     share: Arc<Share>,
     /// Whether the response waits when the client has used its bytes.
     is_paced: bool,
-    _permit: Option<OwnedSemaphorePermit>,
+    _permits: SharePermits,
 }
 
 impl CallBuffers {
@@ -448,15 +448,19 @@ impl CallBytes {
     /// # Errors
     /// [`NoShare`] when the wait is over, or if too many wait.
     pub async fn begin_share(&mut self, kind: ShareKind, deadline: Option<Instant>) -> Result<(), NoShare> {
-        let Some(share) = self.account.share.load_full() else {
-            return Ok(());
+        let share = match kind {
+            ShareKind::Costly => self.account.buffers.shares.get(self.account.client()),
+            _ => match self.account.share.load_full() {
+                Some(share) => share,
+                None => return Ok(()),
+            },
         };
         let begun = share.begin(kind, deadline).await;
-        let permit = begun.inspect_err(|_| self.account.delay_after_refusal())?;
+        let permits = begun.inspect_err(|_| self.account.delay_after_refusal())?;
         self.share = Some(Box::new(CallShare {
             share,
-            is_paced: kind == ShareKind::Call,
-            _permit: permit,
+            is_paced: matches!(kind, ShareKind::Call | ShareKind::Costly),
+            _permits: permits,
         }));
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Shares of single clients: bounds on the calls, forwarded lists, watches and bytes of one client, over all of its
 //! connections. Each is off unless a flag sets it. Calls over a bound wait in their own client's queue, so that other
-//! clients do not notice.
+//! clients do not notice. Calls that are costly for etcd have a bound without a flag.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,6 +19,9 @@ const MAX_WAITING: u32 = 256;
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Bytes that a client may use at once, as the time in which it is entitled to them.
 const BURST: Duration = Duration::from_secs(1);
+/// Costly calls of one client that etcd handles at once: a client that checks passwords or hashes the store without pause
+/// would otherwise take all of etcd's CPUs.
+const MAX_COSTLY: u32 = 2;
 /// Clients whose shares are kept; beyond it, the shares of clients without a connection are dropped.
 const KEPT_SHARES: usize = 2_048;
 
@@ -46,17 +49,20 @@ pub enum ShareLimit {
     Lists,
     /// `--client-max-watches`.
     Watches,
+    /// [`MAX_COSTLY`].
+    Costly,
 }
 
 impl ShareLimit {
-    /// The flag that sets it, without its dashes.
+    /// The flag that sets it, without its dashes; `None` if none does.
     #[must_use]
-    pub fn flag(self) -> &'static str {
+    pub fn flag(self) -> Option<&'static str> {
         match self {
-            ShareLimit::Calls => "client-max-calls",
-            ShareLimit::Bytes => "client-max-bytes-per-second",
-            ShareLimit::Lists => "client-max-forwarded-lists",
-            ShareLimit::Watches => "client-max-watches",
+            ShareLimit::Calls => Some("client-max-calls"),
+            ShareLimit::Bytes => Some("client-max-bytes-per-second"),
+            ShareLimit::Lists => Some("client-max-forwarded-lists"),
+            ShareLimit::Watches => Some("client-max-watches"),
+            ShareLimit::Costly => None,
         }
     }
 
@@ -67,6 +73,7 @@ impl ShareLimit {
             ShareLimit::Bytes => "bytes",
             ShareLimit::Lists => "lists",
             ShareLimit::Watches => "watches",
+            ShareLimit::Costly => "costly",
         }
     }
 }
@@ -85,6 +92,8 @@ pub enum NoShare {
 pub enum ShareKind {
     /// A call that ends by itself.
     Call,
+    /// Such a call that is costly for etcd.
+    Costly,
     /// A Watch stream.
     Watch,
     /// Another call that lasts until its client ends it.
@@ -103,10 +112,25 @@ pub(super) struct Shares {
 #[derive(Debug)]
 pub struct Share {
     calls: Option<Queue>,
+    costly: Queue,
     lists: Option<Queue>,
     watches: Option<Arc<Semaphore>>,
     bytes: Option<Bytes>,
     metrics: ShareMetrics,
+}
+
+/// Parts of a share that one call has until dropped.
+#[derive(Debug)]
+pub struct SharePermits {
+    _permits: [Option<OwnedSemaphorePermit>; 2],
+}
+
+impl SharePermits {
+    fn one(permit: Option<OwnedSemaphorePermit>) -> SharePermits {
+        SharePermits {
+            _permits: [permit, None],
+        }
+    }
 }
 
 impl Shares {
@@ -118,11 +142,13 @@ impl Shares {
         }
     }
 
-    /// Share of a client; `None` without bounds.
+    /// Share of a client; `None` if no flag sets a bound.
     pub(super) fn of(&self, client: u64) -> Option<Arc<Share>> {
-        if self.limits == ClientLimits::default() {
-            return None;
-        }
+        (self.limits != ClientLimits::default()).then(|| self.get(client))
+    }
+
+    /// Share of a client, with the bound on costly calls if there is no other.
+    pub(super) fn get(&self, client: u64) -> Arc<Share> {
         let mut shares = self.shares.lock();
         if shares.len() >= KEPT_SHARES && !shares.contains_key(&client) {
             shares.retain(|_, share| Arc::strong_count(share) > 1);
@@ -130,18 +156,19 @@ impl Shares {
         let share = shares
             .entry(client)
             .or_insert_with(|| Arc::new(Share::new(self.limits, self.metrics.clone())));
-        Some(Arc::clone(share))
+        Arc::clone(share)
     }
 }
 
 impl Share {
     fn new(limits: ClientLimits, metrics: ShareMetrics) -> Share {
-        let semaphore = |max: u32| (max > 0).then(|| Arc::new(Semaphore::new(max as usize)));
-        let queue = |max, limit| semaphore(max).map(|free| Queue::new(free, limit));
+        let semaphore = |max: u32| Arc::new(Semaphore::new(max as usize));
+        let queue = |max, limit| (max > 0).then(|| Queue::new(semaphore(max), limit));
         Share {
             calls: queue(limits.max_calls, ShareLimit::Calls),
+            costly: Queue::new(semaphore(MAX_COSTLY), ShareLimit::Costly),
             lists: queue(limits.max_forwarded_lists, ShareLimit::Lists),
-            watches: semaphore(limits.max_watches),
+            watches: (limits.max_watches > 0).then(|| semaphore(limits.max_watches)),
             bytes: (limits.max_bytes_per_second > 0).then(|| Bytes::new(limits.max_bytes_per_second)),
             metrics,
         }
@@ -152,17 +179,22 @@ impl Share {
     ///
     /// # Errors
     /// [`NoShare`] for a watch at once; for others when the wait is over, or if too many wait.
-    pub async fn begin(
-        &self,
-        kind: ShareKind,
-        deadline: Option<Instant>,
-    ) -> Result<Option<OwnedSemaphorePermit>, NoShare> {
+    pub async fn begin(&self, kind: ShareKind, deadline: Option<Instant>) -> Result<SharePermits, NoShare> {
         let begun = match kind {
-            ShareKind::Watch => self.begin_watch(),
-            ShareKind::Endless => Ok(None),
-            ShareKind::Call => self.begin_call(deadline).await,
+            ShareKind::Watch => self.begin_watch().map(SharePermits::one),
+            ShareKind::Endless => Ok(SharePermits::one(None)),
+            ShareKind::Call => self.begin_call(deadline).await.map(SharePermits::one),
+            ShareKind::Costly => self.begin_costly(deadline).await,
         };
         begun.inspect_err(|cause| self.record_refused(*cause))
+    }
+
+    async fn begin_costly(&self, deadline: Option<Instant>) -> Result<SharePermits, NoShare> {
+        let call = self.begin_call(deadline).await?;
+        let costly = self.costly.acquire(deadline).await?;
+        Ok(SharePermits {
+            _permits: [call, Some(costly)],
+        })
     }
 
     fn begin_watch(&self) -> Result<Option<OwnedSemaphorePermit>, NoShare> {
@@ -417,6 +449,24 @@ mod tests {
         let begun = Instant::now();
         noisy.begin(ShareKind::Call, None).await.unwrap();
         assert_eq!(begun.elapsed(), Duration::from_secs(3));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn costly_calls_of_one_client_wait_for_each_other_without_a_flag() {
+        let shares = shares(ClientLimits::default());
+        let [noisy, honest] = [1, 2].map(|client| shares.get(client));
+        let first = noisy.begin(ShareKind::Costly, None).await.unwrap();
+        let _second = noisy.begin(ShareKind::Costly, None).await.unwrap();
+        let mut third = Box::pin(noisy.begin(ShareKind::Costly, None));
+        assert!(futures_util::poll!(&mut third).is_pending());
+        assert!(noisy.begin(ShareKind::Call, None).await.is_ok());
+        assert!(honest.begin(ShareKind::Costly, None).await.is_ok());
+        drop(first);
+        let _third = third.await.unwrap();
+        assert_eq!(
+            noisy.begin(ShareKind::Costly, None).await.unwrap_err(),
+            NoShare::Exceeded(ShareLimit::Costly)
+        );
     }
 
     #[test]

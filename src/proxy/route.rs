@@ -21,7 +21,7 @@ use crate::browser::{is_of_a_browser, set_cors};
 use crate::faults::{self, Fault};
 use crate::grpc::head::head_bytes;
 use crate::grpc::metadata::{grpc_content_type, is_grpc, timeout_of};
-use crate::grpc::{Method, Status};
+use crate::grpc::{Method, Status, is_costly};
 use crate::limits::{BudgetExceeded, CallBytes, ShareKind};
 use crate::net::Transport;
 use crate::panics::caught;
@@ -134,13 +134,15 @@ async fn admit(
     let admitted = call.admit(CALL_BYTES + head_bytes).await;
     admitted.map_err(|_| (Reason::BufferBytes, Status::BufferBytes))?;
     let deadline = timeout_of(request.headers()).map(|timeout| arrived + timeout);
-    let begun = call.begin_share(share_kind(method), deadline).await;
+    let kind = share_kind(method, request.uri().path());
+    let begun = call.begin_share(kind, deadline).await;
     begun.map_err(without_share)
 }
 
 /// What a call counts as in its client's share.
-fn share_kind(method: Method) -> ShareKind {
+fn share_kind(method: Method, path: &str) -> ShareKind {
     match method {
+        Method::Authenticate | Method::EtcdUnary | Method::Json if is_costly(path) => ShareKind::Costly,
         Method::Watch => ShareKind::Watch,
         _ if method.is_endless() => ShareKind::Endless,
         _ => ShareKind::Call,

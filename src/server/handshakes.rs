@@ -5,7 +5,6 @@
 //! the places, so that its handshakes do not keep those of other addresses waiting.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,8 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::net::ClientAddress;
 
 /// Looks for a late handshake within its time limit.
 const LOOKS: u32 = 16;
@@ -35,7 +36,7 @@ struct Begun {
     /// Handshakes that have a place and may lose it, in the order of their begin.
     by_age: BTreeMap<u64, (Instant, CancellationToken)>,
     /// Handshakes of each address, waiting ones included.
-    by_address: HashMap<IpAddr, u32>,
+    by_address: HashMap<ClientAddress, u32>,
 }
 
 impl Handshakes {
@@ -51,7 +52,7 @@ impl Handshakes {
 
     /// Waits for the place of a handshake with a client at `address`, which is `None` if it has no bound. `None` if the
     /// address has too many, or if there is no place in time.
-    pub(super) async fn begin(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Handshake> {
+    pub(super) async fn begin(self: &Arc<Self>, address: Option<ClientAddress>) -> Option<Handshake> {
         let counted = Counted::enter(self, address)?;
         let place = match Arc::clone(&self.places).try_acquire_owned() {
             Ok(place) => place,
@@ -100,12 +101,12 @@ impl Handshakes {
 #[derive(Debug)]
 struct Counted {
     handshakes: Arc<Handshakes>,
-    address: Option<IpAddr>,
+    address: Option<ClientAddress>,
 }
 
 impl Counted {
     /// `None` if the address has too many.
-    fn enter(handshakes: &Arc<Handshakes>, address: Option<IpAddr>) -> Option<Counted> {
+    fn enter(handshakes: &Arc<Handshakes>, address: Option<ClientAddress>) -> Option<Counted> {
         if let Some(address) = address {
             let mut begun = handshakes.begun.lock();
             let of_address = begun.by_address.entry(address).or_default();

@@ -206,6 +206,28 @@ async fn watch_over_the_bound_of_one_client_is_refused_with_a_clear_text() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn costly_calls_of_one_client_are_sent_two_at_a_time() {
+    let scene = Scene::with(&[]).await;
+    let hash = |client: &Arc<Client>| {
+        let client = Arc::clone(client);
+        tokio::spawn(async move { client.raw("/etcdserverpb.Maintenance/HashKV", b"").await })
+    };
+    let noisy = scene.held_client(2, "noisy").await;
+    let mut hashes: Vec<_> = (0..4).map(|_| hash(&noisy)).collect();
+    scene.arrived(2, 4).await;
+    scene.holds(2).await;
+    let read = scene.client(2).await.range(&RangeRequest::one(key(0))).await;
+    read.expect("its reads do not wait");
+    hashes.push(hash(&scene.held_client(3, "honest").await));
+    scene.holds(3).await;
+    scene.relay.let_go(5);
+    for hash in hashes {
+        assert_eq!(hash.await.unwrap().expect("a response").status().code, 0);
+    }
+    assert_eq!(scene.relay.held().most, 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_over_its_bytes_per_second_is_slowed_down_and_another_does_not_notice() {
     let scene = Scene::with(&[("--client-max-bytes-per-second", "131072")]).await;
     let direct = scene._etcd.client().await;

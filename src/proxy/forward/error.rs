@@ -68,7 +68,10 @@ pub(crate) fn status_without_turn(cause: NoTurn) -> Status {
 /// Reason and status of a call that got no part of its client's share.
 pub(crate) fn without_share(cause: NoShare) -> (Reason, Status) {
     match cause {
-        NoShare::Exceeded(limit) => (Reason::ClientShare, Status::ClientShare(limit.flag())),
+        NoShare::Exceeded(limit) => match limit.flag() {
+            Some(flag) => (Reason::ClientShare, Status::ClientShare(flag)),
+            None => (Reason::ClientShare, Status::TooManyCalls),
+        },
         NoShare::Deadline => (Reason::Deadline, Status::DeadlineExceeded),
     }
 }

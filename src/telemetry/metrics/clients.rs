@@ -66,9 +66,9 @@ impl ClientMetrics {
         let shares = register(
             registry,
             "client_share_refused",
-            "Calls refused because their client has used up its share, by limit: bytes, calls, lists, watches",
+            "Calls refused because their client has used up its share, by limit: bytes, calls, costly, lists, watches",
         );
-        let limits = ["bytes", "calls", "lists", "watches"];
+        let limits = ["bytes", "calls", "costly", "lists", "watches"];
         start_at_zero(&shares, limits.map(|limit| LimitLabels { limit }));
         ClientMetrics {
             calls: register(
