@@ -113,6 +113,10 @@ pub(crate) enum Behaviour {
     HalfHeads,
     /// HTTP/1 requests whose body never ends
     UnfinishedHttp1,
+    /// A thousand WebSockets with a watch each
+    WebSockets,
+    /// Bursts of a thousand HTTP/1 requests to etcd's health page, one each second
+    Http1Bursts,
     /// Unfinished requests to the admin port, and its pages requested without pause
     AdminPort,
     /// Requests to the admin port whose connections are closed before they are answered

@@ -22,7 +22,7 @@ pub(crate) const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 const MANY_CONNECTIONS: usize = 4_000;
 /// Connections whose receive windows are filled.
 const STUCK_CONNECTIONS: usize = 300;
-/// Connections of unfinished HTTP/1 requests, and to the admin port.
+/// Connections of unfinished HTTP/1 requests, WebSockets and bursts, and to the admin port.
 const HTTP1_CONNECTIONS: usize = 1_000;
 /// Pause between two writes of 100 KB: about 5 MB a second.
 const OVERWRITE_PAUSE: Duration = Duration::from_millis(20);
@@ -133,6 +133,16 @@ fn start(behaviour: Behaviour, attack: &Attack, counts: &Arc<Counts>, tasks: &mu
         Behaviour::UnfinishedHttp1 => {
             for _ in 0..HTTP1_CONNECTIONS {
                 tasks.spawn(sockets::unfinished_http1(client(), count()));
+            }
+        }
+        Behaviour::WebSockets => {
+            for _ in 0..HTTP1_CONNECTIONS {
+                tasks.spawn(sockets::web_socket(client(), count()));
+            }
+        }
+        Behaviour::Http1Bursts => {
+            for _ in 0..HTTP1_CONNECTIONS {
+                tasks.spawn(sockets::http1_bursts(client(), count()));
             }
         }
         Behaviour::ListEverything => {

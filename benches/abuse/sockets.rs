@@ -1,8 +1,8 @@
-//! Connections that send little or nothing, and requests to the admin port.
+//! Connections that send little or nothing, WebSockets, and requests of HTTP/1.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -12,6 +12,13 @@ use crate::attacker::{Counts, RECONNECT_PAUSE};
 /// The beginning of an HTTP/1 request to the JSON gateway whose body never ends.
 const UNFINISHED_HTTP1: &[u8] =
     b"POST /v3/kv/range HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: 65536\r\n\r\n{";
+/// A WebSocket, and the text `{"create_request":{"key":"aw=="}}` with a mask that changes nothing.
+const WEB_SOCKET: &[u8] =
+    b"GET /v3/watch HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: Upgrade\r\nupgrade: websocket\r\n\
+    sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n\
+    \x81\xa1\0\0\0\0{\"create_request\":{\"key\":\"aw==\"}}";
+/// A request that etcd answers.
+const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n";
 /// The beginning of a request to the admin port.
 const UNFINISHED_ADMIN: &[u8] = b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ";
 
@@ -65,6 +72,39 @@ pub(crate) async fn half_head(address: String, counts: Arc<Counts>) {
 /// A TLS handshake whose first message never ends.
 pub(crate) async fn half_hello(address: String, counts: Arc<Counts>) {
     hold(address, &HALF_HELLO, counts).await;
+}
+
+/// A WebSocket with a watch.
+pub(crate) async fn web_socket(address: String, counts: Arc<Counts>) {
+    hold(address, WEB_SOCKET, counts).await;
+}
+
+/// Requests over a kept connection, at the begin of each second, as all other connections' are.
+pub(crate) async fn http1_bursts(address: String, counts: Arc<Counts>) {
+    loop {
+        if let Ok(mut tcp) = TcpStream::connect(&address).await {
+            counts.connections.fetch_add(1, Ordering::Relaxed);
+            let mut response = [0; 4096];
+            loop {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                let begun = Duration::from_nanos(now.subsec_nanos().into());
+                tokio::time::sleep(Duration::from_secs(1).saturating_sub(begun)).await;
+                counts.calls.fetch_add(1, Ordering::Relaxed);
+                if tcp.write_all(HEALTH).await.is_err() {
+                    break;
+                }
+                match tcp.read(&mut response).await {
+                    Ok(1..) if response.starts_with(b"HTTP/1.1 200") => {}
+                    Ok(1..) => {
+                        counts.refused.fetch_add(1, Ordering::Relaxed);
+                    }
+                    _ => break,
+                }
+            }
+            counts.closed.fetch_add(1, Ordering::Relaxed);
+        }
+        tokio::time::sleep(RECONNECT_PAUSE).await;
+    }
 }
 
 /// A request to the admin port whose head never ends.
