@@ -184,7 +184,9 @@ pub enum Method {
     HealthWatch,
     /// Every other method of gRPC's health service.
     Health,
-    /// A path of etcd's JSON gateway that streams until its client ends it.
+    /// A Watch of etcd's JSON gateway.
+    JsonWatch,
+    /// Another path of etcd's JSON gateway that streams until its client ends it.
     JsonStream,
     /// Every other path of etcd's JSON gateway.
     Json,
@@ -224,10 +226,9 @@ impl Method {
             _ if path.starts_with("/grpc.health.v1.") => Method::Health,
             // The JSON gateway, in all its versions (v3, v3beta, v3alpha).
             _ if path.starts_with("/v3") => {
-                let is_stream = ["/watch", "/lease/keepalive", "/election/observe"]
-                    .iter()
-                    .any(|end| path.ends_with(end));
-                if is_stream {
+                if path.ends_with("/watch") {
+                    Method::JsonWatch
+                } else if path.ends_with("/lease/keepalive") || path.ends_with("/election/observe") {
                     Method::JsonStream
                 } else {
                     Method::Json
@@ -256,6 +257,7 @@ impl Method {
                 | Method::LeaseKeepAlive
                 | Method::ElectionObserve
                 | Method::HealthWatch
+                | Method::JsonWatch
                 | Method::JsonStream
         )
     }
@@ -266,7 +268,12 @@ impl Method {
     pub fn header_depth(self) -> Option<u8> {
         match self {
             Method::RangeStream => Some(2),
-            Method::Health | Method::HealthWatch | Method::JsonStream | Method::Json | Method::Other => None,
+            Method::Health
+            | Method::HealthWatch
+            | Method::JsonWatch
+            | Method::JsonStream
+            | Method::Json
+            | Method::Other => None,
             _ => Some(1),
         }
     }
@@ -276,7 +283,11 @@ impl Method {
     pub fn may_show_revision_as_json(self) -> bool {
         matches!(
             self,
-            Method::Json | Method::JsonStream | Method::Concurrency | Method::ElectionObserve
+            Method::Json
+                | Method::JsonWatch
+                | Method::JsonStream
+                | Method::Concurrency
+                | Method::ElectionObserve
         )
     }
 
@@ -296,7 +307,7 @@ impl Method {
     #[must_use]
     pub fn span_name(self, path: &str) -> &str {
         match self {
-            Method::JsonStream | Method::Json | Method::Other => "_OTHER",
+            Method::JsonWatch | Method::JsonStream | Method::Json | Method::Other => "_OTHER",
             _ => path.trim_start_matches('/'),
         }
     }

@@ -11,7 +11,7 @@ use tokio_util::task::TaskTracker;
 
 use super::caller::Caller;
 use super::fallback::Fallback;
-use super::forward::Forward;
+use super::forward::{Forward, Http1Pool};
 use super::idle::ResponseRegistry;
 use super::members::AdvertisedMember;
 use super::shadow_reads::ShadowReads;
@@ -141,10 +141,17 @@ impl Client {
     }
 }
 
-impl Drop for Client {
-    fn drop(&mut self) {
+impl Client {
+    /// Counts the bytes that were received since the last call began.
+    pub(super) fn record_received(&self) {
         let received = self.account.take_received();
         self.caller.of_connection().record_received(received);
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.record_received();
     }
 }
 
@@ -204,7 +211,7 @@ impl Proxy {
                 metrics.forwarding.small.clone(),
             ),
             http1_connections: Arc::new(Semaphore::new(config.limits.max_connections() as usize)),
-            http1_idle: Arc::default(),
+            http1_pool: Arc::new(Http1Pool::new(config.limits.max_connections() as usize)),
             tasks: tasks.clone(),
             drain: drain.clone(),
         });
@@ -276,7 +283,7 @@ impl Proxy {
                 restarting("page series", || self.fallback.run()),
                 restarting("kept HTTP/1 connections", || self
                     .forward
-                    .http1_idle
+                    .http1_pool
                     .run(&self.forward.drain)),
                 restarting("slow calls", async || {
                     let mut ticks = tokio::time::interval(SLOW_CALLS_INTERVAL);

@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::access::{AccessCall, follow};
-use super::forward::{forward_call, forward_http1, without_share};
+use super::forward::{Upgrade, forward_call, forward_http1, without_share};
 use super::handles::{Access, Client, Proxy};
 use super::read::{is_json_range, json_range, range, range_stream};
 use super::recorder;
@@ -102,6 +102,10 @@ pub async fn handle(
         set_cors(&mut head.headers, origin);
     }
     match body.deliver(call, &proxy.responses, is_http2 && method == Method::Range) {
+        Ok(body) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
+            let body = upgraded(&client, &mut head, body);
+            Ok(Response::from_parts(head, body))
+        }
         Ok(body) => Ok(Response::from_parts(head, body)),
         Err(BudgetExceeded) => {
             if let Some(access) = &mut access {
@@ -111,6 +115,18 @@ pub async fn handle(
             Ok(status_response(&Status::BufferBytes, content_type))
         }
     }
+}
+
+/// Starts what follows a response that upgrades its connection: `body` is sent after the response. Returns the response's own body.
+fn upgraded(client: &Arc<Client>, head: &mut http::response::Parts, body: ResponseBody) -> ResponseBody {
+    let Some(upgrade) = head.extensions.remove::<Upgrade>() else {
+        return body;
+    };
+    let of_connection = Arc::clone(client);
+    upgrade.start(&client.proxy.forward, body, move || {
+        of_connection.record_received()
+    });
+    ResponseBody::empty()
 }
 
 /// The response to a request that is not routed, with its record in the access log.
@@ -143,7 +159,7 @@ async fn admit(
 fn share_kind(method: Method, path: &str) -> ShareKind {
     match method {
         Method::Authenticate | Method::EtcdUnary | Method::Json if is_costly(path) => ShareKind::Costly,
-        Method::Watch => ShareKind::Watch,
+        Method::Watch | Method::JsonWatch => ShareKind::Watch,
         _ if method.is_endless() => ShareKind::Endless,
         _ => ShareKind::Call,
     }
@@ -234,9 +250,13 @@ async fn route(
         if is_json_range(&request) {
             return Box::pin(json_range(client, request, call, access)).await;
         }
+        if method == Method::JsonWatch
+            && let Some(of_client) = call.client_call_mut()
+        {
+            of_client.set_watch();
+        }
         if may_serve_json(client, &request) {
-            if let Some(of_client) = call.client_call_mut() {
-                of_client.set_watch();
+            if let Some(of_client) = call.client_call() {
                 // Until memory does.
                 of_client.set_source(Source::Etcd);
             }

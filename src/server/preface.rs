@@ -13,6 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 
+use super::connections::Open;
 use super::control_frames::{ControlFrames, Handled, REFUSAL, SETTINGS_ACKNOWLEDGEMENT};
 use super::pace::Delay;
 use crate::limits::Intake;
@@ -49,6 +50,8 @@ pub(super) struct Prefaced<S> {
     discarded: usize,
     /// The end of the time in which they are.
     farewell: Option<Pin<Box<Sleep>>>,
+    /// Place of the connection. The stream has it, because it outlives the HTTP connection after an upgrade.
+    place: Option<Open>,
 }
 
 /// Turns of a connection.
@@ -71,6 +74,11 @@ impl<S> Prefaced<S> {
     /// Whether the client uses HTTP/2.
     pub(super) fn is_http2(&self) -> bool {
         self.frames.is_some()
+    }
+
+    /// Keeps the connection's place until the stream is dropped.
+    pub(super) fn keep(&mut self, place: Open) {
+        self.place = Some(place);
     }
 
     /// The stream itself.
@@ -124,6 +132,7 @@ pub(super) async fn read_preface<S: AsyncRead + Unpin>(
         flooded: CancellationToken::new(),
         discarded: 0,
         farewell: None,
+        place: None,
     })
 }
 

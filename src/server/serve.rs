@@ -118,17 +118,18 @@ impl Listener {
                 let (tls, server, new_handler) = (self.tls(), server.clone(), new_handler.clone());
                 let config_of_one = config.clone();
                 let (metrics, name) = (Arc::clone(&config.metrics), config.name);
+                let (replaced, unused) = (open.replaced().clone(), open.unused());
                 config.tasks.spawn(async move {
                     let connection = serve_connection(
-                        (stream, peer),
+                        (stream, peer, open),
                         tls,
                         server,
                         new_handler,
-                        (config_of_one, open.unused()),
+                        (config_of_one, unused),
                     );
                     tokio::select! {
                         () = connection => {}
-                        () = seldom(open.replaced().cancelled()) => {
+                        () = seldom(replaced.cancelled()) => {
                             metrics.connections.record_closed(name, "replaced");
                         }
                     }
@@ -173,9 +174,10 @@ fn is_local(peer: Option<IpAddr>) -> bool {
     peer.is_none_or(|peer| peer.to_canonical().is_loopback())
 }
 
-/// Serves one connection until it is closed, or until its last call has ended after `drain`.
+/// Serves one connection until it is closed, or until its last call has ended after `drain`. Its place lasts longer if it is
+/// upgraded.
 async fn serve_connection<N, H, F, B, E>(
-    (stream, peer): (Plain, Option<IpAddr>),
+    (stream, peer, place): (Plain, Option<IpAddr>, Open),
     tls: Option<Arc<Acceptor>>,
     mut server: auto::Builder<Tracked>,
     new_handler: N,
@@ -196,9 +198,10 @@ async fn serve_connection<N, H, F, B, E>(
         local: is_local(peer),
     };
     let intake = Arc::new(Intake::default());
-    let Some((stream, client)) = begin(stream, peer, tls, Arc::clone(&intake), &config).await else {
+    let Some((mut stream, client)) = begin(stream, peer, tls, Arc::clone(&intake), &config).await else {
         return;
     };
+    stream.keep(place);
     let handler = new_handler(&intake, &client, peer);
     let flooded = stream.flooded();
     // Boxed: hyper and tokio move a call several times before it runs, and once more when it ends.

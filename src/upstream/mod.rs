@@ -51,7 +51,7 @@ pub use connection::{Channel, Connection, InFlight, ReceiveWindow, SendFailure, 
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::EndpointView;
 pub use error::{ConnectError, NoEndpoint};
-pub use outgoing::{BoxError, MessageLimit, Outgoing};
+pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
 pub use paging::{pace, page_limit};
 pub use pool::Upstream;
 pub use role::Role;

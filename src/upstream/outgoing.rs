@@ -44,12 +44,23 @@ impl fmt::Debug for Gate {
 /// Time limit for the messages of a client's request.
 #[derive(Debug)]
 pub struct MessageLimit {
-    /// Time from the first wait for a message's bytes until the message is complete.
+    /// Time from the first wait for bytes until what is limited is complete.
     pub timeout: Duration,
-    /// Whether the first message may not be awaited longer either.
-    pub from_the_start: bool,
+    /// What is limited.
+    pub covers: LimitCovers,
     /// Cancelled when a message is late; the body then ends with an error.
     pub late: CancellationToken,
+}
+
+/// What a [`MessageLimit`] limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitCovers {
+    /// Each gRPC message, from its first byte on.
+    BegunMessages,
+    /// Each gRPC message, the first one from the start of the call on.
+    Messages,
+    /// The whole body, which is not gRPC.
+    Body,
 }
 
 /// Progress of the message that is being received.
@@ -108,7 +119,7 @@ impl Outgoing {
     #[must_use]
     pub fn limited(mut self, limit: MessageLimit) -> Outgoing {
         let mut progress = MessageProgress {
-            awaited: limit.from_the_start,
+            awaited: limit.covers != LimitCovers::BegunMessages,
             limit,
             prefix: PrefixReader::default(),
             missing_bytes: 0,
@@ -171,6 +182,9 @@ impl MessageProgress {
 
     /// Follows the boundaries of messages in `data`.
     fn receive(&mut self, mut data: &[u8]) {
+        if self.limit.covers == LimitCovers::Body {
+            return;
+        }
         while !data.is_empty() {
             let skipped =
                 usize::try_from(self.missing_bytes).map_or(data.len(), |missing| missing.min(data.len()));

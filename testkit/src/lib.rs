@@ -22,6 +22,7 @@
 //! | [`tls`] | CAs and certificates of every kind, etcd with TLS, TLS connections |
 //! | [`watch_client`] | a stream of watches that is recorded and continued |
 //! | [`watch_rules`] | what every transcript of a watch stream must satisfy |
+//! | [`websocket`] | a WebSocket client |
 //! | [`wait`] | waiting for conditions with a deadline |
 
 pub mod collector;
@@ -45,3 +46,4 @@ pub mod tls;
 pub mod wait;
 pub mod watch_client;
 pub mod watch_rules;
+pub mod websocket;

@@ -1,7 +1,5 @@
 //! Forwards HTTP/1 requests: etcd's health, version and metrics, and its JSON gateway with WebSockets.
 
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -10,23 +8,22 @@ use http_body::SizeHint;
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::body::ForwardedBody;
-use super::http1_pool::{Http1Connection, Http1Pool};
+use super::http1_pool::{Http1Connection, Http1Pool, Next};
 use super::send::Forward;
+use super::upgraded::{UPGRADED_BYTES, Upgrade};
 use crate::grpc::Method;
 use crate::instance;
 use crate::limits::{CallBytes, CallKind, ClientAccount};
-use crate::mirror::cluster_state::ClusterState;
 use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
-use crate::upstream::{BoxError, ConnectionClass, MessageLimit, Outgoing};
+use crate::upstream::{BoxError, ConnectionClass, LimitCovers, MessageLimit, Outgoing};
 
-/// Bytes of a response, and of a WebSocket in each direction, that are buffered.
+/// Bytes of a request and of a response that are buffered, each.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// Forwards the request over a connection that carries nothing else until the response ends. Without a response the
@@ -75,11 +72,11 @@ async fn send(
         .then(|| hyper::upgrade::on(&mut request));
     let limit = MessageLimit {
         timeout: forward.request_timeout,
-        from_the_start: true,
+        covers: LimitCovers::Body,
         late: CancellationToken::new(),
     };
     let request = request.map(|body| {
-        // A stream's request may stay open, and its messages are not gRPC's.
+        // A stream's request may stay open.
         if method.is_endless() {
             body
         } else {
@@ -87,44 +84,29 @@ async fn send(
         }
     });
     let (mut response, connection) = exchange(forward, &url, request).await?;
-    let mut lease = Some(Lease {
-        connection,
-        pool: Arc::clone(&forward.http1_idle),
-        tasks: forward.tasks.clone(),
-        _held: held,
-    });
     // For the trace.
     response.extensions_mut().insert(url);
+    let mut lease = Lease {
+        connection,
+        pool: Arc::clone(&forward.http1_pool),
+        tasks: forward.tasks.clone(),
+        held,
+    };
     if let Some(client) = upgrade
         && response.status() == StatusCode::SWITCHING_PROTOCOLS
     {
-        let etcd = hyper::upgrade::on(&mut response);
-        // From here on the copying task owns the connection, not the response's body.
-        let lease = lease.take();
-        let cluster_state = Arc::clone(&forward.cluster_state);
-        let copying = async move {
-            let _lease = lease;
-            if let (Ok(client), Ok(etcd)) = (client.await, etcd.await) {
-                let mut etcd = Unreadable {
-                    stream: TokioIo::new(etcd),
-                    cluster_state,
-                };
-                // Not an error: either side may close the WebSocket at any time.
-                let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut etcd).await;
-            }
-        };
-        // Without the signal an open WebSocket would delay the stop of the process.
-        let stop = forward.drain.clone();
-        forward
-            .tasks
-            .spawn(async move { stop.run_until_cancelled(copying).await });
+        let etcd = hyper::upgrade::on(&mut response).await?;
+        lease.held.shrink_to(UPGRADED_BYTES);
+        let (upgrade, source) = Upgrade::new(client, etcd, &forward.cluster_state, lease);
+        response.extensions_mut().insert(upgrade);
+        return Ok(response.map(|_| ResponseBody::from_source(source)));
     }
     Ok(response.map(|body| {
         let body = forward.forwarded_body(body, method, false, None);
         ResponseBody::from_source(LeasedBody {
             body,
             is_complete: false,
-            lease,
+            lease: Some(lease),
         })
     }))
 }
@@ -154,18 +136,25 @@ async fn exchange(
     url: &Url,
     mut request: Request<Outgoing>,
 ) -> Result<(Response<Incoming>, Http1Connection), BoxError> {
-    while let Some(mut connection) = forward.http1_idle.take(url) {
-        match connection.sender.try_send_request(request).await {
-            Ok(response) => return Ok((response, connection)),
-            Err(mut error) => match error.take_message() {
-                Some(unsent) => request = unsent,
-                None => return Err(error.into_error().into()),
+    let deadline = Instant::now() + forward.connect_timeout;
+    loop {
+        match timeout_at(deadline, forward.http1_pool.next(url)).await? {
+            Next::Kept(mut connection) => match connection.sender.try_send_request(request).await {
+                Ok(response) => return Ok((response, connection)),
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) => request = unsent,
+                    None => return Err(error.into_error().into()),
+                },
             },
+            Next::Open(place) => {
+                // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
+                let mut connection = timeout_at(deadline, open(forward, url)).await??;
+                drop(place);
+                let response = connection.sender.send_request(request).await?;
+                return Ok((response, connection));
+            }
         }
     }
-    let mut connection = open(forward, url).await?;
-    let response = connection.sender.send_request(request).await?;
-    Ok((response, connection))
 }
 
 /// Opens a connection to `url`.
@@ -173,9 +162,7 @@ async fn open(forward: &Forward, url: &Url) -> Result<Http1Connection, BoxError>
     let permit = Arc::clone(&forward.http1_connections)
         .try_acquire_owned()
         .map_err(|_| "too many HTTP/1 requests are in flight; try again")?;
-    // The timeout covers the TLS handshake, too, to which an endpoint may not respond.
-    let connecting = forward.upstream.open_http1(url);
-    let stream = tokio::time::timeout(forward.connect_timeout, connecting).await??;
+    let stream = forward.upstream.open_http1(url).await?;
     let (sender, connection) = http1::Builder::new()
         .max_buf_size(BUFFER_BYTES)
         .handshake(TokioIo::new(stream))
@@ -183,12 +170,11 @@ async fn open(forward: &Forward, url: &Url) -> Result<Http1Connection, BoxError>
     let close = CancellationToken::new();
     let closed = close.clone();
     forward.tasks.spawn(async move {
-        let _permit = permit;
         if let Some(Err(error)) = closed.run_until_cancelled(connection.with_upgrades()).await {
             tracing::debug!(%error, "an HTTP/1 connection to etcd was closed");
         }
     });
-    Ok(Http1Connection::new(url, sender, close.drop_guard()))
+    Ok(Http1Connection::new(url, sender, close.drop_guard(), permit))
 }
 
 /// Connection of a response that is being read.
@@ -198,7 +184,7 @@ struct Lease {
     pool: Arc<Http1Pool>,
     tasks: TaskTracker,
     /// Counts the buffers of the response.
-    _held: CallBytes,
+    held: CallBytes,
 }
 
 /// Body of etcd's response. Its connection is kept if the body is read to its end; otherwise it is closed, also when the
@@ -237,42 +223,6 @@ impl Drop for LeasedBody {
         {
             lease.pool.give_back(lease.connection, &lease.tasks);
         }
-    }
-}
-
-/// Upgraded connection to etcd: what it returns may show revisions in a form that is not parsed (I11).
-struct Unreadable<S> {
-    stream: S,
-    cluster_state: Arc<ClusterState>,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Unreadable<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if buffer.filled().len() > before {
-            // Noted before the client gets it.
-            self.cluster_state.note_unreadable();
-        }
-        read
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Unreadable<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, data)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 

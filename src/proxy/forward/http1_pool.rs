@@ -1,5 +1,6 @@
 //! Kept-alive HTTP/1 connections to etcd. A connection carries one request at a time; after a complete response it waits
-//! for the next one.
+//! for the next one. A burst of requests opens a few connections at once, and its other requests take those that are
+//! returned meanwhile.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use std::time::Duration;
 
 use hyper::client::conn::http1::SendRequest;
 use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
@@ -14,8 +16,10 @@ use tokio_util::task::TaskTracker;
 use crate::net::Url;
 use crate::upstream::Outgoing;
 
-/// Connections without a request that are kept.
-const MAX_IDLE: usize = 16;
+/// Connections without a request that are kept: as many as were needed at once within [`IDLE_TIMEOUT`], up to this number.
+const MAX_IDLE: usize = 256;
+/// Connections that are opened at once.
+const MAX_OPENING: usize = 16;
 /// Time after which a connection without a request is closed.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Interval at which such connections are looked for.
@@ -23,10 +27,23 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// Time within which a connection is ready again after a complete response.
 const READY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Connections that wait for a request.
-#[derive(Debug, Default)]
+/// Connections that wait for a request, and requests that wait for a connection.
+#[derive(Debug)]
 pub(crate) struct Http1Pool {
+    max_idle: usize,
     idle: Mutex<IdleConnections>,
+    /// One permit per connection that may be opened now.
+    opening: Semaphore,
+    /// Wakes a request that waits for a connection.
+    returned: Notify,
+}
+
+/// What a request is sent on.
+pub(super) enum Next<'a> {
+    /// A connection that waited for a request.
+    Kept(Http1Connection),
+    /// A connection that the request opens, with the permission to do so.
+    Open(SemaphorePermit<'a>),
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +64,8 @@ struct Idle {
 pub(super) struct Http1Connection {
     url: Url,
     pub(super) sender: SendRequest<Outgoing>,
+    /// Counts the connection, also after an upgrade.
+    _permit: OwnedSemaphorePermit,
     /// Without it hyper would notice that nothing is read any longer only when etcd sends data.
     _close: DropGuard,
 }
@@ -61,18 +80,54 @@ impl fmt::Debug for Http1Connection {
 
 impl Http1Connection {
     /// Creates a connection to `url` whose task ends with `close`.
-    pub(super) fn new(url: &Url, sender: SendRequest<Outgoing>, close: DropGuard) -> Http1Connection {
+    pub(super) fn new(
+        url: &Url,
+        sender: SendRequest<Outgoing>,
+        close: DropGuard,
+        permit: OwnedSemaphorePermit,
+    ) -> Http1Connection {
         Http1Connection {
             url: url.clone(),
             sender,
+            _permit: permit,
             _close: close,
         }
     }
 }
 
 impl Http1Pool {
+    /// A pool of connections of which `max_connections` may be open.
+    pub(crate) fn new(max_connections: usize) -> Http1Pool {
+        Http1Pool {
+            // A part, so that connections to another endpoint can be opened.
+            max_idle: MAX_IDLE.min(max_connections / 4),
+            idle: Mutex::default(),
+            opening: Semaphore::new(MAX_OPENING),
+            returned: Notify::new(),
+        }
+    }
+
+    /// Waits for a connection to `url`, or for the permission to open one, whichever comes first.
+    pub(super) async fn next(&self, url: &Url) -> Next<'_> {
+        let opening = self.opening.acquire();
+        tokio::pin!(opening);
+        loop {
+            // Created before the look: a connection that is returned in between is not missed.
+            let returned = self.returned.notified();
+            if let Some(connection) = self.take(url) {
+                return Next::Kept(connection);
+            }
+            tokio::select! {
+                biased;
+                () = returned => {}
+                // The semaphore is not closed.
+                Ok(place) = opening.as_mut() => return Next::Open(place),
+            }
+        }
+    }
+
     /// Takes a connection to `url` that is ready for a request; `None` if there is none.
-    pub(super) fn take(&self, url: &Url) -> Option<Http1Connection> {
+    fn take(&self, url: &Url) -> Option<Http1Connection> {
         let idle = &mut self.idle.lock().connections;
         // The newest: it is the least likely to have been closed.
         let is_usable = |idle: &Idle| idle.connection.url == *url && idle.connection.sender.is_ready();
@@ -98,9 +153,11 @@ impl Http1Pool {
             return;
         }
         idle.connections.push(Idle { connection, since });
-        if idle.connections.len() > MAX_IDLE {
+        if idle.connections.len() > self.max_idle {
             idle.connections.remove(0);
         }
+        drop(idle);
+        self.returned.notify_one();
     }
 
     /// Closes connections that have waited too long, and all of them once `drain` is cancelled, until the future is
@@ -118,5 +175,65 @@ impl Http1Pool {
             idle.connections.clear();
         }
         std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::client::conn::http1::handshake;
+    use hyper_util::rt::TokioIo;
+
+    use super::*;
+
+    fn url() -> Url {
+        "http://127.0.0.1:2379".parse().unwrap()
+    }
+
+    /// A connection that waits for a request.
+    async fn connection() -> Http1Connection {
+        let (stream, peer) = tokio::io::duplex(64);
+        let (mut sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();
+        tokio::spawn(async move {
+            let _peer = peer;
+            connection.await
+        });
+        sender.ready().await.unwrap();
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        Http1Connection::new(&url(), sender, CancellationToken::new().drop_guard(), permit)
+    }
+
+    fn opens(next: Next<'_>) -> SemaphorePermit<'_> {
+        match next {
+            Next::Open(place) => place,
+            Next::Kept(_) => panic!("there is no connection yet"),
+        }
+    }
+
+    #[tokio::test]
+    async fn request_beyond_those_that_open_a_connection_takes_one_that_is_returned() {
+        let (pool, url) = (Http1Pool::new(1_000), url());
+        let mut opening = Vec::new();
+        for _ in 0..MAX_OPENING {
+            opening.push(opens(pool.next(&url).await));
+        }
+        let mut next = Box::pin(pool.next(&url));
+        assert!(futures_util::poll!(&mut next).is_pending());
+        pool.keep(connection().await);
+        assert!(matches!(next.await, Next::Kept(_)));
+        let mut next = Box::pin(pool.next(&url));
+        assert!(futures_util::poll!(&mut next).is_pending());
+        opening.pop();
+        opens(next.await);
+    }
+
+    #[tokio::test]
+    async fn connections_of_a_burst_are_kept_up_to_a_part_of_all() {
+        for (max_connections, kept) in [(100, 25), (10_000, 40)] {
+            let pool = Http1Pool::new(max_connections);
+            for _ in 0..40 {
+                pool.keep(connection().await);
+            }
+            assert_eq!(pool.idle.lock().connections.len(), kept);
+        }
     }
 }

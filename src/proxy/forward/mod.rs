@@ -11,8 +11,9 @@
 //! | `range_stream` | sends a RangeStream to an endpoint that implements it |
 //! | `side_effects` | forwards Compact, AuthEnable, AuthDisable and Authenticate, and updates state |
 //! | `shutdown` | ends endless calls when the process stops |
-//! | `http1` | forwards HTTP/1: health, metrics, JSON gateway, WebSockets |
+//! | `http1` | forwards HTTP/1: health, metrics, JSON gateway |
 //! | `http1_pool` | kept-alive HTTP/1 connections |
+//! | `upgraded` | WebSockets |
 
 mod body;
 mod collect;
@@ -25,13 +26,16 @@ mod range_stream;
 mod send;
 mod shutdown;
 mod side_effects;
+mod upgraded;
 
 pub(super) use collect::ResponseReader;
 pub(super) use error::{SendError, status_without_turn, without_share};
 pub(super) use gate::Gate;
 pub(super) use http1::{forward_http1, forward_http1_body};
+pub(super) use http1_pool::Http1Pool;
 pub(super) use send::{Forward, RequestBody, UpstreamResponse};
 pub(super) use shutdown::StopSignal;
+pub(super) use upgraded::Upgrade;
 
 use opening::Opening;
 
@@ -47,7 +51,7 @@ use crate::grpc::Method;
 use crate::grpc::metadata::grpc_content_type;
 use crate::limits::ClientAccount;
 use crate::mirror::Mirrors;
-use crate::upstream::{MessageLimit, Outgoing};
+use crate::upstream::{LimitCovers, MessageLimit, Outgoing};
 
 /// Forwards a gRPC call that is not a read. Compact, AuthEnable, AuthDisable and Authenticate also update state, unless
 /// `is_grpc_call` is false: etcd's gRPC server then refuses the request (not a POST, or a path with a query).
@@ -82,7 +86,7 @@ pub(super) async fn forward_endless(
     // An endless call may be without a message for as long as it likes, but not in mid-message.
     let body = body.limited(MessageLimit {
         timeout: forward.request_timeout,
-        from_the_start: false,
+        covers: LimitCovers::BegunMessages,
         late: CancellationToken::new(),
     });
     shutdown::end_at_stop(&forward.drain, content_type.clone(), async |call_ended| {

@@ -27,7 +27,9 @@ use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
 use crate::mirror::cluster_state::{Before, ClusterState};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::Telemetry;
-use crate::upstream::{Connection, ConnectionClass, InFlight, MessageLimit, Outgoing, SendFailure, Upstream};
+use crate::upstream::{
+    Connection, ConnectionClass, InFlight, LimitCovers, MessageLimit, Outgoing, SendFailure, Upstream,
+};
 
 /// Response to a write up to which it is not refused, however much the connection holds: the write has been executed.
 const SHORT_RESPONSE_BYTES: u64 = 1 << 10;
@@ -52,8 +54,8 @@ pub(crate) struct Forward {
     pub(crate) small_turns: Arc<Turns>,
     /// One permit per HTTP/1 connection to etcd, as many as client connections: descriptors are shared out so.
     pub(crate) http1_connections: Arc<Semaphore>,
-    /// Those that wait for a request.
-    pub(crate) http1_idle: Arc<Http1Pool>,
+    /// Those connections.
+    pub(crate) http1_pool: Arc<Http1Pool>,
     /// Owner of the tasks of HTTP/1 connections and WebSockets.
     pub(crate) tasks: TaskTracker,
     /// Cancelled when the process stops, which ends endless calls.
@@ -178,7 +180,11 @@ impl Forward {
         let late = CancellationToken::new();
         let body = RequestBody::Once(outgoing.limited(MessageLimit {
             timeout: self.request_timeout,
-            from_the_start: !method.is_streaming(),
+            covers: if method.is_streaming() {
+                LimitCovers::BegunMessages
+            } else {
+                LimitCovers::Messages
+            },
             late: late.clone(),
         }));
         let forwarding = self.forward(parts, body, method, account);
@@ -411,7 +417,7 @@ mod tests {
                 crate::telemetry::Metrics::new().forwarding.small.clone(),
             ),
             http1_connections: Arc::new(Semaphore::new(1)),
-            http1_idle: Arc::default(),
+            http1_pool: Arc::new(Http1Pool::new(1)),
             tasks: TaskTracker::new(),
             drain: CancellationToken::new(),
         };

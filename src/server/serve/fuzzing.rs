@@ -136,6 +136,8 @@ async fn serve(bytes: &[u8], piece: usize, requests: usize, is_closed: bool) -> 
         closing: CancellationToken::new(),
         drain: CancellationToken::new(),
     };
+    let place = config.connections.place_now().unwrap();
+    let open = config.connections.admit(None, place).unwrap();
     let (mut client, stream) = UnixStream::pair().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let by_handler = Arc::clone(&seen);
@@ -161,7 +163,7 @@ async fn serve(bytes: &[u8], piece: usize, requests: usize, is_closed: bool) -> 
     let place = config.connections.place_now().unwrap();
     let open = admit(&config, None, place).unwrap();
     let serving = serve_connection(
-        (crate::net::from_unix(stream), None),
+        (crate::net::from_unix(stream), None, open),
         None,
         server,
         handler,

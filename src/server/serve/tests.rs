@@ -53,13 +53,14 @@ fn connect(config: ServeConfig, body_bytes: usize) -> (UnixStream, JoinHandle<Du
     let begun = Instant::now();
     let place = config.connections.place_now().unwrap();
     let open = admit(&config, None, place).unwrap();
+    let unused = open.unused();
     let serving = tokio::spawn(async move {
         serve_connection(
-            (net::from_unix(stream), None),
+            (net::from_unix(stream), None, open),
             None,
             server(&config),
             handler,
-            (config, open.unused()),
+            (config, unused),
         )
         .await;
         begun.elapsed()

@@ -198,12 +198,7 @@ async fn forward(
     record_forwarded(client, reason, access);
     let open = client.proxy.telemetry.metrics.watches.open_etcd(reason.as_str());
     let request = Request::from_parts(parts, body);
-    let forwarding = forward_http1_body(
-        &client.proxy.forward,
-        request,
-        Method::JsonStream,
-        &client.account,
-    );
+    let forwarding = forward_http1_body(&client.proxy.forward, request, Method::JsonWatch, &client.account);
     let response = Box::pin(forwarding).await;
     response.map(|body| body.holding(open))
 }
