@@ -7,6 +7,9 @@
 //! - Three quarters are for all connections. The calls of one connection may hold half as much as is free of them.
 //! - The last quarter is for connections that hold little: up to [`SMALL_BYTES`], and up to a sixteenth of what is
 //!   free. Connections that hold more do not take from it.
+//!
+//! While several clients are connected, the calls of one client, on all of its connections, may hold as much as is free,
+//! and an eighth of the bound in any case: the more others hold, the less it gets.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -22,6 +25,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 use super::byte_budget::{BudgetExceeded, Waiting};
+use super::client_bytes::{BytesByClient, ClientBytes};
 use super::intake::Intake;
 use super::shares::{ClientLimits, NoShare, Share, ShareKind, SharePermits, Shares};
 use crate::telemetry::clients::ClientCall;
@@ -34,6 +38,9 @@ const FRAME_BYTES: u64 = 128 << 10;
 const SMALL_BYTES: u64 = 256 << 10;
 /// A connection may use the last quarter up to its free bytes divided by this.
 const SMALL_DIVISOR: u64 = 16;
+
+/// Of the bound, a client gets its part by this divisor however much others hold.
+const CLIENT_DIVISOR: u64 = 8;
 
 /// Largest call that may wait for room, in bytes.
 const QUEUED_MAX_BYTES: u64 = 12 << 10;
@@ -81,6 +88,7 @@ pub struct CallBuffers {
     /// Calls that wait for room.
     queued: AtomicU64,
     metrics: [BufferKindMetrics; 3],
+    by_client: BytesByClient,
     shares: Shares,
     /// Connections with calls that wait for room.
     waiting: Mutex<VecDeque<Arc<ClientAccount>>>,
@@ -98,6 +106,8 @@ pub struct ClientAccount {
     /// Share of the client; `None` without bounds.
     share: ArcSwapOption<Share>,
     buffers: Arc<CallBuffers>,
+    /// Bytes of all connections of the client that made this one, whatever users make its calls.
+    of_client: Arc<ClientBytes>,
     /// Stopped while too many calls of the connection wait for room.
     intake: Arc<Intake>,
     used: AtomicU64,
@@ -152,6 +162,7 @@ impl CallBuffers {
             used: AtomicU64::new(0),
             next_connection: AtomicU64::new(0),
             queued: AtomicU64::new(0),
+            by_client: BytesByClient::default(),
             shares,
             metrics: [kind("request"), kind("forwarded"), kind("sending")],
             waiting: Mutex::default(),
@@ -168,6 +179,7 @@ impl CallBuffers {
             client: AtomicU64::new(client),
             share: ArcSwapOption::new(self.shares.of(client)),
             buffers: Arc::clone(self),
+            of_client: self.by_client.of(client),
             intake,
             used: AtomicU64::new(0),
             queued: AtomicU64::new(0),
@@ -178,12 +190,18 @@ impl CallBuffers {
         })
     }
 
-    /// Whether a connection may hold `of_connection` bytes while all connections hold `used`.
-    fn may_hold(&self, of_connection: u64, used: u64) -> bool {
+    /// Whether a connection may hold `of_connection` bytes while all connections hold `used`, and those of its client
+    /// `of_client`, which is `None` if no other client is connected.
+    fn may_hold(&self, of_connection: u64, of_client: Option<u64>, used: u64) -> bool {
         let for_all = self.max_bytes - self.max_bytes / 4;
-        used.saturating_add(of_connection.saturating_mul(2)) <= for_all
+        let is_fair = |bound: u64| {
+            let fair = bound.saturating_sub(used);
+            of_client.is_none_or(|of_client| of_client <= fair.max(self.max_bytes / CLIENT_DIVISOR))
+        };
+        (used.saturating_add(of_connection.saturating_mul(2)) <= for_all && is_fair(for_all))
             || (of_connection <= SMALL_BYTES
-                && used.saturating_add(of_connection * SMALL_DIVISOR) <= self.max_bytes)
+                && used.saturating_add(of_connection * SMALL_DIVISOR) <= self.max_bytes
+                && is_fair(self.max_bytes))
     }
 
     /// Wakes a call of each connection that waits for room.
@@ -256,7 +274,8 @@ impl ClientAccount {
         }
         let used = self.buffers.used.load(Ordering::Relaxed);
         let of_connection = self.used.load(Ordering::Relaxed) + FRAME_BYTES;
-        self.buffers.may_hold(of_connection, used)
+        let of_client = self.of_client.next_to_others().map(|held| held + FRAME_BYTES);
+        self.buffers.may_hold(of_connection, of_client, used)
     }
 
     /// Number of the connection; no other has it.
@@ -317,10 +336,12 @@ impl CallBytes {
         let account = &self.account;
         let buffers = &account.buffers;
         let of_connection = account.used.load(Ordering::SeqCst) + bytes;
+        let of_client = account.of_client.next_to_others().map(|held| held + bytes);
         let fitted = buffers
             .used
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |used| {
-                buffers.may_hold(of_connection, used).then_some(used + bytes)
+                let may_hold = buffers.may_hold(of_connection, of_client, used);
+                may_hold.then_some(used + bytes)
             });
         fitted.map(|_| ()).map_err(|_| BudgetExceeded)
     }
@@ -383,7 +404,7 @@ impl CallBytes {
                 }
                 return Ok(());
             }
-            if !account.buffers.may_hold(bytes, 0) {
+            if !account.buffers.may_hold(bytes, None, 0) {
                 break;
             }
             if in_line.is_none() {
@@ -421,6 +442,7 @@ impl CallBytes {
         self.bytes -= released;
         let account = &self.account;
         account.used.fetch_sub(released, Ordering::SeqCst);
+        account.of_client.release(released);
         account.buffers.used.fetch_sub(released, Ordering::SeqCst);
         let change = i64::try_from(released).unwrap_or(i64::MAX);
         account.buffers.metrics(self.kind).used.dec_by(change);
@@ -504,6 +526,7 @@ impl CallBytes {
         self.bytes += bytes;
         let account = &self.account;
         account.used.fetch_add(bytes, Ordering::Relaxed);
+        account.of_client.add(bytes);
         if self.kind == CallKind::Sending {
             account.sending.fetch_add(bytes, Ordering::SeqCst);
         }
@@ -704,6 +727,35 @@ mod tests {
         assert_eq!(buffers.metrics(CallKind::Request).used.get(), 0);
         let alone = take_all(&buffers.account(0, Arc::default()), 512);
         assert_eq!(alone.bytes() / 512, (4 << 20) / 512, "a third of three quarters");
+    }
+
+    #[test]
+    fn client_with_many_connections_takes_no_more_than_its_part_while_others_are_connected() {
+        const MIB: u64 = 1 << 20;
+        let buffers = buffers(16 * MIB);
+        let crowd = |client| -> Vec<CallBytes> {
+            let accounts = (0..200).map(|_| buffers.account(client, Arc::default()));
+            accounts.map(|account| take_all(&account, 512)).collect()
+        };
+        let sum = |held: &[CallBytes]| held.iter().map(CallBytes::bytes).sum::<u64>();
+        let alone = sum(&crowd(1));
+        assert!(alone > 15 * MIB, "no other client is connected: {alone}");
+
+        let connected = buffers.account(2, Arc::default());
+        let noisy = crowd(1);
+        assert!(sum(&noisy) <= 8 * MIB + 512, "{}", sum(&noisy));
+        let mut honest = take_all(&connected, 512);
+        assert!(honest.bytes() >= MIB, "{}", honest.bytes());
+        drop(noisy);
+        // A quarter is free, and an eighth is the noisy client's in any case.
+        honest.force_grow(12 * MIB - honest.bytes());
+        let noisy = crowd(1);
+        assert!(sum(&noisy) <= 2 * MIB + 512, "{}", sum(&noisy));
+        assert!(sum(&noisy) > 2 * MIB - 4096, "{}", sum(&noisy));
+        drop((honest, noisy, connected));
+        assert_eq!(buffers.used.load(Ordering::Relaxed), 0);
+        let alone = sum(&crowd(1));
+        assert!(alone > 15 * MIB, "the others have left: {alone}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! | `lines`, `connection_lines` | waiting calls by client and by connection, which take turns |
 //! | `shares` | calls, forwarded lists, watches and bytes of one client (`--client-max-…`) |
 //! | `buffers` | all buffered bytes (`--buffer-max-bytes`), in shares |
-//! | `call_bytes` | bytes of single calls, by connection |
+//! | `call_bytes`, `client_bytes` | bytes of single calls, by connection and by client |
 //! | `intake` | requests that one connection has read |
 //! | `byte_budget` | buffered bytes of several responses |
 
@@ -15,6 +15,7 @@ mod admission;
 mod buffers;
 mod byte_budget;
 mod call_bytes;
+mod client_bytes;
 mod connection_lines;
 mod intake;
 mod lines;

@@ -199,7 +199,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn address_has_half_of_the_places() {
         let handshakes = Handshakes::new(4, TIMEOUT);
-        let address = |text: &str| Some(text.parse().unwrap());
+        let address = |text: &str| Some(ClientAddress::from(text.parse::<std::net::IpAddr>().unwrap()));
         let hostile = address("10.0.0.1");
         let held = [handshakes.begin(hostile).await, handshakes.begin(hostile).await];
         assert!(held.iter().all(Option::is_some));

@@ -15,6 +15,7 @@ use testkit::pb::{
 };
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
+use tokio::net::TcpSocket;
 
 use super::budgets::{PREFIX, call, etcd_with, rude, watch};
 
@@ -212,6 +213,46 @@ async fn unread_responses_are_bounded(path: &str, message: Vec<u8>, flags: &[(&s
         "{refusals:?}"
     );
     is_bounded_and_given_back(&rangecache, held, CALLS_BYTES / 4.0).await;
+}
+
+/// The address of the noisy client is another than that of the polite one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn client_that_reads_nothing_on_many_connections_leaves_half_of_the_buffers_to_others() {
+    const CALLS: f64 = (32 << 20) as f64;
+    let etcd = etcd_with(2, 100_000).await;
+    let mut builder = Rangecache::before(&etcd).with("--buffer-max-bytes", "64MiB");
+    for (flag, value) in FORWARDED {
+        builder = builder.with(flag, value);
+    }
+    let rangecache = builder.start().await;
+    let polite = rangecache.client().await;
+    let (mut connections, mut calls) = (Vec::new(), Vec::new());
+    for _ in 0..20 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let address = rangecache.url().strip_prefix("http://").unwrap();
+        let tcp = socket.connect(address.parse().unwrap()).await.unwrap();
+        let (mut sender, connection) = h2::client::handshake(tcp).await.unwrap();
+        let connection = Aborted(tokio::spawn(connection));
+        for _ in 0..50 {
+            let opened;
+            let message = frame(&get().encode_to_vec());
+            (sender, opened) = open(sender, call(&rangecache, RANGE), message, true).await;
+            calls.push(opened.response);
+        }
+        connections.push((sender, connection));
+    }
+    let heads = futures_util::future::join_all(calls).await;
+    let heads: Vec<_> = heads.into_iter().map(|head| head.expect("a head")).collect();
+    let refused = heads.iter().filter(|head| status(head).is_some()).count();
+    let used = calls_bytes(&rangecache.metrics().await);
+    println!("{used} B held, {refused} calls refused");
+    assert!((CALLS / 8.0..=CALLS / 2.0).contains(&used), "{used}");
+    for _ in 0..20 {
+        let answer = polite.get(format!("{PREFIX}0000")).await;
+        assert!(answer.expect("a polite client is served").is_some());
+    }
+    drop((connections, heads));
 }
 
 const FORWARDED: [(&str, &str); 2] = [("--cache-prefix", "/elsewhere/"), ("--stream-max-wait", "1s")];

@@ -223,7 +223,7 @@ mod tests {
         let mut next = Box::pin(pool.next(&url));
         assert!(futures_util::poll!(&mut next).is_pending());
         opening.pop();
-        opens(next.await);
+        drop(opens(next.await));
     }
 
     #[tokio::test]

@@ -136,8 +136,6 @@ async fn serve(bytes: &[u8], piece: usize, requests: usize, is_closed: bool) -> 
         closing: CancellationToken::new(),
         drain: CancellationToken::new(),
     };
-    let place = config.connections.place_now().unwrap();
-    let open = config.connections.admit(None, place).unwrap();
     let (mut client, stream) = UnixStream::pair().unwrap();
     let seen = Arc::new(Mutex::new(Vec::new()));
     let by_handler = Arc::clone(&seen);
@@ -162,12 +160,13 @@ async fn serve(bytes: &[u8], piece: usize, requests: usize, is_closed: bool) -> 
     let server = server(&config);
     let place = config.connections.place_now().unwrap();
     let open = admit(&config, None, place).unwrap();
+    let unused = open.unused();
     let serving = serve_connection(
         (crate::net::from_unix(stream), None, open),
         None,
         server,
         handler,
-        (config, open.unused()),
+        (config, unused),
     );
     let mut responses = Vec::new();
     let asking = async {
