@@ -38,7 +38,12 @@ type Etcd = TokioIo<Upgraded>;
 
 /// The parts of an upgrade that are not in the response's body. An extension of the response, whose last owner takes them.
 #[derive(Clone)]
-pub(crate) struct Upgrade(Arc<Mutex<Option<(OnUpgrade, WriteHalf<Etcd>)>>>);
+pub(crate) struct Upgrade(Arc<Mutex<Option<Ends>>>);
+
+struct Ends {
+    client: OnUpgrade,
+    to_etcd: WriteHalf<Etcd>,
+}
 
 impl fmt::Debug for Upgrade {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,7 +66,8 @@ impl Upgrade {
             cluster_state: Arc::clone(cluster_state),
             _held: held,
         };
-        (Upgrade(Arc::new(Mutex::new(Some((client, to_etcd))))), source)
+        let ends = Some(Ends { client, to_etcd });
+        (Upgrade(Arc::new(Mutex::new(ends))), source)
     }
 
     /// Copies until one side closes its connection, or neither sends anything for too long. `body` is the response's; `on_received`
@@ -72,7 +78,7 @@ impl Upgrade {
         body: ResponseBody,
         on_received: impl Fn() + Send + Sync + 'static,
     ) {
-        let Some((client, to_etcd)) = self.0.lock().take() else {
+        let Some(Ends { client, to_etcd }) = self.0.lock().take() else {
             return;
         };
         let copying = async move {
