@@ -247,7 +247,8 @@ async fn client_that_reads_nothing_on_many_connections_leaves_half_of_the_buffer
     let refused = heads.iter().filter(|head| status(head).is_some()).count();
     let used = calls_bytes(&rangecache.metrics().await);
     println!("{used} B held, {refused} calls refused");
-    assert!((CALLS / 8.0..=CALLS / 2.0).contains(&used), "{used}");
+    // Half of three quarters, and on each connection a frame that is always sent.
+    assert!((CALLS / 8.0..=CALLS * 0.6).contains(&used), "{used}");
     for _ in 0..20 {
         let answer = polite.get(format!("{PREFIX}0000")).await;
         assert!(answer.expect("a polite client is served").is_some());

@@ -36,7 +36,7 @@ const UNREAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// etcd's side of an upgraded connection.
 type Etcd = TokioIo<Upgraded>;
 
-/// The parts of an upgrade that are not in the response's body. An extension of the response, whose last owner takes them.
+/// The parts of an upgrade that are not in the body of the response: an extension of the response, taken once.
 #[derive(Clone)]
 pub(crate) struct Upgrade(Arc<Mutex<Option<Ends>>>);
 
