@@ -20,7 +20,9 @@ pub use bounds::{InvalidBounds, ReadBounds};
 pub use event_scan::EventScanner;
 pub use header_scan::{HeaderScanner, Scanned};
 pub use metadata::CallMetadata;
-pub use method::{MEMBER_LIST, Method, SideEffect, WATCH, http_route, is_costly, is_json_member_list, is_read_only};
+pub use method::{
+    MEMBER_LIST, Method, SideEffect, WATCH, http_route, is_costly, is_json_member_list, is_read_only,
+};
 pub use range_scan::{MalformedResponse, RangeResponseScanner, ResponseSummary};
 pub use status::Status;
 pub use written::{WriteMethod, written};

@@ -278,6 +278,11 @@ impl ClientAccount {
         self.buffers.may_hold(of_connection, of_client, used)
     }
 
+    /// Whether other clients are connected.
+    pub(super) fn has_others(&self) -> bool {
+        self.of_client.next_to_others().is_some()
+    }
+
     /// Number of the connection; no other has it.
     pub(super) fn number(&self) -> u64 {
         self.number

@@ -64,12 +64,15 @@ impl<T> Lines<T> {
         number.unwrap_or_default()
     }
 
-    /// Removes the oldest call of the client that is next, whose place is then behind all others.
-    pub(super) fn pop(&mut self) -> Option<T> {
-        let (_, client) = self.places.pop_first()?;
+    /// Removes the oldest call of the client that is next among those that `may` have a turn, whose place is then behind
+    /// all others. Returns the client, too.
+    pub(super) fn pop(&mut self, may: impl Fn(u64) -> bool) -> Option<(u64, T)> {
+        let mut places = self.places.iter();
+        let (&place, &client) = places.find(|(_, client)| may(**client))?;
+        self.places.remove(&place);
         let place = self.new_place(client);
         self.lines.get_mut(&client)?.place = place;
-        self.change(client, ConnectionLines::pop)?
+        Some((client, self.change(client, ConnectionLines::pop)??))
     }
 
     /// Removes the newest call of the client with the longest line, if that line is longer than the one of `owner`'s
@@ -130,7 +133,7 @@ mod tests {
         }
         lines.push(owner(2, 9), (2, 9, 0));
         lines.push(owner(2, 9), (2, 9, 1));
-        let order: Vec<_> = std::iter::from_fn(|| lines.pop()).collect();
+        let order: Vec<_> = std::iter::from_fn(|| Some(lines.pop(|_| true)?.1)).collect();
         let (noisy, honest): (Vec<_>, Vec<_>) = order.iter().copied().partition(|(client, ..)| *client == 1);
         assert_eq!(
             order[..4].iter().map(|call| call.0).collect::<Vec<_>>(),

@@ -3,7 +3,12 @@
 //!
 //! Waiting calls are served by client, in turn, and those of one client by connection. When too many wait, the client
 //! with the most of them loses its newest.
+//!
+//! A large read may keep its turn as long as its client reads. While several clients are connected, one of them has as many
+//! of these turns as are free, and an eighth in any case.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +20,9 @@ use super::call_bytes::ClientAccount;
 use super::lines::{Lines, Owner};
 use crate::telemetry::metrics::TurnMetrics;
 
+/// Of the turns that its clients keep, each gets its part by this divisor however many others have.
+const CLIENT_DIVISOR: usize = 8;
+
 /// Bounds calls to etcd, and calls that wait.
 #[derive(Debug)]
 pub struct Turns {
@@ -24,17 +32,30 @@ pub struct Turns {
     metrics: TurnMetrics,
 }
 
+/// Tells a call that waits that it has a turn, or gets none.
+type Waiter = oneshot::Sender<Result<Turn, NoTurn>>;
+
 #[derive(Debug)]
 struct State {
     /// Calls that may be sent to etcd at once.
     max_turns: usize,
-    /// Calls that have a turn: more than `max_turns` for a while after that was lowered. No call waits while there are
-    /// fewer.
+    /// Calls that have a turn: more than `max_turns` for a while after that was lowered. While there are fewer, no call
+    /// waits whose client may have one more.
     taken: usize,
+    /// Calls of each client that have a turn, and whether other clients are connected; `None` for turns that clients
+    /// cannot keep.
+    by_client: Option<ByClient>,
     max_waiting: u32,
     /// Calls that wait, for a turn or for another read's response.
     waiting: u32,
-    lines: Lines<oneshot::Sender<Result<Turn, NoTurn>>>,
+    lines: Lines<Waiter>,
+}
+
+#[derive(Debug, Default)]
+struct ByClient {
+    taken: HashMap<u64, usize>,
+    /// As the last call found it.
+    has_others: bool,
 }
 
 /// Permission for one call to etcd; passed to the next call when dropped.
@@ -42,6 +63,8 @@ struct State {
 pub struct Turn {
     /// `None` once it was passed on.
     turns: Option<Arc<Turns>>,
+    /// Number of the client whose call has it.
+    client: u64,
 }
 
 /// Guard that counts one call as waiting until dropped.
@@ -74,11 +97,58 @@ impl NoTurn {
 }
 
 impl State {
-    /// Takes a turn that no call has, if there is one.
-    fn take_free(&mut self) -> bool {
-        let is_free = self.taken < self.max_turns;
-        self.taken += usize::from(is_free);
-        is_free
+    /// Whether there is a turn for a call of `client`.
+    fn may_take(&self, client: u64) -> bool {
+        let free = self.max_turns.saturating_sub(self.taken);
+        let Some(by_client) = self.by_client.as_ref().filter(|by_client| by_client.has_others) else {
+            return free > 0;
+        };
+        let of_client = by_client.taken.get(&client).copied().unwrap_or(0);
+        free > 0 && of_client < (self.max_turns / CLIENT_DIVISOR).max(1).max(free)
+    }
+
+    fn take(&mut self, client: u64) {
+        self.taken += 1;
+        if let Some(by_client) = &mut self.by_client {
+            *by_client.taken.entry(client).or_default() += 1;
+        }
+    }
+
+    /// Takes a turn for a call of `client`, if there is one.
+    fn take_free(&mut self, client: u64) -> bool {
+        let may_take = self.may_take(client);
+        if may_take {
+            self.take(client);
+        }
+        may_take
+    }
+
+    /// Gives back a turn of `client`.
+    fn give_back(&mut self, client: u64) {
+        self.taken -= 1;
+        if let Some(by_client) = &mut self.by_client
+            && let Entry::Occupied(mut taken) = by_client.taken.entry(client)
+        {
+            *taken.get_mut() -= 1;
+            if *taken.get() == 0 {
+                taken.remove();
+            }
+        }
+    }
+
+    /// Takes turns for the calls that wait, as far as there are any; returns the calls with their clients.
+    fn grant(&mut self) -> Vec<(u64, Waiter)> {
+        let mut granted = Vec::new();
+        loop {
+            let mut lines = std::mem::take(&mut self.lines);
+            let next = lines.pop(|client| self.may_take(client));
+            self.lines = lines;
+            let Some((client, waiter)) = next else {
+                return granted;
+            };
+            self.take(client);
+            granted.push((client, waiter));
+        }
     }
 }
 
@@ -92,10 +162,27 @@ impl Turns {
         max_wait: Option<Duration>,
         metrics: TurnMetrics,
     ) -> Arc<Turns> {
+        Turns::with(max_turns, max_waiting, max_wait, None, metrics)
+    }
+
+    /// The same for turns that calls have until their clients have read the response, without a longest wait.
+    #[must_use]
+    pub fn kept_by_clients(max_turns: usize, max_waiting: u32, metrics: TurnMetrics) -> Arc<Turns> {
+        Turns::with(max_turns, max_waiting, None, Some(ByClient::default()), metrics)
+    }
+
+    fn with(
+        max_turns: usize,
+        max_waiting: u32,
+        max_wait: Option<Duration>,
+        by_client: Option<ByClient>,
+        metrics: TurnMetrics,
+    ) -> Arc<Turns> {
         Arc::new(Turns {
             state: Mutex::new(State {
                 max_turns,
                 taken: 0,
+                by_client,
                 max_waiting,
                 waiting: 0,
                 lines: Lines::default(),
@@ -114,7 +201,7 @@ impl Turns {
         account: &ClientAccount,
         deadline: Option<Instant>,
     ) -> Result<Turn, NoTurn> {
-        if let Some(turn) = self.take_free() {
+        if let Some(turn) = self.take_free(account) {
             return Ok(turn);
         }
         let acquired = self.wait(account, deadline).await;
@@ -127,31 +214,39 @@ impl Turns {
         acquired
     }
 
-    fn take_free(self: &Arc<Self>) -> Option<Turn> {
-        if !self.state.lock().take_free() {
-            return None;
+    fn take_free(self: &Arc<Self>, account: &ClientAccount) -> Option<Turn> {
+        let client = account.client();
+        {
+            let mut state = self.state.lock();
+            if let Some(by_client) = &mut state.by_client {
+                by_client.has_others = account.has_others();
+            }
+            if !state.take_free(client) {
+                return None;
+            }
         }
         self.metrics.in_flight.inc();
-        Some(Turn {
+        Some(self.turn(client))
+    }
+
+    /// The turn that `client` has taken.
+    fn turn(self: &Arc<Self>, client: u64) -> Turn {
+        Turn {
             turns: Some(Arc::clone(self)),
-        })
+            client,
+        }
     }
 
     /// Lets `max_turns` calls be sent and `max_waiting` calls wait from now on. Calls over a lower bound keep their turns
     /// and places.
     pub fn set(self: &Arc<Self>, max_turns: usize, max_waiting: u32) {
-        let free = {
+        let granted = {
             let mut state = self.state.lock();
             (state.max_turns, state.max_waiting) = (max_turns, max_waiting);
-            let free = max_turns.saturating_sub(state.taken);
-            state.taken += free;
-            free
+            state.grant()
         };
-        // Each is passed to a call that waits, or becomes free.
-        for _ in 0..free {
-            self.metrics.in_flight.inc();
-            self.pass_on();
-        }
+        let unsent = self.send(granted);
+        self.pass_on(unsent);
     }
 
     async fn wait(
@@ -165,11 +260,9 @@ impl Turns {
         let number = {
             let mut state = self.state.lock();
             // Given back since the first look: it would not be passed on to a call that enters its line now.
-            if state.take_free() {
+            if state.take_free(owner.client) {
                 self.metrics.in_flight.inc();
-                return Ok(Turn {
-                    turns: Some(Arc::clone(self)),
-                });
+                return Ok(self.turn(owner.client));
             }
             state.lines.push(owner, sender)
         };
@@ -222,43 +315,39 @@ impl Turns {
         Ok(Waiting(self))
     }
 
-    /// Passes a turn to the next call that waits.
-    fn pass_on(self: &Arc<Self>) {
-        loop {
-            let next = {
+    /// Passes turns of these clients to calls that wait.
+    fn pass_on(self: &Arc<Self>, mut ended: Vec<u64>) {
+        while let Some(client) = ended.pop() {
+            self.metrics.in_flight.dec();
+            let granted = {
                 let mut state = self.state.lock();
-                // Over the bound, since it was lowered: the turn ends.
-                let is_over = state.taken > state.max_turns;
-                let next = if is_over { None } else { state.lines.pop() };
-                if next.is_none() {
-                    state.taken -= 1;
-                }
-                next
+                state.give_back(client);
+                state.grant()
             };
-            let Some(next) = next else {
-                self.metrics.in_flight.dec();
-                return;
-            };
-            let turn = Turn {
-                turns: Some(Arc::clone(self)),
-            };
-            match next.send(Ok(turn)) {
-                Ok(()) => return,
-                // Cancelled in this moment. Disarmed, so that dropping it does not pass it on a second time.
-                Err(unsent) => {
-                    if let Ok(mut turn) = unsent {
-                        turn.turns = None;
-                    }
-                }
+            ended.extend(self.send(granted));
+        }
+    }
+
+    /// Sends turns to the calls that have been granted them; returns the clients of those that were cancelled in this
+    /// moment.
+    fn send(self: &Arc<Self>, granted: Vec<(u64, Waiter)>) -> Vec<u64> {
+        let mut unsent = Vec::new();
+        for (client, waiter) in granted {
+            self.metrics.in_flight.inc();
+            // Disarmed, so that dropping it does not pass it on a second time.
+            if let Err(Ok(mut turn)) = waiter.send(Ok(self.turn(client))) {
+                turn.turns = None;
+                unsent.push(client);
             }
         }
+        unsent
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         if let Some(turns) = self.turns.take() {
-            turns.pass_on();
+            turns.pass_on(vec![self.client]);
         }
     }
 }
@@ -435,6 +524,36 @@ mod tests {
         drop(next.await.unwrap().unwrap());
         assert_eq!(scene.counted(), (0, 0));
         assert_eq!(scene.turns.state.lock().taken, 0);
+    }
+
+    #[tokio::test]
+    async fn client_that_keeps_its_turns_leaves_half_to_others_while_they_are_connected() {
+        let metrics = Metrics::new();
+        let buffers = CallBuffers::new(1 << 20, &metrics.buffers);
+        let account = |client| buffers.account(client, Arc::<Intake>::default());
+        let turns = Turns::kept_by_clients(16, 100, metrics.forwarding.large.clone());
+        let noisy = account(1);
+        let take_all = |account: &Arc<ClientAccount>| -> Vec<Turn> {
+            std::iter::from_fn(|| turns.take_free(account)).collect()
+        };
+        assert_eq!(take_all(&noisy).len(), 16, "no other client is connected");
+        let honest = account(2);
+        let mut kept = take_all(&noisy);
+        assert_eq!(kept.len(), 8);
+        let (of_turns, of_noisy) = (Arc::clone(&turns), Arc::clone(&noisy));
+        let waits = tokio::spawn(async move { of_turns.acquire(&of_noisy, None).await });
+        settle().await;
+        let others = take_all(&honest);
+        assert_eq!(others.len(), 4);
+        // Six are free, fewer than the noisy client has.
+        drop(others);
+        settle().await;
+        assert!(!waits.is_finished());
+        drop(kept.pop());
+        let turn = waits.await.unwrap().unwrap();
+        drop((kept, turn));
+        assert_eq!(turns.state.lock().taken, 0);
+        assert!(turns.state.lock().by_client.as_ref().unwrap().taken.is_empty());
     }
 
     #[tokio::test]

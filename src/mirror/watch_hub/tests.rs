@@ -388,7 +388,11 @@ async fn watchers_that_are_ahead_of_a_mirror_end_when_another_feed_continues() {
     for revision in 11..14 {
         bench.put(&["a"], revision);
     }
-    assert_eq!(ahead.end().await, Ended::FeedLost, "its events up to 12 are of another feed");
+    assert_eq!(
+        ahead.end().await,
+        Ended::FeedLost,
+        "its events up to 12 are of another feed"
+    );
     let expected: Vec<_> = (11..14).map(|revision| event("a", revision)).collect();
     assert_eq!(at.events(3).await, expected);
     let mut later = bench.join("a", "", 15).await.unwrap();

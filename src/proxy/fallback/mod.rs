@@ -139,7 +139,7 @@ impl Fallback {
         let max_large = config.forward.max_large as usize;
         let turns = |max_turns| {
             let metrics = metrics.forwarding.large.clone();
-            Turns::new(max_turns, config.forward.max_waiting, None, metrics)
+            Turns::kept_by_clients(max_turns, config.forward.max_waiting, metrics)
         };
         Arc::new(Fallback {
             forward: Arc::clone(forward),
