@@ -1,5 +1,5 @@
-//! Connections within the process in place of a network, for tests that run the whole proxy on one thread with paused
-//! time: only in builds with debug assertions, and only on a thread that has called [`begin`]. Release builds contain
+//! Connections within the process in place of a network, and small pages, for tests that run the whole proxy on one thread
+//! with paused time: only in builds with debug assertions, and only on a thread that has called [`begin`]. Release builds contain
 //! none of it. A leaf.
 
 #[cfg(debug_assertions)]
@@ -18,6 +18,7 @@ mod hosts {
     struct Network {
         /// Bytes that one direction of a connection buffers.
         buffer_bytes: usize,
+        max_page_keys: i64,
         listeners: BTreeMap<String, mpsc::Sender<DuplexStream>>,
     }
 
@@ -26,14 +27,21 @@ mod hosts {
     }
 
     /// Replaces the network of this thread's TCP connections and listeners by a simulated one without hosts, whose
-    /// connections buffer `buffer_bytes` in each direction.
-    pub fn begin(buffer_bytes: usize) {
+    /// connections buffer `buffer_bytes` in each direction, and over which pages have up to `max_page_keys`.
+    pub fn begin(buffer_bytes: usize, max_page_keys: i64) {
         NETWORK.with_borrow_mut(|network| {
             *network = Some(Network {
                 buffer_bytes,
+                max_page_keys,
                 listeners: BTreeMap::new(),
             });
         });
+    }
+
+    /// Largest number of keys in a page. `None` if this thread has no simulated network.
+    #[must_use]
+    pub fn max_page_keys() -> Option<i64> {
+        NETWORK.with_borrow(|network| network.as_ref().map(|network| network.max_page_keys))
     }
 
     /// Listens at `authority`, a host with a port, until the receiver is dropped. `None` if this thread has no simulated
@@ -69,4 +77,4 @@ mod hosts {
 }
 
 #[cfg(debug_assertions)]
-pub use hosts::{begin, connect, listen};
+pub use hosts::{begin, connect, listen, max_page_keys};

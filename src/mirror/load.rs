@@ -21,7 +21,7 @@ use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::successor;
 use crate::net::Url;
-use crate::upstream::{ConnectError, Connection, ReceiveWindow, page_limit};
+use crate::upstream::{ConnectError, Connection, ReceiveWindow, first_page_limit, page_limit};
 
 /// Timeout for the next page or chunk.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
@@ -30,8 +30,6 @@ const LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// Target size of a page in bytes: large enough that etcd's count of the whole range, which each page costs, is small
 /// in comparison; small enough for two pages in memory.
 const PAGE_TARGET_BYTES: u64 = 8 << 20;
-/// Limit of the first page, before the size of values is known.
-const FIRST_PAGE_KEYS: i64 = 64;
 /// Consecutive connections without a new key after which a load fails.
 const MAX_RESUMES: u32 = 5;
 /// Pause before a load continues on another connection.
@@ -340,7 +338,7 @@ impl<'a> Gathered<'a> {
     /// Limit of the next page.
     fn page_limit(&self) -> i64 {
         match self.entries.len() as u64 {
-            0 => FIRST_PAGE_KEYS,
+            0 => first_page_limit(),
             keys => page_limit(PAGE_TARGET_BYTES, self.bytes / keys),
         }
     }

@@ -52,7 +52,7 @@ pub use credentials::{Credentials, UserProblem};
 pub use endpoint::EndpointView;
 pub use error::{ConnectError, NoEndpoint};
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
-pub use paging::{pace, page_limit};
+pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;
 pub use role::Role;
 pub use version::Version;

@@ -5,15 +5,35 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+#[cfg(debug_assertions)]
+use crate::simulated;
+
+/// Number of keys on a first page, when the size of values is unknown.
+const FIRST_PAGE_KEYS: i64 = 64;
 /// Largest number of keys in a page: etcd copies the metadata of each.
 const MAX_KEYS: i64 = 10_000;
+
+/// Largest number of keys in a page of this process.
+fn max_keys() -> i64 {
+    #[cfg(debug_assertions)]
+    if let Some(keys) = simulated::max_page_keys() {
+        return keys;
+    }
+    MAX_KEYS
+}
+
+/// Limit for a first page.
+#[must_use]
+pub fn first_page_limit() -> i64 {
+    FIRST_PAGE_KEYS.min(max_keys())
+}
 
 /// Limit for a page of about `target_bytes` whose entries take `mean_bytes` each: 1 to 10,000 keys.
 #[must_use]
 pub fn page_limit(target_bytes: u64, mean_bytes: u64) -> i64 {
     i64::try_from(target_bytes / mean_bytes.max(1))
         .unwrap_or(i64::MAX)
-        .clamp(1, MAX_KEYS)
+        .clamp(1, max_keys())
 }
 
 /// Waits until `bytes` read since `began` are at most `bytes_per_second` on average.

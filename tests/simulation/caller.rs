@@ -7,16 +7,18 @@ use rangecache::simulated;
 use testkit::grpc::{Client, Status};
 use testkit::kv::{PUT, TXN};
 use testkit::pb::{
-    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
-    PutResponse, RequestOp, TxnRequest, TxnResponse,
+    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, PutRequest, PutResponse,
+    RequestOp, TxnRequest, TxnResponse,
 };
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::chance::Chance;
 use crate::known::{Begin, Known, is_unavailable};
-use crate::kv::{COMPACT, DELETE, MOD_REVISION};
+use crate::kv::{COMPACT, DELETE, LEASE_GRANT, LEASE_REVOKE, MOD_REVISION, NOT_FOUND};
 use crate::members::From;
+use crate::proxy;
 use crate::read::{self, Read};
 use crate::trace::Trace;
 
@@ -30,16 +32,24 @@ pub const KEYS: usize = 6;
 const LONG_VALUE_BYTES: usize = 1_500;
 /// After this time a client gives a call up.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(4);
+/// After this time rangecache has answered every call: longer than a fault and the timeouts of members take.
+const HUNG: Duration = Duration::from_secs(40);
+/// Leases that clients use.
+const LEASES: usize = 3;
 
-/// Name of a key.
+/// Name of a key: the first half of the numbers is one half of the keys.
 pub fn key(number: usize) -> String {
-    format!("{}{number}", HALVES[number % HALVES.len()])
+    format!("{}{number}", HALVES[number * HALVES.len() / KEYS])
 }
 
 /// Connects to `authority` on the simulated network.
 pub async fn connect(authority: &str) -> Option<Client> {
+    let url = format!("http://{authority}");
+    if authority == proxy::AUTHORITY {
+        return Client::over(proxy::connect().ok()?, &url).await.ok();
+    }
     let stream = simulated::connect(authority).expect("a simulated network").ok()?;
-    Client::over(stream, &format!("http://{authority}")).await.ok()
+    Client::over(stream, &url).await.ok()
 }
 
 /// A client; see the module.
@@ -57,6 +67,8 @@ pub struct Caller {
     /// Longest pause between two calls, in milliseconds.
     pub pause: u64,
     pub has_long_values: bool,
+    /// Number of the first key that it writes; it writes all behind it, too.
+    pub first_written: usize,
 }
 
 impl Caller {
@@ -87,19 +99,35 @@ impl Caller {
         let label = format!("{} {number}", self.name);
         let call = async {
             match self.chance.below(100) {
-                0..52 => Read::random(self).send(self, client, &label).await,
+                0..44 => {
+                    Read::random(self).send(self, client, &label).await;
+                }
+                44..52 => read::pages(self, client, &label).await,
                 52..60 if self.streams => read::stream(self, client, &label).await,
-                52..80 => self.put(client, &label).await,
+                60..64 => self.lease(client, &label).await,
+                52..80 => self.put(client, &label, 0).await,
                 80..88 => self.delete(client, &label).await,
                 88..98 => self.transact(client, &label).await,
                 _ => self.compact(client, &label).await,
             }
         };
-        let answered = timeout(CALL_TIMEOUT, call).await.is_ok();
+        // Some calls have no deadline that would hide a hang.
+        let waits = self.from == From::Rangecache && self.chance.one_in(8);
+        let bound = if waits { HUNG } else { CALL_TIMEOUT };
+        let answered = timeout(bound, call).await.is_ok();
         if !answered {
             self.trace.line(format!("{label} gives up"));
         }
+        if !answered && waits {
+            self.known
+                .violation(format!("{label}: no response within {HUNG:?}"));
+        }
         answered
+    }
+
+    /// A key that it writes.
+    fn key(&self) -> String {
+        key(self.first_written + self.chance.below(KEYS - self.first_written))
     }
 
     fn value(&self, label: &str) -> String {
@@ -110,22 +138,46 @@ impl Caller {
         }
     }
 
-    async fn put(&self, client: &Client, label: &str) {
+    async fn put(&self, client: &Client, label: &str, lease: i64) {
         let put = PutRequest {
-            key: key(self.chance.below(KEYS)).into(),
+            key: self.key().into(),
             value: self.value(label).into(),
-            lease: 0,
+            lease,
         };
         let begin = self.known.begin(self.from);
         self.trace
-            .line(format!("{label}: put {}", put.key.escape_ascii()));
+            .line(format!("{label}: put {}, lease {lease}", put.key.escape_ascii()));
         let result = client.unary::<PutResponse>(PUT, &put).await;
         self.end_write(label, &begin, result.map(|response| response.revision()));
     }
 
+    /// Grants a lease, revokes it, or puts a key under it.
+    async fn lease(&self, client: &Client, label: &str) {
+        let id = i64::try_from(1 + self.chance.below(LEASES)).expect("is small");
+        match self.chance.below(5) {
+            0 | 1 => {
+                self.trace.line(format!("{label}: grant {id}"));
+                let ttl = self.chance.within(2..9);
+                let request = LeaseGrantRequest { id, ttl };
+                let result = client.unary::<LeaseGrantResponse>(LEASE_GRANT, &request).await;
+                self.trace.line(format!("{label}: {:?}", result.err()));
+            }
+            2 => {
+                let begin = self.known.begin(self.from);
+                self.trace.line(format!("{label}: revoke {id}"));
+                let request = LeaseRevokeRequest { id };
+                let result = client.unary::<LeaseRevokeResponse>(LEASE_REVOKE, &request).await;
+                let revision =
+                    |response: LeaseRevokeResponse| response.header.map_or(0, |header| header.revision);
+                self.end_write(label, &begin, result.map(revision));
+            }
+            _ => self.put(client, label, id).await,
+        }
+    }
+
     async fn delete(&self, client: &Client, label: &str) {
         let delete = DeleteRangeRequest {
-            key: key(self.chance.below(KEYS)).into(),
+            key: self.key().into(),
             range_end: Vec::new(),
         };
         let begin = self.known.begin(self.from);
@@ -137,7 +189,7 @@ impl Caller {
 
     async fn transact(&self, client: &Client, label: &str) {
         let mut txn = TxnRequest::default();
-        for number in 0..KEYS {
+        for number in self.first_written..KEYS {
             match self.chance.below(4) {
                 0 => txn.success.push(RequestOp::put(key(number), self.value(label))),
                 1 => txn.success.push(RequestOp::delete(key(number))),
@@ -168,7 +220,8 @@ impl Caller {
                     .violation(format!("{label}: written at {revision} below {floor}"));
             }
             Ok(revision) => self.known.written(begin, revision),
-            Err(status) if is_unavailable(&status) => {}
+            // Only what concerns leases ends with it.
+            Err(status) if is_unavailable(&status) || status.code == NOT_FOUND => {}
             Err(status) => self
                 .known
                 .violation(format!("{label}: {status:?} in response to a write")),

@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use testkit::grpc::{Status, UNAVAILABLE};
 use testkit::pb::ResponseHeader;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::chance::Chance;
+use crate::link::Link;
 use crate::members::From;
 use crate::store::{Entry, History};
 use crate::trace::Trace;
@@ -76,6 +76,8 @@ pub struct State {
     pub term: u64,
     pub leader: Option<usize>,
     pub members: Vec<Member>,
+    /// Streams and pages that rangecache reads are broken off between two of them.
+    pub breaks_reads: bool,
 }
 
 impl State {
@@ -131,19 +133,24 @@ pub struct Cluster {
     /// Version that the members report.
     pub version: &'static str,
     /// Open connections to each member.
-    connections: Mutex<Vec<(usize, From, CancellationToken)>>,
+    links: Mutex<Vec<Arc<Link>>>,
     /// Reads of keys that rangecache has sent.
     pub reads: AtomicUsize,
+    /// Chunks and pages for rangecache behind which more keys follow.
+    pub parts: AtomicUsize,
+    /// Rules that a request of rangecache violates.
+    violations: Mutex<Vec<String>>,
 }
 
 impl Cluster {
     /// A cluster without keys, all of whose members serve once their tasks run.
     pub fn new(seed: u64, version: &'static str, trace: &Trace) -> Arc<Self> {
         let state = State {
-            histories: vec![History::new(0xc1)],
+            histories: vec![History::new(0xc1, version < "3.7")],
             term: 1,
             leader: Some(0),
             members: vec![Member::new(); MEMBERS],
+            breaks_reads: false,
         };
         Arc::new(Self {
             state: Mutex::new(state),
@@ -151,8 +158,10 @@ impl Cluster {
             chance: Chance::new(seed, 1),
             trace: trace.clone(),
             version,
-            connections: Mutex::default(),
+            links: Mutex::default(),
             reads: AtomicUsize::new(0),
+            parts: AtomicUsize::new(0),
+            violations: Mutex::default(),
         })
     }
 
@@ -300,22 +309,67 @@ impl Cluster {
         }
     }
 
-    /// Registers a connection to `member`; it is to be closed when the token is cancelled.
-    pub fn connected(&self, member: usize, from: From) -> CancellationToken {
-        let cut = CancellationToken::new();
-        self.connections.lock().push((member, from, cut.clone()));
-        cut
+    /// Registers a connection to `member`.
+    pub fn connected(&self, member: usize, from: From) -> Arc<Link> {
+        let link = Arc::new(Link::new(member, from));
+        self.links.lock().push(Arc::clone(&link));
+        link
+    }
+
+    /// Removes a connection that was closed.
+    pub fn disconnected(&self, link: &Arc<Link>) {
+        self.links.lock().retain(|open| !Arc::ptr_eq(open, link));
     }
 
     /// Cuts connections to `member`: each with the chance of one in `times`.
     pub fn cut(&self, member: usize, from: From, times: u32) {
-        self.connections.lock().retain(|(of, by, connection)| {
-            let is_cut = (*of, *by) == (member, from) && self.chance.one_in(times);
+        self.links.lock().retain(|link| {
+            let is_cut = link.is_of(member, from) && self.chance.one_in(times);
             if is_cut {
-                connection.cancel();
+                link.cut.cancel();
             }
             !is_cut
         });
+    }
+
+    /// The open connections of `from`.
+    pub fn links(&self, from: From) -> Vec<Arc<Link>> {
+        let mut links = self.links.lock().clone();
+        links.retain(|link| link.from == from);
+        links
+    }
+
+    /// Whether a read in several parts breaks off here.
+    pub fn breaks_off(&self, from: From) -> bool {
+        from == From::Rangecache && self.look(|state| state.breaks_reads) && self.chance.one_in(3)
+    }
+
+    /// Records a violation.
+    pub fn violation(&self, what: impl AsRef<str>) {
+        self.trace.line(format!("VIOLATION {}", what.as_ref()));
+        self.violations.lock().push(what.as_ref().to_owned());
+    }
+
+    /// The violations so far.
+    pub fn violations(&self) -> Vec<String> {
+        self.violations.lock().clone()
+    }
+
+    /// Revokes leases once they have expired.
+    pub async fn expire_leases(self: Arc<Self>) {
+        loop {
+            let (due, _) = self.until(|state| state.history().first_to_expire()).await;
+            sleep_until(due).await;
+            self.until(|state| state.leader.filter(|leader| state.can_commit(*leader)))
+                .await;
+            self.change(|state| {
+                // Another history may have others.
+                let expired = state.history().first_to_expire();
+                if let Some((_, id)) = expired.filter(|(due, _)| *due <= Instant::now()) {
+                    state.history_mut().revoke(id);
+                }
+            });
+        }
     }
 }
 

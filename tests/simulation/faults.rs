@@ -1,17 +1,21 @@
 //! Faults of the model. Each starts, lasts for a while, and is over at its end.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
-use crate::caller::{HALVES, KEYS, PREFIX, connect, key};
+use crate::caller::{HALVES, PREFIX};
 use crate::chance::Chance;
-use crate::cluster::{MEMBERS, Member, State};
+use crate::cluster::{MEMBERS, Member};
 use crate::members::From;
 use crate::proxy::Rangecache;
+use crate::restore::restore;
 use crate::seeds::Job;
-use crate::store::Change;
 use crate::world::World;
+
+/// Bound on the time until a load has begun.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,10 +37,16 @@ pub enum Fault {
     Restarted,
     /// Rangecache is reloaded with other prefixes, and with its own again.
     PrefixesChanged,
+    /// Connections stay open, but nothing arrives on them, in neither direction.
+    ConnectionsSilent,
+    /// Streams and pages that rangecache reads break off, while it loads its mirrors again.
+    LoadsBroken,
+    /// A restore in the middle of a load.
+    RestoreInLoad,
 }
 
 impl Fault {
-    const ALL: [Fault; 14] = [
+    const ALL: [Fault; 17] = [
         Fault::ConnectionsCut,
         Fault::LinksDown,
         Fault::MemberKilled,
@@ -51,10 +61,13 @@ impl Fault {
         Fault::Restore,
         Fault::Restarted,
         Fault::PrefixesChanged,
+        Fault::ConnectionsSilent,
+        Fault::LoadsBroken,
+        Fault::RestoreInLoad,
     ];
 
     /// What meets a replaced history.
-    const WITH_RESTORES: [Fault; 9] = [
+    const WITH_RESTORES: [Fault; 11] = [
         Fault::ConnectionsCut,
         Fault::LinksDown,
         Fault::MemberLags,
@@ -64,6 +77,8 @@ impl Fault {
         Fault::Compaction,
         Fault::Restarted,
         Fault::PrefixesChanged,
+        Fault::ConnectionsSilent,
+        Fault::LoadsBroken,
     ];
 
     /// The kinds of faults of one simulation of `job`: few, so that the same ones meet more often than if all were possible.
@@ -74,12 +89,18 @@ impl Fault {
         };
         let may_restore = chance.one_in(3);
         kinds.retain(|kind| match kind {
-            Fault::Restore => may_restore,
+            Fault::Restore | Fault::RestoreInLoad => may_restore && chance.one_in(2),
             _ => chance.one_in(2),
         });
         if job == Job::Restores {
-            // As often as all others together, but always.
-            kinds.resize((2 * kinds.len()).max(1), Fault::Restore);
+            // As often as all others together, and always.
+            for number in 0..kinds.len().max(1) {
+                kinds.push(if number % 3 == 2 {
+                    Fault::RestoreInLoad
+                } else {
+                    Fault::Restore
+                });
+            }
         }
         if kinds.is_empty() {
             kinds.push(Fault::ConnectionsCut);
@@ -175,86 +196,49 @@ impl Fault {
                 sleep(longer()).await;
                 rangecache.reload_as_started().await;
             }
+            Fault::ConnectionsSilent => {
+                let mut links = cluster.links(From::Rangecache);
+                links.retain(|_| chance.one_in(3));
+                links.iter().for_each(|link| link.lose(true));
+                sleep(longer()).await;
+                // The others stay as they are: a peer that was switched off says nothing.
+                links.retain(|_| chance.one_in(2));
+                links.iter().for_each(|link| link.lose(false));
+            }
+            Fault::LoadsBroken => {
+                cluster.change(|state| state.breaks_reads = true);
+                let has_ended = reload(rangecache, chance).await;
+                sleep(longer()).await;
+                cluster.change(|state| state.breaks_reads = false);
+                return has_ended;
+            }
+            Fault::RestoreInLoad => {
+                let parts = || cluster.parts.load(Ordering::Relaxed);
+                let before = parts();
+                let most = 20 + chance.below(60) as u64;
+                cluster.change(|state| state.members.iter_mut().for_each(|of| of.delay = most / 2..most));
+                let has_ended = reload(rangecache, chance).await;
+                let deadline = Instant::now() + LOAD_TIMEOUT;
+                while parts() == before && Instant::now() < deadline {
+                    sleep(Duration::from_millis(1)).await;
+                }
+                sleep(chance.millis(0..most)).await;
+                let usual = Member::new().delay;
+                cluster.change(|state| state.members.iter_mut().for_each(|of| of.delay = usual.clone()));
+                restore(world).await;
+                return has_ended;
+            }
         }
         true
     }
 }
 
-/// Stops all members, puts an older state in place of theirs, and starts them again. In half of the cases rangecache
-/// sees none of them before the lost revisions were written again, in others it loses them once more.
-async fn restore(world: &World) {
-    let (chance, cluster, members) = (&world.chance, &world.cluster, &world.members);
-    (0..MEMBERS).for_each(|member| members.kill(member));
-    let lost = 1 + chance.below(40);
-    let (is_new_cluster, is_hidden) = (chance.one_in(3), chance.one_in(2));
-    let before = cluster.change(|state| {
-        let newest = state.history().newest().revision;
-        let entries = state.history().len().saturating_sub(lost).max(1);
-        let mut history = state.history().truncated(entries);
-        if is_new_cluster {
-            // Its raft log has nothing to do with the one before.
-            state.term = 1 + chance.below(20) as u64;
-            history.begin_cluster(state.term, chance.below(60) as u64);
-        } else if is_hidden {
-            // The newest events are all that shows such a restore: docs/consistency.md says what follows without them.
-            history.compactable = history.newest().revision;
-        }
-        let (from, to) = (state.history().newest(), history.newest());
-        cluster.trace.line(format!(
-            "restored: {from:?} becomes {to:?}, hidden: {is_hidden}, another cluster: {is_new_cluster}"
-        ));
-        state.replace_history(history);
-        newest
-    });
-    for member in 0..MEMBERS {
-        members.restart(member);
-        cluster.change(|state| state.members[member].applied = state.history().len());
-        if is_hidden {
-            members.cut_off(member, From::Rangecache);
-        }
+/// Lets rangecache load its mirrors again. Returns false if it did not stop.
+async fn reload(rangecache: &Rangecache, chance: &Chance) -> bool {
+    if chance.one_in(2) {
+        return rangecache.restart(Duration::ZERO).await;
     }
-    if is_hidden {
-        if chance.one_in(2) {
-            cluster.change(|state| repeat_lost(state, chance));
-        }
-        // In case that no client writes directly.
-        let writing = async {
-            while cluster.look(|state| state.history().newest().revision) <= before + 1 {
-                if let Some(client) = connect(&From::Clients.authority(0)).await {
-                    let _ = client.put(key(0), "again").await;
-                }
-                sleep(Duration::from_millis(10)).await;
-            }
-        };
-        writing.await;
-        if chance.one_in(3) {
-            // So long that watches are continued at etcd.
-            sleep(Duration::from_secs(11)).await;
-        }
-    } else if chance.one_in(3) {
-        // Rangecache reaches the members for a moment.
-        sleep(chance.millis(0..100)).await;
-        (0..MEMBERS).for_each(|member| members.cut_off(member, From::Rangecache));
-        sleep(chance.millis(500..4_000)).await;
-    }
-    (0..MEMBERS).for_each(|member| members.reconnect(member, From::Rangecache));
-}
-
-/// Writes what was lost again, as clients do that repeat what was not acknowledged, except for one revision.
-fn repeat_lost(state: &mut State, chance: &Chance) {
-    let before = &state.histories[state.histories.len() - 2];
-    let revisions = state.history().newest().revision + 1..=before.newest().revision;
-    let mut lost: Vec<_> = revisions
-        .clone()
-        .map(|revision| before.changes_at(revision))
-        .collect();
-    // The newest event stays the same. What is below a compaction that was known before is not compared.
-    let first = usize::try_from(before.newest().compacted - revisions.start()).unwrap_or(0);
-    if first + 1 < lost.len() {
-        let other = first + chance.below(lost.len() - 1 - first);
-        lost[other] = vec![Change::Put(key(chance.below(KEYS)).into(), b"another".to_vec())];
-    }
-    for changes in lost {
-        state.history_mut().commit(&changes);
-    }
+    rangecache.reload(&[HALVES[chance.below(2)]]).await;
+    rangecache.reload_as_started().await;
+    true
 }

@@ -141,7 +141,7 @@ impl Known {
 
     /// The violations so far.
     pub fn violations(&self) -> Vec<String> {
-        self.violations.lock().clone()
+        [self.violations.lock().clone(), self.cluster.violations()].concat()
     }
 
     /// Judges a response to a read; `age` is what it tells if it is of the last view while no member answers. Near the end
@@ -156,10 +156,14 @@ impl Known {
         // Without a read at a member, the response is memory's, unless it is another call's.
         let is_from_memory =
             begin.from == From::Rangecache && self.cluster.reads.load(Ordering::Relaxed) == begin.reads;
+        if read.bypasses && is_from_memory {
+            self.violation(format!("memory answers: {read:?}"));
+        }
         let least = match (age, read.max_staleness, request.serializable) {
             // Rounded down.
             (Some(age), _, _) => self.shown_before(begin, age + Duration::from_millis(1)),
-            (None, Some(bound), _) => self.shown_before(begin, bound),
+            (None, Some(bound), _) => self.shown_before(begin, bound).max(read.least(begin)),
+            (None, None, false) if read.min_revision.is_some() => begin.floor.shown.max(read.least(begin)),
             (None, None, false) => begin.floor.revision,
             (None, None, true) if is_from_memory => begin.floor.shown,
             (None, None, true) => 0,
@@ -179,7 +183,8 @@ impl Known {
             return self.show(begin, response.revision(), 0);
         };
         // A local read of one member, or of memory, may show the history before, but memory not after it has seen the new one.
-        let may_be_older = request.serializable || age.is_some() || read.max_staleness.is_some();
+        let is_bounded = read.max_staleness.is_some() || read.min_revision.is_some();
+        let may_be_older = request.serializable || age.is_some() || is_bounded;
         let has_passed = is_from_memory && begin.floor.is_written;
         let first = number - usize::from(may_be_older && !has_passed && number > 1);
         let is_of_another = self.cluster.look(|state| {
@@ -200,17 +205,23 @@ impl Known {
     }
 
     /// Judges an error in response to a RangeStream, which etcd ends if the revision of its first chunk is compacted.
-    pub fn judge_refused_stream(&self, begin: &Begin, request: &RangeRequest, status: &Status) {
+    pub fn judge_refused_stream(&self, begin: &Begin, read: &Read, status: &Status) {
         let is_compacted = status.code == OUT_OF_RANGE && status.message.ends_with("has been compacted");
         if !is_compacted {
-            self.judge_refused_read(begin, request, status);
+            self.judge_refused_read(begin, read, status);
         }
     }
 
     /// Judges an error in response to a read.
-    pub fn judge_refused_read(&self, begin: &Begin, request: &RangeRequest, status: &Status) {
-        if status.code == OUT_OF_RANGE && request.revision > 0 {
-            let is_future = status.message.ends_with("is a future revision");
+    pub fn judge_refused_read(&self, begin: &Begin, read: &Read, status: &Status) {
+        let request = &read.request;
+        let is_future = status.message.ends_with("is a future revision");
+        let is_above = read
+            .min_revision
+            .is_some_and(|least| least > begin.floor.revision);
+        if status.code == OUT_OF_RANGE && is_future && (is_above || !self.is_current(begin)) {
+            // A revision that etcd does not have.
+        } else if status.code == OUT_OF_RANGE && request.revision > 0 {
             let compacted = self.cluster.look(|state| state.history().newest().compacted);
             let is_wrong = if is_future {
                 !request.serializable && request.revision <= begin.floor.revision

@@ -1,5 +1,8 @@
 //! A member's unary calls and RangeStream.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
 use prost::Message;
 use rangecache::etcdserverpb::StatusResponse;
 use rangecache::grpc_health::HealthCheckResponse;
@@ -8,20 +11,29 @@ use testkit::grpc::{OUT_OF_RANGE, Status, UNIMPLEMENTED};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
 use testkit::pb::request_op::Request;
 use testkit::pb::{
-    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, PutRequest,
-    PutResponse, RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, ResponseOp, TxnRequest,
-    TxnResponse,
+    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse,
+    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, PutRequest, PutResponse,
+    RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, ResponseOp, TxnRequest, TxnResponse,
 };
+use tokio::time::Instant;
 
 use crate::caller::PREFIX;
-use crate::cluster::{Cluster, State};
+use crate::cluster::{Cluster, State, unavailable};
+use crate::members::From;
 use crate::server::Messages;
 use crate::store::{Change, History};
 
 pub const DELETE: &str = "/etcdserverpb.KV/DeleteRange";
 pub const COMPACT: &str = "/etcdserverpb.KV/Compact";
+pub const LEASE_GRANT: &str = "/etcdserverpb.Lease/LeaseGrant";
+pub const LEASE_REVOKE: &str = "/etcdserverpb.Lease/LeaseRevoke";
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 const HEALTH: &str = "/grpc.health.v1.Health/Check";
+/// gRPC's numbers of statuses.
+pub const NOT_FOUND: i32 = 5;
+const FAILED_PRECONDITION: i32 = 9;
+/// Keys of a RangeStream's chunk, at most: all keys take several.
+const CHUNK_KEYS: usize = 3;
 /// etcd's number of the comparison target.
 pub const MOD_REVISION: i32 = 2;
 
@@ -46,14 +58,35 @@ pub fn reads_keys(path: &str, message: &[u8]) -> bool {
     }
 }
 
-/// Carries out a unary call.
-pub async fn unary(cluster: &Cluster, member: usize, path: &str, message: &[u8]) -> Result<Vec<u8>, Status> {
+/// Carries out a unary call to a member.
+pub async fn unary(
+    cluster: &Cluster,
+    (member, from): (usize, From),
+    path: &str,
+    message: &[u8],
+) -> Result<Vec<u8>, Status> {
     let header = || Some(cluster.look(|state| state.header(member)));
     Ok(match path {
-        RANGE => range(cluster, member, &decoded(message)).await?.encode_to_vec(),
+        RANGE => {
+            let response = range(cluster, member, &decoded(message)).await?;
+            if response.more && from == From::Rangecache {
+                cluster.parts.fetch_add(1, Ordering::Relaxed);
+            }
+            if response.more && cluster.breaks_off(from) {
+                return Err(unavailable("the page was broken off"));
+            }
+            response.encode_to_vec()
+        }
         PUT => {
-            let PutRequest { key, value, .. } = decoded(message);
-            let revision = write(cluster, member, &[Change::Put(key, value)]).await?;
+            let PutRequest { key, value, lease } = decoded(message);
+            let put = Change::Put(key, value, lease);
+            let revision = cluster
+                .propose(member, |history| {
+                    let has_lease = history.has_lease(lease);
+                    let done = has_lease.then(|| history.commit(&[put]));
+                    done.ok_or_else(no_lease)
+                })
+                .await??;
             let header = header().map(|header| testkit::pb::ResponseHeader { revision, ..header });
             PutResponse { header }.encode_to_vec()
         }
@@ -69,6 +102,32 @@ pub async fn unary(cluster: &Cluster, member: usize, path: &str, message: &[u8])
             compact(cluster, member, revision).await?;
             CompactionResponse { header: header() }.encode_to_vec()
         }
+        LEASE_GRANT => {
+            let LeaseGrantRequest { id, ttl } = decoded(message);
+            let expires =
+                Instant::now() + Duration::from_secs(u64::try_from(ttl).expect("clients ask for some"));
+            let is_new = cluster
+                .propose(member, |history| history.grant(id, expires))
+                .await?;
+            if !is_new {
+                return Err(Status {
+                    code: FAILED_PRECONDITION,
+                    message: "etcdserver: lease already exists".to_owned(),
+                });
+            }
+            let header = header();
+            LeaseGrantResponse { header, id, ttl }.encode_to_vec()
+        }
+        LEASE_REVOKE => {
+            let LeaseRevokeRequest { id } = decoded(message);
+            let revoked = cluster.propose(member, |history| {
+                let is_granted = history.revoke(id);
+                is_granted.then(|| history.newest().revision).ok_or_else(no_lease)
+            });
+            let revision = revoked.await??;
+            let header = header().map(|header| testkit::pb::ResponseHeader { revision, ..header });
+            LeaseRevokeResponse { header }.encode_to_vec()
+        }
         STATUS => cluster
             .look(|state| status(state, member, cluster.version))
             .encode_to_vec(),
@@ -83,6 +142,13 @@ pub async fn unary(cluster: &Cluster, member: usize, path: &str, message: &[u8])
             });
         }
     })
+}
+
+fn no_lease() -> Status {
+    Status {
+        code: NOT_FOUND,
+        message: "etcdserver: requested lease not found".to_owned(),
+    }
 }
 
 async fn write(cluster: &Cluster, member: usize, changes: &[Change]) -> Result<i64, Status> {
@@ -136,15 +202,15 @@ async fn range(cluster: &Cluster, member: usize, request: &RangeRequest) -> Resu
 }
 
 /// Streams a Range in chunks of a few keys.
-pub async fn range_stream(cluster: &Cluster, member: usize, message: &[u8], messages: &Messages) {
-    if let Err(status) = chunks(cluster, member, decoded(message), messages).await {
+pub async fn range_stream(cluster: &Cluster, of: (usize, From), message: &[u8], messages: &Messages) {
+    if let Err(status) = chunks(cluster, of, decoded(message), messages).await {
         let _ = messages.send(Err(status));
     }
 }
 
 async fn chunks(
     cluster: &Cluster,
-    member: usize,
+    (member, from): (usize, From),
     request: RangeRequest,
     messages: &Messages,
 ) -> Result<(), Status> {
@@ -175,17 +241,23 @@ async fn chunks(
         // The first chunk is read at once: its revision is not compacted.
         if sent > 0 {
             cluster.travel(member).await;
+            if cluster.breaks_off(from) {
+                return Err(unavailable("the stream was broken off"));
+            }
         }
-        let end = whole.kvs.len().min(sent + 1 + cluster.chance.below(6));
+        let end = whole.kvs.len().min(sent + 1 + cluster.chance.below(CHUNK_KEYS));
         let mut response = RangeResponse {
             kvs: whole.kvs[sent..end].to_vec(),
             ..RangeResponse::default()
         };
         sent = end;
         let is_last = sent == whole.kvs.len();
+        if !is_last && from == From::Rangecache {
+            cluster.parts.fetch_add(1, Ordering::Relaxed);
+        }
         let header = cluster.look(|state| {
             if state.histories.len() != number {
-                return Err(crate::cluster::unavailable("etcdserver: server stopped"));
+                return Err(unavailable("etcdserver: server stopped"));
             }
             readable(state, member, revision).map(|_| state.header(member))
         })?;
@@ -245,7 +317,7 @@ fn holds(history: &History, compare: &Compare, newest: i64) -> bool {
 
 fn change(operation: &RequestOp) -> Option<Change> {
     match operation.request.as_ref()? {
-        Request::RequestPut(put) => Some(Change::Put(put.key.clone(), put.value.clone())),
+        Request::RequestPut(put) => Some(Change::Put(put.key.clone(), put.value.clone(), put.lease)),
         Request::RequestDeleteRange(delete) => Some(Change::Delete(delete.key.clone())),
         Request::RequestRange(_) => None,
     }

@@ -14,14 +14,18 @@
 
 mod caller;
 mod chance;
+mod closed_on_exit;
 mod cluster;
 mod executions;
 mod faults;
 mod known;
 mod kv;
+mod link;
 mod members;
+mod memory;
 mod proxy;
 mod read;
+mod restore;
 mod seeds;
 mod send_loop;
 mod server;

@@ -49,6 +49,7 @@ impl Members {
             }
         }
         tokio::spawn(Arc::clone(cluster).elect());
+        tokio::spawn(Arc::clone(cluster).expire_leases());
         members
     }
 

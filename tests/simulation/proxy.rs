@@ -1,6 +1,8 @@
 //! rangecache as a part of this process: what `main` assembles, without signals and the listener for metrics. A simulation
 //! starts it again, and changes its prefixes while it runs.
 
+use std::cell::RefCell;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,23 +12,40 @@ use rangecache::config::{Config, LiveConfig, RangeStream, bounds};
 use rangecache::mirror::{self, Mirrors};
 use rangecache::proxy::{self, Access, Proxy};
 use rangecache::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
+use rangecache::simulated;
 use rangecache::telemetry::clients::ClientRegistry;
 use rangecache::telemetry::exposition::Format;
 use rangecache::telemetry::{Metrics, Telemetry};
 use rangecache::tls::Connector;
 use rangecache::upstream::{Credentials, Upstream};
+use tokio::io::DuplexStream;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::chance::Chance;
+use crate::closed_on_exit::ClosedOnExit;
 use crate::cluster::MEMBERS;
 use crate::members::From;
 
 /// Address of the rangecache.
 pub const AUTHORITY: &str = "rangecache:2379";
-/// Bound on the time until every task has ended, after calls were no longer waited for.
+/// Time for background tasks to stop, after which the process exits and its connections are closed.
+const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bound on the time until every task has ended after that.
 const ENDED_TIMEOUT: Duration = Duration::from_secs(60);
+
+thread_local! {
+    /// Cancelled when the process of rangecache exits that runs on this thread.
+    static EXITED: RefCell<CancellationToken> = RefCell::default();
+}
+
+/// Connects to the rangecache of this thread; its connections end with its process.
+pub fn connect() -> io::Result<ClosedOnExit<DuplexStream>> {
+    let stream = simulated::connect(AUTHORITY).expect("a simulated network")?;
+    let exited = EXITED.with_borrow(CancellationToken::clone);
+    Ok(ClosedOnExit::new(stream, exited))
+}
 
 /// What a seed chooses about the rangecache.
 #[derive(Clone, Debug)]
@@ -37,8 +56,8 @@ pub struct Settings {
     pub prefixes: Vec<&'static str>,
     /// `--serve-stale`.
     pub serve_stale: Duration,
-    /// Whether watches have little memory: clients write long values then.
-    pub is_watch_memory_small: bool,
+    /// `--watch-max-bytes`. If that is little, clients write long values.
+    pub watch_max_bytes: u64,
 }
 
 impl Settings {
@@ -67,6 +86,7 @@ impl Settings {
         if is_watch_memory_small {
             flags.push("--watch-max-bytes=24KiB");
         }
+        let watch_max_bytes = if is_watch_memory_small { 24 << 10 } else { 64 << 20 };
         let serves_stale = chance.one_in(3);
         if serves_stale {
             flags.push("--serve-stale=3s");
@@ -75,8 +95,13 @@ impl Settings {
             flags,
             prefixes,
             serve_stale: Duration::from_secs(if serves_stale { 3 } else { 0 }),
-            is_watch_memory_small,
+            watch_max_bytes,
         }
+    }
+
+    /// Whether watches have little memory.
+    pub fn is_watch_memory_small(&self) -> bool {
+        self.watch_max_bytes < 1 << 20
     }
 
     /// Settings with these flags alone.
@@ -85,7 +110,7 @@ impl Settings {
             flags: flags.to_vec(),
             prefixes: Vec::new(),
             serve_stale: Duration::ZERO,
-            is_watch_memory_small: false,
+            watch_max_bytes: 64 << 20,
         }
     }
 
@@ -123,11 +148,11 @@ impl Rangecache {
         }
     }
 
-    /// Stops it, waits up to `patience` for calls in flight, and starts it again. Returns whether every task had ended.
-    pub async fn restart(&self, patience: Duration) -> bool {
+    /// Stops it, waits up to `drain_timeout` for calls in flight, and starts it again. Returns whether every task had ended.
+    pub async fn restart(&self, drain_timeout: Duration) -> bool {
         let process = self.process.lock().take();
         let has_ended = match process {
-            Some(process) => process.stop(patience).await,
+            Some(process) => process.stop(drain_timeout).await,
             None => true,
         };
         let process = Process::start(&self.settings).await;
@@ -185,10 +210,13 @@ struct Process {
     calls: TaskTracker,
     stop: CancellationToken,
     background: TaskTracker,
+    exited: CancellationToken,
 }
 
 impl Process {
     async fn start(settings: &Settings) -> Self {
+        let exited = CancellationToken::new();
+        EXITED.set(exited.clone());
         let config = settings.config(&settings.prefixes);
         let live = LiveConfig::new(config.clone(), Vec::new());
         let (calls, background) = (TaskTracker::new(), TaskTracker::new());
@@ -257,20 +285,23 @@ impl Process {
             calls,
             stop,
             background,
+            exited,
         }
     }
 
-    /// Stops in the stages of `main`: connections, calls for which it waits up to `patience`, background tasks. Returns
+    /// Stops in the stages of `main`: connections, calls for which it waits up to `drain_timeout`, background tasks. Returns
     /// whether every task has ended.
-    async fn stop(self, patience: Duration) -> bool {
+    async fn stop(self, drain_timeout: Duration) -> bool {
         self.closing.cancel();
         self.listener.close();
         self.listener.wait().await;
         self.drain.cancel();
         self.calls.close();
-        let _ = timeout(patience, self.calls.wait()).await;
+        let _ = timeout(drain_timeout, self.calls.wait()).await;
         self.stop.cancel();
         self.background.close();
+        let _ = timeout(BACKGROUND_TIMEOUT, self.background.wait()).await;
+        self.exited.cancel();
         let ended = timeout(ENDED_TIMEOUT, async {
             self.calls.wait().await;
             self.background.wait().await;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use testkit::grpc::{Client, Reply, Status};
 use testkit::kv::{RANGE, RANGE_STREAM};
 use testkit::pb::{ASCEND, BY_MOD, DESCEND, RangeRequest, RangeResponse, RangeStreamResponse};
+use tokio::time::sleep;
 
 use crate::caller::{CALL_TIMEOUT, Caller, HALVES, KEYS, PREFIX, key};
 use crate::known::Begin;
@@ -16,7 +17,16 @@ pub struct Read {
     pub request: RangeRequest,
     /// How old the state may be that a linearizable read gets from rangecache (`rangecache-max-staleness`).
     pub max_staleness: Option<Duration>,
+    /// Revision that its response has at least (`rangecache-min-revision`).
+    pub min_revision: Option<i64>,
+    /// Whether etcd has to answer it (`rangecache-bypass`).
+    pub bypasses: bool,
 }
+
+/// Metadata of the bounds.
+pub const MAX_STALENESS: &str = "rangecache-max-staleness";
+/// See [`MAX_STALENESS`].
+pub const MIN_REVISION: &str = "rangecache-min-revision";
 
 impl Read {
     /// A read without bounds on its age.
@@ -24,6 +34,8 @@ impl Read {
         Self {
             request,
             max_staleness: None,
+            min_revision: None,
+            bypasses: false,
         }
     }
 
@@ -50,30 +62,42 @@ impl Read {
             let newest = caller.known.begin(caller.from).floor.revision;
             request.revision = (newest + chance.within(-40..4)).max(1);
         }
-        let may_be_old = caller.from == From::Rangecache && !request.serializable && chance.one_in(8);
+        let may_be_old = caller.from == From::Rangecache && !request.serializable;
+        let (is_bounded, names_revision) = (chance.one_in(8), chance.one_in(10));
+        let newest = caller.known.begin(caller.from).floor.revision;
         Self {
             request,
-            max_staleness: may_be_old.then(|| chance.millis(0..2_000)),
+            max_staleness: (may_be_old && is_bounded).then(|| chance.millis(0..2_000)),
+            min_revision: (may_be_old && names_revision).then(|| (newest + chance.within(-20..3)).max(1)),
+            bypasses: caller.from == From::Rangecache && chance.one_in(20),
         }
     }
 
-    /// Sends the read, and judges its response.
-    pub async fn send(&self, caller: &Caller, client: &Client, label: &str) {
-        let bounded;
-        let client = match self.max_staleness {
-            Some(bound) => {
-                let bound = format!("{}ms", bound.as_millis());
-                bounded = client.with_metadata("rangecache-max-staleness", &bound);
-                &bounded
-            }
-            None => client,
-        };
+    /// Revision that its response has at least if memory or etcd answers it by its own bound.
+    pub fn least(&self, begin: &Begin) -> i64 {
+        self.min_revision
+            .map_or(0, |least| least.min(begin.floor.revision))
+    }
+
+    /// Sends the read, judges its response, and returns it unless it is an error.
+    pub async fn send(&self, caller: &Caller, client: &Client, label: &str) -> Option<RangeResponse> {
+        let mut client = client.clone();
+        if let Some(bound) = self.max_staleness {
+            client = client.with_metadata(MAX_STALENESS, &format!("{}ms", bound.as_millis()));
+        }
+        if let Some(revision) = self.min_revision {
+            client = client.with_metadata(MIN_REVISION, &revision.to_string());
+        }
+        if self.bypasses {
+            client = client.with_metadata("rangecache-bypass", "true");
+        }
         let begin = caller.known.begin(caller.from);
         caller.trace.line(format!("{label}: {self:?}"));
         let reply = client.reply(RANGE, &self.request).await;
         let age = reply.as_ref().ok().and_then(age);
         let result = reply.and_then(|reply| reply.answer());
-        self.end(caller, label, &begin, result, age);
+        self.end(caller, label, &begin, result.clone(), age);
+        result.ok()
     }
 
     fn end(
@@ -92,7 +116,7 @@ impl Read {
             }
             Err(status) => {
                 caller.trace.line(format!("{label}: {status:?}"));
-                caller.known.judge_refused_read(begin, &self.request, &status);
+                caller.known.judge_refused_read(begin, self, &status);
             }
         }
     }
@@ -127,8 +151,29 @@ pub async fn stream(caller: &Caller, client: &Client, label: &str) {
     match stream.end() {
         Some(status) if status.code != 0 => {
             caller.trace.line(format!("{label}: {status:?}"));
-            caller.known.judge_refused_stream(&begin, &request, status);
+            caller
+                .known
+                .judge_refused_stream(&begin, &Read::new(request), status);
         }
         _ => Read::new(request).end(caller, label, &begin, Ok(whole), None),
+    }
+}
+
+/// Reads all keys, or half of them, in pages at the revision of the first one, and judges each.
+pub async fn pages(caller: &Caller, client: &Client, label: &str) {
+    let prefix = [PREFIX, HALVES[0], HALVES[1]][caller.chance.below(3)];
+    let mut read = Read::new(RangeRequest::prefix(prefix));
+    read.request.limit = caller.chance.within(1..3);
+    read.request.serializable = caller.chance.one_in(6);
+    while let Some(response) = read.send(caller, client, label).await {
+        let Some(last) = response.kvs.last().filter(|_| response.more) else {
+            return;
+        };
+        read.request.key = [&last.key[..], b"\0"].concat();
+        if read.request.revision == 0 {
+            read.request.revision = response.revision();
+        }
+        // As a client that uses each page.
+        sleep(caller.chance.millis(0..300)).await;
     }
 }

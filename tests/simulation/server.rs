@@ -20,7 +20,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{Cluster, unavailable};
 use crate::kv;
+use crate::link::Link;
 use crate::members::From;
+use crate::read::{MAX_STALENESS, MIN_REVISION};
 use crate::watch;
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -33,30 +35,26 @@ pub async fn serve(cluster: Arc<Cluster>, member: usize, from: From, stop: Cance
     let accepting = async {
         while let Some(stream) = connections.recv().await {
             let cluster = Arc::clone(&cluster);
-            let cut = cluster.connected(member, from);
+            let link = cluster.connected(member, from);
             tokio::spawn(async move {
-                let serving = serve_connection(cluster, (member, from), stream, cut.clone());
-                cut.run_until_cancelled(serving).await;
+                let serving = serve_connection(Arc::clone(&cluster), member, stream, Arc::clone(&link));
+                link.cut.run_until_cancelled(link.serve(serving)).await;
+                cluster.disconnected(&link);
             });
         }
     };
     stop.run_until_cancelled(accepting).await;
 }
 
-async fn serve_connection(
-    cluster: Arc<Cluster>,
-    link: (usize, From),
-    stream: DuplexStream,
-    cut: CancellationToken,
-) {
+async fn serve_connection(cluster: Arc<Cluster>, member: usize, stream: DuplexStream, link: Arc<Link>) {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (cluster, cut) = (Arc::clone(&cluster), cut.clone());
+        let (cluster, link) = (Arc::clone(&cluster), Arc::clone(&link));
         async move {
-            let call = call(cluster, link, request, cut.clone());
+            let call = call(cluster, member, request, Arc::clone(&link));
             Ok::<_, Infallible>(tokio::select! {
                 biased;
                 // A process that was killed carries out nothing more.
-                () = cut.cancelled() => failed(&unavailable("the connection was cut")),
+                () = link.cut.cancelled() => failed(&unavailable("the connection was cut")),
                 response = call => response,
             })
         }
@@ -69,16 +67,23 @@ async fn serve_connection(
 
 async fn call(
     cluster: Arc<Cluster>,
-    (member, from): (usize, From),
+    member: usize,
     request: Request<Incoming>,
-    cut: CancellationToken,
+    link: Arc<Link>,
 ) -> Response<Body> {
+    let from = link.from;
     let path = request.uri().path().to_owned();
+    for bound in [MIN_REVISION, MAX_STALENESS] {
+        if from == From::Rangecache && request.headers().contains_key(bound) {
+            cluster.violation(format!("etcd gets {bound} with {path}"));
+        }
+    }
     let needs_leader = request.headers().contains_key("hasleader");
     let (messages, queue) = mpsc::unbounded_channel();
     if path == testkit::kv::WATCH {
         let stream = watch::Stream::new(cluster, member, needs_leader, messages);
         tokio::spawn(async move {
+            let cut = &link.cut;
             cut.run_until_cancelled(stream.run(Requests::new(request.into_body())))
                 .await
         });
@@ -96,12 +101,12 @@ async fn call(
     cluster.travel(member).await;
     if path == testkit::kv::RANGE_STREAM {
         tokio::spawn(async move {
-            let stream = kv::range_stream(&cluster, member, &message, &messages);
-            cut.run_until_cancelled(stream).await
+            let stream = kv::range_stream(&cluster, (member, from), &message, &messages);
+            link.cut.run_until_cancelled(stream).await
         });
         return streamed(queue);
     }
-    let result = kv::unary(&cluster, member, &path, &message).await;
+    let result = kv::unary(&cluster, (member, from), &path, &message).await;
     cluster.travel(member).await;
     match result {
         Ok(message) => {

@@ -8,6 +8,7 @@ use testkit::pb::{
     RangeResponse,
 };
 use testkit::watch_rules::DELETE;
+use tokio::time::Instant;
 
 /// Raft entries before the first write of the first cluster: configuration and leader elections.
 const FIRST_RAFT_INDEX: u64 = 8;
@@ -15,8 +16,19 @@ const FIRST_RAFT_INDEX: u64 = 8;
 /// A change of one key.
 #[derive(Clone, Debug)]
 pub enum Change {
-    Put(Vec<u8>, Vec<u8>),
+    /// Key, value and lease.
+    Put(Vec<u8>, Vec<u8>, i64),
     Delete(Vec<u8>),
+}
+
+/// A lease.
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    /// Number of raft entries with its grant.
+    granted: usize,
+    /// Number of raft entries with its revocation.
+    revoked: Option<usize>,
+    expires: Instant,
 }
 
 /// State of the store after one raft entry.
@@ -32,6 +44,8 @@ pub struct Entry {
 #[derive(Clone, Debug)]
 pub struct History {
     pub cluster_id: u64,
+    /// Whether responses with `keys_only` have leases: from 3.7 on etcd takes them from its index, which has none.
+    pub keys_only_has_lease: bool,
     /// Highest revision that may be compacted, [`i64::MAX`] unless rangecache has to see what is below.
     pub compactable: i64,
     /// Raft entries before the first one of `entries`.
@@ -41,11 +55,12 @@ pub struct History {
     revisions: Vec<Vec<Event>>,
     /// Every version of each key, oldest first. A version of 0 is a delete.
     keys: BTreeMap<Vec<u8>, Vec<KeyValue>>,
+    leases: BTreeMap<i64, Lease>,
 }
 
 impl History {
     /// An empty store.
-    pub fn new(cluster_id: u64) -> Self {
+    pub fn new(cluster_id: u64, keys_only_has_lease: bool) -> Self {
         let first = Entry {
             term: 1,
             revision: 1,
@@ -53,11 +68,13 @@ impl History {
         };
         Self {
             cluster_id,
+            keys_only_has_lease,
             compactable: i64::MAX,
             raft_index_before: FIRST_RAFT_INDEX,
             entries: vec![first],
             revisions: Vec::new(),
             keys: BTreeMap::new(),
+            leases: BTreeMap::new(),
         }
     }
 
@@ -117,18 +134,18 @@ impl History {
         let mut events = Vec::new();
         for change in changes {
             let (key, value) = match change {
-                Change::Put(key, value) => (key, Some(value)),
+                Change::Put(key, value, lease) => (key, Some((value, *lease))),
                 Change::Delete(key) => (key, None),
             };
             let before = self.get(key, newest.revision).cloned();
             let kv = match (value, &before) {
-                (Some(value), before) => KeyValue {
+                (Some((value, lease)), before) => KeyValue {
                     key: key.clone(),
                     create_revision: before.as_ref().map_or(revision, |kv| kv.create_revision),
                     mod_revision: revision,
                     version: before.as_ref().map_or(1, |kv| kv.version + 1),
                     value: value.clone(),
-                    lease: 0,
+                    lease,
                 },
                 (None, Some(_)) => KeyValue {
                     key: key.clone(),
@@ -161,14 +178,71 @@ impl History {
         for versions in keys.values_mut() {
             versions.retain(|kv| kv.mod_revision <= last);
         }
+        let mut leases = self.leases.clone();
+        leases.retain(|_, lease| lease.granted <= entries);
+        for lease in leases.values_mut() {
+            lease.revoked = lease.revoked.filter(|revoked| *revoked <= entries);
+        }
         Self {
             cluster_id: self.cluster_id,
+            keys_only_has_lease: self.keys_only_has_lease,
             compactable: self.compactable,
             raft_index_before: self.raft_index_before,
             entries: self.entries[..entries].to_vec(),
             revisions: self.revisions[..usize::try_from(last - 1).unwrap()].to_vec(),
             keys,
+            leases,
         }
+    }
+
+    /// Whether `lease` is granted, or none.
+    pub fn has_lease(&self, lease: i64) -> bool {
+        lease == 0
+            || self
+                .leases
+                .get(&lease)
+                .is_some_and(|found| found.revoked.is_none())
+    }
+
+    /// Appends the grant of a lease, unless it is granted. Returns whether it was not.
+    pub fn grant(&mut self, id: i64, expires: Instant) -> bool {
+        if self.has_lease(id) {
+            return false;
+        }
+        let newest = self.newest();
+        self.push(newest);
+        let lease = Lease {
+            granted: self.len(),
+            revoked: None,
+            expires,
+        };
+        self.leases.insert(id, lease);
+        true
+    }
+
+    /// Appends the revocation of a lease, which deletes its keys, unless it is not granted. Returns whether it was.
+    pub fn revoke(&mut self, id: i64) -> bool {
+        if id == 0 || !self.has_lease(id) {
+            return false;
+        }
+        let newest = self.newest().revision;
+        let keys = self.keys.keys().filter(|key| {
+            let found = self.get(key, newest);
+            found.is_some_and(|kv| kv.lease == id)
+        });
+        let deletes: Vec<_> = keys.cloned().map(Change::Delete).collect();
+        self.commit(&deletes);
+        let revoked = self.len();
+        if let Some(lease) = self.leases.get_mut(&id) {
+            lease.revoked = Some(revoked);
+        }
+        true
+    }
+
+    /// The lease that expires first, and when.
+    pub fn first_to_expire(&self) -> Option<(Instant, i64)> {
+        let granted = self.leases.iter().filter(|(_, lease)| lease.revoked.is_none());
+        granted.map(|(id, lease)| (lease.expires, *id)).min()
     }
 
     /// Events of all revisions, in order, with previous values.
@@ -190,7 +264,7 @@ impl History {
             let kv = event.kv.clone().expect("an event has a kv");
             match event.r#type {
                 DELETE => Change::Delete(kv.key),
-                _ => Change::Put(kv.key, kv.value),
+                _ => Change::Put(kv.key, kv.value, kv.lease),
             }
         });
         changes.collect()
@@ -260,7 +334,10 @@ impl History {
             found.truncate(limit);
         }
         if request.keys_only {
-            found.iter_mut().for_each(|kv| kv.value.clear());
+            for kv in &mut found {
+                kv.value.clear();
+                kv.lease = if self.keys_only_has_lease { kv.lease } else { 0 };
+            }
         }
         response.kvs = found;
         response

@@ -20,6 +20,8 @@ use crate::trace::Trace;
 
 /// Watches of one client, at most.
 const WATCHES: usize = 3;
+/// Length of a long key without its prefix.
+const LONG_KEY_BYTES: usize = 2_000;
 /// Bound on the time until the last writes have arrived.
 const LAST_WRITES_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -47,6 +49,8 @@ pub struct Watcher {
     pub watched: Arc<Watched>,
     pub trace: Trace,
     pub chance: Chance,
+    /// Whether some of its watches begin at long keys, which differ.
+    pub has_long_keys: bool,
 }
 
 /// An open stream.
@@ -78,7 +82,10 @@ impl Watcher {
     /// Whether a watch got one of the last writes. One that continues where a replaced history had been gets none.
     fn is_complete(&self, watch: &Watch) -> bool {
         let last_writes = *self.watched.last_writes.lock();
-        last_writes.is_some_and(|writes| watch.has(writes))
+        // One that wants no deletes, and continues behind the puts, is owed nothing.
+        let wants_deletes = !watch.create.filters.contains(&1);
+        last_writes
+            .is_some_and(|[puts, deletes]| watch.has([puts, if wants_deletes { deletes } else { puts }]))
     }
 
     /// Opens a stream for all watches, and uses it until `end`, or until it ends.
@@ -126,6 +133,11 @@ impl Watcher {
         let first = key(chance.below(KEYS));
         let half = HALVES[chance.below(2)];
         let (key, range_end) = match chance.below(7) {
+            0 if self.has_long_keys => {
+                // Before all keys, so that it gets the last writes.
+                let number = chance.below(1_000);
+                (format!("{PREFIX}{number:0LONG_KEY_BYTES$}").into(), vec![0])
+            }
             0 => (first.into(), Vec::new()),
             1 => (vec![0], vec![0]),
             2 => (first.into(), vec![0]),

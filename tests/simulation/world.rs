@@ -16,6 +16,7 @@ use crate::cluster::{Cluster, MEMBERS, Member};
 use crate::faults::Fault;
 use crate::known::Known;
 use crate::members::{From, Members};
+use crate::memory;
 use crate::proxy::{self, Rangecache, Settings};
 use crate::read::Read;
 use crate::seeds::Job;
@@ -23,6 +24,8 @@ use crate::store::Change;
 use crate::trace::{self, Trace};
 use crate::watcher::{Watched, Watcher};
 
+/// Keys of a page of rangecache, at most.
+const PAGE_KEYS: i64 = 2;
 /// Bound on the time until memory serves, and until the cluster serves again after the last fault.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(90);
 
@@ -44,7 +47,7 @@ pub struct Outcome {
 impl World {
     /// A cluster of members that run `version`, and links to them that buffer `buffer_bytes`.
     pub fn new(seed: u64, version: &'static str, buffer_bytes: usize, trace: &Trace) -> Self {
-        rangecache::simulated::begin(buffer_bytes);
+        rangecache::simulated::begin(buffer_bytes, PAGE_KEYS);
         let cluster = Cluster::new(seed, version, trace);
         Self {
             members: Members::start(&cluster),
@@ -81,6 +84,10 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
     let world = World::new(seed, version, buffer_bytes, &trace);
     let settings = Settings::random(&world.chance);
     trace.line(format!("seed {seed}, etcd {version}, {settings:?}"));
+    let kinds = Fault::kinds(job, &world.chance);
+    // Clients write one half of the keys alone, so that a mirror of the other half gets no events.
+    let is_quiet = world.chance.one_in(3);
+    trace.line(format!("faults: {kinds:?}, quiet: {is_quiet}"));
     let known = Known::new(&world.cluster, settings.serve_stale);
     fill(&world);
     let rangecache = Rangecache::start(settings.clone()).await;
@@ -110,7 +117,8 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
             chance: Chance::new(seed, 10 + number),
             streams: version >= "3.7",
             pause: [20, 100, 400][world.chance.below(3)],
-            has_long_values: settings.is_watch_memory_small,
+            has_long_values: settings.is_watch_memory_small(),
+            first_written: if is_quiet { KEYS / 2 } else { 0 },
         };
         clients.spawn(caller.run(stop.clone()));
     }
@@ -123,10 +131,14 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
             watched: Arc::clone(&watched),
             trace: trace.clone(),
             chance: Chance::new(seed, 20 + number),
+            has_long_keys: settings.is_watch_memory_small(),
         };
         watchers.spawn(watcher.run(stop.clone()));
     }
-    cause_faults(&world, &rangecache, &known, job).await;
+    for _ in 0..1 + world.chance.below(5) {
+        cause_fault(&world, &rangecache, &known, &kinds).await;
+        memory::judge(&known, &settings, &rangecache);
+    }
     let stuck = world.chance.one_in(3).then(|| world.chance.below(MEMBERS));
     world.heal(stuck);
     trace.line(format!(
@@ -142,6 +154,7 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
         ended.expect("no watch client panics");
     }
     judge_watches(&world, &known, &watched);
+    memory::judge_end(&known, &settings, &rangecache).await;
     if !rangecache.stop().await {
         known.violation("rangecache does not stop");
     }
@@ -166,7 +179,7 @@ fn fill(world: &World) {
             let change = if chance.one_in(5) {
                 Change::Delete(key)
             } else {
-                Change::Put(key, format!("before {number}").into())
+                Change::Put(key, format!("before {number}").into(), 0)
             };
             state.history_mut().commit(&[change]);
         }
@@ -182,19 +195,16 @@ fn fill(world: &World) {
     });
 }
 
-async fn cause_faults(world: &World, rangecache: &Rangecache, known: &Known, job: Job) {
+/// Causes a fault of one of `kinds` after a while, and waits until it is over.
+async fn cause_fault(world: &World, rangecache: &Rangecache, known: &Known, kinds: &[Fault]) {
     let (chance, trace) = (&world.chance, &world.cluster.trace);
-    let kinds = Fault::kinds(job, chance);
-    sleep(chance.millis(0..1_500)).await;
-    for _ in 0..1 + chance.below(5) {
-        let fault = kinds[chance.below(kinds.len())];
-        trace.line(format!("fault: {fault:?}"));
-        if !fault.apply(world, rangecache).await {
-            known.violation("rangecache does not stop");
-        }
-        trace.line(format!("fault is over: {fault:?}"));
-        sleep(chance.millis(0..2_000)).await;
+    sleep(chance.millis(0..2_000)).await;
+    let fault = kinds[chance.below(kinds.len())];
+    trace.line(format!("fault: {fault:?}"));
+    if !fault.apply(world, rangecache).await {
+        known.violation("rangecache does not stop");
     }
+    trace.line(format!("fault is over: {fault:?}"));
 }
 
 /// Writes to every key, and waits until memory serves the result.

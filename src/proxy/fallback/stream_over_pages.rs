@@ -32,7 +32,7 @@ use crate::keyspace::successor;
 use crate::limits::{ByteBudget, ClientAccount, HeldBytes, Turns};
 use crate::proxy::forward::{Forward, RequestBody, ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled};
-use crate::upstream::{ConnectionClass, page_limit};
+use crate::upstream::{ConnectionClass, first_page_limit, page_limit};
 
 /// Target size of a page, in bytes. etcd counts all remaining keys for each page, so that small pages are expensive.
 const PAGE_TARGET_BYTES: u64 = 4 << 20;
@@ -40,8 +40,6 @@ const PAGE_TARGET_BYTES: u64 = 4 << 20;
 const PAGE_MAX_BYTES: u64 = 16 << 20;
 /// Bound, in bytes, on a response that cannot be split into pages because it is sorted.
 const WHOLE_MAX_BYTES: u64 = 64 << 20;
-/// Number of keys on the first page, when the size of values is unknown.
-const FIRST_PAGE_KEYS: i64 = 64;
 /// Client's limit up to which all keys are requested on one page.
 const ONE_PAGE_KEYS: i64 = 1000;
 /// Number of attempts to get a page if the connection is lost or etcd is unavailable. Reads can be repeated safely.
@@ -249,7 +247,7 @@ impl<G: FetchPage> Pager<G> {
         let limit = match keys_left {
             _ if !is_paged => query.limit,
             Some(limit) if limit <= ONE_PAGE_KEYS => limit,
-            _ => FIRST_PAGE_KEYS,
+            _ => first_page_limit(),
         };
         let request = RangeRequest {
             key: query.key.clone(),

@@ -58,7 +58,7 @@ async fn world(commits: impl IntoIterator<Item = Change>) -> World {
 }
 
 fn put(key: &str, value: &str) -> Change {
-    Change::Put(key.into(), value.into())
+    Change::Put(key.into(), value.into(), 0)
 }
 
 fn commit(world: &World, changes: impl IntoIterator<Item = Change>) {
