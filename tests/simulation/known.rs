@@ -15,6 +15,11 @@ use crate::members::From;
 use crate::read::Read;
 use crate::store::History;
 
+/// A member that has answered within this time is not silent.
+const ANSWERED_AGE: Duration = Duration::from_secs(1);
+/// Time after an answer in which rangecache may not have read it.
+const ANSWERED_MARGIN: Duration = Duration::from_millis(20);
+
 /// What responses have shown of one history.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Floor {
@@ -152,6 +157,16 @@ impl Known {
             && (age > self.serve_stale || !(request.serializable || request.revision > 0))
         {
             self.violation(format!("a view of {age:?} ago: {read:?}"));
+        }
+        let links = self.cluster.links(From::Rangecache);
+        if age.is_some()
+            && links
+                .iter()
+                .any(|link| link.has_answered(ANSWERED_AGE, ANSWERED_MARGIN))
+        {
+            self.violation(format!(
+                "a view of {age:?} ago, though a member answers: {read:?}"
+            ));
         }
         // Without a read at a member, the response is memory's, unless it is another call's.
         let is_from_memory =

@@ -1,6 +1,10 @@
 //! One connection to a member.
 
+use std::time::Duration;
+
+use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::members::From;
@@ -13,6 +17,8 @@ pub struct Link {
     pub cut: CancellationToken,
     /// Whether the network loses what either side sends: neither side is told.
     lost: watch::Sender<bool>,
+    /// When the member last answered a unary call on it.
+    answered: Mutex<Option<Instant>>,
 }
 
 impl Link {
@@ -23,6 +29,7 @@ impl Link {
             from,
             cut: CancellationToken::new(),
             lost: watch::Sender::new(false),
+            answered: Mutex::default(),
         }
     }
 
@@ -34,6 +41,18 @@ impl Link {
     /// Begins or ends to lose what either side sends. What was lost arrives afterwards, as TCP sends it again.
     pub fn lose(&self, is_lost: bool) {
         self.lost.send_replace(is_lost);
+    }
+
+    /// Records that the member answers a call.
+    pub fn record_answered(&self) {
+        *self.answered.lock() = Some(Instant::now());
+    }
+
+    /// Whether the connection is usable, and the member has answered on it within `age`, but not within `margin`.
+    pub fn has_answered(&self, age: Duration, margin: Duration) -> bool {
+        let is_usable = !*self.lost.borrow() && !self.cut.is_cancelled();
+        let answered = self.answered.lock().map(|at| at.elapsed());
+        is_usable && answered.is_some_and(|ago| margin < ago && ago < age)
     }
 
     /// Polls `serving` to its end while nothing is lost.

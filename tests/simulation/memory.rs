@@ -20,8 +20,7 @@ const WATCHES: &str = "rangecache_watch_bytes";
 pub fn judge(known: &Known, settings: &Settings, rangecache: &Rangecache) {
     let metrics = rangecache.metrics();
     // What streams and topics grow by counts without a question, and may exceed the bound by as much.
-    let topics = metrics.sum_with_label(WATCHES, "topics");
-    let held = metrics.sum(WATCHES) - topics;
+    let held = metrics.sum(WATCHES);
     let max = 2.0 * settings.watch_max_bytes as f64;
     if held > max {
         known.violation(format!(

@@ -110,6 +110,7 @@ async fn call(
     cluster.travel(member).await;
     match result {
         Ok(message) => {
+            link.record_answered();
             let _ = messages.send(Ok(message));
             drop(messages);
             streamed(queue)
