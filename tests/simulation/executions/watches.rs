@@ -48,7 +48,6 @@ async fn create(stream: &mut Stream, key: Vec<u8>) -> i64 {
 }
 
 #[test]
-#[ignore = "topics without watchers count after they were created alone, and stay for a minute"]
 fn topics_of_cancelled_watchers_delay_no_other_watch() {
     run(async {
         let world = world([put("/sim/a/0", "zero")]).await;
