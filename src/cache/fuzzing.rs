@@ -18,7 +18,7 @@ use prost::Message as _;
 use super::select::model::{HEADER, answered, expected};
 use super::testing::KeyValue;
 use super::tree::model::{Model, check};
-use super::{Chunks, Dialect, JsonAnswer, JsonLayout, RangeQuery, Selected, Selection, Tree, select};
+use super::{Chunks, Dialect, JsonAnswer, RangeQuery, Selected, Selection, Tree, select};
 use crate::etcdserverpb::RangeResponse;
 
 /// A key of few bytes out of a small alphabet, so that keys meet and are prefixes of each other.
@@ -278,7 +278,7 @@ impl Asked {
 
 /// The gateway's text of a selection, in pieces, against the encoded response.
 fn check_text(response: &[u8], selection: Selection, piece_bytes: usize) {
-    let mut answer = JsonAnswer::new(HEADER, selection, JsonLayout::Spaced);
+    let mut answer = JsonAnswer::new(HEADER, selection);
     let text: String = std::iter::from_fn(|| answer.next_piece(piece_bytes)).collect();
     let value: serde_json::Value =
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));

@@ -1,4 +1,4 @@
-//! The RangeResponse as JSON, as etcd's gateway writes it, encoded piece by piece while it is sent.
+//! The RangeResponse as JSON, as etcd's gateway writes it but without white space, encoded piece by piece while it is sent.
 
 use std::ops::ControlFlow;
 
@@ -11,55 +11,22 @@ use super::{
     select::{Selection, Values},
 };
 
-/// White space in the JSON of a build of etcd: Go's library for protobuf decides by the executable whether a space follows
-/// each comma.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JsonLayout {
-    /// Nothing follows a comma.
-    Compact,
-    /// A space follows each comma.
-    Spaced,
-}
-
 /// A RangeResponse that is not encoded yet: it holds a snapshot, not text (I5).
 #[derive(Debug)]
 pub struct JsonAnswer {
     header: ResponseHeader,
     selection: Selection,
-    layout: JsonLayout,
     /// Number of entries produced so far.
     produced: u64,
     state: State,
 }
 
-impl JsonLayout {
-    /// Layout of a response of etcd, by the beginning of its text; `None` if that does not show it.
-    pub fn of_text(text: &[u8]) -> Option<JsonLayout> {
-        let rest = text.strip_prefix(b"{\"header\":{")?;
-        let comma = rest.iter().position(|byte| *byte == b',')?;
-        match rest.get(comma + 1)? {
-            b' ' => Some(JsonLayout::Spaced),
-            b'"' => Some(JsonLayout::Compact),
-            _ => None,
-        }
-    }
-
-    /// What separates two fields or elements.
-    pub fn comma(self) -> &'static str {
-        match self {
-            JsonLayout::Compact => ",",
-            JsonLayout::Spaced => ", ",
-        }
-    }
-}
-
 impl JsonAnswer {
     /// An answer with the entries of `selection`.
-    pub fn new(header: ResponseHeader, selection: Selection, layout: JsonLayout) -> JsonAnswer {
+    pub fn new(header: ResponseHeader, selection: Selection) -> JsonAnswer {
         JsonAnswer {
             header,
             selection,
-            layout,
             produced: 0,
             state: State::Header,
         }
@@ -80,20 +47,19 @@ impl JsonAnswer {
             State::Header => {
                 self.state = State::Kvs;
                 out.push('{');
-                JsonFields::new(&mut out, self.layout).header(&self.header);
+                JsonFields::new(&mut out).header(&self.header);
                 if !self.selection.is_empty() {
-                    out.push_str(self.layout.comma());
-                    out.push_str("\"kvs\":[");
+                    out.push_str(",\"kvs\":[");
                 }
             }
         }
-        let (values, layout, produced_before) = (self.selection.values, self.layout, self.produced);
+        let (values, produced_before) = (self.selection.values, self.produced);
         let mut produced = 0;
         self.selection.visit_from(produced_before, usize::MAX, |entry| {
             if produced_before + produced > 0 {
-                out.push_str(layout.comma());
+                out.push(',');
             }
-            write_entry(entry, values, layout, &mut out);
+            write_entry(entry, values, &mut out);
             produced += 1;
             if out.len() < target_bytes {
                 ControlFlow::Continue(())
@@ -114,21 +80,19 @@ impl JsonAnswer {
             out.push(']');
         }
         if self.selection.more {
-            out.push_str(self.layout.comma());
-            out.push_str("\"more\":true");
+            out.push_str(",\"more\":true");
         }
         if self.selection.count > 0 {
-            out.push_str(self.layout.comma());
-            out.push_str(&format!("\"count\":\"{}\"", self.selection.count));
+            out.push_str(&format!(",\"count\":\"{}\"", self.selection.count));
         }
         out.push('}');
     }
 }
 
-fn write_entry(entry: &Entry, values: Values, layout: JsonLayout, out: &mut String) {
+fn write_entry(entry: &Entry, values: Values, out: &mut String) {
     let fields = entry.fields();
     out.push('{');
-    let mut written = JsonFields::new(out, layout);
+    let mut written = JsonFields::new(out);
     written.bytes("key", fields.key);
     written.number("create_revision", fields.create_revision);
     written.number("mod_revision", fields.mod_revision);
@@ -150,24 +114,19 @@ fn write_entry(entry: &Entry, values: Values, layout: JsonLayout, out: &mut Stri
 #[derive(Debug)]
 pub struct JsonFields<'a> {
     out: &'a mut String,
-    layout: JsonLayout,
     is_first: bool,
 }
 
 impl JsonFields<'_> {
     /// Fields at the end of `out`, which ends with the object's brace.
-    pub fn new(out: &mut String, layout: JsonLayout) -> JsonFields<'_> {
-        JsonFields {
-            out,
-            layout,
-            is_first: true,
-        }
+    pub fn new(out: &mut String) -> JsonFields<'_> {
+        JsonFields { out, is_first: true }
     }
 
     /// Begins a field whose value the caller appends to the returned text.
     pub fn name(&mut self, name: &str) -> &mut String {
         if !self.is_first {
-            self.out.push_str(self.layout.comma());
+            self.out.push(',');
         }
         self.is_first = false;
         self.out.push('"');
@@ -199,10 +158,9 @@ impl JsonFields<'_> {
 
     /// The header of a response.
     pub fn header(&mut self, header: &ResponseHeader) {
-        let layout = self.layout;
         let out = self.name("header");
         out.push('{');
-        let mut fields = JsonFields::new(out, layout);
+        let mut fields = JsonFields::new(out);
         fields.number("cluster_id", header.cluster_id);
         fields.number("member_id", header.member_id);
         fields.number("revision", header.revision);
@@ -212,8 +170,7 @@ impl JsonFields<'_> {
 
     /// A key-value pair, with its value.
     pub fn entry(&mut self, name: &str, entry: &Entry) {
-        let layout = self.layout;
-        write_entry(entry, Values::Kept, layout, self.name(name));
+        write_entry(entry, Values::Kept, self.name(name));
     }
 
     /// A truth value.
@@ -230,21 +187,6 @@ mod tests {
     use crate::cache::testing::KeyValue;
 
     #[test]
-    fn layout_is_that_of_the_first_comma() {
-        let layout = |text: &str| JsonLayout::of_text(text.as_bytes());
-        assert_eq!(layout(r#"{"header":{"a":"1", "#), Some(JsonLayout::Spaced));
-        assert_eq!(layout(r#"{"header":{"a":"1","b""#), Some(JsonLayout::Compact));
-        for text in [
-            "",
-            r#"{"header":{"a":"1","#,
-            r#"{"code":3, "message":"#,
-            r#"{ "header":{"a":"1", "#,
-        ] {
-            assert_eq!(layout(text), None, "{text}");
-        }
-    }
-
-    #[test]
     fn defaults_are_left_out_and_pieces_join_to_one_text() {
         let header = ResponseHeader {
             cluster_id: u64::MAX,
@@ -252,8 +194,8 @@ mod tests {
             ..ResponseHeader::default()
         };
         let selection = |entries, count, more| Selection::of_page(entries, count, more);
-        let whole = |selection: Selection, layout, target| {
-            let mut answer = JsonAnswer::new(header, selection, layout);
+        let whole = |selection: Selection, target| {
+            let mut answer = JsonAnswer::new(header, selection);
             let (mut pieces, mut was_done) = (Vec::new(), false);
             while let Some(piece) = answer.next_piece(target) {
                 assert!(!was_done, "after {pieces:?}");
@@ -264,21 +206,15 @@ mod tests {
             (pieces.len(), pieces.concat())
         };
         let empty = r#"{"header":{"cluster_id":"18446744073709551615","revision":"7"}}"#;
-        assert_eq!(
-            whole(selection(Vec::new(), 0, false), JsonLayout::Compact, 1),
-            (1, empty.to_owned())
-        );
+        assert_eq!(whole(selection(Vec::new(), 0, false), 1), (1, empty.to_owned()));
         let entries = vec![
             KeyValue::new("a", 3, "\u{ff}").entry(),
             KeyValue::new("b", 4, "").entry(),
         ];
-        let (pieces, text) = whole(selection(entries.clone(), 9, true), JsonLayout::Spaced, 1);
+        let (pieces, text) = whole(selection(entries.clone(), 9, true), 1);
         assert_eq!(pieces, 2);
-        assert!(text.ends_with(r#"}], "more":true, "count":"9"}"#), "{text}");
-        assert!(text.contains(r#", "kvs":[{"key":"YQ==", "#), "{text}");
-        assert_eq!(
-            text,
-            whole(selection(entries, 9, true), JsonLayout::Spaced, 1 << 20).1
-        );
+        assert!(text.ends_with(r#"}],"more":true,"count":"9"}"#), "{text}");
+        assert!(text.contains(r#","kvs":[{"key":"YQ==","#), "{text}");
+        assert_eq!(text, whole(selection(entries, 9, true), 1 << 20).1);
     }
 }

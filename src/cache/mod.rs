@@ -61,7 +61,7 @@ pub use event::{WatchEvent, WatchFields, fragments};
 pub use event_log::{Batch, Change, ChangeKind, EventLog};
 pub use history::{Applied, AtError, HistoryLimits, Rebuild, Rebuilt, Snapshot, Store};
 pub use interval_tree::IntervalTree;
-pub use json::{JsonAnswer, JsonFields, JsonLayout};
+pub use json::{JsonAnswer, JsonFields};
 pub use missed::{Missed, MissedEvent};
 pub use node::Summary;
 pub use query::{

@@ -249,11 +249,6 @@ pub fn explain_reason(reason: Reason) -> Explanation {
              --client-max-forwarded-lists or --client-max-bytes-per-second.",
             "See /clients. Have the client read less, or raise the flag that the response names.",
         ),
-        Reason::JsonLayout => (
-            "form of JSON not known",
-            "The first requests of the JSON gateway are forwarded, and show how this etcd writes JSON; before etcd 3.5, all are.",
-            "",
-        ),
         Reason::Shadow => (
             "compared with etcd",
             "Memory could answer, but etcd did, so that both could be compared (--shadow).",

@@ -122,7 +122,7 @@ pub(super) fn call_metadata(headers: &HeaderMap) -> Option<(CallMetadata, Header
 pub(super) fn gateway_version(lowest: Option<Version>) -> Result<Version, Reason> {
     let version = lowest.ok_or(Reason::VersionUnknown)?;
     let is_known = (version.major, version.minor) >= FIRST_VERSION;
-    is_known.then_some(version).ok_or(Reason::JsonLayout)
+    is_known.then_some(version).ok_or(Reason::Undecodable)
 }
 
 /// Whether this version uses protobuf's own library for JSON.

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -17,14 +16,13 @@ use super::members::AdvertisedMember;
 use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
-use crate::cache::JsonLayout;
 use crate::config::{ClientsConfig, LiveConfig, WatchCache, WhenBehind};
 use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::clients::ClientName;
 use crate::telemetry::{Reason, Telemetry};
-use crate::upstream::{Upstream, Version};
+use crate::upstream::Upstream;
 
 /// Interval at which expired entries are dropped from the list of slowest calls.
 const SLOW_CALLS_INTERVAL: Duration = Duration::from_secs(5);
@@ -47,7 +45,6 @@ pub struct Proxy {
     live: LiveConfig,
     /// Reads that etcd answers although memory could (`--shadow`).
     pub(super) shadow: ShadowReads,
-    pub(super) json_layouts: Arc<JsonLayouts>,
     pub(super) responses: Arc<ResponseRegistry>,
     pub(super) admission: Admission,
     pub(super) browser: BrowserRules,
@@ -65,23 +62,6 @@ pub struct Proxy {
     pub(super) watch_handovers: Arc<Semaphore>,
     /// Turns of watch streams that return to memory.
     pub(super) watch_returns: Arc<Semaphore>,
-}
-
-/// Layout of etcd's JSON, as its last response showed it.
-#[derive(Debug, Default)]
-pub(super) struct JsonLayouts(Mutex<Option<(Version, JsonLayout)>>);
-
-impl JsonLayouts {
-    /// Layout of this version's text; `None` before a response of it was seen.
-    pub(super) fn of(&self, version: Version) -> Option<JsonLayout> {
-        let learned = *self.0.lock();
-        learned.filter(|(of, _)| *of == version).map(|(_, layout)| layout)
-    }
-
-    /// Records the layout of a response, while `version` is the lowest one.
-    pub(super) fn learn(&self, version: Version, layout: JsonLayout) {
-        *self.0.lock() = Some((version, layout));
-    }
 }
 
 /// Bounds on single clients that the flags set.
@@ -223,7 +203,6 @@ impl Proxy {
             forward,
             live: live.clone(),
             shadow: ShadowReads::new(config.forward.shadow),
-            json_layouts: Arc::default(),
             responses,
             admission: Admission::new(config.limits.max_calls as usize, tasks, &metrics.connections.open),
             browser: config.listen.browser_rules(),

@@ -120,8 +120,6 @@ labels! {
         BufferBytes => "buffer_bytes",
         /// The call exceeds a bound on its client (`--client-max-…`).
         ClientShare => "client_share",
-        /// The white space of etcd's JSON is not known yet.
-        JsonLayout => "json_layout",
         /// The caller asked to bypass the cache.
         Bypass => "bypass",
         /// The operator has switched memory off (`POST /forward-all`).

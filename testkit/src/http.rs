@@ -22,6 +22,39 @@ pub struct Response {
     pub body: String,
 }
 
+impl Response {
+    /// The response without the white space between the tokens of its JSON, on which builds of etcd differ, and without what
+    /// depends on its length.
+    #[must_use]
+    pub fn compact(mut self) -> Self {
+        let is_json = self
+            .headers
+            .get("content-type")
+            .is_some_and(|of| of == "application/json");
+        if is_json {
+            self.body = compact_json(&self.body);
+            self.headers.remove("content-length");
+            self.headers.remove("transfer-encoding");
+        }
+        self
+    }
+}
+
+/// JSON without the white space between its tokens.
+#[must_use]
+pub fn compact_json(text: &str) -> String {
+    let (mut is_text, mut is_escaped) = (false, false);
+    let is_kept = |character: &char| {
+        if is_text {
+            (is_text, is_escaped) = (is_escaped || *character != '"', !is_escaped && *character == '\\');
+            return true;
+        }
+        is_text = *character == '"';
+        !matches!(character, ' ' | '\t' | '\r' | '\n')
+    };
+    text.chars().filter(is_kept).collect()
+}
+
 /// `GET url`.
 pub async fn get(url: &str) -> Result<Response, String> {
     call(Method::GET, url, None, String::new()).await

@@ -165,7 +165,7 @@ async fn every_kind_of_call_has_a_line() {
     let gateway = of(&lines, "/v3/kv/range");
     assert_contains(
         gateway[0],
-        &json!({"key": "/cached/x/0", "http_status": 200, "bytes": json.body.len(), "reason": "json_layout"}),
+        &json!({"key": "/cached/x/0", "http_status": 200, "bytes": json.body.len(), "reason": "linearizable"}),
     );
     assert_contains(of(&lines, "/no/such/path")[0], &json!({"http_status": 404}));
     let text = std::fs::read_to_string(&file).unwrap();

@@ -304,7 +304,7 @@ async fn gateway_takes_no_certificate_for_a_user() {
         let response = call_http(url, &same, Method::POST, path, question).await.unwrap();
         (response.status, response.body)
     };
-    // The layout of etcd's text is taken from a response.
+    // While auth is off, memory answers.
     world.root.disable_auth().await.unwrap();
     until(SOON, "memory answers in JSON while auth is off", async || {
         let before = world.rangecache.outcomes().await;

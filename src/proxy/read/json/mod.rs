@@ -1,19 +1,15 @@
-//! `/v3/kv/range` of etcd's JSON gateway: answered from memory like a Range, with etcd's own text.
-//!
-//! White space in etcd's text depends on its executable, so that the first requests are forwarded, and the layout is taken
-//! from the response. A request that is not understood is forwarded as it is.
+//! `/v3/kv/range` of etcd's JSON gateway: answered from memory like a Range, with etcd's own text, but for the white space
+//! that some builds of etcd write. A request that is not understood is forwarded as it is.
 
 #[cfg(any(test, fuzzing))]
 pub(in crate::proxy) mod fuzzing;
 mod request;
 
-use std::sync::Arc;
-
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
-use http_body::{Body as _, Frame};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -23,16 +19,16 @@ use super::body::{EntrySource, json_body};
 use super::decide::decide;
 use super::receive::sort_targets_are_unchecked;
 use super::stale::StaleRead;
-use crate::cache::{Answer, JsonAnswer, JsonLayout, QueryError, RangeQuery, Rope};
+use crate::cache::{Answer, JsonAnswer, QueryError, RangeQuery};
 use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::access::AccessCall;
 use crate::proxy::forward::{Gate, SendError, forward_http1_body};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
-use crate::proxy::handles::{Client, JsonLayouts, Protocol, Proxy};
+use crate::proxy::handles::{Client, Protocol, Proxy};
 use crate::proxy::recorder::Recorder;
-use crate::proxy::response::{CallResult, Observer, ResponseBody};
+use crate::proxy::response::{CallResult, ResponseBody};
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{ConnectionClass, Outgoing, Version};
@@ -77,7 +73,7 @@ async fn handle<'a>(
         }
         Err(Unread::Refused(status, outcome)) => {
             recorder.outcome = outcome;
-            return Ok(error_response(&status, None, None));
+            return Ok(error_response(&status, None));
         }
     };
     // Such a number crashes etcd before 3.6.
@@ -85,7 +81,7 @@ async fn handle<'a>(
         recorder.outcome = Outcome::Hit(Read::Refused);
         let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
         let version = proxy.forward.upstream.lowest_version();
-        return Ok(error_response(&status, version, None));
+        return Ok(error_response(&status, version));
     }
     let understood = Understood::of(proxy, &parts, &body, recorder);
     let answered = match &understood {
@@ -99,7 +95,7 @@ async fn handle<'a>(
     if proxy.refuses_reads(reason) {
         recorder.outcome = Outcome::Shed(reason);
         let version = proxy.forward.upstream.lowest_version();
-        return Ok(error_response(&Status::MirrorBehind, version, None));
+        return Ok(error_response(&Status::MirrorBehind, version));
     }
     let request = Request::from_parts(parts, Outgoing::whole(body));
     let stale = understood.ok().and_then(|understood| {
@@ -116,7 +112,7 @@ async fn handle<'a>(
             let responded = understood.respond(answer.recorded(recorder), recorder);
             Ok(responded.unwrap_or_else(|_| {
                 let status = Status::LargerThanMax(recorder.bytes);
-                error_response(&status, Some(understood.version), Some(understood.layout))
+                error_response(&status, Some(understood.version))
             }))
         }
     }
@@ -129,7 +125,6 @@ struct Understood {
     /// Metadata of the gRPC call that the gateway makes.
     headers: HeaderMap,
     version: Version,
-    layout: JsonLayout,
 }
 
 impl Understood {
@@ -146,13 +141,11 @@ impl Understood {
         let version = gateway_version(proxy.forward.upstream.lowest_version())?;
         let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
         recorder.record_query(&query);
-        let layout = proxy.json_layouts.of(version).ok_or(Reason::JsonLayout)?;
         Ok(Understood {
             query,
             metadata,
             headers,
             version,
-            layout,
         })
     }
 
@@ -185,7 +178,7 @@ impl Understood {
         match answered {
             Answered::Error(status, outcome) => {
                 recorder.outcome = outcome;
-                Ok(error_response(&status, Some(self.version), Some(self.layout)))
+                Ok(error_response(&status, Some(self.version)))
             }
             Answered::Entries(header, selection, outcome) => {
                 recorder.keys = selection.len();
@@ -195,7 +188,7 @@ impl Understood {
                     return Err(Reason::Undecodable);
                 }
                 recorder.outcome = outcome;
-                let answer = JsonAnswer::new(header, answer.into_selection(), self.layout);
+                let answer = JsonAnswer::new(header, answer.into_selection());
                 Ok(success(answer, &self.query, recorder))
             }
         }
@@ -269,7 +262,7 @@ async fn read_body(
     }
 }
 
-/// Forwards the request as it is, in turn with other small reads. The layout of JSON is taken from the response.
+/// Forwards the request as it is, in turn with other small reads.
 async fn forward(
     proxy: &Proxy,
     mut request: Request<Outgoing>,
@@ -292,55 +285,24 @@ async fn forward(
             if matches!(error, SendError::NoTurn(_)) {
                 recorder.outcome = Outcome::Shed(Reason::TooManyWaiting);
             }
-            return Ok(error_response(&error.status(), version, None));
+            return Ok(error_response(&error.status(), version));
         }
     };
-    let response = Box::pin(forward_http1_body(forward, request, Method::Json, call.account())).await;
-    let learns = response.status() == StatusCode::OK;
-    Ok(response.map(|body| match version.filter(|_| learns) {
-        Some(version) => body.observed_by(LayoutObserver {
-            version,
-            layouts: Some(Arc::clone(&proxy.json_layouts)),
-        }),
-        None => body,
-    }))
-}
-
-/// Takes the layout of JSON from a response of etcd.
-#[derive(Debug)]
-struct LayoutObserver {
-    version: Version,
-    /// `None` after the first data.
-    layouts: Option<Arc<JsonLayouts>>,
-}
-
-impl Observer for LayoutObserver {
-    fn frame(&mut self, frame: &Frame<Rope>) {
-        if let Some(data) = frame.data_ref()
-            && let Some(layouts) = self.layouts.take()
-            && let Some(layout) = JsonLayout::of_text(bytes::Buf::chunk(data))
-        {
-            layouts.learn(self.version, layout);
-        }
-    }
+    Ok(Box::pin(forward_http1_body(forward, request, Method::Json, call.account())).await)
 }
 
 /// A status as etcd's gateway writes it.
-fn error_response(
-    status: &Status,
-    version: Option<Version>,
-    layout: Option<JsonLayout>,
-) -> Response<ResponseBody> {
-    let (code, comma) = (status.code(), layout.unwrap_or(JsonLayout::Compact).comma());
+fn error_response(status: &Status, version: Option<Version>) -> Response<ResponseBody> {
+    let code = status.code() as u16;
     let message = serde_json::Value::from(status.to_string());
     let error = match version {
-        Some(version) if !is_protojson(version) => format!("\"error\":{message}{comma}"),
+        Some(version) if !is_protojson(version) => format!("\"error\":{message},"),
         _ => String::new(),
     };
-    let text = format!("{{{error}\"code\":{}{comma}\"message\":{message}}}", code as u16);
+    let text = format!("{{{error}\"code\":{code},\"message\":{message}}}");
     let length = text.len();
     let mut response = Response::new(ResponseBody::whole(text.into(), HeaderMap::new()));
-    *response.status_mut() = http_status(code as u16);
+    *response.status_mut() = http_status(code);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert(CONTENT_LENGTH, length.into());

@@ -7,7 +7,7 @@ use http::HeaderMap;
 use http_body::Frame;
 use prost::Message as _;
 
-use crate::cache::{Entry, JsonFields, JsonLayout, Rope};
+use crate::cache::{Entry, JsonFields, Rope};
 use crate::etcdserverpb::{Event, WatchResponse};
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::grpc::status;
@@ -16,8 +16,6 @@ use crate::proxy::response::{BodySource, FrameBytes, Polled};
 use crate::proxy::watch::session::Session;
 use crate::telemetry::metrics::Source;
 
-/// The gateway removes white space from the lines of a stream, whatever the build of etcd.
-const LAYOUT: JsonLayout = JsonLayout::Compact;
 /// etcd's number of deletes.
 const DELETE: i32 = 1;
 
@@ -133,7 +131,7 @@ impl BodySource for JsonStream {
 fn write_message(message: Bytes, out: &mut String) -> Option<()> {
     let response = WatchResponse::decode(message).ok()?;
     let mut line = String::from("{\"result\":{");
-    let mut fields = JsonFields::new(&mut line, LAYOUT);
+    let mut fields = JsonFields::new(&mut line);
     if let Some(header) = response.header {
         fields.header(&header.into());
     }
@@ -149,7 +147,7 @@ fn write_message(message: Bytes, out: &mut String) -> Option<()> {
     if !response.events.is_empty() {
         let out = fields.name("events");
         for (index, event) in response.events.iter().enumerate() {
-            out.push_str(if index == 0 { "[" } else { LAYOUT.comma() });
+            out.push_str(if index == 0 { "[" } else { "," });
             write_event(event, out)?;
         }
         out.push(']');
@@ -161,7 +159,7 @@ fn write_message(message: Bytes, out: &mut String) -> Option<()> {
 
 fn write_event(event: &Event, out: &mut String) -> Option<()> {
     out.push('{');
-    let mut fields = JsonFields::new(out, LAYOUT);
+    let mut fields = JsonFields::new(out);
     if event.r#type == DELETE {
         fields.name("type").push_str("\"DELETE\"");
     }
