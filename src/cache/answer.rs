@@ -25,6 +25,8 @@ pub struct ResponseHeader {
     pub revision: i64,
     /// The raft term.
     pub raft_term: u64,
+    /// Id of the leader as the member knows it; 0 if it knows none, and before etcd 3.8.
+    pub leader_id: u64,
 }
 
 /// A RangeResponse that is not encoded yet: it holds a snapshot, not bytes (I5).
@@ -176,12 +178,13 @@ impl Answer {
 }
 
 impl ResponseHeader {
-    fn fields(&self) -> [(u8, u64); 4] {
+    fn fields(&self) -> [(u8, u64); 5] {
         [
             (0x08, self.cluster_id),
             (0x10, self.member_id),
             (0x18, self.revision as u64),
             (0x20, self.raft_term),
+            (0x28, self.leader_id),
         ]
     }
 

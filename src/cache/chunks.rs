@@ -115,6 +115,7 @@ mod tests {
         member_id: 2,
         revision: 3,
         raft_term: 4,
+        leader_id: 5,
     };
 
     fn selection(sizes: &[usize], query: &RangeQuery) -> Selection {

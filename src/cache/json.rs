@@ -165,6 +165,7 @@ impl JsonFields<'_> {
         fields.number("member_id", header.member_id);
         fields.number("revision", header.revision);
         fields.number("raft_term", header.raft_term);
+        fields.number("leader_id", header.leader_id);
         out.push('}');
     }
 

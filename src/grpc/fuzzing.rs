@@ -42,6 +42,7 @@ impl Content {
             member_id,
             revision: revision.cast_signed(),
             raft_term,
+            leader_id: raft_term,
         })
     }
 

@@ -6,10 +6,18 @@
 use super::Method;
 use super::frame::PrefixReader;
 
-/// More than the longest header takes, with the tags and lengths around it.
-const HEAD_BYTES: usize = 64;
+/// Twice the longest header of etcd 3.8, with the tags and lengths around it.
+const HEAD_BYTES: usize = 128;
 /// Field 1, length-delimited.
-const FIELD_1: u8 = 0x0a;
+const FIELD_1: u64 = 0x0a;
+/// Fields of a ResponseHeader.
+const CLUSTER_ID: u64 = 0x08;
+const REVISION: u64 = 0x18;
+/// Wire types.
+const VARINT: u64 = 0;
+const FIXED_64: u64 = 1;
+const LENGTH_DELIMITED: u64 = 2;
+const FIXED_32: u64 = 5;
 
 /// Revision that a response message shows its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +29,10 @@ pub enum Scanned {
         /// Revision of its store.
         revision: i64,
     },
-    /// A compressed message: it may show any revision.
-    Unreadable,
+    /// The message is compressed: it may show any revision.
+    Compressed,
+    /// The header cannot be read: it may show any revision.
+    Malformed,
 }
 
 /// Scans the response to one call, piece by piece.
@@ -72,7 +82,7 @@ impl HeaderScanner {
                 self.remaining = prefix.length_bytes as usize;
                 self.head_bytes = 0;
                 if self.is_compressed {
-                    report(Scanned::Unreadable);
+                    report(Scanned::Compressed);
                 }
                 continue;
             }
@@ -83,8 +93,10 @@ impl HeaderScanner {
                 self.head[self.head_bytes..self.head_bytes + copied].copy_from_slice(&message[..copied]);
                 self.head_bytes += copied;
                 if self.head_bytes == HEAD_BYTES || copied == self.remaining {
-                    if let Some((cluster_id, revision)) = header(&self.head[..self.head_bytes], self.depth) {
-                        report(Scanned::Header { cluster_id, revision });
+                    match header(&self.head[..self.head_bytes], self.depth) {
+                        Ok(Some((cluster_id, revision))) => report(Scanned::Header { cluster_id, revision }),
+                        Ok(None) => {}
+                        Err(Malformed) => report(Scanned::Malformed),
                     }
                     self.head_bytes = HEAD_BYTES;
                 }
@@ -95,39 +107,60 @@ impl HeaderScanner {
     }
 }
 
-/// `cluster_id` and `revision` of the header at the start of `message`; `None` where there is none.
-fn header(mut message: &[u8], depth: u8) -> Option<(u64, i64)> {
-    for _ in 0..depth {
-        let (tag, rest) = message.split_first()?;
-        if *tag != FIELD_1 {
-            return None;
+/// The bytes are cut off, or not protobuf.
+struct Malformed;
+
+/// `cluster_id` and `revision` of the header at the start of `message`, of which only the beginning may be there; `None`
+/// where there is no revision. Fields that a newer etcd has in addition are skipped.
+fn header(mut message: &[u8], depth: u8) -> Result<Option<(u64, i64)>, Malformed> {
+    for level in 1..=depth {
+        // Fields are encoded in order: a message that begins with another one has no header.
+        if message.is_empty() || varint(&mut message)? != FIELD_1 {
+            return Ok(None);
         }
-        let (length, rest) = varint(rest)?;
-        message = rest.get(..usize::try_from(length).ok()?).unwrap_or(rest);
+        let length = usize::try_from(varint(&mut message)?).map_err(|_| Malformed)?;
+        message = match message.get(..length) {
+            Some(inner) => inner,
+            // Only its beginning is needed.
+            None if level < depth => message,
+            None => return Err(Malformed),
+        };
     }
     let (mut cluster_id, mut revision) = (0, 0);
-    while let Some((tag, rest)) = message.split_first() {
-        let (value, rest) = varint(rest)?;
-        match tag {
-            0x08 => cluster_id = value,
-            0x18 => revision = value.cast_signed(),
-            0x10 | 0x20 => {}
-            _ => return None,
-        }
-        message = rest;
+    while !message.is_empty() {
+        let tag = varint(&mut message)?;
+        let skipped = match tag & 7 {
+            VARINT => {
+                let value = varint(&mut message)?;
+                match tag {
+                    CLUSTER_ID => cluster_id = value,
+                    REVISION => revision = value.cast_signed(),
+                    _ => {}
+                }
+                0
+            }
+            FIXED_64 => 8,
+            LENGTH_DELIMITED => usize::try_from(varint(&mut message)?).map_err(|_| Malformed)?,
+            FIXED_32 => 4,
+            _ => return Err(Malformed),
+        };
+        message = message.get(skipped..).ok_or(Malformed)?;
     }
-    (revision > 0).then_some((cluster_id, revision))
+    Ok((revision > 0).then_some((cluster_id, revision)))
 }
 
-fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
+/// Takes a number off the front of `bytes`.
+fn varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
     let mut value = 0_u64;
-    for (index, byte) in bytes.iter().take(10).enumerate() {
-        value |= u64::from(byte & 0x7f) << (7 * index);
+    for shift in (0..70).step_by(7) {
+        let (byte, rest) = bytes.split_first().ok_or(Malformed)?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
-            return Some((value, &bytes[index + 1..]));
+            return Ok(value);
         }
     }
-    None
+    Err(Malformed)
 }
 
 #[cfg(test)]
@@ -142,7 +175,19 @@ mod tests {
             member_id: u64::MAX,
             revision,
             raft_term: u64::MAX,
+            leader_id: u64::MAX,
         })
+    }
+
+    /// What a unary response of this message shows.
+    fn scanned(message: &[u8]) -> Vec<Scanned> {
+        let mut framed = vec![0, 0, 0, 0, u8::try_from(message.len()).unwrap()];
+        framed.extend(message);
+        let mut scanned = Vec::new();
+        let mut scanner = HeaderScanner::new(Method::EtcdUnary).unwrap();
+        scanner.scan(&framed, |found| scanned.push(found));
+        assert!(scanner.is_at_boundary());
+        scanned
     }
 
     #[test]
@@ -178,7 +223,7 @@ mod tests {
                         assert_eq!(cluster_id, u64::MAX);
                         revisions.push(revision);
                     }
-                    Scanned::Unreadable => panic!("nothing is compressed"),
+                    other => panic!("{other:?}"),
                 });
             }
             assert!(scanner.is_at_boundary());
@@ -198,7 +243,7 @@ mod tests {
         });
         let mut scanner = HeaderScanner::new(Method::Watch).unwrap();
         let mut count = 0;
-        scanner.scan(&message[..100], |_| count += 1);
+        scanner.scan(&message[..150], |_| count += 1);
         assert_eq!(count, 1);
         assert!(!scanner.is_at_boundary());
     }
@@ -225,11 +270,62 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_a_newer_etcd_are_skipped() {
+        let (known, later) = (&[0x08, 7, 0x18, 0x96, 0x01][..], &[0x20, 2][..]);
+        for (what, unknown) in [
+            ("number", &[0x28, 0x80, 0x01][..]),
+            ("number of a high field", &[0xa8, 0x06, 1]),
+            ("bytes", &[0x32, 3, 1, 2, 3]),
+            ("fixed 64", &[0x39, 1, 2, 3, 4, 5, 6, 7, 8]),
+            ("fixed 32", &[0x3d, 1, 2, 3, 4]),
+            ("nothing", &[]),
+        ] {
+            let orders = [
+                [known, later, unknown],
+                [unknown, known, later],
+                [known, unknown, later],
+            ];
+            for header in orders.map(|order| order.concat()) {
+                let mut message = vec![0x0a, u8::try_from(header.len()).unwrap()];
+                message.extend(&header);
+                // A key-value after the header.
+                message.extend([0x12, 2, 0x0a, 0]);
+                let expected = Scanned::Header {
+                    cluster_id: 7,
+                    revision: 150,
+                };
+                assert_eq!(scanned(&message), [expected], "{what}: {message:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn header_that_cannot_be_read_is_reported() {
+        let long = [&[0x0a, 0x82, 0x01, 0x18, 9, 0x32, 126][..], &[b'x'; 126]].concat();
+        for (what, message) in [
+            ("group", &[0x0a, 3, 0x18, 9, 0x2b][..]),
+            ("cut off in a number", &[0x0a, 3, 0x18, 9, 0x28]),
+            ("cut off in bytes", &[0x0a, 4, 0x18, 9, 0x32, 2]),
+            ("longer than its message", &[0x0a, 9, 0x18, 9]),
+            ("longer than what is kept", &long),
+        ] {
+            assert_eq!(scanned(message), [Scanned::Malformed], "{what}");
+        }
+        for (what, message) in [
+            ("empty", &[][..]),
+            ("no header", &[0x12, 2, 0x0a, 0]),
+            ("no revision", &[0x0a, 2, 0x08, 7]),
+        ] {
+            assert_eq!(scanned(message), [], "{what}");
+        }
+    }
+
+    #[test]
     fn compressed_message_is_unreadable() {
         let mut scanned = Vec::new();
         let mut scanner = HeaderScanner::new(Method::EtcdUnary).unwrap();
         scanner.scan(&[1, 0, 0, 0, 2, 9], |found| scanned.push(found));
-        assert_eq!(scanned, [Scanned::Unreadable]);
+        assert_eq!(scanned, [Scanned::Compressed]);
         assert!(!scanner.is_at_boundary());
     }
 }

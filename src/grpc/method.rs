@@ -278,7 +278,7 @@ impl Method {
         }
     }
 
-    /// Whether a response that is not gRPC may show a revision (in JSON, which is not read).
+    /// Whether a response that is not gRPC may show a revision, in JSON.
     #[must_use]
     pub fn may_show_revision_as_json(self) -> bool {
         matches!(

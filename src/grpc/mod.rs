@@ -10,6 +10,7 @@ pub mod frame;
 pub(crate) mod fuzzing;
 pub mod head;
 mod header_scan;
+mod json_scan;
 pub mod metadata;
 pub mod method;
 mod range_scan;
@@ -19,6 +20,7 @@ mod written;
 pub use bounds::{InvalidBounds, ReadBounds};
 pub use event_scan::EventScanner;
 pub use header_scan::{HeaderScanner, Scanned};
+pub use json_scan::JsonHeaderScanner;
 pub use metadata::CallMetadata;
 pub use method::{
     MEMBER_LIST, Method, SideEffect, WATCH, http_route, is_costly, is_json_member_list, is_read_only,

@@ -332,6 +332,7 @@ mod tests {
             member_id: 7,
             revision: i64::MAX,
             raft_term: 2,
+            leader_id: 9,
         }
     }
 

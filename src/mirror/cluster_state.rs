@@ -29,6 +29,7 @@ use super::auth_state::AuthState;
 pub use super::auth_state::{Auth, AuthChange};
 pub use super::history::{Before, History};
 use crate::cache::ResponseHeader;
+use crate::telemetry::metrics::{Unreadable, UnreadableMetrics};
 
 /// Result of comparing a response with the history in which its call began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,9 +46,10 @@ pub enum Verdict {
 #[derive(Debug)]
 pub struct ClusterState {
     history: ArcSwap<History>,
-    /// Number of forwarded responses whose header could not be read (compressed, or of the JSON gateway), or that began
-    /// in an earlier history.
+    /// Number of forwarded responses whose revision could not be read.
     unreadable: AtomicU64,
+    /// Value of `unreadable` after the last response that was not of the current history, or not known to be.
+    of_other_history: AtomicU64,
     /// Value of `unreadable` before the last quorum check that has ended.
     unreadable_covered: AtomicU64,
     auth: AuthState,
@@ -57,6 +59,7 @@ pub struct ClusterState {
     checked_by: LatestInstant,
     /// Notified when a response to a client has replaced the history: the mirrors are to be dropped.
     contradicted: Notify,
+    metrics: UnreadableMetrics,
 }
 
 /// The latest of several times.
@@ -91,20 +94,28 @@ impl LatestInstant {
 
 impl Default for ClusterState {
     fn default() -> Self {
+        ClusterState::new(UnreadableMetrics::default())
+    }
+}
+
+impl ClusterState {
+    /// State of which nothing is known. `metrics` count the responses whose revision cannot be read.
+    #[must_use]
+    pub fn new(metrics: UnreadableMetrics) -> ClusterState {
         let born = Instant::now();
         ClusterState {
             history: ArcSwap::from_pointee(History::new(0)),
             unreadable: AtomicU64::new(0),
+            of_other_history: AtomicU64::new(0),
             unreadable_covered: AtomicU64::new(0),
             auth: AuthState::default(),
             answered_by: LatestInstant::new(born),
             checked_by: LatestInstant::new(born),
             contradicted: Notify::new(),
+            metrics,
         }
     }
-}
 
-impl ClusterState {
     /// The current history.
     #[must_use]
     pub fn current(&self) -> Arc<History> {
@@ -162,14 +173,18 @@ impl ClusterState {
         // A response of an old history must not raise the new one's minimum, and one of a new history that was
         // requested before it was known must not be forgotten: the next check decides.
         if !is_same_cluster || !self.is_current(history) {
-            self.note_unreadable();
+            self.note_unreadable(Unreadable::History);
         }
     }
 
     /// Records a response whose revision cannot be read. Until a later quorum check has ended, serializable reads
     /// need a proof, too.
-    pub fn note_unreadable(&self) {
-        self.unreadable.fetch_add(1, Ordering::AcqRel);
+    pub fn note_unreadable(&self, cause: Unreadable) {
+        self.metrics.record(cause);
+        let number = self.unreadable.fetch_add(1, Ordering::AcqRel) + 1;
+        if cause == Unreadable::History {
+            self.of_other_history.fetch_max(number, Ordering::AcqRel);
+        }
     }
 
     /// Records that etcd has answered a client's call on a connection that was opened at `opened`.
@@ -201,6 +216,14 @@ impl ClusterState {
     pub fn min_served_revision(&self) -> Option<i64> {
         let covered = self.unreadable_covered.load(Ordering::Acquire);
         (self.unreadable.load(Ordering::Acquire) == covered).then(|| self.history.load().shown())
+    }
+
+    /// Highest revision that clients are known to have seen; `None` while a response of another history makes it
+    /// meaningless. Unlike [`ClusterState::min_served_revision`], it leaves out what unreadable responses may have shown.
+    #[must_use]
+    pub fn known_shown_revision(&self) -> Option<i64> {
+        let covered = self.unreadable_covered.load(Ordering::Acquire);
+        (self.of_other_history.load(Ordering::Acquire) <= covered).then(|| self.history.load().shown())
     }
 
     /// Header of the last quorum check, for answers without a check of their own.
@@ -328,6 +351,7 @@ impl From<crate::etcdserverpb::ResponseHeader> for ResponseHeader {
             member_id: header.member_id,
             revision: header.revision,
             raft_term: header.raft_term,
+            leader_id: header.leader_id,
         }
     }
 }
@@ -342,6 +366,7 @@ mod tests {
             member_id: 1,
             revision,
             raft_term,
+            leader_id: 0,
         }
     }
 
@@ -527,7 +552,7 @@ mod tests {
     fn check_that_covers_an_unreadable_response_raises_the_minimum_to_its_revision() {
         let state = ClusterState::default();
         let early = state.before_check();
-        state.note_unreadable();
+        state.note_unreadable(Unreadable::Json);
         assert_eq!(state.min_served_revision(), None);
         state.after_check(&early, header(1, 10, 2), None);
         assert_eq!(
@@ -547,5 +572,42 @@ mod tests {
             Some(12),
             "a check that covers nothing shows nothing"
         );
+    }
+
+    #[test]
+    fn unreadable_response_hides_no_shown_revision_but_one_of_another_history_does() {
+        let state = ClusterState::default();
+        state.after_check(&state.before_check(), header(1, 10, 2), None);
+        state.record_forwarded(&state.current(), 1, 12);
+        state.note_unreadable(Unreadable::Json);
+        assert_eq!(
+            (state.min_served_revision(), state.known_shown_revision()),
+            (None, Some(12))
+        );
+        state.record_forwarded(&state.current(), 9, 99);
+        assert_eq!(state.known_shown_revision(), None);
+        state.note_unreadable(Unreadable::Header);
+        assert_eq!(state.known_shown_revision(), None, "until a check");
+        state.after_check(&state.before_check(), header(1, 13, 2), None);
+        assert_eq!(
+            (state.min_served_revision(), state.known_shown_revision()),
+            (Some(13), Some(13))
+        );
+    }
+
+    #[test]
+    fn identity_follows_the_leader() {
+        let state = ClusterState::default();
+        for leader_id in [7, 0, 9] {
+            let header = ResponseHeader {
+                leader_id,
+                ..header(1, 10, 2)
+            };
+            state.after_check(&state.before_check(), header, None);
+            assert_eq!(
+                state.identity().map(|identity| identity.leader_id),
+                Some(leader_id)
+            );
+        }
     }
 }

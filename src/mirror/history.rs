@@ -34,7 +34,7 @@ pub struct History {
     /// a raft entry of its own, so the difference never shrinks in one history. A restore keeps the revisions but
     /// starts a new raft log, and no number of writes brings the old difference back.
     raft_gap: AtomicI64,
-    /// cluster_id, member_id and raft_term of the last quorum check.
+    /// Header of the last quorum check; its revision may be older.
     identity: ArcSwapOption<ResponseHeader>,
     /// Written by each check; read only where a response may be older than its request.
     proofs: Mutex<Proofs>,
@@ -125,8 +125,8 @@ impl History {
     pub(super) fn note_identity(&self, header: ResponseHeader) {
         // Compared first: nearly always only the revision changes, and a store would slow down readers.
         let same = self.identity.load().as_ref().is_some_and(|identity| {
-            (identity.cluster_id, identity.member_id, identity.raft_term)
-                == (header.cluster_id, header.member_id, header.raft_term)
+            let revision = identity.revision;
+            **identity == ResponseHeader { revision, ..header }
         });
         if !same {
             self.identity.store(Some(Arc::new(header)));

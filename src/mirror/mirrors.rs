@@ -68,7 +68,7 @@ impl Mirrors {
         stop: &CancellationToken,
     ) -> Mirrors {
         let config = live.load();
-        let cluster_state = Arc::new(ClusterState::default());
+        let cluster_state = Arc::new(ClusterState::new(telemetry.metrics.unreadable.clone()));
         let slots = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix)
             .into_iter()
             .map(|scope| {

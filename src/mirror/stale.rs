@@ -18,11 +18,11 @@ pub struct StaleView {
 }
 
 /// Whether no client has been answered later than a view of this revision, which a check proved that was sent at this time:
-/// neither from a later revision, nor on a connection that was opened after the check, `answered_by`. `minimum` is the lowest
-/// revision that an answer may have.
-fn has_not_been_passed(view: (i64, Instant), minimum: Option<i64>, answered_by: Instant) -> bool {
+/// neither from a later revision, nor on a connection that was opened after the check, `answered_by`. `shown` is the highest
+/// revision that clients are known to have seen.
+fn has_not_been_passed(view: (i64, Instant), shown: Option<i64>, answered_by: Instant) -> bool {
     let (revision, proven_at) = view;
-    minimum.is_some_and(|minimum| minimum <= revision) && answered_by <= proven_at
+    shown.is_some_and(|shown| shown <= revision) && answered_by <= proven_at
 }
 
 impl Mirrors {
@@ -44,9 +44,10 @@ impl Mirrors {
     /// Last view of `mirror`, for a caller without credentials, while no member answers and the view's age is within
     /// `--serve-stale`.
     ///
-    /// `None` also if a client has seen a later revision (I11), and if etcd has answered a client's call on a connection
+    /// `None` also if a client is known to have seen a later revision (I11), and if etcd has answered a client's call on a connection
     /// that was opened after the view's proof: that may have been another history, after which the old one must not
-    /// appear again (I4).
+    /// appear again (I4). A response whose revision could not be read is no reason: no check can come that would tell what
+    /// it has shown, and the view's age says what the answer is worth.
     #[must_use]
     pub fn stale_view(&self, mirror: &Mirror) -> Option<StaleView> {
         if !self.serve_stale() || !self.upstream.is_silent() {
@@ -61,7 +62,7 @@ impl Mirrors {
             && age <= self.longest_stale()
             && has_not_been_passed(
                 (view.revision, proven_at.instant),
-                cluster_state.min_served_revision(),
+                cluster_state.known_shown_revision(),
                 cluster_state.last_answered_by(),
             );
         is_usable.then_some(StaleView { view, age })
@@ -79,18 +80,18 @@ mod tests {
             proven_at - Duration::from_secs(1),
             proven_at + Duration::from_secs(1),
         );
-        for (minimum, answered_by, expected) in [
+        for (shown, answered_by, expected) in [
             (Some(7), before, true),
             (Some(7), proven_at, true),
             (Some(8), before, false),
             (None, before, false),
             (Some(7), after, false),
         ] {
-            let passed = has_not_been_passed((7, proven_at), minimum, answered_by);
+            let passed = has_not_been_passed((7, proven_at), shown, answered_by);
             assert_eq!(
                 passed,
                 expected,
-                "minimum {minimum:?}, answered on a newer connection: {}",
+                "shown {shown:?}, answered on a newer connection: {}",
                 answered_by > proven_at
             );
         }

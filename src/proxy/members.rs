@@ -48,6 +48,7 @@ impl AdvertisedMember {
                 member_id: identity.member_id,
                 revision: 0,
                 raft_term: identity.raft_term,
+                leader_id: identity.leader_id,
             })
         };
         if uri.path() == MEMBER_LIST
@@ -75,7 +76,7 @@ impl AdvertisedMember {
     /// The text of etcd's gateway, in which numbers of 64 bits are strings.
     fn json(&self, header: Option<ResponseHeader>) -> String {
         let header = header.unwrap_or_default();
-        let text = json!({
+        let mut text = json!({
             "header": {
                 "cluster_id": header.cluster_id.to_string(),
                 "member_id": header.member_id.to_string(),
@@ -83,6 +84,9 @@ impl AdvertisedMember {
             },
             "members": [{"name": self.0.name, "clientURLs": self.0.client_urls}],
         });
+        if header.leader_id > 0 {
+            text["header"]["leader_id"] = header.leader_id.to_string().into();
+        }
         text.to_string()
     }
 }

@@ -111,6 +111,7 @@ pub(crate) fn range_at(cluster_id: u64, revision: i64, raft_term: u64) -> Answer
         member_id: 1,
         revision,
         raft_term,
+        leader_id: 0,
     });
     Ok(RangeResponse {
         header,

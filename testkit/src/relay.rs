@@ -21,13 +21,15 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 
-use crate::kv::WATCH;
+use crate::kv::{RANGE_STREAM, WATCH};
 use crate::pb::{Event, StatusResponse, WatchResponse};
 
 /// Metadata of calls that a relay holds until [`Relay::let_go`]; its value is a name for the call.
 pub const HOLD: &str = "relay-hold";
 
 const STATUS: &str = "/etcdserverpb.Maintenance/Status";
+/// Tag of field 1 of a message, which is a message.
+const FIELD_1: u8 = 0x0a;
 /// Type of an event that is a delete.
 const DELETE: i32 = 1;
 /// gRPC's prefix of a message: a flag and the length.
@@ -53,6 +55,8 @@ struct State {
     /// Changes when connections with a watch are to be closed.
     cut: watch::Sender<()>,
     held: Held,
+    /// Encoded fields that every header has in addition, as of a newer version.
+    header_fields: Mutex<Vec<u8>>,
 }
 
 /// Calls with the metadata [`HOLD`], which wait for a permit before they reach the member.
@@ -136,6 +140,11 @@ impl Relay {
     /// does that the leader no longer reaches.
     pub fn freeze_watches(&self, revision: i64) {
         self.state.frozen_at.store(revision, Ordering::SeqCst);
+    }
+
+    /// From now on every header has these encoded fields behind its own: what a newer member sends.
+    pub fn add_to_headers(&self, fields: &[u8]) {
+        *self.state.header_fields.lock() = fields.to_vec();
     }
 
     /// Number of watches created so far.
@@ -292,11 +301,21 @@ async fn forward(
         *lost.status_mut() = StatusCode::BAD_GATEWAY;
         return Ok(lost);
     };
-    Ok(response.map(|body| match path.as_str() {
-        WATCH => rewritten(body, move |message| carried.watch_response(message)),
-        STATUS => rewritten(body, move |message| carried.status_response(message)),
-        _ => body.boxed_unsync(),
-    }))
+    let header_depth = match path.as_str() {
+        RANGE_STREAM => 2,
+        _ if path.starts_with("/etcdserverpb.") => 1,
+        _ => return Ok(response.map(BodyExt::boxed_unsync)),
+    };
+    let change = move |message| {
+        let message = match path.as_str() {
+            WATCH => carried.watch_response(message),
+            STATUS => carried.status_response(message),
+            _ => message,
+        };
+        let fields = carried.state.header_fields.lock().clone();
+        with_header_fields(message, header_depth, &fields)
+    };
+    Ok(response.map(|body| rewritten(body, change)))
 }
 
 /// A call in flight with the metadata [`HOLD`].
@@ -353,6 +372,25 @@ impl Carried {
         response.version = member.version;
         response.encode_to_vec().into()
     }
+}
+
+/// `message` with these encoded fields at the end of its header, which lies `depth` messages deep.
+fn with_header_fields(message: Bytes, depth: u32, fields: &[u8]) -> Bytes {
+    if depth == 0 {
+        return [&*message, fields].concat().into();
+    }
+    if fields.is_empty() || message.first() != Some(&FIELD_1) {
+        return message;
+    }
+    let mut rest = message.slice(1..);
+    let length = prost::encoding::decode_varint(&mut rest).expect("a length");
+    let inner = rest.split_to(usize::try_from(length).expect("is short"));
+    let inner = with_header_fields(inner, depth - 1, fields);
+    let mut changed = vec![FIELD_1];
+    prost::encoding::encode_varint(inner.len() as u64, &mut changed);
+    changed.extend_from_slice(&inner);
+    changed.extend_from_slice(&rest);
+    changed.into()
 }
 
 /// `body` with every message changed by `change`.

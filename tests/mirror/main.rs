@@ -24,6 +24,7 @@ mod feeds;
 mod lagging;
 mod members;
 mod never_stale;
+mod newer_etcd;
 mod past_revisions;
 mod race_windows;
 mod resume;

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message as _;
 use testkit::etcd::{Etcd, Version};
+use testkit::fault_link::{Condition, FaultLink};
 use testkit::grpc::{Client, DEADLINE_EXCEEDED, OUT_OF_RANGE, Reply, UNAVAILABLE};
 use testkit::http;
 use testkit::kv::{RANGE, RANGE_STREAM};
@@ -67,10 +68,16 @@ struct Scene {
 
 impl Scene {
     async fn new(version: Version, serve_stale: &str) -> Scene {
+        Scene::with_probes(version, serve_stale, "1s").await
+    }
+
+    /// A scene with this `--probe-interval`.
+    async fn with_probes(version: Version, serve_stale: &str, probe_interval: &str) -> Scene {
         let etcd = Etcd::start(version).await;
         let direct = etcd.client().await;
         let rangecache = Rangecache::before(&etcd)
             .with("--serve-stale", serve_stale)
+            .with("--probe-interval", probe_interval)
             .start()
             .await;
         let through = rangecache.client().await;
@@ -376,4 +383,53 @@ async fn last_view_of_a_restored_etcd_never_appears_again() {
     scene.etcd.run();
     scene.etcd.ready().await;
     scene.recovers("a restore").await;
+}
+
+/// The last call before an outage is one of the JSON gateway, and no check follows it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn json_calls_before_an_outage_leave_the_last_view_usable() {
+    for call in [
+        ("/v3/kv/range", r#"{"key":12}"#, 400),
+        ("/v3/kv/range", r#"{"key":"L290aGVy","limit":null}"#, 200),
+        ("/v3/lease/leases", "{}", 200),
+    ] {
+        let mut scene = Scene::with_probes(Version::V3_7, "10m", "10m").await;
+        let (path, body, status) = call;
+        let url = format!("{}{path}", scene.rangecache.url());
+        let response = http::post(&url, body).await.expect("etcd answers");
+        assert_eq!(response.status, status, "{call:?}: {}", response.body);
+        scene.etcd.stop();
+        scene.answers_stale().await;
+    }
+}
+
+/// A write through the JSON gateway that the mirror has not seen is not hidden by the last view.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn last_view_is_not_older_than_a_json_response() {
+    let etcd = Etcd::start(Version::V3_7).await;
+    let key = format!("{PREFIX}a");
+    etcd.client().await.put(&key, "old").await.expect("etcd writes");
+    let link = FaultLink::to(&etcd.url(), 0).await;
+    let rangecache = Rangecache::at(link.url())
+        .with("--serve-stale", "10m")
+        .with("--probe-interval", "10m")
+        .start()
+        .await;
+    let through = rangecache.client().await;
+    assert_eq!(through.get(&key).await, Ok(Some(b"old".to_vec())));
+    link.set(Condition::SlowFeeds(Duration::from_secs(600)));
+    // The key `/stale/a`, and the value `new`.
+    let put = r#"{"key":"L3N0YWxlL2E=","value":"bmV3"}"#;
+    let url = format!("{}/v3/kv/put", rangecache.url());
+    assert_eq!(http::post(&url, put).await.expect("etcd writes").status, 200);
+    link.set(Condition::Cut);
+    let hurried = through.with_metadata("grpc-timeout", "300m");
+    let request = RangeRequest {
+        serializable: true,
+        ..RangeRequest::one(&key)
+    };
+    for _ in 0..5 {
+        let reply = ask(&hurried, RANGE, &request).await;
+        assert_ne!(reply.status().code, 0, "older than the write: {reply:?}");
+    }
 }

@@ -113,6 +113,7 @@ impl State {
             member_id: member as u64 + 1,
             revision: entry.revision,
             raft_term: entry.term,
+            ..ResponseHeader::default()
         }
     }
 

@@ -165,6 +165,7 @@ fn status(state: &State, member: usize, version: &str) -> StatusResponse {
             member_id: header.member_id,
             revision: header.revision,
             raft_term: header.raft_term,
+            ..Default::default()
         }),
         version: version.to_owned(),
         leader: leader.map_or(0, |leader| leader as u64 + 1),

@@ -49,11 +49,11 @@ proptest! {
         flags in any::<[bool; 2]>(),
         from in 0..300_usize,
         target in prop_oneof![1..100_usize, 1000..300_000_usize],
-        header in any::<[u64; 4]>(),
-        zeroes in any::<[bool; 4]>(),
+        header in any::<[u64; 5]>(),
+        zeroes in any::<[bool; 5]>(),
     ) {
-        let [cluster_id, member_id, revision, raft_term] = std::array::from_fn(|at| if zeroes[at] { 0 } else { header[at] });
-        let header = ResponseHeader { cluster_id, member_id, revision: revision as i64, raft_term };
+        let [cluster_id, member_id, revision, raft_term, leader_id] = std::array::from_fn(|at| if zeroes[at] { 0 } else { header[at] });
+        let header = ResponseHeader { cluster_id, member_id, revision: revision as i64, raft_term, leader_id };
         let query = RangeQuery {
             key: format!("key-{from:05}").into(),
             limit, sort_order: sort.0, sort_target: sort.1,
@@ -79,7 +79,7 @@ proptest! {
         prop_assert_eq!(&pieced, &whole);
 
         let response = etcdserverpb::RangeResponse::decode(whole.as_slice()).unwrap();
-        let expected = etcdserverpb::ResponseHeader { cluster_id, member_id, revision: header.revision, raft_term };
+        let expected = etcdserverpb::ResponseHeader { cluster_id, member_id, revision: header.revision, raft_term, leader_id };
         prop_assert_eq!(response.header.as_ref(), Some(&expected));
         prop_assert_eq!(response.encode_to_vec(), whole);
     }

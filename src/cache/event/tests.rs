@@ -53,6 +53,7 @@ fn fields(watch_id: i64, fragment: bool) -> WatchFields<'static> {
             member_id: 2,
             revision: 300,
             raft_term: 4,
+            leader_id: 5,
         },
         watch_id,
         fragment,
@@ -66,6 +67,7 @@ fn by_prost(fields: &WatchFields<'_>, events: Vec<etcdserverpb::Event>) -> Vec<u
         member_id: fields.header.member_id,
         revision: fields.header.revision,
         raft_term: fields.header.raft_term,
+        leader_id: fields.header.leader_id,
     };
     etcdserverpb::WatchResponse {
         header: Some(header),

@@ -22,6 +22,7 @@ pub(in crate::cache) const HEADER: ResponseHeader = ResponseHeader {
     member_id: 3,
     revision: 1 << 40,
     raft_term: 0,
+    leader_id: 0,
 };
 
 /// The encoded response of etcd with these key-values; `None` if two valid sorts give different responses, for which a
@@ -106,6 +107,7 @@ fn etcds_answer(
         member_id: HEADER.member_id,
         revision: HEADER.revision,
         raft_term: HEADER.raft_term,
+        leader_id: HEADER.leader_id,
     };
     etcdserverpb::RangeResponse {
         header: Some(header),

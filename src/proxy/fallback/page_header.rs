@@ -62,12 +62,14 @@ pub(super) fn check_list(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::telemetry::metrics::Unreadable;
 
     const CHECKED: ResponseHeader = ResponseHeader {
         cluster_id: 1,
         member_id: 2,
         revision: 100,
         raft_term: 3,
+        leader_id: 4,
     };
 
     /// Cluster state after a quorum check, with auth known to be off.
@@ -152,7 +154,7 @@ mod tests {
     #[test]
     fn unknown_minimum_served_revision_is_not_proven() {
         let state = checked();
-        state.note_unreadable();
+        state.note_unreadable(Unreadable::Json);
         let list = list(&state);
         assert_eq!(header(&state, &list), Err(StreamFallback::NotProven));
         assert!(

@@ -11,11 +11,12 @@ use hyper::body::Incoming;
 use super::error::is_reset;
 use super::shutdown::StopSignal;
 use crate::cache::Rope;
-use crate::grpc::{HeaderScanner, Method, Scanned, Status};
+use crate::grpc::{HeaderScanner, JsonHeaderScanner, Method, Scanned, Status};
 use crate::limits::{BudgetExceeded, CallBytes};
 use crate::mirror::cluster_state::{ClusterState, History};
 use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
+use crate::telemetry::metrics::Unreadable;
 use crate::upstream::{BoxError, InFlight};
 
 /// Yields etcd's frames unchanged, and records the revisions in them before they are sent to the client (I11).
@@ -26,8 +27,8 @@ pub(crate) struct ForwardedBody {
     body: Incoming,
     /// Finds the revisions in the data; `None` unless the method is gRPC and its responses carry etcd's header.
     scanner: Option<HeaderScanner>,
-    /// The data may contain revisions as JSON, which is not parsed.
-    has_unreadable_revisions: bool,
+    /// Finds the revisions in JSON; `None` unless the responses of the method may contain some.
+    json_scanner: Option<JsonHeaderScanner>,
     cluster_state: Arc<ClusterState>,
     /// etcd's history when the response began.
     history: Arc<History>,
@@ -59,7 +60,7 @@ impl ForwardedBody {
             first: None,
             body,
             scanner: if is_grpc { HeaderScanner::new(method) } else { None },
-            has_unreadable_revisions: !is_grpc && method.may_show_revision_as_json(),
+            json_scanner: (!is_grpc && method.may_show_revision_as_json()).then(JsonHeaderScanner::default),
             cluster_state: Arc::clone(cluster_state),
             history: cluster_state.current(),
             may_send_status: is_grpc,
@@ -165,8 +166,10 @@ impl BodySource for ForwardedBody {
                 }
                 if let Some(scanner) = &mut self.scanner {
                     record_revisions(scanner, &data, &self.cluster_state, &self.history);
-                } else if self.has_unreadable_revisions {
-                    self.cluster_state.note_unreadable();
+                } else if let Some(scanner) = &mut self.json_scanner {
+                    scanner.scan(&data, |scanned| {
+                        record_scanned(scanned, Unreadable::Json, &self.cluster_state, &self.history);
+                    });
                 }
                 Frame::data(data.into())
             }
@@ -204,10 +207,23 @@ pub(crate) fn record_revisions(
     cluster_state: &ClusterState,
     history: &Arc<History>,
 ) {
-    scanner.scan(data, |scanned| match scanned {
+    scanner.scan(data, |scanned| {
+        record_scanned(scanned, Unreadable::Header, cluster_state, history)
+    });
+}
+
+/// Records what a message shows; `malformed` is the cause if it cannot be read.
+fn record_scanned(
+    scanned: Scanned,
+    malformed: Unreadable,
+    cluster_state: &ClusterState,
+    history: &Arc<History>,
+) {
+    match scanned {
         Scanned::Header { cluster_id, revision } => {
             cluster_state.record_forwarded(history, cluster_id, revision);
         }
-        Scanned::Unreadable => cluster_state.note_unreadable(),
-    });
+        Scanned::Compressed => cluster_state.note_unreadable(Unreadable::Compressed),
+        Scanned::Malformed => cluster_state.note_unreadable(malformed),
+    }
 }

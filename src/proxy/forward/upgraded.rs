@@ -22,6 +22,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::send::Forward;
 use crate::mirror::cluster_state::ClusterState;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
+use crate::telemetry::metrics::Unreadable;
 
 /// Longest piece that is read at once, in bytes.
 const PIECE_BYTES: usize = 16 << 10;
@@ -117,7 +118,7 @@ where
             return Poll::Ready(None);
         }
         // Noted before the client gets it.
-        self.cluster_state.note_unreadable();
+        self.cluster_state.note_unreadable(Unreadable::Json);
         let data = Bytes::copy_from_slice(piece.filled());
         Poll::Ready(Some(Ok(Frame::data(data.into()))))
     }

@@ -144,11 +144,13 @@ enum Value<'a> {
 /// Takes one field off the front; a malformed one counts as cut off.
 fn field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Value<'a>), CutOff> {
     let key = number(rest)?;
-    let value = number(rest)?;
     match key & 7 {
-        0 => Ok((key >> 3, Value::Number(value))),
+        0 => Ok((key >> 3, Value::Number(number(rest)?))),
+        // No known field is of a fixed length: one of a newer etcd.
+        1 => fixed(rest, 8).map(|value| (key >> 3, value)),
+        5 => fixed(rest, 4).map(|value| (key >> 3, value)),
         2 => {
-            let length = usize::try_from(value).map_err(|_| CutOff)?;
+            let length = usize::try_from(number(rest)?).map_err(|_| CutOff)?;
             let is_whole = length <= rest.len();
             let (start, after) = rest.split_at(length.min(rest.len()));
             *rest = after;
@@ -156,6 +158,16 @@ fn field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Value<'a>), CutOff> {
         }
         _ => Err(CutOff),
     }
+}
+
+/// Takes a value of `length` bytes off the front.
+fn fixed<'a>(rest: &mut &'a [u8], length: usize) -> Result<Value<'a>, CutOff> {
+    let (start, after) = rest.split_at_checked(length).ok_or(CutOff)?;
+    *rest = after;
+    Ok(Value::Bytes(Bytes {
+        start,
+        is_whole: true,
+    }))
 }
 
 fn number(rest: &mut &[u8]) -> Result<u64, CutOff> {
@@ -211,6 +223,7 @@ mod tests {
                 member_id: 3,
                 revision: i64::MAX,
                 raft_term: 9,
+                leader_id: 3,
             }),
             watch_id: 7,
             events: events.to_vec(),
@@ -282,9 +295,38 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_a_newer_etcd_are_skipped() {
+        let unknown = [
+            &[0x40, 0x80, 1][..],
+            &[0x41, 1, 2, 3, 4, 5, 6, 7, 8],
+            &[0x4a, 2, 7, 7],
+            &[0x4d, 1, 2, 3, 4],
+        ]
+        .concat();
+        // In the header, in the response, in the event and in its key-value.
+        let header = [&[0x18, 9][..], &unknown].concat();
+        let kv = [&[0x0a, 1, b'k'][..], &unknown, &[0x18, 40]].concat();
+        let event = [&unknown, &[0x12, u8::try_from(kv.len()).unwrap()][..], &kv].concat();
+        let mut message = vec![0x0a, u8::try_from(header.len()).unwrap()];
+        message.extend(header);
+        message.extend([0x10, 7]);
+        message.extend(&unknown);
+        message.extend([0x5a, u8::try_from(event.len()).unwrap()]);
+        message.extend(event);
+        let expected = Head {
+            revision: 9,
+            watch_id: 7,
+            first_event: Some(40),
+            ..Head::default()
+        };
+        assert_eq!(Head::parse(&message, true), Parsed::Head(expected));
+        assert_eq!(last_event(&message), Some(40));
+    }
+
+    #[test]
     fn malformed_message_and_endless_head_are_refused() {
         assert_eq!(Head::parse(b"\x0a\x05ab", true), Parsed::Malformed);
-        assert_eq!(Head::parse(&[0x0d, 0, 0, 0, 0], true), Parsed::Malformed);
+        assert_eq!(Head::parse(&[0x0b, 0, 0, 0, 0], true), Parsed::Malformed);
         let endless = WatchResponse {
             cancel_reason: "r".repeat(MAX_HEAD_BYTES),
             ..response(&[])

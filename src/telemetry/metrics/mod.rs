@@ -20,6 +20,7 @@ mod register;
 mod resources;
 mod tls;
 mod traces;
+mod unreadable;
 mod upstream;
 mod watches;
 
@@ -43,6 +44,7 @@ pub use process::ProcessMetrics;
 pub use reads::ReadMetrics;
 pub use tls::TlsMetrics;
 pub use traces::{SpanCounters, TraceMetrics};
+pub use unreadable::{Unreadable, UnreadableMetrics};
 pub use upstream::{EndpointState, UpstreamMetrics};
 pub use watches::{OpenStream, WatchMetrics};
 
@@ -59,6 +61,8 @@ pub struct Metrics {
     pub watches: WatchMetrics,
     /// Calls to etcd.
     pub forwarding: ForwardingMetrics,
+    /// Responses whose revision could not be read.
+    pub unreadable: UnreadableMetrics,
     /// Quorum checks and authorizations.
     pub freshness: FreshnessMetrics,
     /// Mirrors.
@@ -102,6 +106,7 @@ impl Metrics {
             buffers: BufferMetrics::new(registry),
             watches: WatchMetrics::new(registry),
             forwarding: ForwardingMetrics::new(registry),
+            unreadable: UnreadableMetrics::new(registry),
             freshness: FreshnessMetrics::new(registry),
             mirrors: MirrorsMetrics::new(registry),
             prefixes: PrefixMetrics::new(registry),
@@ -155,6 +160,7 @@ mod tests {
             "rangecache_watch_handovers_total{to=\"memory\",reason=\"mirrored\"} 0",
             "rangecache_range_stream_fallback_total{reason=\"broken\"} 0",
             "rangecache_flag_reloads_total{result=\"refused\"} 0",
+            "rangecache_unreadable_responses_total{cause=\"header\"} 0",
         ] {
             assert!(text.contains(series), "{series} not in\n{text}");
         }

@@ -133,6 +133,7 @@ fn found() -> RangeResponse {
             member_id: 2,
             revision: 3,
             raft_term: 4,
+            leader_id: 0,
         }),
         kvs: vec![KeyValue {
             key: key(1).into_bytes(),
