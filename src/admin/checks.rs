@@ -33,6 +33,8 @@ pub(super) struct Facts<'a> {
     pub(super) panics: u64,
     /// Reads refused in the last fifteen minutes.
     pub(super) shed: u64,
+    /// Reads that failed without etcd's response in the last fifteen minutes.
+    pub(super) failed: u64,
 }
 
 /// Findings, the worst first; none if everything is as it should be.
@@ -74,6 +76,14 @@ pub(super) fn findings(facts: &Facts<'_>) -> Vec<Finding> {
             format!("{} since the start", counted(facts.panics, "panic")),
             "Each ended one call or restarted one task, and is a bug.",
             "Please report it with the source location in the log.",
+        ));
+    }
+    if facts.failed > 0 {
+        findings.push(Finding::new(
+            Severity::Bad,
+            format!("{} failed in the last 15 minutes", counted(facts.failed, "read")),
+            "Memory could not answer, and etcd could not be reached or did not complete its response. Clients may retry.",
+            "Check etcd's members and the network; the reasons below name the causes.",
         ));
     }
     if facts.shed > 0 {
@@ -424,6 +434,7 @@ mod tests {
             user_problem: None,
             panics: 0,
             shed: 0,
+            failed: 0,
         }
     }
 

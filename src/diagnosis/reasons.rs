@@ -1,6 +1,6 @@
 //! Outcomes and reasons of reads in words for operators, and what to do about them.
 
-use crate::telemetry::outcome::Read;
+use crate::telemetry::outcome::{Failure, Read};
 use crate::telemetry::{Outcome, Reason};
 
 /// Reason of an outcome in words.
@@ -23,13 +23,21 @@ pub enum Source {
     Waited,
     /// etcd.
     Etcd,
+    /// There was no response: etcd could not be reached, or did not complete it.
+    Failed,
     /// There was no response: the read was refused or cancelled.
     Unanswered,
 }
 
 impl Source {
     /// Every source, in the order in which charts stack them from below.
-    pub const ALL: [Source; 4] = [Source::Memory, Source::Waited, Source::Etcd, Source::Unanswered];
+    pub const ALL: [Source; 5] = [
+        Source::Memory,
+        Source::Waited,
+        Source::Etcd,
+        Source::Failed,
+        Source::Unanswered,
+    ];
 
     /// Source of the response of a read with this outcome.
     #[must_use]
@@ -38,6 +46,7 @@ impl Source {
             Outcome::Hit(_) => Source::Memory,
             Outcome::Waited(_) => Source::Waited,
             Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) => Source::Etcd,
+            Outcome::Failed(_) => Source::Failed,
             Outcome::Shed(_) | Outcome::Cancelled(_) => Source::Unanswered,
         }
     }
@@ -49,6 +58,7 @@ impl Source {
             Source::Memory => "from memory",
             Source::Waited => "from memory, after a wait",
             Source::Etcd => "by etcd",
+            Source::Failed => "failed",
             Source::Unanswered => "refused or cancelled",
         }
     }
@@ -60,6 +70,7 @@ impl Source {
             Source::Memory => "memory",
             Source::Waited => "waited",
             Source::Etcd => "etcd",
+            Source::Failed => "failed",
             Source::Unanswered => "unanswered",
         }
     }
@@ -74,6 +85,7 @@ pub fn describe_outcome(outcome: Outcome) -> &'static str {
         Outcome::Streamed(_) => "answered by etcd, as a stream",
         Outcome::Forwarded(_) => "answered by etcd",
         Outcome::Paged(_) => "answered by etcd, in pages",
+        Outcome::Failed(_) => "failed without etcd's response; the client may retry",
         Outcome::Shed(_) => "refused; the client may retry",
         Outcome::Cancelled(_) => "not answered",
     }
@@ -89,6 +101,42 @@ pub fn explain(outcome: Outcome) -> Explanation {
         | Outcome::Paged(reason)
         | Outcome::Shed(reason)
         | Outcome::Cancelled(reason) => explain_reason(reason),
+        Outcome::Failed(failure) => explain_failure(failure),
+    }
+}
+
+fn explain_failure(failure: Failure) -> Explanation {
+    let (title, meaning, remedy) = match failure {
+        Failure::NoEndpoint => (
+            "no member connected",
+            "No endpoint was connected within --connect-timeout.",
+            "Check whether etcd's members run and can be reached from here; the endpoints below show the errors.",
+        ),
+        Failure::ConnectionLost => (
+            "connection to etcd lost",
+            "The connection broke before the response began, and no other endpoint answered in time.",
+            "Nothing if a member was restarted. If it repeats, check etcd's members and the network.",
+        ),
+        Failure::StreamReset => (
+            "stream reset by etcd",
+            "etcd reset the stream of a call that several reads share.",
+            "See etcd's log.",
+        ),
+        Failure::SharedCall => (
+            "shared call ended",
+            "The call that several reads share ended without a result.",
+            "Nothing if rangecache was stopping. Otherwise see its log.",
+        ),
+        Failure::UnusableResponse => (
+            "response not usable",
+            "etcd's response could not be decoded, or the pages of one stream came from different histories.",
+            "Nothing after a restore. Otherwise compare the versions of etcd and rangecache.",
+        ),
+    };
+    Explanation {
+        title,
+        meaning,
+        remedy,
     }
 }
 

@@ -13,7 +13,7 @@ use hyper::body::Frame;
 use tokio::time::Instant;
 
 use super::access::AccessCall;
-use super::response::{CallResult, Observer, ResponseBody};
+use super::response::{CallResult, Ended, Observer, ResponseBody};
 use super::spans::Trace;
 use crate::cache::{RangeQuery, Rope};
 use crate::grpc::Method;
@@ -179,6 +179,9 @@ impl<'a> Recorder<'a> {
     /// Records the call when its response begins. If the body is incomplete or the call is traced, an observer on the
     /// body records the end. `call` counts the outcome for its client.
     pub(super) fn finish(mut self, result: CallResult, call: &CallBytes) -> CallResult {
+        if let Some(outcome) = result.as_ref().ok().and_then(Ended::of) {
+            self.outcome = outcome;
+        }
         if let Some(of_client) = call.client_call() {
             of_client.record_read(self.outcome, self.is_list);
         }

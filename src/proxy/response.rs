@@ -29,12 +29,25 @@ use crate::grpc::status::GRPC_STATUS;
 use crate::limits::{BudgetExceeded, CallBytes, CallKind, HeldBytes};
 use crate::mirror::HeldView;
 use crate::net::Url;
+use crate::telemetry::Outcome;
 use crate::telemetry::metrics::{Code, Source};
 use crate::upstream::BoxError;
 
 /// Response to a call, or the error with which etcd reset the HTTP/2 stream. hyper resets the client's stream with
 /// the same reason.
 pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
+
+/// Extension of a response with which rangecache ends a call that was to be answered by etcd: how it ended. What records the
+/// call takes it from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ended(pub(super) Outcome);
+
+impl Ended {
+    /// The outcome in this response, if it has one.
+    pub(super) fn of<B>(response: &Response<B>) -> Option<Outcome> {
+        response.extensions().get().map(|Ended(outcome)| *outcome)
+    }
+}
 
 /// Bytes that a call counts as until its response has been sent: its task and its stream, on both sides.
 pub(super) const CALL_BYTES: u64 = 8 << 10;

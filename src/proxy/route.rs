@@ -14,7 +14,7 @@ use super::handles::{Access, Client, Proxy};
 use super::read::{is_json_range, json_range, range, range_stream};
 use super::recorder;
 use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
-use super::response::{CALL_BYTES, CallResult, ResponseBody, grpc_code, record_code, status_response};
+use super::response::{CALL_BYTES, CallResult, Ended, ResponseBody, grpc_code, record_code, status_response};
 use super::spans::Trace;
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
 use crate::browser::{is_of_a_browser, set_cors};
@@ -96,6 +96,14 @@ pub async fn handle(
         Err(_) => internal_error(is_http2),
     };
     record_code(&mut call, response.headers());
+    if let Some(outcome) = Ended::of(&response) {
+        if let Some(of_client) = call.client_call() {
+            of_client.record_ended(outcome);
+        }
+        if let Some(access) = &mut access {
+            access.record_labels(outcome.labels());
+        }
+    }
     let (mut head, body) = response.into_parts();
     let body = follow(&mut access, (head.status, &head.headers), body);
     if may_be_read_by_pages {

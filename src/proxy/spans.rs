@@ -11,7 +11,7 @@ use bytes::Buf;
 use http::{HeaderMap, HeaderName, Request, Response};
 use tokio::time::Instant;
 
-use super::response::{ResponseBody, grpc_code};
+use super::response::{Ended, ResponseBody, grpc_code};
 use crate::cache::Rope;
 use crate::grpc::frame::PrefixReader;
 use crate::grpc::{Method, http_route};
@@ -254,15 +254,13 @@ impl Trace {
 
     /// Adds the attributes of a Range or RangeStream. Renames **forward** to **stream** if the outcome is streamed.
     pub(super) fn record_outcome(&mut self, call: &Call) {
-        let (outcome, reason) = call.outcome.labels();
         if matches!(call.outcome, Outcome::Streamed(_))
             && let Some(last) = self.last_phase
         {
             self.spans[last].name = "stream".into();
         }
+        self.set_outcome(call.outcome);
         let server = &mut self.spans[0];
-        server.set("rangecache.outcome", outcome);
-        server.set("rangecache.reason", reason);
         if let Some(mirror) = &call.mirror {
             server.set("rangecache.mirror", mirror.clone());
         }
@@ -280,11 +278,21 @@ impl Trace {
         }
     }
 
+    fn set_outcome(&mut self, outcome: Outcome) {
+        let (outcome, reason) = outcome.labels();
+        let server = &mut self.spans[0];
+        server.set("rangecache.outcome", outcome);
+        server.set("rangecache.reason", reason);
+    }
+
     /// Records status and endpoint from the head of the response.
     pub(super) fn record_head(&mut self, response: &Response<ResponseBody>) {
         match self.convention {
             Convention::Grpc(_) => self.record_status(response.headers()),
             Convention::Http(_) => self.status = Some(response.status().as_u16()),
+        }
+        if let Some(outcome) = Ended::of(response) {
+            self.set_outcome(outcome);
         }
         let endpoint = response
             .body()

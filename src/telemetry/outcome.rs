@@ -48,6 +48,8 @@ pub enum Outcome {
     Paged(Reason),
     /// Refused with a retryable status.
     Shed(Reason),
+    /// Sent to etcd, or meant for it, without getting its response.
+    Failed(Failure),
     /// Cancelled by the caller, or past its timeout, before there was a response.
     Cancelled(Reason),
 }
@@ -67,6 +69,22 @@ labels! {
         Stale => "stale",
         /// An error, with etcd's own text.
         Refused => "refused",
+    }
+}
+
+labels! {
+    /// Why a call did not get etcd's response.
+    pub enum Failure {
+        /// No endpoint was connected in time.
+        NoEndpoint => "no_endpoint",
+        /// The connection was lost before the response had begun.
+        ConnectionLost => "connection_lost",
+        /// etcd reset the stream of a call that several reads share.
+        StreamReset => "stream_reset",
+        /// The call that several reads share ended without a result.
+        SharedCall => "shared_call",
+        /// The response cannot be used: it cannot be decoded, or its pages are of different histories.
+        UnusableResponse => "unusable_response",
     }
 }
 
@@ -159,11 +177,12 @@ impl Outcome {
             Outcome::Shed,
             Outcome::Cancelled,
         ];
-        answered.chain(
+        let answered = answered.chain(
             others
                 .into_iter()
                 .flat_map(|of| Reason::ALL.iter().copied().map(of)),
-        )
+        );
+        answered.chain(Failure::ALL.iter().copied().map(Outcome::Failed))
     }
 
     /// Whether the response came from memory.
@@ -201,6 +220,7 @@ impl Outcome {
             Outcome::Forwarded(reason) => ("forwarded", reason.as_str()),
             Outcome::Paged(reason) => ("paged", reason.as_str()),
             Outcome::Shed(reason) => ("shed", reason.as_str()),
+            Outcome::Failed(failure) => ("failed", failure.as_str()),
             Outcome::Cancelled(reason) => ("cancelled", reason.as_str()),
         }
     }
@@ -215,6 +235,7 @@ mod tests {
     #[test]
     fn all_outcomes_have_labels_of_their_own() {
         let labels: BTreeSet<_> = Outcome::all().map(Outcome::labels).collect();
-        assert_eq!(labels.len(), 2 * Read::ALL.len() + 5 * Reason::ALL.len());
+        let expected = 2 * Read::ALL.len() + 5 * Reason::ALL.len() + Failure::ALL.len();
+        assert_eq!(labels.len(), expected);
     }
 }

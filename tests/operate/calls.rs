@@ -236,5 +236,5 @@ async fn call_that_no_endpoint_takes_is_counted_with_its_error() {
         14 => "Unavailable",
         other => panic!("{other}"),
     };
-    expect(&rangecache, &before, &[(&format!("KV/Put {name} etcd"), 1)]).await;
+    expect(&rangecache, &before, &[(&format!("KV/Put {name} failed"), 1)]).await;
 }

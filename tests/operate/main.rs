@@ -27,6 +27,7 @@ mod doctor;
 mod forward_all;
 mod loops;
 mod operations;
+mod outage;
 mod page;
 mod prefixes;
 mod read_only;

@@ -24,6 +24,7 @@ pub(super) fn calls(status: &Status) -> Markup {
                             th scope="col" { "calls" }
                             th scope="col" { "from memory" }
                             th scope="col" { "by etcd" }
+                            th scope="col" { "failed" }
                             th scope="col" { "refused" }
                             th scope="col" { "client left" }
                         }
@@ -32,7 +33,8 @@ pub(super) fn calls(status: &Status) -> Markup {
                         @for code in &status.calls {
                             tr {
                                 th scope="row" { code { (code.grpc_code) } }
-                                @for calls in [code.calls, code.memory, code.etcd, code.refused, code.none] {
+                                td { (count(code.calls)) }
+                                @for calls in [code.memory, code.etcd, code.failed, code.refused, code.none] {
                                     td { (count(calls)) }
                                 }
                             }

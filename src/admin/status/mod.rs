@@ -19,10 +19,7 @@ use crate::mirror::state;
 use crate::telemetry::outcome::Outcome;
 use crate::upstream::{EndpointView, NoRangeStream, Role};
 use clients::ClientStatus;
-use model::{
-    CertificateStatus, EndpointStatus, FlagStatus, MirrorStatus, OutcomeCount, Status, StreamCount,
-    WatchStatus,
-};
+use model::{CertificateStatus, EndpointStatus, FlagStatus, MirrorStatus, Status, StreamCount, WatchStatus};
 use samples::OpenWatches;
 
 const SECONDS_PER_DAY: i64 = 86_400;
@@ -47,7 +44,10 @@ pub(super) fn collect(handles: &Handles) -> Status {
     let reads = reads::summarize(&counts, &all);
     let credentials = handles.upstream.credentials();
     let gates = handles.upstream.gates();
-    let shed = |read: &&OutcomeCount| matches!(read.outcome, Outcome::Shed(_));
+    let ended = |is: fn(Outcome) -> bool| {
+        let ended = reads.outcomes.iter().filter(|read| is(read.outcome));
+        ended.map(|read| read.count).sum()
+    };
     let mixed_clusters = handles.upstream.mixed_clusters();
     let findings = checks::findings(&checks::Facts {
         draining: handles.draining.is_cancelled(),
@@ -62,7 +62,8 @@ pub(super) fn collect(handles: &Handles) -> Status {
         has_own_user: credentials.name_a_user(),
         user_problem: credentials.problem(),
         panics: metrics.process.panics.get(),
-        shed: reads.outcomes.iter().filter(shed).map(|read| read.count).sum(),
+        shed: ended(|outcome| matches!(outcome, Outcome::Shed(_))),
+        failed: ended(|outcome| matches!(outcome, Outcome::Failed(_))),
     });
     Status {
         version: env!("CARGO_PKG_VERSION"),

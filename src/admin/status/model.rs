@@ -114,6 +114,8 @@ pub(crate) struct CodeStatus {
     pub(crate) calls: u64,
     pub(crate) memory: u64,
     pub(crate) etcd: u64,
+    /// Without etcd's response.
+    pub(crate) failed: u64,
     /// Refused by rangecache itself.
     pub(crate) refused: u64,
     /// Ended by their clients.
@@ -278,7 +280,7 @@ pub(crate) struct SlowCall {
 /// A part of a call's time.
 #[derive(Debug, PartialEq, Serialize)]
 pub(crate) struct Phase {
-    /// `proof`, `wait`, `answer`, `etcd`, `unanswered` or `sending`.
+    /// `proof`, `wait`, `answer`, `etcd`, `failed`, `unanswered` or `sending`.
     pub(crate) name: &'static str,
     pub(crate) seconds: f64,
 }
@@ -291,6 +293,7 @@ impl Phase {
             "wait" => "proving, and waiting for the mirror",
             "answer" => "answering from memory",
             "etcd" => "waiting for etcd",
+            "failed" => "waiting for etcd, without a response",
             "unanswered" => "until it was refused or cancelled",
             _ => "sending the response",
         }
@@ -305,6 +308,7 @@ pub(crate) struct Samples {
     pub(crate) reads_from_memory: Vec<u64>,
     pub(crate) reads_after_a_wait: Vec<u64>,
     pub(crate) reads_by_etcd: Vec<u64>,
+    pub(crate) reads_failed: Vec<u64>,
     pub(crate) reads_refused_or_cancelled: Vec<u64>,
     pub(crate) other_calls: Vec<u64>,
     pub(crate) events: Vec<u64>,

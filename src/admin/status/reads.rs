@@ -91,6 +91,7 @@ pub(super) fn codes(samples: &[Arc<Sample>]) -> Vec<CodeStatus> {
         calls: sum.total(),
         memory: sum.of(AnsweredBy::Memory),
         etcd: sum.of(AnsweredBy::Etcd),
+        failed: sum.of(AnsweredBy::Failed),
         refused: sum.of(AnsweredBy::Refused),
         none: sum.of(AnsweredBy::Nothing),
     };
@@ -143,6 +144,7 @@ pub(super) fn columns(all: Vec<Arc<Sample>>) -> Samples {
         reads_from_memory: source(Source::Memory),
         reads_after_a_wait: source(Source::Waited),
         reads_by_etcd: source(Source::Etcd),
+        reads_failed: source(Source::Failed),
         reads_refused_or_cancelled: source(Source::Unanswered),
         other_calls: column(&|added| added.forwarded),
         events: column(&|added| added.events),

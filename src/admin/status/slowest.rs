@@ -35,11 +35,13 @@ fn slow_call(call: &Call) -> SlowCall {
 fn phases(call: &Call) -> Vec<Phase> {
     let source = Source::from_outcome(call.outcome);
     // A proof does not mean that memory answered: the revision may be older than its history.
-    let proven = call.proven.filter(|_| source != Source::Unanswered);
+    let has_response = !matches!(source, Source::Failed | Source::Unanswered);
+    let proven = call.proven.filter(|_| has_response);
     let until_proven = proven.map(|proven| (if call.waited { "wait" } else { "proof" }, proven));
     let until_head = match source {
         Source::Memory | Source::Waited => "answer",
         Source::Etcd => "etcd",
+        Source::Failed => "failed",
         Source::Unanswered => "unanswered",
     };
     let mut from = Duration::ZERO;

@@ -36,14 +36,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::HeaderValue;
 use http::request::Parts;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::forward::{Forward, Gate, RequestBody, SendError};
+use super::forward::{Forward, Gate, RequestBody, outcome_of};
 use super::response::{CallResult, ResponseBody, status_response};
 use crate::cache::RangeQuery;
 use crate::config::Config;
@@ -318,7 +317,7 @@ impl Fallback {
             .await;
         match sent {
             Ok(response) => Ok(response.map(|body| with_observer(body, observer))),
-            Err(error) => fail(error, read.outcome, content_type),
+            Err(error) => error.into_result(content_type),
         }
     }
 
@@ -329,7 +328,6 @@ impl Fallback {
         framed: Bytes,
         method: Method,
         account: &Arc<ClientAccount>,
-        outcome: &mut Outcome,
     ) -> CallResult {
         let content_type = grpc_content_type(&parts.headers);
         let gate = Gate {
@@ -343,7 +341,7 @@ impl Fallback {
             .respond(parts, body, method, class, account, Some(gate));
         match sent.await {
             Ok(response) => Ok(response),
-            Err(error) => fail(error, outcome, content_type),
+            Err(error) => error.into_result(content_type),
         }
     }
 
@@ -383,7 +381,7 @@ impl Fallback {
             match opened.await {
                 Ok(Ok(response)) => return Ok(response.map(|body| with_observer(body, observer))),
                 Ok(Err(no_stream)) => no_stream,
-                Err(error) => return fail(error, read.outcome, read.metadata.content_type.clone()),
+                Err(error) => return error.into_result(read.metadata.content_type.clone()),
             }
         } else {
             // etcd sorts each chunk of a stream separately, so that sorted streams repeat keys. The pager reads such
@@ -409,7 +407,12 @@ impl Fallback {
                 Ok(response)
             }
             Err(PageError::Reset(error)) => Err(error.into()),
-            Err(PageError::Local(status)) => Ok(status_response(&status, content_type)),
+            Err(PageError::Local(status)) => {
+                if let Some(outcome) = outcome_of(&status) {
+                    *read.outcome = outcome;
+                }
+                Ok(status_response(&status, content_type))
+            }
         }
     }
 
@@ -551,17 +554,9 @@ fn with_observer(body: ResponseBody, observer: Option<PageObserver>) -> Response
     }
 }
 
-/// Responds to a read that etcd did not answer, and sets the outcome of one that got no turn.
-fn fail(error: SendError, outcome: &mut Outcome, content_type: HeaderValue) -> CallResult {
-    if let SendError::NoTurn(cause) = error {
-        *outcome = Refused::from(cause).outcome();
-    }
-    error.into_result(content_type)
-}
-
 /// Responds with the status of a refusal, and sets the read's outcome.
 fn refuse(read: Read<'_>, refused: Refused) -> CallResult {
-    *read.outcome = refused.outcome();
+    *read.outcome = refused.outcome;
     Ok(status_response(
         &refused.status,
         read.metadata.content_type.clone(),

@@ -1,32 +1,25 @@
-//! Refusals: reads beyond a bound, and failed shared calls.
+//! Reads that get no response of etcd: beyond a bound, or after a shared call that failed.
 
 use crate::grpc::Status;
 use crate::limits::{NoShare, NoTurn};
-use crate::proxy::forward::{status_without_turn, without_share};
+use crate::proxy::forward::{outcome_of, status_without_turn, without_share};
+use crate::telemetry::outcome::Failure;
 use crate::telemetry::{Outcome, Reason};
 
-/// Refusal of a read, with its metric label and the client's status.
+/// How a read ends without a response of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refused {
-    /// Label of the outcome.
-    pub(super) reason: Reason,
+    /// Outcome of the read.
+    pub(super) outcome: Outcome,
     /// Status that the client gets.
     pub(super) status: Status,
 }
 
 impl Refused {
-    /// Outcome of the read: cancelled at its caller's deadline, otherwise shed.
-    pub(super) fn outcome(&self) -> Outcome {
-        match self.reason {
-            Reason::Deadline => Outcome::Cancelled(Reason::Deadline),
-            reason => Outcome::Shed(reason),
-        }
-    }
-
-    /// Refuses the reads of a shared call that failed with `status`.
+    /// Ends the reads of a shared call that failed with `status`.
     pub(super) fn shared_call(status: Status) -> Refused {
         Refused {
-            reason: Reason::Gone,
+            outcome: outcome_of(&status).unwrap_or(Outcome::Failed(Failure::SharedCall)),
             status,
         }
     }
@@ -34,7 +27,7 @@ impl Refused {
     /// Refuses a read whose response does not fit `--buffer-max-bytes`.
     pub(super) fn buffer_bytes() -> Refused {
         Refused {
-            reason: Reason::BufferBytes,
+            outcome: Outcome::Shed(Reason::BufferBytes),
             status: Status::BufferBytes,
         }
     }
@@ -43,16 +36,20 @@ impl Refused {
 impl From<NoShare> for Refused {
     fn from(cause: NoShare) -> Refused {
         let (reason, status) = without_share(cause);
-        Refused { reason, status }
+        let outcome = match cause {
+            NoShare::Exceeded(_) => Outcome::Shed(reason),
+            NoShare::Deadline => Outcome::Cancelled(reason),
+        };
+        Refused { outcome, status }
     }
 }
 
 impl From<NoTurn> for Refused {
     fn from(cause: NoTurn) -> Refused {
         Refused {
-            reason: match cause {
-                NoTurn::TooManyWaiting | NoTurn::Late => Reason::TooManyWaiting,
-                NoTurn::Deadline => Reason::Deadline,
+            outcome: match cause {
+                NoTurn::TooManyWaiting | NoTurn::Late => Outcome::Shed(Reason::TooManyWaiting),
+                NoTurn::Deadline => Outcome::Cancelled(Reason::Deadline),
             },
             status: status_without_turn(cause),
         }

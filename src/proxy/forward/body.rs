@@ -16,7 +16,7 @@ use crate::limits::{BudgetExceeded, CallBytes};
 use crate::mirror::cluster_state::{ClusterState, History};
 use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
-use crate::telemetry::metrics::Unreadable;
+use crate::telemetry::metrics::{Source, Unreadable};
 use crate::upstream::{BoxError, InFlight};
 
 /// Yields etcd's frames unchanged, and records the revisions in them before they are sent to the client (I11).
@@ -34,6 +34,8 @@ pub(crate) struct ForwardedBody {
     history: Arc<History>,
     /// Whether rangecache may end the body with a status of its own: for gRPC, until trailers have been sent.
     may_send_status: bool,
+    /// The connection was lost before the response ended.
+    has_failed: bool,
     /// Counts the call as in flight at its endpoint until the body is dropped.
     in_flight: Option<InFlight>,
     /// Set for endless calls.
@@ -64,6 +66,7 @@ impl ForwardedBody {
             cluster_state: Arc::clone(cluster_state),
             history: cluster_state.current(),
             may_send_status: is_grpc,
+            has_failed: false,
             in_flight,
             stop,
             held: None,
@@ -125,6 +128,7 @@ impl ForwardedBody {
     /// Ends the body after `error`. A lost connection becomes status `Unavailable`, as in etcd's own clients; a stream
     /// that etcd reset is reset for the client with the same reason.
     fn end_with_error(&mut self, error: hyper::Error) -> Option<Result<Frame<Rope>, BoxError>> {
+        self.has_failed = !is_reset(&error);
         // A status may follow a complete message only. In mid-message the client's stream is reset.
         if is_reset(&error) || !self.is_between_messages() || !self.may_send_status {
             return Some(Err(error.into()));
@@ -192,6 +196,10 @@ impl BodySource for ForwardedBody {
 
     fn may_be_idle(&self) -> bool {
         self.stop.is_some()
+    }
+
+    fn source(&self) -> Option<Source> {
+        self.has_failed.then_some(Source::Failed)
     }
 
     fn endpoint(&self) -> Option<&Url> {

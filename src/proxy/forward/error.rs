@@ -4,8 +4,9 @@ use http::HeaderValue;
 
 use crate::grpc::Status;
 use crate::limits::{BudgetExceeded, NoShare, NoTurn};
-use crate::proxy::response::{CallResult, status_response};
-use crate::telemetry::Reason;
+use crate::proxy::response::{CallResult, Ended, status_response};
+use crate::telemetry::outcome::Failure;
+use crate::telemetry::{Outcome, Reason};
 use crate::upstream::NoEndpoint;
 
 /// Reason for which a call got no response from etcd.
@@ -40,7 +41,14 @@ impl SendError {
     pub(crate) fn into_result(self, content_type: HeaderValue) -> CallResult {
         match self {
             SendError::Reset(error) => Err(error.into()),
-            other => Ok(status_response(&other.status(), content_type)),
+            other => {
+                let status = other.status();
+                let mut response = status_response(&status, content_type);
+                if let Some(outcome) = outcome_of(&status) {
+                    response.extensions_mut().insert(Ended(outcome));
+                }
+                Ok(response)
+            }
         }
     }
 
@@ -55,6 +63,22 @@ impl SendError {
             SendError::Reset(error) => Status::StreamReset(error.to_string()),
         }
     }
+}
+
+/// Outcome of a call that was to be answered by etcd, and that rangecache has ended with `status`; `None` if that is one of
+/// etcd's.
+pub(crate) fn outcome_of(status: &Status) -> Option<Outcome> {
+    Some(match status {
+        Status::NoEndpoint(_) => Outcome::Failed(Failure::NoEndpoint),
+        Status::ConnectionLost(_) => Outcome::Failed(Failure::ConnectionLost),
+        Status::StreamReset(_) => Outcome::Failed(Failure::StreamReset),
+        Status::SharedCallCancelled => Outcome::Failed(Failure::SharedCall),
+        Status::UndecodableResponse | Status::HistoryReplaced => Outcome::Failed(Failure::UnusableResponse),
+        Status::BufferBytes | Status::SortedTooLong(_) => Outcome::Shed(Reason::BufferBytes),
+        Status::TooManyWaiting => Outcome::Shed(Reason::TooManyWaiting),
+        Status::DeadlineExceeded => Outcome::Cancelled(Reason::Deadline),
+        _ => return None,
+    })
 }
 
 /// Status of a call that got no turn.

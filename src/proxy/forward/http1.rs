@@ -18,10 +18,12 @@ use super::send::Forward;
 use super::upgraded::{UPGRADED_BYTES, Upgrade};
 use crate::grpc::Method;
 use crate::instance;
-use crate::limits::{CallBytes, CallKind, ClientAccount};
+use crate::limits::{BudgetExceeded, CallBytes, CallKind, ClientAccount};
 use crate::net::Url;
-use crate::proxy::response::{BodySource, Polled, ResponseBody};
-use crate::upstream::{BoxError, ConnectionClass, LimitCovers, MessageLimit, Outgoing};
+use crate::proxy::response::{BodySource, Ended, Polled, ResponseBody};
+use crate::telemetry::outcome::Failure;
+use crate::telemetry::{Outcome, Reason};
+use crate::upstream::{BoxError, ConnectionClass, LimitCovers, MessageLimit, NoEndpoint, Outgoing};
 
 /// Bytes of a request and of a response that are buffered, each.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -51,10 +53,29 @@ pub(crate) async fn forward_http1_body(
             let text = format!("rangecache: etcd did not respond: {error}\n");
             let mut response = Response::new(ResponseBody::whole(text.into(), http::HeaderMap::new()));
             *response.status_mut() = StatusCode::BAD_GATEWAY;
+            response.extensions_mut().insert(Ended(outcome_of(&*error)));
             response
         }
     }
 }
+
+/// Outcome of a request that ended with `error`.
+fn outcome_of(error: &(dyn std::error::Error + 'static)) -> Outcome {
+    if error.is::<BudgetExceeded>() {
+        Outcome::Shed(Reason::BufferBytes)
+    } else if error.is::<TooManyRequests>() {
+        Outcome::Shed(Reason::TooManyWaiting)
+    } else if error.is::<NoEndpoint>() {
+        Outcome::Failed(Failure::NoEndpoint)
+    } else {
+        Outcome::Failed(Failure::ConnectionLost)
+    }
+}
+
+/// As many HTTP/1 requests as may be are in flight to etcd.
+#[derive(Debug, thiserror::Error)]
+#[error("too many HTTP/1 requests are in flight; try again")]
+struct TooManyRequests;
 
 async fn send(
     forward: &Forward,
@@ -161,7 +182,7 @@ async fn exchange(
 async fn open(forward: &Forward, url: &Url) -> Result<Http1Connection, BoxError> {
     let permit = Arc::clone(&forward.http1_connections)
         .try_acquire_owned()
-        .map_err(|_| "too many HTTP/1 requests are in flight; try again")?;
+        .map_err(|_| TooManyRequests)?;
     let stream = forward.upstream.open_http1(url).await?;
     let (sender, connection) = http1::Builder::new()
         .max_buf_size(BUFFER_BYTES)

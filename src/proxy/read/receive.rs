@@ -100,10 +100,9 @@ pub(super) async fn receive(
     let (Some(mut metadata), Ok(query)) = (metadata, query) else {
         recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
         recorder.begin_forward(&mut parts.headers);
-        let outcome = &mut recorder.outcome;
         let forwarding = proxy
             .fallback
-            .forward_undecoded(parts, framed, method, call.account(), outcome);
+            .forward_undecoded(parts, framed, method, call.account());
         let result = Box::pin(forwarding).await;
         return Err(Box::new(result));
     };

@@ -326,8 +326,17 @@ impl ClientCall {
                 self.set_source(Source::Memory);
             }
             Outcome::Streamed(_) | Outcome::Forwarded(_) | Outcome::Paged(_) => self.record_from_etcd(),
+            Outcome::Failed(_) | Outcome::Cancelled(_) => self.record_ended(outcome),
             Outcome::Shed(_) => self.record_refused(),
-            Outcome::Cancelled(_) => {}
+        }
+    }
+
+    /// Records what ends the call in place of etcd.
+    pub fn record_ended(&self, outcome: Outcome) {
+        match outcome {
+            Outcome::Failed(_) => self.set_source(Source::Failed),
+            Outcome::Shed(_) => self.set_source(Source::Refused),
+            _ => {}
         }
     }
 
@@ -351,7 +360,7 @@ impl ClientCall {
     /// What answers the call. Until that is recorded, it can only be an error of rangecache's own.
     fn source(&self) -> Source {
         let source = self.source.load(Relaxed);
-        let known = [Source::Memory, Source::Etcd]
+        let known = [Source::Memory, Source::Etcd, Source::Failed]
             .into_iter()
             .find(|known| *known as u8 == source);
         known.unwrap_or(Source::Refused)

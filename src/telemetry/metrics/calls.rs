@@ -109,8 +109,10 @@ impl CodeCounts {
 pub enum Source {
     /// Memory.
     Memory,
-    /// etcd, or it would have if an endpoint could be reached.
+    /// etcd.
     Etcd,
+    /// Nothing: etcd could not be reached, or the connection to it was lost.
+    Failed,
     /// rangecache itself, with an error.
     Refused,
     /// Nothing: the client left before.
@@ -118,12 +120,19 @@ pub enum Source {
 }
 
 impl Source {
-    const ALL: [Source; 4] = [Source::Memory, Source::Etcd, Source::Refused, Source::Nothing];
+    const ALL: [Source; 5] = [
+        Source::Memory,
+        Source::Etcd,
+        Source::Failed,
+        Source::Refused,
+        Source::Nothing,
+    ];
 
     fn label(self) -> &'static str {
         match self {
             Source::Memory => "memory",
             Source::Etcd => "etcd",
+            Source::Failed => "failed",
             Source::Refused => "refused",
             Source::Nothing => "none",
         }
@@ -190,7 +199,7 @@ impl CallMetrics {
             registry,
             "sent",
             Unit::Bytes,
-            "Bytes of responses to clients by what answered: memory, etcd, refused",
+            "Bytes of responses to clients by what answered: memory, etcd, failed, refused",
         );
         let duration = |class: Class, from: Source| {
             let labels = DurationLabels {
@@ -209,7 +218,7 @@ impl CallMetrics {
             calls: register(
                 registry,
                 "calls",
-                "gRPC calls that have ended, by method, status and what answered them: memory, etcd, refused, none",
+                "gRPC calls that have ended, by method, status and what answered them: memory, etcd, failed, refused, none",
             ),
             resolved: (0..METHOD_COUNT * CODES.len() * Source::ALL.len())
                 .map(|_| OnceLock::new())
@@ -250,6 +259,7 @@ impl CallMetrics {
                     self.counter(method, code, Source::Etcd);
                     self.counter(method, code, Source::Refused);
                 }
+                self.counter(method, Code(14), Source::Failed);
             }
         }
     }
@@ -392,7 +402,7 @@ mod tests {
         let shown = |counts: &CodeCounts| (counts.code, Source::ALL.map(|from| counts.of(from)));
         assert_eq!(
             counts.iter().map(shown).collect::<Vec<_>>(),
-            [("OK", [1, 1, 0, 0]), ("Unavailable", [0, 0, 1, 0])]
+            [("OK", [1, 1, 0, 0, 0]), ("Unavailable", [0, 0, 0, 1, 0])]
         );
         let added = counts[0].since(Some(&counts[0]));
         assert_eq!(added.total(), 0);

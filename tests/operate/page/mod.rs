@@ -194,7 +194,7 @@ async fn page_without_scripts_shows_the_status_data() {
     assert_eq!(status["ready"], true);
     let samples = status["samples"].as_object().expect("columns");
     let columns: Vec<&Vec<Value>> = samples.values().filter_map(Value::as_array).collect();
-    assert!(columns.len() == 10 && columns.iter().all(|column| column.len() == columns[0].len()));
+    assert!(columns.len() == 11 && columns.iter().all(|column| column.len() == columns[0].len()));
     let sampled = |names: &[&str]| -> u64 {
         let values = names
             .iter()
@@ -203,7 +203,8 @@ async fn page_without_scripts_shows_the_status_data() {
     };
     assert_eq!(sampled(&["reads_from_memory", "reads_after_a_wait"]), 3);
     assert_eq!(sampled(&["reads_by_etcd"]), 2);
-    let ok = json!({"grpc_code": "OK", "calls": 5, "memory": 3, "etcd": 2, "refused": 0, "none": 0});
+    let ok =
+        json!({"grpc_code": "OK", "calls": 5, "memory": 3, "etcd": 2, "failed": 0, "refused": 0, "none": 0});
     assert_eq!(status["calls"], json!([ok]));
     assert_eq!(status["watches"]["open"], json!({"memory": 1, "etcd": 1}));
     assert_eq!(

@@ -24,7 +24,7 @@ use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::access::AccessCall;
-use crate::proxy::forward::{Gate, SendError, forward_http1_body};
+use crate::proxy::forward::{Gate, forward_http1_body, outcome_of};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
 use crate::proxy::handles::{Client, Protocol, Proxy};
 use crate::proxy::recorder::Recorder;
@@ -282,10 +282,9 @@ async fn forward(
     let _turn = match forward.turn(ConnectionClass::Check, Some(gate)).await {
         Ok(turn) => turn,
         Err(error) => {
-            if matches!(error, SendError::NoTurn(_)) {
-                recorder.outcome = Outcome::Shed(Reason::TooManyWaiting);
-            }
-            return Ok(error_response(&error.status(), version));
+            let status = error.status();
+            recorder.outcome = outcome_of(&status).unwrap_or(recorder.outcome);
+            return Ok(error_response(&status, version));
         }
     };
     Ok(Box::pin(forward_http1_body(forward, request, Method::Json, call.account())).await)

@@ -1,0 +1,127 @@
+//! What an outage of etcd looks like to operators: calls that fail are told as failed, neither as etcd's responses nor as
+//! refusals.
+
+use std::collections::BTreeMap;
+
+use prost::Message as _;
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::etcd::{Etcd, Version};
+use testkit::grpc::{Client, UNAVAILABLE};
+use testkit::http;
+use testkit::kv::{PUT, RANGE, RANGE_STREAM};
+use testkit::pb::RangeRequest;
+use testkit::proxy::Rangecache;
+use testkit::wait::{SOON, until};
+
+/// `Unavailable` calls by what answered them.
+async fn unavailable(rangecache: &Rangecache) -> BTreeMap<String, f64> {
+    let metrics = rangecache.metrics().await;
+    let calls = metrics.0.iter().filter(|(sample, count)| {
+        sample.starts_with("rangecache_calls_total{")
+            && sample.contains("grpc_code=\"Unavailable\"")
+            && **count > 0.0
+    });
+    calls.fold(BTreeMap::new(), |mut by_source, (sample, count)| {
+        let from = sample.rsplit('"').nth(1).expect("the label from");
+        *by_source.entry(from.to_owned()).or_default() += count;
+        by_source
+    })
+}
+
+async fn ask(client: &Client, path: &str, message: &[u8]) {
+    let reply = client.raw(path, message).await.expect("the connection stays");
+    assert_eq!(reply.status().code, UNAVAILABLE, "{path}: {:?}", reply.status());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_etcd_cannot_answer_are_counted_as_failed() {
+    let mut etcd = Etcd::start(Version::V3_7).await;
+    let dir = TempDir::with_prefix("outage-").unwrap();
+    let log = dir.path().join("access.log");
+    let rangecache = Rangecache::before(&etcd)
+        .with("--connect-timeout", "300ms")
+        .with("--access-log", log.to_str().unwrap())
+        .start()
+        .await;
+    let through = rangecache.client().await;
+    through.put("/outage/a", "1").await.expect("etcd writes");
+    let before = (rangecache.outcomes().await, rangecache.stream_outcomes().await);
+    etcd.stop();
+
+    let list = RangeRequest::prefix("/outage/").encode_to_vec();
+    let small = RangeRequest::one("/outage/a").encode_to_vec();
+    // A field that rangecache does not know.
+    let unknown = [&small[..], &[0x88, 0x06, 1]].concat();
+    for _ in 0..3 {
+        ask(&through, RANGE, &small).await;
+        ask(&through, RANGE, &unknown).await;
+        ask(&through, RANGE_STREAM, &list).await;
+    }
+    // Identical large reads share a call.
+    let others = [
+        rangecache.client().await,
+        rangecache.client().await,
+        rangecache.client().await,
+    ];
+    let [one, two, three] = &others;
+    tokio::join!(
+        ask(one, RANGE, &list),
+        ask(two, RANGE, &list),
+        ask(three, RANGE, &list)
+    );
+    ask(&through, PUT, &[]).await;
+    let url = format!("{}/v3/kv/range", rangecache.url());
+    for body in [
+        r#"{"key":"L291dGFnZS9h"}"#,
+        r#"{"key":"L291dGFnZS9h","limit":null}"#,
+    ] {
+        let response = http::post(&url, body).await.unwrap();
+        assert!([502, 503].contains(&response.status), "{response:?}");
+    }
+
+    let ranges = rangecache.outcomes_since(&before.0, 11).await;
+    assert_eq!(ranges.of("failed"), 11, "{ranges:?}");
+    let streams = rangecache.stream_outcomes_since(&before.1, 3).await;
+    assert_eq!(streams.of("failed"), 3, "{streams:?}");
+    let (by_source, _) = until(SOON, "every call is counted", async || {
+        let by_source = unavailable(&rangecache).await;
+        (by_source.values().sum::<f64>() >= 13.0).then_some(by_source)
+    })
+    .await;
+    assert_eq!(by_source, BTreeMap::from([("failed".to_owned(), 13.0)]));
+
+    let status: Value = serde_json::from_str(&rangecache.admin("/status").await.body).unwrap();
+    let titles: Vec<_> = status["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|finding| finding["title"].as_str())
+        .collect();
+    assert!(
+        titles.iter().any(|title| title.contains("reads failed")),
+        "{titles:?}"
+    );
+    assert!(
+        !titles.iter().any(|title| title.contains("refused in")),
+        "{titles:?}"
+    );
+    let page = rangecache.admin("/").await.body;
+    assert!(page.contains("failed without etcd"), "{page}");
+
+    let (lines, _) = until(SOON, "the access log is written", async || {
+        let text = std::fs::read_to_string(&log).ok()?;
+        let lines: Vec<Value> = text
+            .lines()
+            .map(serde_json::from_str)
+            .collect::<Result<_, _>>()
+            .ok()?;
+        let failed = lines.iter().filter(|line| line["outcome"] == "failed").count();
+        (failed >= 15).then_some(lines)
+    })
+    .await;
+    let causes = ["no_endpoint", "connection_lost"];
+    for line in lines.iter().filter(|line| line["outcome"] == "failed") {
+        assert!(causes.iter().any(|cause| line["reason"] == *cause), "{line}");
+    }
+}
