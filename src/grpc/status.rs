@@ -16,7 +16,8 @@ pub const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
 /// Type of the detail that says when a call may be tried again.
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
-/// That time, in seconds: a mirror has been resumed by then, and calls that waited for a turn have had one.
+/// That time, in seconds: a mirror has been resumed by then, calls that waited for a turn have had one, and buffers are free
+/// again.
 const RETRY_SECONDS: i64 = 1;
 
 /// Longest response message that etcd's gRPC server sends, in bytes.
@@ -181,9 +182,21 @@ impl Status {
     pub fn write_to(&self, headers: &mut HeaderMap) {
         headers.insert(GRPC_STATUS, HeaderValue::from(self.code() as u16));
         headers.insert(GRPC_MESSAGE, percent_encode(&self.to_string()));
-        if matches!(self, Status::TooManyWaiting | Status::MirrorBehind) {
+        if self.is_passing() {
             headers.insert(GRPC_STATUS_DETAILS, self.retry_details());
         }
+    }
+
+    /// Whether the same call may succeed a little later: it was refused because a bound was reached, or memory was behind.
+    fn is_passing(&self) -> bool {
+        matches!(
+            self,
+            Status::TooManyCalls
+                | Status::TooManyWaiting
+                | Status::MirrorBehind
+                | Status::BufferBytes
+                | Status::ClientShare(_)
+        )
     }
 
     /// The status with the time after which the call may be tried again.
@@ -303,7 +316,23 @@ mod tests {
 
     #[test]
     fn status_that_names_a_time_for_the_next_try_carries_retry_info() {
-        assert!(!Status::TooManyCalls.trailers().contains_key(GRPC_STATUS_DETAILS));
+        let lasting = [
+            Status::LargerThanMax(9),
+            Status::SortedTooLong(9),
+            Status::ConnectionLost("x".to_owned()),
+            Status::ReadOnly,
+        ];
+        for status in lasting {
+            assert!(!status.trailers().contains_key(GRPC_STATUS_DETAILS), "{status}");
+        }
+        for status in [
+            Status::TooManyCalls,
+            Status::TooManyWaiting,
+            Status::BufferBytes,
+            Status::ClientShare("client-max-calls"),
+        ] {
+            assert!(status.trailers().contains_key(GRPC_STATUS_DETAILS), "{status}");
+        }
         let trailers = Status::MirrorBehind.trailers();
         let encoded = STANDARD_NO_PAD.decode(&trailers[GRPC_STATUS_DETAILS]).unwrap();
         let details = StatusDetails::decode(encoded.as_slice()).unwrap();
