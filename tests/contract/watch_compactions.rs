@@ -133,12 +133,19 @@ async fn watches_of_the_past_share_checks_and_others_need_none() {
         assert!(next(&mut stream).await.created);
     }
     assert_eq!(checks(&rangecache).await, before, "nothing of the past is read");
-    let mut streams: Vec<_> = (0..WATCHES)
-        .map(|_| open(&through, &[create(with_prev_kv(first))]))
+    let watching: Vec<_> = (0..WATCHES)
+        .map(|_| {
+            let mut stream = open(&through, &[create(with_prev_kv(first))]);
+            tokio::spawn(async move {
+                assert!(next(&mut stream).await.created);
+                assert_eq!(next(&mut stream).await.events.len(), 2);
+                stream
+            })
+        })
         .collect();
-    for stream in &mut streams {
-        assert!(next(stream).await.created);
-        assert_eq!(next(stream).await.events.len(), 2);
+    let mut streams = Vec::new();
+    for watching in watching {
+        streams.push(watching.await.expect("the events"));
     }
     let made = checks(&rangecache).await - before;
     assert!((1.0..WATCHES as f64 / 4.0).contains(&made), "{made} checks");
