@@ -164,6 +164,8 @@ async fn http1_gateway_calls_are_forwarded() {
             let got = http::post(&format!("{}/v3/kv/range", rangecache.url()), body)
                 .await
                 .expect("answers");
+            // Memory answers the reads that it can: only the white space may differ.
+            let (got, expected) = (got.compact(), expected.compact());
             assert_eq!(got, expected, "{body} of {version:?}");
         }
     }
