@@ -195,7 +195,9 @@ impl Load<'_> {
         let connection = self.connect(Some(broken.url())).await?;
         let before = self.mirrors.cluster_state.before_check();
         let now = self.position(&connection, &before).await?;
-        if !gathered.keys().await?.are_held_by(&connection).await? {
+        if let Some(keys) = gathered.keys().await?
+            && !keys.are_held_by(&connection).await?
+        {
             return Err(self.another_history(&before, now.revision));
         }
         Ok(connection)
@@ -382,18 +384,17 @@ impl<'a> Gathered<'a> {
         Ok(())
     }
 
-    /// The keys that have arrived: those up to the last one.
-    async fn keys(&self) -> Result<Keys, LoadError> {
-        let scope = &self.load.mirror.scope;
-        Ok(Keys {
+    /// The keys that have arrived, which are all up to the last one; `None` before the first.
+    async fn keys(&self) -> Result<Option<Keys>, LoadError> {
+        let Some(last) = self.entries.last() else {
+            return Ok(None);
+        };
+        Ok(Some(Keys {
             tree: build(self.entries.clone()).await?,
-            from: scope.key(),
-            end: self
-                .entries
-                .last()
-                .map_or_else(|| scope.range_end(), |last| successor(last.key())),
+            from: self.load.mirror.scope.key(),
+            end: successor(last.key()),
             revision: self.pinned.revision,
-        })
+        }))
     }
 
     async fn finish(self, connection: LoadedBy) -> Result<Loaded, LoadError> {

@@ -33,7 +33,7 @@ const LONG_VALUE_BYTES: usize = 1_500;
 /// After this time a client gives a call up.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 /// After this time rangecache has answered every call: longer than a fault and the timeouts of members take.
-const HUNG: Duration = Duration::from_secs(40);
+pub const HUNG: Duration = Duration::from_secs(40);
 /// Leases that clients use.
 const LEASES: usize = 3;
 

@@ -7,7 +7,7 @@ use testkit::kv::{RANGE, RANGE_STREAM};
 use testkit::pb::{ASCEND, BY_MOD, DESCEND, RangeRequest, RangeResponse, RangeStreamResponse};
 use tokio::time::sleep;
 
-use crate::caller::{CALL_TIMEOUT, Caller, HALVES, KEYS, PREFIX, key};
+use crate::caller::{Caller, HALVES, HUNG, KEYS, PREFIX, key};
 use crate::known::Begin;
 use crate::members::From;
 
@@ -141,7 +141,8 @@ pub async fn stream(caller: &Caller, client: &Client, label: &str) {
     caller.trace.line(format!("{label}: stream of {request:?}"));
     let mut stream = client.server_stream(RANGE_STREAM, &request);
     let mut whole = RangeResponse::default();
-    while let Some(chunk) = stream.next_as::<RangeStreamResponse>(CALL_TIMEOUT * 2).await {
+    // Later than every bound on the call.
+    while let Some(chunk) = stream.next_as::<RangeStreamResponse>(HUNG * 2).await {
         let chunk = chunk.range_response.expect("a chunk holds a response");
         whole.kvs.extend(chunk.kvs);
         if chunk.header.is_some() {

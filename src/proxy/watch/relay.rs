@@ -189,6 +189,11 @@ impl Relay {
         self.is_pinned
     }
 
+    /// Whether etcd's stream has every create of the client's, so that etcd chooses the ids that the client expects.
+    pub(super) fn has_all_creates(&self) -> bool {
+        self.has_all_creates
+    }
+
     /// Notes a request of the client, and returns the id with which a create has to be sent: etcd must give it the id
     /// that the client expects. `None` for the id in the request.
     pub(super) fn request(&mut self, request: &WatchRequest) -> Option<i64> {

@@ -138,6 +138,10 @@ impl Session {
                         return;
                     }
                     self.bytes.record_refusal();
+                    if !etcd.relay.has_all_creates() {
+                        // etcd would give its watchers ids that the stream has used before it came from memory.
+                        return self.interrupt(Reason::OverBudget);
+                    }
                     etcd.relay.pin();
                 }
                 // Of a watcher that memory has cancelled for a compaction: etcd does not know it.
