@@ -189,9 +189,11 @@ impl Relay {
         self.is_pinned
     }
 
-    /// Whether etcd's stream has every create of the client's, so that etcd chooses the ids that the client expects.
-    pub(super) fn has_all_creates(&self) -> bool {
-        self.has_all_creates
+    /// Whether etcd itself gives the next watcher the id that the client expects: its stream has every create of the client's,
+    /// or no lower id is free.
+    pub(super) fn chooses_expected_id(&self) -> bool {
+        let is_lowest = |next| (0..next).all(|id| self.is_taken(id));
+        self.has_all_creates || self.next_id().is_some_and(is_lowest)
     }
 
     /// Notes a request of the client, and returns the id with which a create has to be sent: etcd must give it the id

@@ -138,8 +138,8 @@ impl Session {
                         return;
                     }
                     self.bytes.record_refusal();
-                    if !etcd.relay.has_all_creates() {
-                        // etcd would give its watchers ids that the stream has used before it came from memory.
+                    if !etcd.relay.chooses_expected_id() {
+                        // etcd would give the watcher an id that the stream has used before it came from memory.
                         return self.interrupt(Reason::OverBudget);
                     }
                     etcd.relay.pin();
