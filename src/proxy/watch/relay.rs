@@ -46,8 +46,26 @@ const MAX_PENDING: usize = 1000;
 enum Pending {
     /// A watcher that came from memory.
     Carried(Carried),
-    /// A create of the client.
-    Client(Create),
+    /// A create of the client, and what etcd had to answer before it.
+    Client(Create, Before),
+}
+
+/// Progress requests that etcd got before a create, and may still answer: in its own time, and without having seen the
+/// watcher's events.
+#[derive(Clone, Copy, Debug, Default)]
+struct Before {
+    /// The client's, and those of returns.
+    requests: u32,
+    /// The client's: etcd itself answers them like that.
+    owed: u32,
+}
+
+impl Before {
+    /// One response has come.
+    fn answered(&mut self, is_passed: bool) {
+        self.requests = self.requests.saturating_sub(1);
+        self.owed = self.owed.saturating_sub(u32::from(is_passed)).min(self.requests);
+    }
 }
 
 /// A watcher that etcd serves.
@@ -56,10 +74,10 @@ struct Relayed {
     create: Create,
     /// The client has everything up to this revision from memory.
     fence: i64,
-    /// Lowest revision of a barrier. If the watcher began with its `created`, the revision in its header: events up to it
-    /// are not the watcher's. If it began before, the next one as long as a response to an earlier progress request may
-    /// still come: etcd sends that in its own time, and has not seen the watcher's events by then. Otherwise 0.
-    since: i64,
+    /// Revision in the header of its `created`; 0 if it came from memory.
+    created_at: i64,
+    /// Progress requests before its create that etcd may still answer. One of them has a revision of at most `created_at`.
+    before: Before,
     /// Time of the last event or notification that the client got, or of the creation; only of a watcher that asked for
     /// notifications.
     quiet_since: Option<Instant>,
@@ -67,6 +85,32 @@ struct Relayed {
     is_from_memory: bool,
     /// etcd has cancelled it for a compaction, and keeps its id.
     is_compacted: bool,
+}
+
+impl Relayed {
+    /// Whether a progress notification of `revision` may be a response to a request before the watcher, and events up to that
+    /// revision may still come.
+    fn may_lack_events(&self, revision: i64) -> bool {
+        self.before.requests > 0 && self.create.start_revision <= revision && revision <= self.created_at
+    }
+
+    /// Whether the client may get a progress notification of `revision`, as far as this watcher goes: one of an earlier request
+    /// may also be below the start of a watcher, and etcd answers none behind it like that.
+    fn lets_pass(&self, revision: i64) -> bool {
+        let is_of_earlier = self.before.requests > 0 && revision < self.create.start_revision;
+        self.create.start_revision == 0
+            || self.before.owed > 0
+            || !(is_of_earlier || self.may_lack_events(revision))
+    }
+
+    /// Whether memory may continue the watcher behind a progress notification of `revision`. Events up to `created_at` are
+    /// not those of a watcher that began with its `created`.
+    fn may_return_at(&self, revision: i64) -> bool {
+        match self.create.start_revision {
+            0 => revision >= self.created_at,
+            _ => !self.may_lack_events(revision),
+        }
+    }
 }
 
 /// State of a relayed stream.
@@ -85,6 +129,8 @@ pub(super) struct Relay {
     owed_progress: u32,
     /// Progress requests without a response, the client's and those of returns. etcd does not answer all of them.
     unanswered_progress: u32,
+    /// Those up to the last one of a return.
+    unanswered_through_return: u32,
     /// Revision of the highest first event of a response that the client got.
     seen: i64,
     /// Progress below this is older than what the client has.
@@ -96,6 +142,9 @@ pub(super) struct Relay {
     /// etcd gets every request of the client unchanged, and the stream never returns: the client has sent a request that
     /// rangecache does not understand, or etcd an event whose key is too long, or there is no room for another watcher.
     is_pinned: bool,
+    /// The stream is pinned, and etcd may give the next watcher another id than the client expects: it has not seen every
+    /// create, and keeps no account of ids that were free again.
+    ids_may_differ: bool,
     /// Memory served a watcher that was forgotten when the stream was pinned.
     had_watchers_of_memory: bool,
     /// Memory of `pending` and `watchers`, in bytes.
@@ -115,6 +164,7 @@ impl Relay {
             ids,
             held_bytes,
             had_watchers_of_memory: false,
+            ids_may_differ: false,
             pending: carried.into_iter().map(Pending::Carried).collect(),
             watchers: BTreeMap::new(),
             taken,
@@ -122,6 +172,7 @@ impl Relay {
             cancels: BTreeSet::new(),
             owed_progress: 0,
             unanswered_progress: 0,
+            unanswered_through_return: 0,
             seen: 0,
             fence: shown,
             awaits_barrier: false,
@@ -134,7 +185,7 @@ impl Relay {
     pub(super) fn carried_from_memory(&self) -> impl Iterator<Item = &Carried> {
         self.pending.iter().filter_map(|pending| match pending {
             Pending::Carried(watcher) => Some(watcher),
-            Pending::Client(_) => None,
+            Pending::Client(..) => None,
         })
     }
 
@@ -170,9 +221,10 @@ impl Relay {
     }
 
     /// Lets etcd alone understand the client's requests, and forgets the watchers but for what the client has of them from
-    /// memory. Only once etcd has continued every watcher; creates of the client that it has not answered need an id that
-    /// etcd itself chooses.
+    /// memory. Only once etcd has continued every watcher.
     pub(super) fn pin(&mut self) {
+        self.ids_may_differ =
+            !(self.has_all_creates || self.pending.is_empty() && self.chooses_expected_id());
         self.is_pinned = true;
         self.awaits_barrier = false;
         self.had_watchers_of_memory |= self.watchers.values().any(|watcher| watcher.is_from_memory);
@@ -189,17 +241,26 @@ impl Relay {
         self.is_pinned
     }
 
+    /// Whether etcd's stream has every create of the client's, and so gives each watcher the id that the client expects.
+    pub(super) fn has_all_creates(&self) -> bool {
+        self.has_all_creates
+    }
+
     /// Whether etcd itself gives the next watcher the id that the client expects: its stream has every create of the client's,
     /// or no lower id is free.
     pub(super) fn chooses_expected_id(&self) -> bool {
         let is_lowest = |next| (0..next).all(|id| self.is_taken(id));
-        self.has_all_creates || self.next_id().is_some_and(is_lowest)
+        match self.is_pinned {
+            true => !self.ids_may_differ,
+            false => self.has_all_creates || self.next_id().is_some_and(is_lowest),
+        }
     }
 
     /// Notes a request of the client, and returns the id with which a create has to be sent: etcd must give it the id
     /// that the client expects. `None` for the id in the request.
     pub(super) fn request(&mut self, request: &WatchRequest) -> Option<i64> {
         if self.is_pinned {
+            self.ids_may_differ |= !self.has_all_creates && matches!(request, WatchRequest::Cancel(_));
             return None;
         }
         match request {
@@ -209,7 +270,11 @@ impl Relay {
                     id => id,
                 };
                 self.held_bytes += create.watcher_bytes();
-                self.pending.push_back(Pending::Client(create.clone()));
+                let before = Before {
+                    requests: self.unanswered_progress,
+                    owed: self.owed_progress,
+                };
+                self.pending.push_back(Pending::Client(create.clone(), before));
                 Some(id)
             }
             WatchRequest::Progress => {
@@ -283,11 +348,11 @@ impl Relay {
         match self.pending.pop_front() {
             // clientv3 matches `created` to its requests by position: one more would mix up its watchers.
             None => Verdict::End,
-            Some(Pending::Client(create)) if head.canceled => {
+            Some(Pending::Client(create, _)) if head.canceled => {
                 self.release_bytes(&create);
                 Verdict::Pass
             }
-            Some(Pending::Client(create)) => {
+            Some(Pending::Client(create, before)) => {
                 let requested = create.watch_id;
                 let (watchers, taken) = (&self.watchers, &self.taken);
                 let is_taken = |id| watchers.contains_key(&id) || taken.contains(&id);
@@ -295,15 +360,11 @@ impl Relay {
                 if id != Some(head.watch_id) {
                     return Verdict::End;
                 }
-                let since = match create.start_revision {
-                    0 => head.revision,
-                    start if start <= head.revision && self.unanswered_progress > 0 => head.revision + 1,
-                    _ => 0,
-                };
                 let relayed = Relayed {
                     create,
                     fence: 0,
-                    since,
+                    created_at: head.revision,
+                    before,
                     quiet_since: None,
                     is_from_memory: false,
                     is_compacted: false,
@@ -319,7 +380,8 @@ impl Relay {
                 let relayed = Relayed {
                     create: watcher.create,
                     fence: watcher.through,
-                    since: 0,
+                    created_at: 0,
+                    before: Before::default(),
                     quiet_since: watcher.quiet_since,
                     is_from_memory: true,
                     is_compacted: false,
@@ -337,6 +399,7 @@ impl Relay {
 
     fn canceled(&mut self, head: &Head) -> Verdict {
         self.cancels.remove(&head.watch_id);
+        self.ids_may_differ |= self.is_pinned && !self.has_all_creates;
         if head.compact_revision == 0 {
             if let Some(watcher) = self.watchers.remove(&head.watch_id) {
                 self.release_bytes(&watcher.create);
@@ -362,19 +425,46 @@ impl Relay {
         let fences = self.watchers.values().map(|watcher| watcher.fence);
         let fence = fences.fold(self.fence, i64::max);
         // Of a request that was sent in order to return, or of one that the client is owed.
-        let is_owed = self.owed_progress > 0 || self.is_pinned;
-        self.owed_progress = self.owed_progress.saturating_sub(1);
-        self.unanswered_progress = self.unanswered_progress.saturating_sub(1);
-        if head.revision < fence || !self.has_continued() {
-            return Verdict::Drop;
-        }
-        // etcd is silent while one of the watchers is cancelled for a compaction.
-        let is_owed = is_owed && self.taken.is_empty();
-        if self.is_barrier(head.revision) {
+        let is_owed = match self.is_pinned {
+            // No watcher is known that it may be older than.
+            true => self.unanswered_through_return == 0,
+            false => {
+                self.owed_progress > 0
+                    && self
+                        .watchers
+                        .values()
+                        .all(|watcher| watcher.lets_pass(head.revision))
+            }
+        };
+        let verdict = if head.revision < fence || !self.has_continued() {
+            Verdict::Drop
+        } else if self.is_barrier(head.revision) {
             let revision = head.revision;
-            return Verdict::Barrier { revision, is_owed };
+            // etcd is silent while one of the watchers is cancelled for a compaction.
+            let is_owed = is_owed && self.taken.is_empty();
+            Verdict::Barrier { revision, is_owed }
+        } else if is_owed && self.taken.is_empty() {
+            Verdict::Pass
+        } else {
+            Verdict::Drop
+        };
+        self.count_progress(is_owed);
+        verdict
+    }
+
+    /// Counts a response to a progress request; `is_owed` if it was the client's.
+    fn count_progress(&mut self, is_owed: bool) {
+        self.owed_progress = self.owed_progress.saturating_sub(u32::from(is_owed));
+        self.unanswered_progress = self.unanswered_progress.saturating_sub(1);
+        self.unanswered_through_return = self.unanswered_through_return.saturating_sub(1);
+        for pending in &mut self.pending {
+            if let Pending::Client(_, before) = pending {
+                before.answered(is_owed);
+            }
         }
-        if is_owed { Verdict::Pass } else { Verdict::Drop }
+        for watcher in self.watchers.values_mut() {
+            watcher.before.answered(is_owed);
+        }
     }
 
     fn events(&mut self, head: &Head) -> Verdict {
@@ -388,6 +478,8 @@ impl Relay {
                 Verdict::End
             };
         };
+        // etcd sends what it had to tell before the watcher began before the watcher's events.
+        watcher.before = Before::default();
         if first > watcher.fence {
             // From here on etcd sends revisions in their order.
             watcher.fence = 0;

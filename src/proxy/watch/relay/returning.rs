@@ -35,13 +35,8 @@ impl Relay {
     /// barrier, or [`Relay::stay`].
     pub(in crate::proxy::watch) fn await_barrier(&mut self) {
         self.awaits_barrier = true;
-        if self.unanswered_progress == 0 {
-            // The next response is that of this request, which etcd gets behind every create.
-            let began_before = |watcher: &&mut Relayed| watcher.create.start_revision != 0;
-            let watchers = self.watchers.values_mut().filter(began_before);
-            watchers.for_each(|watcher| watcher.since = 0);
-        }
         self.unanswered_progress = self.unanswered_progress.saturating_add(1);
+        self.unanswered_through_return = self.unanswered_progress;
     }
 
     /// Gives up the return; a response that still comes is dropped unless the client is owed one.
@@ -98,7 +93,7 @@ impl Relay {
         for pending in std::mem::take(&mut self.pending) {
             match pending {
                 Pending::Carried(watcher) => abandoned.watchers.push((watcher.id, watcher.create)),
-                Pending::Client(create) => abandoned.unanswered = Some(create),
+                Pending::Client(create, _) => abandoned.unanswered = Some(create),
             }
         }
         abandoned.cancelled = std::mem::take(&mut self.cancels);
@@ -108,10 +103,12 @@ impl Relay {
     /// Whether the stream may return at a progress notification of `revision`. One of an earlier request may be older
     /// than a watcher that was created since, and overtake the response to a cancel.
     pub(super) fn is_barrier(&self, revision: i64) -> bool {
-        let started = |watcher: &Relayed| revision >= watcher.since;
         self.awaits_barrier
             && self.cancels.is_empty()
             && revision >= self.seen
-            && self.watchers.values().all(started)
+            && self
+                .watchers
+                .values()
+                .all(|watcher| watcher.may_return_at(revision))
     }
 }

@@ -315,21 +315,82 @@ fn barrier_is_not_a_response_to_a_request_before_a_watcher_of_the_past() {
     assert_eq!(
         relay.response(&progress(70)),
         Verdict::Pass,
-        "watcher 1 has nothing yet"
+        "watcher 1 has nothing yet, as at etcd"
     );
     assert_eq!(relay.response(&events(1, 30)), Verdict::Pass);
-    assert_eq!(
-        relay.response(&progress(70)),
-        Verdict::Drop,
-        "it may be of either request"
-    );
-    relay.stay();
-    relay.await_barrier();
     let barrier = relay.response(&progress(70));
     assert!(
         matches!(barrier, Verdict::Barrier { revision: 70, .. }),
-        "{barrier:?}"
+        "there was one request before the watcher: {barrier:?}"
     );
+}
+
+#[test]
+fn progress_of_a_return_that_was_given_up_is_not_a_response_to_a_later_request() {
+    let of_70 = |id| Head {
+        revision: 70,
+        ..created(id)
+    };
+    let mut relay = relay();
+    relay.await_barrier();
+    relay.stay();
+    relay.request(&WatchRequest::Create(create(0, 30)));
+    relay.request(&WatchRequest::Progress);
+    assert_eq!(
+        relay.response(&of_70(1)),
+        Verdict::Pass,
+        "it overtakes the progress"
+    );
+    assert_eq!(relay.response(&progress(70)), Verdict::Drop, "of the return");
+    assert_eq!(relay.response(&events(1, 30)), Verdict::Pass);
+    assert_eq!(relay.response(&progress(70)), Verdict::Pass, "of the client");
+
+    let mut unanswered = self::relay();
+    unanswered.await_barrier();
+    unanswered.stay();
+    unanswered.request(&WatchRequest::Create(create(0, 30)));
+    unanswered.request(&WatchRequest::Progress);
+    assert_eq!(unanswered.response(&of_70(1)), Verdict::Pass);
+    assert_eq!(unanswered.response(&events(1, 30)), Verdict::Pass);
+    assert_eq!(
+        unanswered.response(&progress(70)),
+        Verdict::Pass,
+        "etcd has not answered the return: its response would have come before the event"
+    );
+
+    let mut future = self::relay();
+    future.await_barrier();
+    future.stay();
+    future.request(&WatchRequest::Create(create(0, 71)));
+    future.request(&WatchRequest::Progress);
+    assert_eq!(future.response(&of_70(1)), Verdict::Pass);
+    assert_eq!(future.response(&progress(70)), Verdict::Drop, "below its start");
+    assert_eq!(future.response(&progress(71)), Verdict::Pass, "of the client");
+
+    let mut pinned = self::relay();
+    pinned.await_barrier();
+    pinned.stay();
+    pinned.pin();
+    assert_eq!(pinned.response(&progress(70)), Verdict::Drop, "of the return");
+    assert_eq!(pinned.response(&progress(70)), Verdict::Pass);
+}
+
+#[test]
+fn pinned_stream_knows_whether_etcd_would_give_another_id() {
+    let mut relay = relay();
+    relay.request(&WatchRequest::Create(create(0, 0)));
+    assert_eq!(relay.response(&created(1)), Verdict::Pass);
+    relay.pin();
+    assert!(relay.chooses_expected_id(), "0 and 1 are taken");
+    relay.pin();
+    assert!(relay.chooses_expected_id());
+    relay.request(&WatchRequest::Cancel(0));
+    assert!(!relay.chooses_expected_id(), "etcd would give 0 again");
+
+    let mut begun = begun_at_etcd();
+    begun.pin();
+    begun.request(&WatchRequest::Cancel(0));
+    assert!(begun.chooses_expected_id(), "etcd has seen every create");
 }
 
 #[test]

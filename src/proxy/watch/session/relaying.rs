@@ -95,7 +95,8 @@ impl Session {
             if !etcd.accepts_request(cx) {
                 return self.requests.read_ahead(cx);
             }
-            if etcd.relay.is_pinned() {
+            let is_pinned = etcd.relay.is_pinned();
+            if is_pinned && etcd.relay.has_all_creates() {
                 if let Some(request) = self.unsent.pop_front() {
                     etcd.send(&request);
                     continue;
@@ -118,6 +119,10 @@ impl Session {
                     }
                     Poll::Ready(Received::Message(Ok(request))) => request,
                     Poll::Ready(Received::Message(Err(_))) if etcd.relay.unanswered() > 0 => return,
+                    Poll::Ready(Received::Message(Err(_))) if !etcd.relay.has_all_creates() => {
+                        // It may be a create, whose id etcd would choose by those that this stream has at etcd.
+                        return self.interrupt(Reason::Undecodable);
+                    }
                     Poll::Ready(Received::Message(Err(_))) => {
                         etcd.relay.pin();
                         self.metrics()
@@ -131,6 +136,12 @@ impl Session {
                 WatchRequest::Cancel(_) if etcd.relay.unanswered() > 0 => {
                     self.unsent.push_front(request);
                     return;
+                }
+                WatchRequest::Create(create) if is_pinned => {
+                    if create.watch_id == 0 && !etcd.relay.chooses_expected_id() {
+                        return self.interrupt(Reason::OverBudget);
+                    }
+                    etcd.send(&request);
                 }
                 WatchRequest::Create(create) if !self.bytes.has_room_for_watcher(create) => {
                     self.unsent.push_front(request);
