@@ -300,8 +300,9 @@ impl Endpoint {
                     let opened = Instant::now();
                     self.server.record_reconnected();
                     let answered = AtomicBool::new(false);
+                    let mut driver = Box::pin(driver);
                     let ended = self
-                        .use_connection(&slot, &connection, driver, context, &answered)
+                        .use_connection(&slot, &connection, &mut driver, context, &answered)
                         .await;
                     self.slots(class)[number].store(None);
                     context.clusters.record_lost(&slot);
@@ -311,6 +312,12 @@ impl Endpoint {
                     }
                     match ended {
                         Ended::LeftOut => {
+                            // Ends with the last call in flight. Without it a call would wait for ever for a peer that is
+                            // gone: hyper sends no pings then.
+                            let stop = context.stop.clone();
+                            context
+                                .tasks
+                                .spawn(async move { stop.run_until_cancelled(driver).await });
                             *self.last_error.lock() =
                                 Some(format!("{}: a member of another cluster", self.url));
                             tokio::time::sleep(LEFT_OUT_PAUSE).await;
@@ -336,14 +343,13 @@ impl Endpoint {
         &self,
         slot: &Slot,
         connection: &Arc<Connection>,
-        driver: impl Future<Output = String>,
+        driver: &mut (impl Future<Output = String> + Unpin),
         context: &ConnectionContext,
         answered: &AtomicBool,
     ) -> Ended {
-        let mut driver = std::pin::pin!(driver);
         // Before any call: one that reaches another cluster looks like a replaced history.
         let has_told = tokio::select! {
-            reason = &mut driver => return Ended::Lost(reason),
+            reason = &mut *driver => return Ended::Lost(reason),
             has_told = context.clusters.ask(slot, connection) => has_told,
         };
         if context.clusters.is_left_out(connection.cluster_id()) {
