@@ -185,6 +185,8 @@ pub struct Store {
     segment_bytes: u64,
     /// Running total of the segments that were dropped.
     dropped_bytes: u64,
+    /// States and events below this revision are not known to be etcd's any more.
+    forgotten: i64,
 }
 
 impl Store {
@@ -201,6 +203,7 @@ impl Store {
             log: EventLog::default(),
             segment_bytes: 0,
             dropped_bytes: 0,
+            forgotten: 0,
         }
     }
 
@@ -264,13 +267,28 @@ impl Store {
         }
     }
 
+    /// Returns no state below `revision` any more, and no events up to it: etcd may have others.
+    pub fn forget_before(&mut self, revision: i64) {
+        self.forgotten = self.forgotten.max(revision);
+    }
+
+    /// The oldest state, and its revision; `None` if it is not known to be etcd's.
+    pub fn base(&self) -> Option<(&Tree, i64)> {
+        let oldest = self.closed.front().unwrap_or(&self.open);
+        (oldest.revision >= self.forgotten).then_some((&oldest.checkpoint, oldest.revision))
+    }
+
     /// Oldest revision that [`Store::snapshot_at`] can return.
     pub fn oldest_revision(&self) -> i64 {
         self.oldest_checkpoint().max(self.compacted)
     }
 
-    /// Revision of the oldest checkpoint. No state that is rebuilt from now on has a lower [`Rebuild::revision`].
+    /// Revision of the oldest checkpoint, or the one before which everything was forgotten. The log has every later event.
     pub fn oldest_checkpoint(&self) -> i64 {
+        self.oldest_segment().max(self.forgotten)
+    }
+
+    fn oldest_segment(&self) -> i64 {
         self.closed.front().unwrap_or(&self.open).revision
     }
 
@@ -290,6 +308,12 @@ impl Store {
             return Err(AtError::Future {
                 revision,
                 current: self.revision,
+            });
+        }
+        if revision < self.forgotten {
+            return Err(AtError::Gone {
+                revision,
+                oldest: self.oldest_revision(),
             });
         }
         // Every state since the last event is the current one.
@@ -389,7 +413,7 @@ impl Store {
             self.segment_bytes -= segment.bytes;
             self.dropped_bytes += segment.bytes;
         }
-        self.log.trim_through(self.oldest_checkpoint());
+        self.log.trim_through(self.oldest_segment());
     }
 }
 

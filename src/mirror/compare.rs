@@ -9,16 +9,14 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::recent_events::{MAX_BYTES, MAX_EVENTS};
 use crate::cache::{Entry, Tree};
-use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::upstream::{Connection, is_future_revision};
+use crate::upstream::{Connection, is_future_revision, range};
 
 /// Keys that are compared, by mod_revision: as many as a feed delivers events again.
 const NEWEST_KEYS: usize = MAX_EVENTS;
@@ -28,8 +26,6 @@ const PART_BYTES: u64 = 64 << 20;
 const PART_KEYS: u64 = 100_000;
 /// Keys that are selected at once: that takes less than handing the tree to another thread and back.
 const SELECTED_AT_ONCE_KEYS: u64 = 1_000;
-/// Timeout of the comparison of one part.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The keys of `tree`, which are all those from `from` to `end`, at one revision.
 #[derive(Clone, Debug)]
@@ -68,10 +64,13 @@ impl Keys {
         let has_several = parts.len() > 1;
         for part in parts {
             let began = Instant::now();
-            let Some(response) = read(connection, part.request(revision, oldest)).await? else {
-                return Ok(false);
+            let is_same = match range(connection, part.request(revision, oldest)).await {
+                Ok(response) => part.is_same(&response),
+                // The member's history is shorter than ours.
+                Err(status) if is_future_revision(&status) => false,
+                Err(status) => return Err(status),
             };
-            if !part.is_same(&response) {
+            if !is_same {
                 return Ok(false);
             }
             if has_several {
@@ -165,24 +164,6 @@ fn oldest_of_newest(tree: &Tree) -> i64 {
         *n == 0 || bytes <= MAX_BYTES
     });
     fitting.last().map_or(0, |(_, (revision, _))| revision)
-}
-
-/// Reads at a revision; `None` if etcd has not reached it.
-async fn read(
-    connection: &Arc<Connection>,
-    request: RangeRequest,
-) -> Result<Option<RangeResponse>, tonic::Status> {
-    let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-    let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
-        .await
-        .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))?;
-    match response {
-        Ok(response) => Ok(Some(response.into_inner())),
-        // The member's history is shorter than ours.
-        Err(status) if is_future_revision(&status) => Ok(None),
-        Err(status) => Err(status),
-    }
 }
 
 /// Whether two entries are the same, byte for byte.

@@ -8,19 +8,15 @@
 //! newest keys at the mirror's revision.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::compare::{Keys, is_same};
 use super::feed_end::FeedEnd;
 use super::load_cause::LoadCause;
-use super::state::{Anchor, Mirror};
-use crate::cache::{Change, ChangeKind, Entry};
+use super::state::{Anchor, Epoch, Mirror};
+use crate::cache::{Change, ChangeKind, Entry, Tree};
 use crate::etcdserverpb::RangeRequest;
-use crate::etcdserverpb::kv_client::KvClient;
-use crate::upstream::{Connection, header_request, is_compaction, is_future_revision};
+use crate::upstream::{Connection, header_request, is_compaction, is_future_revision, range};
 
-/// Timeout of a small read.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Revisions between an event and the mirror's revision up to which a feed resumes at that event: etcd reads every one of
 /// them, and lets writes wait meanwhile (about a microsecond each).
 const FIRST_EVENT_MAX_REVISIONS: i64 = 10_000;
@@ -142,10 +138,15 @@ impl<'a> Continuity<'a> {
 
 impl Anchor {
     /// Revision at which a feed resumes to be proven by its first events, of those that etcd still has: from `compacted`
-    /// on. `None` if [`compare`] has to prove it: since the load there was no event, or the last one is too far behind
-    /// the mirror's revision.
+    /// on. Behind the oldest state if that is known, so that it shows every event since. `None` if [`compare`] has to prove
+    /// it: since the load there was no event, or the last one is too far behind the mirror's revision.
     pub(super) fn first_event(&self, compacted: i64) -> Option<i64> {
-        let events = self.recent.iter().map(Change::revision).chain(self.last_event);
+        let has_events_since = |base: &i64| self.last_event.is_some_and(|last| last > *base);
+        let base = self.base.iter().map(|(_, revision)| *revision);
+        let base = base.filter(has_events_since).map(|base| base + 1);
+        let events = base
+            .chain(self.recent.iter().map(Change::revision))
+            .chain(self.last_event);
         let mut near = events.filter(|event| self.revision - event <= FIRST_EVENT_MAX_REVISIONS);
         near.find(|event| *event >= compacted)
     }
@@ -181,45 +182,73 @@ pub(super) async fn still_responds(
         revision: anchor.revision,
         ..header_request(mirror.scope.key())
     };
-    let (channel, origin) = loaded_by.own_channel();
-    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-    match tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request)).await {
-        Ok(Ok(_)) => Ok(true),
-        Ok(Err(status)) if is_future_revision(&status) => Ok(false),
-        Ok(Err(status)) if is_compaction(&status) => Err(compacted(anchor)),
-        Ok(Err(status)) => Err(FeedEnd::Reload(
+    match range(loaded_by, request).await {
+        Ok(_) => Ok(true),
+        Err(status) if is_future_revision(&status) => Ok(false),
+        Err(status) if is_compaction(&status) => Err(compacted(anchor)),
+        Err(status) => Err(FeedEnd::Reload(
             LoadCause::Unproven,
             FeedEnd::from(status).to_string(),
-        )),
-        Err(_) => Err(FeedEnd::Reload(
-            LoadCause::Unproven,
-            "no response to a read in time".into(),
         )),
     }
 }
 
-/// Whether etcd holds the keys of `mirror` at the mirror's revision, as far as its newest keys and their number show.
+/// Whether etcd holds the keys of `mirror` at the mirror's revision, as far as its newest keys and their number show. If it
+/// does, memory forgets its older states: they may be others.
 ///
 /// # Errors
 /// [`FeedEnd::Reload`] if etcd has compacted the revision, [`FeedEnd::Lost`] if it does not respond.
 pub(super) async fn compare(
     mirror: &Mirror,
+    epoch: Epoch,
     anchor: &Anchor,
     connection: &Arc<Connection>,
 ) -> Result<bool, FeedEnd> {
-    let keys = Keys {
-        tree: anchor.tree.clone(),
-        from: mirror.scope.key(),
-        end: mirror.scope.range_end(),
-        revision: anchor.revision,
-    };
-    keys.are_held_by(connection).await.map_err(|status| {
+    let keys = keys_of(mirror, anchor.tree.clone(), anchor.revision);
+    let is_held = keys.are_held_by(connection).await.map_err(|status| {
         if is_compaction(&status) {
             compacted(anchor)
         } else {
             status.into()
         }
+    })?;
+    if is_held {
+        mirror.forget_before(epoch, anchor.revision)?;
+    }
+    Ok(is_held)
+}
+
+/// Whether etcd holds the oldest state that memory has, `base` with its revision, as far as its newest keys and their number
+/// show.
+///
+/// # Errors
+/// [`FeedEnd::Reload`] if etcd has compacted the revision, [`FeedEnd::Lost`] if it does not respond.
+pub(super) async fn compare_base(
+    mirror: &Mirror,
+    (tree, revision): &(Tree, i64),
+    connection: &Arc<Connection>,
+) -> Result<bool, FeedEnd> {
+    let keys = keys_of(mirror, tree.clone(), *revision);
+    keys.are_held_by(connection).await.map_err(|status| {
+        if is_compaction(&status) {
+            // Events from the next revision on would be compared with this state.
+            FeedEnd::Reload(
+                LoadCause::Compacted(revision + 2),
+                "etcd has compacted past the mirror's oldest state".into(),
+            )
+        } else {
+            status.into()
+        }
     })
+}
+
+fn keys_of(mirror: &Mirror, tree: Tree, revision: i64) -> Keys {
+    Keys {
+        tree,
+        from: mirror.scope.key(),
+        end: mirror.scope.range_end(),
+        revision,
+    }
 }
 
 fn compacted(anchor: &Anchor) -> FeedEnd {
@@ -255,6 +284,7 @@ mod tests {
             last_event: Some(last_event),
             recent: Vec::new(),
             recent_is_full: false,
+            base: None,
             tree: Tree::from_sorted(keys.map(|(key, revision)| KeyValue::new(key, revision, "v").entry())),
         }
     }
@@ -383,6 +413,26 @@ mod tests {
             Judgement::Open
         );
         assert_eq!(feed.progress(20), LACKING);
+    }
+
+    #[test]
+    fn every_event_since_the_oldest_state_is_compared() {
+        let anchor = Anchor {
+            base: Some((Tree::from_sorted([]), 3)),
+            ..with_recent()
+        };
+        let from = |compacted| anchor.first_event(compacted);
+        assert_eq!([from(0), from(4), from(5)], [Some(4), Some(4), Some(6)]);
+        let mut feed = Continuity::new(&anchor, 4);
+        assert_eq!(feed.events(&[put("c", 6, "v")]), Judgement::Open);
+        let mut feed = Continuity::new(&anchor, 4);
+        let other = feed.events(&[put("e", 4, "v"), put("c", 6, "v")]);
+        assert!(matches!(other, Judgement::Another(_)), "{other:?}");
+        let unchanged = Anchor {
+            base: Some((Tree::from_sorted([]), 10)),
+            ..with_recent()
+        };
+        assert_eq!(unchanged.first_event(0), Some(6), "there is no event since");
     }
 
     #[test]

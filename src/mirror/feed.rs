@@ -9,7 +9,7 @@ use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
 use super::assemble::{Assembler, Step};
-use super::continuity::{Continuity, Judgement, Proof, compare, still_responds};
+use super::continuity::{Continuity, Judgement, Proof, compare, compare_base, still_responds};
 use super::feed_end::FeedEnd;
 use super::feed_member::{another_history, check_member};
 use super::history::Before;
@@ -205,8 +205,13 @@ impl<'a> Feed<'a> {
                 let first = proven.map_err(|_| {
                     FeedEnd::Lost("the mirror's last event was not delivered again in time".into())
                 })??;
-                // Few events prove little about what was loaded.
-                if first.is_some() && !anchor.recent_is_full && !compare(mirror, anchor, connection).await? {
+                let is_held = match &anchor.base {
+                    _ if first.is_none() || anchor.recent_is_full => true,
+                    // Few events prove little about what was loaded. Every one since the oldest state was delivered again.
+                    Some(base) if base.1 + 1 == *event => compare_base(mirror, base, connection).await?,
+                    _ => compare(mirror, epoch, anchor, connection).await?,
+                };
+                if !is_held {
                     return Err(another_history(mirrors, &before, shown));
                 }
                 first
@@ -224,7 +229,10 @@ impl<'a> Feed<'a> {
                     "the last event can no longer be had from etcd".into(),
                 ));
             }
-            Proof::Comparison => compare(mirror, anchor, connection).await?.then_some(Step::Wait),
+            Proof::Comparison => {
+                let is_held = compare(mirror, epoch, anchor, connection).await?;
+                is_held.then_some(Step::Wait)
+            }
         };
         let Some(first) = first else {
             let may_lack_deletes =

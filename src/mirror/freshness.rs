@@ -18,6 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -50,6 +51,9 @@ pub struct Findings {
     pub replaced: Box<dyn Fn(&ResponseHeader) + Send + Sync>,
     /// In the history of this number, etcd has compacted every revision below this one, or more.
     pub compacted: Box<dyn Fn(u64, i64) + Send + Sync>,
+    /// Whether the history behind a connection is the one of this number, by what the mirrors hold: asked at the first check on
+    /// the connection.
+    pub continues: Box<dyn Fn(Arc<Connection>, u64) -> BoxFuture<'static, bool> + Send + Sync>,
 }
 
 /// Sends quorum checks: as few as prove all reads.
@@ -346,10 +350,14 @@ impl Freshness {
         round.wake(reads).await;
     }
 
-    /// Sets the `result` of `round`, and sends the next one if it is due; returns the number of reads to wake.
+    /// Sets the `result` of `round` unless it has one, and sends the next round if it is due; returns the number of reads to
+    /// wake.
     fn finish(self: &Arc<Self>, round: &Round, result: Result<Proof, Unproven>) -> u64 {
         let reads = {
             let mut state = round.state.lock();
+            if state.result.is_some() {
+                return state.reads;
+            }
             state.result = Some(result);
             state.reads
         };
@@ -362,12 +370,7 @@ impl Freshness {
 
     /// Ends `round` with `result`, unless it has ended.
     async fn end(self: &Arc<Self>, round: &Round, result: Result<Proof, Unproven>) {
-        let has_ended = round.state.lock().result.is_some();
-        let reads = if has_ended {
-            round.state.lock().reads
-        } else {
-            self.finish(round, result)
-        };
+        let reads = self.finish(round, result);
         round.wake(reads).await;
     }
 
@@ -417,12 +420,14 @@ impl Freshness {
             let status = match attempted {
                 Ok(Ok((header, true, raft_index))) => {
                     self.finish_check(caller, &before, header, raft_index)?;
-                    self.cluster_state.note_checked(connection.opened());
-                    if raft_index.is_some() {
-                        // Not before: until the history is known to be the same, other checks compare it as well.
-                        connection.set_history(history);
+                    let continues = self.history_continues(&connection, history, raft_index.is_some());
+                    if let Ok(true) = tokio::time::timeout_at(attempt_deadline, continues).await {
+                        self.cluster_state.note_checked(connection.opened());
+                        return Ok(proof(header, at));
                     }
-                    return Ok(proof(header, at));
+                    tonic::Status::unavailable(
+                        "the history behind the connection is not known to be the same",
+                    )
                 }
                 Ok(Ok((header, false, _))) => return Ok(proof(header, at)),
                 Ok(Err(status)) if at > 0 && is_compaction(&status) => {
@@ -454,6 +459,23 @@ impl Freshness {
             }
             tokio::time::sleep(ATTEMPT_PAUSE).await;
         }
+    }
+
+    /// Whether what the mirrors hold is of the history behind `connection`, if this `is_first` check on it has to show that. The
+    /// raft log shows no rollback whose lost revisions were written again, and a feed may not have noticed yet that its member
+    /// is gone.
+    async fn history_continues(&self, connection: &Arc<Connection>, history: u64, is_first: bool) -> bool {
+        if !is_first || connection.is_of_history(history) {
+            return true;
+        }
+        let compared = (self.findings.continues)(Arc::clone(connection), history);
+        let stop = self.stop.clone();
+        // Not cancelled with the check: etcd may need longer than that to count the keys of a large mirror, and the next check
+        // on the connection has the result.
+        let compared = self
+            .tasks
+            .spawn(async move { stop.run_until_cancelled(compared).await });
+        matches!(compared.await, Ok(Some(true)))
     }
 
     /// Records that auth is on if an anonymous check was refused, and logs the change.

@@ -21,7 +21,7 @@ const UNKNOWN_GAP: i64 = i64::MIN;
 #[derive(Debug)]
 pub struct History {
     /// Number of replacements of history before this one.
-    pub(super) number: u64,
+    pub number: u64,
     /// Id of the cluster, from the first check or load; 0 before that.
     cluster_id: AtomicU64,
     /// Highest revision in any message from etcd.

@@ -1,23 +1,25 @@
 //! Whether the member behind a connection is of the known history, before etcd continues on it what memory has begun
-//! (W10). A lower revision, another cluster or a shorter raft log is found by quorum checks as well; a rollback whose
+//! (W10), and before the first quorum check on it proves a read (I1). A lower revision, another cluster or a shorter raft log is found by quorum checks as well; a rollback whose
 //! lost revisions were written again shows only in the events.
 
 use std::sync::Arc;
 
-use super::cluster_state::History;
+use tokio::time::Instant;
+
 use super::feed::compare_history;
 use super::feed_end::FeedEnd;
+use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
 use super::position::Position;
 use super::state::Mirror;
 use crate::upstream::Connection;
 
 impl Mirrors {
-    /// Whether the member behind `connection` is of `history`: its events continue those of each mirror. Where etcd
-    /// cannot send them any more, and while a mirror is empty, its raft log decides. This is asked once per connection
-    /// and history; if the history is another one, every mirror is dropped.
-    pub async fn is_of_history(&self, connection: &Arc<Connection>, history: &Arc<History>) -> bool {
-        let number = history.number;
+    /// Whether the member behind `connection` is of the history of this `number`: its events continue those of each mirror.
+    /// Where etcd cannot send them any more, and while a mirror is empty, its raft log decides, unless `is_handover`: watchers
+    /// whose last event nothing can show do not continue. This is asked once per connection and history; if the history is
+    /// another one, every mirror is dropped.
+    pub async fn is_of_history(&self, connection: &Arc<Connection>, number: u64, is_handover: bool) -> bool {
         if connection.is_of_history(number) {
             return true;
         }
@@ -29,7 +31,11 @@ impl Mirrors {
             return true;
         }
         for mirror in self.all() {
-            if let Err(end) = self.compare(mirror, connection).await {
+            let compared = match self.compare(mirror, connection).await {
+                Err(FeedEnd::Reload(LoadCause::Unproven, _)) if !is_handover => Ok(()),
+                compared => compared,
+            };
+            if let Err(end) = compared {
                 tracing::debug!(mirror = mirror.name, endpoint = %connection.url(), explanation = %end,
                     "a connection is not known to be of the mirror's history");
                 return false;
@@ -41,6 +47,14 @@ impl Mirrors {
             connection.set_history(number);
         }
         is_current
+    }
+
+    /// Time by which a connection must have been opened on which etcd continues watchers of the mirrors at `positions`: a mirror
+    /// that was removed since cannot be compared with etcd any more. `None` if none was removed.
+    pub fn opened_by(&self, positions: impl Iterator<Item = usize>) -> Option<Instant> {
+        positions
+            .filter_map(|position| self.slots.get(position)?.opened_by())
+            .min()
     }
 
     /// Whether the history behind `connection`, on which a feed of `mirror` resumes at `revision`, holds what mirrors further
@@ -57,7 +71,10 @@ impl Mirrors {
         for other in self.all().filter(|other| !std::ptr::eq(*other, mirror)) {
             let anchor = other.anchor(other.epoch())?;
             if anchor.is_some_and(|anchor| anchor.revision > revision) {
-                self.compare(other, connection).await?;
+                match self.compare(other, connection).await {
+                    Err(FeedEnd::Reload(LoadCause::Unproven, _)) => {}
+                    compared => compared?,
+                }
             }
         }
         Ok(())
@@ -68,8 +85,8 @@ impl Mirrors {
             return self.compare_log(mirror, connection).await;
         }
         match compare_history(self, mirror, connection).await {
-            // The raft log was compared before.
-            Err(FeedEnd::Reload(..)) => Ok(()),
+            // The raft log was compared before, and etcd refuses watchers of what it has compacted.
+            Err(FeedEnd::Reload(LoadCause::Compacted(_), _)) => Ok(()),
             compared => compared,
         }
     }

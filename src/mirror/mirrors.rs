@@ -1,7 +1,7 @@
 //! All mirrors of this process, and what they share.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -59,8 +59,10 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
-    /// Empty mirrors of every scope that `config` names. No task runs yet: [`start`](super::start) starts them.
+    /// Empty mirrors of every scope that `config` names, which will be those of `this`. No task runs yet:
+    /// [`start`](super::start) starts them.
     pub(super) fn new(
+        this: &Weak<Mirrors>,
         live: &LiveConfig,
         upstream: &Arc<Upstream>,
         telemetry: &Arc<Telemetry>,
@@ -91,6 +93,18 @@ impl Mirrors {
                 Box::new(move |history, revision| {
                     compacted(&slots, &cluster_state, history, revision);
                     found.notify_one();
+                })
+            },
+            continues: {
+                let this = Weak::clone(this);
+                Box::new(move |connection, history| {
+                    let mirrors = this.upgrade();
+                    Box::pin(async move {
+                        match mirrors {
+                            Some(mirrors) => mirrors.is_of_history(&connection, history, false).await,
+                            None => false,
+                        }
+                    })
                 })
             },
         };

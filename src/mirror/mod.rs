@@ -99,7 +99,7 @@ pub fn start(
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Arc<Mirrors> {
-    let mirrors = Arc::new(Mirrors::new(live, upstream, telemetry, tasks, stop));
+    let mirrors = Arc::new_cyclic(|this| Mirrors::new(this, live, upstream, telemetry, tasks, stop));
     let config = live.load();
     for (position, _) in mirrors.positions() {
         lifecycle::start(&mirrors, position);

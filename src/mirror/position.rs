@@ -1,18 +1,13 @@
 //! Where a member is in etcd's history: by this the history behind a connection is compared with the known one (I4).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 
 use super::history::Before;
 use crate::cache;
-use crate::etcdserverpb::kv_client::KvClient;
-use crate::etcdserverpb::{RangeRequest, ResponseHeader, StatusResponse};
-use crate::upstream::{Connection, header_request, is_compaction, is_future_revision};
-
-/// Timeout of a small read.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+use crate::etcdserverpb::{RangeRequest, StatusResponse};
+use crate::upstream::{Connection, header_request, is_compaction, is_future_revision, range};
 
 /// Result of a linearizable read, and a later status of the very member that answered it.
 #[derive(Debug)]
@@ -37,7 +32,7 @@ impl Position {
         before: &Before,
     ) -> Result<Position, tonic::Status> {
         let request = header_request(key);
-        let header = read(connection, request.clone()).await?;
+        let header = range(connection, request.clone()).await?.header;
         let position = Position::of(connection, header.unwrap_or_default().into()).await?;
         // Revision 0 would be the newest one.
         let compacted = before.compacted().saturating_sub(1);
@@ -46,7 +41,7 @@ impl Position {
                 revision: compacted,
                 ..request
             };
-            match read(connection, request).await {
+            match range(connection, request).await {
                 Ok(_) => false,
                 Err(status) if is_compaction(&status) => true,
                 Err(status) if is_future_revision(&status) => false,
@@ -85,16 +80,4 @@ impl Position {
     pub(super) fn continues(&self, before: &Before) -> bool {
         self.holds_compaction && before.continues_with(&self.header, Some(self.status.raft_index))
     }
-}
-
-async fn read(
-    connection: &Arc<Connection>,
-    request: RangeRequest,
-) -> Result<Option<ResponseHeader>, tonic::Status> {
-    let (channel, origin) = connection.own_channel();
-    let mut client = KvClient::with_origin(channel, origin);
-    let response = tokio::time::timeout(RESPONSE_TIMEOUT, client.range(request))
-        .await
-        .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))?;
-    Ok(response?.into_inner().header)
 }

@@ -1,8 +1,8 @@
 //! Places of mirrors: a reload adds mirrors and removes others while reads and watches refer to them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::state::Mirror;
@@ -16,8 +16,9 @@ const MAX_ADDED: usize = 1_024;
 pub(super) struct Slot {
     pub(super) mirror: Mirror,
     pub(super) hub: Arc<WatchHub>,
-    /// A reload has removed the mirror.
-    is_removed: AtomicBool,
+    /// Set once a reload has removed the mirror: what a connection sends that was opened by then, and is still open, is of
+    /// the history that the mirror was of.
+    removed: OnceLock<Instant>,
     /// A reload has added the mirror.
     pub(super) was_added: bool,
     /// Stops the mirror's task.
@@ -31,7 +32,7 @@ impl Slot {
         Slot {
             mirror,
             hub,
-            is_removed: AtomicBool::new(false),
+            removed: OnceLock::new(),
             was_added,
             stop,
             ended: CancellationToken::new(),
@@ -40,12 +41,24 @@ impl Slot {
 
     /// Takes the mirror out of the answer to every later read and watch, and stops its task.
     pub(super) fn remove(&self) {
-        self.is_removed.store(true, Ordering::SeqCst);
+        let is_proven = self.mirror.revision().is_ok();
+        // The feed of a mirror that is out of service may have ended because etcd was restored.
+        let opened_by = if is_proven {
+            Instant::now()
+        } else {
+            self.mirror.born()
+        };
+        let _ = self.removed.set(opened_by);
         self.stop.cancel();
     }
 
     pub(super) fn is_removed(&self) -> bool {
-        self.is_removed.load(Ordering::SeqCst)
+        self.removed.get().is_some()
+    }
+
+    /// Of a removed mirror, the time by which a connection must have been opened that continues the mirror's watchers.
+    pub(super) fn opened_by(&self) -> Option<Instant> {
+        self.removed.get().copied()
     }
 }
 

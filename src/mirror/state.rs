@@ -256,6 +256,11 @@ impl Mirror {
         u64::try_from(self.metrics.memory_bytes.get()).unwrap_or(0)
     }
 
+    /// When the mirror was made.
+    pub(super) fn born(&self) -> Instant {
+        self.born
+    }
+
     /// Time since this mirror was made: the clock of its history.
     pub(super) fn now(&self) -> Duration {
         self.born.elapsed()
@@ -293,6 +298,8 @@ pub(super) struct Anchor {
     pub(super) recent_is_full: bool,
     /// Keys at `revision`.
     pub(super) tree: Tree,
+    /// The oldest state that memory has, and its revision, if `recent` has every event since.
+    pub(super) base: Option<(Tree, i64)>,
 }
 
 #[cfg(test)]

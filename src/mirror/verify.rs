@@ -14,6 +14,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
+use super::history::History;
 use super::mirrors::Mirrors;
 use super::state::{Epoch, Mirror, View};
 use crate::cache::{Entry, Tree};
@@ -132,15 +133,7 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
             Some(read) => read,
             None => return Ok(Verified::Out),
         };
-        // Members of several clusters may be behind one name.
-        let cluster_id = answer
-            .response
-            .header
-            .as_ref()
-            .map_or(0, |header| header.cluster_id);
-        if !mirrors.cluster_state.current().may_be_of_cluster(cluster_id) {
-            return Err(Unverified::AnotherCluster);
-        }
+        check_cluster(&mirrors.cluster_state.current(), &answer.response)?;
         mirrors
             .telemetry
             .metrics
@@ -160,6 +153,16 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
         from = next;
         let paced = Duration::from_millis(answer.bytes * 1000 / BYTES_PER_SECOND);
         tokio::time::sleep(paced.max(answer.took * REST)).await;
+    }
+}
+
+/// Checks that `response` may be of `history`: members of several clusters may be behind one name.
+fn check_cluster(history: &History, response: &RangeResponse) -> Result<(), Unverified> {
+    let cluster_id = response.header.as_ref().map_or(0, |header| header.cluster_id);
+    if history.may_be_of_cluster(cluster_id) {
+        Ok(())
+    } else {
+        Err(Unverified::AnotherCluster)
     }
 }
 
@@ -297,6 +300,7 @@ fn is_same(ours: &Entry, theirs: &Bytes) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::etcdserverpb::ResponseHeader;
 
     /// A KeyValue with a key of less than 128 bytes, changed at `revision`.
     fn key_value(key: &str, value: &str, revision: u8) -> Bytes {
@@ -316,6 +320,22 @@ mod tests {
         (0..keys)
             .map(|n| key_value(&format!("/k/{n:05}"), "v", 3))
             .collect()
+    }
+
+    #[test]
+    fn response_of_another_cluster_shows_no_difference() {
+        let history = History::new(0);
+        let of_cluster = |cluster_id| RangeResponse {
+            header: Some(ResponseHeader {
+                cluster_id,
+                ..ResponseHeader::default()
+            }),
+            ..RangeResponse::default()
+        };
+        assert!(history.note_cluster(7));
+        assert!(check_cluster(&history, &of_cluster(7)).is_ok());
+        let other = check_cluster(&history, &of_cluster(8));
+        assert!(matches!(other, Err(Unverified::AnotherCluster)), "{other:?}");
     }
 
     /// Response of an etcd that holds `theirs` to a piece's request.

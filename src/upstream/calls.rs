@@ -15,7 +15,7 @@ use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{
-    RangeRequest, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest, WatchRequest,
+    RangeRequest, RangeResponse, RequestOp, ResponseHeader, TxnRequest, WatchCreateRequest, WatchRequest,
 };
 use crate::grpc::metadata::remove_own_metadata;
 use crate::grpc_health::HealthCheckRequest;
@@ -31,6 +31,8 @@ const MESSAGE_HEADERS: [&str; 4] = [
     "grpc-accept-encoding",
     "grpc-timeout",
 ];
+/// Timeout of [`range`].
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// Timeout of the calls that find out what etcd has compacted.
 const COMPACTION_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -108,11 +110,24 @@ pub async fn current_header(
     connection: &Arc<Connection>,
     key: Bytes,
 ) -> Result<Option<ResponseHeader>, tonic::Status> {
+    Ok(range(connection, header_request(key)).await?.header)
+}
+
+/// A Range as rangecache's own user, on a connection of which it waits at most for [`READ_TIMEOUT`]. The caller bounds the
+/// response by its request.
+///
+/// # Errors
+/// etcd's status, and `DeadlineExceeded`.
+pub async fn range(
+    connection: &Arc<Connection>,
+    request: RangeRequest,
+) -> Result<RangeResponse, tonic::Status> {
     let (channel, origin) = connection.own_channel();
-    let response = KvClient::with_origin(channel, origin)
-        .range(header_request(key))
-        .await?;
-    Ok(response.into_inner().header)
+    let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
+    let response = tokio::time::timeout(READ_TIMEOUT, client.range(request))
+        .await
+        .map_err(|_| tonic::Status::deadline_exceeded("no response to a read in time"))?;
+    Ok(response?.into_inner())
 }
 
 /// The smallest linearizable read of `key`, for the header of its response.

@@ -48,8 +48,8 @@ pub struct Relay {
 struct State {
     /// Revision at which watches stand still; 0 while they do not.
     frozen_at: AtomicI64,
-    /// Watches that were created.
-    watches: AtomicUsize,
+    /// Responses with events that watches have got.
+    event_responses: AtomicUsize,
     /// Member that connections opened from now on seem to reach.
     old_member: Mutex<Option<OldMember>>,
     /// Changes when connections with a watch are to be closed.
@@ -147,9 +147,9 @@ impl Relay {
         *self.state.header_fields.lock() = fields.to_vec();
     }
 
-    /// Number of watches created so far.
-    pub fn watches(&self) -> usize {
-        self.state.watches.load(Ordering::SeqCst)
+    /// Number of responses with events that watches have got so far.
+    pub fn event_responses(&self) -> usize {
+        self.state.event_responses.load(Ordering::SeqCst)
     }
 
     /// Connections opened from now on reach another member, as behind a balancer: one of an old `version`, whose
@@ -343,7 +343,11 @@ impl Carried {
         let mut response = WatchResponse::decode(message.clone()).expect("a watch's response");
         if response.created {
             self.has_watch.store(true, Ordering::SeqCst);
-            self.state.watches.fetch_add(1, Ordering::SeqCst);
+        }
+        let revision = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+        let is_passed = |event: &Event| frozen_at == 0 || revision(event) <= frozen_at;
+        if response.events.iter().any(is_passed) {
+            self.state.event_responses.fetch_add(1, Ordering::SeqCst);
         }
         let withholds = self.old_member.as_ref().map(|member| member.withholds);
         if withholds.is_some() && !response.events.is_empty() {
@@ -358,8 +362,7 @@ impl Carried {
         if frozen_at == 0 || response.created || response.canceled {
             return message;
         }
-        let revision = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
-        response.events.retain(|event| revision(event) <= frozen_at);
+        response.events.retain(is_passed);
         response.header.as_mut().expect("has a header").revision = frozen_at;
         response.encode_to_vec().into()
     }

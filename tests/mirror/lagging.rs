@@ -1,12 +1,35 @@
 //! A feed on a member that responds, but at an old revision.
 
 use testkit::etcd::{Etcd, Version};
+use testkit::grpc::Client;
 use testkit::pb::RangeRequest;
 use testkit::proxy::Rangecache;
 use testkit::recovery::{Reads, recovers};
 use testkit::relay::Relay;
+use testkit::wait::{SOON, until};
 
 const PREFIX: &str = "/lagging/";
+
+/// The relay that has the feed, which gets the events, and then the other one.
+async fn by_feed<'a>(relays: &'a [Relay; 2], direct: &Client) -> [&'a Relay; 2] {
+    let counts = || [0, 1].map(|of| relays[of].event_responses());
+    let before = counts();
+    direct
+        .put(format!("{PREFIX}feed"), "v")
+        .await
+        .expect("etcd writes");
+    let (got, _) = until(SOON, "an event reaches the feed", async || {
+        let after = counts();
+        let got = [0, 1].map(|of| after[of] > before[of]);
+        got.contains(&true).then_some(got)
+    })
+    .await;
+    match got {
+        [true, false] => [&relays[0], &relays[1]],
+        [false, true] => [&relays[1], &relays[0]],
+        both => panic!("one feed was expected, not {both:?}"),
+    }
+}
 
 async fn stale_feed_is_left(version: Version) {
     let etcd = Etcd::start(version).await;
@@ -30,11 +53,7 @@ async fn stale_feed_is_left(version: Version) {
         Reads::MustSucceed,
     )
     .await;
-    let (stale, other) = match (relays[0].watches(), relays[1].watches()) {
-        (1, 0) => (&relays[0], &relays[1]),
-        (0, 1) => (&relays[1], &relays[0]),
-        watches => panic!("one feed was expected, not {watches:?}"),
-    };
+    let [stale, other] = by_feed(&relays, &direct).await;
     let now = direct
         .range(&RangeRequest::one("any"))
         .await
@@ -49,7 +68,8 @@ async fn stale_feed_is_left(version: Version) {
         Reads::MustSucceed,
     )
     .await;
-    assert!(other.watches() > 0, "the feed is on the other member");
+    let [feed, _] = by_feed(&relays, &direct).await;
+    assert!(std::ptr::eq(feed, other), "the feed is on the other member");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -96,6 +96,10 @@ async fn bench_with(slow_round: Duration) -> Bench {
             state.note_compacted(history, revision);
             found.lock().push(revision);
         }),
+        continues: Box::new(|connection, history| {
+            connection.set_history(history);
+            Box::pin(std::future::ready(true))
+        }),
     };
     let mut freshness = Freshness::new(
         upstream,

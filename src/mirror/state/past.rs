@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Mirror, View, ViewAtError};
+use super::{Epoch, Mirror, StaleEpoch, View, ViewAtError};
 use crate::cache::{Rebuild, Rebuilt, Snapshot, Tree};
 use crate::telemetry::Reason;
 
@@ -49,6 +49,16 @@ impl Mirror {
             Some(loaded) if Arc::ptr_eq(&loaded.past, &past) => Ok(tree),
             _ => Err(self.view().err().unwrap_or(Reason::Loading).into()),
         }
+    }
+
+    /// Lets reads and watches that begin below `revision` go to etcd from now on: memory's state at `revision` was compared with
+    /// etcd's, and nothing shows that those before it are the same.
+    pub(in crate::mirror) fn forget_before(&self, epoch: Epoch, revision: i64) -> Result<(), StaleEpoch> {
+        let mut contents = self.contents_of(epoch)?;
+        let loaded = contents.loaded.as_mut().ok_or(StaleEpoch)?;
+        loaded.store.forget_before(revision);
+        self.metrics.oldest_revision.set(loaded.store.oldest_revision());
+        Ok(())
     }
 
     /// Records that etcd has compacted below `revision`: reads below it get etcd's error from now on.

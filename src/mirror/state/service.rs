@@ -61,6 +61,10 @@ impl Mirror {
             recent: loaded.recent.to_vec(),
             recent_is_full: loaded.recent.is_full(),
             tree: loaded.store.tree().clone(),
+            base: match loaded.store.base() {
+                Some((tree, revision)) if !loaded.recent.is_full() => Some((tree.clone(), revision)),
+                _ => None,
+            },
         }))
     }
 

@@ -165,6 +165,26 @@ fn past_revisions_equal_a_model() {
 }
 
 #[test]
+fn states_before_a_comparison_are_forgotten() {
+    let mirror = mirror_up_to(60);
+    mirror.forget_before(mirror.epoch(), 50).unwrap();
+    assert_eq!(
+        mirror.view_at(49).unwrap_err(),
+        ViewAtError::Unavailable(AtError::Gone {
+            revision: 49,
+            oldest: 50
+        })
+    );
+    for revision in 50..=60 {
+        let tree = mirror.view_at(revision).unwrap();
+        assert_eq!(keys(&tree), expected_at(revision), "at {revision}");
+    }
+    let log = mirror.observe(50, usize::MAX).log.unwrap();
+    assert_eq!(log.complete_after, 50, "a watch from 50 on begins at etcd");
+    assert!(mirror.anchor(mirror.epoch()).unwrap().unwrap().base.is_none());
+}
+
+#[test]
 fn feed_is_not_blocked_while_a_past_revision_is_rebuilt() {
     let mirror = mirror_up_to(60);
     let read = HeldRead::start(&mirror, 40);

@@ -112,9 +112,15 @@ impl fmt::Debug for EtcdStream {
 
 impl EtcdStream {
     /// Opens the call of `client`, and lets etcd continue the watchers of `relay`. `parts` is the head of the client's
-    /// request. A handover waits for its turn, and for the proof that etcd is of `history`, the one of the watchers (W10);
-    /// what happens meanwhile is sent by etcd later.
-    pub(super) fn open(client: &Client, parts: Parts, relay: Relay, history: Arc<History>) -> EtcdStream {
+    /// request. A handover waits for its turn, and for the proof that etcd is of `history`, the one of the watchers (W10), on a
+    /// connection that was opened at `opened_by` or before; what happens meanwhile is sent by etcd later.
+    pub(super) fn open(
+        client: &Client,
+        parts: Parts,
+        relay: Relay,
+        history: Arc<History>,
+        opened_by: Option<Instant>,
+    ) -> EtcdStream {
         let (requests, receiver) = mpsc::channel(REQUESTS);
         let mut first = BytesMut::new();
         for (_, create) in creates(relay.carried_from_memory()) {
@@ -132,7 +138,7 @@ impl EtcdStream {
         let body = tonic::body::Body::new(StreamBody::new(Box::pin(frames)));
         let proxy = &client.proxy;
         let (forward, turns) = (Arc::clone(&proxy.forward), Arc::clone(&proxy.watch_handovers));
-        let (mirrors, of) = (Arc::clone(&proxy.mirrors), Arc::clone(&history));
+        let (mirrors, of) = (Arc::clone(&proxy.mirrors), history.number);
         let opening = async move {
             let mut turn = None;
             if is_handover {
@@ -148,11 +154,16 @@ impl EtcdStream {
                 return (sending.await.into(), None);
             }
             let proven = async {
-                match sending.await {
-                    Ok(sent) if !mirrors.is_of_history(sent.in_flight.connection(), &of).await => {
-                        Opened::Unusable
-                    }
-                    sent => sent.into(),
+                let sent = match sending.await {
+                    Ok(sent) => sent,
+                    failed => return failed.into(),
+                };
+                let connection = sent.in_flight.connection();
+                let is_early = opened_by.is_none_or(|latest| connection.opened() <= latest);
+                if is_early && mirrors.is_of_history(connection, of, true).await {
+                    Opened::Response(sent)
+                } else {
+                    Opened::Unusable
                 }
             };
             let opened = tokio::time::timeout(CONTINUE_TIMEOUT, proven).await;

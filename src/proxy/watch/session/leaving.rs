@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::task::Context;
 
+use tokio::time::Instant;
+
 use super::Session;
 use super::departure::Departure;
 use crate::grpc::Status;
@@ -93,6 +95,8 @@ impl Session {
             self.metrics().record_created("etcd", reason.as_str());
         }
         self.metrics().record_handover("etcd", reason.as_str());
+        let positions = self.watchers.values().filter(|watcher| watcher.reader.is_some());
+        let opened_by = self.mirrors().opened_by(positions.map(|watcher| watcher.mirror));
         for watcher in &carried {
             self.remove(watcher.id);
         }
@@ -103,7 +107,7 @@ impl Session {
         self.progress.requested = None;
         self.progress.stop();
         self.handle_first(create);
-        self.open_etcd(reason, relay, history);
+        self.open_etcd(reason, relay, history, opened_by);
     }
 
     /// Puts a create request that was not answered before the requests behind it.
@@ -117,14 +121,14 @@ impl Session {
     pub(in crate::proxy::watch) fn begin_at_etcd(&mut self, reason: Reason) {
         let history = self.mirrors().cluster_state.current();
         let relay = Relay::new(self.ids.clone(), Vec::new(), BTreeSet::new(), 0);
-        self.open_etcd(reason, relay, history);
+        self.open_etcd(reason, relay, history, None);
     }
 
-    fn open_etcd(&mut self, reason: Reason, relay: Relay, history: Arc<History>) {
+    fn open_etcd(&mut self, reason: Reason, relay: Relay, history: Arc<History>, opened_by: Option<Instant>) {
         let (client, parts) = (&self.stream.client, self.stream.parts.clone());
         self.bytes.set_relayed(relay.held_bytes());
         self.open = self.metrics().open_etcd(reason.as_str());
-        self.etcd = Some(EtcdStream::open(client, parts, relay, history));
+        self.etcd = Some(EtcdStream::open(client, parts, relay, history, opened_by));
         self.expect_return(reason);
     }
 
