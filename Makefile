@@ -73,7 +73,7 @@ linearize: tools linearizer rust-present ## Check linearizability under faults; 
 .PHONY: simulate
 simulate: rust-present ## Simulate rangecache with a model of etcd; options: JOB=mixed or restores, SEEDS=10000 FIRST_SEED=0, or SEED=1234 with its trace
 	JOB='$(JOB)' SEEDS='$(SEEDS)' FIRST_SEED='$(FIRST_SEED)' SEED='$(SEED)' \
-	  $(CARGO) test --locked --test simulation -- --ignored --exact --nocapture chosen_seeds
+	  $(CARGO) test --locked --profile simulate --test simulation -- --ignored --exact --nocapture chosen_seeds
 
 .PHONY: simulate-planted
 simulate-planted: rust-present ## Count the seeds until a simulation finds each bug of tests/planted; options: PLANTED=03 SEEDS=1000

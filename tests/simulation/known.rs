@@ -138,6 +138,17 @@ impl Known {
         revision.max(begin.floor.shown)
     }
 
+    /// The history before `number`, or one further back: those in between were replaced before rangecache showed anything of
+    /// them.
+    fn oldest_unpassed(&self, number: usize) -> usize {
+        let histories = self.histories.lock();
+        let mut oldest = (number - 1).max(1);
+        while oldest > 1 && histories[oldest - 1].floor.shown == 0 {
+            oldest -= 1;
+        }
+        oldest
+    }
+
     /// Records a violation.
     pub fn violation(&self, what: impl AsRef<str>) {
         self.cluster.trace.line(format!("VIOLATION {}", what.as_ref()));
@@ -201,7 +212,11 @@ impl Known {
         let is_bounded = read.max_staleness.is_some() || read.min_revision.is_some();
         let may_be_older = request.serializable || age.is_some() || is_bounded;
         let has_passed = is_from_memory && begin.floor.is_written;
-        let first = number - usize::from(may_be_older && !has_passed && number > 1);
+        let first = if may_be_older && !has_passed {
+            self.oldest_unpassed(number)
+        } else {
+            number
+        };
         let is_of_another = self.cluster.look(|state| {
             let others = state.histories.iter().enumerate().skip(first - 1);
             let mut others = others.filter(|(at, _)| at + 1 != number);

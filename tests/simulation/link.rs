@@ -1,5 +1,6 @@
 //! One connection to a member.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,6 +20,7 @@ pub struct Link {
     lost: watch::Sender<bool>,
     /// When the member last answered a unary call on it.
     answered: Mutex<Option<Instant>>,
+    carries_watch: AtomicBool,
 }
 
 impl Link {
@@ -30,6 +32,7 @@ impl Link {
             cut: CancellationToken::new(),
             lost: watch::Sender::new(false),
             answered: Mutex::default(),
+            carries_watch: AtomicBool::default(),
         }
     }
 
@@ -55,7 +58,18 @@ impl Link {
         is_usable && answered.is_some_and(|ago| margin < ago && ago < age)
     }
 
-    /// Polls `serving` to its end while nothing is lost.
+    /// Records that it carries a watch.
+    pub fn record_watch(&self) {
+        self.carries_watch.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a watch was created on it.
+    pub fn carries_watch(&self) -> bool {
+        self.carries_watch.load(Ordering::Relaxed)
+    }
+
+    /// Polls `serving` to its end, or until the connection is cut, while nothing is lost. A connection that is cut meanwhile is
+    /// half open: the other side is not told as long as everything is lost.
     pub async fn serve(&self, serving: impl Future<Output = ()>) {
         tokio::pin!(serving);
         let mut lost = self.lost.subscribe();
@@ -64,6 +78,7 @@ impl Link {
             tokio::select! {
                 biased;
                 _ = lost.wait_for(|is_lost| *is_lost) => {}
+                () = self.cut.cancelled() => return,
                 () = &mut serving => return,
             }
             let _ = lost.wait_for(|is_lost| !*is_lost).await;

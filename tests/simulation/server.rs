@@ -38,7 +38,7 @@ pub async fn serve(cluster: Arc<Cluster>, member: usize, from: From, stop: Cance
             let link = cluster.connected(member, from);
             tokio::spawn(async move {
                 let serving = serve_connection(Arc::clone(&cluster), member, stream, Arc::clone(&link));
-                link.cut.run_until_cancelled(link.serve(serving)).await;
+                link.serve(serving).await;
                 cluster.disconnected(&link);
             });
         }
@@ -81,6 +81,7 @@ async fn call(
     let needs_leader = request.headers().contains_key("hasleader");
     let (messages, queue) = mpsc::unbounded_channel();
     if path == testkit::kv::WATCH {
+        link.record_watch();
         let stream = watch::Stream::new(cluster, member, needs_leader, messages);
         tokio::spawn(async move {
             let cut = &link.cut;

@@ -4,9 +4,11 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use testkit::pb::RangeRequest;
 use tokio::time::sleep;
 
-use super::{SETTLED, put, read_from_memory, roll_back, run, start, stored, world};
+use super::{SETTLED, client, commit, put, read_from_memory, roll_back, run, start, stored, world};
+use crate::members::From;
 
 /// Keys of a load with several chunks.
 const KEYS: usize = 100;
@@ -36,6 +38,52 @@ fn loaded_mirror_rolled_back_below_its_load_is_not_served() {
         let served = read_from_memory(&world, "/sim/a/0").await;
         assert!(rangecache.stop().await, "every task ends");
         assert_eq!(served, stored(&world, "/sim/a/0"));
+    });
+}
+
+#[test]
+fn mirror_whose_feed_is_half_open_is_not_served_after_a_rollback_to_its_revision() {
+    run(async {
+        let world = world([put("/sim/a/0", "zero"), put("/sim/b/1", "one")]).await;
+        let rangecache = start(&[]).await;
+        read_from_memory(&world, "/sim/a/0").await;
+        commit(&world, [put("/sim/a/0", "lost"), put("/sim/b/1", "same")]);
+        sleep(SETTLED).await;
+        // The feed does not learn that its member is gone, and quorum checks are made on new connections.
+        let mut links = world.cluster.links(From::Rangecache);
+        links.retain(|link| link.carries_watch());
+        links.iter().for_each(|link| link.lose(true));
+        roll_back(&world, 3, [put("/sim/a/0", "other"), put("/sim/b/1", "same")]).await;
+        let served = read_from_memory(&world, "/sim/a/0").await;
+        assert!(rangecache.stop().await, "every task ends");
+        assert_eq!(served, stored(&world, "/sim/a/0"));
+    });
+}
+
+#[test]
+fn past_of_a_mirror_that_was_loaded_before_a_rollback_is_not_served() {
+    run(async {
+        let world = world([
+            put("/sim/a/0", "zero"),
+            put("/sim/b/1", "one"),
+            put("/sim/a/0", "lost"),
+        ])
+        .await;
+        let rangecache = start(&[]).await;
+        read_from_memory(&world, "/sim/a/0").await;
+        commit(&world, [put("/sim/a/0", "same")]);
+        sleep(SETTLED).await;
+        // Every event since the load is the same, and so is the newest state.
+        roll_back(&world, 3, [put("/sim/a/0", "other"), put("/sim/a/0", "same")]).await;
+        read_from_memory(&world, "/sim/a/0").await;
+        let past = RangeRequest {
+            key: b"/sim/a/0".to_vec(),
+            revision: 4,
+            ..RangeRequest::default()
+        };
+        let read = client().await.range(&past).await.expect("a response");
+        assert!(rangecache.stop().await, "every task ends");
+        assert_eq!(read.kvs[0].value, b"other");
     });
 }
 

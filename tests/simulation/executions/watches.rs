@@ -1,4 +1,4 @@
-//! Memory of watches whose clients have cancelled them.
+//! Watches of mirrors that are gone, and memory of those that clients have cancelled.
 
 use std::time::Duration;
 
@@ -8,7 +8,9 @@ use testkit::kv::WATCH;
 use testkit::pb::{WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{SETTLED, client, commit, put, read_from_memory, run, start, world};
+use super::{SETTLED, client, commit, put, read_from_memory, roll_back, run, start, world};
+use crate::cluster::MEMBERS;
+use crate::members::From;
 
 /// Revision of the next write: memory serves a watch from there on.
 const NEXT_REVISION: i64 = 3;
@@ -45,6 +47,52 @@ async fn create(stream: &mut Stream, key: Vec<u8>) -> i64 {
     let created = next(stream).await;
     assert!(created.created && !created.canceled, "{created:?}");
     created.watch_id
+}
+
+/// Events that the watcher of `stream` still gets, until the stream ends or the watcher is cancelled.
+async fn rest(stream: &mut Stream) -> Vec<Vec<u8>> {
+    let mut values = Vec::new();
+    let ended = async {
+        while let Some(message) = stream.next().await {
+            let response = WatchResponse::decode(message).expect("decodes");
+            if response.canceled {
+                return;
+            }
+            let events = response.events.into_iter().filter_map(|event| event.kv);
+            values.extend(events.map(|kv| kv.value));
+        }
+    };
+    timeout(RESPONSE_TIMEOUT, ended)
+        .await
+        .expect("the watcher of a lost history ends");
+    values
+}
+
+#[test]
+fn watcher_of_a_mirror_that_is_removed_without_a_feed_does_not_continue_after_a_rollback() {
+    run(async {
+        let world = world([put("/sim/a/0", "zero")]).await;
+        let rangecache = start(&[]).await;
+        read_from_memory(&world, "/sim/a/0").await;
+        let watcher = client().await;
+        let mut watch = watcher.open(WATCH);
+        create(&mut watch, b"/sim/a/0".to_vec()).await;
+        commit(&world, [put("/sim/a/0", "lost"), put("/sim/a/0", "same")]);
+        let mut received = 0;
+        while received < 2 {
+            received += next(&mut watch).await.events.len();
+        }
+        // The mirror that would show that the history is another one is gone, and the new one begins with that.
+        let members = 0..MEMBERS;
+        members.for_each(|member| world.members.cut_off(member, From::Rangecache));
+        sleep(Duration::from_secs(1)).await;
+        rangecache.reload(&["/sim/b/"]).await;
+        roll_back(&world, 2, [put("/sim/a/0", "other"), put("/sim/a/0", "same")]).await;
+        commit(&world, [put("/sim/a/0", "later")]);
+        let rest = rest(&mut watch).await;
+        assert!(rangecache.stop().await, "every task ends");
+        assert!(rest.is_empty(), "{rest:?}");
+    });
 }
 
 #[test]
