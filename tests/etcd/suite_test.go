@@ -1,5 +1,5 @@
-// Package etcd runs etcd's own tests with rangecache between their clients and etcd: its integration tests of watches, and
-// its robustness traffic with its validation.
+// Package etcd runs etcd's own tests with rangecache between their clients and etcd: its integration tests of watches and of
+// reads and writes, and its robustness traffic with its validation.
 package etcd
 
 import (
@@ -18,6 +18,7 @@ import (
 const (
 	suite   = "go.etcd.io/etcd/tests/v3"
 	watches = suite + "/integration/clientv3/watch"
+	calls   = suite + "/integration/clientv3"
 	// What connects the suite's clients to etcd.
 	clients = "framework/integration/cluster_direct.go"
 )
@@ -37,7 +38,11 @@ const (
 	often  = "TestConfigurableWatchProgressNotifyInterval"
 )
 
-func TestWatches(t *testing.T) {
+// The tests of reads and writes in which every client, with a rangecache of its own, stays connected.
+const readsAndWrites = "TestKV(Range|DeleteRange|Compact|CompactError|GetStreamCompactedError|GetKeysOnlyWithCountOnly|" +
+	"PutWith.*|PutAtMostOnce|GetRetry|PutFailGetRetry|GetCancel)"
+
+func TestSuite(t *testing.T) {
 	root, err := filepath.Abs("../..")
 	must(t, err)
 	// Files in the module cache cannot be overlaid.
@@ -65,23 +70,24 @@ func TestWatches(t *testing.T) {
 	}
 	environment := append(os.Environ(), "RANGECACHE="+rangecache, "UNDER_TEST_REPORT="+report)
 	output := []byte{}
-	for chosen, flags := range map[string]string{
-		"-skip=^(" + seldom + "|" + often + ")$": "--watch-cache auto",
-		"-run=^" + seldom + "$":                  "--watch-cache auto --watch-progress-notify-interval 1500ms",
-		"-run=^" + often + "$":                   "--watch-cache auto --watch-progress-notify-interval 500ms",
+	for _, part := range []struct{ chosen, of, flags string }{
+		{"-skip=^(" + seldom + "|" + often + ")$", watches, ""},
+		{"-run=^" + seldom + "$", watches, " --watch-progress-notify-interval 1500ms"},
+		{"-run=^" + often + "$", watches, " --watch-progress-notify-interval 500ms"},
+		{"-run=^" + readsAndWrites + "$", calls, ""},
 	} {
-		command := exec.Command("go", "test", "-json", "-count=1", "-timeout=5m", chosen, watches)
-		command.Dir, command.Env = folder, append(environment, "UNDER_TEST_FLAGS="+flags)
+		command := exec.Command("go", "test", "-json", "-count=1", "-timeout=5m", part.chosen, part.of)
+		command.Dir, command.Env = folder, append(environment, "UNDER_TEST_FLAGS=--watch-cache auto"+part.flags)
 		// Some tests leave their client, and so its rangecache, open.
 		command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		part, err := command.Output()
-		if len(part) == 0 {
+		printed, err := command.Output()
+		if len(printed) == 0 {
 			t.Fatal(err)
 		}
 		syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
-		output = append(output, part...)
+		output = append(output, printed...)
 	}
-	shared.JudgeSuite(t, output, expected, 40)
+	shared.JudgeSuite(t, output, expected, 50)
 	fromMemory(t, report)
 }
 

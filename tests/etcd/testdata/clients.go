@@ -1,6 +1,6 @@
 //go:build !cluster_proxy
 
-// Package integration: the clients of etcd's integration tests, each behind a rangecache of its own. TestWatches puts
+// Package integration: the clients of etcd's integration tests, each behind a rangecache of its own. TestSuite puts
 // this file in the place of the one that connects them to etcd.
 package integration
 
