@@ -142,6 +142,8 @@ pub(super) struct Relay {
     /// etcd gets every request of the client unchanged, and the stream never returns: the client has sent a request that
     /// rangecache does not understand, or etcd an event whose key is too long, or there is no room for another watcher.
     is_pinned: bool,
+    /// The stream is pinned, and no request is read any more.
+    is_unread: bool,
     /// The stream is pinned, and etcd may give the next watcher another id than the client expects: it has not seen every
     /// create, and keeps no account of ids that were free again.
     ids_may_differ: bool,
@@ -164,6 +166,7 @@ impl Relay {
             ids,
             held_bytes,
             had_watchers_of_memory: false,
+            is_unread: false,
             ids_may_differ: false,
             pending: carried.into_iter().map(Pending::Carried).collect(),
             watchers: BTreeMap::new(),
@@ -241,9 +244,16 @@ impl Relay {
         self.is_pinned
     }
 
-    /// Whether etcd's stream has every create of the client's, and so gives each watcher the id that the client expects.
-    pub(super) fn has_all_creates(&self) -> bool {
-        self.has_all_creates
+    /// Pins the stream before a request that cannot be read.
+    pub(super) fn pin_unread(&mut self) {
+        self.pin();
+        self.is_unread = true;
+    }
+
+    /// Whether a pinned stream's requests need not be read: etcd's stream has every create of the client's, and so gives each
+    /// watcher the id that the client expects, or there was one that cannot be read.
+    pub(super) fn is_unread(&self) -> bool {
+        self.is_pinned && (self.has_all_creates || self.is_unread)
     }
 
     /// Whether etcd itself gives the next watcher the id that the client expects: its stream has every create of the client's,

@@ -96,7 +96,7 @@ impl Session {
                 return self.requests.read_ahead(cx);
             }
             let is_pinned = etcd.relay.is_pinned();
-            if is_pinned && etcd.relay.has_all_creates() {
+            if etcd.relay.is_unread() {
                 if let Some(request) = self.unsent.pop_front() {
                     etcd.send(&request);
                     continue;
@@ -119,12 +119,12 @@ impl Session {
                     }
                     Poll::Ready(Received::Message(Ok(request))) => request,
                     Poll::Ready(Received::Message(Err(_))) if etcd.relay.unanswered() > 0 => return,
-                    Poll::Ready(Received::Message(Err(_))) if !etcd.relay.has_all_creates() => {
+                    Poll::Ready(Received::Message(Err(_))) if !etcd.relay.chooses_expected_id() => {
                         // It may be a create, whose id etcd would choose by those that this stream has at etcd.
                         return self.interrupt(Reason::Undecodable);
                     }
                     Poll::Ready(Received::Message(Err(_))) => {
-                        etcd.relay.pin();
+                        etcd.relay.pin_unread();
                         self.metrics()
                             .record_created("etcd", Reason::Undecodable.as_str());
                         continue;
