@@ -274,7 +274,7 @@ impl Store {
 
     /// The oldest state, and its revision; `None` if it is not known to be etcd's.
     pub fn base(&self) -> Option<(&Tree, i64)> {
-        let oldest = self.closed.front().unwrap_or(&self.open);
+        let oldest = self.oldest_segment();
         (oldest.revision >= self.forgotten).then_some((&oldest.checkpoint, oldest.revision))
     }
 
@@ -285,11 +285,11 @@ impl Store {
 
     /// Revision of the oldest checkpoint, or the one before which everything was forgotten. The log has every later event.
     pub fn oldest_checkpoint(&self) -> i64 {
-        self.oldest_segment().max(self.forgotten)
+        self.oldest_segment().revision.max(self.forgotten)
     }
 
-    fn oldest_segment(&self) -> i64 {
-        self.closed.front().unwrap_or(&self.open).revision
+    fn oldest_segment(&self) -> &Segment {
+        self.closed.front().unwrap_or(&self.open)
     }
 
     /// The state at a revision. Costs O(log n) and at most one reference per batch of a segment; the events are
@@ -413,7 +413,7 @@ impl Store {
             self.segment_bytes -= segment.bytes;
             self.dropped_bytes += segment.bytes;
         }
-        self.log.trim_through(self.oldest_segment());
+        self.log.trim_through(self.oldest_segment().revision);
     }
 }
 

@@ -31,11 +31,7 @@ impl Mirrors {
             return true;
         }
         for mirror in self.all() {
-            let compared = match self.compare(mirror, connection).await {
-                Err(FeedEnd::Reload(LoadCause::Unproven, _)) if !is_handover => Ok(()),
-                compared => compared,
-            };
-            if let Err(end) = compared {
+            if let Err(end) = self.compare(mirror, connection, is_handover).await {
                 tracing::debug!(mirror = mirror.name, endpoint = %connection.url(), explanation = %end,
                     "a connection is not known to be of the mirror's history");
                 return false;
@@ -71,22 +67,26 @@ impl Mirrors {
         for other in self.all().filter(|other| !std::ptr::eq(*other, mirror)) {
             let anchor = other.anchor(other.epoch())?;
             if anchor.is_some_and(|anchor| anchor.revision > revision) {
-                match self.compare(other, connection).await {
-                    Err(FeedEnd::Reload(LoadCause::Unproven, _)) => {}
-                    compared => compared?,
-                }
+                self.compare(other, connection, false).await?;
             }
         }
         Ok(())
     }
 
-    async fn compare(&self, mirror: &Mirror, connection: &Arc<Connection>) -> Result<(), FeedEnd> {
+    /// Compares one mirror; what nothing can show is an error only if `is_handover`.
+    async fn compare(
+        &self,
+        mirror: &Mirror,
+        connection: &Arc<Connection>,
+        is_handover: bool,
+    ) -> Result<(), FeedEnd> {
         if mirror.anchor(mirror.epoch())?.is_none() {
             return self.compare_log(mirror, connection).await;
         }
         match compare_history(self, mirror, connection).await {
             // The raft log was compared before, and etcd refuses watchers of what it has compacted.
             Err(FeedEnd::Reload(LoadCause::Compacted(_), _)) => Ok(()),
+            Err(FeedEnd::Reload(LoadCause::Unproven, _)) if !is_handover => Ok(()),
             compared => compared,
         }
     }
