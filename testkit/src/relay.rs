@@ -3,7 +3,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use futures_util::stream;
@@ -44,16 +44,27 @@ pub struct Relay {
     accepting: JoinHandle<()>,
 }
 
+/// Which connections are to be closed.
+#[derive(Clone, Copy, Default)]
+enum Cut {
+    /// Those with an open watch.
+    #[default]
+    Watches,
+    /// Those that reach another member than the relay's target.
+    OldMember,
+}
+
 #[derive(Default)]
 struct State {
     /// Revision at which watches stand still; 0 while they do not.
     frozen_at: AtomicI64,
     /// Responses with events that watches have got.
     event_responses: AtomicUsize,
+    open_watches: AtomicUsize,
     /// Member that connections opened from now on seem to reach.
     old_member: Mutex<Option<OldMember>>,
-    /// Changes when connections with a watch are to be closed.
-    cut: watch::Sender<()>,
+    /// Changes when connections are to be closed.
+    cut: watch::Sender<Cut>,
     held: Held,
     /// Encoded fields that every header has in addition, as of a newer version.
     header_fields: Mutex<Vec<u8>>,
@@ -105,7 +116,25 @@ enum Withholds {
 struct Carried {
     state: Arc<State>,
     old_member: Option<OldMember>,
-    has_watch: AtomicBool,
+    open_watches: AtomicUsize,
+}
+
+/// A watch that is open on a connection.
+struct OpenWatch(Arc<Carried>);
+
+impl OpenWatch {
+    fn on(carried: Arc<Carried>) -> Self {
+        carried.open_watches.fetch_add(1, Ordering::SeqCst);
+        carried.state.open_watches.fetch_add(1, Ordering::SeqCst);
+        Self(carried)
+    }
+}
+
+impl Drop for OpenWatch {
+    fn drop(&mut self) {
+        self.0.open_watches.fetch_sub(1, Ordering::SeqCst);
+        self.0.state.open_watches.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Relay {
@@ -152,13 +181,24 @@ impl Relay {
         self.state.event_responses.load(Ordering::SeqCst)
     }
 
+    /// Number of watch streams that are open now.
+    pub fn open_watches(&self) -> usize {
+        self.state.open_watches.load(Ordering::SeqCst)
+    }
+
     /// Connections opened from now on reach another member, as behind a balancer: one of an old `version`, whose
-    /// progress notifications are ahead of its events. With `None` they reach the member itself again.
-    pub fn lead_to_old_member(&self, version: Option<&str>) {
-        *self.state.old_member.lock() = version.map(|version| OldMember {
+    /// progress notifications are ahead of its events.
+    pub fn lead_to_old_member(&self, version: &str) {
+        *self.state.old_member.lock() = Some(OldMember {
             version: version.to_owned(),
             withholds: Withholds::All,
         });
+    }
+
+    /// Connections opened from now on reach the member itself again; those to another member are closed.
+    pub fn lead_to_the_member(&self) {
+        *self.state.old_member.lock() = None;
+        self.state.cut.send_replace(Cut::OldMember);
     }
 
     /// Connections opened from now on reach a member of `version` that has lost its deletes by compaction.
@@ -179,9 +219,9 @@ impl Relay {
         self.state.held.permits.add_permits(calls);
     }
 
-    /// Closes all connections with a watch.
+    /// Closes all connections with an open watch.
     pub fn cut_watches(&self) {
-        self.state.cut.send_replace(());
+        self.state.cut.send_replace(Cut::Watches);
     }
 }
 
@@ -243,7 +283,7 @@ async fn carry(client: TcpStream, target: String, state: Arc<State>) {
     let old_member = state.old_member.lock().clone();
     let carried = Arc::new(Carried {
         old_member,
-        has_watch: AtomicBool::new(false),
+        open_watches: AtomicUsize::new(0),
         state,
     });
     let mut cut = carried.state.cut.subscribe();
@@ -253,7 +293,11 @@ async fn carry(client: TcpStream, target: String, state: Arc<State>) {
     let cut = async {
         loop {
             let _ = cut.changed().await;
-            if carried.has_watch.load(Ordering::SeqCst) {
+            let is_meant = match *cut.borrow_and_update() {
+                Cut::Watches => carried.open_watches.load(Ordering::SeqCst) > 0,
+                Cut::OldMember => carried.old_member.is_some(),
+            };
+            if is_meant {
                 return;
             }
         }
@@ -306,7 +350,9 @@ async fn forward(
         _ if path.starts_with("/etcdserverpb.") => 1,
         _ => return Ok(response.map(BodyExt::boxed_unsync)),
     };
+    let open_watch = (path == WATCH).then(|| OpenWatch::on(carried.clone()));
     let change = move |message| {
+        let _ = &open_watch;
         let message = match path.as_str() {
             WATCH => carried.watch_response(message),
             STATUS => carried.status_response(message),
@@ -341,9 +387,6 @@ impl Carried {
     fn watch_response(&self, message: Bytes) -> Bytes {
         let frozen_at = self.state.frozen_at.load(Ordering::SeqCst);
         let mut response = WatchResponse::decode(message.clone()).expect("a watch's response");
-        if response.created {
-            self.has_watch.store(true, Ordering::SeqCst);
-        }
         let revision = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
         let is_passed = |event: &Event| frozen_at == 0 || revision(event) <= frozen_at;
         if response.events.iter().any(is_passed) {
