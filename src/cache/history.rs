@@ -14,6 +14,9 @@ use super::{
     tree::Tree,
 };
 
+/// etcd's revision before the first write: it has no event.
+const EMPTY_REVISION: i64 = 1;
+
 /// One segment may take this fraction of the window's bytes or age before the next one begins: trimming drops whole
 /// segments, and should not drop much more than it must. Rebuilt past revisions together may take as many bytes.
 const SEGMENT_FRACTION: u32 = 8;
@@ -281,6 +284,14 @@ impl Store {
     /// Oldest revision that [`Store::snapshot_at`] can return.
     pub fn oldest_revision(&self) -> i64 {
         self.oldest_checkpoint().max(self.compacted)
+    }
+
+    /// Revision after which the log has every event.
+    pub fn log_complete_after(&self) -> i64 {
+        match self.oldest_checkpoint() {
+            EMPTY_REVISION => 0,
+            revision => revision,
+        }
     }
 
     /// Revision of the oldest checkpoint, or the one before which everything was forgotten. The log has every later event.

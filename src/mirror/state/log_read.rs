@@ -72,7 +72,7 @@ impl Mirror {
             generation: contents.generation,
             history: contents.history.number,
             revision: loaded.store.revision(),
-            complete_after: loaded.store.oldest_checkpoint(),
+            complete_after: loaded.store.log_complete_after(),
             batches: loaded
                 .store
                 .log()

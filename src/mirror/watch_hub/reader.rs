@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use super::generation::{Ended, Generation};
+use super::hub::Join;
 use super::signal::Signal;
 use super::topic::{Pick, Topic};
 use crate::cache::Change;
@@ -16,7 +17,9 @@ pub(super) struct Watcher {
     pub(super) is_gone: AtomicBool,
     /// Revision up to which its events were taken.
     pub(super) through: AtomicI64,
-    /// The mirror has lost its feed before it reached the revision at which the watcher joined.
+    /// Revision up to which its events were delivered elsewhere before it joined.
+    pub(super) delivered_through: i64,
+    /// The mirror has lost its feed before it reached that revision.
     is_cut: AtomicBool,
 }
 
@@ -103,17 +106,19 @@ impl Picked {
 }
 
 impl Reader {
-    /// A reader of the events above `through`, and the watcher to wake for it.
+    /// A reader of the events from the first revision of `join` on, and the watcher to wake for it.
     pub(super) fn new(
         generation: &Arc<Generation>,
         topic: &Arc<Topic>,
         signal: &Arc<Signal>,
-        through: i64,
+        join: &Join,
     ) -> (Reader, Arc<Watcher>) {
+        let through = join.first_revision - 1;
         let watcher = Arc::new(Watcher {
             signal: Arc::clone(signal),
             is_gone: AtomicBool::new(false),
             through: AtomicI64::new(through),
+            delivered_through: join.delivered_through(),
             is_cut: AtomicBool::new(false),
         });
         let reader = Reader {

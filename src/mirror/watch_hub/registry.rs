@@ -150,11 +150,11 @@ impl Registry {
         }
     }
 
-    /// Ends the watchers that have joined above `revision`, at which another feed continues: its proof does not concern
-    /// what they got elsewhere (W10). To be called before the events of that feed are added.
+    /// Ends the watchers that have got events above `revision` elsewhere, at which another feed continues: its proof does not
+    /// concern these (W10). To be called before the events of that feed are added.
     pub(super) fn cut_ahead_of(&mut self, revision: i64) {
         let watchers = self.slots.iter().flatten().flat_map(|slot| &slot.watchers);
-        let ahead = watchers.filter(|watcher| watcher.through.load(Ordering::Relaxed) > revision);
+        let ahead = watchers.filter(|watcher| watcher.delivered_through > revision);
         ahead.for_each(|watcher| watcher.cut());
     }
 
@@ -331,6 +331,7 @@ mod tests {
     use crate::mirror::watch_hub::generation::Generation;
     use crate::mirror::watch_hub::reader::Reader;
     use crate::mirror::watch_hub::signal::Signal;
+    use crate::mirror::watch_hub::tests::join;
 
     const STREAMS: usize = 5_000;
     /// Streams that may run while a call waits for its turn.
@@ -358,7 +359,7 @@ mod tests {
         for stream in 0..STREAMS {
             // Half of them share a connection.
             let signal = Arc::new(Signal::new(stream.saturating_sub(STREAMS / 2)));
-            let (reader, watcher) = Reader::new(&generation, &topic, &signal, 1);
+            let (reader, watcher) = Reader::new(&generation, &topic, &signal, &join("a", "b", 2));
             registry.add(number, watcher);
             let looks = Arc::clone(&looks);
             tokio::spawn(poll_fn(move |cx| {
@@ -390,7 +391,7 @@ mod tests {
 
     fn watch(registry: &mut Registry, generation: &Arc<Generation>, key: &Bytes) -> Reader {
         let (number, topic) = registry.topic(key, &Bytes::new(), 1);
-        let (reader, watcher) = Reader::new(generation, &topic, &Arc::new(Signal::new(0)), 1);
+        let (reader, watcher) = Reader::new(generation, &topic, &Arc::new(Signal::new(0)), &join("a", "", 2));
         registry.add(number, watcher);
         reader
     }

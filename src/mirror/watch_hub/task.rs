@@ -246,7 +246,7 @@ impl Task<'_> {
                 let _ = request.reply.send(Err(JoinRefused::Trimmed));
                 return;
             }
-            let (reader, watcher) = Reader::new(generation, topic, &request.signal, through);
+            let (reader, watcher) = Reader::new(generation, topic, &request.signal, join);
             readers.push(reader);
             watchers.push((*number, watcher));
         }

@@ -67,8 +67,11 @@ impl Bench {
     }
 
     async fn join(&self, key: &str, range_end: &str, first_revision: i64) -> Result<Watch, JoinRefused> {
+        self.join_as(join(key, range_end, first_revision)).await
+    }
+
+    async fn join_as(&self, join: Join) -> Result<Watch, JoinRefused> {
         let signal = Arc::new(Signal::default());
-        let join = join(key, range_end, first_revision);
         let readers = self.hub.join(&signal, None, vec![join]).await?;
         let reader = readers.into_iter().next().unwrap();
         Ok(Watch { signal, reader })
@@ -86,6 +89,7 @@ pub(super) fn join(key: &str, range_end: &str, first_revision: i64) -> Join {
         key: Bytes::copy_from_slice(key.as_bytes()),
         range_end: Bytes::copy_from_slice(range_end.as_bytes()),
         first_revision,
+        known_revision: i64::MAX,
     }
 }
 
@@ -378,6 +382,23 @@ async fn too_many_missed_events_end_every_watcher() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn mirror_of_an_empty_etcd_has_every_event() {
+    let bench = Bench::new(HistoryLimits::default());
+    let refused = bench.join("a", "", 10).await.map(|_| ()).unwrap_err();
+    assert_eq!(
+        refused,
+        JoinRefused::Trimmed,
+        "there may be an event of revision 10"
+    );
+    bench.load(Tree::default(), 1, HistoryLimits::default());
+    bench.put(&["a"], 2);
+    for first_revision in [1, 2] {
+        let mut watch = bench.join("a", "", first_revision).await.unwrap();
+        assert_eq!(watch.events(1).await, [event("a", 2)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn watchers_that_are_ahead_of_a_mirror_end_when_another_feed_continues() {
     let bench = Bench::new(HistoryLimits::default());
     let mut at = bench.join("a", "", 11).await.unwrap();
@@ -399,6 +420,25 @@ async fn watchers_that_are_ahead_of_a_mirror_end_when_another_feed_continues() {
     bench.put(&["a"], 14);
     bench.put(&["a"], 15);
     assert_eq!(later.events(1).await, [event("a", 15)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn watchers_from_a_revision_in_the_future_continue_when_another_feed_continues() {
+    let bench = Bench::new(HistoryLimits::default());
+    let future = |known_revision| Join {
+        known_revision,
+        ..join("a", "", 13)
+    };
+    let mut watch = bench.join_as(future(10)).await.unwrap();
+    let mut ahead = bench.join_as(future(11)).await.unwrap();
+    let epoch = bench.mirror.epoch();
+    bench.mirror.lose_feed(epoch, false).unwrap();
+    bench.mirror.put_in_service(epoch).unwrap();
+    for revision in 11..14 {
+        bench.put(&["a"], revision);
+    }
+    assert_eq!(ahead.end().await, Ended::FeedLost, "etcd had reached revision 11");
+    assert_eq!(watch.events(1).await, [event("a", 13)]);
 }
 
 #[tokio::test(start_paused = true)]

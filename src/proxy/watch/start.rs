@@ -96,6 +96,7 @@ pub(super) async fn start(
         key: create.key.clone(),
         range_end: create.range_end.clone(),
         first_revision: now.map_or(create.start_revision, |(_, revision)| revision + 1),
+        known_revision: cluster_state.known(),
     };
     let history = proven.map(|(history, _)| history);
     let readers = hub.join(&signal, history, vec![join]).await.map_err(reason_of)?;

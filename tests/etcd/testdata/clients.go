@@ -120,7 +120,8 @@ func startRangecache(endpoints []string) (string, func(), error) {
 		stop()
 		return "", nil, fmt.Errorf("rangecache before %s does not serve", urls)
 	}
-	for end := time.Now().Add(warmWithin); time.Now().Before(end) && !isReady(admin); {
+	isWarm := func() bool { return isReady(admin) && readsFromMemory(serving["serving clients"], admin) }
+	for end := time.Now().Add(warmWithin); time.Now().Before(end) && !isWarm(); {
 		time.Sleep(10 * time.Millisecond)
 	}
 	return serving["serving clients"], stop, nil
@@ -138,22 +139,44 @@ func isReady(admin string) bool {
 	return response.StatusCode == http.StatusOK
 }
 
+// readsFromMemory reads, and returns whether memory has answered: the first check of a new cluster fails when its leader is
+// elected, and what waits for that check is served by etcd.
+func readsFromMemory(url, admin string) bool {
+	response, err := client.Post(url+"/v3/kv/range", "application/json", strings.NewReader(`{"key":"YQ=="}`))
+	if err != nil {
+		return false
+	}
+	response.Body.Close()
+	fromMemory := false
+	eachSample(admin, `rangecache_range_total{outcome="`, func(sample string) {
+		isAnswer := strings.HasPrefix(sample, `hit"`) || strings.HasPrefix(sample, `waited"`)
+		fromMemory = fromMemory || (isAnswer && !strings.HasSuffix(sample, " 0"))
+	})
+	return fromMemory
+}
+
 // report appends the watches that rangecache has created to the file that run names.
 func report(admin string) {
-	response, err := client.Get(admin + "/metrics")
-	if err != nil {
-		return
-	}
-	defer response.Body.Close()
 	file, err := os.OpenFile(os.Getenv("UNDER_TEST_REPORT"), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		return
 	}
 	defer file.Close()
+	const name = "rangecache_watch_created_total{"
+	eachSample(admin, name, func(sample string) { fmt.Fprintln(file, name+sample) })
+}
+
+// eachSample calls use with what follows prefix in each of the metrics that begin with it.
+func eachSample(admin, prefix string, use func(string)) {
+	response, err := client.Get(admin + "/metrics")
+	if err != nil {
+		return
+	}
+	defer response.Body.Close()
 	lines := bufio.NewScanner(response.Body)
 	for lines.Scan() {
-		if strings.HasPrefix(lines.Text(), "rangecache_watch_created_total{") {
-			fmt.Fprintln(file, lines.Text())
+		if sample, ok := strings.CutPrefix(lines.Text(), prefix); ok {
+			use(sample)
 		}
 	}
 }

@@ -115,10 +115,12 @@ pub(super) async fn join(
         let position = of_mirror.first().map_or(0, |(place, _)| place.mirror);
         let mirror = mirrors.at(position).ok_or(Reason::NotMirrored)?;
         let hub = mirrors.watch_hub(mirror).ok_or(Reason::NotMirrored)?;
+        let known_revision = mirrors.cluster_state.known();
         let joins = of_mirror.iter().map(|(_, watcher)| Join {
             key: watcher.create.key.clone(),
             range_end: watcher.create.range_end.clone(),
             first_revision: watcher.through.saturating_add(1),
+            known_revision,
         });
         let readers = hub.join(signal, Some(history), joins.collect()).await;
         let readers = readers.map_err(reason_of)?;
