@@ -7,13 +7,14 @@ use tokio::time::MissedTickBehavior;
 
 use crate::limits::ByteBudget;
 use crate::mirror::Mirrors;
+use crate::mirror::watch_hub::HubBounds;
 use crate::telemetry::metrics::WatchMetrics;
 
 /// Interval at which what the hubs hold is counted: they determine it as often.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Streams and watchers are admitted up to the budget less the budget divided by this: the rest is for their events. The
-/// events that are on their way keep no stream out: they wait for each other, and leave soon.
+/// Streams and watchers are admitted up to the budget less the budget divided by this: the rest is for their events and the
+/// hubs' lists of events. The events that are on their way keep no stream out: they wait for each other, and leave soon.
 const EVENTS_DIVISOR: u64 = 4;
 
 /// Topics whose watchers are gone are kept, for clients that connect again, up to the budget divided by this.
@@ -45,10 +46,14 @@ pub(super) async fn account(mirrors: &Mirrors, budgets: &WatchBudgets, metrics: 
     loop {
         ticks.tick().await;
         let mut bytes = 0;
-        let max_unused_bytes = budgets.all.max_bytes() / UNUSED_DIVISOR / mirrors.all().count().max(1) as u64;
+        let of_mirror = budgets.all.max_bytes() / mirrors.all().count().max(1) as u64;
+        let bounds = HubBounds {
+            max_unused_bytes: of_mirror / UNUSED_DIVISOR,
+            max_list_bytes: of_mirror / EVENTS_DIVISOR,
+        };
         for mirror in mirrors.all() {
             let held = mirrors.watch_hub(mirror).map(|hub| {
-                hub.set_max_unused_bytes(max_unused_bytes);
+                hub.set_bounds(bounds);
                 hub.held()
             });
             let held = held.unwrap_or_default();

@@ -30,6 +30,8 @@ struct Incomplete {
 pub(super) struct Backlog {
     collector: Collector,
     topics: Vec<Incomplete>,
+    /// Memory of what was collected, in bytes.
+    picked_bytes: u64,
 }
 
 impl Backlog {
@@ -37,6 +39,7 @@ impl Backlog {
         Backlog {
             collector: Collector::new(),
             topics: Vec::new(),
+            picked_bytes: 0,
         }
     }
 
@@ -65,18 +68,18 @@ impl Backlog {
         });
     }
 
-    /// Completes the topics from the log of `mirror` in `generation`. A topic that the log does not reach back to
-    /// remains as it is.
-    pub(super) async fn complete(mut self, mirror: &Mirror, generation: u64) {
+    /// Completes the topics from the log of `mirror` in `generation`, and returns the memory of the events, in bytes. A topic
+    /// that the log does not reach back to remains as it is; all do if together they would take more than `max_bytes`.
+    pub(super) async fn complete(mut self, mirror: &Mirror, generation: u64, max_bytes: u64) -> u64 {
         let Some(mut position) = self.topics.iter().map(|topic| topic.after).min() else {
-            return;
+            return 0;
         };
         let up_to = self.topics.iter().map(|topic| topic.up_to).max().unwrap_or(0);
         let (mut missing_up_to, mut looked_up) = (i64::MIN, 0);
         while position < up_to {
             let observed = mirror.observe(position, BATCHES_AT_ONCE);
             let Some(log) = observed.log.filter(|log| log.generation == generation) else {
-                return;
+                return 0;
             };
             // What is trimmed after it was read does not matter.
             if log.complete_after > position {
@@ -87,6 +90,9 @@ impl Backlog {
             };
             for batch in &log.batches {
                 self.add_batch(batch, &mut looked_up).await;
+                if self.picked_bytes > max_bytes {
+                    return 0;
+                }
             }
             position = last;
         }
@@ -95,6 +101,7 @@ impl Backlog {
                 incomplete.topic.extend_back(incomplete.picks, incomplete.after);
             }
         }
+        self.picked_bytes
     }
 
     async fn add_batch(&mut self, batch: &Batch, looked_up: &mut usize) {
@@ -106,7 +113,7 @@ impl Backlog {
                 tokio::task::yield_now().await;
             }
         }
-        let topics = &mut self.topics;
+        let (topics, picked_bytes) = (&mut self.topics, &mut self.picked_bytes);
         self.collector.end_batch(|number, positions| {
             let Some(incomplete) = topics.get_mut(number as usize) else {
                 return;
@@ -119,7 +126,9 @@ impl Backlog {
                 })
             };
             let needed: Vec<u32> = positions.iter().copied().filter(is_needed).collect();
-            incomplete.picks.extend(Pick::new(batch, &needed));
+            let pick = Pick::new(batch, &needed);
+            *picked_bytes += pick.as_ref().map_or(0, Pick::memory_bytes);
+            incomplete.picks.extend(pick);
         });
     }
 }

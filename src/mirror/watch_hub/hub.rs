@@ -65,8 +65,8 @@ pub struct WatchHub {
     /// Streams that wait until the hub has reached a revision.
     pub(super) waiting: Mutex<Vec<(i64, Arc<Signal>)>>,
     pub(super) held: Mutex<Held>,
-    /// Bound on the memory of topics without watchers.
     max_unused_bytes: AtomicU64,
+    max_list_bytes: AtomicU64,
     /// No watcher may join, and those that have joined continue at etcd.
     is_closed: AtomicBool,
     /// Wakes the hub's task for `joins`, `waiting` and `is_closed`.
@@ -77,6 +77,17 @@ impl std::fmt::Debug for WatchHub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WatchHub").finish_non_exhaustive()
     }
+}
+
+/// Bounds of a hub on what it holds beyond what each watcher needs, in bytes. Checked every second, and after as much growth as the
+/// first one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HubBounds {
+    /// Topics whose watchers are gone.
+    pub max_unused_bytes: u64,
+    /// Lists of events of topics with watchers: beyond it first those events go that every watcher has taken, then the longest
+    /// lists, whose slow readers continue at etcd.
+    pub max_list_bytes: u64,
 }
 
 /// What a hub holds. Determined every second.
@@ -135,13 +146,19 @@ impl WatchHub {
         self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// Sets the bound on the memory of topics whose watchers are gone; without a call none is kept.
-    pub fn set_max_unused_bytes(&self, bytes: u64) {
-        self.max_unused_bytes.store(bytes, Ordering::Relaxed);
+    /// Sets the bounds; without a call they are 0.
+    pub fn set_bounds(&self, bounds: HubBounds) {
+        self.max_unused_bytes
+            .store(bounds.max_unused_bytes, Ordering::Relaxed);
+        self.max_list_bytes
+            .store(bounds.max_list_bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn max_unused_bytes(&self) -> u64 {
-        self.max_unused_bytes.load(Ordering::Relaxed)
+    pub(super) fn bounds(&self) -> HubBounds {
+        HubBounds {
+            max_unused_bytes: self.max_unused_bytes.load(Ordering::Relaxed),
+            max_list_bytes: self.max_list_bytes.load(Ordering::Relaxed),
+        }
     }
 
     /// What the hub holds, as of a second ago.

@@ -32,7 +32,7 @@ mod task;
 mod topic;
 
 pub use generation::Ended;
-pub use hub::{Held, Join, JoinRefused, WatchHub};
+pub use hub::{Held, HubBounds, Join, JoinRefused, WatchHub};
 pub use reader::{Picked, Reader, Taken};
 pub use signal::Signal;
 pub(super) use task::follow;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::collector::Collector;
-use super::hub::Held;
+use super::hub::{Held, HubBounds};
 use super::reader::Watcher;
 use super::topic::{Pick, Topic};
 use crate::cache::{Batch, MissedEvent};
@@ -115,6 +115,11 @@ impl Registry {
         self.slots.get_mut(number as usize)?.as_mut()
     }
 
+    /// Counts what topics have got from the log.
+    pub(super) fn note_grown(&mut self, bytes: u64) {
+        self.grown_bytes += bytes;
+    }
+
     /// Adds the events of `batch` to their topics.
     pub(super) async fn add_batch(&mut self, batch: &Batch) {
         for (piece, changes) in batch.changes().chunks(YIELD_AFTER_EVENTS).enumerate() {
@@ -123,10 +128,11 @@ impl Registry {
             }
             self.collector.look_up(changes, piece * YIELD_AFTER_EVENTS);
         }
-        let (slots, to_wake) = (&self.slots, &mut self.to_wake);
+        let (slots, to_wake, grown_bytes) = (&self.slots, &mut self.to_wake, &mut self.grown_bytes);
         self.collector.end_batch(|number, positions| {
             let slot = slots.get(number as usize).and_then(Option::as_ref);
             if let (Some(slot), Some(pick)) = (slot, Pick::new(batch, positions)) {
+                *grown_bytes += pick.memory_bytes();
                 slot.topic.push(pick);
                 to_wake.push(number);
             }
@@ -192,20 +198,21 @@ impl Registry {
 
     /// Whether so much was added since the last sweep that one is due: watchers that are gone, and their topics, are found by
     /// sweeps alone.
-    pub(super) fn has_grown(&self, max_unused_bytes: u64) -> bool {
-        self.grown_bytes > max_unused_bytes.max(MIN_GROWN_BYTES)
+    pub(super) fn has_grown(&self, bounds: HubBounds) -> bool {
+        self.grown_bytes > bounds.max_unused_bytes.max(MIN_GROWN_BYTES)
     }
 
     /// Drops events at or below `revision` as the log does, watchers whose readers were dropped, and topics without watchers:
-    /// those that have been unused for a minute, or have long keys, and the oldest ones beyond `max_unused_bytes`.
+    /// those that have been unused for a minute, or have long keys, and what exceeds `bounds`.
     pub(super) async fn sweep(
         &mut self,
         revision: i64,
         reached: i64,
         now: Instant,
-        max_unused_bytes: u64,
+        bounds: HubBounds,
     ) -> Held {
         let mut held = Held::default();
+        let mut lists_bytes = 0;
         let mut unused = Vec::new();
         let mut seen = 0;
         for number in 0..u32::try_from(self.slots.len()).unwrap_or(u32::MAX) {
@@ -213,9 +220,12 @@ impl Registry {
                 continue;
             };
             slot.watchers.retain(|watcher| !watcher.is_gone());
-            let events_bytes = slot.topic.trim_through(revision) + slot.list_bytes();
+            let events_bytes = slot.topic.trim_through(revision);
             match slot.unused_since(now) {
-                None => held.bytes += events_bytes,
+                None => {
+                    lists_bytes += events_bytes;
+                    held.bytes += slot.watchers_bytes();
+                }
                 Some(since) => unused.push((since, number, events_bytes + slot.memory_bytes())),
             }
             held.watchers += slot.watchers.len() as u64;
@@ -231,20 +241,49 @@ impl Registry {
         let mut unused_bytes = 0;
         for (since, number, bytes) in unused {
             let is_kept = now.duration_since(since) < UNUSED_TOPIC_KEPT && self.may_be_unused(number);
-            if is_kept && unused_bytes + bytes <= max_unused_bytes {
+            if is_kept && unused_bytes + bytes <= bounds.max_unused_bytes {
                 unused_bytes += bytes;
             } else {
                 self.remove(number);
                 held.topics -= 1;
             }
         }
-        held.bytes += unused_bytes;
+        if lists_bytes > bounds.max_list_bytes {
+            lists_bytes = self.shorten_lists(reached, bounds.max_list_bytes).await;
+        }
+        held.bytes += unused_bytes + lists_bytes;
         self.grown_bytes = 0;
         if self.is_empty() {
             // A burst of watchers must not leave its lists behind.
             *self = Registry::new();
         }
         held
+    }
+
+    /// Drops the events that every watcher of their topic has taken, which the log still has for those that join. If that is
+    /// not enough, drops those of the longest lists up to `reached`, so that their slow readers continue at etcd. Returns the
+    /// bytes of the lists.
+    async fn shorten_lists(&mut self, reached: i64, max_bytes: u64) -> u64 {
+        let mut lists = Vec::new();
+        for (at, slot) in self.slots.iter().enumerate() {
+            if let Some(slot) = slot
+                && let Some(taken) = slot.taken_by_all()
+            {
+                lists.push((slot.topic.trim_through(taken.min(reached)), at));
+            }
+            if at % YIELD_AFTER_EVENTS == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        lists.sort_unstable();
+        let mut bytes = lists.iter().map(|(bytes, _)| bytes).sum();
+        while bytes > max_bytes
+            && let Some((of_list, at)) = lists.pop()
+        {
+            let slot = self.slots.get(at).and_then(Option::as_ref);
+            bytes = bytes - of_list + slot.map_or(0, |slot| slot.topic.trim_through(reached));
+        }
+        bytes
     }
 
     /// Whether the topic may be kept without watchers.
@@ -316,7 +355,7 @@ impl Slot {
     }
 
     /// Memory of the list of watchers, in bytes.
-    fn list_bytes(&self) -> u64 {
+    fn watchers_bytes(&self) -> u64 {
         (size_of::<usize>() * self.watchers.capacity()) as u64
     }
 }
@@ -396,26 +435,33 @@ mod tests {
         reader
     }
 
+    fn kept(max_unused_bytes: u64) -> HubBounds {
+        HubBounds {
+            max_unused_bytes,
+            max_list_bytes: u64::MAX,
+        }
+    }
+
     #[tokio::test]
     async fn topics_without_watchers_are_kept_up_to_a_bound_and_the_newest_of_them() {
         let mut registry = Registry::new();
         let generation = Arc::new(Generation::new(1, 1, 1));
         let live = watch(&mut registry, &generation, &Bytes::from_static(b"live"));
         let now = Instant::now();
-        let held = registry.sweep(1, 1, now, 0).await;
+        let held = registry.sweep(1, 1, now, kept(0)).await;
         assert!(held.bytes < 100, "its stream counts the watcher: {held:?}");
         let mut of_one = 0;
         for second in 0..20 {
             let key = Bytes::from(format!("key {second:02}"));
             drop(watch(&mut registry, &generation, &key));
             let now = now + Duration::from_secs(second);
-            let before = registry.sweep(1, 1, now, u64::MAX).await;
+            let before = registry.sweep(1, 1, now, kept(u64::MAX)).await;
             of_one = before.bytes / (second + 1);
         }
         assert!((size_of::<Slot>() as u64..1024).contains(&of_one), "{of_one}");
         let now = now + Duration::from_secs(20);
         let max_unused_bytes = 5 * of_one;
-        let held = registry.sweep(1, 1, now, max_unused_bytes).await;
+        let held = registry.sweep(1, 1, now, kept(max_unused_bytes)).await;
         assert!(
             held.bytes <= max_unused_bytes + 100 && (4..=6).contains(&held.topics),
             "{held:?}"
@@ -423,7 +469,7 @@ mod tests {
         let is_kept = |key: &'static [u8]| registry.collector.get(&Interval::Single(key)).is_some();
         assert!(is_kept(b"live") && is_kept(b"key 19") && !is_kept(b"key 00"));
         let held = registry
-            .sweep(1, 1, now + UNUSED_TOPIC_KEPT, max_unused_bytes)
+            .sweep(1, 1, now + UNUSED_TOPIC_KEPT, kept(max_unused_bytes))
             .await;
         assert_eq!((held.topics, held.watchers), (1, 1), "a minute later");
         drop(live);
@@ -440,9 +486,9 @@ mod tests {
             key.extend_from_slice(format!("{number}").as_bytes());
             drop(watch(&mut registry, &generation, &key.into()));
             most = most.max(registry.grown_bytes);
-            if registry.has_grown(MIN_GROWN_BYTES) {
+            if registry.has_grown(kept(MIN_GROWN_BYTES)) {
                 sweeps += 1;
-                let held = registry.sweep(1, 1, Instant::now(), MIN_GROWN_BYTES).await;
+                let held = registry.sweep(1, 1, Instant::now(), kept(MIN_GROWN_BYTES)).await;
                 assert_eq!(held, Held::default());
             }
         }

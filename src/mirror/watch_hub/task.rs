@@ -108,8 +108,7 @@ impl Task<'_> {
         self.admit().await;
         self.signal_reached();
         self.note_feed(&observed);
-        let max_unused_bytes = self.hub.max_unused_bytes();
-        if self.next_sweep <= Instant::now() || self.registry.has_grown(max_unused_bytes) {
+        if self.next_sweep <= Instant::now() || self.registry.has_grown(self.hub.bounds()) {
             self.sweep(&observed).await;
             self.next_sweep = Instant::now() + SWEEP_INTERVAL;
         }
@@ -198,7 +197,9 @@ impl Task<'_> {
                 admitted.push((request, topics));
             }
         }
-        backlog.complete(self.mirror, generation.number).await;
+        let max_bytes = self.hub.bounds().max_list_bytes;
+        let grown = backlog.complete(self.mirror, generation.number, max_bytes).await;
+        self.registry.note_grown(grown);
         for (request, topics) in admitted {
             self.complete_join(&generation, request, &topics);
         }
@@ -313,12 +314,7 @@ impl Task<'_> {
         let complete_after = observed.log.as_ref().map_or(0, |log| log.complete_after);
         let held = self
             .registry
-            .sweep(
-                complete_after,
-                generation.reached(),
-                now,
-                self.hub.max_unused_bytes(),
-            )
+            .sweep(complete_after, generation.reached(), now, self.hub.bounds())
             .await;
         *self.hub.held.lock() = held;
         if self.registry.is_empty() {

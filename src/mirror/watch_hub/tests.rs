@@ -36,7 +36,10 @@ impl Bench {
         let mirror = Mirror::new(Scope::prefix(b""), Arc::clone(&cluster_state), metrics);
         let mirror = Arc::new(mirror);
         let hub = Arc::<WatchHub>::default();
-        hub.set_max_unused_bytes(1 << 20);
+        hub.set_bounds(HubBounds {
+            max_unused_bytes: 1 << 20,
+            max_list_bytes: 16 << 20,
+        });
         let (of_task, followed) = (Arc::clone(&hub), Arc::clone(&mirror));
         let task = tokio::spawn(async move { follow(&followed, &of_task).await });
         let bench = Bench {
@@ -379,6 +382,39 @@ async fn too_many_missed_events_end_every_watcher() {
     }
     assert_eq!(watch.end().await, Ended::Trimmed);
     assert_eq!(watch.reader.covered(), 11, "nothing was missed up to there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_of_events_stay_within_their_bound_and_are_built_again_for_those_that_join() {
+    let bench = Bench::new(HistoryLimits::default());
+    let max_list_bytes = 2000;
+    bench.hub.set_bounds(HubBounds {
+        max_unused_bytes: 0,
+        max_list_bytes,
+    });
+    let mut taking = bench.join("a", "", 11).await.unwrap();
+    let mut slow = bench.join("b", "", 11).await.unwrap();
+    for revision in 11..111 {
+        bench.put(&["a", "b"], revision);
+        assert_eq!(taking.events(1).await, [event("a", revision)]);
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let held = bench.hub.held().bytes;
+    assert!(held <= max_list_bytes + 100, "{held}");
+    assert_eq!(
+        slow.end().await,
+        Ended::Trimmed,
+        "the list was longer than the bound"
+    );
+    let refused = bench.join("a", "", 11).await.map(|_| ()).unwrap_err();
+    assert_eq!(refused, JoinRefused::Trimmed, "its events would exceed the bound");
+    let mut late = bench.join("a", "", 101).await.unwrap();
+    let expected: Vec<_> = (101..111).map(|revision| event("a", revision)).collect();
+    assert_eq!(late.events(10).await, expected);
+    bench.put(&["a"], 111);
+    for watch in [&mut taking, &mut late] {
+        assert_eq!(watch.events(1).await, [event("a", 111)]);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -174,9 +174,11 @@ impl Topic {
             picks.list.push_front(pick);
         }
         picks.complete_after = revision;
+        // What was trimmed to save memory is back.
+        picks.trimmed = picks.trimmed.min(revision);
     }
 
-    /// Drops the events at or below `revision`, as the log does; returns the memory of what remains, in bytes.
+    /// Drops the events at or below `revision`; returns the memory of what remains, in bytes.
     pub(super) fn trim_through(&self, revision: i64) -> u64 {
         let mut picks = self.picks.lock();
         let trimmed = picks.list.partition_point(|pick| pick.last_revision <= revision);
