@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::collector::Collector;
-use super::hub::Join;
+use super::join::Join;
 use super::topic::{Pick, Topic};
 use crate::cache::Batch;
 use crate::keyspace::Interval;

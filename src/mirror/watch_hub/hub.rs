@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
+use super::join::Join;
 use super::reader::Reader;
 use super::signal::Signal;
 use crate::telemetry::Reason;
@@ -16,26 +16,6 @@ use crate::telemetry::Reason;
 const MAX_WAITING_JOINS: usize = 20_000;
 /// Timeout of a join.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// A watcher that joins a hub.
-#[derive(Clone, Debug)]
-pub struct Join {
-    /// `key` of the create request; not empty.
-    pub key: Bytes,
-    /// `range_end` of the create request. Together with `key` inside the mirror's scope.
-    pub range_end: Bytes,
-    /// Revision of the first event that the watcher gets, if there is one. May be in the future.
-    pub first_revision: i64,
-    /// Highest revision that etcd is known to have reached. No client has got events of a later one.
-    pub known_revision: i64,
-}
-
-impl Join {
-    /// Revision up to which the watcher's events were delivered elsewhere, if there were any.
-    pub(super) fn delivered_through(&self) -> i64 {
-        self.known_revision.min(self.first_revision - 1)
-    }
-}
 
 /// Reason why watchers were not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

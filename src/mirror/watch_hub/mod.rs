@@ -25,6 +25,7 @@ mod backlog;
 mod collector;
 mod generation;
 mod hub;
+mod join;
 mod reader;
 mod registry;
 mod signal;
@@ -32,7 +33,8 @@ mod task;
 mod topic;
 
 pub use generation::Ended;
-pub use hub::{Held, HubBounds, Join, JoinRefused, WatchHub};
+pub use hub::{Held, HubBounds, JoinRefused, WatchHub};
+pub use join::Join;
 pub use reader::{Picked, Reader, Taken};
 pub use signal::Signal;
 pub(super) use task::follow;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 use super::generation::{Ended, Generation};
-use super::hub::Join;
+use super::join::Join;
 use super::signal::Signal;
 use super::topic::{Pick, Topic};
 use crate::cache::Change;
@@ -175,7 +175,13 @@ impl Reader {
     /// Whether [`Reader::take`] would return events or the end. Cheap.
     #[must_use]
     pub fn is_pending(&self) -> bool {
-        self.generation.end().is_some() || self.watcher.is_cut() || !matches!(self.first_pending(), Ok(None))
+        self.has_ended() || !matches!(self.first_pending(), Ok(None))
+    }
+
+    /// Whether there will be no more events.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.generation.end().is_some() || self.watcher.is_cut()
     }
 
     fn first_pending(&self) -> Result<Option<i64>, super::topic::BehindTopic> {

@@ -129,8 +129,6 @@ pub(super) struct Relay {
     owed_progress: u32,
     /// Progress requests without a response, the client's and those of returns. etcd does not answer all of them.
     unanswered_progress: u32,
-    /// Those up to the last one of a return.
-    unanswered_through_return: u32,
     /// Revision of the highest first event of a response that the client got.
     seen: i64,
     /// Progress below this is older than what the client has.
@@ -175,7 +173,6 @@ impl Relay {
             cancels: BTreeSet::new(),
             owed_progress: 0,
             unanswered_progress: 0,
-            unanswered_through_return: 0,
             seen: 0,
             fence: shown,
             awaits_barrier: false,
@@ -436,8 +433,8 @@ impl Relay {
         let fence = fences.fold(self.fence, i64::max);
         // Of a request that was sent in order to return, or of one that the client is owed.
         let is_owed = match self.is_pinned {
-            // No watcher is known that it may be older than.
-            true => self.unanswered_through_return == 0,
+            // What the client requested since is not counted.
+            true => self.owed_progress > 0 || self.unanswered_progress == 0,
             false => {
                 self.owed_progress > 0
                     && self
@@ -466,7 +463,6 @@ impl Relay {
     fn count_progress(&mut self, is_owed: bool) {
         self.owed_progress = self.owed_progress.saturating_sub(u32::from(is_owed));
         self.unanswered_progress = self.unanswered_progress.saturating_sub(1);
-        self.unanswered_through_return = self.unanswered_through_return.saturating_sub(1);
         for pending in &mut self.pending {
             if let Pending::Client(_, before) = pending {
                 before.answered(is_owed);

@@ -37,6 +37,7 @@ mod events;
 mod leaving;
 mod notify;
 mod relaying;
+mod resuming;
 mod returning;
 
 /// Requests and filtered responses that one poll looks at, before other streams get their turn.
@@ -96,6 +97,8 @@ pub(super) struct Session {
     open: OpenStream,
     /// Header fields of the last response.
     identity: ResponseHeader,
+    /// Waits for the feed of one of the stream's mirrors, while the events of the others wait for it.
+    resuming: Option<resuming::Resuming>,
     /// Set once etcd serves the stream.
     etcd: Option<EtcdStream>,
     /// Set before etcd serves the stream.
@@ -134,6 +137,7 @@ impl Session {
             bytes,
             identity: ResponseHeader::default(),
             etcd: None,
+            resuming: None,
             leaving: None,
             returning: None,
             unsent: VecDeque::new(),

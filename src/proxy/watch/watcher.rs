@@ -61,6 +61,11 @@ impl Watcher {
         self.reader.as_ref().is_some_and(Reader::is_pending)
     }
 
+    /// Whether there will be no more events from memory.
+    pub(super) fn has_ended(&self) -> bool {
+        self.reader.as_ref().is_some_and(Reader::has_ended)
+    }
+
     /// Revision up to which the client has every event, as far as it may be reported (W5): `None` below the watcher's
     /// start, and for a cancelled watcher.
     pub(super) fn progress(&self) -> Option<i64> {

@@ -36,10 +36,14 @@ async fn next(stream: &mut Stream) -> WatchResponse {
 }
 
 async fn create(stream: &mut Stream, key: Vec<u8>) -> i64 {
+    create_from(stream, key, NEXT_REVISION).await
+}
+
+async fn create_from(stream: &mut Stream, key: Vec<u8>, start_revision: i64) -> i64 {
     stream.send(&WatchRequest {
         create_request: Some(WatchCreateRequest {
             key,
-            start_revision: NEXT_REVISION,
+            start_revision,
             ..WatchCreateRequest::default()
         }),
         ..WatchRequest::default()
@@ -93,6 +97,38 @@ fn watcher_of_a_mirror_that_is_removed_without_a_feed_does_not_continue_after_a_
         assert!(rangecache.stop().await, "every task ends");
         assert!(rest.is_empty(), "{rest:?}");
     });
+}
+
+/// Rolls back under a stream with watchers of two mirrors: the keys of one, which are written to later, show no difference.
+#[test]
+fn stream_over_two_mirrors_gets_nothing_of_another_history() {
+    const KEYS: [&str; 2] = ["/sim/a/0", "/sim/b/0"];
+    for (slow, [other, same]) in (0..MEMBERS).flat_map(|slow| [(slow, KEYS), (slow, [KEYS[1], KEYS[0]])]) {
+        run(async {
+            let world = world(KEYS.map(|key| put(key, "zero"))).await;
+            let rangecache = start(&["--cache-prefix=/sim/a/", "--cache-prefix=/sim/b/"]).await;
+            for key in KEYS {
+                read_from_memory(&world, key).await;
+            }
+            let watcher = client().await;
+            let mut watch = watcher.open(WATCH);
+            for key in KEYS {
+                create_from(&mut watch, key.into(), NEXT_REVISION + 1).await;
+            }
+            commit(&world, [put(other, "lost"), put(same, "same")]);
+            let mut received = 0;
+            while received < 2 {
+                received += next(&mut watch).await.events.len();
+            }
+            // A feed of this member resumes later than one of another.
+            world.cluster.change(|state| state.members[slow].delay = 300..301);
+            roll_back(&world, 3, [put("/sim/c", "other"), put(same, "same")]).await;
+            commit(&world, [put(same, "later")]);
+            let rest = rest(&mut watch).await;
+            assert!(rangecache.stop().await, "every task ends");
+            assert!(rest.is_empty(), "{rest:?}");
+        });
+    }
 }
 
 #[test]

@@ -36,7 +36,6 @@ impl Relay {
     pub(in crate::proxy::watch) fn await_barrier(&mut self) {
         self.awaits_barrier = true;
         self.unanswered_progress = self.unanswered_progress.saturating_add(1);
-        self.unanswered_through_return = self.unanswered_progress;
     }
 
     /// Gives up the return; a response that still comes is dropped unless the client is owed one.

@@ -373,6 +373,19 @@ fn progress_of_a_return_that_was_given_up_is_not_a_response_to_a_later_request()
     pinned.pin();
     assert_eq!(pinned.response(&progress(70)), Verdict::Drop, "of the return");
     assert_eq!(pinned.response(&progress(70)), Verdict::Pass);
+
+    let mut pinned = self::relay();
+    pinned.await_barrier();
+    pinned.stay();
+    pinned.request(&WatchRequest::Progress);
+    assert_eq!(
+        pinned.response(&progress(70)),
+        Verdict::Pass,
+        "the client cannot tell which of the two was answered"
+    );
+    pinned.pin();
+    assert_eq!(pinned.response(&progress(70)), Verdict::Drop, "the other one");
+    assert_eq!(pinned.response(&progress(70)), Verdict::Pass, "requested since");
 }
 
 #[test]

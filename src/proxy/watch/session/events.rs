@@ -1,10 +1,12 @@
 //! Events of a stream: whose are sent next, and what follows their end.
 
 use std::ops::Bound;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::time::Instant;
 
+use super::resuming::Resuming;
 use super::{MAX_STEPS, Session};
 use crate::cache::WatchFields;
 use crate::mirror::watch_hub::{Ended, Reader, Taken};
@@ -32,8 +34,9 @@ impl Session {
     }
 
     fn take_events(&mut self, cx: &mut Context<'_>) {
+        let awaits_feed = self.awaits_feed(cx);
         for _ in 0..MAX_STEPS {
-            let Some(id) = self.next_turn() else {
+            let Some(id) = self.next_turn(awaits_feed) else {
                 return;
             };
             self.last_turn = id;
@@ -85,14 +88,51 @@ impl Session {
         cx.waker().wake_by_ref();
     }
 
-    /// Id of the next watcher, after the one of the last turn, that has events or an end to take.
-    pub(super) fn next_turn(&self) -> Option<i64> {
+    /// Whether the events of the stream wait, because another of its mirrors has lost its feed: the history of that mirror's
+    /// keys may have been replaced without a trace in those of the others, and no stream shows two histories (W10). Registers
+    /// `cx` until the mirror has a feed again.
+    fn awaits_feed(&mut self, cx: &mut Context<'_>) -> bool {
+        loop {
+            let Some(position) = self.lost_feed() else {
+                self.resuming = None;
+                return false;
+            };
+            let mirrors = &self.stream.client.proxy.mirrors;
+            let waiting = || Resuming::of(Arc::clone(mirrors), position);
+            if self.resuming.get_or_insert_with(waiting).poll(cx).is_pending() {
+                return true;
+            }
+            self.resuming = None;
+        }
+    }
+
+    /// Position of a mirror that has lost its feed, if the stream has watchers of it and of others.
+    fn lost_feed(&self) -> Option<usize> {
+        let mut lost = self
+            .mirrors()
+            .positions()
+            .filter(|(_, mirror)| mirror.revision() == Err(Reason::FeedLost));
+        let watched = lost.find(|(position, _)| {
+            let mut watchers = self.watchers.values();
+            watchers.any(|watcher| watcher.mirror == *position)
+        });
+        watched
+            .filter(|_| self.has_several_mirrors())
+            .map(|(position, _)| position)
+    }
+
+    /// Id of the next watcher, after the one of the last turn, that has events or an end to take; only an end if it
+    /// `awaits_feed`.
+    fn next_turn(&self, awaits_feed: bool) -> Option<i64> {
         let after = self
             .watchers
             .range((Bound::Excluded(self.last_turn), Bound::Unbounded));
         let before = self.watchers.range(..=self.last_turn);
         let mut in_turn = after.chain(before);
-        let found = in_turn.find(|(_, watcher)| watcher.is_pending() && !self.is_held(watcher));
+        let found = in_turn.find(|(_, watcher)| match awaits_feed {
+            true => watcher.has_ended(),
+            false => watcher.is_pending() && !self.is_held(watcher),
+        });
         found.map(|(id, _)| *id)
     }
 
