@@ -20,7 +20,7 @@ use crate::trace::Trace;
 
 /// Number of members.
 pub const MEMBERS: usize = 3;
-/// Members that can commit.
+/// Members that can commit, also while one of them is replaced.
 const QUORUM: usize = 2;
 /// Time after which a member gives up a proposal or a linearizable read.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(7);
@@ -28,6 +28,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(7);
 /// One member.
 #[derive(Clone, Debug)]
 pub struct Member {
+    /// Its id, which is another one once it was replaced.
+    pub id: u64,
+    /// It does not vote yet, and serves little.
+    pub is_learner: bool,
     /// Raft entries that it has applied.
     pub applied: usize,
     /// Its process runs.
@@ -50,8 +54,10 @@ pub struct Member {
 
 impl Member {
     /// A member without faults that has applied the first entry.
-    pub fn new() -> Self {
+    pub fn new(id: u64) -> Self {
         Self {
+            id,
+            is_learner: false,
             applied: 1,
             is_up: true,
             is_isolated: false,
@@ -64,8 +70,20 @@ impl Member {
         }
     }
 
+    /// A member with the same id and data, without faults.
+    pub fn healed(&self) -> Self {
+        Self {
+            applied: self.applied,
+            ..Self::new(self.id)
+        }
+    }
+
     fn is_connected(&self) -> bool {
         self.is_up && !self.is_isolated && !self.is_paused
+    }
+
+    fn can_vote(&self) -> bool {
+        self.is_connected() && !self.is_learner
     }
 }
 
@@ -110,7 +128,7 @@ impl State {
         let entry = self.applied(member);
         ResponseHeader {
             cluster_id: self.history().cluster_id,
-            member_id: member as u64 + 1,
+            member_id: self.members[member].id,
             revision: entry.revision,
             raft_term: entry.term,
             ..ResponseHeader::default()
@@ -119,9 +137,9 @@ impl State {
 
     /// Whether `member` reaches a leader with a quorum.
     pub fn can_commit(&self, member: usize) -> bool {
-        let connected = self.members.iter().filter(|member| member.is_connected()).count();
-        let reaches = |member: usize| self.members[member].is_connected();
-        self.leader.is_some_and(reaches) && reaches(member) && connected >= QUORUM
+        let voters = self.members.iter().filter(|member| member.can_vote()).count();
+        let leads = |leader: usize| self.members[leader].can_vote();
+        self.leader.is_some_and(leads) && self.members[member].is_connected() && voters >= QUORUM
     }
 }
 
@@ -150,7 +168,7 @@ impl Cluster {
             histories: vec![History::new(0xc1, version < "3.7")],
             term: 1,
             leader: Some(0),
-            members: vec![Member::new(); MEMBERS],
+            members: (1..=MEMBERS as u64).map(Member::new).collect(),
             breaks_reads: false,
         };
         Arc::new(Self {

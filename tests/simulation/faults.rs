@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::caller::{HALVES, PREFIX};
 use crate::chance::Chance;
-use crate::cluster::{MEMBERS, Member};
+use crate::cluster::{MEMBERS, Member, State};
 use crate::members::From;
 use crate::proxy::Rangecache;
 use crate::restore::restore;
@@ -23,6 +23,8 @@ pub enum Fault {
     ConnectionsCut,
     LinksDown,
     MemberKilled,
+    /// A member is removed, and a new one without data takes its address: a learner at first.
+    MemberReplaced,
     MemberPaused,
     MemberIsolated,
     MemberLags,
@@ -46,10 +48,11 @@ pub enum Fault {
 }
 
 impl Fault {
-    const ALL: [Fault; 17] = [
+    const ALL: [Fault; 18] = [
         Fault::ConnectionsCut,
         Fault::LinksDown,
         Fault::MemberKilled,
+        Fault::MemberReplaced,
         Fault::MemberPaused,
         Fault::MemberIsolated,
         Fault::MemberLags,
@@ -67,9 +70,10 @@ impl Fault {
     ];
 
     /// What meets a replaced history.
-    const WITH_RESTORES: [Fault; 11] = [
+    const WITH_RESTORES: [Fault; 12] = [
         Fault::ConnectionsCut,
         Fault::LinksDown,
+        Fault::MemberReplaced,
         Fault::MemberLags,
         Fault::LinksSlow,
         Fault::WatchesSlow,
@@ -137,6 +141,15 @@ impl Fault {
                 sleep(longer()).await;
                 members.restart(member);
             }
+            Fault::MemberReplaced => {
+                members.kill(member);
+                sleep(longer()).await;
+                members.replace(member);
+                sleep(longer()).await;
+                let is_abreast = |state: &State| state.members[member].applied == state.history().len();
+                cluster.until(|state| is_abreast(state).then_some(())).await;
+                set(&|of| of.is_learner = false);
+            }
             Fault::MemberPaused => {
                 set(&|of| of.is_paused = true);
                 sleep(longer()).await;
@@ -151,25 +164,20 @@ impl Fault {
                 let most = 20 + chance.below(1_500) as u64;
                 set(&|of| of.lag = most / 4..most);
                 sleep(longer()).await;
-                set(&|of| of.lag = Member::new().lag);
+                set(&|of| of.lag = of.healed().lag);
             }
             Fault::LinksSlow => {
                 let most = 5 + chance.below(300) as u64;
                 set(&|of| of.delay = 0..most);
                 sleep(longer()).await;
-                set(&|of| of.delay = Member::new().delay);
+                set(&|of| of.delay = of.healed().delay);
             }
             Fault::WatchesSlow => {
                 let most = 20 + chance.below(1_500) as u64;
                 cluster.change(|state| state.members.iter_mut().for_each(|of| of.watch_delay = 0..most));
                 sleep(longer()).await;
-                let usual = Member::new().watch_delay;
-                cluster.change(|state| {
-                    state
-                        .members
-                        .iter_mut()
-                        .for_each(|of| of.watch_delay = usual.clone());
-                });
+                let heal = |of: &mut Member| of.watch_delay = of.healed().watch_delay;
+                cluster.change(|state| state.members.iter_mut().for_each(heal));
             }
             Fault::ProgressUnanswered => {
                 cluster.change(|state| state.members.iter_mut().for_each(|of| of.is_silent = true));
@@ -223,8 +231,8 @@ impl Fault {
                     sleep(Duration::from_millis(1)).await;
                 }
                 sleep(chance.millis(0..most)).await;
-                let usual = Member::new().delay;
-                cluster.change(|state| state.members.iter_mut().for_each(|of| of.delay = usual.clone()));
+                let heal = |of: &mut Member| of.delay = of.healed().delay;
+                cluster.change(|state| state.members.iter_mut().for_each(heal));
                 restore(world).await;
                 return has_ended;
             }

@@ -48,6 +48,19 @@ fn decoded<M: Message + Default>(message: &[u8]) -> M {
     M::decode(message).expect("rangecache forwards valid requests")
 }
 
+/// Refuses what a learner does not serve, as etcd's interceptors do.
+pub fn refuse_at_learner(state: &State, member: usize, path: &str, message: &[u8]) -> Result<(), Status> {
+    let is_served = match path {
+        STATUS => true,
+        RANGE => decoded::<RangeRequest>(message).serializable,
+        _ => false,
+    };
+    if state.members[member].is_learner && !is_served {
+        return Err(unavailable("etcdserver: rpc not supported for learner"));
+    }
+    Ok(())
+}
+
 /// Whether a call reads keys of clients, rather than etcd's revision.
 pub fn reads_keys(path: &str, message: &[u8]) -> bool {
     match path {
@@ -168,7 +181,8 @@ fn status(state: &State, member: usize, version: &str) -> StatusResponse {
             ..Default::default()
         }),
         version: version.to_owned(),
-        leader: leader.map_or(0, |leader| leader as u64 + 1),
+        leader: leader.map_or(0, |leader| state.members[leader].id),
+        is_learner: state.members[member].is_learner,
         raft_index,
         raft_term: state.term,
         raft_applied_index: raft_index,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{Cluster, MEMBERS};
+use crate::cluster::{Cluster, MEMBERS, Member};
 use crate::server;
 
 /// Who calls a member.
@@ -88,6 +88,20 @@ impl Members {
         self.cluster.change(|state| state.members[member].is_up = false);
         for from in From::BOTH {
             self.cut_off(member, from);
+        }
+    }
+
+    /// Starts a new member in the place of one that was killed: a learner without data.
+    pub fn replace(&self, member: usize) {
+        self.cluster.change(|state| {
+            let newest = state.members.iter().map(|of| of.id).max();
+            state.members[member] = Member {
+                is_learner: true,
+                ..Member::new(newest.map_or(1, |newest| newest + 1))
+            };
+        });
+        for from in From::BOTH {
+            self.reconnect(member, from);
         }
     }
 

@@ -81,6 +81,9 @@ async fn call(
     let needs_leader = request.headers().contains_key("hasleader");
     let (messages, queue) = mpsc::unbounded_channel();
     if path == testkit::kv::WATCH {
+        if let Err(status) = cluster.look(|state| kv::refuse_at_learner(state, member, &path, &[])) {
+            return failed(&status);
+        }
         link.record_watch();
         let stream = watch::Stream::new(cluster, member, needs_leader, messages);
         tokio::spawn(async move {
@@ -100,6 +103,9 @@ async fn call(
         cluster.reads.fetch_add(1, Ordering::Relaxed);
     }
     cluster.travel(member).await;
+    if let Err(status) = cluster.look(|state| kv::refuse_at_learner(state, member, &path, &message)) {
+        return failed(&status);
+    }
     if path == testkit::kv::RANGE_STREAM {
         tokio::spawn(async move {
             let stream = kv::range_stream(&cluster, (member, from), &message, &messages);

@@ -61,11 +61,9 @@ impl World {
         for member in 0..MEMBERS {
             self.cluster.change(|state| {
                 let of = &mut state.members[member];
-                let applied = of.applied;
                 *of = Member {
-                    applied,
                     is_stuck: stuck == Some(member),
-                    ..Member::new()
+                    ..of.healed()
                 };
             });
             From::BOTH
