@@ -24,7 +24,7 @@ impl Mirrors {
             return true;
         }
         // Streams that continue on the same connection wait for one comparison.
-        let Ok(_turn) = self.history_checks.acquire().await else {
+        let Ok(_turn) = connection.history_turn().acquire().await else {
             return false;
         };
         if connection.is_of_history(number) {

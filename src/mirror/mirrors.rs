@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -50,8 +50,6 @@ pub struct Mirrors {
     pub(super) compaction: Compaction,
     /// Wakes the probe: a check has found a compaction, and the probe asks how far it reaches.
     pub(super) compaction_found: Arc<Notify>,
-    /// The turn of a comparison of a connection's history ([`Mirrors::is_of_history`]).
-    pub(super) history_checks: Semaphore,
     /// The rate of loads.
     pub(super) load_pacing: Arc<LoadPacing>,
     pub(super) tasks: TaskTracker,
@@ -135,7 +133,6 @@ impl Mirrors {
             probe_interval: config.etcd.probe_interval,
             compaction: Compaction::default(),
             compaction_found,
-            history_checks: Semaphore::new(1),
             load_pacing: Arc::new(LoadPacing::new()),
             tasks: tasks.clone(),
             stop: stop.clone(),

@@ -11,6 +11,7 @@ use http::{Request, Response, Uri};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -77,6 +78,8 @@ pub struct Connection {
     in_flight: AtomicUsize,
     /// One more than the number of the history that the member was found to be of; 0 until then.
     checked_history: AtomicU64,
+    /// The turn of a comparison that finds this out.
+    history_turn: Semaphore,
     /// When the connection was opened.
     opened: Instant,
     /// Id of the member's cluster; 0 until a status was received.
@@ -196,6 +199,7 @@ impl Connection {
             sender,
             in_flight: AtomicUsize::new(0),
             checked_history: AtomicU64::new(0),
+            history_turn: Semaphore::new(1),
             opened: Instant::now(),
             cluster_id: AtomicU64::new(0),
             named,
@@ -358,6 +362,12 @@ impl Connection {
     #[must_use]
     pub fn is_of_history(&self, history: u64) -> bool {
         self.checked_history.load(Ordering::Acquire) == history + 1
+    }
+
+    /// The turn of what compares the history behind this connection: one comparison serves all who ask. Each connection has its
+    /// own, because a member that does not respond must not delay the others.
+    pub fn history_turn(&self) -> &Semaphore {
+        &self.history_turn
     }
 
     /// Sets [`Connection::is_of_history`].

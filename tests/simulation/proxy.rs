@@ -181,6 +181,13 @@ impl Rangecache {
         self.reload(&self.settings.prefixes).await;
     }
 
+    /// Its mirrors, and its connections to etcd.
+    pub fn parts(&self) -> (Arc<Mirrors>, Arc<Upstream>) {
+        let process = self.process.lock();
+        let process = process.as_ref().expect("it runs");
+        (Arc::clone(&process.mirrors), Arc::clone(&process.upstream))
+    }
+
     /// Its metrics page.
     pub fn metrics(&self) -> testkit::metrics::Metrics {
         let process = self.process.lock();
@@ -202,6 +209,7 @@ impl Rangecache {
 /// Its tasks, and the stages of its stop.
 struct Process {
     live: LiveConfig,
+    upstream: Arc<Upstream>,
     mirrors: Arc<Mirrors>,
     metrics: Arc<Metrics>,
     closing: CancellationToken,
@@ -277,6 +285,7 @@ impl Process {
         listener.spawn(bound.serve(handler, serving));
         Self {
             live,
+            upstream,
             mirrors,
             metrics,
             closing,

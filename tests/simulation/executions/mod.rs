@@ -2,9 +2,11 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `checks` | comparisons of connections with the mirrors |
 //! | `rollbacks` | all members are put back to an older state while a mirror loads, or after it has |
 //! | `watches` | memory of watches |
 
+mod checks;
 mod rollbacks;
 mod watches;
 
