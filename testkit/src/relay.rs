@@ -189,10 +189,7 @@ impl Relay {
     /// Connections opened from now on reach another member, as behind a balancer: one of an old `version`, whose
     /// progress notifications are ahead of its events.
     pub fn lead_to_old_member(&self, version: &str) {
-        *self.state.old_member.lock() = Some(OldMember {
-            version: version.to_owned(),
-            withholds: Withholds::All,
-        });
+        self.lead_to(version, Withholds::All);
     }
 
     /// Connections opened from now on reach the member itself again; those to another member are closed.
@@ -203,10 +200,12 @@ impl Relay {
 
     /// Connections opened from now on reach a member of `version` that has lost its deletes by compaction.
     pub fn lead_to_member_without_deletes(&self, version: &str) {
-        *self.state.old_member.lock() = Some(OldMember {
-            version: version.to_owned(),
-            withholds: Withholds::Deletes,
-        });
+        self.lead_to(version, Withholds::Deletes);
+    }
+
+    fn lead_to(&self, version: &str, withholds: Withholds) {
+        let version = version.to_owned();
+        *self.state.old_member.lock() = Some(OldMember { version, withholds });
     }
 
     /// Calls with the metadata [`HOLD`] so far.

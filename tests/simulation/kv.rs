@@ -11,12 +11,13 @@ use testkit::grpc::{OUT_OF_RANGE, Status, UNIMPLEMENTED};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
 use testkit::pb::request_op::Request;
 use testkit::pb::{
-    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse,
+    AuthenticateRequest, AuthenticateResponse, CompactionRequest, CompactionResponse, Empty,  Compare, DeleteRangeRequest, DeleteRangeResponse,
     LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, PutRequest, PutResponse,
     RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, ResponseOp, TxnRequest, TxnResponse,
 };
 use tokio::time::Instant;
 
+use crate::auth::{AUTHENTICATE, DISABLE, ENABLE, Identity, Needs, Refusal, User};
 use crate::caller::PREFIX;
 use crate::cluster::{Cluster, State, unavailable};
 use crate::members::From;
@@ -36,6 +37,22 @@ const FAILED_PRECONDITION: i32 = 9;
 const CHUNK_KEYS: usize = 3;
 /// etcd's number of the comparison target.
 pub const MOD_REVISION: i32 = 2;
+
+/// Who calls which member.
+#[derive(Clone, Copy, Debug)]
+pub struct Caller {
+    pub member: usize,
+    pub from: From,
+    pub identity: Option<Identity>,
+}
+
+impl Caller {
+    /// Whether the member allows a call that `needs` this.
+    pub fn allowed(&self, state: &State, needs: &[Needs]) -> Result<(), Refusal> {
+        let auth = state.applied(self.member).auth;
+        auth.allows(self.identity, state.histories.len(), needs)
+    }
+}
 
 fn out_of_range(what: &str) -> Status {
     Status {
@@ -74,14 +91,15 @@ pub fn reads_keys(path: &str, message: &[u8]) -> bool {
 /// Carries out a unary call to a member.
 pub async fn unary(
     cluster: &Cluster,
-    (member, from): (usize, From),
+    caller: Caller,
     path: &str,
     message: &[u8],
 ) -> Result<Vec<u8>, Status> {
+    let Caller { member, from, .. } = caller;
     let header = || Some(cluster.look(|state| state.header(member)));
     Ok(match path {
         RANGE => {
-            let response = range(cluster, member, &decoded(message)).await?;
+            let response = range(cluster, caller, &decoded(message)).await?;
             if response.more && from == From::Rangecache {
                 cluster.parts.fetch_add(1, Ordering::Relaxed);
             }
@@ -93,23 +111,23 @@ pub async fn unary(
         PUT => {
             let PutRequest { key, value, lease } = decoded(message);
             let put = Change::Put(key, value, lease);
-            let revision = cluster
-                .propose(member, |history| {
-                    let has_lease = history.has_lease(lease);
-                    let done = has_lease.then(|| history.commit(&[put]));
-                    done.ok_or_else(no_lease)
-                })
-                .await??;
+            let revision = propose(cluster, caller, &[Needs::Write], |history| {
+                let has_lease = history.has_lease(lease);
+                let done = has_lease.then(|| history.commit(&[put]));
+                done.ok_or_else(no_lease)
+            });
+            let revision = revision.await?;
             let header = header().map(|header| testkit::pb::ResponseHeader { revision, ..header });
             PutResponse { header }.encode_to_vec()
         }
         DELETE => {
             let DeleteRangeRequest { key, .. } = decoded(message);
-            let revision = write(cluster, member, &[Change::Delete(key)]).await?;
+            let delete = |history: &mut History| Ok(history.commit(&[Change::Delete(key)]));
+            let revision = propose(cluster, caller, &[Needs::Write], delete).await?;
             let header = header().map(|header| testkit::pb::ResponseHeader { revision, ..header });
             DeleteRangeResponse { header, deleted: 0 }.encode_to_vec()
         }
-        TXN => txn(cluster, member, decoded(message)).await?.encode_to_vec(),
+        TXN => txn(cluster, caller, decoded(message)).await?.encode_to_vec(),
         COMPACT => {
             let CompactionRequest { revision, .. } = decoded(message);
             compact(cluster, member, revision).await?;
@@ -133,13 +151,42 @@ pub async fn unary(
         }
         LEASE_REVOKE => {
             let LeaseRevokeRequest { id } = decoded(message);
-            let revoked = cluster.propose(member, |history| {
+            let revoked = propose(cluster, caller, &[Needs::Write], |history| {
                 let is_granted = history.revoke(id);
                 is_granted.then(|| history.newest().revision).ok_or_else(no_lease)
             });
-            let revision = revoked.await??;
+            let revision = revoked.await?;
             let header = header().map(|header| testkit::pb::ResponseHeader { revision, ..header });
             LeaseRevokeResponse { header }.encode_to_vec()
+        }
+        AUTHENTICATE => {
+            let AuthenticateRequest { name, .. } = decoded(message);
+            let user = User::named(&name).expect("a user of the model");
+            cluster.read_index(member).await?;
+            if !cluster.look(|state| state.applied(member).auth.is_on) {
+                return Err(Refusal::NotEnabled.status());
+            }
+            let issue = |history: &mut History| {
+                history.pass();
+                history.newest().auth.tokens
+            };
+            let tokens = cluster.propose(member, issue).await?;
+            let identity = Identity {
+                user,
+                history: cluster.look(|state| state.histories.len()),
+                tokens,
+            };
+            let (header, token) = (header(), identity.token());
+            AuthenticateResponse { header, token }.encode_to_vec()
+        }
+        ENABLE | DISABLE => {
+            let needs: &[Needs] = if path == DISABLE { &[Needs::Administer] } else { &[] };
+            let switch = |history: &mut History| {
+                history.change_auth(|auth| auth.switch(path == ENABLE));
+                Ok(())
+            };
+            propose(cluster, caller, needs, switch).await?;
+            Empty {}.encode_to_vec()
         }
         STATUS => cluster
             .look(|state| status(state, member, cluster.version))
@@ -164,8 +211,25 @@ fn no_lease() -> Status {
     }
 }
 
-async fn write(cluster: &Cluster, member: usize, changes: &[Change]) -> Result<i64, Status> {
-    cluster.propose(member, |history| history.commit(changes)).await
+/// Appends an entry for `caller`, if its rights suffice when the entry is applied.
+async fn propose<T>(
+    cluster: &Cluster,
+    caller: Caller,
+    needs: &[Needs],
+    append: impl FnOnce(&mut History) -> Result<T, Status>,
+) -> Result<T, Status> {
+    let info = cluster.look(|state| {
+        let auth = state.applied(caller.member).auth;
+        auth.identify(caller.identity, state.histories.len())
+    });
+    let info = info.map_err(Refusal::status)?;
+    let proposed = cluster.propose(caller.member, |history| {
+        let permitted = history.newest().auth.permit(info, needs);
+        permitted
+            .map_err(Refusal::status)
+            .and_then(|()| append(history))
+    });
+    proposed.await?
 }
 
 fn status(state: &State, member: usize, version: &str) -> StatusResponse {
@@ -204,11 +268,13 @@ fn readable(state: &State, member: usize, requested: i64) -> Result<i64, Status>
     Ok(revision)
 }
 
-async fn range(cluster: &Cluster, member: usize, request: &RangeRequest) -> Result<RangeResponse, Status> {
+async fn range(cluster: &Cluster, caller: Caller, request: &RangeRequest) -> Result<RangeResponse, Status> {
+    let member = caller.member;
     if !request.serializable {
         cluster.read_index(member).await?;
     }
     cluster.look(|state| {
+        caller.allowed(state, &[reads(request)]).map_err(Refusal::status)?;
         let revision = readable(state, member, request.revision)?;
         let mut response = state.history().range(request, revision);
         response.header = Some(state.header(member));
@@ -217,18 +283,19 @@ async fn range(cluster: &Cluster, member: usize, request: &RangeRequest) -> Resu
 }
 
 /// Streams a Range in chunks of a few keys.
-pub async fn range_stream(cluster: &Cluster, of: (usize, From), message: &[u8], messages: &Messages) {
-    if let Err(status) = chunks(cluster, of, decoded(message), messages).await {
+pub async fn range_stream(cluster: &Cluster, caller: Caller, message: &[u8], messages: &Messages) {
+    if let Err(status) = chunks(cluster, caller, decoded(message), messages).await {
         let _ = messages.send(Err(status));
     }
 }
 
 async fn chunks(
     cluster: &Cluster,
-    (member, from): (usize, From),
+    caller: Caller,
     request: RangeRequest,
     messages: &Messages,
 ) -> Result<(), Status> {
+    let Caller { member, from, .. } = caller;
     let filters = request.min_mod_revision
         + request.max_mod_revision
         + request.min_create_revision
@@ -249,7 +316,11 @@ async fn chunks(
         cluster.read_index(member).await?;
     }
     let number = cluster.look(|state| state.histories.len());
-    let revision = cluster.look(|state| readable(state, member, request.revision))?;
+    let (auth, revision) = cluster.look(|state| {
+        caller.allowed(state, &[reads(&request)]).map_err(Refusal::status)?;
+        let auth = state.applied(member).auth;
+        readable(state, member, request.revision).map(|revision| (auth, revision))
+    })?;
     let whole = cluster.look(|state| state.history().range(&request, revision));
     let mut sent = 0;
     loop {
@@ -273,6 +344,10 @@ async fn chunks(
         let header = cluster.look(|state| {
             if state.histories.len() != number {
                 return Err(unavailable("etcdserver: server stopped"));
+            }
+            let now = state.applied(member).auth;
+            if is_last && auth.is_on && caller.identity.is_some() && now.revision != auth.revision {
+                return Err(Refusal::OldRevision.status());
             }
             readable(state, member, revision).map(|_| state.header(member))
         })?;
@@ -298,29 +373,72 @@ async fn chunks(
     }
 }
 
-async fn txn(cluster: &Cluster, member: usize, request: TxnRequest) -> Result<TxnResponse, Status> {
-    let (succeeded, revision, operations) = cluster
-        .propose(member, |history| {
-            let newest = history.newest().revision;
-            let succeeded = request
-                .compare
-                .iter()
-                .all(|compare| holds(history, compare, newest));
-            let operations = if succeeded {
-                &request.success
-            } else {
-                &request.failure
-            };
-            let changes: Vec<_> = operations.iter().filter_map(change).collect();
-            (succeeded, history.commit(&changes), operations.len())
-        })
-        .await?;
+async fn txn(cluster: &Cluster, caller: Caller, request: TxnRequest) -> Result<TxnResponse, Status> {
+    let member = caller.member;
+    let operations = || request.success.iter().chain(&request.failure);
+    let compared = request.compare.iter();
+    let compared = compared.map(|compare| Needs::Read(compare.key.clone(), compare.range_end.clone()));
+    let needs: Vec<_> = compared.chain(operations().filter_map(needs)).collect();
+    let ranges: Vec<_> = operations().filter_map(range_of).collect();
+    if ranges.len() == request.success.len() + request.failure.len() {
+        if !ranges.iter().all(|range| range.serializable) {
+            cluster.read_index(member).await?;
+        }
+        return cluster.look(|state| {
+            caller.allowed(state, &needs).map_err(Refusal::status)?;
+            let newest = state.applied(member).revision;
+            let (succeeded, taken) = branch(state.history(), &request, newest);
+            for range in taken.iter().filter_map(range_of) {
+                readable(state, member, range.revision)?;
+            }
+            Ok(TxnResponse {
+                header: Some(state.header(member)),
+                succeeded,
+                responses: vec![ResponseOp::default(); taken.len()],
+            })
+        });
+    }
+    let proposed = propose(cluster, caller, &needs, |history| {
+        let (succeeded, taken) = branch(history, &request, history.newest().revision);
+        let changes: Vec<_> = taken.iter().filter_map(change).collect();
+        Ok((succeeded, history.commit(&changes), taken.len()))
+    });
+    let (succeeded, revision, operations) = proposed.await?;
     let header = cluster.look(|state| state.header(member));
     Ok(TxnResponse {
         header: Some(testkit::pb::ResponseHeader { revision, ..header }),
         succeeded,
         responses: vec![ResponseOp::default(); operations],
     })
+}
+
+/// Whether the compares of a transaction hold, and the operations that are carried out.
+fn branch<'a>(history: &History, request: &'a TxnRequest, newest: i64) -> (bool, &'a [RequestOp]) {
+    let mut compares = request.compare.iter();
+    let succeeded = compares.all(|compare| holds(history, compare, newest));
+    let taken = if succeeded {
+        &request.success
+    } else {
+        &request.failure
+    };
+    (succeeded, taken)
+}
+
+fn range_of(operation: &RequestOp) -> Option<&RangeRequest> {
+    match operation.request.as_ref()? {
+        Request::RequestRange(range) => Some(range),
+        _ => None,
+    }
+}
+
+/// The rights that a read needs.
+pub fn reads(request: &RangeRequest) -> Needs {
+    Needs::Read(request.key.clone(), request.range_end.clone())
+}
+
+fn needs(operation: &RequestOp) -> Option<Needs> {
+    operation.request.as_ref()?;
+    Some(range_of(operation).map_or(Needs::Write, reads))
 }
 
 /// Clients compare for equal mod revisions alone.

@@ -12,6 +12,7 @@
 )]
 #![allow(clippy::large_futures, unreachable_pub, reason = "no load, and one crate")]
 
+mod auth;
 mod caller;
 mod chance;
 mod closed_on_exit;

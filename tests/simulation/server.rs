@@ -18,6 +18,7 @@ use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::auth::Identity;
 use crate::cluster::{Cluster, unavailable};
 use crate::kv;
 use crate::link::Link;
@@ -79,13 +80,21 @@ async fn call(
         }
     }
     let needs_leader = request.headers().contains_key("hasleader");
+    let token = request.headers().get("token");
+    let identity =
+        token.map(|token| Identity::of(token.to_str().expect("text")).expect("a token that a member has issued"));
+    let caller = kv::Caller {
+        member,
+        from,
+        identity,
+    };
     let (messages, queue) = mpsc::unbounded_channel();
     if path == testkit::kv::WATCH {
         if let Err(status) = cluster.look(|state| kv::refuse_at_learner(state, member, &path, &[])) {
             return failed(&status);
         }
         link.record_watch();
-        let stream = watch::Stream::new(cluster, member, needs_leader, messages);
+        let stream = watch::Stream::new(cluster, caller, needs_leader, messages);
         tokio::spawn(async move {
             let cut = &link.cut;
             cut.run_until_cancelled(stream.run(Requests::new(request.into_body())))
@@ -108,12 +117,12 @@ async fn call(
     }
     if path == testkit::kv::RANGE_STREAM {
         tokio::spawn(async move {
-            let stream = kv::range_stream(&cluster, (member, from), &message, &messages);
+            let stream = kv::range_stream(&cluster, caller, &message, &messages);
             link.cut.run_until_cancelled(stream).await
         });
         return streamed(queue);
     }
-    let result = kv::unary(&cluster, (member, from), &path, &message).await;
+    let result = kv::unary(&cluster, caller, &path, &message).await;
     cluster.travel(member).await;
     match result {
         Ok(message) => {

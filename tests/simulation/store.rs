@@ -10,6 +10,8 @@ use testkit::pb::{
 use testkit::watch_rules::DELETE;
 use tokio::time::Instant;
 
+use crate::auth::Auth;
+
 /// Raft entries before the first write of the first cluster: configuration and leader elections.
 const FIRST_RAFT_INDEX: u64 = 8;
 
@@ -38,6 +40,7 @@ pub struct Entry {
     pub revision: i64,
     /// Revisions below this one cannot be read.
     pub compacted: i64,
+    pub auth: Auth,
 }
 
 /// Everything that one history of a cluster has contained.
@@ -65,6 +68,7 @@ impl History {
             term: 1,
             revision: 1,
             compacted: 0,
+            auth: Auth::OFF,
         };
         Self {
             cluster_id,
@@ -114,6 +118,12 @@ impl History {
         self.entries.push(entry);
     }
 
+    /// Appends an entry that changes nothing.
+    pub fn pass(&mut self) {
+        let newest = self.newest();
+        self.push(newest);
+    }
+
     /// Appends an entry that changes nothing, in a new term.
     pub fn elect(&mut self, term: u64) {
         let newest = self.newest();
@@ -125,6 +135,22 @@ impl History {
         let newest = self.newest();
         let compacted = newest.compacted.max(revision);
         self.push(Entry { compacted, ..newest });
+    }
+
+    /// Appends a change of auth.
+    pub fn change_auth(&mut self, change: impl FnOnce(&mut Auth)) {
+        let newest = self.newest();
+        let mut auth = newest.auth;
+        change(&mut auth);
+        if auth != newest.auth {
+            auth.revision += 1;
+        }
+        self.push(Entry { auth, ..newest });
+    }
+
+    /// State after each number of entries from `first` on.
+    pub fn since(&self, first: usize) -> impl Iterator<Item = &Entry> {
+        self.entries[first.max(1) - 1..].iter()
     }
 
     /// Appends one transaction, and returns the revision after it: deletes of keys that do not exist change nothing.

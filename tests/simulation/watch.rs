@@ -11,7 +11,9 @@ use testkit::pb::{Event, ResponseHeader, WatchCreateRequest, WatchRequest, Watch
 use testkit::watch_rules::{DELETE, NO_ID, names};
 use tokio::time::{Instant, sleep_until};
 
+use crate::auth::Needs;
 use crate::cluster::{Cluster, unavailable};
+use crate::kv::Caller;
 use crate::send_loop::SendLoop;
 use crate::server::{Messages, Requests};
 
@@ -49,6 +51,7 @@ impl Watcher {
 /// A stream; see the module.
 pub struct Stream {
     cluster: Arc<Cluster>,
+    caller: Caller,
     member: usize,
     needs_leader: bool,
     messages: Messages,
@@ -68,10 +71,11 @@ pub struct Stream {
 
 impl Stream {
     /// A stream without watchers.
-    pub fn new(cluster: Arc<Cluster>, member: usize, needs_leader: bool, messages: Messages) -> Self {
+    pub fn new(cluster: Arc<Cluster>, caller: Caller, needs_leader: bool, messages: Messages) -> Self {
         Self {
             cluster,
-            member,
+            caller,
+            member: caller.member,
             needs_leader,
             responses: SendLoop::new(messages.clone()),
             messages,
@@ -203,6 +207,18 @@ impl Stream {
     }
 
     fn create(&mut self, create: WatchCreateRequest) {
+        let needs = [Needs::Read(create.key.clone(), create.range_end.clone())];
+        if let Err(refusal) = self.cluster.look(|state| self.caller.allowed(state, &needs)) {
+            let header = self.header();
+            return self.responses.control(WatchResponse {
+                header: Some(header),
+                watch_id: NO_ID,
+                created: true,
+                canceled: true,
+                cancel_reason: refusal.message().to_owned(),
+                ..WatchResponse::default()
+            });
+        }
         let id = if create.watch_id == 0 {
             while self.watchers.contains_key(&self.next_id) {
                 self.next_id += 1;

@@ -254,12 +254,12 @@ impl Relay {
     }
 
     /// Whether etcd itself gives the next watcher the id that the client expects: its stream has every create of the client's,
-    /// or no lower id is free.
+    /// or no lower id is free, or will be once etcd has read a cancel.
     pub(super) fn chooses_expected_id(&self) -> bool {
         let is_lowest = |next| (0..next).all(|id| self.is_taken(id));
         match self.is_pinned {
             true => !self.ids_may_differ,
-            false => self.has_all_creates || self.next_id().is_some_and(is_lowest),
+            false => self.has_all_creates || self.cancels.is_empty() && self.next_id().is_some_and(is_lowest),
         }
     }
 
@@ -443,14 +443,16 @@ impl Relay {
                         .all(|watcher| watcher.lets_pass(head.revision))
             }
         };
+        // etcd is silent while one of the watchers is cancelled for a compaction.
+        let passes = is_owed && self.taken.is_empty();
         let verdict = if head.revision < fence || !self.has_continued() {
             Verdict::Drop
         } else if self.is_barrier(head.revision) {
-            let revision = head.revision;
-            // etcd is silent while one of the watchers is cancelled for a compaction.
-            let is_owed = is_owed && self.taken.is_empty();
-            Verdict::Barrier { revision, is_owed }
-        } else if is_owed && self.taken.is_empty() {
+            Verdict::Barrier {
+                revision: head.revision,
+                is_owed: passes,
+            }
+        } else if passes {
             Verdict::Pass
         } else {
             Verdict::Drop

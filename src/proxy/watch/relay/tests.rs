@@ -400,6 +400,16 @@ fn pinned_stream_knows_whether_etcd_would_give_another_id() {
     relay.request(&WatchRequest::Cancel(0));
     assert!(!relay.chooses_expected_id(), "etcd would give 0 again");
 
+    let mut cancelling = self::relay();
+    cancelling.request(&WatchRequest::Create(create(0, 0)));
+    assert_eq!(cancelling.response(&created(1)), Verdict::Pass);
+    cancelling.request(&WatchRequest::Cancel(0));
+    cancelling.pin();
+    assert!(
+        !cancelling.chooses_expected_id(),
+        "etcd frees 0 before it reads the next create"
+    );
+
     let mut begun = begun_at_etcd();
     begun.pin();
     begun.request(&WatchRequest::Cancel(0));
