@@ -40,6 +40,8 @@ pub struct WatchStream {
     watches: BTreeMap<i64, Watch>,
     /// Watches that the server cancelled.
     cancelled: Vec<Watch>,
+    /// Watches that it did not create, with its reasons.
+    refused: Vec<(Watch, String)>,
     /// Explicit ids given so far.
     ids: i64,
 }
@@ -54,6 +56,7 @@ impl WatchStream {
             creating: VecDeque::new(),
             watches: BTreeMap::new(),
             cancelled: Vec::new(),
+            refused: Vec::new(),
             ids: 0,
         }
     }
@@ -79,6 +82,11 @@ impl WatchStream {
     #[must_use]
     pub fn has_cancelled(&self) -> bool {
         !self.cancelled.is_empty()
+    }
+
+    /// Takes the watches that the server refused to create since the last call, with its reasons.
+    pub fn take_refused(&mut self) -> Vec<(Watch, String)> {
+        std::mem::take(&mut self.refused)
     }
 
     /// What was sent and received, and the watches, those included that the server has cancelled.
@@ -141,7 +149,7 @@ impl WatchStream {
                 watch.create.start_revision = header + 1;
             }
             if response.canceled {
-                self.cancelled.push(watch);
+                self.refused.push((watch, response.cancel_reason.clone()));
             } else {
                 self.watches.insert(id, watch);
             }

@@ -55,6 +55,13 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// That of a token which no member has issued.
+    pub const UNKNOWN: Self = Self {
+        user: User::Mirror,
+        history: 0,
+        tokens: 0,
+    };
+
     /// The text of its token.
     pub fn token(self) -> String {
         format!("{}.{}.{}", self.user.name(), self.history, self.tokens)

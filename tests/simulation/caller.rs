@@ -1,19 +1,22 @@
 //! A client that sends random calls one after the other.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rangecache::simulated;
 use testkit::grpc::{Client, Status};
 use testkit::kv::{PUT, TXN};
 use testkit::pb::{
-    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse,
+    CompactionRequest, CompactionResponse, Compare, DeleteRangeRequest, DeleteRangeResponse, Empty,
     LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, PutRequest, PutResponse,
     RequestOp, TxnRequest, TxnResponse,
 };
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::auth::{DISABLE, ENABLE, Identity, Needs, PASSWORD, Refusal, User};
 use crate::chance::Chance;
 use crate::known::{Begin, Known, is_unavailable};
 use crate::kv::{COMPACT, DELETE, LEASE_GRANT, LEASE_REVOKE, MOD_REVISION, NOT_FOUND};
@@ -52,6 +55,18 @@ pub async fn connect(authority: &str) -> Option<Client> {
     Client::over(stream, &url).await.ok()
 }
 
+/// The same connection with a token of `user`, unless auth is off or no token can be had.
+pub async fn authenticated(client: Client, user: Option<User>) -> (Client, Option<Identity>) {
+    let Some(user) = user else {
+        return (client, None);
+    };
+    let token = timeout(CALL_TIMEOUT, client.new_token(user.name(), PASSWORD)).await;
+    let Ok(Ok(token)) = token else {
+        return (client, None);
+    };
+    (client.with_metadata("token", &token), Identity::of(&token))
+}
+
 /// A client; see the module.
 pub struct Caller {
     pub name: String,
@@ -69,6 +84,12 @@ pub struct Caller {
     pub has_long_values: bool,
     /// Number of the first key that it writes; it writes all behind it, too.
     pub first_written: usize,
+    /// Who it is.
+    pub user: Option<User>,
+    /// Whose token its calls have.
+    pub identity: Mutex<Option<Identity>>,
+    /// Whether it needs a new token.
+    pub wants_token: AtomicBool,
 }
 
 impl Caller {
@@ -83,7 +104,14 @@ impl Caller {
                 sleep(Duration::from_millis(20)).await;
                 continue;
             };
-            while client.is_open() && !stop.is_cancelled() {
+            let (connection, mut client) = (client.clone(), client);
+            self.wants_token.store(true, Ordering::Relaxed);
+            while connection.is_open() && !stop.is_cancelled() {
+                if self.wants_token.swap(false, Ordering::Relaxed) {
+                    let identity;
+                    (client, identity) = authenticated(connection.clone(), self.user).await;
+                    *self.identity.lock() = identity;
+                }
                 calls += 1;
                 if !self.call(&client, calls).await {
                     break;
@@ -104,6 +132,9 @@ impl Caller {
                 }
                 44..52 => read::pages(self, client, &label).await,
                 52..60 if self.streams => read::stream(self, client, &label).await,
+                60 | 61 if self.user == Some(User::All) && self.chance.one_in(4) => {
+                    self.switch_auth(client, &label).await;
+                }
                 60..64 => self.lease(client, &label).await,
                 52..80 => self.put(client, &label, 0).await,
                 80..88 => self.delete(client, &label).await,
@@ -125,6 +156,37 @@ impl Caller {
         answered
     }
 
+    /// Begins a call of its own.
+    pub fn begin(&self) -> Begin {
+        self.known.begin_as(self.from, *self.identity.lock())
+    }
+
+    /// Takes note of a status with which a call ended.
+    pub fn note(&self, status: &Status) {
+        if Refusal::of(status).is_some_and(Refusal::needs_token) {
+            self.wants_token.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Switches auth off if it was on when the token was issued, and on otherwise.
+    async fn switch_auth(&self, client: &Client, label: &str) {
+        let begin = self.begin();
+        let is_on = begin.identity.is_some();
+        self.trace.line(format!("{label}: switches auth, on: {is_on}"));
+        let path = if is_on { DISABLE } else { ENABLE };
+        let result = client.unary::<Empty>(path, &Empty {}).await;
+        self.trace.line(format!("{label}: {:?}", result.as_ref().err()));
+        match result {
+            Ok(_) => {
+                self.wants_token.store(true, Ordering::Relaxed);
+                if !is_on {
+                    self.known.auth_enabled(&begin);
+                }
+            }
+            Err(status) => self.note(&status),
+        }
+    }
+
     /// A key that it writes.
     fn key(&self) -> String {
         key(self.first_written + self.chance.below(KEYS - self.first_written))
@@ -144,11 +206,16 @@ impl Caller {
             value: self.value(label).into(),
             lease,
         };
-        let begin = self.known.begin(self.from);
+        let begin = self.begin();
         self.trace
             .line(format!("{label}: put {}, lease {lease}", put.key.escape_ascii()));
         let result = client.unary::<PutResponse>(PUT, &put).await;
-        self.end_write(label, &begin, result.map(|response| response.revision()));
+        self.end_write(
+            label,
+            &begin,
+            &[Needs::Write],
+            result.map(|response| response.revision()),
+        );
     }
 
     /// Grants a lease, revokes it, or puts a key under it.
@@ -163,13 +230,13 @@ impl Caller {
                 self.trace.line(format!("{label}: {:?}", result.err()));
             }
             2 => {
-                let begin = self.known.begin(self.from);
+                let begin = self.begin();
                 self.trace.line(format!("{label}: revoke {id}"));
                 let request = LeaseRevokeRequest { id };
                 let result = client.unary::<LeaseRevokeResponse>(LEASE_REVOKE, &request).await;
                 let revision =
                     |response: LeaseRevokeResponse| response.header.map_or(0, |header| header.revision);
-                self.end_write(label, &begin, result.map(revision));
+                self.end_write(label, &begin, &[Needs::Write], result.map(revision));
             }
             _ => self.put(client, label, id).await,
         }
@@ -180,11 +247,16 @@ impl Caller {
             key: self.key().into(),
             range_end: Vec::new(),
         };
-        let begin = self.known.begin(self.from);
+        let begin = self.begin();
         self.trace
             .line(format!("{label}: delete {}", delete.key.escape_ascii()));
         let result = client.unary::<DeleteRangeResponse>(DELETE, &delete).await;
-        self.end_write(label, &begin, result.map(|response| response.revision()));
+        self.end_write(
+            label,
+            &begin,
+            &[Needs::Write],
+            result.map(|response| response.revision()),
+        );
     }
 
     async fn transact(&self, client: &Client, label: &str) {
@@ -196,6 +268,10 @@ impl Caller {
                 _ => {}
             }
         }
+        if txn.success.is_empty() {
+            // etcd answers an empty one as a serializable read.
+            txn.success.push(RequestOp::delete(self.key()));
+        }
         if self.chance.one_in(4) {
             txn.compare.push(Compare {
                 target: MOD_REVISION,
@@ -204,15 +280,23 @@ impl Caller {
                 ..Compare::default()
             });
         }
-        let begin = self.known.begin(self.from);
+        let compared = txn.compare.iter();
+        let mut needs: Vec<_> = compared
+            .map(|compare| Needs::Read(compare.key.clone(), Vec::new()))
+            .collect();
+        needs.push(Needs::Write);
+        let begin = self.begin();
         self.trace
             .line(format!("{label}: transaction of {}", txn.success.len()));
         let result = client.unary::<TxnResponse>(TXN, &txn).await;
-        self.end_write(label, &begin, result.map(|response| response.revision()));
+        self.end_write(label, &begin, &needs, result.map(|response| response.revision()));
     }
 
-    fn end_write(&self, label: &str, begin: &Begin, result: Result<i64, Status>) {
+    fn end_write(&self, label: &str, begin: &Begin, needs: &[Needs], result: Result<i64, Status>) {
         self.trace.line(format!("{label}: {result:?}"));
+        if let Err(status) = &result {
+            self.note(status);
+        }
         match result {
             Ok(revision) if revision < begin.floor.revision && self.known.is_current(begin) => {
                 let floor = begin.floor.revision;
@@ -220,6 +304,9 @@ impl Caller {
                     .violation(format!("{label}: written at {revision} below {floor}"));
             }
             Ok(revision) => self.known.written(begin, revision),
+            Err(status) if let Some(refusal) = Refusal::of(&status) => {
+                self.known.judge_refusal(begin, needs, true, refusal);
+            }
             // Only what concerns leases ends with it.
             Err(status) if is_unavailable(&status) || status.code == NOT_FOUND => {}
             Err(status) => self

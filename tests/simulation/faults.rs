@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use crate::auth::Auth;
 use crate::caller::{HALVES, PREFIX};
 use crate::chance::Chance;
 use crate::cluster::{MEMBERS, Member, State};
@@ -45,6 +46,8 @@ pub enum Fault {
     LoadsBroken,
     /// A restore in the middle of a load.
     RestoreInLoad,
+    /// Users gain or lose rights, or all tokens become invalid.
+    RightsChanged,
 }
 
 impl Fault {
@@ -86,7 +89,7 @@ impl Fault {
     ];
 
     /// The kinds of faults of one simulation of `job`: few, so that the same ones meet more often than if all were possible.
-    pub fn kinds(job: Job, chance: &Chance) -> Vec<Fault> {
+    pub fn kinds(job: Job, has_auth: bool, chance: &Chance) -> Vec<Fault> {
         let mut kinds = match job {
             Job::Mixed => Self::ALL.to_vec(),
             Job::Restores => Self::WITH_RESTORES.to_vec(),
@@ -105,6 +108,9 @@ impl Fault {
                     Fault::Restore
                 });
             }
+        }
+        if has_auth {
+            kinds.extend([Fault::RightsChanged; 2]);
         }
         if kinds.is_empty() {
             kinds.push(Fault::ConnectionsCut);
@@ -235,6 +241,21 @@ impl Fault {
                 cluster.change(|state| state.members.iter_mut().for_each(heal));
                 restore(world).await;
                 return has_ended;
+            }
+            Fault::RightsChanged => {
+                let change = |change: &dyn Fn(&mut Auth)| {
+                    cluster.change(|state| state.history_mut().change_auth(change));
+                };
+                match chance.below(6) {
+                    0 => change(&|auth| auth.half = None),
+                    1 | 2 => change(&|auth| auth.half = Some(auth.half.map_or(0, |half| 1 - half))),
+                    3 => change(&|auth| auth.tokens += 1),
+                    _ => {
+                        change(&|auth| auth.mirror_reads = false);
+                        sleep(longer()).await;
+                        change(&|auth| auth.mirror_reads = true);
+                    }
+                }
             }
         }
         true

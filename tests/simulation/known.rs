@@ -10,7 +10,9 @@ use testkit::grpc::{DEADLINE_EXCEEDED, OUT_OF_RANGE, Status, UNAVAILABLE};
 use testkit::pb::{RangeRequest, RangeResponse};
 use tokio::time::Instant;
 
+use crate::auth::{Identity, Needs, Refusal};
 use crate::cluster::Cluster;
+use crate::kv::reads;
 use crate::members::From;
 use crate::read::Read;
 use crate::store::History;
@@ -31,6 +33,8 @@ pub struct Floor {
     pub shown: i64,
     /// Whether a write through rangecache was acknowledged.
     is_written: bool,
+    /// Number of raft entries when a call through rangecache that enables auth was acknowledged.
+    auth_enabled: usize,
 }
 
 /// What is known of one history.
@@ -51,6 +55,12 @@ pub struct Begin {
     at: Instant,
     /// Reads that rangecache had sent to members.
     reads: usize,
+    /// Whose token the call has.
+    pub identity: Option<Identity>,
+    /// Number of raft entries.
+    entries: usize,
+    /// The least number of them that a member had applied.
+    least_applied: usize,
 }
 
 impl Begin {
@@ -79,9 +89,18 @@ impl Known {
         })
     }
 
-    /// Begins a call; `from` is [`From::Rangecache`] if it goes through that.
+    /// Begins a call without a token; `from` is [`From::Rangecache`] if it goes through that.
     pub fn begin(&self, from: From) -> Begin {
-        let number = self.cluster.look(|state| state.histories.len());
+        self.begin_as(from, None)
+    }
+
+    /// Begins a call with the token of `identity`.
+    pub fn begin_as(&self, from: From, identity: Option<Identity>) -> Begin {
+        let (number, entries, least_applied) = self.cluster.look(|state| {
+            let applied = state.members.iter().map(|member| member.applied);
+            let least = applied.min().unwrap_or(1);
+            (state.histories.len(), state.history().len(), least)
+        });
         let mut histories = self.histories.lock();
         histories.resize_with(number, KnownHistory::default);
         Begin {
@@ -90,6 +109,9 @@ impl Known {
             from,
             at: Instant::now(),
             reads: self.cluster.reads.load(Ordering::Relaxed),
+            identity,
+            entries,
+            least_applied,
         }
     }
 
@@ -185,6 +207,7 @@ impl Known {
         if read.bypasses && is_from_memory {
             self.violation(format!("memory answers: {read:?}"));
         }
+        self.judge_rights(begin, read, response.revision(), age, is_from_memory);
         let least = match (age, read.max_staleness, request.serializable) {
             // Rounded down.
             (Some(age), _, _) => self.shown_before(begin, age + Duration::from_millis(1)),
@@ -229,6 +252,100 @@ impl Known {
         }
     }
 
+    /// Records the response to a call that enables auth.
+    pub fn auth_enabled(&self, begin: &Begin) {
+        if self.is_current(begin) && begin.from == From::Rangecache {
+            let entries = self.cluster.look(|state| state.history().len());
+            let floor = &mut self.histories.lock()[begin.number - 1].floor;
+            floor.auth_enabled = floor.auth_enabled.max(entries);
+        }
+    }
+
+    /// Judges whether the caller had the right to get this response, at a moment since the call began at which the store was
+    /// at `revision`. A member that lags may know of older rights, as far as one member may answer.
+    fn judge_rights(
+        &self,
+        begin: &Begin,
+        read: &Read,
+        revision: i64,
+        age: Option<Duration>,
+        is_from_memory: bool,
+    ) {
+        let is_old = age.is_some() || read.max_staleness.is_some() || read.min_revision.is_some();
+        let is_local = read.request.serializable;
+        let (first, at) = match begin.identity {
+            Some(_) if is_local => (begin.least_applied, None),
+            Some(_) => (begin.entries, Some(revision)),
+            // Rangecache learns within a second that others have enabled auth.
+            None if (is_local || is_old) && is_from_memory => (begin.floor.auth_enabled, None),
+            None if is_local || is_old => (begin.least_applied.min(begin.floor.auth_enabled), None),
+            None => (begin.entries, None),
+        };
+        // Who may read without a token shows itself late, too, if etcd was restored.
+        if begin.identity.is_none() && (is_local || is_old) && !begin.is_of_first_history() {
+            return;
+        }
+        self.judge_right(begin, &[reads(&read.request)], first, at, &read);
+    }
+
+    /// Judges whether etcd allowed the caller what a call `needs` after one of the entries from number `first` on, at which
+    /// the store was at the revision `at`, if that is given.
+    fn judge_right(
+        &self,
+        begin: &Begin,
+        needs: &[Needs],
+        first: usize,
+        at: Option<i64>,
+        what: &dyn std::fmt::Debug,
+    ) {
+        let is_allowed = !self.is_current(begin)
+            || self.cluster.look(|state| {
+                let mut entries = state.history().since(first);
+                entries.any(|entry| {
+                    let allowed = entry.auth.allows(begin.identity, begin.number, needs);
+                    allowed.is_ok() && at.is_none_or(|at| at == entry.revision)
+                })
+            });
+        if !is_allowed {
+            let identity = begin.identity;
+            self.violation(format!("{identity:?} has no right, at {at:?}: {what:?}"));
+        }
+    }
+
+    /// Judges the `created` of a watcher, whose range one member checks.
+    pub fn judge_watch(&self, begin: &Begin, needs: &Needs) {
+        self.judge_right(
+            begin,
+            std::slice::from_ref(needs),
+            begin.least_applied,
+            None,
+            needs,
+        );
+    }
+
+    /// Judges a call that etcd refused for rights, if `refusal` is one. `is_local` if one member may have done so.
+    pub fn judge_refusal(&self, begin: &Begin, needs: &[Needs], is_local: bool, refusal: Refusal) {
+        let first = if is_local {
+            begin.least_applied
+        } else {
+            begin.entries
+        };
+        let is_possible = !self.is_current(begin)
+            || self.cluster.look(|state| {
+                let mut entries = state.history().since(first).map(|entry| entry.auth).peekable();
+                let revision = entries.peek().map(|auth| auth.revision);
+                entries.any(|auth| match refusal {
+                    Refusal::OldRevision => Some(auth.revision) != revision,
+                    Refusal::NotEnabled => !auth.is_on,
+                    _ => auth.allows(begin.identity, begin.number, needs) == Err(refusal),
+                })
+            });
+        if !is_possible {
+            let identity = begin.identity;
+            self.violation(format!("{refusal:?} in response to {identity:?}: {needs:?}"));
+        }
+    }
+
     /// Highest revision that a client may compact.
     pub fn compactable(&self) -> i64 {
         self.cluster.look(|state| state.history().compactable)
@@ -245,6 +362,10 @@ impl Known {
     /// Judges an error in response to a read.
     pub fn judge_refused_read(&self, begin: &Begin, read: &Read, status: &Status) {
         let request = &read.request;
+        if let Some(refusal) = Refusal::of(status) {
+            let is_local = request.serializable || refusal == Refusal::OldRevision;
+            return self.judge_refusal(begin, &[reads(request)], is_local, refusal);
+        }
         let is_future = status.message.ends_with("is a future revision");
         let is_above = read
             .min_revision

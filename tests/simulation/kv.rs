@@ -11,9 +11,10 @@ use testkit::grpc::{OUT_OF_RANGE, Status, UNIMPLEMENTED};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
 use testkit::pb::request_op::Request;
 use testkit::pb::{
-    AuthenticateRequest, AuthenticateResponse, CompactionRequest, CompactionResponse, Empty,  Compare, DeleteRangeRequest, DeleteRangeResponse,
-    LeaseGrantRequest, LeaseGrantResponse, LeaseRevokeRequest, LeaseRevokeResponse, PutRequest, PutResponse,
-    RangeRequest, RangeResponse, RangeStreamResponse, RequestOp, ResponseOp, TxnRequest, TxnResponse,
+    AuthenticateRequest, AuthenticateResponse, CompactionRequest, CompactionResponse, Compare,
+    DeleteRangeRequest, DeleteRangeResponse, Empty, LeaseGrantRequest, LeaseGrantResponse,
+    LeaseRevokeRequest, LeaseRevokeResponse, PutRequest, PutResponse, RangeRequest, RangeResponse,
+    RangeStreamResponse, RequestOp, ResponseOp, TxnRequest, TxnResponse,
 };
 use tokio::time::Instant;
 
@@ -89,12 +90,7 @@ pub fn reads_keys(path: &str, message: &[u8]) -> bool {
 }
 
 /// Carries out a unary call to a member.
-pub async fn unary(
-    cluster: &Cluster,
-    caller: Caller,
-    path: &str,
-    message: &[u8],
-) -> Result<Vec<u8>, Status> {
+pub async fn unary(cluster: &Cluster, caller: Caller, path: &str, message: &[u8]) -> Result<Vec<u8>, Status> {
     let Caller { member, from, .. } = caller;
     let header = || Some(cluster.look(|state| state.header(member)));
     Ok(match path {
@@ -180,7 +176,11 @@ pub async fn unary(
             AuthenticateResponse { header, token }.encode_to_vec()
         }
         ENABLE | DISABLE => {
-            let needs: &[Needs] = if path == DISABLE { &[Needs::Administer] } else { &[] };
+            let needs: &[Needs] = if path == DISABLE {
+                &[Needs::Administer]
+            } else {
+                &[]
+            };
             let switch = |history: &mut History| {
                 history.change_auth(|auth| auth.switch(path == ENABLE));
                 Ok(())
@@ -225,9 +225,7 @@ async fn propose<T>(
     let info = info.map_err(Refusal::status)?;
     let proposed = cluster.propose(caller.member, |history| {
         let permitted = history.newest().auth.permit(info, needs);
-        permitted
-            .map_err(Refusal::status)
-            .and_then(|()| append(history))
+        permitted.map_err(Refusal::status).and_then(|()| append(history))
     });
     proposed.await?
 }
@@ -274,7 +272,9 @@ async fn range(cluster: &Cluster, caller: Caller, request: &RangeRequest) -> Res
         cluster.read_index(member).await?;
     }
     cluster.look(|state| {
-        caller.allowed(state, &[reads(request)]).map_err(Refusal::status)?;
+        caller
+            .allowed(state, &[reads(request)])
+            .map_err(Refusal::status)?;
         let revision = readable(state, member, request.revision)?;
         let mut response = state.history().range(request, revision);
         response.header = Some(state.header(member));
@@ -317,7 +317,9 @@ async fn chunks(
     }
     let number = cluster.look(|state| state.histories.len());
     let (auth, revision) = cluster.look(|state| {
-        caller.allowed(state, &[reads(&request)]).map_err(Refusal::status)?;
+        caller
+            .allowed(state, &[reads(&request)])
+            .map_err(Refusal::status)?;
         let auth = state.applied(member).auth;
         readable(state, member, request.revision).map(|revision| (auth, revision))
     })?;
@@ -377,7 +379,7 @@ async fn txn(cluster: &Cluster, caller: Caller, request: TxnRequest) -> Result<T
     let member = caller.member;
     let operations = || request.success.iter().chain(&request.failure);
     let compared = request.compare.iter();
-    let compared = compared.map(|compare| Needs::Read(compare.key.clone(), compare.range_end.clone()));
+    let compared = compared.map(|compare| Needs::Read(compare.key.clone(), Vec::new()));
     let needs: Vec<_> = compared.chain(operations().filter_map(needs)).collect();
     let ranges: Vec<_> = operations().filter_map(range_of).collect();
     if ranges.len() == request.success.len() + request.failure.len() {

@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::auth::User;
 use crate::chance::Chance;
 use crate::closed_on_exit::ClosedOnExit;
 use crate::cluster::MEMBERS;
@@ -58,6 +59,8 @@ pub struct Settings {
     pub serve_stale: Duration,
     /// `--watch-max-bytes`. If that is little, clients write long values.
     pub watch_max_bytes: u64,
+    /// Whether etcd has users, and auth may be on.
+    pub has_auth: bool,
 }
 
 impl Settings {
@@ -91,17 +94,28 @@ impl Settings {
         if serves_stale {
             flags.push("--serve-stale=3s");
         }
+        let has_auth = chance.one_in(4);
+        if has_auth {
+            flags.push("--user=mirror:sesame");
+        }
         Self {
             flags,
             prefixes,
             serve_stale: Duration::from_secs(if serves_stale { 3 } else { 0 }),
             watch_max_bytes,
+            has_auth,
         }
     }
 
     /// Whether watches have little memory.
     pub fn is_watch_memory_small(&self) -> bool {
         self.watch_max_bytes < 1 << 20
+    }
+
+    /// A random user of a client, or none.
+    pub fn user(&self, chance: &Chance) -> Option<User> {
+        let users = [Some(User::All), Some(User::All), Some(User::Half), None];
+        users[chance.below(4)].filter(|_| self.has_auth)
     }
 
     /// Settings with these flags alone.
@@ -111,6 +125,7 @@ impl Settings {
             prefixes: Vec::new(),
             serve_stale: Duration::ZERO,
             watch_max_bytes: 64 << 20,
+            has_auth: false,
         }
     }
 

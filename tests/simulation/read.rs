@@ -91,7 +91,7 @@ impl Read {
         if self.bypasses {
             client = client.with_metadata("rangecache-bypass", "true");
         }
-        let begin = caller.known.begin(caller.from);
+        let begin = caller.begin();
         caller.trace.line(format!("{label}: {self:?}"));
         let reply = client.reply(RANGE, &self.request).await;
         let age = reply.as_ref().ok().and_then(age);
@@ -116,6 +116,7 @@ impl Read {
             }
             Err(status) => {
                 caller.trace.line(format!("{label}: {status:?}"));
+                caller.note(&status);
                 caller.known.judge_refused_read(begin, self, &status);
             }
         }
@@ -137,7 +138,7 @@ pub async fn stream(caller: &Caller, client: &Client, label: &str) {
     let prefix = [PREFIX, HALVES[0], HALVES[1]][caller.chance.below(3)];
     let mut request = RangeRequest::prefix(prefix);
     request.serializable = caller.chance.one_in(6);
-    let begin = caller.known.begin(caller.from);
+    let begin = caller.begin();
     caller.trace.line(format!("{label}: stream of {request:?}"));
     let mut stream = client.server_stream(RANGE_STREAM, &request);
     let mut whole = RangeResponse::default();
@@ -152,6 +153,7 @@ pub async fn stream(caller: &Caller, client: &Client, label: &str) {
     match stream.end() {
         Some(status) if status.code != 0 => {
             caller.trace.line(format!("{label}: {status:?}"));
+            caller.note(status);
             caller
                 .known
                 .judge_refused_stream(&begin, &Read::new(request), status);

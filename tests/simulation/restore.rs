@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-use crate::caller::{KEYS, connect, key};
+use crate::auth::User;
+use crate::caller::{KEYS, authenticated, connect, key};
 use crate::chance::Chance;
 use crate::cluster::{MEMBERS, State};
 use crate::members::From;
@@ -52,6 +53,7 @@ pub async fn restore(world: &World) {
         let writing = async {
             while cluster.look(|state| state.history().newest().revision) <= before + 1 {
                 if let Some(client) = connect(&From::Clients.authority(0)).await {
+                    let (client, _) = authenticated(client, Some(User::All)).await;
                     let _ = client.put(key(0), "again").await;
                 }
                 sleep(Duration::from_millis(10)).await;

@@ -1,6 +1,7 @@
 //! A client that keeps watches open through the faults, continues them after each lost stream as etcd's own client does,
 //! and records every stream for [`testkit::watch_rules`].
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,9 +13,10 @@ use testkit::watch_rules::Step;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::caller::{HALVES, KEYS, PREFIX, connect, key};
+use crate::auth::{Identity, Needs, Refusal, User};
+use crate::caller::{HALVES, KEYS, PREFIX, authenticated, connect, key};
 use crate::chance::Chance;
-use crate::known::Known;
+use crate::known::{Begin, Known};
 use crate::members::From;
 use crate::trace::Trace;
 
@@ -51,12 +53,18 @@ pub struct Watcher {
     pub chance: Chance,
     /// Whether some of its watches begin at long keys, which differ.
     pub has_long_keys: bool,
+    /// Who it is.
+    pub user: Option<User>,
 }
 
 /// An open stream.
 struct Open<'a> {
     of: &'a Watcher,
     stream: WatchStream,
+    /// Whose token it has.
+    identity: Option<Identity>,
+    /// Creates without a `created`: when each was sent, and what it needs.
+    creating: VecDeque<(Begin, Needs)>,
 }
 
 impl Watcher {
@@ -99,10 +107,13 @@ impl Watcher {
         } else {
             client
         };
+        let (client, identity) = authenticated(client, self.user).await;
         let opened = self.known.history();
         let mut open = Open {
             of: self,
             stream: WatchStream::open(&client),
+            identity,
+            creating: VecDeque::new(),
         };
         for watch in watches {
             open.create(watch);
@@ -116,10 +127,17 @@ impl Watcher {
             self.name,
             open.stream.stream.end()
         ));
-        if open.stream.stream.end().is_some() {
+        let refused = open.stream.take_refused();
+        if open.stream.stream.end().is_some() || !refused.is_empty() {
             sleep(Duration::from_millis(50)).await;
         }
-        let (steps, watches) = open.stream.close();
+        let (steps, mut watches) = open.stream.close();
+        // Those that need a new token alone are created again.
+        let needs_token = |reason: &str| Refusal::with_reason(reason).is_some_and(Refusal::needs_token);
+        let again = refused
+            .into_iter()
+            .filter(|(_, reason)| self.user.is_some() && needs_token(reason));
+        watches.extend(again.map(|(watch, _)| watch));
         self.watched.transcripts.lock().push(Transcript {
             name: self.name.clone(),
             steps,
@@ -185,7 +203,13 @@ impl Open<'_> {
                 Ok(Some(message)) => {
                     let response = WatchResponse::decode(message).expect("decodes");
                     let is_compacted = response.compact_revision != 0;
+                    let refusal = response
+                        .created
+                        .then(|| Refusal::with_reason(&response.cancel_reason));
                     self.received(response);
+                    if refusal.flatten().is_some_and(Refusal::needs_token) {
+                        return;
+                    }
                     if is_compacted && self.stream.is_creating() {
                         // What the server creates now may be of another history, which is another stream's.
                         return;
@@ -220,11 +244,24 @@ impl Open<'_> {
     }
 
     fn create(&mut self, watch: Watch) {
+        let begin = self.of.known.begin_as(From::Rangecache, self.identity);
+        let needs = Needs::Read(watch.create.key.clone(), watch.create.range_end.clone());
+        self.creating.push_back((begin, needs));
         self.do_and_trace(|stream| stream.create(watch));
     }
 
     fn received(&mut self, response: WatchResponse) {
         let header = response.header.as_ref().map_or(0, |header| header.revision);
+        if response.created
+            && let Some((begin, needs)) = self.creating.pop_front()
+        {
+            let known = &self.of.known;
+            match Refusal::with_reason(&response.cancel_reason) {
+                Some(refusal) => known.judge_refusal(&begin, &[needs], true, refusal),
+                None if !response.canceled => known.judge_watch(&begin, &needs),
+                None => {}
+            }
+        }
         // After a restore a stream may show the history before, of which no call may be judged.
         let begin = self.of.known.begin(From::Rangecache);
         if begin.is_of_first_history() {

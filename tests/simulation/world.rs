@@ -1,16 +1,18 @@
 //! One simulation: the model, a rangecache, clients and faults, from one seed.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use testkit::pb::RangeRequest;
 use testkit::watch_rules::{Rules, Truth, violations};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::caller::{Caller, HALVES, KEYS, connect, key, write_last};
+use crate::auth::User;
+use crate::caller::{Caller, HALVES, KEYS, authenticated, connect, key, write_last};
 use crate::chance::Chance;
 use crate::cluster::{Cluster, MEMBERS, Member};
 use crate::faults::Fault;
@@ -82,12 +84,12 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
     let world = World::new(seed, version, buffer_bytes, &trace);
     let settings = Settings::random(&world.chance);
     trace.line(format!("seed {seed}, etcd {version}, {settings:?}"));
-    let kinds = Fault::kinds(job, &world.chance);
+    let kinds = Fault::kinds(job, settings.has_auth, &world.chance);
     // Clients write one half of the keys alone, so that a mirror of the other half gets no events.
     let is_quiet = world.chance.one_in(3);
     trace.line(format!("faults: {kinds:?}, quiet: {is_quiet}"));
     let known = Known::new(&world.cluster, settings.serve_stale);
-    fill(&world);
+    fill(&world, settings.has_auth);
     let rangecache = Rangecache::start(settings.clone()).await;
     let stop = CancellationToken::new();
     let mut clients = JoinSet::new();
@@ -117,6 +119,9 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
             pause: [20, 100, 400][world.chance.below(3)],
             has_long_values: settings.is_watch_memory_small(),
             first_written: if is_quiet { KEYS / 2 } else { 0 },
+            user: settings.user(&world.chance),
+            identity: Mutex::default(),
+            wants_token: AtomicBool::default(),
         };
         clients.spawn(caller.run(stop.clone()));
     }
@@ -130,6 +135,7 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
             trace: trace.clone(),
             chance: Chance::new(seed, 20 + number),
             has_long_keys: settings.is_watch_memory_small(),
+            user: settings.user(&world.chance),
         };
         watchers.spawn(watcher.run(stop.clone()));
     }
@@ -146,7 +152,7 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
     while let Some(ended) = clients.join_next().await {
         ended.expect("no client panics");
     }
-    end(&world, &known, &watched).await;
+    end(&world, &settings, &known, &watched).await;
     world.heal(None);
     while let Some(ended) = watchers.join_next().await {
         ended.expect("no watch client panics");
@@ -164,7 +170,7 @@ pub async fn simulate(job: Job, seed: u64, prints: bool) -> Outcome {
 }
 
 /// Writes what the store has before rangecache starts: in most simulations some of it, of which mirrors get no events.
-fn fill(world: &World) {
+fn fill(world: &World, has_auth: bool) {
     let chance = &world.chance;
     let commits = if chance.one_in(4) {
         0
@@ -184,6 +190,9 @@ fn fill(world: &World) {
         let newest = state.history().newest().revision;
         if chance.one_in(4) && newest > 2 {
             state.history_mut().compact(chance.within(2..newest + 1));
+        }
+        if has_auth && !chance.one_in(4) {
+            state.history_mut().change_auth(|auth| auth.switch(true));
         }
         let applied = state.history().len();
         state
@@ -206,7 +215,7 @@ async fn cause_fault(world: &World, rangecache: &Rangecache, known: &Known, kind
 }
 
 /// Writes to every key, and waits until memory serves the result.
-async fn end(world: &World, known: &Known, watched: &Watched) {
+async fn end(world: &World, settings: &Settings, known: &Known, watched: &Watched) {
     let deadline = Instant::now() + RECOVERY_TIMEOUT;
     let mut revisions = None;
     let mut is_served = false;
@@ -215,6 +224,7 @@ async fn end(world: &World, known: &Known, watched: &Watched) {
         let Some(client) = connect(proxy::AUTHORITY).await else {
             continue;
         };
+        let (client, identity) = authenticated(client, settings.has_auth.then_some(User::All)).await;
         if revisions.is_none() {
             revisions = write_last(&client).await.ok();
             *watched.last_writes.lock() = revisions;
@@ -222,7 +232,7 @@ async fn end(world: &World, known: &Known, watched: &Watched) {
         }
         is_served = true;
         for half in HALVES {
-            let begin = known.begin(From::Rangecache);
+            let begin = known.begin_as(From::Rangecache, identity);
             let reads = world.cluster.reads.load(Ordering::Relaxed);
             let read = Read::new(RangeRequest::prefix(half));
             let response = client.range(&read.request).await;
