@@ -97,6 +97,9 @@ async fn pause(credentials: &Credentials, backoff: Duration) {
 
 /// The account's password now. While its file cannot be read, the password that was read at start.
 async fn password(account: &Account) -> Secret {
+    if account.password_file.is_none() {
+        return account.password.clone();
+    }
     let owned = account.clone();
     // On a thread of its own, since reading from a volume may block.
     match tokio::task::spawn_blocking(move || owned.current_password()).await {

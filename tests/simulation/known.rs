@@ -70,6 +70,14 @@ impl Begin {
     }
 }
 
+/// A right that a response shows.
+#[derive(Debug)]
+struct Right {
+    needs: Needs,
+    /// Revision at which etcd has checked it, if that is known.
+    at: Option<i64>,
+}
+
 /// What clients know; see the module.
 pub struct Known {
     cluster: Arc<Cluster>,
@@ -207,7 +215,7 @@ impl Known {
         if read.bypasses && is_from_memory {
             self.violation(format!("memory answers: {read:?}"));
         }
-        self.judge_rights(begin, read, response.revision(), age, is_from_memory);
+        self.judge_read_right(begin, read, response, age, is_from_memory);
         let least = match (age, read.max_staleness, request.serializable) {
             // Rounded down.
             (Some(age), _, _) => self.shown_before(begin, age + Duration::from_millis(1)),
@@ -261,66 +269,57 @@ impl Known {
         }
     }
 
-    /// Judges whether the caller had the right to get this response, at a moment since the call began at which the store was
-    /// at `revision`. A member that lags may know of older rights, as far as one member may answer.
-    fn judge_rights(
+    /// Judges whether the caller had the right to get this response.
+    fn judge_read_right(
         &self,
         begin: &Begin,
         read: &Read,
-        revision: i64,
+        response: &RangeResponse,
         age: Option<Duration>,
         is_from_memory: bool,
     ) {
         let is_old = age.is_some() || read.max_staleness.is_some() || read.min_revision.is_some();
-        let is_local = read.request.serializable;
-        let (first, at) = match begin.identity {
-            Some(_) if is_local => (begin.least_applied, None),
-            Some(_) => (begin.entries, Some(revision)),
-            // Rangecache learns within a second that others have enabled auth.
-            None if (is_local || is_old) && is_from_memory => (begin.floor.auth_enabled, None),
-            None if is_local || is_old => (begin.least_applied.min(begin.floor.auth_enabled), None),
-            None => (begin.entries, None),
-        };
-        // Who may read without a token shows itself late, too, if etcd was restored.
-        if begin.identity.is_none() && (is_local || is_old) && !begin.is_of_first_history() {
-            return;
+        let needs = reads(&read.request);
+        if read.request.serializable || is_old && begin.identity.is_none() {
+            return self.judge_local_right(begin, needs, is_from_memory);
         }
-        self.judge_right(begin, &[reads(&read.request)], first, at, &read);
+        let at = begin.identity.map(|_| response.revision());
+        self.judge_right(begin, &Right { needs, at }, begin.entries);
     }
 
-    /// Judges whether etcd allowed the caller what a call `needs` after one of the entries from number `first` on, at which
-    /// the store was at the revision `at`, if that is given.
-    fn judge_right(
-        &self,
-        begin: &Begin,
-        needs: &[Needs],
-        first: usize,
-        at: Option<i64>,
-        what: &dyn std::fmt::Debug,
-    ) {
+    /// Judges the right to what one member, or memory, may give without asking the others: its rights may be older. Memory
+    /// learns within a second that others have enabled auth, and at once that a client of its own has.
+    fn judge_local_right(&self, begin: &Begin, needs: Needs, is_from_memory: bool) {
+        let first = match begin.identity {
+            Some(_) => begin.least_applied,
+            // Later if etcd was restored.
+            None if !begin.is_of_first_history() => return,
+            None if is_from_memory => begin.floor.auth_enabled,
+            None => begin.floor.auth_enabled.min(begin.least_applied),
+        };
+        self.judge_right(begin, &Right { needs, at: None }, first);
+    }
+
+    /// Judges whether etcd gave the caller a right after one of the entries from number `first` on.
+    fn judge_right(&self, begin: &Begin, right: &Right, first: usize) {
+        let needs = std::slice::from_ref(&right.needs);
         let is_allowed = !self.is_current(begin)
             || self.cluster.look(|state| {
                 let mut entries = state.history().since(first);
                 entries.any(|entry| {
                     let allowed = entry.auth.allows(begin.identity, begin.number, needs);
-                    allowed.is_ok() && at.is_none_or(|at| at == entry.revision)
+                    allowed.is_ok() && right.at.is_none_or(|at| at == entry.revision)
                 })
             });
         if !is_allowed {
             let identity = begin.identity;
-            self.violation(format!("{identity:?} has no right, at {at:?}: {what:?}"));
+            self.violation(format!("{identity:?} has no {right:?}"));
         }
     }
 
-    /// Judges the `created` of a watcher, whose range one member checks.
-    pub fn judge_watch(&self, begin: &Begin, needs: &Needs) {
-        self.judge_right(
-            begin,
-            std::slice::from_ref(needs),
-            begin.least_applied,
-            None,
-            needs,
-        );
+    /// Judges the `created` of a watcher, which one member may answer.
+    pub fn judge_watch(&self, begin: &Begin, needs: Needs) {
+        self.judge_local_right(begin, needs, false);
     }
 
     /// Judges a call that etcd refused for rights, if `refusal` is one. `is_local` if one member may have done so.
@@ -337,6 +336,8 @@ impl Known {
                 entries.any(|auth| match refusal {
                     Refusal::OldRevision => Some(auth.revision) != revision,
                     Refusal::NotEnabled => !auth.is_on,
+                    // The token does not count if auth was off when the call began.
+                    Refusal::NoToken if begin.identity.is_some() => !auth.is_on,
                     _ => auth.allows(begin.identity, begin.number, needs) == Err(refusal),
                 })
             });

@@ -258,7 +258,7 @@ impl Open<'_> {
             let known = &self.of.known;
             match Refusal::with_reason(&response.cancel_reason) {
                 Some(refusal) => known.judge_refusal(&begin, &[needs], true, refusal),
-                None if !response.canceled => known.judge_watch(&begin, &needs),
+                None if !response.canceled => known.judge_watch(&begin, needs),
                 None => {}
             }
         }

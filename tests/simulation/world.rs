@@ -72,6 +72,12 @@ impl World {
                 .iter()
                 .for_each(|from| self.members.reconnect(member, *from));
         }
+        self.cluster.change(|state| {
+            // After a restore, too.
+            if !state.history().newest().auth.mirror_reads {
+                state.history_mut().change_auth(|auth| auth.mirror_reads = true);
+            }
+        });
     }
 }
 
