@@ -93,14 +93,18 @@ pub(crate) struct Honest {
 impl Honest {
     /// Connects to the plaintext `url`, from this many addresses; handshakes go to `tls_url`.
     pub(crate) async fn connect(url: &str, tls_url: &str, clients: u8) -> anyhow::Result<Honest> {
+        // Another client than the one that misbehaves, which is bounded as a whole.
+        let connect = async |client| {
+            let connected = Client::connect_from([127, 0, 1, client].into(), url).await;
+            connected.map_err(|error| anyhow::anyhow!("{error}"))
+        };
         let mut gets = Vec::new();
         for client in 1..=clients {
-            let connected = Client::connect_from([127, 0, 1, client].into(), url).await;
-            gets.push(connected.map_err(|error| anyhow::anyhow!("{error}"))?);
+            gets.push(connect(client).await?);
         }
         Ok(Honest {
             gets: gets.into(),
-            lists: Client::connect(url).await,
+            lists: connect(1).await?,
             tls_url: tls_url.to_owned(),
             // rangecache generates its certificate (`--auto-tls`): there is no CA to verify it with.
             trust: Arc::new(Trust::new(&Ca::new()).accept_any()),

@@ -254,7 +254,7 @@ impl Relay {
     }
 
     /// Whether etcd itself gives the next watcher the id that the client expects: its stream has every create of the client's,
-    /// or no lower id is free, or will be once etcd has read a cancel.
+    /// or no lower id is free, nor will be once etcd has read a cancel.
     pub(super) fn chooses_expected_id(&self) -> bool {
         let is_lowest = |next| (0..next).all(|id| self.is_taken(id));
         match self.is_pinned {
