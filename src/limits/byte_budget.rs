@@ -12,6 +12,9 @@
 //!   needs the bytes of those that wait for it, it is refused at once.
 //! - The last eighth is reserved for the first bytes of each holder, so that small responses do not wait for
 //!   large ones.
+//!
+//! Holders that belong to a client but do not wait ([`ByteBudget::hold_for`]) leave room to other clients: alone a client has at
+//! most seven eighths, and next to others an eighth of a budget of which a half is used.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -56,6 +59,8 @@ struct State {
     clients: HashMap<u64, Rounds>,
     /// Bytes of the holders in the queue that wait.
     waiting: u64,
+    /// Bytes of the holders of [`ByteBudget::hold_for`] by client, for those that have some.
+    by_client: HashMap<u64, u64>,
 }
 
 /// Place in the queue.
@@ -75,6 +80,37 @@ struct Rounds {
 }
 
 impl State {
+    fn add(&mut self, client: Option<u64>, bytes: u64) {
+        self.used += bytes;
+        if let Some(client) = client {
+            *self.by_client.entry(client).or_default() += bytes;
+        }
+    }
+
+    fn release(&mut self, client: Option<u64>, bytes: u64) {
+        self.used -= bytes;
+        if let Some(client) = client
+            && let Entry::Occupied(mut of_client) = self.by_client.entry(client)
+        {
+            *of_client.get_mut() -= bytes;
+            if *of_client.get() == 0 {
+                of_client.remove();
+            }
+        }
+    }
+
+    /// Whether `client` may have `bytes` more of a budget of `max_bytes`.
+    fn leaves_room(&self, client: u64, bytes: u64, max_bytes: u64) -> bool {
+        let of_client = self.by_client.get(&client);
+        let is_alone = self.by_client.len() == usize::from(of_client.is_some());
+        let bytes_of_client = of_client.copied().unwrap_or(0) + bytes;
+        if is_alone {
+            bytes_of_client <= max_bytes / 8 * 7
+        } else {
+            self.used + bytes <= max_bytes / 2 || bytes_of_client <= max_bytes / 8
+        }
+    }
+
     /// Adds a holder of `client` behind its others, one per round from the current one on.
     fn enter(&mut self, client: u64) -> Place {
         let number = self.next_number;
@@ -134,6 +170,8 @@ pub struct HeldBytes {
     bytes: u64,
     /// The holder's place while it is in the queue.
     place: Option<Place>,
+    /// The client that leaves room to others.
+    client: Option<u64>,
 }
 
 impl ByteBudget {
@@ -167,6 +205,7 @@ impl ByteBudget {
             budget: Arc::clone(self),
             bytes: 0,
             place: Some(place),
+            client: None,
         }
     }
 
@@ -177,6 +216,19 @@ impl ByteBudget {
             budget: Arc::clone(self),
             bytes: 0,
             place: None,
+            client: None,
+        }
+    }
+
+    /// Returns a holder of 0 bytes of the client with this number for [`HeldBytes::try_grow`], which leaves room to other
+    /// clients.
+    #[must_use]
+    pub fn hold_for(self: &Arc<Self>, client: u64) -> HeldBytes {
+        HeldBytes {
+            budget: Arc::clone(self),
+            bytes: 0,
+            place: None,
+            client: Some(client),
         }
     }
 
@@ -274,10 +326,11 @@ impl HeldBytes {
         } else {
             budget.shared_max_bytes
         };
-        if state.used + bytes > bound {
+        let leaves_room = |client| state.leaves_room(client, bytes, budget.max_bytes);
+        if state.used + bytes > bound || !self.client.is_none_or(leaves_room) {
             return Err(BudgetExceeded);
         }
-        state.used += bytes;
+        state.add(self.client, bytes);
         self.bytes += bytes;
         budget.add_to_gauge(i64::try_from(bytes).unwrap_or(i64::MAX));
         Ok(())
@@ -289,7 +342,7 @@ impl HeldBytes {
         let Some(more) = bytes.checked_sub(self.bytes) else {
             return self.shrink(self.bytes - bytes);
         };
-        self.budget.state.lock().used += more;
+        self.budget.state.lock().add(self.client, more);
         self.bytes = bytes;
         self.budget.add_to_gauge(i64::try_from(more).unwrap_or(i64::MAX));
     }
@@ -312,7 +365,7 @@ impl HeldBytes {
         let bytes = bytes.min(self.bytes);
         if bytes > 0 {
             self.bytes -= bytes;
-            self.budget.state.lock().used -= bytes;
+            self.budget.state.lock().release(self.client, bytes);
             self.budget
                 .add_to_gauge(-i64::try_from(bytes).unwrap_or(i64::MAX));
             self.budget.changed.notify_waiters();
@@ -328,6 +381,7 @@ impl HeldBytes {
             budget: Arc::clone(&self.budget),
             bytes,
             place: None,
+            client: self.client,
         }
     }
 
@@ -526,5 +580,25 @@ mod tests {
         assert_eq!(budget.metrics.used.get(), 8 << 20);
         drop(one);
         other.try_grow(7 * MIB).unwrap();
+    }
+
+    #[test]
+    fn client_leaves_room_to_others() {
+        let budget = ByteBudget::first_come(64 * MIB, BufferKindMetrics::default());
+        let (mut one, mut more) = (budget.hold_for(1), budget.hold_for(1));
+        one.try_grow(50 * MIB).unwrap();
+        assert_eq!(more.try_grow(7 * MIB), Err(BudgetExceeded), "an eighth is left");
+        let mut other = budget.hold_for(2);
+        other.try_grow(8 * MIB).unwrap();
+        assert_eq!(other.try_grow(1), Err(BudgetExceeded), "each next to others");
+        assert_eq!(one.try_grow(1), Err(BudgetExceeded));
+        drop(one);
+        more.try_grow(24 * MIB).unwrap();
+        assert_eq!(more.try_grow(1), Err(BudgetExceeded), "a half is used");
+        let mut part = more.split(20 * MIB);
+        drop(more);
+        assert_eq!(part.try_grow(4 * MIB), Ok(()), "up to the half");
+        drop((part, other));
+        assert!(budget.state.lock().by_client.is_empty());
     }
 }

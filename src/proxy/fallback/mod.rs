@@ -473,8 +473,9 @@ impl Fallback {
         let body = RequestBody::Read(framed.clone());
         let sent = self.forward.send(parts, body, ConnectionClass::Stream).await;
         let upstream_response = sent.map_err(|error| Refused::shared_call(error.status()))?;
+        let (cluster_state, client) = (&self.forward.cluster_state, account.client());
         let collected =
-            SharedResponse::collect(upstream_response, &self.forward.cluster_state, &self.shared_bytes).await;
+            SharedResponse::collect(upstream_response, cluster_state, &self.shared_bytes, client).await;
         if let Err(NotShared::DoesNotFit { is_too_large: true }) = collected {
             self.too_large.add(&framed);
         }

@@ -321,7 +321,7 @@ impl PageSeriesCache {
 
     /// Opens a stream of the remaining `keys`, the requested page included.
     async fn open_stream(&self, request: PageRequest<'_>, keys: u64) -> Result<PageSource, StreamFallback> {
-        let mut held = self.budget.hold();
+        let mut held = self.budget.hold_for(request.gate.account.client());
         if held.try_grow(ReceiveWindow::SHARED.stream.into()).is_err() {
             held.record_refusal();
             return Err(StreamFallback::Budget);

@@ -59,14 +59,15 @@ impl From<Converted> for SharedResponse {
 }
 
 impl SharedResponse {
-    /// Reads etcd's whole response to a Range into memory.
+    /// Reads etcd's whole response to a Range into memory, for the client with this number and others.
     ///
     /// # Errors
-    /// [`NotShared`] if the connection is lost or `budget` is used up.
+    /// [`NotShared`] if the connection is lost or `budget` is used up, or has no more for this client.
     pub(super) async fn collect(
         upstream_response: UpstreamResponse,
         cluster_state: &ClusterState,
         budget: &Arc<ByteBudget>,
+        client: u64,
     ) -> Result<SharedResponse, NotShared> {
         let UpstreamResponse {
             response,
@@ -76,7 +77,7 @@ impl SharedResponse {
         // A response that is merged from pieces has a length of its own.
         head.headers.remove(CONTENT_LENGTH);
         let mut reader = ResponseReader::new(body, Method::Range, cluster_state);
-        let mut held = budget.hold();
+        let mut held = budget.hold_for(client);
         let mut pieces = Vec::new();
         let lost = |error| Refused::shared_call(SendError::Lost(error).status());
         while let Some(data) = reader.data().await.map_err(lost)? {
