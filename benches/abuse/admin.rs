@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::client::{Builder, Connection, SendRequest};
 use tokio::net::TcpStream;
 
-use crate::attacker::{Counts, RECONNECT_PAUSE};
+use crate::counts::{Counts, RECONNECT_PAUSE};
 
 /// Requests of one connection: more than it may have in flight.
 const REQUESTS: usize = 16;

@@ -2,22 +2,19 @@
 //! It runs until it is killed, and prints its counts once a second as a line of JSON.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
-use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::admin::{self, Admin};
 use crate::args::{Attack, Behaviour};
+use crate::counts::Counts;
 use crate::held_calls::{self, Held, Unread};
 use crate::lists;
 use crate::raw_http2::{self, Raw};
 use crate::sockets;
 
-/// Pause before a closed connection is replaced.
-pub(crate) const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 /// Connections of the behaviours that are about their number.
 const MANY_CONNECTIONS: usize = 4_000;
 /// Connections whose receive windows are filled.
@@ -26,44 +23,6 @@ const STUCK_CONNECTIONS: usize = 300;
 const HTTP1_CONNECTIONS: usize = 1_000;
 /// Pause between two writes of 100 KB: about 5 MB a second.
 const OVERWRITE_PAUSE: Duration = Duration::from_millis(20);
-
-/// What happened so far.
-#[derive(Default)]
-pub(crate) struct Counts {
-    /// Connections opened.
-    pub(crate) connections: AtomicU64,
-    /// Connections that the server closed.
-    pub(crate) closed: AtomicU64,
-    /// Calls, or frames of a flood.
-    pub(crate) calls: AtomicU64,
-    /// Calls that the server refused, reset or ended.
-    pub(crate) refused: AtomicU64,
-    /// GOAWAY frames.
-    pub(crate) goaway: AtomicU64,
-}
-
-/// [`Counts`] as printed.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Counted {
-    pub(crate) connections: u64,
-    pub(crate) closed: u64,
-    pub(crate) calls: u64,
-    pub(crate) refused: u64,
-    pub(crate) goaway: u64,
-}
-
-impl Counts {
-    fn read(&self) -> Counted {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        Counted {
-            connections: of(&self.connections),
-            closed: of(&self.closed),
-            calls: of(&self.calls),
-            refused: of(&self.refused),
-            goaway: of(&self.goaway),
-        }
-    }
-}
 
 /// Misbehaves until killed.
 pub(crate) async fn run(attack: &Attack) -> Result<()> {

@@ -17,7 +17,7 @@ use testkit::pb::{
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use crate::attacker::{Counts, RECONNECT_PAUSE};
+use crate::counts::{Counts, RECONNECT_PAUSE};
 use crate::dataset;
 
 /// Bytes of a message that is never complete.

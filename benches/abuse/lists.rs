@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use testkit::grpc::Client;
 
-use crate::attacker::{Counts, RECONNECT_PAUSE};
+use crate::counts::{Counts, RECONNECT_PAUSE};
 use crate::dataset;
 
 /// Address of the client.

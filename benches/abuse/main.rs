@@ -7,6 +7,7 @@ mod admin;
 mod args;
 mod attacker;
 mod control_group;
+mod counts;
 mod dataset;
 mod held_calls;
 mod honest;

@@ -14,11 +14,11 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::args::{Args, Behaviour};
-use crate::attacker::Counted;
 use crate::control_group::ControlGroup;
+use crate::counts::Counted;
 use crate::dataset;
-use crate::honest::{Honest, Phase};
-use crate::report::{self, Row};
+use crate::honest::Honest;
+use crate::report::{self, Row, Usage};
 
 /// Duration of the honest client's run before each behaviour.
 const BEFORE: Duration = Duration::from_secs(10);
@@ -28,15 +28,6 @@ const HONEST_CLIENTS: u8 = 100;
 const AFTER: Duration = Duration::from_secs(5);
 /// Time for which the admin port may be slow to answer before it counts as unreachable.
 const ADMIN_DEADLINE: Duration = Duration::from_secs(5);
-
-/// What rangecache uses.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Usage {
-    pub(crate) rss_bytes: u64,
-    pub(crate) descriptors: usize,
-    /// Tasks alive, as rangecache counts them; `None` if its admin port does not answer.
-    pub(crate) tasks: Option<f64>,
-}
 
 /// The servers of a run.
 struct World {
@@ -204,9 +195,6 @@ fn tail(world: &World) -> String {
     let lines: Vec<&str> = log.lines().collect();
     lines[lines.len().saturating_sub(5)..].join("\n")
 }
-
-/// Before, while and after a behaviour.
-pub(crate) type Phases = [Phase; 3];
 
 /// The misbehaving process.
 struct Attacker {

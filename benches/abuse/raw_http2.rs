@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 
-use crate::attacker::{Counts, RECONNECT_PAUSE};
+use crate::counts::{Counts, RECONNECT_PAUSE};
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;

@@ -3,14 +3,25 @@
 use testkit::metrics::Metrics;
 
 use crate::args::Behaviour;
-use crate::attacker::Counted;
-use crate::honest::{KINDS, Kind, Latencies};
-use crate::measure::{Phases, Usage};
+use crate::counts::Counted;
+use crate::honest::{KINDS, Kind, Latencies, Phase};
 
 /// Goal: the honest client's p99 while the other misbehaves, as a multiple of that before.
 const P99_RATIO: f64 = 3.0;
 /// Descriptors and tasks that may come and go by themselves.
 const SLACK: f64 = 8.0;
+
+/// What rangecache uses.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) rss_bytes: u64,
+    pub(crate) descriptors: usize,
+    /// Tasks alive, as rangecache counts them; `None` if its admin port does not answer.
+    pub(crate) tasks: Option<f64>,
+}
+
+/// Before, while and after a behaviour.
+pub(crate) type Phases = [Phase; 3];
 
 /// What one behaviour did.
 pub(crate) struct Row {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::attacker::{Counts, RECONNECT_PAUSE};
+use crate::counts::{Counts, RECONNECT_PAUSE};
 
 /// The beginning of an HTTP/1 request to the JSON gateway whose body never ends.
 const UNFINISHED_HTTP1: &[u8] =

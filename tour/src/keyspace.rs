@@ -3,7 +3,7 @@
 use anyhow::Result;
 use bytes::Bytes;
 
-use crate::reads::ReadTarget;
+use crate::read_target::ReadTarget;
 use crate::rpc::EtcdClient;
 
 /// Objects of one kind.

@@ -14,6 +14,7 @@ mod keyspace;
 mod metrics;
 mod pb;
 mod process;
+mod read_target;
 mod reads;
 mod rpc;
 

@@ -11,6 +11,7 @@ use rangecache::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace;
 use crate::metrics::{Difference, Scrapes};
 use crate::pb::KeyValue;
+use crate::read_target::ReadTarget;
 use crate::rpc::{EtcdClient, revision};
 
 /// Times that each read is sent to each side; the table shows the median.
@@ -21,18 +22,6 @@ const MAX_KEYS: i64 = 10_000;
 
 /// Page size of kube-apiserver's clients.
 const PAGE_KEYS: i64 = 500;
-
-/// The range that the tour reads.
-pub(crate) struct ReadTarget {
-    /// A key that exists.
-    pub(crate) key: Bytes,
-    /// Start and end of the listed range, and its name in the output.
-    pub(crate) start: Bytes,
-    pub(crate) end: Bytes,
-    pub(crate) name: String,
-    /// Number of keys in the range.
-    pub(crate) keys: i64,
-}
 
 /// One line of the table.
 struct Read {

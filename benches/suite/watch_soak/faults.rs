@@ -7,7 +7,7 @@ use std::time::Duration;
 use testkit::etcd::Cluster;
 use testkit::fault_link::{Condition, FaultLink};
 
-use super::Shared;
+use super::shared::Shared;
 
 /// Time between two faults.
 const PAUSE: Duration = Duration::from_secs(8);

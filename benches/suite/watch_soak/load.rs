@@ -11,7 +11,7 @@ use testkit::pb::{PutRequest, PutResponse};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::Shared;
+use super::shared::Shared;
 use super::truth::{Mark, PREFIX, RANGES, Truth};
 use crate::client::{Connection, Method, Windows};
 use crate::load::{nanoseconds, percentile};

@@ -10,6 +10,7 @@ mod cpu;
 mod faults;
 mod load;
 mod run;
+mod shared;
 mod truth;
 mod watcher;
 
@@ -31,6 +32,7 @@ use background::Background;
 use cpu::{Cores, CpuMeter};
 use faults::Faults;
 use load::{Latencies, Reads, Writes};
+use shared::Shared;
 use truth::Truth;
 use watcher::Group;
 
@@ -44,19 +46,6 @@ const LAST_EVENTS: Duration = Duration::from_secs(60);
 const MAX_GROWTH: f64 = 1.25;
 /// Violations that are printed.
 const SHOWN: usize = 10;
-
-/// What all tasks share.
-struct Shared {
-    truth: Truth,
-    /// Revision up to which history is compacted.
-    compacted: AtomicI64,
-    /// Something fails, or did a moment ago.
-    in_fault: AtomicBool,
-    /// Nothing is written any more, and every client reads promptly.
-    is_over: AtomicBool,
-    /// Time zero of the values.
-    epoch: Instant,
-}
 
 /// Runs the soak with about this many watchers.
 pub(crate) async fn run(minutes: f64, watchers: usize) -> Result<()> {
@@ -81,7 +70,7 @@ pub(crate) async fn run(minutes: f64, watchers: usize) -> Result<()> {
     let writer = Arc::new(Connection::open(direct[0], Windows::LARGE).await?);
     let base = load::fill(&writer).await?;
     let shared = Arc::new(Shared {
-        truth: Truth::new(base),
+        truth: Arc::new(Truth::new(base)),
         compacted: AtomicI64::new(0),
         in_fault: AtomicBool::new(false),
         is_over: AtomicBool::new(false),
@@ -91,7 +80,7 @@ pub(crate) async fn run(minutes: f64, watchers: usize) -> Result<()> {
     let reads = Reads::start([through, direct[0]], &shared, &mut tasks).await?;
     tokio::time::sleep(QUIET).await;
     let alone = reads.take().calm;
-    truth::follow(&direct, &shared, &mut tasks).await?;
+    truth::follow(&direct, &shared.truth, &mut tasks).await?;
     let writes = Arc::new(Writes::default());
     let stop = Arc::new(AtomicBool::new(false));
     let writing = tokio::spawn(load::write(writer, shared.clone(), writes.clone(), stop.clone()));

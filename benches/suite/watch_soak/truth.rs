@@ -8,7 +8,6 @@ use parking_lot::RwLock;
 use testkit::pb::{WatchCreateRequest, prefix_end};
 use tokio::task::JoinSet;
 
-use super::Shared;
 use crate::client::{Connection, Method, Windows};
 use crate::watch_message::{Event, Response};
 use crate::watchers::{Stream, create_frame};
@@ -87,7 +86,7 @@ fn range_of(key: &[u8]) -> Option<usize> {
 /// Follows everything at the first member, directly, in a task.
 pub(super) async fn follow(
     members: &[SocketAddr],
-    shared: &Arc<Shared>,
+    truth: &Arc<Truth>,
     tasks: &mut JoinSet<Result<()>>,
 ) -> Result<()> {
     let first = members.first().context("a member")?;
@@ -97,12 +96,12 @@ pub(super) async fn follow(
     let create = WatchCreateRequest {
         key,
         range_end,
-        start_revision: shared.truth.base + 1,
+        start_revision: truth.base + 1,
         ..WatchCreateRequest::default()
     };
     send.send_data(create_frame(create), false)?;
     let mut stream = Stream::new(send, response.await?.into_body());
-    let shared = Arc::clone(shared);
+    let truth = Arc::clone(truth);
     tasks.spawn(async move {
         let _connection = connection;
         while let Some(message) = stream.next().await? {
@@ -117,7 +116,7 @@ pub(super) async fn follow(
                 let range = range_of(key)
                     .filter(|range| *range < RANGES)
                     .context("a key of the soak")?;
-                shared.truth.add(range, (revision, number));
+                truth.add(range, (revision, number));
             }
         }
         bail!("etcd has ended the watch that all others are compared with")

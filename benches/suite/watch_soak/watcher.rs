@@ -11,9 +11,9 @@ use testkit::pb::WatchCreateRequest;
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
-use super::Shared;
 use super::carrier::Carrier;
 use super::run::Run;
+use super::shared::Shared;
 use super::truth::{EVERYTHING, Mark, RANGES, interval};
 use crate::client::Windows;
 use crate::load::nanoseconds;

@@ -153,6 +153,15 @@ impl Mirror {
         Ok(())
     }
 
+    /// Forgets what readers wait for: only those of `history` count from now on.
+    fn reset_wanted(&self, history: u64) {
+        self.wanted.send_modify(|wanted| {
+            *wanted = 0;
+            self.overdue.store(0, Ordering::Release);
+            self.wanted_history.store(history, Ordering::Relaxed);
+        });
+    }
+
     /// Drops everything because history was replaced, and ends the epoch. `revision` is one of the new history, 0 if none is
     /// known.
     pub(in crate::mirror) fn replace_history(&self, revision: i64) {

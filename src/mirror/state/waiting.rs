@@ -104,15 +104,6 @@ impl Mirror {
         self.wanted.subscribe()
     }
 
-    /// Forgets what readers wait for: only those of `history` count from now on.
-    pub(super) fn reset_wanted(&self, history: u64) {
-        self.wanted.send_modify(|wanted| {
-            *wanted = 0;
-            self.overdue.store(0, Ordering::Release);
-            self.wanted_history.store(history, Ordering::Relaxed);
-        });
-    }
-
     /// Makes the feed send one progress request, so that the mirror reaches etcd's revision although it is not known here. The
     /// feed sends at most one per 50 ms for all callers, and none if it receives an event for every revision.
     pub fn nudge(&self) {

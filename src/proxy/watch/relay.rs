@@ -461,6 +461,18 @@ impl Relay {
         verdict
     }
 
+    /// Whether the stream may return at a progress notification of `revision`. One of an earlier request may be older
+    /// than a watcher that was created since, and overtake the response to a cancel.
+    fn is_barrier(&self, revision: i64) -> bool {
+        self.awaits_barrier
+            && self.cancels.is_empty()
+            && revision >= self.seen
+            && self
+                .watchers
+                .values()
+                .all(|watcher| watcher.may_return_at(revision))
+    }
+
     /// Counts a response to a progress request; `is_owed` if it was the client's.
     fn count_progress(&mut self, is_owed: bool) {
         self.owed_progress = self.owed_progress.saturating_sub(u32::from(is_owed));

@@ -98,16 +98,4 @@ impl Relay {
         abandoned.cancelled = std::mem::take(&mut self.cancels);
         Some(abandoned)
     }
-
-    /// Whether the stream may return at a progress notification of `revision`. One of an earlier request may be older
-    /// than a watcher that was created since, and overtake the response to a cancel.
-    pub(super) fn is_barrier(&self, revision: i64) -> bool {
-        self.awaits_barrier
-            && self.cancels.is_empty()
-            && revision >= self.seen
-            && self
-                .watchers
-                .values()
-                .all(|watcher| watcher.may_return_at(revision))
-    }
 }

@@ -1,0 +1,15 @@
+//! What the tour reads.
+
+use bytes::Bytes;
+
+/// The range that the tour reads.
+pub(crate) struct ReadTarget {
+    /// A key that exists.
+    pub(crate) key: Bytes,
+    /// Start and end of the listed range, and its name in the output.
+    pub(crate) start: Bytes,
+    pub(crate) end: Bytes,
+    pub(crate) name: String,
+    /// Number of keys in the range.
+    pub(crate) keys: i64,
+}
