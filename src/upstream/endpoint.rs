@@ -174,7 +174,8 @@ impl Endpoint {
     /// Whether the member is not connected, or has responded to no call since it has left [`UNANSWERED_CHECKS`] health checks
     /// unanswered.
     pub(super) fn is_silent(&self) -> bool {
-        self.unanswered.load(Ordering::Relaxed) >= UNANSWERED_CHECKS
+        let has_responded = self.server.responses() != self.responses_seen.load(Ordering::Relaxed);
+        (self.unanswered.load(Ordering::Relaxed) >= UNANSWERED_CHECKS && !has_responded)
             || ConnectionClass::ALL
                 .into_iter()
                 .all(|class| self.live(class).next().is_none())
