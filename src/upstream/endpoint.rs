@@ -479,6 +479,36 @@ impl Endpoint {
 mod tests {
     use super::*;
     use crate::etcdserverpb::ResponseHeader;
+    use crate::upstream::connection::ReceiveWindow;
+    use crate::upstream::fake::FakeEtcd;
+
+    #[tokio::test]
+    async fn member_that_responds_on_any_connection_is_not_silent() {
+        let etcd = FakeEtcd::start(async |_, _| Err((14, "no call is sent"))).await;
+        let endpoint = Endpoint::new(etcd.url.clone());
+        assert!(endpoint.is_silent(), "no connection");
+        let (connector, credentials) = (Connector::plaintext(), Credentials::new(None));
+        let opening = Connection::open(
+            &connector,
+            &endpoint.url,
+            &endpoint.server,
+            ReceiveWindow::SHARED,
+            &credentials,
+            Instant::now() + Duration::from_secs(20),
+        );
+        let (connection, driver) = opening.await.unwrap();
+        let driver = tokio::spawn(driver);
+        endpoint.unary[0].store(Some(connection));
+        assert!(!endpoint.is_silent(), "a connection for clients' calls alone");
+        for _ in 0..UNANSWERED_CHECKS {
+            assert!(!endpoint.is_silent());
+            endpoint.record_health(None, true);
+        }
+        assert!(endpoint.is_silent(), "no response to health checks");
+        endpoint.server.record_response();
+        assert!(!endpoint.is_silent(), "a response since the last health check");
+        driver.abort();
+    }
 
     #[test]
     fn server_without_a_cluster_id_is_an_emulation() {
