@@ -178,11 +178,9 @@ impl Reader {
         self.file.impls.extend(self.within.take());
     }
 
-    fn add_call(&mut self, method: &syn::Ident) {
+    fn add_call(&mut self, method: String, line: usize) {
         if let Some(within) = &mut self.within {
-            within
-                .calls
-                .push((method.to_string(), method.span().start().line));
+            within.calls.push((method, line));
         }
     }
 
@@ -250,23 +248,20 @@ impl<'ast> Visit<'ast> for Reader {
     fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
         let is_own = matches!(&*call.receiver, syn::Expr::Path(receiver) if receiver.path.is_ident("self"));
         if is_own {
-            self.add_call(&call.method);
+            self.add_call(call.method.to_string(), call.method.span().start().line);
         }
         visit::visit_expr_method_call(self, call);
     }
 
     fn visit_path(&mut self, path: &'ast syn::Path) {
-        if let [first, method] = &path
-            .segments
-            .iter()
-            .map(|segment| &segment.ident)
-            .collect::<Vec<_>>()[..]
-            && *first == "Self"
-        {
-            self.add_call(method);
-        }
         let segments = path.segments.iter().map(|segment| segment.ident.to_string());
-        self.add_path(segments.collect(), path.span().start().line);
+        let (segments, line) = (segments.collect::<Vec<_>>(), path.span().start().line);
+        if let [first, method] = &segments[..]
+            && first == "Self"
+        {
+            self.add_call(method.clone(), line);
+        }
+        self.add_path(segments, line);
         visit::visit_path(self, path);
     }
 
@@ -667,6 +662,15 @@ fn imports_inside_proxy_point_from_route_down_to_response() {
     check_imports(&layers(&page()).offences(&edges, "proxy/"));
 }
 
+/// Adds the edges within a circle of files of `folder` to the report.
+fn name_edges(report: &mut String, folder: &str, edges: &Edges, circle: &BTreeSet<String>, verb: &str) {
+    for ((from, to), line) in edges {
+        if circle.contains(from) && circle.contains(to) {
+            let _ = writeln!(report, "  {folder}/{from}:{line} {verb} {folder}/{to}");
+        }
+    }
+}
+
 /// Fails if files of `folder` import each other in a circle.
 fn check_circles(folder: &str) {
     let edges = Tree::new(&source(folder)).edges();
@@ -678,11 +682,7 @@ fn check_circles(folder: &str) {
              or pass it as an argument):",
             circle.len()
         );
-        for ((from, to), line) in &edges {
-            if circle.contains(from) && circle.contains(to) {
-                let _ = writeln!(report, "  {folder}/{from}:{line} imports {folder}/{to}");
-            }
-        }
+        name_edges(&mut report, folder, &edges, &circle, "imports");
     }
     assert!(report.is_empty(), "\n{report}");
 }
@@ -716,11 +716,7 @@ fn no_circle_of_calls_exists_between_the_files_of_a_type() {
                  put the methods into one file:",
                 circle.len()
             );
-            for ((from, to), line) in &edges {
-                if circle.contains(from) && circle.contains(to) {
-                    let _ = writeln!(report, "  src/{from}:{line} calls a method in src/{to}");
-                }
-            }
+            name_edges(&mut report, "src", &edges, circle, "calls a method in");
         }
     }
     assert!(report.is_empty(), "\n{report}");

@@ -154,15 +154,12 @@ pub struct Account {
 }
 
 impl Account {
-    /// The password as it is now: `--password-file` is read again. Blocks for the time of a read.
+    /// The password that [`Account::password_file`] holds now. Blocks for the time of a read.
     ///
     /// # Errors
     /// If the file cannot be read, or is empty.
-    pub fn current_password(&self) -> Result<Secret, AccountError> {
-        let Some(path) = &self.password_file else {
-            return Ok(self.password.clone());
-        };
-        let password = read_password(path)?;
+    pub fn read_password(file: &Path) -> Result<Secret, AccountError> {
+        let password = read_password(file)?;
         if password.expose().is_empty() {
             return Err(AccountError::Empty);
         }

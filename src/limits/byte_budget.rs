@@ -99,18 +99,6 @@ impl State {
         }
     }
 
-    /// Whether `client` may have `bytes` more of a budget of `max_bytes`.
-    fn leaves_room(&self, client: u64, bytes: u64, max_bytes: u64) -> bool {
-        let of_client = self.by_client.get(&client);
-        let is_alone = self.by_client.len() == usize::from(of_client.is_some());
-        let bytes_of_client = of_client.copied().unwrap_or(0) + bytes;
-        if is_alone {
-            bytes_of_client <= max_bytes / 8 * 7
-        } else {
-            self.used + bytes <= max_bytes / 2 || bytes_of_client <= max_bytes / 8
-        }
-    }
-
     /// Adds a holder of `client` behind its others, one per round from the current one on.
     fn enter(&mut self, client: u64) -> Place {
         let number = self.next_number;
@@ -201,34 +189,28 @@ impl ByteBudget {
     #[must_use]
     pub fn hold_in_queue(self: &Arc<Self>, client: u64) -> HeldBytes {
         let place = self.state.lock().enter(client);
-        HeldBytes {
-            budget: Arc::clone(self),
-            bytes: 0,
-            place: Some(place),
-            client: None,
-        }
+        self.holder(Some(place), None)
     }
 
     /// Returns a holder of 0 bytes that is not in the queue, for [`HeldBytes::try_grow`].
     #[must_use]
     pub fn hold(self: &Arc<Self>) -> HeldBytes {
-        HeldBytes {
-            budget: Arc::clone(self),
-            bytes: 0,
-            place: None,
-            client: None,
-        }
+        self.holder(None, None)
     }
 
     /// Returns a holder of 0 bytes of the client with this number for [`HeldBytes::try_grow`], which leaves room to other
     /// clients.
     #[must_use]
     pub fn hold_for(self: &Arc<Self>, client: u64) -> HeldBytes {
+        self.holder(None, Some(client))
+    }
+
+    fn holder(self: &Arc<Self>, place: Option<Place>, client: Option<u64>) -> HeldBytes {
         HeldBytes {
             budget: Arc::clone(self),
             bytes: 0,
-            place: None,
-            client: Some(client),
+            place,
+            client,
         }
     }
 
@@ -250,9 +232,21 @@ impl ByteBudget {
         self.metrics.waiting.get() > 0
     }
 
-    /// Used bytes up to which the first holder in the queue may grow.
+    /// Used bytes up to which the first holder in the queue may grow, and a client that is alone.
     fn first_max_bytes(&self) -> u64 {
         self.max_bytes / 8 * 7
+    }
+
+    /// Whether `client` leaves room to others with `bytes` more.
+    fn leaves_room(&self, state: &State, client: u64, bytes: u64) -> bool {
+        let of_client = state.by_client.get(&client);
+        let is_alone = state.by_client.len() == usize::from(of_client.is_some());
+        let bytes_of_client = of_client.copied().unwrap_or(0) + bytes;
+        if is_alone {
+            bytes_of_client <= self.first_max_bytes()
+        } else {
+            state.used + bytes <= self.max_bytes / 2 || bytes_of_client <= self.max_bytes / 8
+        }
     }
 
     fn add_to_gauge(&self, change: i64) {
@@ -326,7 +320,7 @@ impl HeldBytes {
         } else {
             budget.shared_max_bytes
         };
-        let leaves_room = |client| state.leaves_room(client, bytes, budget.max_bytes);
+        let leaves_room = |client| budget.leaves_room(&state, client, bytes);
         if state.used + bytes > bound || !self.client.is_none_or(leaves_room) {
             return Err(BudgetExceeded);
         }

@@ -97,12 +97,11 @@ async fn pause(credentials: &Credentials, backoff: Duration) {
 
 /// The account's password now. While its file cannot be read, the password that was read at start.
 async fn password(account: &Account) -> Secret {
-    if account.password_file.is_none() {
+    let Some(file) = account.password_file.clone() else {
         return account.password.clone();
-    }
-    let owned = account.clone();
+    };
     // On a thread of its own, since reading from a volume may block.
-    match tokio::task::spawn_blocking(move || owned.current_password()).await {
+    match tokio::task::spawn_blocking(move || Account::read_password(&file)).await {
         Ok(Ok(password)) => password,
         Ok(Err(error)) => {
             tracing::warn!(%error, "the password cannot be read again; the one read at start is used");

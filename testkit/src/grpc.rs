@@ -27,18 +27,24 @@ type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
 
 /// Bound on any call; after it the call counts as hung.
 const HUNG: Duration = Duration::from_secs(60);
+/// gRPC's status code of a request that is wrong in itself.
+pub const INVALID_ARGUMENT: i32 = 3;
 /// gRPC's status code of a call whose time is over.
 pub const DEADLINE_EXCEEDED: i32 = 4;
 /// gRPC's status code of a call that the caller may not make.
 pub const PERMISSION_DENIED: i32 = 7;
 /// gRPC's status code of a call over a limit.
 pub const RESOURCE_EXHAUSTED: i32 = 8;
+/// gRPC's status code of a call that the state of the server does not permit.
+pub const FAILED_PRECONDITION: i32 = 9;
 /// gRPC's status code of a compacted or future revision.
 pub const OUT_OF_RANGE: i32 = 11;
 /// gRPC's status code of a method or request that the server does not implement.
 pub const UNIMPLEMENTED: i32 = 12;
 /// gRPC's status code of an unreachable server.
 pub const UNAVAILABLE: i32 = 14;
+/// gRPC's status code of a caller who is not known.
+pub const UNAUTHENTICATED: i32 = 16;
 
 /// Status of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]

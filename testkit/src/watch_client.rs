@@ -78,23 +78,24 @@ impl WatchStream {
         !self.creating.is_empty()
     }
 
-    /// Whether the server has cancelled a watch.
+    /// Whether the server has cancelled a watch, or refused to create one.
     #[must_use]
     pub fn has_cancelled(&self) -> bool {
-        !self.cancelled.is_empty()
+        !self.cancelled.is_empty() || !self.refused.is_empty()
     }
 
-    /// Takes the watches that the server refused to create since the last call, with its reasons.
+    /// Takes the watches that the server refused to create, with its reasons: [`WatchStream::close`] returns them no more.
     pub fn take_refused(&mut self) -> Vec<(Watch, String)> {
         std::mem::take(&mut self.refused)
     }
 
-    /// What was sent and received, and the watches, those included that the server has cancelled.
+    /// What was sent and received, and the watches, those included that the server has cancelled or refused.
     #[must_use]
     pub fn close(self) -> (Vec<Step>, Vec<Watch>) {
         let mut watches = Vec::from(self.creating);
         watches.extend(self.watches.into_values());
         watches.extend(self.cancelled);
+        watches.extend(self.refused.into_iter().map(|(watch, _)| watch));
         (self.steps, watches)
     }
 

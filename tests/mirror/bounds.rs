@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use testkit::etcd::{Etcd, Version};
 use testkit::fault_link::{Condition, FaultLink};
-use testkit::grpc::{Client, OUT_OF_RANGE, Reply};
+use testkit::grpc::{Client, INVALID_ARGUMENT, OUT_OF_RANGE, Reply};
 use testkit::http;
 use testkit::pb::{RangeRequest, RangeResponse};
 use testkit::proxy::Rangecache;
@@ -22,7 +22,6 @@ use crate::EXCLUSIVE;
 const PREFIX: &str = "/bounds/";
 const MIN_REVISION: &str = "rangecache-min-revision";
 const MAX_STALENESS: &str = "rangecache-max-staleness";
-const INVALID_ARGUMENT: i32 = 3;
 const WRITERS: usize = 3;
 
 /// Acknowledged writes of one key: when etcd's response was there, and its revision.

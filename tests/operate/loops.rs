@@ -1,12 +1,12 @@
 //! A rangecache in front of itself is found at its first call; a chain of two is served.
 
 use testkit::etcd::{Etcd, Version, free_port};
+use testkit::grpc::FAILED_PRECONDITION;
 use testkit::http;
 use testkit::pb::RangeRequest;
 use testkit::proxy::Rangecache;
 use testkit::wait::{SOON, until};
 
-const FAILED_PRECONDITION: i32 = 9;
 const FOUND: &str = "has come back to it";
 
 async fn is_found(rangecache: &Rangecache) {

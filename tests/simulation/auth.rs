@@ -1,7 +1,8 @@
 //! etcd's auth in the model: who may read and write which keys, as one entry of the raft log after another says it, and what
 //! the judge makes of it.
 
-use testkit::grpc::Status;
+use testkit::grpc::{FAILED_PRECONDITION, INVALID_ARGUMENT, PERMISSION_DENIED, Status, UNAUTHENTICATED};
+use testkit::pb::{RangeRequest, WatchCreateRequest, prefix_end};
 
 use crate::caller::HALVES;
 
@@ -10,11 +11,6 @@ pub const ENABLE: &str = "/etcdserverpb.Auth/AuthEnable";
 pub const DISABLE: &str = "/etcdserverpb.Auth/AuthDisable";
 /// Password of every user.
 pub const PASSWORD: &str = "sesame";
-/// gRPC's numbers of statuses.
-const INVALID_ARGUMENT: i32 = 3;
-const PERMISSION_DENIED: i32 = 7;
-const FAILED_PRECONDITION: i32 = 9;
-const UNAUTHENTICATED: i32 = 16;
 
 /// A user of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +83,18 @@ pub enum Needs {
     Write,
     /// To change auth itself.
     Administer,
+}
+
+impl Needs {
+    /// What a read needs.
+    pub fn to_read(range: &RangeRequest) -> Self {
+        Self::Read(range.key.clone(), range.range_end.clone())
+    }
+
+    /// What a watch needs.
+    pub fn to_watch(create: &WatchCreateRequest) -> Self {
+        Self::Read(create.key.clone(), create.range_end.clone())
+    }
 }
 
 /// Why etcd refuses a call.
@@ -240,6 +248,6 @@ fn is_within(key: &[u8], range_end: &[u8], prefix: &str) -> bool {
         && match range_end {
             b"" => true,
             b"\0" => false,
-            end => end <= &testkit::pb::prefix_end(prefix.as_bytes())[..],
+            end => end <= &prefix_end(prefix.as_bytes())[..],
         }
 }

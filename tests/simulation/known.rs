@@ -12,7 +12,6 @@ use tokio::time::Instant;
 
 use crate::auth::{Identity, Needs, Refusal};
 use crate::cluster::Cluster;
-use crate::kv::reads;
 use crate::members::From;
 use crate::read::Read;
 use crate::store::History;
@@ -279,7 +278,7 @@ impl Known {
         is_from_memory: bool,
     ) {
         let is_old = age.is_some() || read.max_staleness.is_some() || read.min_revision.is_some();
-        let needs = reads(&read.request);
+        let needs = Needs::to_read(&read.request);
         if read.request.serializable || is_old && begin.identity.is_none() {
             return self.judge_local_right(begin, needs, is_from_memory);
         }
@@ -365,7 +364,7 @@ impl Known {
         let request = &read.request;
         if let Some(refusal) = Refusal::of(status) {
             let is_local = request.serializable || refusal == Refusal::OldRevision;
-            return self.judge_refusal(begin, &[reads(request)], is_local, refusal);
+            return self.judge_refusal(begin, &[Needs::to_read(request)], is_local, refusal);
         }
         let is_future = status.message.ends_with("is a future revision");
         let is_above = read

@@ -7,7 +7,7 @@ use prost::Message;
 use rangecache::etcdserverpb::StatusResponse;
 use rangecache::grpc_health::HealthCheckResponse;
 use rangecache::grpc_health::health_check_response::ServingStatus;
-use testkit::grpc::{OUT_OF_RANGE, Status, UNIMPLEMENTED};
+use testkit::grpc::{FAILED_PRECONDITION, OUT_OF_RANGE, Status, UNIMPLEMENTED};
 use testkit::kv::{PUT, RANGE, RANGE_STREAM, TXN};
 use testkit::pb::request_op::Request;
 use testkit::pb::{
@@ -33,7 +33,6 @@ const STATUS: &str = "/etcdserverpb.Maintenance/Status";
 const HEALTH: &str = "/grpc.health.v1.Health/Check";
 /// gRPC's numbers of statuses.
 pub const NOT_FOUND: i32 = 5;
-const FAILED_PRECONDITION: i32 = 9;
 /// Keys of a RangeStream's chunk, at most: all keys take several.
 const CHUNK_KEYS: usize = 3;
 /// etcd's number of the comparison target.
@@ -49,9 +48,10 @@ pub struct Caller {
 
 impl Caller {
     /// Whether the member allows a call that `needs` this.
-    pub fn allowed(&self, state: &State, needs: &[Needs]) -> Result<(), Refusal> {
+    pub fn allowed(&self, state: &State, needs: &[Needs]) -> Result<(), Status> {
         let auth = state.applied(self.member).auth;
-        auth.allows(self.identity, state.histories.len(), needs)
+        let allowed = auth.allows(self.identity, state.histories.len(), needs);
+        allowed.map_err(Refusal::status)
     }
 }
 
@@ -272,9 +272,7 @@ async fn range(cluster: &Cluster, caller: Caller, request: &RangeRequest) -> Res
         cluster.read_index(member).await?;
     }
     cluster.look(|state| {
-        caller
-            .allowed(state, &[reads(request)])
-            .map_err(Refusal::status)?;
+        caller.allowed(state, &[Needs::to_read(request)])?;
         let revision = readable(state, member, request.revision)?;
         let mut response = state.history().range(request, revision);
         response.header = Some(state.header(member));
@@ -317,9 +315,7 @@ async fn chunks(
     }
     let number = cluster.look(|state| state.histories.len());
     let (auth, revision) = cluster.look(|state| {
-        caller
-            .allowed(state, &[reads(&request)])
-            .map_err(Refusal::status)?;
+        caller.allowed(state, &[Needs::to_read(&request)])?;
         let auth = state.applied(member).auth;
         readable(state, member, request.revision).map(|revision| (auth, revision))
     })?;
@@ -387,7 +383,7 @@ async fn txn(cluster: &Cluster, caller: Caller, request: TxnRequest) -> Result<T
             cluster.read_index(member).await?;
         }
         return cluster.look(|state| {
-            caller.allowed(state, &needs).map_err(Refusal::status)?;
+            caller.allowed(state, &needs)?;
             let newest = state.applied(member).revision;
             let (succeeded, taken) = branch(state.history(), &request, newest);
             for range in taken.iter().filter_map(range_of) {
@@ -433,14 +429,9 @@ fn range_of(operation: &RequestOp) -> Option<&RangeRequest> {
     }
 }
 
-/// The rights that a read needs.
-pub fn reads(request: &RangeRequest) -> Needs {
-    Needs::Read(request.key.clone(), request.range_end.clone())
-}
-
 fn needs(operation: &RequestOp) -> Option<Needs> {
     operation.request.as_ref()?;
-    Some(range_of(operation).map_or(Needs::Write, reads))
+    Some(range_of(operation).map_or(Needs::Write, Needs::to_read))
 }
 
 /// Clients compare for equal mod revisions alone.

@@ -52,7 +52,6 @@ impl Watcher {
 pub struct Stream {
     cluster: Arc<Cluster>,
     caller: Caller,
-    member: usize,
     needs_leader: bool,
     messages: Messages,
     /// What the stream sends.
@@ -75,7 +74,6 @@ impl Stream {
         Self {
             cluster,
             caller,
-            member: caller.member,
             needs_leader,
             responses: SendLoop::new(messages.clone()),
             messages,
@@ -110,30 +108,30 @@ impl Stream {
                 () = closed.closed() => return,
                 request = requests.next(), if is_open && self.created_at.is_none() => match request {
                     Some(request) => {
-                        self.cluster.travel(self.member).await;
+                        self.cluster.travel(self.caller.member).await;
                         self.request(WatchRequest::decode(request).expect("a watch request"));
                     }
                     None => is_open = false,
                 },
                 _ = changes.changed() => {}
                 () = at(self.created_at.map(|(due, _)| due)) => {
-                    self.cluster.until_running(self.member).await;
+                    self.cluster.until_running(self.caller.member).await;
                     if let Some((_, id)) = self.created_at.take() {
                         self.created(id);
                     }
                 }
                 () = at(self.collect_at) => {
-                    self.cluster.until_running(self.member).await;
+                    self.cluster.until_running(self.caller.member).await;
                     self.collect_at = None;
                     self.collect();
                 }
                 () = at(self.send_at) => {
-                    self.cluster.until_running(self.member).await;
+                    self.cluster.until_running(self.caller.member).await;
                     self.send_at = None;
                     self.responses.send_next(&self.cluster.chance);
                 }
                 () = sleep_until(self.progress_at) => {
-                    self.cluster.until_running(self.member).await;
+                    self.cluster.until_running(self.caller.member).await;
                     self.progress_at += PROGRESS_INTERVAL;
                     self.notify();
                 }
@@ -143,7 +141,7 @@ impl Stream {
     }
 
     fn lost_leader(&mut self) -> bool {
-        let member = self.member;
+        let member = self.caller.member;
         let reaches =
             |state: &crate::cluster::State| state.leader.is_some() && !state.members[member].is_isolated;
         if !self.needs_leader || self.cluster.look(reaches) {
@@ -155,7 +153,7 @@ impl Stream {
     }
 
     fn header(&self) -> ResponseHeader {
-        self.cluster.look(|state| state.header(self.member))
+        self.cluster.look(|state| state.header(self.caller.member))
     }
 
     fn is_behind(&self) -> bool {
@@ -166,7 +164,7 @@ impl Stream {
     fn schedule(&mut self) {
         let delay = self
             .cluster
-            .look(|state| state.members[self.member].watch_delay.clone());
+            .look(|state| state.members[self.caller.member].watch_delay.clone());
         let mut delay = self.cluster.chance.millis(delay);
         if self.cluster.chance.one_in(30) {
             delay += self.cluster.chance.millis(5..600);
@@ -199,7 +197,9 @@ impl Stream {
             });
         }
         if request.progress_request.is_some()
-            && !self.cluster.look(|state| state.members[self.member].is_silent)
+            && !self
+                .cluster
+                .look(|state| state.members[self.caller.member].is_silent)
         {
             // Determined now, though others are sent before it.
             self.answer();
@@ -207,15 +207,15 @@ impl Stream {
     }
 
     fn create(&mut self, create: WatchCreateRequest) {
-        let needs = [Needs::Read(create.key.clone(), create.range_end.clone())];
-        if let Err(refusal) = self.cluster.look(|state| self.caller.allowed(state, &needs)) {
+        let needs = [Needs::to_watch(&create)];
+        if let Err(status) = self.cluster.look(|state| self.caller.allowed(state, &needs)) {
             let header = self.header();
             return self.responses.control(WatchResponse {
                 header: Some(header),
                 watch_id: NO_ID,
                 created: true,
                 canceled: true,
-                cancel_reason: refusal.message().to_owned(),
+                cancel_reason: status.message,
                 ..WatchResponse::default()
             });
         }
@@ -261,9 +261,12 @@ impl Stream {
     }
 
     fn cancel_compacted(&mut self) {
-        let (applied, header) = self
-            .cluster
-            .look(|state| (state.applied(self.member), state.header(self.member)));
+        let (applied, header) = self.cluster.look(|state| {
+            (
+                state.applied(self.caller.member),
+                state.header(self.caller.member),
+            )
+        });
         let mut compacted = Vec::new();
         for (id, watcher) in &mut self.watchers {
             if !watcher.is_compacted && watcher.next < applied.compacted {
@@ -301,7 +304,9 @@ impl Stream {
                 header.revision
             };
             let revisions = watcher.next..=last;
-            let compacted = self.cluster.look(|state| state.applied(self.member).compacted);
+            let compacted = self
+                .cluster
+                .look(|state| state.applied(self.caller.member).compacted);
             let mut events: Vec<Event> = self.cluster.look(|state| {
                 let history = state.history();
                 let events = revisions.flat_map(|revision| history.events_at(revision));

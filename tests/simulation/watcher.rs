@@ -203,11 +203,9 @@ impl Open<'_> {
                 Ok(Some(message)) => {
                     let response = WatchResponse::decode(message).expect("decodes");
                     let is_compacted = response.compact_revision != 0;
-                    let refusal = response
-                        .created
-                        .then(|| Refusal::with_reason(&response.cancel_reason));
+                    let refusal = Refusal::with_reason(&response.cancel_reason);
                     self.received(response);
-                    if refusal.flatten().is_some_and(Refusal::needs_token) {
+                    if refusal.is_some_and(Refusal::needs_token) {
                         return;
                     }
                     if is_compacted && self.stream.is_creating() {
@@ -245,7 +243,7 @@ impl Open<'_> {
 
     fn create(&mut self, watch: Watch) {
         let begin = self.of.known.begin_as(From::Rangecache, self.identity);
-        let needs = Needs::Read(watch.create.key.clone(), watch.create.range_end.clone());
+        let needs = Needs::to_watch(&watch.create);
         self.creating.push_back((begin, needs));
         self.do_and_trace(|stream| stream.create(watch));
     }
