@@ -81,3 +81,57 @@ impl Position {
         self.holds_compaction && before.continues_with(&self.header, Some(self.status.raft_index))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mirror::cluster_state::{ClusterState, Verdict};
+
+    const CLUSTER: u64 = 7;
+
+    /// State at revision 100, whose raft index is 10 higher.
+    fn before() -> Before {
+        let state = ClusterState::default();
+        let header = position(CLUSTER, 100, 110).header;
+        let checked = state.after_check(&state.before_check(), header, Some(110));
+        assert_eq!(checked, Verdict::Continues);
+        state.note_raft_index(&state.before_check(), 110, 100);
+        state.before_check()
+    }
+
+    fn position(cluster_id: u64, revision: i64, raft_index: u64) -> Position {
+        Position {
+            header: cache::ResponseHeader {
+                cluster_id,
+                revision,
+                ..cache::ResponseHeader::default()
+            },
+            status: StatusResponse {
+                raft_index,
+                ..StatusResponse::default()
+            },
+            holds_compaction: true,
+        }
+    }
+
+    #[test]
+    fn history_continues_in_the_same_cluster_at_no_lower_revision_with_its_raft_log_and_compaction() {
+        let before = before();
+        for (position, expected) in [
+            (position(CLUSTER, 100, 110), true),
+            (position(CLUSTER, 130, 145), true),
+            (position(CLUSTER, 99, 120), false),
+            (position(CLUSTER, 130, 139), false),
+            (position(CLUSTER + 1, 130, 145), false),
+            (
+                Position {
+                    holds_compaction: false,
+                    ..position(CLUSTER, 130, 145)
+                },
+                false,
+            ),
+        ] {
+            assert_eq!(position.continues(&before), expected, "{position:?}");
+        }
+    }
+}
