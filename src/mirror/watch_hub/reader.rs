@@ -214,6 +214,16 @@ impl Reader {
         self.generation.history
     }
 
+    /// Revision of events that were delivered elsewhere and that the mirror has not reached, or that it had not reached when
+    /// it lost its feed: no comparison of etcd with the mirror concerns them.
+    #[must_use]
+    pub fn unproven(&self) -> Option<i64> {
+        let delivered = self.watcher.delivered_through;
+        // In this order, as in `take`.
+        let reached = self.generation.reached();
+        (delivered > reached || self.watcher.is_cut()).then_some(delivered)
+    }
+
     /// Whether etcd has told the mirror's feed for three seconds that it has no leader (W15).
     #[must_use]
     pub fn has_no_leader(&self) -> bool {

@@ -1,7 +1,9 @@
 //! Watches of mirrors that are gone, and memory of those that clients have cancelled.
 
+use std::ops::Range;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use prost::Message as _;
 use testkit::grpc::Stream;
 use testkit::kv::WATCH;
@@ -24,6 +26,8 @@ const MAX_BYTES: f64 = 1_048_576.0;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Length of a value for whose event a stream needs room of its own.
 const LONG_VALUE_BYTES: usize = 3_000;
+/// Time until a stream has returned to memory, and a feed that is late is not given up yet.
+const RETURNED: Duration = Duration::from_millis(1_200);
 /// Bound on the time until an event arrives that does not wait for room.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -96,6 +100,49 @@ fn watcher_of_a_mirror_that_is_removed_without_a_feed_does_not_continue_after_a_
         let rest = rest(&mut watch).await;
         assert!(rangecache.stop().await, "every task ends");
         assert!(rest.is_empty(), "{rest:?}");
+    });
+}
+
+/// What the mirror holds proves nothing about events that its feed has not shown yet, but a stream of another member has.
+#[test]
+fn watcher_that_is_ahead_of_its_mirror_does_not_continue_at_etcd_after_a_rollback() {
+    const FOREVER: Range<u64> = 600_000..600_001;
+    let (fed_by, others) = (0, 1..MEMBERS);
+    run(async {
+        let world = world([put("/sim/a/0", "zero")]).await;
+        let cut_off = |member| world.members.cut_off(member, From::Rangecache);
+        others.clone().for_each(cut_off);
+        let rangecache = start(&[]).await;
+        read_from_memory(&world, "/sim/a/0").await;
+        let reconnect = |member| world.members.reconnect(member, From::Rangecache);
+        others.for_each(reconnect);
+        sleep(SETTLED).await;
+        let watcher = client().await;
+        let mut watches: Vec<_> = (0..2 * MEMBERS).map(|_| watcher.open(WATCH)).collect();
+        for watch in &mut watches {
+            // Of which memory does not have all events.
+            create_from(watch, b"/sim/a/0".to_vec(), 1).await;
+        }
+        world
+            .cluster
+            .change(|state| state.members[fed_by].watch_delay = FOREVER);
+        commit(&world, [put("/sim/a/0", "lost")]);
+        sleep(RETURNED).await;
+        // The mirror cannot follow, and is loaded again.
+        let compacting = async {
+            sleep(Duration::from_millis(100)).await;
+            world.cluster.change(|state| {
+                state.history_mut().compact(3);
+                state.members[fed_by].watch_delay = 0..1;
+            });
+        };
+        tokio::join!(roll_back(&world, 2, [put("/sim/a/0", "other")]), compacting);
+        commit(&world, [put("/sim/a/0", "later")]);
+        let rest = join_all(watches.iter_mut().map(rest)).await;
+        assert!(rangecache.stop().await, "every task ends");
+        let has = |values: &[Vec<u8>], value: &str| values.contains(&value.into());
+        let is_of_both = |values: &&Vec<_>| has(values, "lost") && has(values, "later");
+        assert_eq!(rest.iter().find(is_of_both), None);
     });
 }
 

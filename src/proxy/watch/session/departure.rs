@@ -8,10 +8,10 @@ use tokio::time::Sleep;
 use crate::proxy::watch::request::Create;
 use crate::telemetry::Reason;
 
-/// Longest wait for a mirror that is behind etcd's compaction.
-const COMPACTION_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for a mirror that is behind etcd's compaction, or behind a watcher.
+const MIRROR_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A stream that leaves memory once its mirrors have what etcd has compacted.
+/// A stream that leaves memory once its mirrors have reached what they must have.
 #[derive(Debug)]
 pub(super) struct Departure {
     pub(super) reason: Reason,
@@ -26,7 +26,7 @@ impl Departure {
         Departure {
             reason,
             create,
-            expires: Box::pin(tokio::time::sleep(COMPACTION_TIMEOUT)),
+            expires: Box::pin(tokio::time::sleep(MIRROR_TIMEOUT)),
         }
     }
 }

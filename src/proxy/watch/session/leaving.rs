@@ -25,14 +25,15 @@ impl Session {
     pub(super) fn leave(&mut self, reason: Reason, create: Option<Create>) {
         let waiting = self.leaving.take().and_then(|leaving| leaving.create);
         // Otherwise the mirror has been dropped, and will not reach it, also if a request has waited for that.
-        if create.is_some() && self.is_behind_compaction() {
-            let cluster_state = &self.mirrors().cluster_state;
-            let (history, compacted) = (cluster_state.history(), cluster_state.compacted());
+        if create.is_some()
+            && let Some(awaited) = self.awaited()
+        {
+            let history = self.mirrors().cluster_state.history();
             for (position, mirror) in self.mirrors().positions() {
                 if self.watchers.values().any(|watcher| watcher.mirror == position) {
-                    mirror.want(history, compacted);
+                    mirror.want(history, awaited);
                     if let Some(hub) = self.mirrors().watch_hub(mirror) {
-                        hub.signal_at(compacted, &self.stream.signal);
+                        hub.signal_at(awaited, &self.stream.signal);
                     }
                 }
             }
@@ -42,26 +43,39 @@ impl Session {
         self.hand_over(reason, create.or(waiting));
     }
 
-    /// Lets the stream leave once its watchers have what etcd has compacted; registers `cx` until then.
+    /// Lets the stream leave once its mirrors have what etcd has compacted, and what its watchers had before they joined;
+    /// registers `cx` until then.
     pub(super) fn poll_leaving(&mut self, cx: &mut Context<'_>) {
         let Some(mut leaving) = self.leaving.take() else {
             return;
         };
-        if self.is_behind_compaction() && leaving.expires.as_mut().poll(cx).is_pending() {
+        if self.awaited().is_some() && leaving.expires.as_mut().poll(cx).is_pending() {
             self.leaving = Some(leaving);
         } else {
             self.hand_over(leaving.reason, leaving.create);
         }
     }
 
-    /// Whether etcd would cancel a watcher, though it has sent it every event that it has compacted (W11): a mirror of
-    /// few keys reaches etcd's revision late.
-    fn is_behind_compaction(&self) -> bool {
+    /// Revision that the mirrors have yet to reach before etcd can continue the watchers: a mirror of few keys reaches etcd's
+    /// revision late. Otherwise etcd would cancel a watcher, though it has sent it every event that it has compacted (W11), or
+    /// continue one with events that were not compared (W10).
+    fn awaited(&self) -> Option<i64> {
         let compacted = self.mirrors().cluster_state.compacted();
-        self.watchers.values().any(|watcher| {
+        let is_behind_compaction = self.watchers.values().any(|watcher| {
             let reader = watcher.reader.as_ref();
             reader.is_some_and(|reader| covered(reader, watcher.since) + 1 < compacted)
-        })
+        });
+        let behind_compaction = is_behind_compaction.then_some(compacted);
+        behind_compaction.max(self.unproven())
+    }
+
+    /// Highest revision of a watcher's events that the mirrors have not proven; see [`Reader::unproven`].
+    fn unproven(&self) -> Option<i64> {
+        let readers = self
+            .watchers
+            .values()
+            .filter_map(|watcher| watcher.reader.as_ref());
+        readers.filter_map(Reader::unproven).max()
     }
 
     fn hand_over(&mut self, reason: Reason, create: Option<Create>) {
@@ -72,6 +86,9 @@ impl Session {
             // The other watchers and the request are planned again.
             self.handle_first(create);
             return;
+        }
+        if self.unproven().is_some() {
+            return self.interrupt(Reason::NotFresh);
         }
         let carried: Vec<_> = self
             .watchers
