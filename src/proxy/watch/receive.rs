@@ -23,6 +23,9 @@ const READ_AHEAD_BYTES: usize = 16 << 10;
 /// tell everything that the responses to more of them would: etcd, too, does not answer each of many.
 pub(super) const MAX_PROGRESS_RUN: usize = 64;
 
+/// A progress request as every client encodes it: field 3 of the union, without fields of its own.
+const PROGRESS_REQUEST: [u8; 2] = [3 << 3 | 2, 0];
+
 /// Client's half of a Watch stream. Holds at most one message, or [`READ_AHEAD_BYTES`], and one frame.
 #[derive(Debug)]
 pub(super) struct Requests {
@@ -83,8 +86,7 @@ impl Requests {
 
     /// Removes what long runs of progress requests have too many; returns whether the buffer has room then.
     fn shorten_progress_runs(&mut self) -> bool {
-        let mut kept = BytesMut::new();
-        let (mut at, mut run) = (0, 0);
+        let (mut at, mut kept, mut run) = (0, 0, 0);
         while let Some((length, message)) = first_message(&self.buffer[at..]) {
             run = match message {
                 Ok(WatchRequest::Progress) => run + 1,
@@ -92,12 +94,13 @@ impl Requests {
             };
             let end = at + length;
             if run <= MAX_PROGRESS_RUN {
-                kept.extend_from_slice(&self.buffer[at..end]);
+                self.buffer.copy_within(at..end, kept);
+                kept += length;
             }
             at = end;
         }
-        kept.extend_from_slice(&self.buffer[at..]);
-        self.buffer = kept;
+        self.buffer.copy_within(at.., kept);
+        self.buffer.truncate(self.buffer.len() - (at - kept));
         self.buffer.len() < READ_AHEAD_BYTES
     }
 
@@ -219,6 +222,10 @@ fn first_message(buffer: &[u8]) -> Option<(usize, Result<WatchRequest, NotUnders
     }
     let length = PREFIX_BYTES + Prefix::parse(buffer)?.length_bytes as usize;
     let message = buffer.get(PREFIX_BYTES..length)?;
+    // Clients may send a great many of these.
+    if message == PROGRESS_REQUEST {
+        return Some((length, Ok(WatchRequest::Progress)));
+    }
     // Copied: a key must not keep the buffer of its connection in memory.
     Some((length, WatchRequest::decode(&Bytes::copy_from_slice(message))))
 }
@@ -246,6 +253,7 @@ mod tests {
     #[test]
     fn long_runs_of_progress_requests_are_shortened_and_nothing_else() {
         let progress = request(RequestUnion::ProgressRequest(WatchProgressRequest {}));
+        assert_eq!(progress[PREFIX_BYTES..], PROGRESS_REQUEST);
         let cancel = request(RequestUnion::CancelRequest(WatchCancelRequest { watch_id: 7 }));
         let of_run = |length: usize| progress.repeat(length);
         let incomplete = &cancel[..cancel.len() - 1];
