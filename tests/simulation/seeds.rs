@@ -131,6 +131,7 @@ pub fn run_all(job: Job, first: u64, count: u64, until_found: bool) -> (Vec<Run>
                     let run = run(job, first + number, false);
                     let mut failed = failed.lock().expect("no panic");
                     if !run.is_right {
+                        println!("{}: seed {} failed", job.name(), run.seed);
                         failed.push(run);
                     }
                     if number % PROGRESS_SEEDS == 0 && number > 0 {

@@ -214,14 +214,13 @@ impl Reader {
         self.generation.history
     }
 
-    /// Revision of events that were delivered elsewhere and that the mirror has not reached, or that it had not reached when
-    /// it lost its feed: no comparison of etcd with the mirror concerns them.
+    /// Whether events up to `revision`, which another source has sent, are not proven by the mirror: it has not reached them, or
+    /// had not when it lost its feed. No comparison of etcd with the mirror concerns them.
     #[must_use]
-    pub fn unproven(&self) -> Option<i64> {
-        let delivered = self.watcher.delivered_through;
+    pub fn is_unproven(&self, revision: i64) -> bool {
         // In this order, as in `take`.
         let reached = self.generation.reached();
-        (delivered > reached || self.watcher.is_cut()).then_some(delivered)
+        revision > reached || (revision > 0 && self.watcher.is_cut())
     }
 
     /// Whether etcd has told the mirror's feed for three seconds that it has no leader (W15).

@@ -169,7 +169,7 @@ impl Session {
                 return self.requests.read_ahead(cx);
             }
             self.poll_leaving(cx);
-            if self.etcd.is_some() {
+            if self.etcd.is_some() || self.end.is_some() {
                 return;
             }
             if self.leaving.is_some() {

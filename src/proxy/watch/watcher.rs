@@ -21,6 +21,8 @@ pub(super) struct Watcher {
     pub(super) prev_kv_after: i64,
     /// Revision of the last event that was sent.
     pub(super) last_event: i64,
+    /// Revision up to which etcd has sent its events before it returned to memory; 0 if it was created there.
+    pub(super) etcd_through: i64,
     /// Whether the next periodic progress notification is sent: not if there were events since the last tick.
     pub(super) progress_due: bool,
     /// Time of the last event or periodic notification that was sent, or of the creation.
@@ -37,6 +39,7 @@ impl Watcher {
             since,
             prev_kv_after: 0,
             last_event: 0,
+            etcd_through: 0,
             progress_due: true,
             quiet_since: Instant::now(),
         }
@@ -51,6 +54,7 @@ impl Watcher {
             create,
             prev_kv_after: 0,
             last_event: 0,
+            etcd_through: 0,
             progress_due: false,
             quiet_since: Instant::now(),
         }
@@ -64,6 +68,16 @@ impl Watcher {
     /// Whether there will be no more events from memory.
     pub(super) fn has_ended(&self) -> bool {
         self.reader.as_ref().is_some_and(Reader::has_ended)
+    }
+
+    /// Revision of events that etcd has sent, if the mirror has not proven them: after a rollback they may be of a history
+    /// that is lost.
+    pub(super) fn unproven(&self) -> Option<i64> {
+        let is_unproven = |reader: &Reader| reader.is_unproven(self.etcd_through);
+        self.reader
+            .as_ref()
+            .is_some_and(is_unproven)
+            .then_some(self.etcd_through)
     }
 
     /// Revision up to which the client has every event, as far as it may be reported (W5): `None` below the watcher's

@@ -69,13 +69,9 @@ impl Session {
         behind_compaction.max(self.unproven())
     }
 
-    /// Highest revision of a watcher's events that the mirrors have not proven; see [`Reader::unproven`].
+    /// Highest revision of a watcher's events that the mirrors have not proven.
     fn unproven(&self) -> Option<i64> {
-        let readers = self
-            .watchers
-            .values()
-            .filter_map(|watcher| watcher.reader.as_ref());
-        readers.filter_map(Reader::unproven).max()
+        self.watchers.values().filter_map(Watcher::unproven).max()
     }
 
     fn hand_over(&mut self, reason: Reason, create: Option<Create>) {

@@ -126,6 +126,7 @@ impl Session {
         {
             let since = revision.max(watcher.create.start_revision);
             let mut returned = Watcher::new(reader, mirror, watcher.create, since);
+            returned.etcd_through = revision.min(watcher.through);
             if let Some(quiet_since) = watcher.quiet_since {
                 returned.quiet_since = quiet_since;
             }
