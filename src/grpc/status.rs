@@ -253,6 +253,13 @@ struct Duration {
     seconds: i64,
 }
 
+/// The code in these headers or trailers, if they have one.
+#[must_use]
+pub fn grpc_code(headers: &HeaderMap) -> Option<u16> {
+    let status = headers.get(GRPC_STATUS)?;
+    status.to_str().ok()?.parse().ok()
+}
+
 /// Whether these headers or trailers carry the status of success.
 #[must_use]
 pub fn is_ok(headers: &HeaderMap) -> bool {

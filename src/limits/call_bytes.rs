@@ -28,7 +28,6 @@ use super::byte_budget::{BudgetExceeded, Waiting};
 use super::client_bytes::{BytesByClient, ClientBytes};
 use super::intake::Intake;
 use super::shares::{ClientLimits, NoShare, Share, ShareKind, SharePermits, Shares};
-use crate::telemetry::clients::ClientCall;
 use crate::telemetry::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
 
 /// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
@@ -129,8 +128,6 @@ pub struct CallBytes {
     account: Arc<ClientAccount>,
     kind: CallKind,
     bytes: u64,
-    /// The call as its client's; `None` for a part of a call's bytes.
-    client_call: Option<ClientCall>,
     /// Part of its client's share that the call has.
     share: Option<Box<CallShare>>,
 }
@@ -236,18 +233,8 @@ impl ClientAccount {
             account: Arc::clone(self),
             kind,
             bytes: 0,
-            client_call: None,
             share: None,
         }
-    }
-
-    /// Returns a holder of 0 bytes for a call of a client, which is in flight until the holder is dropped.
-    #[must_use]
-    pub fn begin(self: &Arc<Self>, client_call: ClientCall) -> CallBytes {
-        client_call.client().record_received(self.intake.take_received());
-        let mut call = self.hold(CallKind::Request);
-        call.client_call = Some(client_call);
-        call
     }
 
     /// Bytes that were received on the connection and are not counted yet.
@@ -492,11 +479,8 @@ impl CallBytes {
         Ok(())
     }
 
-    /// Counts bytes of the response as its client's.
+    /// Counts bytes of the response against the share of its client.
     pub fn record_sent(&self, bytes: u64) {
-        if let Some(of_client) = &self.client_call {
-            of_client.record_sent(bytes);
-        }
         if let Some(of_client) = &self.share {
             of_client.share.record_sent(bytes);
         }
@@ -509,17 +493,6 @@ impl CallBytes {
             Some(of_client) if of_client.is_paced => of_client.share.delay(),
             _ => Duration::ZERO,
         }
-    }
-
-    /// The call as its client's; `None` for a part of a call's bytes.
-    #[must_use]
-    pub fn client_call(&self) -> Option<&ClientCall> {
-        self.client_call.as_ref()
-    }
-
-    /// The call as its client's, to be changed.
-    pub fn client_call_mut(&mut self) -> Option<&mut ClientCall> {
-        self.client_call.as_mut()
     }
 
     fn record_refusal(&self) {

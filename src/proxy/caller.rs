@@ -7,8 +7,10 @@ use http::HeaderMap;
 use http::header::USER_AGENT;
 
 use crate::grpc::metadata::CREDENTIALS;
-use crate::limits::{CallBytes, ClientAccount};
-use crate::telemetry::clients::{ClientHandle, ClientKind, ClientName, ClientRegistry, ClientStats};
+use crate::limits::ClientAccount;
+use crate::telemetry::clients::{
+    ClientCall, ClientHandle, ClientKind, ClientName, ClientRegistry, ClientStats,
+};
 
 /// Client of one connection. With a certificate, every call is that client's; otherwise a call with a token is that of
 /// the token's user, if etcd issued the token through this process.
@@ -46,17 +48,17 @@ impl Caller {
         &self.connection
     }
 
-    /// Begins a call with these `headers` on the connection with this `account`.
+    /// Begins a call with these `headers` on the connection with this `account`, and counts what was received for it.
     pub(super) fn begin(
         &self,
         clients: &ClientRegistry,
         account: &Arc<ClientAccount>,
         headers: &HeaderMap,
-    ) -> CallBytes {
+    ) -> ClientCall {
         let token = self.token_of(clients, headers);
         let current = self.current.load();
         if current.has_agent && current.token == token {
-            return account.begin(self.client(&current).begin_call());
+            return received_on(account, self.client(&current).begin_call());
         }
         drop(current);
         let user = token.and_then(|token| clients.user_of(token));
@@ -70,9 +72,9 @@ impl Caller {
             client.record_agent(agent);
         }
         account.set_client(client.number());
-        let call = account.begin(client.begin_call());
+        let call = client.begin_call();
         self.current.store(Arc::new(current));
-        call
+        received_on(account, call)
     }
 
     fn client<'a>(&'a self, current: &'a Current) -> &'a Arc<ClientStats> {
@@ -87,6 +89,12 @@ impl Caller {
         let token = CREDENTIALS.iter().find_map(|name| headers.get(*name))?;
         Some(clients.hash_token(token.as_bytes()))
     }
+}
+
+/// `call`, for which the bytes are counted that were received on the connection with this `account`.
+fn received_on(account: &ClientAccount, call: ClientCall) -> ClientCall {
+    call.client().record_received(account.take_received());
+    call
 }
 
 #[cfg(test)]
@@ -114,7 +122,7 @@ mod tests {
         let caller = Caller::new(&clients, name);
         let name_of = |token: &Option<&'static str>| {
             let call = caller.begin(&clients, &account, &headers(*token));
-            let client = call.client_call().unwrap().client();
+            let client = call.client();
             assert_eq!(&*client.figures().agent, "etcdctl");
             client.name().to_string()
         };

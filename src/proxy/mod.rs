@@ -20,13 +20,12 @@
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
 //! frames; `gateway` is what all JSON of etcd's gateway has in common; `members` is the member list of
 //! `--advertise-client-urls`; `caller` is who makes a connection's calls; `idle` aborts responses whose clients have
-//! stopped reading; `watch_memory` counts what watches hold; `recorder` counts each read when it completes; `spans` traces
-//! calls, and `access` logs them.
+//! stopped reading; `watch_memory` counts what watches hold; `call` records each call, and reports it at its end.
 //!
 //! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses
 //! it.
 
-mod access;
+mod call;
 mod caller;
 mod fallback;
 mod forward;
@@ -37,13 +36,11 @@ mod handles;
 mod idle;
 mod members;
 mod read;
-mod recorder;
 mod refuse;
 mod response;
 mod route;
 mod shadow_reads;
 mod source;
-mod spans;
 mod watch;
 mod watch_memory;
 

@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version, header};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
 use hyper::body::Incoming;
 
+use super::call::CallHead;
 use super::handles::Proxy;
 use super::response::{ResponseBody, status_response};
 use crate::browser::{is_of_a_browser, set_cors};
 use crate::grpc::head::MAX_FIELDS;
-use crate::grpc::metadata::{grpc_content_type, is_grpc};
+use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{Status, is_read_only};
 use crate::instance;
 use crate::limits::ClientAccount;
@@ -19,11 +20,12 @@ use crate::net::Transport;
 /// The response to a request that is not handled; `None` if it is.
 pub(super) fn refuse_unwanted(
     proxy: &Arc<Proxy>,
+    head: &CallHead,
     request: &Request<Incoming>,
     transport: Transport,
 ) -> Option<Response<ResponseBody>> {
     if instance::has_passed(request.headers()) {
-        return Some(refuse_loop(proxy, request));
+        return Some(refuse_loop(proxy, head, request));
     }
     if let Err(refusal) = proxy.browser.check(request, transport) {
         let text = refusal.to_string();
@@ -46,6 +48,7 @@ pub(super) fn refuse_unwanted(
 /// The response to a request with too many header fields; `None` if it has not. HTTP/1 has a lower bound of the library.
 pub(super) fn refuse_many_fields(
     account: &ClientAccount,
+    head: &CallHead,
     request: &Request<Incoming>,
 ) -> Option<Response<ResponseBody>> {
     if request.headers().len() <= MAX_FIELDS {
@@ -53,7 +56,7 @@ pub(super) fn refuse_many_fields(
     }
     account.delay_after_refusal();
     let status = Status::TooManyFields;
-    if is_grpc(request.headers()) {
+    if head.is_grpc {
         return Some(status_response(&status, grpc_content_type(request.headers())));
     }
     let code = StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE;
@@ -61,15 +64,18 @@ pub(super) fn refuse_many_fields(
 }
 
 /// The response to a request that may write, on a listener that is read-only; `None` if it only reads.
-pub(super) fn refuse_write(proxy: &Proxy, request: &Request<Incoming>) -> Option<Response<ResponseBody>> {
+pub(super) fn refuse_write(
+    proxy: &Proxy,
+    head: &CallHead,
+    request: &Request<Incoming>,
+) -> Option<Response<ResponseBody>> {
     let uri = request.uri();
     // etcd's gRPC server takes the query for a part of the path.
-    let is_grpc = is_grpc(request.headers());
-    if is_read_only(uri.path()) && !(is_grpc && uri.query().is_some()) {
+    if is_read_only(uri.path()) && !(head.is_grpc && uri.query().is_some()) {
         return None;
     }
     proxy.telemetry.metrics.connections.read_only_refused.inc();
-    if is_grpc {
+    if head.is_grpc {
         let content_type = grpc_content_type(request.headers());
         return Some(status_response(&Status::ReadOnly, content_type));
     }
@@ -90,7 +96,7 @@ pub(super) fn origin_of(
 
 /// `FailedPrecondition`, or 508 for HTTP/1: the request has come back.
 #[cold]
-fn refuse_loop(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseBody> {
+fn refuse_loop(proxy: &Proxy, head: &CallHead, request: &Request<Incoming>) -> Response<ResponseBody> {
     proxy.telemetry.metrics.connections.looped_calls.inc();
     let endpoints: Vec<_> = proxy
         .forward
@@ -104,7 +110,7 @@ fn refuse_loop(proxy: &Proxy, request: &Request<Incoming>) -> Response<ResponseB
         "a request of this rangecache has come back to it: --endpoints leads to itself, or to a rangecache whose \
          --endpoints leads here; point --endpoints at etcd"
     );
-    if request.version() == Version::HTTP_2 {
+    if head.is_http2 {
         return status_response(&Status::Loop, grpc_content_type(request.headers()));
     }
     text_response(StatusCode::LOOP_DETECTED, Status::Loop.to_string())

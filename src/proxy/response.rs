@@ -21,33 +21,20 @@ use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::Sleep;
 
+use super::call::CallRecord;
 use super::idle::{PolledFrame, Progress, ResponseRegistry, Watched};
 pub(super) use super::source::{BodySource, FrameBytes, Polled};
 use crate::cache::Rope;
 use crate::grpc::Status;
-use crate::grpc::status::GRPC_STATUS;
 use crate::limits::{BudgetExceeded, CallBytes, CallKind, HeldBytes};
 use crate::mirror::HeldView;
 use crate::net::Url;
-use crate::telemetry::Outcome;
-use crate::telemetry::metrics::{Code, Source};
+use crate::telemetry::metrics::Source;
 use crate::upstream::BoxError;
 
 /// Response to a call, or the error with which etcd reset the HTTP/2 stream. hyper resets the client's stream with
 /// the same reason.
 pub(super) type CallResult = Result<Response<ResponseBody>, BoxError>;
-
-/// Extension of a response with which rangecache ends a call that was to be answered by etcd: how it ended. What records the
-/// call takes it from there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended(pub(super) Outcome);
-
-impl Ended {
-    /// The outcome in this response, if it has one.
-    pub(super) fn of<B>(response: &Response<B>) -> Option<Outcome> {
-        response.extensions().get().map(|Ended(outcome)| *outcome)
-    }
-}
 
 /// Bytes that a call counts as until its response has been sent: its task and its stream, on both sides.
 pub(super) const CALL_BYTES: u64 = 8 << 10;
@@ -88,6 +75,8 @@ struct Delivery {
     source: Arc<Watched>,
     /// Counts the call.
     call: CallBytes,
+    /// Reports the call when this is dropped.
+    record: CallRecord,
     /// Whether the response waits until other frames of its connection have been sent.
     waits: bool,
     /// Pause of a response whose client has used its bytes.
@@ -123,14 +112,15 @@ impl ResponseBody {
     }
 
     /// Prepares the body for its client: its bytes count against the buffers of the connection, and it is aborted if
-    /// the client stops reading. `call` has counted the request. With `is_read`, the data of a small response is
-    /// refused if it does not fit: repeating a read changes nothing.
+    /// the client stops reading. `call` has counted the request, and `record` reports the call at the end of the body. With
+    /// `is_read`, the data of a small response is refused if it does not fit: repeating a read changes nothing.
     ///
     /// # Errors
     /// [`BudgetExceeded`] if the data is refused.
     pub(super) fn deliver(
         self,
         mut call: CallBytes,
+        mut record: CallRecord,
         responses: &ResponseRegistry,
         is_read: bool,
     ) -> Result<ResponseBody, BudgetExceeded> {
@@ -143,14 +133,11 @@ impl ResponseBody {
                 if !is_read || data_bytes <= SHORT_READ_BYTES {
                     held.force_grow(bytes);
                 } else if let Err(exceeded) = held.try_grow(bytes) {
-                    if let Some(of_client) = call.client_call_mut() {
-                        of_client.set_source(Source::Refused);
-                        of_client.record_code(Code::RESOURCE_EXHAUSTED);
-                    }
+                    record.record_refused_response();
                     return Err(exceeded);
                 }
                 call.record_sent(data_bytes);
-                record_end(&mut call, trailers.as_ref());
+                record.record_complete(data.as_ref(), trailers.as_ref());
                 Kind::Whole {
                     data,
                     trailers,
@@ -159,16 +146,17 @@ impl ResponseBody {
             }
             Kind::Source(source) => {
                 call.shrink_to(CALL_BYTES + source.request_bytes());
-                record_source(&call, source.source());
+                record_source(&record, source.source());
                 Kind::Delivered(Box::new(Delivery {
                     source: responses.watch(source),
                     call,
+                    record,
                     waits: false,
                     pause: None,
                 }))
             }
             other => {
-                record_end(&mut call, None);
+                record.record_complete(None, None);
                 other
             }
         }))
@@ -199,26 +187,6 @@ impl ResponseBody {
         response
     }
 
-    /// Whether the whole response is in memory, so that it needs no observer to record its length and end.
-    pub(super) fn is_complete(&self) -> bool {
-        match &self.0 {
-            Kind::Empty | Kind::Whole { .. } => true,
-            Kind::Source(source) => source.is_complete(),
-            Kind::Delivered(_) => false,
-        }
-    }
-
-    /// Data and trailers of a body that is one message, and nothing else; `None` for every other body.
-    pub(super) fn complete(&self) -> Option<(&[u8], Option<&HeaderMap>)> {
-        match &self.0 {
-            Kind::Empty => Some((&[], None)),
-            Kind::Whole { data, trailers, .. } => {
-                Some((data.as_deref().unwrap_or_default(), trailers.as_ref()))
-            }
-            Kind::Source(_) | Kind::Delivered(_) => None,
-        }
-    }
-
     /// URL of the endpoint, for a response that is forwarded.
     pub(super) fn endpoint(&self) -> Option<&Url> {
         match &self.0 {
@@ -228,33 +196,10 @@ impl ResponseBody {
     }
 }
 
-/// gRPC code in these headers or trailers.
-pub(super) fn grpc_code(headers: &HeaderMap) -> Option<u16> {
-    let status = headers.get(GRPC_STATUS)?;
-    status.to_str().ok()?.parse().ok()
-}
-
-/// Records the status in these headers or trailers, if there is one.
-pub(super) fn record_code(call: &mut CallBytes, headers: &HeaderMap) {
-    if let (Some(of_client), Some(code)) = (call.client_call_mut(), grpc_code(headers)) {
-        of_client.record_code(Code::of(code));
-    }
-}
-
-/// Records the end of a response, with its `trailers`.
-fn record_end(call: &mut CallBytes, trailers: Option<&HeaderMap>) {
-    if let Some(trailers) = trailers {
-        record_code(call, trailers);
-    }
-    if let Some(of_client) = call.client_call_mut() {
-        of_client.record_no_code();
-    }
-}
-
 /// Records what produces the frames of a response, if its source knows that.
-fn record_source(call: &CallBytes, source: Option<Source>) {
-    if let (Some(of_client), Some(source)) = (call.client_call(), source) {
-        of_client.set_source(source);
+fn record_source(record: &CallRecord, source: Option<Source>) {
+    if let Some(source) = source {
+        record.set_source(source);
     }
 }
 
@@ -363,15 +308,18 @@ impl Delivery {
             bytes,
             source,
         } = self.source.poll_frame(cx);
-        record_source(&self.call, source);
+        record_source(&self.record, source);
         match &polled {
             Poll::Ready(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref() {
+                    self.record.record_data(data);
+                }
                 if let Some(trailers) = frame.trailers_ref() {
-                    record_end(&mut self.call, Some(trailers));
+                    self.record.record_end(Some(trailers));
                 }
             }
             // A response without a status, or that etcd has reset.
-            Poll::Ready(None | Some(Err(_))) => record_end(&mut self.call, None),
+            Poll::Ready(None | Some(Err(_))) => self.record.record_end(None),
             Poll::Pending => {}
         }
         let frame = |frame: Frame<Rope>| {
@@ -476,14 +424,6 @@ impl<O: Observer> BodySource for Observed<O> {
         self.body.size_hint()
     }
 
-    fn is_complete(&self) -> bool {
-        match &self.body {
-            Kind::Empty | Kind::Whole { .. } => true,
-            Kind::Source(source) => source.is_complete(),
-            Kind::Delivered(_) => false,
-        }
-    }
-
     fn held_view(&self) -> Option<&HeldView> {
         match &self.body {
             Kind::Source(source) => source.held_view(),
@@ -558,6 +498,7 @@ mod tests {
 
     use super::*;
     use crate::limits::CallBuffers;
+    use crate::proxy::call::testing::record;
     use crate::proxy::idle::IDLE_TICKS;
     use crate::telemetry::Metrics;
     use crate::telemetry::metrics::BufferKindMetrics;
@@ -600,7 +541,6 @@ mod tests {
         let seen = Arc::new(Mutex::new(Seen::default()));
         let body = ResponseBody::whole(Bytes::from_static(b"message"), HeaderMap::new())
             .observed_by(Counter(Arc::clone(&seen)));
-        assert!(body.is_complete());
         let collected = body.collect().await.unwrap();
         assert!(collected.trailers().is_some());
         assert_eq!(collected.to_bytes(), "message");
@@ -613,7 +553,6 @@ mod tests {
     async fn guard_is_held_until_the_body_is_dropped() {
         let guard = Arc::new(());
         let mut body = ResponseBody::from_source(Pieces(vec!["a", "b"])).holding(Arc::clone(&guard));
-        assert!(!body.is_complete());
         assert!(body.frame().await.unwrap().is_ok());
         assert_eq!(Arc::strong_count(&guard), 2);
         drop(body);
@@ -645,7 +584,7 @@ mod tests {
         let responses = ResponseRegistry::default();
         let (call, sending) = call(1 << 20);
         let body = ResponseBody::from_source(Pieces(vec!["first", "second"]));
-        let mut body = body.deliver(call, &responses, true).unwrap();
+        let mut body = body.deliver(call, record(), &responses, true).unwrap();
         let mut first = body.frame().await.unwrap().unwrap().into_data().unwrap();
         let second = body.frame().await.unwrap().unwrap();
         assert_eq!(sending.used.get(), 11, "both frames wait in the connection");
@@ -661,7 +600,7 @@ mod tests {
         let responses = ResponseRegistry::default();
         let message = || ResponseBody::whole(Bytes::from_static(b"message"), HeaderMap::new());
         let (held, sending) = call(1 << 20);
-        let mut body = message().deliver(held, &responses, true).unwrap();
+        let mut body = message().deliver(held, record(), &responses, true).unwrap();
         let unread = sending.used.get();
         assert!(unread > 7, "{unread}");
         let frame = body.frame().await.unwrap().unwrap();
@@ -671,14 +610,14 @@ mod tests {
         assert_eq!(sending.used.get(), 0);
         let (full, _) = call(100);
         let longer = ResponseBody::whole(vec![0; 3 << 10].into(), HeaderMap::new());
-        assert!(longer.deliver(full, &responses, true).is_err());
+        assert!(longer.deliver(full, record(), &responses, true).is_err());
         let (full, _) = call(100);
         assert!(
-            message().deliver(full, &responses, true).is_ok(),
+            message().deliver(full, record(), &responses, true).is_ok(),
             "the call had room"
         );
         let (full, _) = call(100);
-        let written = message().deliver(full, &responses, false);
+        let written = message().deliver(full, record(), &responses, false);
         assert!(written.is_ok(), "the response to a write is kept");
     }
 
@@ -688,7 +627,7 @@ mod tests {
         let (call, _) = call(1 << 20);
         let turn = Arc::new(());
         let body = ResponseBody::from_source(Pieces(vec!["a", "b"])).holding(Arc::clone(&turn));
-        let mut body = body.deliver(call, &responses, true).unwrap();
+        let mut body = body.deliver(call, record(), &responses, true).unwrap();
         let _unwritten = body.frame().await.unwrap().unwrap();
         for _ in 0..IDLE_TICKS {
             assert_eq!(responses.abort_idle(), 0);

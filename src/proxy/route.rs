@@ -2,36 +2,32 @@
 //! other request is forwarded.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Version};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::access::{AccessCall, follow};
+use super::call::{CallHead, CallRecord};
 use super::forward::{Upgrade, forward_call, forward_http1, without_share};
 use super::handles::{Access, Client, Proxy};
 use super::read::{is_json_range, json_range, range, range_stream};
-use super::recorder;
 use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
-use super::response::{CALL_BYTES, CallResult, Ended, ResponseBody, grpc_code, record_code, status_response};
-use super::spans::Trace;
+use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
 use crate::browser::{is_of_a_browser, set_cors};
 use crate::faults::{self, Fault};
 use crate::grpc::head::head_bytes;
-use crate::grpc::metadata::{grpc_content_type, is_grpc, timeout_of};
+use crate::grpc::metadata::{grpc_content_type, timeout_of};
 use crate::grpc::{Method, Status, is_costly};
-use crate::limits::{BudgetExceeded, CallBytes, ShareKind};
+use crate::limits::{BudgetExceeded, CallBytes, CallKind, ShareKind};
 use crate::net::Transport;
 use crate::panics::caught;
-use crate::telemetry::metrics::{CallMethod, Code, Source};
-use crate::telemetry::outcome::Kind;
-use crate::telemetry::{self, Reason};
+use crate::telemetry::Reason;
+use crate::telemetry::metrics::Source;
 use crate::upstream::BoxError;
 
-/// Handles one request: gRPC, HTTP/1 or the JSON gateway. `transport` is how it came. A
-/// panic fails this request alone, with status `Internal`.
+/// Handles one request: gRPC, HTTP/1 or the JSON gateway. `transport` describes its connection. A panic fails this request
+/// alone, with status `Internal`.
 ///
 /// # Errors
 /// Error with which etcd reset the stream; hyper resets the client's stream with the same reason.
@@ -42,86 +38,71 @@ pub async fn handle(
 ) -> Result<Response<ResponseBody>, BoxError> {
     let proxy = &client.proxy;
     let arrived = Instant::now();
-    let mut access = AccessCall::begin(
-        &proxy.telemetry.access_log,
-        client.caller.of_connection(),
-        &request,
-    );
-    let is_http2 = request.version() == Version::HTTP_2;
-    let counted = (is_http2 && is_grpc(request.headers())).then(|| CallMethod::of_path(request.uri().path()));
-    let mut refused = refuse_many_fields(&client.account, &request);
-    refused = refused.or_else(|| refuse_unwanted(proxy, &request, transport));
-    if client.access == Access::ReadOnly {
-        refused = refused.or_else(|| refuse_write(proxy, &request));
+    let head = CallHead::of(&request, transport);
+    let (telemetry, caller) = (&proxy.telemetry, &client.caller);
+    let of_client = caller.begin(&telemetry.clients, &client.account, request.headers());
+    let from = (&**caller.of_connection(), client.peer);
+    let mut record = CallRecord::begin(telemetry, of_client, from, (&head, &request), arrived);
+    let mut call = client.account.hold(CallKind::Request);
+    if let Some(refused) = refuse(&client, &head, &request, transport) {
+        record.record_refused(None, None);
+        return Ok(respond(&client, &head, refused, call, record));
     }
-    if let Some(refused) = refused {
-        if let Some(counted) = counted {
-            let code = grpc_code(refused.headers()).map_or(Code::UNKNOWN, Code::of);
-            let calls = &proxy.telemetry.metrics.calls;
-            calls.record(counted, code, Source::Refused, arrived.elapsed());
-        }
-        return Ok(followed(&mut access, refused));
-    }
-    let may_be_read_by_pages = is_of_a_browser(&request, transport);
-    let origin = origin_of(proxy, &request, transport);
-    let method = Method::from_path(request.uri().path());
-    let clients = &proxy.telemetry.clients;
-    let mut call = client.caller.begin(clients, &client.account, request.headers());
-    if let Some(of_client) = call.client_call_mut() {
-        of_client.measure(counted, arrived);
-        if let Some(access) = &mut access {
-            access.record_caller(of_client.client().name());
-        }
-    }
-    if let Err((reason, status)) = admit(&mut call, &request, method, arrived).await {
-        let refused = refuse(&client, &request, &call, reason, &status, access.as_deref_mut());
-        record_code(&mut call, refused.headers());
-        return Ok(followed(&mut access, refused));
-    }
-    let routed = route(
-        &client,
-        request,
-        method,
-        transport,
-        &mut call,
-        access.as_deref_mut(),
-    );
-    let response = match caught(routed).await {
-        Ok(outcome) => outcome.inspect_err(|_| {
-            // etcd has reset the call's stream.
-            if let Some(of_client) = call.client_call_mut() {
-                of_client.record_no_code();
+    let page = is_of_a_browser(&request, transport).then(|| origin_of(proxy, &request, transport));
+    let response = match admit(&mut call, &head, &request, arrived).await {
+        Err((reason, status)) => shed(&head, &request, reason, &status, &mut record),
+        Ok(()) => {
+            let routed = route(&client, &head, request, &mut call, &mut record);
+            match caught(routed).await {
+                Ok(routed) => routed.inspect_err(|_| record.record_reset())?,
+                Err(_) => internal_error(head.is_http2),
             }
-        })?,
-        Err(_) => internal_error(is_http2),
+        }
     };
-    record_code(&mut call, response.headers());
-    if let Some(outcome) = Ended::of(&response) {
-        if let Some(of_client) = call.client_call() {
-            of_client.record_ended(outcome);
-        }
-        if let Some(access) = &mut access {
-            access.record_labels(outcome.labels());
-        }
+    let mut responded = respond(&client, &head, response, call, record);
+    if let Some(origin) = page {
+        set_cors(responded.headers_mut(), origin);
     }
-    let (mut head, body) = response.into_parts();
-    let body = follow(&mut access, (head.status, &head.headers), body);
-    if may_be_read_by_pages {
-        set_cors(&mut head.headers, origin);
-    }
-    match body.deliver(call, &proxy.responses, is_http2 && method == Method::Range) {
-        Ok(body) if head.status == StatusCode::SWITCHING_PROTOCOLS => {
-            let body = upgraded(&client, &mut head, body);
-            Ok(Response::from_parts(head, body))
+    Ok(responded)
+}
+
+/// The response to a request that has no handler; `None` if it has one.
+fn refuse(
+    client: &Client,
+    head: &CallHead,
+    request: &Request<Incoming>,
+    transport: Transport,
+) -> Option<Response<ResponseBody>> {
+    let proxy = &client.proxy;
+    refuse_many_fields(&client.account, head, request)
+        .or_else(|| refuse_unwanted(proxy, head, request, transport))
+        .or_else(|| match client.access {
+            Access::ReadOnly => refuse_write(proxy, head, request),
+            Access::Full => None,
+        })
+}
+
+/// Prepares `response` to be sent, with the record of its call.
+fn respond(
+    client: &Arc<Client>,
+    head: &CallHead,
+    mut response: Response<ResponseBody>,
+    call: CallBytes,
+    mut record: CallRecord,
+) -> Response<ResponseBody> {
+    let proxy = &client.proxy;
+    let endpoint = response.body().endpoint().cloned();
+    let mirror = record.mirror.and_then(|position| proxy.mirrors.at(position));
+    record.begin_response(&mut response, endpoint.as_ref(), mirror);
+    let (mut parts, body) = response.into_parts();
+    let is_read = head.is_http2 && head.method == Method::Range;
+    match body.deliver(call, record, &proxy.responses, is_read) {
+        Ok(body) if parts.status == StatusCode::SWITCHING_PROTOCOLS => {
+            let body = upgraded(client, &mut parts, body);
+            Response::from_parts(parts, body)
         }
-        Ok(body) => Ok(Response::from_parts(head, body)),
-        Err(BudgetExceeded) => {
-            if let Some(access) = &mut access {
-                access.record_refused_response();
-            }
-            let content_type = grpc_content_type(&head.headers);
-            Ok(status_response(&Status::BufferBytes, content_type))
-        }
+        Ok(body) => Response::from_parts(parts, body),
+        Err(BudgetExceeded) => status_response(&Status::BufferBytes, grpc_content_type(&parts.headers)),
     }
 }
 
@@ -137,28 +118,21 @@ fn upgraded(client: &Arc<Client>, head: &mut http::response::Parts, body: Respon
     ResponseBody::empty()
 }
 
-/// The response to a request that is not routed, with its record in the access log.
-fn followed(access: &mut Option<Box<AccessCall>>, refused: Response<ResponseBody>) -> Response<ResponseBody> {
-    let (head, body) = refused.into_parts();
-    let body = follow(access, (head.status, &head.headers), body);
-    Response::from_parts(head, body)
-}
-
 /// Waits until the call may begin: for room for its head, and for its client's share.
 ///
 /// # Errors
 /// Why the call is refused.
 async fn admit(
     call: &mut CallBytes,
+    head: &CallHead,
     request: &Request<Incoming>,
-    method: Method,
     arrived: Instant,
 ) -> Result<(), (Reason, Status)> {
     let head_bytes = head_bytes(request.uri(), request.headers());
     let admitted = call.admit(CALL_BYTES + head_bytes).await;
     admitted.map_err(|_| (Reason::BufferBytes, Status::BufferBytes))?;
     let deadline = timeout_of(request.headers()).map(|timeout| arrived + timeout);
-    let kind = share_kind(method, request.uri().path());
+    let kind = share_kind(head.method, request.uri().path());
     let begun = call.begin_share(kind, deadline).await;
     begun.map_err(without_share)
 }
@@ -175,39 +149,15 @@ fn share_kind(method: Method, path: &str) -> ShareKind {
 
 /// Counts a call beyond a bound as shed, and returns its response: `status`, or 503 for HTTP/1.
 #[cold]
-fn refuse(
-    client: &Client,
+fn shed(
+    head: &CallHead,
     request: &Request<Incoming>,
-    call: &CallBytes,
     reason: Reason,
     status: &Status,
-    access: Option<&mut AccessCall>,
+    record: &mut CallRecord,
 ) -> Response<ResponseBody> {
-    let proxy = &client.proxy;
-    proxy.telemetry.metrics.connections.shed_calls.inc();
-    if let Some(access) = access {
-        access.record_shed(reason);
-    }
-    if let Some(of_client) = call.client_call() {
-        of_client.record_refused();
-    }
-    let kind = match Method::from_path(request.uri().path()) {
-        Method::Range => Some(Kind::Unary),
-        Method::RangeStream => Some(Kind::Stream),
-        _ => None,
-    };
-    if let Some(kind) = kind {
-        let outcome = match reason {
-            Reason::Deadline => telemetry::Outcome::Cancelled(reason),
-            _ => telemetry::Outcome::Shed(reason),
-        };
-        proxy
-            .telemetry
-            .metrics
-            .reads
-            .record(kind, outcome, Duration::ZERO, Duration::ZERO);
-    }
-    if request.version() == Version::HTTP_2 {
+    record.record_refused(head.read_kind(), Some(reason));
+    if head.is_http2 {
         return status_response(status, grpc_content_type(request.headers()));
     }
     let text = status.to_string();
@@ -231,11 +181,10 @@ fn internal_error(is_http2: bool) -> Response<ResponseBody> {
 /// take the memory of the largest handler.
 async fn route(
     client: &Arc<Client>,
+    head: &CallHead,
     mut request: Request<Incoming>,
-    method: Method,
-    transport: Transport,
     call: &mut CallBytes,
-    access: Option<&mut AccessCall>,
+    record: &mut CallRecord,
 ) -> CallResult {
     let proxy = &*client.proxy;
     #[cfg(debug_assertions)]
@@ -243,85 +192,45 @@ async fn route(
     faults::trip(Fault::Request);
     if proxy.admission.is_full() {
         let (status, reason) = (Status::TooManyCalls, Reason::TooManyCalls);
-        return Ok(refuse(client, &request, call, reason, &status, access));
+        return Ok(shed(head, &request, reason, &status, record));
     }
     if let Some(advertised) = &proxy.advertised
         && let Some(response) = advertised.response(&request, &proxy.mirrors.cluster_state)
     {
-        if let Some(of_client) = call.client_call() {
-            of_client.set_source(Source::Memory);
-        }
+        record.set_source(Source::Memory);
         return Ok(response);
     }
-    // With TLS, etcd serves /health and the JSON gateway over HTTP/2, too. Without TLS, its HTTP/2 is gRPC only.
-    if request.version() != Version::HTTP_2 || (transport.tls && !is_grpc(request.headers())) {
+    if matches!(head.method, Method::Watch | Method::JsonWatch) {
+        record.set_watch();
+    }
+    let method = head.method;
+    if head.is_http {
         if is_json_range(&request) {
-            return Box::pin(json_range(client, request, call, access)).await;
-        }
-        if method == Method::JsonWatch
-            && let Some(of_client) = call.client_call_mut()
-        {
-            of_client.set_watch();
+            return Box::pin(json_range(client, request, call, record)).await;
         }
         if may_serve_json(client, &request) {
-            if let Some(of_client) = call.client_call() {
-                // Until memory does.
-                of_client.set_source(Source::Etcd);
-            }
-            return Box::pin(watch_json(client, request, access)).await;
+            return Box::pin(watch_json(client, request, record)).await;
         }
-        record_forwarded(proxy, call);
-        let trace = Trace::begin_http(&proxy.telemetry, &request);
-        let trace = begin_forward(client, trace, request.headers_mut(), access);
-        let response = Box::pin(forward_http1(&proxy.forward, request, method, call.account())).await;
-        return recorder::with_trace(trace, Ok(response));
+        record.record_forwarded(request.headers_mut());
+        let forwarding = forward_http1(&proxy.forward, request, method, call.account());
+        return Ok(Box::pin(forwarding).await);
     }
-    if method == Method::Watch
-        && let Some(of_client) = call.client_call_mut()
-    {
-        of_client.set_watch();
+    if head.is_grpc_call {
+        match method {
+            Method::Range => return range(client, request, call, record).await,
+            Method::RangeStream => return Box::pin(range_stream(client, request, call, record)).await,
+            Method::Watch => {
+                if let Some(metadata) = may_serve(client, request.headers()) {
+                    return Box::pin(watch(client, request, metadata, record)).await;
+                }
+            }
+            _ => {}
+        }
     }
-    // etcd's gRPC server takes the query for a part of the path, so such a request names an unknown method.
-    let is_grpc_call = request.method() == http::Method::POST && request.uri().query().is_none();
-    if is_grpc_call && method == Method::Range {
-        return range(client, request, call, access).await;
-    }
-    if is_grpc_call && method == Method::RangeStream {
-        return Box::pin(range_stream(client, request, call, access)).await;
-    }
-    if is_grpc_call && method == Method::Watch && may_serve(client, request.headers()) {
-        return Box::pin(watch(client, request, call, access)).await;
-    }
-    record_forwarded(proxy, call);
-    let trace = Trace::begin(&proxy.telemetry, method, &request);
-    let trace = begin_forward(client, trace, request.headers_mut(), access);
+    record.record_forwarded(request.headers_mut());
     let (forward, mirrors, account) = (&proxy.forward, &proxy.mirrors, call.account());
-    let forwarding = forward_call(forward, mirrors, request, method, is_grpc_call, account);
-    recorder::with_trace(trace, Box::pin(forwarding).await)
-}
-
-/// Begins the span of a call that is forwarded, if it is traced, and sets its context in the call's headers.
-fn begin_forward(
-    client: &Client,
-    trace: Option<Box<Trace>>,
-    headers: &mut HeaderMap,
-    access: Option<&mut AccessCall>,
-) -> Option<Box<Trace>> {
-    let mut trace = trace?;
-    trace.record_peer(client.peer);
-    trace.begin_forward(headers);
-    if let Some(access) = access {
-        access.record_trace(trace.id());
-    }
-    Some(trace)
-}
-
-/// Counts a call that is neither a read nor a watch from memory.
-fn record_forwarded(proxy: &Proxy, call: &CallBytes) {
-    proxy.telemetry.metrics.forwarding.calls.inc();
-    if let Some(of_client) = call.client_call() {
-        of_client.record_from_etcd();
-    }
+    let forwarding = forward_call(forward, mirrors, request, method, head.is_grpc_call, account);
+    Box::pin(forwarding).await
 }
 
 /// Injects the faults that the request's headers name; for tests, in debug builds only.

@@ -39,11 +39,6 @@ pub(super) trait BodySource: fmt::Debug + Send {
         SizeHint::default()
     }
 
-    /// Whether the whole response is in memory, so that it needs no observer to record its length and end.
-    fn is_complete(&self) -> bool {
-        false
-    }
-
     /// URL of the endpoint, for a response that is forwarded.
     fn endpoint(&self) -> Option<&Url> {
         None

@@ -1,6 +1,6 @@
 //! Phases of one call, and the slowest calls of the last minutes.
 //!
-//! Keys are not recorded: a range is named by its mirror, whose name consists of configured prefixes (I10).
+//! Keys are not recorded: a range is named by its mirror (I10).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,8 +44,8 @@ pub struct Call {
     pub first_byte: Duration,
     /// Time until the last byte was sent.
     pub ended: Duration,
-    /// Name of the mirror that contains the range; `None` if no mirror contains all of it.
-    pub mirror: Option<String>,
+    /// Position of the mirror that contains the range; `None` if no mirror contains all of it.
+    pub mirror: Option<usize>,
     /// Revisions in the request, proven and served.
     pub revisions: Revisions,
     /// Keys in the response from memory; 0 for responses from etcd, whose keys are not counted.

@@ -85,7 +85,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
         forward_all: handles.mirrors.forwards_all(),
         findings,
         reads,
-        slowest: slowest::list(&handles.telemetry.slowest.list()),
+        slowest: slowest::list(&handles.telemetry.slowest.list(), &handles.mirrors),
         mirrors,
         calls: reads::codes(&all),
         watches: watches(handles, counts.watches),

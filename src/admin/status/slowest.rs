@@ -5,21 +5,23 @@ use std::time::Duration;
 
 use super::model::{Phase, SlowCall};
 use crate::diagnosis::reasons::Source;
+use crate::mirror::Mirrors;
 use crate::telemetry::calls::Call;
 use crate::telemetry::outcome::Kind;
 
 /// Calls for the status, in the given order: the slowest first.
-pub(super) fn list(calls: &[Arc<Call>]) -> Vec<SlowCall> {
-    calls.iter().map(|call| slow_call(call)).collect()
+pub(super) fn list(calls: &[Arc<Call>], mirrors: &Mirrors) -> Vec<SlowCall> {
+    calls.iter().map(|call| slow_call(call, mirrors)).collect()
 }
 
-fn slow_call(call: &Call) -> SlowCall {
+fn slow_call(call: &Call, mirrors: &Mirrors) -> SlowCall {
+    let mirror = call.mirror.and_then(|position| mirrors.at(position));
     SlowCall {
         method: match call.kind {
             Kind::Unary => "Range",
             Kind::Stream => "RangeStream",
         },
-        mirror: call.mirror.clone(),
+        mirror: mirror.map(|mirror| mirror.name.clone()),
         outcome: call.outcome,
         ended_at: humantime::format_rfc3339_seconds(call.ended_at).to_string(),
         total_seconds: call.ended.as_secs_f64(),

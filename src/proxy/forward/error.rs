@@ -4,7 +4,8 @@ use http::HeaderValue;
 
 use crate::grpc::Status;
 use crate::limits::{BudgetExceeded, NoShare, NoTurn};
-use crate::proxy::response::{CallResult, Ended, status_response};
+use crate::proxy::call::Ended;
+use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::outcome::Failure;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::NoEndpoint;

@@ -9,8 +9,8 @@ use super::plan::PlanInputs;
 use crate::cache::RangeQuery;
 use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::state::{Mirror, ViewAtError};
+use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
-use crate::proxy::recorder::Recorder;
 use crate::telemetry::Reason;
 
 /// Read that etcd must authorize before it is answered from memory.
@@ -37,7 +37,7 @@ impl AuthorizedRead<'_> {
         self,
         proxy: &Proxy,
         mirror: Option<&Mirror>,
-        recorder: &mut Recorder<'_>,
+        record: &mut CallRecord,
     ) -> Result<Decision, Reason> {
         let mirror = mirror.ok_or(Reason::NotMirrored)?;
         let authorization = Authorization {
@@ -45,10 +45,7 @@ impl AuthorizedRead<'_> {
             range_end: self.query.range_end.clone(),
             caller: Some(self.metadata),
             revision: if self.serializable { 0 } else { self.query.revision },
-            trace: recorder
-                .trace
-                .as_ref()
-                .and_then(|trace| trace.propagated_context()),
+            trace: record.propagated_context(),
             serializable: self.serializable,
         };
         let authorized = proxy.mirrors.freshness.authorize(&authorization, self.deadline);
@@ -58,7 +55,7 @@ impl AuthorizedRead<'_> {
         };
         if authorization.revision > 0 {
             let (query, inputs) = (self.query, self.inputs);
-            return answer_proven_past(proxy, query, inputs, Some(mirror), proof, self.deadline, recorder)
+            return answer_proven_past(proxy, query, inputs, Some(mirror), proof, self.deadline, record)
                 .await;
         }
         let granted = proof.header;
@@ -67,7 +64,7 @@ impl AuthorizedRead<'_> {
             // of this process have seen already (I11).
             return Err(Reason::NotFresh);
         }
-        recorder.record_required_revision(granted.revision);
+        record.record_required_revision(granted.revision);
         let (view, waited) = mirror
             .reach(proof.history, granted.revision, self.deadline)
             .await?;
@@ -81,7 +78,7 @@ impl AuthorizedRead<'_> {
                 ViewAtError::Unavailable(_) => Reason::HistoryGone,
             })?
         };
-        recorder.record_proven(mirror, granted.revision, waited);
+        record.record_proven(mirror, granted.revision, waited);
         tracing::debug!(revision = granted.revision, waited, "authorized");
         let proven = Proven {
             mirror,

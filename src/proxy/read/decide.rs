@@ -14,9 +14,8 @@ use crate::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::freshness::{Proof, Unproven};
 use crate::mirror::state::Mirror;
+use crate::proxy::call::CallRecord;
 use crate::proxy::handles::{Client, Protocol, Proxy};
-use crate::proxy::recorder::Recorder;
-use crate::proxy::spans::Trace;
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 
@@ -57,16 +56,16 @@ impl Required {
 
 /// Decides whether `query` gets a response from memory, an error, or etcd's response. `metadata` was parsed from
 /// `headers`, which came `by` gRPC or in JSON.
-pub(super) async fn decide<'a>(
-    client: &'a Client,
+pub(super) async fn decide(
+    client: &Client,
     by: Protocol,
     query: &RangeQuery,
     metadata: &CallMetadata,
     headers: &HeaderMap,
-    recorder: &mut Recorder<'a>,
+    record: &mut CallRecord,
 ) -> Decision {
     let proxy = &*client.proxy;
-    recorder.record_query(query);
+    record.record_query(query);
     if proxy.mirrors.forwards_all() {
         return Decision::Forward(Reason::ForwardAll);
     }
@@ -85,8 +84,8 @@ pub(super) async fn decide<'a>(
         }
     };
     let deadlines = Deadlines {
-        client: recorder.deadline(metadata.timeout),
-        freshness: recorder.arrived() + proxy.freshness_timeout(),
+        client: record.deadline(metadata.timeout),
+        freshness: record.begun() + proxy.freshness_timeout(),
     };
     if deadlines
         .client
@@ -94,18 +93,18 @@ pub(super) async fn decide<'a>(
     {
         return Decision::Error(Status::DeadlineExceeded, Outcome::Cancelled(Reason::Deadline));
     }
-    let mirror = proxy.mirrors.holding(&query.interval());
-    recorder.mirror = mirror;
+    let position = proxy.mirrors.position_holding(&query.interval());
+    let mirror = position.and_then(|position| proxy.mirrors.at(position));
     // Read before the minimum served revision, which belongs to it.
     let history = proxy.mirrors.cluster_state.history();
     let inputs = plan_inputs(client, by, mirror, metadata, bounds);
     let plan = plan(query, &inputs);
     tracing::debug!(?plan, "planned");
-    recorder.begin_prove();
+    record.begin_prove(position, mirror);
     if !matches!(plan, Plan::Refuse(_))
         && let Some(stale) = StaleRead::of(proxy, query, metadata).and_then(|read| read.answer())
     {
-        return stale.recorded(recorder).into();
+        return stale.recorded(record).into();
     }
     let decided = match plan {
         Plan::Refuse(error) => {
@@ -115,21 +114,21 @@ pub(super) async fn decide<'a>(
         Plan::Forward(reason) => return Decision::Forward(reason),
         Plan::AtOrAbove(revision) => {
             let at = Required::of(history, revision, Basis::Proof);
-            answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, recorder).await
+            answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, record).await
         }
         Plan::WithinBounds(revision) => {
             let at = Required::of(history, revision, Basis::Bounds);
-            answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, recorder).await
+            answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, record).await
         }
-        Plan::Prove => match quorum_check(proxy, 0, deadlines, recorder).await {
+        Plan::Prove => match quorum_check(proxy, 0, deadlines, record).await {
             Ok(proof) => {
                 let at = Required::of(proof.history, proof.header.revision, Basis::Proof);
-                answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, recorder).await
+                answer_at_or_above(proxy, query, &inputs, mirror, at, deadlines, record).await
             }
             Err(unproven) => unproven_result(unproven),
         },
         // Boxed, so that the future of a read of the newest state stays small.
-        Plan::ProvePast => Box::pin(answer_past(proxy, query, &inputs, mirror, deadlines, recorder)).await,
+        Plan::ProvePast => Box::pin(answer_past(proxy, query, &inputs, mirror, deadlines, record)).await,
         Plan::Authorize {
             serializable,
             min_revision,
@@ -143,10 +142,10 @@ pub(super) async fn decide<'a>(
                 deadline: deadlines.earliest(),
             };
             // Boxed, so that the future of a read that needs no authorization stays small.
-            Box::pin(read.decide(proxy, mirror, recorder)).await
+            Box::pin(read.decide(proxy, mirror, record)).await
         }
     };
-    match decided.unwrap_or_else(|reason| without_proof(reason, deadlines, recorder)) {
+    match decided.unwrap_or_else(|reason| without_proof(reason, mirror, deadlines, record)) {
         // etcd has never had the revision: the caller has it from another history.
         Decision::Answer(header, ..) if bounds.min_revision.is_some_and(|min| min > header.revision) => {
             Decision::Error(Status::FutureRevision, Outcome::Hit(Read::Refused))
@@ -200,9 +199,9 @@ async fn quorum_check(
     proxy: &Proxy,
     revision: i64,
     deadlines: Deadlines,
-    recorder: &mut Recorder<'_>,
+    record: &mut CallRecord,
 ) -> Result<Proof, Unproven> {
-    let link = recorder.trace.as_deref_mut().map(Trace::check_context);
+    let link = record.check_context();
     let proving = proxy.mirrors.freshness.prove_at(revision, link);
     // The check has its own timeout (`--freshness-timeout`), so a timer is needed only for an earlier deadline of the
     // client.
@@ -222,15 +221,15 @@ async fn quorum_check(
 ///
 /// # Errors
 /// Reason for which there is no proof, or for which the mirror did not reach the past revision in time.
-async fn answer_past<'a>(
-    proxy: &'a Proxy,
+async fn answer_past(
+    proxy: &Proxy,
     query: &RangeQuery,
     inputs: &PlanInputs,
-    mirror: Option<&'a Mirror>,
+    mirror: Option<&Mirror>,
     deadlines: Deadlines,
-    recorder: &mut Recorder<'a>,
+    record: &mut CallRecord,
 ) -> Result<Decision, Reason> {
-    let proof = match quorum_check(proxy, query.revision, deadlines, recorder).await {
+    let proof = match quorum_check(proxy, query.revision, deadlines, record).await {
         Ok(proof) => proof,
         Err(unproven) => return unproven_result(unproven),
     };
@@ -238,30 +237,21 @@ async fn answer_past<'a>(
     if proxy.mirrors.cluster_state.auth() != Auth::Off {
         return Ok(Decision::Forward(Reason::Auth));
     }
-    answer_proven_past(
-        proxy,
-        query,
-        inputs,
-        mirror,
-        proof,
-        deadlines.earliest(),
-        recorder,
-    )
-    .await
+    answer_proven_past(proxy, query, inputs, mirror, proof, deadlines.earliest(), record).await
 }
 
 /// Waits until the mirror is at `revision` of `history` or later, and answers from it.
 ///
 /// # Errors
 /// Reason for which the mirror did not reach the revision in time.
-async fn answer_at_or_above<'a>(
-    proxy: &'a Proxy,
+async fn answer_at_or_above(
+    proxy: &Proxy,
     query: &RangeQuery,
     inputs: &PlanInputs,
-    mirror: Option<&'a Mirror>,
+    mirror: Option<&Mirror>,
     required: Required,
     deadlines: Deadlines,
-    recorder: &mut Recorder<'a>,
+    record: &mut CallRecord,
 ) -> Result<Decision, Reason> {
     // Not reached: the plan forwards reads that no mirror holds.
     let Some(mirror) = mirror else {
@@ -272,9 +262,9 @@ async fn answer_at_or_above<'a>(
         revision,
         basis,
     } = required;
-    recorder.record_required_revision(revision);
+    record.record_required_revision(revision);
     let (view, waited) = mirror.reach(history, revision, deadlines.earliest()).await?;
-    recorder.record_proven(mirror, view.revision, waited);
+    record.record_proven(mirror, view.revision, waited);
     tracing::debug!(at_or_above = revision, revision = view.revision, waited, "proven");
     let cluster_state = &proxy.mirrors.cluster_state;
     // Cluster, member and raft term are those of the last check. Auth is checked again here: it may have been unknown
@@ -301,8 +291,13 @@ async fn answer_at_or_above<'a>(
 }
 
 /// Returns `DeadlineExceeded` if the client's own deadline has expired; otherwise the read is forwarded.
-fn without_proof(reason: Reason, deadlines: Deadlines, recorder: &mut Recorder<'_>) -> Decision {
-    recorder.record_not_proven(reason);
+fn without_proof(
+    reason: Reason,
+    mirror: Option<&Mirror>,
+    deadlines: Deadlines,
+    record: &mut CallRecord,
+) -> Decision {
+    record.record_not_proven(mirror, reason);
     match deadlines.client {
         Some(client) if Instant::now() >= client => {
             Decision::Error(Status::DeadlineExceeded, Outcome::Cancelled(Reason::Deadline))

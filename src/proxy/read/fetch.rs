@@ -11,9 +11,9 @@ use super::stale::StaleRead;
 use crate::cache::{Answer, Chunks};
 use crate::grpc::{Method, Status};
 use crate::limits::ClientAccount;
+use crate::proxy::call::CallRecord;
 use crate::proxy::fallback::{Fetched, Read};
 use crate::proxy::handles::Proxy;
-use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, status_response};
 use crate::telemetry::{Outcome, Reason};
 
@@ -27,24 +27,24 @@ pub(super) enum Fetch {
 
 /// Gets the response from etcd, as a response of `method`, or a stale one from memory once no member of etcd answers.
 /// Memory could not answer for `reason`.
-pub(super) async fn fetch<'a>(
-    proxy: &'a Proxy,
+pub(super) async fn fetch(
+    proxy: &Proxy,
     account: &Arc<ClientAccount>,
     received: Received,
     method: Method,
     reason: Reason,
-    recorder: &mut Recorder<'a>,
+    record: &mut CallRecord,
 ) -> Fetch {
     let Some(stale) = StaleRead::of(proxy, &received.query, &received.metadata) else {
-        return Fetch::Fetched(fetch_from_etcd(proxy, account, received, method, reason, recorder).await);
+        return Fetch::Fetched(fetch_from_etcd(proxy, account, received, method, reason, record).await);
     };
     let content_type = received.metadata.content_type.clone();
     let answer = tokio::select! {
         biased;
-        result = fetch_from_etcd(proxy, account, received, method, reason, recorder) => return Fetch::Fetched(result),
+        result = fetch_from_etcd(proxy, account, received, method, reason, record) => return Fetch::Fetched(result),
         answer = stale.answer_once_silent() => answer,
     };
-    Fetch::Stale(answer.recorded(recorder), content_type)
+    Fetch::Stale(answer.recorded(record), content_type)
 }
 
 /// Gets the response from etcd, as a response of `method`. Memory could not answer for `reason`.
@@ -54,17 +54,17 @@ async fn fetch_from_etcd(
     mut received: Received,
     method: Method,
     reason: Reason,
-    recorder: &mut Recorder<'_>,
+    record: &mut CallRecord,
 ) -> CallResult {
     if proxy.refuses_reads(reason) {
-        recorder.outcome = Outcome::Shed(reason);
+        record.outcome = Outcome::Shed(reason);
         return Ok(status_response(
             &Status::MirrorBehind,
             received.metadata.content_type,
         ));
     }
-    recorder.outcome = Outcome::Forwarded(reason);
-    recorder.begin_forward(&mut received.parts.headers);
+    record.outcome = Outcome::Forwarded(reason);
+    record.begin_forward(&mut received.parts.headers);
     let content_type = received.metadata.content_type.clone();
     let read = Read {
         method,
@@ -73,8 +73,8 @@ async fn fetch_from_etcd(
         query: &received.query,
         metadata: &received.metadata,
         account,
-        deadline: recorder.deadline(received.metadata.timeout),
-        outcome: &mut recorder.outcome,
+        deadline: record.deadline(received.metadata.timeout),
+        outcome: &mut record.outcome,
     };
     let page = match proxy.fallback.fetch(read).await {
         Fetched::Result(result) => return result,

@@ -8,8 +8,8 @@ use crate::cache::RangeQuery;
 use crate::grpc::Status;
 use crate::mirror::freshness::{Proof, Unproven};
 use crate::mirror::state::Mirror;
+use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
-use crate::proxy::recorder::Recorder;
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 
@@ -28,22 +28,22 @@ pub(super) fn unproven_result(unproven: Unproven) -> Result<Decision, Reason> {
 ///
 /// # Errors
 /// Reason for which the mirror did not reach the past revision by `deadline`.
-pub(super) async fn answer_proven_past<'a>(
-    proxy: &'a Proxy,
+pub(super) async fn answer_proven_past(
+    proxy: &Proxy,
     query: &RangeQuery,
     inputs: &PlanInputs,
-    mirror: Option<&'a Mirror>,
+    mirror: Option<&Mirror>,
     proof: Proof,
     deadline: Instant,
-    recorder: &mut Recorder<'_>,
+    record: &mut CallRecord,
 ) -> Result<Decision, Reason> {
     let mirror = mirror.ok_or(Reason::NotMirrored)?;
     // A revision in etcd's future is refused whatever the mirror has.
     let is_future = query.revision > proof.header.revision;
     let required = if is_future { 0 } else { query.revision };
-    recorder.record_required_revision(required);
+    record.record_required_revision(required);
     let (view, waited) = mirror.reach(proof.history, required, deadline).await?;
-    recorder.record_proven(mirror, proof.header.revision, waited);
+    record.record_proven(mirror, proof.header.revision, waited);
     tracing::debug!(
         revision = proof.header.revision,
         waited,

@@ -11,8 +11,8 @@ use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::keyspace::figure_prefix;
 use crate::limits::CallBytes;
+use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
-use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
@@ -44,10 +44,10 @@ pub(super) async fn receive(
     request: Request<Incoming>,
     method: Method,
     call: &mut CallBytes,
-    recorder: &mut Recorder<'_>,
+    record: &mut CallRecord,
 ) -> Result<Received, Box<CallResult>> {
     let (mut parts, body) = request.into_parts();
-    let deadline = recorder.arrived() + proxy.request_timeout;
+    let deadline = record.begun() + proxy.request_timeout;
     let mut uncounted = SHORT_MESSAGE_BYTES;
     let reading = read_message(body, MAX_MESSAGE_BYTES, |bytes| {
         let counted = take_counted(&mut uncounted, bytes);
@@ -57,8 +57,8 @@ pub(super) async fn receive(
     let (framed, body) = match message.unwrap_or(RequestMessage::Late) {
         RequestMessage::Whole { framed, body } => (framed, body),
         RequestMessage::Other { read, body } => {
-            recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
-            recorder.begin_forward(&mut parts.headers);
+            record.outcome = Outcome::Forwarded(Reason::Undecodable);
+            record.begin_forward(&mut parts.headers);
             let body = Outgoing::resumed(read, body);
             let forwarding = proxy
                 .forward
@@ -67,7 +67,7 @@ pub(super) async fn receive(
             return Err(Box::new(result));
         }
         RequestMessage::Late => {
-            recorder.outcome = Outcome::Cancelled(Reason::BrokenRequest);
+            record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
             let content_type = grpc_content_type(&parts.headers);
             return Err(Box::new(Ok(status_response(
                 &Status::RequestTimeout,
@@ -75,12 +75,12 @@ pub(super) async fn receive(
             ))));
         }
         RequestMessage::Refused => {
-            recorder.outcome = Outcome::Shed(Reason::BufferBytes);
+            record.outcome = Outcome::Shed(Reason::BufferBytes);
             let content_type = grpc_content_type(&parts.headers);
             return Err(Box::new(Ok(status_response(&Status::BufferBytes, content_type))));
         }
         RequestMessage::Broken => {
-            recorder.outcome = Outcome::Cancelled(Reason::BrokenRequest);
+            record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
             return Err(Box::new(Ok(Response::new(ResponseBody::empty()))));
         }
     };
@@ -90,7 +90,7 @@ pub(super) async fn receive(
         && sort_targets_are_unchecked(proxy)
         && names_unknown_sort_target(&framed[PREFIX_BYTES..])
     {
-        recorder.outcome = Outcome::Hit(Read::Refused);
+        record.outcome = Outcome::Hit(Read::Refused);
         let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
         let response = status_response(&status, grpc_content_type(&parts.headers));
         return Err(Box::new(Ok(response)));
@@ -98,8 +98,8 @@ pub(super) async fn receive(
     let metadata = CallMetadata::from_headers(&parts.headers);
     let query = RangeQuery::decode(framed.slice(PREFIX_BYTES..));
     let (Some(mut metadata), Ok(query)) = (metadata, query) else {
-        recorder.outcome = Outcome::Forwarded(Reason::Undecodable);
-        recorder.begin_forward(&mut parts.headers);
+        record.outcome = Outcome::Forwarded(Reason::Undecodable);
+        record.begin_forward(&mut parts.headers);
         let forwarding = proxy
             .fallback
             .forward_undecoded(parts, framed, method, call.account());
@@ -110,7 +110,7 @@ pub(super) async fn receive(
         proxy.telemetry.metrics.mirrors.prefixes.record_read(prefix);
     }
     metadata.bypass |= proxy.mirrors.forwards_all();
-    recorder.is_list = method == Method::RangeStream || query.is_large();
+    record.is_list = method == Method::RangeStream || query.is_large();
     Ok(Received {
         parts,
         framed,

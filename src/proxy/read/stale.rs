@@ -7,8 +7,8 @@ use super::answer::{Answered, Basis, Proven, answer};
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::grpc::CallMetadata;
 use crate::mirror::StaleView;
+use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
-use crate::proxy::recorder::Recorder;
 
 /// Interval at which a read that was sent to etcd finds out whether a member still answers.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -83,10 +83,10 @@ impl<'a> StaleRead<'a> {
 
 impl StaleAnswer {
     /// The response, whose age is recorded.
-    pub(super) fn recorded(self, recorder: &mut Recorder<'_>) -> Answered {
+    pub(super) fn recorded(self, record: &mut CallRecord) -> Answered {
         if let Answered::Entries(header, ..) = &self.answered {
-            recorder.stale_age = Some(self.age);
-            recorder.revisions.served = header.revision;
+            record.stale_age = Some(self.age);
+            record.revisions.served = header.revision;
         }
         self.answered
     }

@@ -9,49 +9,45 @@ use hyper::body::Incoming;
 use tracing::Instrument;
 
 use super::answer::Answered;
-use super::body::{EntrySource, stream_body};
+use super::body::{EntrySource, mirror_of, stream_body};
 use super::decide::decide;
 use super::fetch::{Fetch, fetch};
 use super::receive::receive;
 use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
 use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
-use crate::proxy::access::AccessCall;
-use crate::proxy::handles::{Client, Protocol};
-use crate::proxy::recorder::Recorder;
+use crate::proxy::call::CallRecord;
+use crate::proxy::handles::{Client, Protocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::Outcome;
 use crate::telemetry::outcome::{self, Kind};
 
-/// Handles a RangeStream call, and records it. `call` counts its bytes.
+/// Handles a RangeStream call. `call` counts its bytes.
 pub(crate) async fn range_stream(
     client: &Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
-    access: Option<&mut AccessCall>,
+    record: &mut CallRecord,
 ) -> CallResult {
-    let span = tracing::debug_span!("range_stream");
-    let mut recorder = Recorder::new(&client.proxy.telemetry, Kind::Stream, &request, access);
-    recorder.record_peer(client.peer);
-    let result = handle(client, request, call, &mut recorder)
-        .instrument(span.clone())
-        .await;
-    span.in_scope(|| recorder.finish(result, call))
+    record.begin_read(Kind::Stream);
+    handle(client, request, call, record)
+        .instrument(tracing::debug_span!("range_stream"))
+        .await
 }
 
-async fn handle<'a>(
-    client: &'a Client,
+async fn handle(
+    client: &Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
-    recorder: &mut Recorder<'a>,
+    record: &mut CallRecord,
 ) -> CallResult {
     let proxy = &*client.proxy;
-    let received = match receive(proxy, request, Method::RangeStream, call, recorder).await {
+    let received = match receive(proxy, request, Method::RangeStream, call, record).await {
         Ok(received) => received,
         Err(result) => return *result,
     };
     if let Some(status) = refusal(&received.query) {
-        recorder.outcome = Outcome::Hit(outcome::Read::Refused);
+        record.outcome = Outcome::Hit(outcome::Read::Refused);
         return Ok(status_response(&status, received.metadata.content_type));
     }
     let is_past = received.query.revision > 0;
@@ -61,16 +57,17 @@ async fn handle<'a>(
         &received.query,
         &received.metadata,
         &received.parts.headers,
-        recorder,
+        record,
     )
     .await;
     let reason = match decision.into_answered() {
         Ok(answered) => {
             return Ok(respond(
+                proxy,
                 answered,
                 received.metadata.content_type,
                 is_past,
-                recorder,
+                record,
             ));
         }
         Err(reason) => reason,
@@ -81,34 +78,35 @@ async fn handle<'a>(
         received,
         Method::RangeStream,
         reason,
-        recorder,
+        record,
     )
     .await
     {
         Fetch::Fetched(result) => result,
-        Fetch::Stale(answered, content_type) => Ok(respond(answered, content_type, is_past, recorder)),
+        Fetch::Stale(answered, content_type) => Ok(respond(proxy, answered, content_type, is_past, record)),
     }
 }
 
 /// Responds from memory.
 fn respond(
+    proxy: &Proxy,
     answered: Answered,
     content_type: HeaderValue,
     is_past: bool,
-    recorder: &mut Recorder<'_>,
+    record: &mut CallRecord,
 ) -> Response<ResponseBody> {
     match answered {
         Answered::Entries(header, selection, outcome) => {
-            recorder.outcome = outcome;
-            recorder.keys = selection.len();
+            record.outcome = outcome;
+            record.keys = selection.len();
             let entries = EntrySource::Mirror {
-                mirror: recorder.mirror,
+                mirror: mirror_of(proxy, record),
                 is_past,
             };
             stream_body(Chunks::new(header, selection), entries).into_response(content_type)
         }
         Answered::Error(status, outcome) => {
-            recorder.outcome = outcome;
+            record.outcome = outcome;
             status_response(&status, content_type)
         }
     }

@@ -6,7 +6,7 @@ use super::session::First;
 use super::start::Answer;
 use super::stream::{Planned, Stream};
 use crate::grpc::Status;
-use crate::proxy::access::AccessCall;
+use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Client;
 use crate::telemetry::Reason;
 
@@ -28,7 +28,7 @@ impl From<Reason> for Declined {
 pub(super) async fn first_create(
     stream: &Stream,
     requests: &mut Requests,
-    access: Option<&mut AccessCall>,
+    record: &mut CallRecord,
 ) -> Result<(Create, First), Declined> {
     let proxy = &stream.client.proxy;
     let receiving = std::future::poll_fn(|cx| requests.poll_peek(cx));
@@ -39,9 +39,7 @@ pub(super) async fn first_create(
         Some(Received::Message(Ok(WatchRequest::Create(create)))) => create,
         Some(_) => return Err(Reason::Undecodable.into()),
     };
-    if let Some(access) = access {
-        access.record_watcher(&create.key, &create.range_end, create.start_revision);
-    }
+    record.record_watcher(&create.key, &create.range_end, create.start_revision);
     // There is one unless no check has succeeded yet.
     if proxy.mirrors.cluster_state.identity().is_none() {
         return Err(Reason::CheckFailed.into());
@@ -66,10 +64,8 @@ pub(super) async fn first_create(
 }
 
 /// Counts and logs a stream that etcd serves from its beginning.
-pub(super) fn record_forwarded(client: &Client, reason: Reason, access: Option<&mut AccessCall>) {
-    if let Some(access) = access {
-        access.record_labels(("etcd", reason.as_str()));
-    }
+pub(super) fn record_forwarded(client: &Client, reason: Reason, record: &mut CallRecord) {
+    record.record_watch_source("etcd", reason.as_str());
     let metrics = &client.proxy.telemetry.metrics;
     metrics.forwarding.calls.inc();
     metrics.watches.record_created("etcd", reason.as_str());

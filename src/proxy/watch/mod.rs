@@ -52,15 +52,11 @@ use http::{HeaderMap, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::access::AccessCall;
+use super::call::CallRecord;
 use super::forward::forward_endless;
 use super::handles::{Client, Protocol};
-use super::recorder;
 use super::response::{CallResult, ResponseBody, status_response};
-use super::spans::Trace;
-use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{CallMetadata, Method};
-use crate::limits::CallBytes;
 use crate::telemetry::Reason;
 use crate::telemetry::metrics::Source;
 use first::{Declined, first_create, record_forwarded};
@@ -70,11 +66,11 @@ use session::Session;
 use stream::Stream;
 use stream_bytes::StreamBytes;
 
-/// Whether a Watch stream with these headers may be served from memory, as far as that is known before its first
-/// message.
-pub(super) fn may_serve(client: &Client, headers: &HeaderMap) -> bool {
-    client.proxy.watch_progress_interval.is_some()
-        && CallMetadata::from_headers(headers).is_some_and(|metadata| !metadata.bypass)
+/// The metadata of a Watch stream with these headers, if it may be served from memory, as far as that is known before its
+/// first message.
+pub(super) fn may_serve(client: &Client, headers: &HeaderMap) -> Option<CallMetadata> {
+    client.proxy.watch_progress_interval?;
+    CallMetadata::from_headers(headers).filter(|metadata| !metadata.bypass)
 }
 
 /// Serves a Watch stream. Its first message decides whether from memory: it is read before the response begins, so that
@@ -82,62 +78,46 @@ pub(super) fn may_serve(client: &Client, headers: &HeaderMap) -> bool {
 pub(super) async fn watch(
     client: &Arc<Client>,
     request: Request<Incoming>,
-    call: &CallBytes,
-    mut access: Option<&mut AccessCall>,
+    metadata: CallMetadata,
+    record: &mut CallRecord,
 ) -> CallResult {
     let proxy = &client.proxy;
-    if let Some(of_client) = call.client_call() {
-        // Until memory serves the stream.
-        of_client.set_source(Source::Etcd);
-    }
+    // Until memory serves the stream.
+    record.set_source(Source::Etcd);
     let arrived = Instant::now();
-    let mut trace = Trace::begin(&proxy.telemetry, Method::Watch, &request);
-    if let Some(trace) = &mut trace {
-        trace.record_peer(client.peer);
-    }
     let (parts, body) = request.into_parts();
     let mut requests = Requests::new(body, proxy.request_timeout);
-    let content_type = grpc_content_type(&parts.headers);
-    // `may_serve` has read the metadata.
-    let Some(mut stream) = Stream::new(client, &parts, Protocol::Grpc, trace.as_deref()) else {
-        return forward(client, parts, requests, Reason::Undecodable, (trace, access)).await;
-    };
-    let first = first_create(&stream, &mut requests, access.as_deref_mut()).await;
+    let mut stream = Stream::new(client, &parts.headers, &metadata, Protocol::Grpc, record.trace());
+    let content_type = metadata.content_type;
+    let first = first_create(&stream, &mut requests, record).await;
     if let Err(Declined::For(reason)) = &first
         // A server that is not etcd has watcher ids of its own.
         && (!is_passing(*reason) || proxy.forward.upstream.is_emulation())
     {
-        return forward(client, parts, requests, *reason, (trace, access)).await;
+        return forward(client, parts, requests, *reason, record).await;
     }
     let Ok(bytes) = StreamBytes::begin(&proxy.watch_budgets) else {
-        return forward(client, parts, requests, Reason::OverBudget, (trace, access)).await;
+        return forward(client, parts, requests, Reason::OverBudget, record).await;
     };
-    let result = match first {
+    match first {
         Err(Declined::With(status)) => {
-            if let Some(of_client) = call.client_call() {
-                of_client.set_source(Source::Refused);
-            }
+            record.set_source(Source::Refused);
             Ok(status_response(&status, content_type))
         }
         Ok((create, first)) => {
-            if let Some(access) = access {
-                access.record_labels(("memory", ""));
-            }
+            record.record_watch_source("memory", "");
             let mut session = Session::new(stream, requests, bytes, arrived);
             session.begin(&create, first);
             Ok(ResponseBody::from_source(session).into_response(content_type))
         }
         Err(Declined::For(reason)) => {
-            record_forwarded(client, reason, access);
-            if let Some(trace) = &mut trace {
-                trace.begin_forward(&mut stream.parts.headers);
-            }
+            record_forwarded(client, reason, record);
+            record.begin_forward(&mut stream.parts.headers);
             let mut session = Session::new(stream, requests, bytes, arrived);
             session.begin_at_etcd(reason);
             Ok(ResponseBody::from_source(session).into_response(content_type))
         }
-    };
-    recorder::with_trace(trace, result)
+    }
 }
 
 /// Forwards a stream that memory cannot serve, unchanged.
@@ -146,19 +126,16 @@ async fn forward(
     mut parts: Parts,
     requests: Requests,
     reason: Reason,
-    (mut trace, access): (Option<Box<Trace>>, Option<&mut AccessCall>),
+    record: &mut CallRecord,
 ) -> CallResult {
-    record_forwarded(client, reason, access);
-    if let Some(trace) = &mut trace {
-        trace.begin_forward(&mut parts.headers);
-    }
+    record_forwarded(client, reason, record);
+    record.begin_forward(&mut parts.headers);
     let (forward, account) = (&client.proxy.forward, &client.account);
     let body = requests.into_outgoing();
     let open = client.proxy.telemetry.metrics.watches.open_etcd(reason.as_str());
     let forwarding = forward_endless(forward, parts, body, Method::Watch, account);
     let response = Box::pin(forwarding).await;
-    let response = response.map(|response| response.map(|body| body.holding(open)));
-    recorder::with_trace(trace, response)
+    response.map(|response| response.map(|body| body.holding(open)))
 }
 
 /// Whether memory may be able to serve a stream later that it cannot serve for this reason.

@@ -15,8 +15,8 @@ use crate::grpc::{CallMetadata, WATCH};
 use crate::keyspace::figure_prefix;
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::watch_hub::Signal;
+use crate::proxy::call::{CreateSpans, Trace};
 use crate::proxy::handles::{Client, Protocol};
-use crate::proxy::spans::{CreateSpans, Trace};
 use crate::telemetry::Reason;
 
 /// A stream as far as it does not change.
@@ -56,18 +56,17 @@ pub(super) enum Planned {
 }
 
 impl Stream {
-    /// The stream of a request with this head, which came `by` the gateway or not; `None` if its metadata are for etcd
-    /// alone.
+    /// The stream of a request with these `headers`, which came `by` the gateway or not, and which have this `metadata`.
     pub(super) fn new(
         client: &Arc<Client>,
-        parts: &Parts,
+        headers: &HeaderMap,
+        metadata: &CallMetadata,
         by: Protocol,
         trace: Option<&Trace>,
-    ) -> Option<Stream> {
-        let metadata = CallMetadata::from_headers(&parts.headers)?;
-        Some(Stream {
+    ) -> Stream {
+        Stream {
             client: Arc::clone(client),
-            parts: kept_head(WATCH, &parts.headers),
+            parts: kept_head(WATCH, headers),
             // A client is a connection, and its address is no other's while it is open.
             signal: Arc::new(Signal::new(Arc::as_ptr(client).addr())),
             has_credentials: metadata.has_credentials,
@@ -75,7 +74,7 @@ impl Stream {
             require_leader: metadata.require_leader,
             timeout: metadata.timeout,
             spans: trace.map(Trace::creates),
-        })
+        }
     }
 
     /// Plans the answer to `create`; `is_id_taken` says whether a watcher has the id that the client chose.

@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::answer::Answered;
-use super::body::{EntrySource, json_body};
+use super::body::{EntrySource, json_body, mirror_of};
 use super::decide::decide;
 use super::receive::sort_targets_are_unchecked;
 use super::stale::StaleRead;
@@ -23,13 +23,12 @@ use crate::cache::{Answer, JsonAnswer, QueryError, RangeQuery};
 use crate::grpc::status::MAX_RESPONSE_BYTES;
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
-use crate::proxy::access::AccessCall;
+use crate::proxy::call::CallRecord;
 use crate::proxy::forward::{Gate, forward_http1_body, outcome_of};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
 use crate::proxy::handles::{Client, Protocol, Proxy};
-use crate::proxy::recorder::Recorder;
 use crate::proxy::response::{CallResult, ResponseBody};
-use crate::telemetry::outcome::Read;
+use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{ConnectionClass, Outgoing, Version};
 
@@ -44,48 +43,46 @@ pub(crate) fn is_json_range<B>(request: &Request<B>) -> bool {
     request.method() == http::Method::POST && uri.query().is_none() && PATHS.contains(&uri.path())
 }
 
-/// Handles a Range in JSON, and records it. `call` counts its bytes.
+/// Handles a Range in JSON. `call` counts its bytes.
 pub(crate) async fn json_range(
     client: &Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
-    access: Option<&mut AccessCall>,
+    record: &mut CallRecord,
 ) -> CallResult {
-    let mut recorder = Recorder::of_json(&client.proxy.telemetry, &request, access);
-    recorder.record_peer(client.peer);
-    let result = handle(client, request, call, &mut recorder).await;
-    recorder.finish(result, call)
+    record.begin_read(Kind::Unary);
+    handle(client, request, call, record).await
 }
 
-async fn handle<'a>(
-    client: &'a Client,
+async fn handle(
+    client: &Client,
     request: Request<Incoming>,
     call: &mut CallBytes,
-    recorder: &mut Recorder<'a>,
+    record: &mut CallRecord,
 ) -> CallResult {
     let proxy = &*client.proxy;
     let (parts, body) = request.into_parts();
-    let body = match read_body(proxy, &parts, body, call, recorder).await {
+    let body = match read_body(proxy, &parts, body, call, record).await {
         Ok(body) => body,
         Err(Unread::Long(body)) => {
             let request = Request::from_parts(parts, body);
-            return forward(proxy, request, Reason::Undecodable, call, recorder).await;
+            return forward(proxy, request, Reason::Undecodable, call, record).await;
         }
         Err(Unread::Refused(status, outcome)) => {
-            recorder.outcome = outcome;
+            record.outcome = outcome;
             return Ok(error_response(&status, None));
         }
     };
     // Such a number crashes etcd before 3.6.
     if sort_targets_are_unchecked(proxy) && request::names_unknown_sort_target(&body) {
-        recorder.outcome = Outcome::Hit(Read::Refused);
+        record.outcome = Outcome::Hit(Read::Refused);
         let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
         let version = proxy.forward.upstream.lowest_version();
         return Ok(error_response(&status, version));
     }
-    let understood = Understood::of(proxy, &parts, &body, recorder);
+    let understood = Understood::of(proxy, &parts, &body, record);
     let answered = match &understood {
-        Ok(understood) => understood.answer(client, recorder).await,
+        Ok(understood) => understood.answer(client, record).await,
         Err(reason) => Err(*reason),
     };
     let reason = match answered {
@@ -93,7 +90,7 @@ async fn handle<'a>(
         Err(reason) => reason,
     };
     if proxy.refuses_reads(reason) {
-        recorder.outcome = Outcome::Shed(reason);
+        record.outcome = Outcome::Shed(reason);
         let version = proxy.forward.upstream.lowest_version();
         return Ok(error_response(&Status::MirrorBehind, version));
     }
@@ -103,20 +100,23 @@ async fn handle<'a>(
         Some((read, understood))
     });
     let Some((read, understood)) = stale else {
-        return forward(proxy, request, reason, call, recorder).await;
+        return forward(proxy, request, reason, call, record).await;
     };
     tokio::select! {
         biased;
-        result = forward(proxy, request, reason, call, recorder) => result,
+        result = forward(proxy, request, reason, call, record) => result,
         answer = read.answer_once_silent() => {
-            let responded = understood.respond(answer.recorded(recorder), recorder);
-            Ok(responded.unwrap_or_else(|_| {
-                let status = Status::LargerThanMax(recorder.bytes);
-                error_response(&status, Some(understood.version))
+            let responded = understood.respond(proxy, answer.recorded(record), record);
+            Ok(responded.unwrap_or_else(|TooLong(bytes)| {
+                error_response(&Status::LargerThanMax(bytes), Some(understood.version))
             }))
         }
     }
 }
+
+/// The response has this many bytes in gRPC, more than etcd's library permits.
+#[derive(Debug)]
+struct TooLong(u64);
 
 /// Request that every etcd reads in the same way, and what its text depends on.
 struct Understood {
@@ -130,17 +130,12 @@ struct Understood {
 impl Understood {
     /// # Errors
     /// Reason for which the request must be forwarded.
-    fn of(
-        proxy: &Proxy,
-        parts: &Parts,
-        body: &[u8],
-        recorder: &mut Recorder<'_>,
-    ) -> Result<Understood, Reason> {
+    fn of(proxy: &Proxy, parts: &Parts, body: &[u8], record: &mut CallRecord) -> Result<Understood, Reason> {
         let (mut metadata, headers) = call_metadata(&parts.headers).ok_or(Reason::Undecodable)?;
         metadata.bypass |= proxy.mirrors.forwards_all();
         let version = gateway_version(proxy.forward.upstream.lowest_version())?;
         let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
-        recorder.record_query(&query);
+        record.record_query(&query);
         Ok(Understood {
             query,
             metadata,
@@ -153,51 +148,57 @@ impl Understood {
     ///
     /// # Errors
     /// Reason for which the request must be forwarded.
-    async fn answer<'a>(
+    async fn answer(
         &self,
-        client: &'a Client,
-        recorder: &mut Recorder<'a>,
+        client: &Client,
+        record: &mut CallRecord,
     ) -> Result<Response<ResponseBody>, Reason> {
         if self.query.is_large() {
-            recorder.is_list = true;
+            record.is_list = true;
         }
         let (query, metadata) = (&self.query, &self.metadata);
-        let decision = decide(client, Protocol::Json, query, metadata, &self.headers, recorder).await;
-        self.respond(decision.into_answered()?, recorder)
+        let decision = decide(client, Protocol::Json, query, metadata, &self.headers, record).await;
+        let responded = self.respond(&client.proxy, decision.into_answered()?, record);
+        responded.map_err(|TooLong(_)| Reason::Undecodable)
     }
 
     /// Responds from memory.
     ///
     /// # Errors
-    /// [`Reason::Undecodable`] for a response that is longer than etcd's gRPC library permits: etcd words the error.
+    /// [`TooLong`]: etcd words the error.
     fn respond(
         &self,
+        proxy: &Proxy,
         answered: Answered,
-        recorder: &mut Recorder<'_>,
-    ) -> Result<Response<ResponseBody>, Reason> {
+        record: &mut CallRecord,
+    ) -> Result<Response<ResponseBody>, TooLong> {
         match answered {
             Answered::Error(status, outcome) => {
-                recorder.outcome = outcome;
+                record.outcome = outcome;
                 Ok(error_response(&status, Some(self.version)))
             }
             Answered::Entries(header, selection, outcome) => {
-                recorder.keys = selection.len();
+                record.keys = selection.len();
                 let answer = Answer::new(header, selection);
-                recorder.bytes = answer.len();
                 if answer.len() > MAX_RESPONSE_BYTES {
-                    return Err(Reason::Undecodable);
+                    return Err(TooLong(answer.len()));
                 }
-                recorder.outcome = outcome;
+                record.outcome = outcome;
                 let answer = JsonAnswer::new(header, answer.into_selection());
-                Ok(success(answer, &self.query, recorder))
+                Ok(success(proxy, answer, &self.query, record))
             }
         }
     }
 }
 
-fn success(answer: JsonAnswer, query: &RangeQuery, recorder: &Recorder<'_>) -> Response<ResponseBody> {
+fn success(
+    proxy: &Proxy,
+    answer: JsonAnswer,
+    query: &RangeQuery,
+    record: &CallRecord,
+) -> Response<ResponseBody> {
     let entries = EntrySource::Mirror {
-        mirror: recorder.mirror,
+        mirror: mirror_of(proxy, record),
         is_past: query.revision > 0,
     };
     let (body, length) = json_body(answer, entries);
@@ -227,13 +228,13 @@ async fn read_body(
     parts: &Parts,
     mut body: Incoming,
     call: &mut CallBytes,
-    recorder: &Recorder<'_>,
+    record: &CallRecord,
 ) -> Result<Bytes, Unread> {
     let is_long = body.size_hint().lower() > MAX_BODY_BYTES as u64;
     if is_long || parts.headers.contains_key("upgrade") {
         return Err(Unread::Long(Outgoing::incoming(body)));
     }
-    let deadline: Instant = recorder.arrived() + proxy.request_timeout;
+    let deadline: Instant = record.begun() + proxy.request_timeout;
     let mut read = BytesMut::new();
     loop {
         let Ok(frame) = tokio::time::timeout_at(deadline, body.frame()).await else {
@@ -268,10 +269,10 @@ async fn forward(
     mut request: Request<Outgoing>,
     reason: Reason,
     call: &CallBytes,
-    recorder: &mut Recorder<'_>,
+    record: &mut CallRecord,
 ) -> CallResult {
-    recorder.outcome = Outcome::Forwarded(reason);
-    recorder.begin_forward(request.headers_mut());
+    record.outcome = Outcome::Forwarded(reason);
+    record.begin_forward(request.headers_mut());
     let forward = &proxy.forward;
     let gate = Gate {
         turns: &forward.small_turns,
@@ -283,7 +284,7 @@ async fn forward(
         Ok(turn) => turn,
         Err(error) => {
             let status = error.status();
-            recorder.outcome = outcome_of(&status).unwrap_or(recorder.outcome);
+            record.outcome = outcome_of(&status).unwrap_or(record.outcome);
             return Ok(error_response(&status, version));
         }
     };

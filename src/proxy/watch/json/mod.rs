@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
-use http::{HeaderValue, Request, Response, Uri, Version};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -20,22 +20,19 @@ use super::request::Create;
 use super::session::{First, Session};
 use super::stream::Stream;
 use super::stream_bytes::StreamBytes;
-use crate::grpc::Method;
-use crate::proxy::access::AccessCall;
+use crate::grpc::{CallMetadata, Method};
+use crate::proxy::call::CallRecord;
 use crate::proxy::forward::forward_http1_body;
 use crate::proxy::gateway::{call_metadata, gateway_version, is_protojson};
 use crate::proxy::handles::{Client, Protocol};
-use crate::proxy::recorder;
 use crate::proxy::response::{CallResult, ResponseBody};
-use crate::proxy::spans::Trace;
 use crate::telemetry::Reason;
+use crate::telemetry::metrics::Source;
 use crate::upstream::Outgoing;
 use response::JsonStream;
 
 /// Paths of a Watch. Every version whose text is known has both.
 const PATHS: [&str; 2] = ["/v3/watch", "/v3beta/watch"];
-/// Path of the same call in gRPC.
-const GRPC_PATH: &str = "/etcdserverpb.Watch/Watch";
 /// Longest body that is read, in bytes: two keys in base64. Longer ones are forwarded.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
@@ -52,37 +49,27 @@ pub(crate) fn may_serve_json<B>(client: &Client, request: &Request<B>) -> bool {
 pub(crate) async fn watch_json(
     client: &Arc<Client>,
     request: Request<Incoming>,
-    mut access: Option<&mut AccessCall>,
+    record: &mut CallRecord,
 ) -> CallResult {
+    // Until memory does.
+    record.set_source(Source::Etcd);
     let arrived = Instant::now();
-    let mut trace = Trace::begin_http(&client.proxy.telemetry, &request);
-    if let Some(trace) = &mut trace {
-        trace.record_peer(client.peer);
-        if let Some(access) = &mut access {
-            access.record_trace(trace.id());
-        }
-    }
     let (mut parts, body) = request.into_parts();
     let (body, reason) = match read_body(client, &parts, body, arrived).await {
         Ok(body) => {
-            let first = first(client, &parts, &body, trace.as_deref(), access.as_deref_mut()).await;
+            let first = first(client, &parts, &body, record).await;
             match first.and_then(|first| respond(client, first, arrived)) {
                 Ok(response) => {
-                    if let Some(access) = access {
-                        access.record_labels(("memory", ""));
-                    }
-                    return recorder::with_trace(trace, Ok(response));
+                    record.record_watch_source("memory", "");
+                    return Ok(response);
                 }
                 Err(reason) => (Outgoing::whole(body), reason),
             }
         }
         Err(unread) => (unread, Reason::Undecodable),
     };
-    if let Some(trace) = &mut trace {
-        trace.begin_forward(&mut parts.headers);
-    }
-    let response = forward(client, parts, body, reason, access).await;
-    recorder::with_trace(trace, Ok(response))
+    record.begin_forward(&mut parts.headers);
+    Ok(forward(client, parts, body, reason, record).await)
 }
 
 /// A watcher that memory serves.
@@ -103,17 +90,16 @@ async fn first(
     client: &Arc<Client>,
     parts: &Parts,
     body: &[u8],
-    trace: Option<&Trace>,
-    access: Option<&mut AccessCall>,
+    record: &mut CallRecord,
 ) -> Result<Watch, Reason> {
     let proxy = &client.proxy;
     let version = gateway_version(proxy.forward.upstream.lowest_version())?;
     let is_protojson = is_protojson(version);
     let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
-    let head = grpc_head(parts).ok_or(Reason::Undecodable)?;
-    let stream = Stream::new(client, &head, Protocol::Json, trace).ok_or(Reason::Undecodable)?;
+    let (metadata, headers) = grpc_metadata(parts).ok_or(Reason::Undecodable)?;
+    let stream = Stream::new(client, &headers, &metadata, Protocol::Json, record.trace());
     let mut requests = Requests::of_message(message, proxy.request_timeout);
-    match first_create(&stream, &mut requests, access).await {
+    match first_create(&stream, &mut requests, record).await {
         Ok((create, first)) => Ok(Watch {
             stream,
             requests,
@@ -143,19 +129,11 @@ fn respond(client: &Client, watch: Watch, arrived: Instant) -> Result<Response<R
     Ok(response)
 }
 
-/// Head of the gRPC call that the gateway makes of this request; `None` if only etcd knows it.
-fn grpc_head(parts: &Parts) -> Option<Parts> {
-    let (metadata, headers) = call_metadata(&parts.headers)?;
-    if metadata.bypass {
-        return None;
-    }
-    let (mut head, ()) = Request::new(()).into_parts();
-    head.method = http::Method::POST;
-    head.uri = Uri::from_static(GRPC_PATH);
-    head.version = Version::HTTP_2;
-    head.headers = headers;
-    head.headers.insert("te", HeaderValue::from_static("trailers"));
-    Some(head)
+/// Metadata of the gRPC call that the gateway makes of this request; `None` if only etcd knows it.
+fn grpc_metadata(parts: &Parts) -> Option<(CallMetadata, HeaderMap)> {
+    let (metadata, mut headers) = call_metadata(&parts.headers)?;
+    headers.insert("te", HeaderValue::from_static("trailers"));
+    (!metadata.bypass).then_some((metadata, headers))
 }
 
 /// Reads the whole body.
@@ -193,9 +171,9 @@ async fn forward(
     parts: Parts,
     body: Outgoing,
     reason: Reason,
-    access: Option<&mut AccessCall>,
+    record: &mut CallRecord,
 ) -> Response<ResponseBody> {
-    record_forwarded(client, reason, access);
+    record_forwarded(client, reason, record);
     let open = client.proxy.telemetry.metrics.watches.open_etcd(reason.as_str());
     let request = Request::from_parts(parts, body);
     let forwarding = forward_http1_body(&client.proxy.forward, request, Method::JsonWatch, &client.account);

@@ -5,14 +5,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use bytes::Buf;
-use http::{HeaderMap, Request, StatusCode};
-use hyper::body::Frame;
+use http::{Request, StatusCode};
 use tokio::time::Instant;
 
-use super::response::{Observer, ResponseBody, grpc_code};
-use crate::cache::{RangeQuery, Rope};
-use crate::grpc::metadata::is_grpc;
+use super::head::CallHead;
+use crate::cache::RangeQuery;
 use crate::grpc::{EventScanner, HeaderScanner, Method, Scanned};
 use crate::keyspace::common_prefix;
 use crate::telemetry::access_log::{AccessLog, Entry, MAX_KEY_BYTES, Phases, RangeFacts};
@@ -52,17 +49,17 @@ impl AccessCall {
     pub(super) fn begin<B>(
         log: &AccessLog,
         client: &ClientStats,
+        head: &CallHead,
         request: &Request<B>,
     ) -> Option<Box<AccessCall>> {
         log.takes(request.headers())
-            .then(|| AccessCall::new(log, client.name().clone(), request))
+            .then(|| AccessCall::new(log, client.name().clone(), head, request))
     }
 
     #[cold]
-    fn new<B>(log: &AccessLog, client: ClientName, request: &Request<B>) -> Box<AccessCall> {
+    fn new<B>(log: &AccessLog, client: ClientName, head: &CallHead, request: &Request<B>) -> Box<AccessCall> {
         let path = request.uri().path();
-        let is_grpc = is_grpc(request.headers());
-        let method = Method::from_path(path);
+        let (is_grpc, method) = (head.is_grpc, head.method);
         let shown = if is_grpc {
             path.trim_start_matches('/')
         } else {
@@ -154,11 +151,6 @@ impl AccessCall {
         }
     }
 
-    /// Records that a call was refused over a bound.
-    pub(super) fn record_shed(&mut self, reason: Reason) {
-        self.record_labels(Outcome::Shed(reason).labels());
-    }
-
     /// Records outcome and reason.
     pub(super) fn record_labels(&mut self, labels: (&'static str, &'static str)) {
         if let Some(entry) = &mut self.entry {
@@ -175,32 +167,31 @@ impl AccessCall {
 
     /// Records that the response was replaced, as it did not fit into the buffers.
     pub(super) fn record_refused_response(&mut self) {
-        self.record_shed(Reason::BufferBytes);
+        self.record_labels(Outcome::Shed(Reason::BufferBytes).labels());
         if let Some(entry) = &mut self.entry {
             (entry.code, entry.bytes) = (Some(RESOURCE_EXHAUSTED), 0);
         }
     }
 
-    /// Records the head of the response.
-    fn begin_response(&mut self, status: StatusCode, headers: &HeaderMap) {
+    /// Records the HTTP status of the response.
+    pub(super) fn begin_response(&mut self, status: StatusCode) {
         self.responded = Some(self.arrived.elapsed());
         if let Some(entry) = &mut self.entry
             && (!self.is_grpc || status != StatusCode::OK)
         {
             entry.http_status = Some(status.as_u16());
         }
-        self.record_status(headers);
     }
 
-    /// Records the gRPC status, if these headers or trailers have one.
-    fn record_status(&mut self, headers: &HeaderMap) {
-        if let (Some(entry), Some(code)) = (&mut self.entry, grpc_code(headers)) {
+    /// Records the gRPC code.
+    pub(super) fn record_code(&mut self, code: u16) {
+        if let Some(entry) = &mut self.entry {
             entry.code = Some(code);
         }
     }
 
     /// Records data of the response, in pieces.
-    fn record_data<'a>(&mut self, bytes: usize, pieces: impl Iterator<Item = &'a [u8]>) {
+    pub(super) fn record_data<'a>(&mut self, bytes: usize, pieces: impl Iterator<Item = &'a [u8]>) {
         let Some(entry) = &mut self.entry else {
             return;
         };
@@ -227,43 +218,6 @@ impl AccessCall {
                 self.headers = None;
                 return;
             }
-        }
-    }
-}
-
-/// Records the response whose head is given. A complete body is recorded now; any other takes the call with it, until
-/// it is dropped.
-pub(super) fn follow(
-    call: &mut Option<Box<AccessCall>>,
-    (status, headers): (StatusCode, &HeaderMap),
-    body: ResponseBody,
-) -> ResponseBody {
-    let Some(mut followed) = call.take() else {
-        return body;
-    };
-    followed.begin_response(status, headers);
-    if let Some((data, trailers)) = body.complete() {
-        followed.record_data(data.len(), std::iter::once(data));
-        if let Some(trailers) = trailers {
-            followed.record_status(trailers);
-        }
-        *call = Some(followed);
-        return body;
-    }
-    body.observed_by(Follower(followed))
-}
-
-/// Observer that records the rest of a response.
-#[derive(Debug)]
-struct Follower(Box<AccessCall>);
-
-impl Observer for Follower {
-    fn frame(&mut self, frame: &Frame<Rope>) {
-        if let Some(data) = frame.data_ref() {
-            self.0.record_data(data.remaining(), data.pieces());
-        }
-        if let Some(trailers) = frame.trailers_ref() {
-            self.0.record_status(trailers);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Spans of a sampled call, gRPC or HTTP: a server span, and one child span for each phase named in [`proxy`](super).
+//! Spans of a sampled call, gRPC or HTTP: a server span, and one child span for each phase named in [`proxy`](crate::proxy).
 //!
 //! Calls that are not sampled have no [`Trace`] and allocate nothing here. Attributes contain neither keys nor values
 //! (I10): a range is identified by the mirror's name, which consists of configured prefixes, and a path is named only if it
@@ -8,20 +8,20 @@ use std::net::IpAddr;
 use std::time::SystemTime;
 
 use bytes::Buf;
-use http::{HeaderMap, HeaderName, Request, Response};
+use http::{HeaderMap, HeaderName, Request, StatusCode};
 use tokio::time::Instant;
 
-use super::response::{Ended, ResponseBody, grpc_code};
+use super::head::CallHead;
 use crate::cache::Rope;
 use crate::grpc::frame::PrefixReader;
-use crate::grpc::{Method, http_route};
+use crate::grpc::http_route;
 use crate::net::Url;
-use crate::telemetry::calls::Call;
+use crate::telemetry::calls::Revisions;
 use crate::telemetry::trace::{
     Clock, Span, SpanContext, SpanExt as _, SpanKind, TRACEPARENT, TraceId, Tracer, child_context,
     status_code, traceparent,
 };
-use crate::telemetry::{Outcome, Reason, Telemetry};
+use crate::telemetry::{Outcome, Reason};
 
 /// gRPC code of a call whose client cancelled it: dropped before a status was sent.
 const CANCELLED: u16 = 1;
@@ -45,7 +45,7 @@ enum Convention {
 
 /// Trace of a call in flight. Dropping it ends its spans and queues them for export.
 #[derive(Debug)]
-pub(super) struct Trace {
+pub(in crate::proxy) struct Trace {
     tracer: Tracer,
     clock: Clock,
     convention: Convention,
@@ -68,24 +68,16 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Begins the trace of a gRPC call with the head of `request`; `None` if it is not sampled.
+    /// Begins the trace of a call with the head of `request`; `None` if it is not sampled.
     #[inline]
-    pub(super) fn begin<B>(
-        telemetry: &Telemetry,
-        method: Method,
-        request: &Request<B>,
-    ) -> Option<Box<Trace>> {
-        let span = telemetry.tracer.server(request.headers())?;
-        let name = method.span_name(request.uri().path());
-        Some(Trace::of_grpc(&telemetry.tracer, *span, name))
-    }
-
-    /// Begins the trace of a request that is not gRPC; `None` if it is not sampled.
-    #[inline]
-    pub(super) fn begin_http<B>(telemetry: &Telemetry, request: &Request<B>) -> Option<Box<Trace>> {
-        let span = telemetry.tracer.server(request.headers())?;
-        let (method, path) = (request.method().as_str(), request.uri().path());
-        Some(Trace::of_http(&telemetry.tracer, *span, method, path))
+    pub(super) fn begin<B>(tracer: &Tracer, head: &CallHead, request: &Request<B>) -> Option<Box<Trace>> {
+        let span = tracer.server(request.headers())?;
+        let path = request.uri().path();
+        Some(if head.is_http {
+            Trace::of_http(tracer, *span, request.method().as_str(), path)
+        } else {
+            Trace::of_grpc(tracer, *span, head.method.span_name(path))
+        })
     }
 
     #[cold]
@@ -141,7 +133,7 @@ impl Trace {
     }
 
     /// Spans below this trace for the create requests of a Watch stream.
-    pub(super) fn creates(&self) -> Box<CreateSpans> {
+    pub(in crate::proxy) fn creates(&self) -> Box<CreateSpans> {
         Box::new(CreateSpans {
             tracer: self.tracer.clone(),
             parent: self.server().clone(),
@@ -157,8 +149,11 @@ impl Trace {
         &self.spans[0]
     }
 
-    /// Begins the phase **prove**.
-    pub(super) fn begin_prove(&mut self) {
+    /// Begins the phase **prove**, for a read of `mirror`.
+    pub(super) fn begin_prove(&mut self, mirror: Option<&str>) {
+        if let (Some(mirror), Some(server)) = (mirror, self.spans.first_mut()) {
+            server.set("rangecache.mirror", mirror.to_owned());
+        }
         self.prove_began = Some(Instant::now());
         self.prove = Some(child_context(&self.server().span_context));
     }
@@ -253,28 +248,25 @@ impl Trace {
     }
 
     /// Adds the attributes of a Range or RangeStream. Renames **forward** to **stream** if the outcome is streamed.
-    pub(super) fn record_outcome(&mut self, call: &Call) {
-        if matches!(call.outcome, Outcome::Streamed(_))
+    pub(super) fn record_read(&mut self, outcome: Outcome, revisions: Revisions, keys: u64) {
+        if matches!(outcome, Outcome::Streamed(_))
             && let Some(last) = self.last_phase
         {
             self.spans[last].name = "stream".into();
         }
-        self.set_outcome(call.outcome);
+        self.set_outcome(outcome);
         let server = &mut self.spans[0];
-        if let Some(mirror) = &call.mirror {
-            server.set("rangecache.mirror", mirror.clone());
-        }
         for (name, revision) in [
-            ("rangecache.revision.asked", call.revisions.asked),
-            ("rangecache.revision.proven", call.revisions.proven),
-            ("rangecache.revision.served", call.revisions.served),
+            ("rangecache.revision.asked", revisions.asked),
+            ("rangecache.revision.proven", revisions.proven),
+            ("rangecache.revision.served", revisions.served),
         ] {
             if revision != 0 {
                 server.set(name, revision);
             }
         }
-        if call.revisions.served != 0 {
-            server.set_count("rangecache.keys", call.keys);
+        if revisions.served != 0 {
+            server.set_count("rangecache.keys", keys);
         }
     }
 
@@ -285,33 +277,28 @@ impl Trace {
         server.set("rangecache.reason", reason);
     }
 
-    /// Records status and endpoint from the head of the response.
-    pub(super) fn record_head(&mut self, response: &Response<ResponseBody>) {
-        match self.convention {
-            Convention::Grpc(_) => self.record_status(response.headers()),
-            Convention::Http(_) => self.status = Some(response.status().as_u16()),
+    /// Records the HTTP status, how rangecache has `ended` the call, and the endpoint, if etcd responds.
+    pub(super) fn record_head(&mut self, status: StatusCode, ended: Option<Outcome>, endpoint: Option<&Url>) {
+        if let Convention::Http(_) = self.convention {
+            self.status = Some(status.as_u16());
         }
-        if let Some(outcome) = Ended::of(response) {
+        if let Some(outcome) = ended {
             self.set_outcome(outcome);
         }
-        let endpoint = response
-            .body()
-            .endpoint()
-            .or_else(|| response.extensions().get::<Url>());
         if let (Some(last), Some(endpoint)) = (self.last_phase, endpoint) {
             self.spans[last].set_endpoint(endpoint);
         }
     }
 
-    /// Records the status of a gRPC call, if these headers or trailers have one.
-    pub(super) fn record_status(&mut self, headers: &HeaderMap) {
+    /// Records the status of a gRPC call.
+    pub(super) fn record_code(&mut self, code: u16) {
         if let Convention::Grpc(_) = self.convention {
-            self.status = grpc_code(headers).or(self.status);
+            self.status = Some(code);
         }
     }
 
     /// Counts the bytes and messages of a frame that is sent to the client.
-    pub(super) fn record_sent(&mut self, piece: &Rope) {
+    pub(super) fn record_data(&mut self, piece: &Rope) {
         self.bytes += piece.remaining() as u64;
         if let Convention::Grpc(_) = self.convention {
             self.messages.count(piece);
@@ -350,7 +337,7 @@ impl Trace {
 
 /// Spans of the create requests of one traced Watch stream.
 #[derive(Debug)]
-pub(super) struct CreateSpans {
+pub(in crate::proxy) struct CreateSpans {
     tracer: Tracer,
     /// The stream's server span as it began.
     parent: Span,
@@ -358,16 +345,16 @@ pub(super) struct CreateSpans {
 
 /// Span of one create request.
 #[derive(Debug)]
-pub(super) struct CreateSpan {
+pub(in crate::proxy) struct CreateSpan {
     tracer: Tracer,
     span: Span,
     /// Context of the quorum check that the request waited for.
-    pub(super) check: Option<SpanContext>,
+    pub(in crate::proxy) check: Option<SpanContext>,
 }
 
 impl CreateSpans {
     /// Begins the span of a request for keys of `mirror`.
-    pub(super) fn begin(&self, mirror: &str) -> Box<CreateSpan> {
+    pub(in crate::proxy) fn begin(&self, mirror: &str) -> Box<CreateSpan> {
         let mut span = self.parent.child("create", SystemTime::now());
         span.set("rangecache.mirror", mirror.to_owned());
         Box::new(CreateSpan {
@@ -380,7 +367,7 @@ impl CreateSpans {
 
 impl CreateSpan {
     /// Ends the span; with a `reason`, memory does not serve the watcher.
-    pub(super) fn end(mut self, reason: Option<Reason>) {
+    pub(in crate::proxy) fn end(mut self, reason: Option<Reason>) {
         if let Some(check) = self.check {
             self.span.link(check);
         }

@@ -1,0 +1,54 @@
+//! [`CallHead`]: what the head of a request says about its call, read once.
+
+use http::{Request, Version};
+
+use crate::grpc::Method;
+use crate::grpc::metadata::is_grpc;
+use crate::net::Transport;
+use crate::telemetry::metrics::CallMethod;
+use crate::telemetry::outcome::Kind;
+
+/// What decides about a call before its message is read.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::proxy) struct CallHead {
+    /// Method, by the path.
+    pub(in crate::proxy) method: Method,
+    /// The request came by HTTP/2.
+    pub(in crate::proxy) is_http2: bool,
+    /// Its content type is gRPC's.
+    pub(in crate::proxy) is_grpc: bool,
+    /// etcd's HTTP server answers it, not its gRPC server. With TLS, etcd serves `/health` and the JSON gateway over HTTP/2,
+    /// too. Without TLS, its HTTP/2 is gRPC only.
+    pub(in crate::proxy) is_http: bool,
+    /// etcd's gRPC server finds the method: it takes a query for a part of the path.
+    pub(in crate::proxy) is_grpc_call: bool,
+}
+
+impl CallHead {
+    /// Reads the head of `request`, which came by `transport`.
+    pub(in crate::proxy) fn of<B>(request: &Request<B>, transport: Transport) -> CallHead {
+        let is_http2 = request.version() == Version::HTTP_2;
+        let is_grpc = is_grpc(request.headers());
+        CallHead {
+            method: Method::from_path(request.uri().path()),
+            is_http2,
+            is_grpc,
+            is_http: !is_http2 || (transport.tls && !is_grpc),
+            is_grpc_call: request.method() == http::Method::POST && request.uri().query().is_none(),
+        }
+    }
+
+    /// Method by which the call is counted; `None` if it is not gRPC.
+    pub(in crate::proxy) fn counted(&self, path: &str) -> Option<CallMethod> {
+        (self.is_http2 && self.is_grpc).then(|| CallMethod::of_path(path))
+    }
+
+    /// What the call is counted as if it is a read.
+    pub(in crate::proxy) fn read_kind(&self) -> Option<Kind> {
+        match self.method {
+            Method::Range => Some(Kind::Unary),
+            Method::RangeStream => Some(Kind::Stream),
+            _ => None,
+        }
+    }
+}

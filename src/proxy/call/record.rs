@@ -1,0 +1,517 @@
+//! [`CallRecord`]: what is known of one call. See the [module](super).
+//!
+//! A fast read from memory is recorded without an allocation of its own.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::{Buf, Bytes};
+use http::{HeaderMap, Request, Response};
+use tokio::time::Instant;
+
+use super::access::AccessCall;
+use super::head::CallHead;
+use super::spans::Trace;
+use crate::cache::{RangeQuery, Rope};
+use crate::grpc::metadata::AGE_MILLIS;
+use crate::grpc::status::grpc_code;
+use crate::mirror::state::Mirror;
+use crate::net::Url;
+use crate::telemetry::calls::{Call, Revisions};
+use crate::telemetry::clients::{ClientCall, ClientStats};
+use crate::telemetry::metrics::{Code, Source};
+use crate::telemetry::outcome::Kind;
+use crate::telemetry::trace::SpanContext;
+use crate::telemetry::{Outcome, Reason, Telemetry};
+
+/// Extension of a response with which rangecache ends a call that was to be answered by etcd: how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::proxy) struct Ended(pub(in crate::proxy) Outcome);
+
+impl Ended {
+    /// The outcome in this response, if it has one.
+    fn of<B>(response: &Response<B>) -> Option<Outcome> {
+        response.extensions().get().map(|Ended(outcome)| *outcome)
+    }
+}
+
+/// One call. Dropping it reports the call.
+#[derive(Debug)]
+pub(in crate::proxy) struct CallRecord {
+    telemetry: Arc<Telemetry>,
+    /// The call as its client's.
+    client: ClientCall,
+    /// In the access log; `None` if it is not logged.
+    access: Option<Box<AccessCall>>,
+    /// `None` if it is not sampled.
+    trace: Option<Box<Trace>>,
+    /// `None` unless it is a read.
+    read: Option<Kind>,
+    /// When its handler began.
+    begun: Instant,
+    /// When the mirror was proven fresh enough for a read; `None` before.
+    proven: Option<Instant>,
+    /// Whether a read waited for the mirror to catch up.
+    waited: bool,
+    /// Outcome of a read so far; cancelled by the client until it is set.
+    pub(in crate::proxy) outcome: Outcome,
+    /// Position of the mirror whose scope contains the range of a read, if any.
+    pub(in crate::proxy) mirror: Option<usize>,
+    pub(in crate::proxy) revisions: Revisions,
+    /// Number of entries in a response from memory.
+    pub(in crate::proxy) keys: u64,
+    /// Whether a read may return a whole range.
+    pub(in crate::proxy) is_list: bool,
+    /// Age of a response from the last view, while no member of etcd answers.
+    pub(in crate::proxy) stale_age: Option<Duration>,
+    /// Time until the head of the response, once a read is counted.
+    first_byte: Option<Duration>,
+    /// Time until the end of a response that was complete at once.
+    ended: Option<Duration>,
+    /// Bytes of the response's messages that were sent.
+    sent_bytes: u64,
+}
+
+impl CallRecord {
+    /// The record of a call of `client` with the head of `request`, which has `arrived` on a connection of the client
+    /// `of_connection` at `peer`.
+    pub(in crate::proxy) fn begin<B>(
+        telemetry: &Arc<Telemetry>,
+        mut client: ClientCall,
+        (of_connection, peer): (&ClientStats, Option<IpAddr>),
+        (head, request): (&CallHead, &Request<B>),
+        arrived: Instant,
+    ) -> CallRecord {
+        client.measure(head.counted(request.uri().path()), arrived);
+        let mut record = CallRecord::new(telemetry, client);
+        record.access = AccessCall::begin(&telemetry.access_log, of_connection, head, request);
+        record.trace = Trace::begin(&telemetry.tracer, head, request);
+        if let Some(access) = &mut record.access {
+            access.record_caller(record.client.client().name());
+        }
+        if let Some(trace) = &mut record.trace {
+            trace.record_peer(peer);
+            if let Some(access) = &mut record.access {
+                access.record_trace(trace.id());
+            }
+        }
+        record
+    }
+
+    /// The record of a call that is neither logged nor traced.
+    pub(in crate::proxy) fn new(telemetry: &Arc<Telemetry>, client: ClientCall) -> CallRecord {
+        CallRecord {
+            telemetry: Arc::clone(telemetry),
+            client,
+            access: None,
+            trace: None,
+            read: None,
+            begun: Instant::now(),
+            proven: None,
+            waited: false,
+            outcome: Outcome::Cancelled(Reason::Gone),
+            mirror: None,
+            revisions: Revisions::default(),
+            keys: 0,
+            is_list: false,
+            stale_age: None,
+            first_byte: None,
+            ended: None,
+            sent_bytes: 0,
+        }
+    }
+
+    /// The trace, if the call is sampled.
+    pub(in crate::proxy) fn trace(&self) -> Option<&Trace> {
+        self.trace.as_deref()
+    }
+
+    /// Context of the phase **prove** for a call to etcd, if the call is sampled.
+    pub(in crate::proxy) fn propagated_context(&self) -> Option<SpanContext> {
+        self.trace.as_ref()?.propagated_context()
+    }
+
+    /// The place for the context of the quorum check that the call waits for, if the call is sampled.
+    pub(in crate::proxy) fn check_context(&mut self) -> Option<&mut Option<SpanContext>> {
+        self.trace.as_mut().map(|trace| trace.check_context())
+    }
+
+    /// Counts the call as an open Watch stream.
+    pub(in crate::proxy) fn set_watch(&mut self) {
+        self.client.set_watch();
+    }
+
+    /// Records what answers the call; of a watch, what does from now on.
+    pub(in crate::proxy) fn set_source(&self, source: Source) {
+        self.client.set_source(source);
+    }
+
+    /// Begins a read; its times are measured from now on.
+    pub(in crate::proxy) fn begin_read(&mut self, kind: Kind) {
+        self.read = Some(kind);
+        self.begun = Instant::now();
+    }
+
+    /// When the handler of a read began.
+    pub(in crate::proxy) fn begun(&self) -> Instant {
+        self.begun
+    }
+
+    /// The deadline for the `timeout` in the client's metadata.
+    pub(in crate::proxy) fn deadline(&self, timeout: Option<Duration>) -> Option<Instant> {
+        timeout.map(|timeout| self.begun + timeout)
+    }
+
+    /// Records what a read asks for.
+    pub(in crate::proxy) fn record_query(&mut self, query: &RangeQuery) {
+        self.revisions.asked = query.revision;
+        if let Some(access) = &mut self.access {
+            access.record_query(query);
+        }
+    }
+
+    /// Records what the first watcher of a stream asks for.
+    pub(in crate::proxy) fn record_watcher(&mut self, key: &[u8], range_end: &[u8], first_revision: i64) {
+        if let Some(access) = &mut self.access {
+            access.record_watcher(key, range_end, first_revision);
+        }
+    }
+
+    /// Records for the access log what serves a Watch stream, and why.
+    pub(in crate::proxy) fn record_watch_source(&mut self, source: &'static str, reason: &'static str) {
+        if let Some(access) = &mut self.access {
+            access.record_labels((source, reason));
+        }
+    }
+
+    /// Records the mirror whose scope contains the range of a read, at this `position`, and begins the phase **prove**, after the
+    /// plan is made.
+    pub(in crate::proxy) fn begin_prove(&mut self, position: Option<usize>, mirror: Option<&Mirror>) {
+        self.mirror = position;
+        if let Some(trace) = &mut self.trace {
+            trace.begin_prove(mirror.map(|mirror| &*mirror.name));
+        }
+    }
+
+    /// Records the revision that the mirror must reach, for which a read may have to wait from now on.
+    pub(in crate::proxy) fn record_required_revision(&mut self, revision: i64) {
+        self.revisions.proven = revision;
+        if let Some(trace) = &mut self.trace {
+            trace.record_required_revision();
+        }
+    }
+
+    /// Records that `mirror` is at `revision`, which is fresh enough. Ends **prove**.
+    pub(in crate::proxy) fn record_proven(&mut self, mirror: &Mirror, revision: i64, waited: bool) {
+        let now = Instant::now();
+        self.proven = Some(now);
+        self.waited = waited;
+        self.revisions.served = revision;
+        if let Some(trace) = &mut self.trace {
+            trace.end_prove(now, waited, mirror.last_progress_request(), None);
+        }
+    }
+
+    /// Records that `mirror` was not proven fresh, for `reason`. Ends **prove**.
+    pub(in crate::proxy) fn record_not_proven(&mut self, mirror: Option<&Mirror>, reason: Reason) {
+        self.waited = reason == Reason::NotFresh;
+        if let Some(trace) = &mut self.trace {
+            let progress_requested = mirror.and_then(Mirror::last_progress_request);
+            trace.end_prove(Instant::now(), self.waited, progress_requested, Some(reason));
+        }
+    }
+
+    /// Begins the phase **forward** and adds the trace context to the `headers` of the call to etcd.
+    pub(in crate::proxy) fn begin_forward(&mut self, headers: &mut HeaderMap) {
+        if let Some(trace) = &mut self.trace {
+            trace.begin_forward(headers);
+        }
+    }
+
+    /// Counts a call that is neither a read nor a watch from memory, and begins **forward**.
+    pub(in crate::proxy) fn record_forwarded(&mut self, headers: &mut HeaderMap) {
+        self.telemetry.metrics.forwarding.calls.inc();
+        self.client.record_from_etcd();
+        self.begin_forward(headers);
+    }
+
+    /// Counts a call that is refused before it has a handler; `reason` is the bound that is reached, if it is one.
+    pub(in crate::proxy) fn record_refused(&mut self, kind: Option<Kind>, reason: Option<Reason>) {
+        self.client.record_refused();
+        let Some(reason) = reason else {
+            return;
+        };
+        self.telemetry.metrics.connections.shed_calls.inc();
+        if let Some(access) = &mut self.access {
+            access.record_labels(Outcome::Shed(reason).labels());
+        }
+        if let Some(kind) = kind {
+            let outcome = match reason {
+                Reason::Deadline => Outcome::Cancelled(reason),
+                _ => Outcome::Shed(reason),
+            };
+            let reads = &self.telemetry.metrics.reads;
+            reads.record(kind, outcome, Duration::ZERO, Duration::ZERO);
+        }
+    }
+
+    /// Records the head of the response, which etcd's `endpoint` has sent, if it is one of etcd's. Counts a read; `mirror` is
+    /// the one at [`CallRecord::mirror`].
+    pub(in crate::proxy) fn begin_response<B>(
+        &mut self,
+        response: &mut Response<B>,
+        endpoint: Option<&Url>,
+        mirror: Option<&Mirror>,
+    ) {
+        let ended = Ended::of(response);
+        self.outcome = ended.unwrap_or(self.outcome);
+        match self.read {
+            Some(kind) => {
+                self.client.record_read(self.outcome, self.is_list);
+                self.count_read(kind, mirror);
+            }
+            None => {
+                if let Some(outcome) = ended {
+                    self.client.record_ended(outcome);
+                }
+            }
+        }
+        if let Some(age) = self.stale_age {
+            self.telemetry.metrics.reads.record_stale(age);
+            let millis = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+            response.headers_mut().insert(AGE_MILLIS, millis.into());
+        }
+        if let Some(trace) = &mut self.trace {
+            let endpoint = endpoint.or_else(|| response.extensions().get::<Url>());
+            trace.record_head(response.status(), ended, endpoint);
+        }
+        if let Some(access) = &mut self.access {
+            if let Some(outcome) = ended {
+                access.record_labels(outcome.labels());
+            }
+            access.begin_response(response.status());
+        }
+        self.record_status(response.headers());
+    }
+
+    /// Records that etcd has reset the call's stream before a response.
+    pub(in crate::proxy) fn record_reset(&mut self) {
+        self.client.record_no_code();
+        if let Some(kind) = self.read {
+            self.client.record_read(self.outcome, self.is_list);
+            self.count_read(kind, None);
+        }
+    }
+
+    /// Records that the response did not fit into the buffers, and is replaced by a refusal.
+    pub(in crate::proxy) fn record_refused_response(&mut self) {
+        self.client.set_source(Source::Refused);
+        self.client.record_code(Code::RESOURCE_EXHAUSTED);
+        if let Some(access) = &mut self.access {
+            access.record_refused_response();
+        }
+    }
+
+    /// Records data of the response that is sent now.
+    pub(in crate::proxy) fn record_data(&mut self, data: &Rope) {
+        let bytes = data.remaining() as u64;
+        self.sent_bytes += bytes;
+        self.client.record_sent(bytes);
+        if let Some(trace) = &mut self.trace {
+            trace.record_data(data);
+        }
+        if let Some(access) = &mut self.access {
+            access.record_data(data.remaining(), data.pieces());
+        }
+    }
+
+    /// Records the whole body of a response that is complete: one message, if there is one, and `trailers`.
+    pub(in crate::proxy) fn record_complete(&mut self, data: Option<&Bytes>, trailers: Option<&HeaderMap>) {
+        match data {
+            Some(data) if self.trace.is_some() || self.access.is_some() => {
+                self.record_data(&data.clone().into());
+            }
+            Some(data) => {
+                self.sent_bytes = data.len() as u64;
+                self.client.record_sent(self.sent_bytes);
+            }
+            None => {}
+        }
+        self.record_end(trailers);
+        self.ended = self.first_byte;
+    }
+
+    /// Records the end of the response, with its `trailers`.
+    pub(in crate::proxy) fn record_end(&mut self, trailers: Option<&HeaderMap>) {
+        if let Some(trailers) = trailers {
+            self.record_status(trailers);
+        }
+        self.client.record_no_code();
+    }
+
+    /// Records the gRPC status in these headers or trailers, if there is one.
+    fn record_status(&mut self, headers: &HeaderMap) {
+        let Some(code) = grpc_code(headers) else {
+            return;
+        };
+        self.client.record_code(Code::of(code));
+        if let Some(trace) = &mut self.trace {
+            trace.record_code(code);
+        }
+        if let Some(access) = &mut self.access {
+            access.record_code(code);
+        }
+    }
+
+    /// Counts a read when its response begins, or when it ends without one.
+    fn count_read(&mut self, kind: Kind, mirror: Option<&Mirror>) {
+        let waited = self
+            .proven
+            .map_or(Duration::ZERO, |proven| proven.duration_since(self.begun));
+        let total = self.begun.elapsed();
+        self.first_byte = Some(total);
+        let outcome = self.outcome;
+        let (label, reason) = outcome.labels();
+        tracing::debug!(outcome = label, reason, waited = ?waited, total = ?total, "read finished");
+        let reads = &self.telemetry.metrics.reads;
+        reads.record(kind, outcome, waited, total);
+        if outcome.is_from_memory()
+            && let Some(mirror) = mirror
+        {
+            mirror.metrics.read_wait.observe(waited);
+        }
+        if let Some(trace) = &mut self.trace {
+            reads.record_exemplar(trace.id(), outcome, waited, total);
+            if matches!(outcome, Outcome::Hit(_) | Outcome::Waited(_)) {
+                trace.begin_answer(self.proven.unwrap_or_else(Instant::now));
+            }
+            trace.record_read(outcome, self.revisions, self.keys);
+        }
+        if let Some(access) = &mut self.access {
+            let proven = self.proven.map(|_| waited);
+            access.record_read(outcome, proven, self.revisions.served);
+        }
+    }
+
+    /// The facts of a read that ends now, after `ended`.
+    #[cold]
+    fn to_call(&self, kind: Kind, ended: Duration) -> Call {
+        Call {
+            kind,
+            outcome: self.outcome,
+            ended_at: SystemTime::now(),
+            proven: self.proven.map(|proven| proven.duration_since(self.begun)),
+            waited: self.waited,
+            first_byte: self.first_byte.unwrap_or(ended),
+            ended,
+            mirror: self.mirror,
+            revisions: self.revisions,
+            keys: self.keys,
+            bytes: self.sent_bytes,
+        }
+    }
+}
+
+impl Drop for CallRecord {
+    fn drop(&mut self) {
+        let Some(kind) = self.read else {
+            return;
+        };
+        if self.first_byte.is_none() {
+            // The client cancelled the call, and hyper dropped its future.
+            self.count_read(kind, None);
+        }
+        let ended = self.ended.unwrap_or_else(|| self.begun.elapsed());
+        self.telemetry.slowest.offer(ended, || self.to_call(kind, ended));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{record_in, telemetry};
+    use super::*;
+    use crate::grpc::Status;
+    use crate::telemetry::outcome::Read;
+
+    const HIT: Outcome = Outcome::Hit(Read::Linearizable);
+
+    /// The slowest reads, with the bytes that were sent, and the calls of the client: from memory, from etcd, and refused.
+    fn reported(telemetry: &Telemetry) -> (Vec<(Outcome, u64)>, [u64; 3]) {
+        let calls = telemetry.slowest.list();
+        let calls = calls.iter().map(|call| (call.outcome, call.bytes)).collect();
+        let clients = telemetry.clients.figures();
+        let of = clients.iter().find(|of| of.calls > 0).expect("a client");
+        (calls, [of.from_memory, of.from_etcd, of.refused])
+    }
+
+    fn begin_response(record: &mut CallRecord, ended: Option<Outcome>) -> Response<()> {
+        let mut response = Response::new(());
+        if let Some(outcome) = ended {
+            response.extensions_mut().insert(Ended(outcome));
+        }
+        record.begin_response(&mut response, None, None);
+        response
+    }
+
+    #[test]
+    fn read_is_reported_once_at_its_end_with_what_was_sent() {
+        let telemetry = telemetry();
+        let mut record = record_in(&telemetry);
+        record.begin_read(Kind::Unary);
+        record.outcome = HIT;
+        begin_response(&mut record, None);
+        record.record_data(&Bytes::from_static(b"first").into());
+        record.record_data(&Bytes::from_static(b"second").into());
+        record.record_end(Some(&Status::BufferBytes.trailers()));
+        assert!(telemetry.slowest.list().is_empty(), "it has not ended");
+        drop(record);
+        assert_eq!(reported(&telemetry), (vec![(HIT, 11)], [1, 0, 0]));
+    }
+
+    #[test]
+    fn read_that_is_dropped_before_its_response_was_cancelled() {
+        let telemetry = telemetry();
+        let mut record = record_in(&telemetry);
+        record.begin_read(Kind::Stream);
+        drop(record);
+        let gone = Outcome::Cancelled(Reason::Gone);
+        assert_eq!(reported(&telemetry), (vec![(gone, 0)], [0, 0, 0]));
+    }
+
+    #[test]
+    fn response_that_rangecache_ends_has_its_outcome() {
+        let telemetry = telemetry();
+        let shed = Outcome::Shed(Reason::BufferBytes);
+        let mut record = record_in(&telemetry);
+        record.begin_read(Kind::Unary);
+        record.outcome = Outcome::Forwarded(Reason::Loading);
+        begin_response(&mut record, Some(shed));
+        drop(record);
+        assert_eq!(reported(&telemetry), (vec![(shed, 0)], [0, 0, 1]));
+    }
+
+    #[test]
+    fn age_of_a_stale_response_is_in_its_head() {
+        let mut record = record_in(&telemetry());
+        record.begin_read(Kind::Unary);
+        record.stale_age = Some(Duration::from_millis(1_234));
+        let response = begin_response(&mut record, None);
+        assert_eq!(response.headers()[AGE_MILLIS], "1234");
+    }
+
+    #[test]
+    fn calls_that_are_no_reads_are_not_among_the_slowest() {
+        let telemetry = telemetry();
+        let mut record = record_in(&telemetry);
+        record.record_forwarded(&mut HeaderMap::new());
+        begin_response(&mut record, None);
+        record.record_complete(None, None);
+        drop(record);
+        let mut refused = record_in(&telemetry);
+        refused.record_refused(Some(Kind::Unary), Some(Reason::BufferBytes));
+        drop(refused);
+        assert_eq!(reported(&telemetry), (Vec::new(), [0, 1, 1]));
+        assert_eq!(telemetry.metrics.connections.shed_calls.get(), 1);
+    }
+}
