@@ -243,13 +243,17 @@ impl CallRecord {
             return;
         };
         self.telemetry.metrics.connections.shed_calls.inc();
+        let shed = Outcome::Shed(reason);
         if let Some(access) = &mut self.access {
-            access.record_labels(Outcome::Shed(reason).labels());
+            access.record_labels(shed.labels());
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.set_outcome(shed);
         }
         if let Some(kind) = kind {
             let outcome = match reason {
                 Reason::Deadline => Outcome::Cancelled(reason),
-                _ => Outcome::Shed(reason),
+                _ => shed,
             };
             let reads = &self.telemetry.metrics.reads;
             reads.record(kind, outcome, Duration::ZERO, Duration::ZERO);

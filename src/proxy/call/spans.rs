@@ -270,7 +270,8 @@ impl Trace {
         }
     }
 
-    fn set_outcome(&mut self, outcome: Outcome) {
+    /// Adds outcome and reason.
+    pub(super) fn set_outcome(&mut self, outcome: Outcome) {
         let (outcome, reason) = outcome.labels();
         let server = &mut self.spans[0];
         server.set("rangecache.outcome", outcome);

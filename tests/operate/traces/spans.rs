@@ -5,7 +5,8 @@ use base64::engine::general_purpose::STANDARD;
 use testkit::collector::{Collector, Span};
 use testkit::etcd::{Etcd, Version};
 use testkit::http;
-use testkit::pb::{RangeRequest, WatchCreateRequest};
+use testkit::kv::WATCH;
+use testkit::pb::{RangeRequest, WatchCreateRequest, WatchRequest};
 use testkit::proxy::Rangecache;
 use testkit::tls::text;
 use testkit::wait::{SOON, until};
@@ -189,6 +190,37 @@ async fn untraced_calls_are_forwarded_unchanged() {
         path == "/v1/traces" && headers["content-type"] == "application/x-protobuf"
     });
     assert!(by_http, "OTLP over HTTP");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_call_has_a_span_with_its_reason() {
+    let collector = Collector::start().await;
+    let etcd = Etcd::start(Version::V3_7).await;
+    let rangecache = traced(&etcd, &collector, "grpc")
+        .with("--max-calls", "1")
+        .start()
+        .await;
+    let client = rangecache.client().await;
+    let mut watch = client.open(WATCH);
+    watch.send(&WatchRequest {
+        create_request: Some(WatchCreateRequest {
+            key: b"/cached/watched".to_vec(),
+            ..WatchCreateRequest::default()
+        }),
+        ..WatchRequest::default()
+    });
+    assert!(watch.next().await.is_some(), "the one call that may be in flight");
+    let traced = client.with_metadata("traceparent", &traceparent(71, "01"));
+    let refused = traced.range(&RangeRequest::prefix("/cached/")).await;
+    let refused = refused.expect_err("a second call");
+    let span = ours(&collector, 71, RANGE).await;
+    for (name, value) in [
+        ("rangecache.outcome", "shed"),
+        ("rangecache.reason", "too_many_calls"),
+        ("rpc.response.status_code", "UNAVAILABLE"),
+    ] {
+        assert_eq!(span.attributes[name], value, "{name}: {refused:?}, {span:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
