@@ -91,9 +91,9 @@ fn respond(
     mut record: CallRecord,
 ) -> Response<ResponseBody> {
     let proxy = &client.proxy;
-    let endpoint = response.body().endpoint().cloned();
+    record.record_endpoint(response.body().endpoint());
     let mirror = record.mirror.and_then(|position| proxy.mirrors.at(position));
-    record.begin_response(&mut response, endpoint.as_ref(), mirror);
+    record.begin_response(&mut response, mirror);
     let (mut parts, body) = response.into_parts();
     let is_read = head.is_http2 && head.method == Method::Range;
     match body.deliver(call, record, &proxy.responses, is_read) {

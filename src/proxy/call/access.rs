@@ -12,15 +12,13 @@ use super::head::CallHead;
 use crate::cache::RangeQuery;
 use crate::grpc::{EventScanner, HeaderScanner, Method, Scanned};
 use crate::keyspace::common_prefix;
+use crate::telemetry::Outcome;
 use crate::telemetry::access_log::{AccessLog, Entry, MAX_KEY_BYTES, Phases, RangeFacts};
 use crate::telemetry::clients::{ClientKind, ClientName, ClientStats};
 use crate::telemetry::trace::{TraceId, trace_id_of};
-use crate::telemetry::{Outcome, Reason};
 
 /// gRPC code of a call whose client cancelled it: dropped before a status was sent.
 const CANCELLED: u16 = 1;
-/// gRPC code of a response that did not fit into the buffers.
-const RESOURCE_EXHAUSTED: u16 = 8;
 /// Parts of the prefix that is logged for a range.
 const PREFIX_PARTS: usize = 2;
 /// Characters of a call's path that are logged.
@@ -162,14 +160,6 @@ impl AccessCall {
     pub(super) fn record_trace(&mut self, trace_id: TraceId) {
         if let Some(entry) = &mut self.entry {
             entry.trace_id = Some(trace_id);
-        }
-    }
-
-    /// Records that the response was replaced, as it did not fit into the buffers.
-    pub(super) fn record_refused_response(&mut self) {
-        self.record_labels(Outcome::Shed(Reason::BufferBytes).labels());
-        if let Some(entry) = &mut self.entry {
-            (entry.code, entry.bytes) = (Some(RESOURCE_EXHAUSTED), 0);
         }
     }
 

@@ -14,6 +14,7 @@ use super::access::AccessCall;
 use super::head::CallHead;
 use super::spans::Trace;
 use crate::cache::{RangeQuery, Rope};
+use crate::grpc::Status;
 use crate::grpc::metadata::AGE_MILLIS;
 use crate::grpc::status::grpc_code;
 use crate::mirror::state::Mirror;
@@ -260,14 +261,20 @@ impl CallRecord {
         }
     }
 
-    /// Records the head of the response, which etcd's `endpoint` has sent, if it is one of etcd's. Counts a read; `mirror` is
-    /// the one at [`CallRecord::mirror`].
+    /// Records the endpoint of etcd that responds, if one does.
+    pub(in crate::proxy) fn record_endpoint(&mut self, endpoint: Option<&Url>) {
+        if let (Some(trace), Some(endpoint)) = (&mut self.trace, endpoint) {
+            trace.record_endpoint(endpoint);
+        }
+    }
+
+    /// Records the head of the response. Counts a read; `mirror` is the one at [`CallRecord::mirror`].
     pub(in crate::proxy) fn begin_response<B>(
         &mut self,
         response: &mut Response<B>,
-        endpoint: Option<&Url>,
         mirror: Option<&Mirror>,
     ) {
+        self.record_endpoint(response.extensions().get());
         let ended = Ended::of(response);
         self.outcome = ended.unwrap_or(self.outcome);
         match self.read {
@@ -287,8 +294,7 @@ impl CallRecord {
             response.headers_mut().insert(AGE_MILLIS, millis.into());
         }
         if let Some(trace) = &mut self.trace {
-            let endpoint = endpoint.or_else(|| response.extensions().get::<Url>());
-            trace.record_head(response.status(), ended, endpoint);
+            trace.record_head(response.status(), ended);
         }
         if let Some(access) = &mut self.access {
             if let Some(outcome) = ended {
@@ -310,10 +316,14 @@ impl CallRecord {
 
     /// Records that the response did not fit into the buffers, and is replaced by a refusal.
     pub(in crate::proxy) fn record_refused_response(&mut self) {
+        let refused = Outcome::Shed(Reason::BufferBytes);
         self.client.set_source(Source::Refused);
-        self.client.record_code(Code::RESOURCE_EXHAUSTED);
+        self.record_code(Status::BufferBytes.code() as u16);
+        if let Some(trace) = &mut self.trace {
+            trace.set_outcome(refused);
+        }
         if let Some(access) = &mut self.access {
-            access.record_refused_response();
+            access.record_labels(refused.labels());
         }
     }
 
@@ -356,9 +366,12 @@ impl CallRecord {
 
     /// Records the gRPC status in these headers or trailers, if there is one.
     fn record_status(&mut self, headers: &HeaderMap) {
-        let Some(code) = grpc_code(headers) else {
-            return;
-        };
+        if let Some(code) = grpc_code(headers) {
+            self.record_code(code);
+        }
+    }
+
+    fn record_code(&mut self, code: u16) {
         self.client.record_code(Code::of(code));
         if let Some(trace) = &mut self.trace {
             trace.record_code(code);
@@ -435,7 +448,6 @@ impl Drop for CallRecord {
 mod tests {
     use super::super::testing::{record_in, telemetry};
     use super::*;
-    use crate::grpc::Status;
     use crate::telemetry::outcome::Read;
 
     const HIT: Outcome = Outcome::Hit(Read::Linearizable);
@@ -454,7 +466,7 @@ mod tests {
         if let Some(outcome) = ended {
             response.extensions_mut().insert(Ended(outcome));
         }
-        record.begin_response(&mut response, None, None);
+        record.begin_response(&mut response, None);
         response
     }
 

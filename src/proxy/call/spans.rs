@@ -278,15 +278,19 @@ impl Trace {
         server.set("rangecache.reason", reason);
     }
 
-    /// Records the HTTP status, how rangecache has `ended` the call, and the endpoint, if etcd responds.
-    pub(super) fn record_head(&mut self, status: StatusCode, ended: Option<Outcome>, endpoint: Option<&Url>) {
+    /// Records the HTTP status, and how rangecache has `ended` the call, if it has.
+    pub(super) fn record_head(&mut self, status: StatusCode, ended: Option<Outcome>) {
         if let Convention::Http(_) = self.convention {
             self.status = Some(status.as_u16());
         }
         if let Some(outcome) = ended {
             self.set_outcome(outcome);
         }
-        if let (Some(last), Some(endpoint)) = (self.last_phase, endpoint) {
+    }
+
+    /// Records the endpoint of etcd that responds.
+    pub(super) fn record_endpoint(&mut self, endpoint: &Url) {
+        if let Some(last) = self.last_phase {
             self.spans[last].set_endpoint(endpoint);
         }
     }
