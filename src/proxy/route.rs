@@ -92,7 +92,7 @@ fn respond(
 ) -> Response<ResponseBody> {
     let proxy = &client.proxy;
     record.record_endpoint(response.body().endpoint());
-    let mirror = record.mirror.and_then(|position| proxy.mirrors.at(position));
+    let mirror = record.mirror(&proxy.mirrors);
     record.begin_response(&mut response, mirror);
     let (mut parts, body) = response.into_parts();
     let is_read = head.is_http2 && head.method == Method::Range;

@@ -20,4 +20,4 @@ pub(super) mod testing;
 
 pub(super) use head::CallHead;
 pub(super) use record::{CallRecord, Ended};
-pub(super) use spans::{CreateSpans, Trace};
+pub(super) use spans::CreateSpans;

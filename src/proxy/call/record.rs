@@ -12,11 +12,12 @@ use tokio::time::Instant;
 
 use super::access::AccessCall;
 use super::head::CallHead;
-use super::spans::Trace;
+use super::spans::{CreateSpans, Trace};
 use crate::cache::{RangeQuery, Rope};
 use crate::grpc::Status;
 use crate::grpc::metadata::AGE_MILLIS;
 use crate::grpc::status::grpc_code;
+use crate::mirror::Mirrors;
 use crate::mirror::state::Mirror;
 use crate::net::Url;
 use crate::telemetry::calls::{Call, Revisions};
@@ -49,7 +50,7 @@ pub(in crate::proxy) struct CallRecord {
     trace: Option<Box<Trace>>,
     /// `None` unless it is a read.
     read: Option<Kind>,
-    /// When its handler began.
+    /// When the handler of a read began; of another call, when that arrived.
     begun: Instant,
     /// When the mirror was proven fresh enough for a read; `None` before.
     proven: Option<Instant>,
@@ -58,7 +59,7 @@ pub(in crate::proxy) struct CallRecord {
     /// Outcome of a read so far; cancelled by the client until it is set.
     pub(in crate::proxy) outcome: Outcome,
     /// Position of the mirror whose scope contains the range of a read, if any.
-    pub(in crate::proxy) mirror: Option<usize>,
+    mirror: Option<usize>,
     pub(in crate::proxy) revisions: Revisions,
     /// Number of entries in a response from memory.
     pub(in crate::proxy) keys: u64,
@@ -85,7 +86,7 @@ impl CallRecord {
         arrived: Instant,
     ) -> CallRecord {
         client.measure(head.counted(request.uri().path()), arrived);
-        let mut record = CallRecord::new(telemetry, client);
+        let mut record = CallRecord::new(telemetry, client, arrived);
         record.access = AccessCall::begin(&telemetry.access_log, of_connection, head, request);
         record.trace = Trace::begin(&telemetry.tracer, head, request);
         if let Some(access) = &mut record.access {
@@ -100,15 +101,15 @@ impl CallRecord {
         record
     }
 
-    /// The record of a call that is neither logged nor traced.
-    pub(in crate::proxy) fn new(telemetry: &Arc<Telemetry>, client: ClientCall) -> CallRecord {
+    /// The record of a call that has `arrived`, and is neither logged nor traced.
+    pub(super) fn new(telemetry: &Arc<Telemetry>, client: ClientCall, arrived: Instant) -> CallRecord {
         CallRecord {
             telemetry: Arc::clone(telemetry),
             client,
             access: None,
             trace: None,
             read: None,
-            begun: Instant::now(),
+            begun: arrived,
             proven: None,
             waited: false,
             outcome: Outcome::Cancelled(Reason::Gone),
@@ -123,9 +124,14 @@ impl CallRecord {
         }
     }
 
-    /// The trace, if the call is sampled.
-    pub(in crate::proxy) fn trace(&self) -> Option<&Trace> {
-        self.trace.as_deref()
+    /// Spans for the create requests of a Watch stream, if the call is sampled.
+    pub(in crate::proxy) fn create_spans(&self) -> Option<Box<CreateSpans>> {
+        self.trace.as_ref().map(|trace| trace.creates())
+    }
+
+    /// The mirror whose scope contains the range of a read, if any.
+    pub(in crate::proxy) fn mirror<'a>(&self, mirrors: &'a Mirrors) -> Option<&'a Mirror> {
+        mirrors.at(self.mirror?)
     }
 
     /// Context of the phase **prove** for a call to etcd, if the call is sampled.
@@ -245,12 +251,7 @@ impl CallRecord {
         };
         self.telemetry.metrics.connections.shed_calls.inc();
         let shed = Outcome::Shed(reason);
-        if let Some(access) = &mut self.access {
-            access.record_labels(shed.labels());
-        }
-        if let Some(trace) = &mut self.trace {
-            trace.set_outcome(shed);
-        }
+        self.record_outcome(shed);
         if let Some(kind) = kind {
             let outcome = match reason {
                 Reason::Deadline => Outcome::Cancelled(reason),
@@ -268,7 +269,7 @@ impl CallRecord {
         }
     }
 
-    /// Records the head of the response. Counts a read; `mirror` is the one at [`CallRecord::mirror`].
+    /// Records the head of the response. Counts a read; `mirror` is [`CallRecord::mirror`].
     pub(in crate::proxy) fn begin_response<B>(
         &mut self,
         response: &mut Response<B>,
@@ -285,6 +286,7 @@ impl CallRecord {
             None => {
                 if let Some(outcome) = ended {
                     self.client.record_ended(outcome);
+                    self.record_outcome(outcome);
                 }
             }
         }
@@ -294,12 +296,9 @@ impl CallRecord {
             response.headers_mut().insert(AGE_MILLIS, millis.into());
         }
         if let Some(trace) = &mut self.trace {
-            trace.record_head(response.status(), ended);
+            trace.record_head(response.status());
         }
         if let Some(access) = &mut self.access {
-            if let Some(outcome) = ended {
-                access.record_labels(outcome.labels());
-            }
             access.begin_response(response.status());
         }
         self.record_status(response.headers());
@@ -316,14 +315,18 @@ impl CallRecord {
 
     /// Records that the response did not fit into the buffers, and is replaced by a refusal.
     pub(in crate::proxy) fn record_refused_response(&mut self) {
-        let refused = Outcome::Shed(Reason::BufferBytes);
         self.client.set_source(Source::Refused);
         self.record_code(Status::BufferBytes.code() as u16);
-        if let Some(trace) = &mut self.trace {
-            trace.set_outcome(refused);
-        }
+        self.record_outcome(Outcome::Shed(Reason::BufferBytes));
+    }
+
+    /// Records an outcome that is not the counted one of a read, for the access log and the trace.
+    fn record_outcome(&mut self, outcome: Outcome) {
         if let Some(access) = &mut self.access {
-            access.record_labels(refused.labels());
+            access.record_labels(outcome.labels());
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.set_outcome(outcome);
         }
     }
 

@@ -45,7 +45,7 @@ enum Convention {
 
 /// Trace of a call in flight. Dropping it ends its spans and queues them for export.
 #[derive(Debug)]
-pub(in crate::proxy) struct Trace {
+pub(super) struct Trace {
     tracer: Tracer,
     clock: Clock,
     convention: Convention,
@@ -133,7 +133,7 @@ impl Trace {
     }
 
     /// Spans below this trace for the create requests of a Watch stream.
-    pub(in crate::proxy) fn creates(&self) -> Box<CreateSpans> {
+    pub(super) fn creates(&self) -> Box<CreateSpans> {
         Box::new(CreateSpans {
             tracer: self.tracer.clone(),
             parent: self.server().clone(),
@@ -270,21 +270,22 @@ impl Trace {
         }
     }
 
-    /// Adds outcome and reason.
+    /// Sets outcome and reason: a response that does not fit was counted as another one before.
     pub(super) fn set_outcome(&mut self, outcome: Outcome) {
         let (outcome, reason) = outcome.labels();
         let server = &mut self.spans[0];
-        server.set("rangecache.outcome", outcome);
-        server.set("rangecache.reason", reason);
+        for (name, value) in [("rangecache.outcome", outcome), ("rangecache.reason", reason)] {
+            server
+                .attributes
+                .retain(|attribute| attribute.key.as_str() != name);
+            server.set(name, value);
+        }
     }
 
-    /// Records the HTTP status, and how rangecache has `ended` the call, if it has.
-    pub(super) fn record_head(&mut self, status: StatusCode, ended: Option<Outcome>) {
+    /// Records the HTTP status.
+    pub(super) fn record_head(&mut self, status: StatusCode) {
         if let Convention::Http(_) = self.convention {
             self.status = Some(status.as_u16());
-        }
-        if let Some(outcome) = ended {
-            self.set_outcome(outcome);
         }
     }
 

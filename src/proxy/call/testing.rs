@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::record::CallRecord;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::clients::{ClientName, ClientRegistry};
@@ -22,7 +24,7 @@ pub(in crate::proxy) fn telemetry() -> Arc<Telemetry> {
 /// The record of a call in `telemetry`.
 pub(in crate::proxy) fn record_in(telemetry: &Arc<Telemetry>) -> CallRecord {
     let client = telemetry.clients.connect(&ClientName::of_connection(None, None));
-    CallRecord::new(telemetry, client.begin_call())
+    CallRecord::new(telemetry, client.begin_call(), Instant::now())
 }
 
 /// The record of a call.

@@ -13,8 +13,6 @@ use crate::grpc::status::ok_trailers;
 use crate::limits::HeldBytes;
 use crate::mirror::HeldView;
 use crate::mirror::state::Mirror;
-use crate::proxy::call::CallRecord;
-use crate::proxy::handles::Proxy;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 
 /// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to
@@ -35,11 +33,6 @@ pub(super) enum EntrySource<'a> {
     },
     /// In a page series, counted by this budget.
     Series(HeldBytes),
-}
-
-/// The mirror that a read is answered from.
-pub(super) fn mirror_of<'a>(proxy: &'a Proxy, record: &CallRecord) -> Option<&'a Mirror> {
-    proxy.mirrors.at(record.mirror?)
 }
 
 /// What keeps the entries of a response in memory.

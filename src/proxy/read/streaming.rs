@@ -9,7 +9,7 @@ use hyper::body::Incoming;
 use tracing::Instrument;
 
 use super::answer::Answered;
-use super::body::{EntrySource, mirror_of, stream_body};
+use super::body::{EntrySource, stream_body};
 use super::decide::decide;
 use super::fetch::{Fetch, fetch};
 use super::receive::receive;
@@ -100,7 +100,7 @@ fn respond(
             record.outcome = outcome;
             record.keys = selection.len();
             let entries = EntrySource::Mirror {
-                mirror: mirror_of(proxy, record),
+                mirror: record.mirror(&proxy.mirrors),
                 is_past,
             };
             stream_body(Chunks::new(header, selection), entries).into_response(content_type)

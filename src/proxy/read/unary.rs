@@ -6,7 +6,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument;
 
 use super::answer::Answered;
-use super::body::{EntrySource, mirror_of, unary_body};
+use super::body::{EntrySource, unary_body};
 use super::decide::decide;
 use super::fetch::{Fetch, fetch};
 use super::receive::receive;
@@ -109,7 +109,7 @@ fn respond(
             }
             record.outcome = outcome;
             let entries = EntrySource::Mirror {
-                mirror: mirror_of(proxy, record),
+                mirror: record.mirror(&proxy.mirrors),
                 is_past,
             };
             unary_body(answer, entries).into_response(content_type)

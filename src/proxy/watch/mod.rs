@@ -87,7 +87,13 @@ pub(super) async fn watch(
     let arrived = Instant::now();
     let (parts, body) = request.into_parts();
     let mut requests = Requests::new(body, proxy.request_timeout);
-    let mut stream = Stream::new(client, &parts.headers, &metadata, Protocol::Grpc, record.trace());
+    let mut stream = Stream::new(
+        client,
+        &parts.headers,
+        &metadata,
+        Protocol::Grpc,
+        record.create_spans(),
+    );
     let content_type = metadata.content_type;
     let first = first_create(&stream, &mut requests, record).await;
     if let Err(Declined::For(reason)) = &first

@@ -15,7 +15,7 @@ use crate::grpc::{CallMetadata, WATCH};
 use crate::keyspace::figure_prefix;
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::watch_hub::Signal;
-use crate::proxy::call::{CreateSpans, Trace};
+use crate::proxy::call::CreateSpans;
 use crate::proxy::handles::{Client, Protocol};
 use crate::telemetry::Reason;
 
@@ -62,7 +62,7 @@ impl Stream {
         headers: &HeaderMap,
         metadata: &CallMetadata,
         by: Protocol,
-        trace: Option<&Trace>,
+        spans: Option<Box<CreateSpans>>,
     ) -> Stream {
         Stream {
             client: Arc::clone(client),
@@ -73,7 +73,7 @@ impl Stream {
             by,
             require_leader: metadata.require_leader,
             timeout: metadata.timeout,
-            spans: trace.map(Trace::creates),
+            spans,
         }
     }
 

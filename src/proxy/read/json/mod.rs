@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use tokio::time::Instant;
 
 use super::answer::Answered;
-use super::body::{EntrySource, json_body, mirror_of};
+use super::body::{EntrySource, json_body};
 use super::decide::decide;
 use super::receive::sort_targets_are_unchecked;
 use super::stale::StaleRead;
@@ -198,7 +198,7 @@ fn success(
     record: &CallRecord,
 ) -> Response<ResponseBody> {
     let entries = EntrySource::Mirror {
-        mirror: mirror_of(proxy, record),
+        mirror: record.mirror(&proxy.mirrors),
         is_past: query.revision > 0,
     };
     let (body, length) = json_body(answer, entries);

@@ -97,7 +97,7 @@ async fn first(
     let is_protojson = is_protojson(version);
     let message = request::parse(body, is_protojson).map_err(|_| Reason::Undecodable)?;
     let (metadata, headers) = grpc_metadata(parts).ok_or(Reason::Undecodable)?;
-    let stream = Stream::new(client, &headers, &metadata, Protocol::Json, record.trace());
+    let stream = Stream::new(client, &headers, &metadata, Protocol::Json, record.create_spans());
     let mut requests = Requests::of_message(message, proxy.request_timeout);
     match first_create(&stream, &mut requests, record).await {
         Ok((create, first)) => Ok(Watch {
