@@ -270,16 +270,12 @@ impl Trace {
         }
     }
 
-    /// Sets outcome and reason: a response that does not fit was counted as another one before.
+    /// Sets outcome and reason, also again: a response that does not fit was counted as another one before.
     pub(super) fn set_outcome(&mut self, outcome: Outcome) {
         let (outcome, reason) = outcome.labels();
         let server = &mut self.spans[0];
-        for (name, value) in [("rangecache.outcome", outcome), ("rangecache.reason", reason)] {
-            server
-                .attributes
-                .retain(|attribute| attribute.key.as_str() != name);
-            server.set(name, value);
-        }
+        server.set("rangecache.outcome", outcome);
+        server.set("rangecache.reason", reason);
     }
 
     /// Records the HTTP status.

@@ -12,7 +12,7 @@ use crate::net::{Address, Url};
 
 /// Operations on spans that rangecache needs and the library lacks.
 pub trait SpanExt {
-    /// Adds an attribute.
+    /// Sets an attribute. One of that name is replaced: OpenTelemetry permits no second one.
     fn set(&mut self, name: &'static str, value: impl Into<Value>);
     /// Adds an attribute that counts keys or bytes.
     fn set_count(&mut self, name: &'static str, count: u64);
@@ -29,7 +29,12 @@ pub trait SpanExt {
 
 impl SpanExt for SpanData {
     fn set(&mut self, name: &'static str, value: impl Into<Value>) {
-        self.attributes.push(KeyValue::new(name, value));
+        let attribute = KeyValue::new(name, value);
+        let mut present = self.attributes.iter_mut();
+        match present.find(|present| present.key == attribute.key) {
+            Some(present) => *present = attribute,
+            None => self.attributes.push(attribute),
+        }
     }
 
     fn set_count(&mut self, name: &'static str, count: u64) {
@@ -106,4 +111,19 @@ pub fn status_code(code: u16) -> &'static str {
         "UNAUTHENTICATED",
     ];
     NAMES.get(usize::from(code)).copied().unwrap_or("UNKNOWN")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attribute_that_is_set_again_has_the_later_value_alone() {
+        let mut span = begun("call", SpanContext::NONE, SystemTime::UNIX_EPOCH);
+        span.set("outcome", "hit");
+        span.set("reason", "none");
+        span.set("outcome", "shed");
+        let expected = [KeyValue::new("outcome", "shed"), KeyValue::new("reason", "none")];
+        assert_eq!(span.attributes, expected);
+    }
 }
