@@ -45,13 +45,11 @@ impl CallMetadata {
     /// Reads the metadata; `None` where it contains anything that etcd might treat in a way of its own.
     #[must_use]
     pub fn from_headers(headers: &HeaderMap) -> Option<CallMetadata> {
-        let content_type = headers.get(CONTENT_TYPE)?;
-        if !matches!(
-            content_type.as_bytes(),
-            b"application/grpc" | b"application/grpc+proto"
-        ) {
-            return None;
-        }
+        let content_type = match headers.get(CONTENT_TYPE)?.as_bytes() {
+            b"application/grpc" => "application/grpc",
+            b"application/grpc+proto" => "application/grpc+proto",
+            _ => return None,
+        };
         if headers
             .get("grpc-encoding")
             .is_some_and(|encoding| encoding.as_bytes() != b"identity")
@@ -81,7 +79,7 @@ impl CallMetadata {
             require_leader: headers.contains_key("hasleader"),
             bypass,
             bounds,
-            content_type: content_type.clone(),
+            content_type: HeaderValue::from_static(content_type),
         })
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::call::{CallHead, CallRecord};
 use super::forward::{Upgrade, forward_call, forward_http1, without_share};
 use super::handles::{Access, Client, Proxy};
-use super::read::{is_json_range, json_range, range, range_stream};
+use super::read::{Json, Streaming, Unary, is_json_range, serve};
 use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
 use super::watch::{may_serve, may_serve_json, watch, watch_json};
@@ -206,7 +206,7 @@ async fn route(
     let method = head.method;
     if head.is_http {
         if is_json_range(&request) {
-            return Box::pin(json_range(client, request, call, record)).await;
+            return Box::pin(serve::<Json>(client, request, call, record)).await;
         }
         if may_serve_json(client, &request) {
             return Box::pin(watch_json(client, request, record)).await;
@@ -217,8 +217,10 @@ async fn route(
     }
     if head.is_grpc_call {
         match method {
-            Method::Range => return range(client, request, call, record).await,
-            Method::RangeStream => return Box::pin(range_stream(client, request, call, record)).await,
+            Method::Range => return serve::<Unary>(client, request, call, record).await,
+            Method::RangeStream => {
+                return Box::pin(serve::<Streaming>(client, request, call, record)).await;
+            }
             Method::Watch => {
                 if let Some(metadata) = may_serve(client, request.headers()) {
                     return Box::pin(watch(client, request, metadata, record)).await;

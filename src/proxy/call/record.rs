@@ -220,11 +220,15 @@ impl CallRecord {
         }
     }
 
-    /// Records that `mirror` was not proven fresh, for `reason`. Ends **prove**.
-    pub(in crate::proxy) fn record_not_proven(&mut self, mirror: Option<&Mirror>, reason: Reason) {
+    /// Records that `mirror` was not proven fresh, for `reason`, unless it was: memory may have no answer nevertheless. Ends
+    /// **prove**.
+    pub(in crate::proxy) fn record_not_proven(&mut self, mirror: &Mirror, reason: Reason) {
+        if self.proven.is_some() {
+            return;
+        }
         self.waited = reason == Reason::NotFresh;
         if let Some(trace) = &mut self.trace {
-            let progress_requested = mirror.and_then(Mirror::last_progress_request);
+            let progress_requested = mirror.last_progress_request();
             trace.end_prove(Instant::now(), self.waited, progress_requested, Some(reason));
         }
     }

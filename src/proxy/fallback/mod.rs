@@ -14,6 +14,7 @@
 //! | `single_flight` | makes one call for identical reads; `shared_response` is its result |
 //! | `unary_over_stream` | serves a large Range by a RangeStream of etcd |
 //! | `stream_over_pages` | serves a RangeStream by unary pages, if etcd has no RangeStream |
+//! | `range_request` | the request for a read that rangecache makes by itself |
 //! | `too_large` | remembers lists that are too large to be held complete |
 //! | `reason`, `refused` | reasons for not using a stream; refusals |
 
@@ -21,6 +22,7 @@ mod expiring_map;
 mod page_header;
 mod page_series;
 mod page_source;
+mod range_request;
 mod reason;
 mod refused;
 mod shared_response;
@@ -94,7 +96,7 @@ pub(super) struct Fallback {
 }
 
 /// A Range or RangeStream that memory cannot answer.
-pub(super) struct Read<'a> {
+pub(super) struct UpstreamRead<'a> {
     /// Either Range or RangeStream.
     pub(super) method: Method,
     pub(super) parts: Parts,
@@ -165,7 +167,7 @@ impl Fallback {
 
     /// Fetches a read from etcd. Defines **the order** of the alternatives; each one leaves what it cannot serve to the
     /// next.
-    pub(super) async fn fetch(self: &Arc<Self>, mut read: Read<'_>) -> Fetched {
+    pub(super) async fn fetch(self: &Arc<Self>, mut read: UpstreamRead<'_>) -> Fetched {
         let scope = self.share_scope(&read);
         // A client that bypasses the cache gets its own call, whatever the size of the response.
         if read.metadata.bypass && read.method == Method::Range {
@@ -199,7 +201,7 @@ impl Fallback {
 
     /// Fetches a large Range: joins a shared call, or waits for a turn and is then converted to a RangeStream or
     /// forwarded.
-    async fn fetch_large(self: &Arc<Self>, read: Read<'_>, scope: Option<ShareScope>) -> CallResult {
+    async fn fetch_large(self: &Arc<Self>, read: UpstreamRead<'_>, scope: Option<ShareScope>) -> CallResult {
         // 4. A call that is shared with identical reads.
         let leader = match self.lead_or_join(&read, scope.as_ref()) {
             None => None,
@@ -223,7 +225,7 @@ impl Fallback {
     /// Fetches a large Range by a call of its own, once there is a turn for it.
     async fn fetch_alone(
         self: &Arc<Self>,
-        read: Read<'_>,
+        read: UpstreamRead<'_>,
         scope: Option<ShareScope>,
         leader: Option<Leader<SharedResult>>,
     ) -> CallResult {
@@ -272,14 +274,14 @@ impl Fallback {
     }
 
     /// Clients that may share the response to this read; `None` if none may.
-    fn share_scope(&self, read: &Read<'_>) -> Option<ShareScope> {
+    fn share_scope(&self, read: &UpstreamRead<'_>) -> Option<ShareScope> {
         let has_own_user = self.forward.upstream.credentials().are_valid();
         let auth = self.forward.cluster_state.auth();
         ShareScope::from_call(read.metadata, &read.parts.headers, auth, has_own_user)
     }
 
     /// Serves a page from the series that an earlier page started.
-    async fn next_page(&self, read: &mut Read<'_>, scope: Option<&ShareScope>) -> Option<PageAnswer> {
+    async fn next_page(&self, read: &mut UpstreamRead<'_>, scope: Option<&ShareScope>) -> Option<PageAnswer> {
         let gate = self.gate(read);
         let page = self
             .page_series
@@ -293,7 +295,7 @@ impl Fallback {
     /// that does not read it keeps no turn.
     async fn forward_small(
         &self,
-        read: Read<'_>,
+        read: UpstreamRead<'_>,
         class: ConnectionClass,
         observer: Option<PageObserver>,
     ) -> CallResult {
@@ -304,7 +306,7 @@ impl Fallback {
     /// Forwards the call unchanged, with an observer that may start a page series.
     async fn forward(
         &self,
-        read: Read<'_>,
+        read: UpstreamRead<'_>,
         class: ConnectionClass,
         observer: Option<PageObserver>,
         gate: Option<Gate<'_>>,
@@ -346,7 +348,7 @@ impl Fallback {
     }
 
     /// Access of `read` to the turns of small reads.
-    fn gate<'a>(&'a self, read: &Read<'a>) -> Gate<'a> {
+    fn gate<'a>(&'a self, read: &UpstreamRead<'a>) -> Gate<'a> {
         Gate {
             turns: &self.forward.small_turns,
             account: read.account,
@@ -364,7 +366,11 @@ impl Fallback {
         self.page_series.observer(query, scope, scanner)
     }
 
-    async fn stream_or_pages(self: &Arc<Self>, read: Read<'_>, scope: Option<ShareScope>) -> CallResult {
+    async fn stream_or_pages(
+        self: &Arc<Self>,
+        read: UpstreamRead<'_>,
+        scope: Option<ShareScope>,
+    ) -> CallResult {
         let no_stream = if read.query.may_page() {
             let observer = self.page_observer(read.query, scope, RangeResponseScanner::stream());
             let mut held = read.account.hold(CallKind::Forwarded);
@@ -425,7 +431,7 @@ impl Fallback {
     /// Returns whether a large Range leads or joins; `None` if its response may not be shared.
     fn lead_or_join(
         self: &Arc<Self>,
-        read: &Read<'_>,
+        read: &UpstreamRead<'_>,
         scope: Option<&ShareScope>,
     ) -> Option<Role<SharedResult>> {
         if scope != Some(&ShareScope::Everyone) || self.too_large.contains(&read.framed) {
@@ -532,7 +538,7 @@ impl Fallback {
 
 /// Waits until the client may send a list to etcd; `None` if the read is none, or without a bound
 /// (`--client-max-forwarded-lists`).
-async fn begin_list(read: &Read<'_>) -> Result<Option<OwnedSemaphorePermit>, NoShare> {
+async fn begin_list(read: &UpstreamRead<'_>) -> Result<Option<OwnedSemaphorePermit>, NoShare> {
     if read.method != Method::RangeStream && !read.query.is_large() {
         return Ok(None);
     }
@@ -556,7 +562,7 @@ fn with_observer(body: ResponseBody, observer: Option<PageObserver>) -> Response
 }
 
 /// Responds with the status of a refusal, and sets the read's outcome.
-fn refuse(read: Read<'_>, refused: Refused) -> CallResult {
+fn refuse(read: UpstreamRead<'_>, refused: Refused) -> CallResult {
     *read.outcome = refused.outcome;
     Ok(status_response(
         &refused.status,

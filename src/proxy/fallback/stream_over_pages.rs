@@ -20,6 +20,7 @@ use http_body::Frame;
 use prost::Message;
 use tokio::time::Instant;
 
+use super::range_request::range_request;
 use super::refused::Refused;
 use crate::cache::{ChunkSize, Entry, RangeQuery};
 use crate::etcdserverpb::{RangeRequest, RangeResponse, RangeStreamResponse, ResponseHeader};
@@ -250,16 +251,8 @@ impl<G: FetchPage> Pager<G> {
             _ => first_page_limit(),
         };
         let request = RangeRequest {
-            key: query.key.clone(),
-            range_end: query.range_end.clone(),
             limit,
-            revision: query.revision,
-            sort_order: query.sort_order,
-            sort_target: query.sort_target,
-            serializable: query.serializable,
-            keys_only: query.keys_only,
-            count_only: query.count_only,
-            ..RangeRequest::default()
+            ..range_request(query)
         };
         Box::new(Pager {
             calls,

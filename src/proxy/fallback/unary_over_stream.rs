@@ -18,6 +18,7 @@ use http_body::Frame;
 use prost::encoding::{encode_varint, encoded_len_varint};
 use tokio::time::Instant;
 
+use super::range_request::range_request;
 use super::reason::StreamFallback;
 use super::too_large::is_too_large;
 use crate::cache::{RangeQuery, Rope};
@@ -70,13 +71,9 @@ pub(super) struct Converted {
 /// etcd reads all chunks at the same revision only if the requested one is not negative.
 pub(super) fn stream_request(query: &RangeQuery) -> RangeRequest {
     RangeRequest {
-        key: query.key.clone(),
-        range_end: query.range_end.clone(),
         limit: query.limit.max(0),
         revision: query.revision.max(0),
-        serializable: query.serializable,
-        keys_only: query.keys_only,
-        ..RangeRequest::default()
+        ..range_request(query)
     }
 }
 

@@ -8,44 +8,29 @@ use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::Version;
 
-/// Result of **plan**, **prove** and **answer** for a Range or RangeStream.
-pub(super) enum Decision {
-    /// Responds from memory with the selected entries.
-    Answer(ResponseHeader, Selection, Outcome),
-    /// Responds with the status that etcd would return.
-    Error(Status, Outcome),
-    /// Gets the response from etcd.
-    Forward(Reason),
-}
-
-/// Response from memory.
-pub(super) enum Answered {
+/// Response from memory, whatever its wire format. Throughout the read path the other result is the [`Reason`] for which
+/// etcd has to respond.
+pub(super) enum MemoryAnswer {
     /// The selected entries.
     Entries(ResponseHeader, Selection, Outcome),
     /// The status that etcd would return.
-    Error(Status, Outcome),
+    Refusal(Status, Outcome),
 }
 
-impl From<Answered> for Decision {
-    fn from(answered: Answered) -> Decision {
-        match answered {
-            Answered::Entries(header, selection, outcome) => Decision::Answer(header, selection, outcome),
-            Answered::Error(status, outcome) => Decision::Error(status, outcome),
-        }
+impl MemoryAnswer {
+    /// A refusal as etcd's.
+    pub(super) fn refusal(status: Status) -> MemoryAnswer {
+        MemoryAnswer::Refusal(status, Outcome::Hit(Read::Refused))
     }
-}
 
-impl Decision {
-    /// The response from memory.
-    ///
-    /// # Errors
-    /// Reason for which the response is got from etcd.
-    pub(super) fn into_answered(self) -> Result<Answered, Reason> {
-        match self {
-            Decision::Answer(header, selection, outcome) => Ok(Answered::Entries(header, selection, outcome)),
-            Decision::Error(status, outcome) => Ok(Answered::Error(status, outcome)),
-            Decision::Forward(reason) => Err(reason),
-        }
+    /// The refusal of a request that is not valid.
+    pub(super) fn invalid(error: &dyn std::error::Error) -> MemoryAnswer {
+        MemoryAnswer::refusal(Status::InvalidArgument(error.to_string()))
+    }
+
+    /// The end of a read at its client's deadline.
+    pub(super) fn deadline_exceeded() -> MemoryAnswer {
+        MemoryAnswer::Refusal(Status::DeadlineExceeded, Outcome::Cancelled(Reason::Deadline))
     }
 }
 
@@ -76,12 +61,15 @@ pub(super) enum Basis {
 
 /// Selects the entries that `query` requests. `version` is the lowest version among the endpoints, whose
 /// dialect the response follows.
+///
+/// # Errors
+/// Reason for which etcd has to respond.
 pub(super) fn answer(
     query: &RangeQuery,
     proven: Proven<'_>,
-    version: Option<Version>,
+    version: Version,
     cluster_state: &ClusterState,
-) -> Decision {
+) -> Result<MemoryAnswer, Reason> {
     let Proven {
         mirror,
         newest,
@@ -90,15 +78,12 @@ pub(super) fn answer(
         waited,
         basis,
     } = proven;
-    let outcome = |read: Read| {
-        if waited {
-            Outcome::Waited(read)
-        } else {
-            Outcome::Hit(read)
-        }
-    };
+    let outcome = if waited { Outcome::Waited } else { Outcome::Hit };
     if query.revision > header.revision {
-        return Decision::Error(Status::FutureRevision, outcome(Read::Refused));
+        return Ok(MemoryAnswer::Refusal(
+            Status::FutureRevision,
+            outcome(Read::Refused),
+        ));
     }
     let (tree, read) = if query.revision > 0 {
         let tree = match basis {
@@ -108,37 +93,30 @@ pub(super) fn answer(
         match tree {
             Ok(tree) => (tree, Read::Pinned),
             Err(ViewAtError::Unavailable(AtError::Compacted { .. })) => {
-                return Decision::Error(Status::Compacted, outcome(Read::Refused));
+                return Ok(MemoryAnswer::Refusal(Status::Compacted, outcome(Read::Refused)));
             }
-            Err(ViewAtError::Unavailable(AtError::Future { .. })) => {
-                return Decision::Forward(Reason::NotFresh);
-            }
-            Err(ViewAtError::Unavailable(AtError::Gone { .. })) => {
-                return Decision::Forward(Reason::HistoryGone);
-            }
-            Err(ViewAtError::OutOfService(reason)) => return Decision::Forward(reason),
+            Err(ViewAtError::Unavailable(AtError::Future { .. })) => return Err(Reason::NotFresh),
+            Err(ViewAtError::Unavailable(AtError::Gone { .. })) => return Err(Reason::HistoryGone),
+            Err(ViewAtError::OutOfService(reason)) => return Err(reason),
         }
     } else if query.serializable {
         (newest, Read::Serializable)
     } else {
         (newest, Read::Linearizable)
     };
-    let Some(version) = version else {
-        return Decision::Forward(Reason::VersionUnknown);
-    };
     let read = match basis {
         Basis::Proof => read,
         Basis::Bounds => Read::Bounded,
         Basis::Stale => Read::Stale,
     };
-    let selection = match select(&tree, query, &Dialect::of_version(version.major, version.minor)) {
-        Selected::Answer(selection) => selection,
-        Selected::TiesAreEtcds => return Decision::Forward(Reason::SortTies),
+    let dialect = Dialect::of_version(version.major, version.minor);
+    let Selected::Answer(selection) = select(&tree, query, &dialect) else {
+        return Err(Reason::SortTies);
     };
     // Recorded before the response is sent: no later response of this process may be older (I11). The entries were
     // selected before: if the history is still the same, they are of it, too.
     if !cluster_state.record_served(history, header.revision) {
-        return Decision::Forward(Reason::HistoryReplaced);
+        return Err(Reason::HistoryReplaced);
     }
-    Decision::Answer(header, selection, outcome(read))
+    Ok(MemoryAnswer::Entries(header, selection, outcome(read)))
 }

@@ -25,7 +25,7 @@ const SMALL_BYTES: u64 = 16 << 10;
 const COUNTED_JSON_BYTES: usize = 2 << 10;
 
 /// Where the entries of a response are.
-pub(super) enum EntrySource<'a> {
+pub(in crate::proxy) enum EntrySource<'a> {
     /// In a view of this mirror; `is_past` for one at a past revision.
     Mirror {
         mirror: Option<&'a Mirror>,

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use prost::Message as _;
 
 pub(crate) use super::json::fuzzing::range_json;
-use super::plan::{Plan, PlanInputs, plan};
+use super::plan::{Plan, PlanInputs, RequiredProof, plan};
 use crate::cache::testing::query_of;
 use crate::cache::{Dialect, RangeQuery, SortTarget, names_unknown_sort_target};
 use crate::etcdserverpb::RangeRequest;
@@ -23,7 +23,7 @@ struct Known {
 }
 
 impl Known {
-    fn inputs(&self) -> PlanInputs {
+    fn inputs(&self) -> PlanInputs<()> {
         let [
             has_own_user,
             is_identified,
@@ -34,7 +34,7 @@ impl Known {
         let mirror_revision = self.mirror_revision.map(|revision| revision.map(i64::from));
         let version = |(minor, patch): (u8, u8)| Version::new(3, 4 + u32::from(minor % 5), patch.into());
         PlanInputs {
-            mirror_revision: mirror_revision.map(|revision| revision.ok_or(Reason::Loading)),
+            mirror: mirror_revision.map(|revision| ((), revision.ok_or(Reason::Loading))),
             version: self.version.map(version),
             auth: [Auth::Unknown, Auth::Off, Auth::On][usize::from(self.auth % 3)],
             min_served_revision: self.min_served_revision.map(i64::from),
@@ -84,7 +84,7 @@ pub(crate) fn range_plan(data: &[u8]) {
 }
 
 /// What each plan requires, read from its meaning and not from the order in which `plan` decides.
-fn check_plan(query: &RangeQuery, inputs: &PlanInputs) {
+fn check_plan(query: &RangeQuery, inputs: &PlanInputs<()>) {
     let planned = plan(query, inputs);
     let dialect = match inputs.version {
         Some(version) => Dialect::of_version(version.major, version.minor),
@@ -95,40 +95,43 @@ fn check_plan(query: &RangeQuery, inputs: &PlanInputs) {
         query.check(&dialect).is_err(),
         "refused as etcd refuses it"
     );
-    let is_from_memory = !matches!(planned, Plan::Refuse(_) | Plan::Forward(_));
-    let Some((version, Ok(mirror))) = inputs.version.zip(inputs.mirror_revision) else {
-        assert!(!is_from_memory, "{planned:?} without a version or a mirror");
+    let Plan::Answer { version, proof, .. } = planned else {
         return;
+    };
+    assert_eq!(Some(version), inputs.version);
+    let Some(((), Ok(mirror))) = inputs.mirror else {
+        panic!("{proof:?} without a mirror");
     };
     let is_reached = query.revision <= mirror;
     let needs_own_rights = inputs.has_credentials || inputs.auth == Auth::On;
-    if is_from_memory && needs_own_rights {
-        assert!(matches!(planned, Plan::Authorize { .. }), "{planned:?}");
+    if needs_own_rights {
+        assert!(matches!(proof, RequiredProof::Authorization { .. }), "{proof:?}");
     }
-    if is_from_memory && inputs.auth == Auth::On {
+    if inputs.auth == Auth::On {
         assert!(inputs.has_own_user && inputs.is_identified);
     }
-    if is_from_memory && query.serializable {
+    if query.serializable {
         assert!(!inputs.require_leader, "only a member knows its leader");
     }
     let progress_is_trusted = gates::PROGRESS_NOTIFICATIONS.is_open(version);
-    match planned {
-        Plan::Refuse(_) | Plan::Forward(_) => {}
-        Plan::Prove => assert!(progress_is_trusted && (query.revision <= 0 || query.serializable)),
-        Plan::ProvePast => {
+    match proof {
+        RequiredProof::QuorumCheck => {
+            assert!(progress_is_trusted && (query.revision <= 0 || query.serializable));
+        }
+        RequiredProof::PastCheck => {
             assert!(query.revision > 0 && !query.serializable);
             assert!(progress_is_trusted || is_reached);
         }
-        Plan::AtOrAbove(revision) => {
+        RequiredProof::AtOrAbove(revision) => {
             assert!(query.serializable && is_reached && inputs.auth == Auth::Off);
             assert_eq!(Some(revision), inputs.min_served_revision);
         }
-        Plan::WithinBounds(revision) => {
+        RequiredProof::WithinBounds(revision) => {
             assert!(inputs.is_within_bounds && inputs.auth == Auth::Off);
             assert!(!query.serializable && query.revision <= 0 && !inputs.require_leader);
             assert!(revision <= mirror && inputs.min_served_revision.is_some_and(|least| revision >= least));
         }
-        Plan::Authorize {
+        RequiredProof::Authorization {
             serializable,
             min_revision,
         } => {

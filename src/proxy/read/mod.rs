@@ -1,36 +1,38 @@
 //! Range and RangeStream: **plan**, **prove** and **answer** from memory; other reads are passed to `fallback`.
 //!
+//! A read enters these files in this order:
+//!
 //! | file | what it does |
 //! |---|---|
-//! | `receive` | reads and decodes the request of either method |
+//! | `serve` | serves a read in any wire format: calls what follows |
+//! | `unary`, `streaming`, `json` | the formats: KV/Range, KV/RangeStream, and `/v3/kv/range` of the JSON gateway |
+//! | `grpc` | what the first two have in common: receive, and get the response from etcd by way of `fallback` |
+//! | `decide` | has the read planned, and begins the attempt |
 //! | `plan` | decides what must be proven; a pure function |
-//! | `decide` | executes the plan: quorum check, wait for the mirror |
+//! | `attempt` | waits for the quorum check and for the mirror |
 //! | `authorize` | has etcd check the caller's permission to read the range |
-//! | `past` | answers a read at a past revision with the header of its check |
-//! | `stale` | answers from the last view while no member of etcd answers |
 //! | `answer` | selects the entries of the response from a proven view |
-//! | `unary`, `streaming` | build the response of KV/Range and of KV/RangeStream, or call `fetch` |
+//! | `stale` | answers from the last view while no member of etcd answers |
 //! | `shadow` | compares etcd's responses with memory's (`--shadow`) |
-//! | `json` | `/v3/kv/range` of the JSON gateway |
-//! | `fetch` | gets the response from etcd by way of `fallback` |
 //! | `body` | produces the bytes of responses from memory as the client reads |
 
 mod answer;
+mod attempt;
 mod authorize;
 mod body;
 mod decide;
-mod fetch;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
+mod grpc;
 mod json;
-mod past;
 mod plan;
-mod receive;
+mod serve;
 mod shadow;
 mod stale;
 mod streaming;
 mod unary;
 
-pub(super) use json::{is_json_range, json_range};
-pub(super) use streaming::range_stream;
-pub(super) use unary::range;
+pub(super) use json::{Json, is_json_range};
+pub(super) use serve::serve;
+pub(super) use streaming::Streaming;
+pub(super) use unary::Unary;

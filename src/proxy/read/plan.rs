@@ -8,10 +8,10 @@ use crate::upstream::{Version, gates};
 
 /// State that a plan depends on in addition to the request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PlanInputs {
-    /// Revision of the mirror that holds the range, or the reason for which that mirror is out of service. `None` if no
+pub(super) struct PlanInputs<M> {
+    /// The mirror that holds the range, with its revision or the reason for which it is out of service. `None` if no
     /// mirror holds the range.
-    pub(super) mirror_revision: Option<Result<i64, Reason>>,
+    pub(super) mirror: Option<(M, Result<i64, Reason>)>,
     /// Lowest version among the endpoints; `None` until an endpoint has reported its version.
     pub(super) version: Option<Version>,
     pub(super) auth: Auth,
@@ -30,36 +30,47 @@ pub(super) struct PlanInputs {
     pub(super) require_leader: bool,
 }
 
-/// Source of the response to a Range, and the proof that it needs.
+/// Source of the response to a Range. `M` stands for the mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Plan {
+pub(super) enum Plan<M> {
     /// Refused with etcd's error.
     Refuse(QueryError),
-    /// From memory, once a quorum check has returned etcd's revision and the mirror has reached it.
-    Prove,
-    /// From memory, once a quorum check has returned etcd's revision and has proven that the requested past revision is
-    /// not compacted. The mirror must have reached only the past revision.
-    ProvePast,
-    /// From memory, once the mirror is at this revision or later. Needs no call to etcd.
+    /// From etcd.
+    Forward(Reason),
+    /// From memory, once there is the proof that it needs.
+    Answer {
+        mirror: M,
+        /// Lowest version among the endpoints, whose dialect the response follows.
+        version: Version,
+        proof: RequiredProof,
+    },
+}
+
+/// Proof that an answer from memory needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequiredProof {
+    /// A quorum check has returned etcd's revision, and the mirror has reached it.
+    QuorumCheck,
+    /// A quorum check has returned etcd's revision, and has proven that the requested past revision is not compacted.
+    /// The mirror must have reached only the past revision.
+    PastCheck,
+    /// The mirror is at this revision or later. Needs no call to etcd.
     AtOrAbove(i64),
-    /// From memory, once the mirror is at this revision or later, which lies within the bounds that the caller set.
-    /// Needs no call to etcd.
+    /// The mirror is at this revision or later, which lies within the bounds that the caller set. Needs no call to etcd.
     WithinBounds(i64),
-    /// From memory, at the revision at which etcd authorizes the caller to read the range (I8).
-    Authorize {
+    /// etcd authorizes the caller to read the range, and the answer is at the revision at which it does (I8).
+    Authorization {
         /// One member's local state suffices, provided its revision is at least `min_revision`.
         serializable: bool,
         /// Lowest acceptable revision of the authorization (I11). 0 if the authorization is linearizable: its revision
         /// is at least that of any earlier response.
         min_revision: i64,
     },
-    /// From etcd.
-    Forward(Reason),
 }
 
 /// Plans the read. **I1, forward by default**: a read is forwarded unless every condition for an answer from memory is
 /// known to hold.
-pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
+pub(super) fn plan<M: Copy>(query: &RangeQuery, inputs: &PlanInputs<M>) -> Plan<M> {
     let dialect = inputs
         .version
         .map(|version| Dialect::of_version(version.major, version.minor));
@@ -67,35 +78,53 @@ pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
     if let Err(error) = query.check(&dialect.unwrap_or(Dialect::of_version(3, 5))) {
         return Plan::Refuse(error);
     }
-    let Some(lowest) = inputs.version else {
+    let Some(version) = inputs.version else {
         return Plan::Forward(Reason::VersionUnknown);
     };
     if inputs.auth == Auth::On && !(inputs.has_own_user && inputs.is_identified) {
         return Plan::Forward(Reason::Auth);
     }
-    let mirror_revision = match inputs.mirror_revision {
-        None => return Plan::Forward(Reason::NotMirrored),
-        Some(Err(reason)) => return Plan::Forward(reason),
-        Some(Ok(mirror_revision)) => mirror_revision,
-    };
+    match inputs.mirror {
+        None => Plan::Forward(Reason::NotMirrored),
+        Some((_, Err(reason))) => Plan::Forward(reason),
+        Some((mirror, Ok(revision))) => match required_proof(query, inputs, version, revision) {
+            Ok(proof) => Plan::Answer {
+                mirror,
+                version,
+                proof,
+            },
+            Err(reason) => Plan::Forward(reason),
+        },
+    }
+}
+/// The proof that an answer from a mirror at `mirror_revision` needs. `lowest` is the lowest version among the endpoints.
+///
+/// # Errors
+/// Reason for which no proof suffices.
+fn required_proof<M>(
+    query: &RangeQuery,
+    inputs: &PlanInputs<M>,
+    lowest: Version,
+    mirror_revision: i64,
+) -> Result<RequiredProof, Reason> {
     // A serializable read with this flag fails on a member without a leader, which only etcd can know. A linearizable
     // read needs a leader anyway, and so does its proof.
     if query.serializable && inputs.require_leader {
-        return Plan::Forward(Reason::RequireLeader);
+        return Err(Reason::RequireLeader);
     }
     // Only etcd can check credentials (I8), even while auth seems to be off: it may have been switched on since the
     // last check.
     if inputs.has_credentials || inputs.auth == Auth::On {
         return match inputs.min_served_revision {
-            _ if !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) => Plan::Forward(Reason::VersionGate),
-            Some(min_revision) if query.serializable => Plan::Authorize {
+            _ if !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) => Err(Reason::VersionGate),
+            Some(min_revision) if query.serializable => Ok(RequiredProof::Authorization {
                 serializable: true,
                 min_revision,
-            },
-            _ => Plan::Authorize {
+            }),
+            _ => Ok(RequiredProof::Authorization {
                 serializable: false,
                 min_revision: 0,
-            },
+            }),
         };
     }
     // A revision above the mirror's may exist in etcd already or lie in its future: that takes a quorum check, even if
@@ -106,8 +135,8 @@ pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
         && let Some(revision) = inputs.min_served_revision
     {
         return match inputs.auth {
-            Auth::Off => Plan::AtOrAbove(revision),
-            Auth::Unknown | Auth::On => Plan::Forward(Reason::Auth),
+            Auth::Off => Ok(RequiredProof::AtOrAbove(revision)),
+            Auth::Unknown | Auth::On => Err(Reason::Auth),
         };
     }
     // At a past revision only a check shows whether etcd has compacted it, and `hasleader` asks for the cluster of now.
@@ -120,16 +149,16 @@ pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
             .min_served_revision
             .is_some_and(|minimum| minimum <= mirror_revision)
     {
-        return Plan::WithinBounds(mirror_revision);
+        return Ok(RequiredProof::WithinBounds(mirror_revision));
     }
     let is_past = query.revision > 0 && !query.serializable;
     let needs_progress = !(is_past && is_reached);
     if needs_progress && !gates::PROGRESS_NOTIFICATIONS.is_open(lowest) {
-        Plan::Forward(Reason::VersionGate)
+        Err(Reason::VersionGate)
     } else if is_past {
-        Plan::ProvePast
+        Ok(RequiredProof::PastCheck)
     } else {
-        Plan::Prove
+        Ok(RequiredProof::QuorumCheck)
     }
 }
 
@@ -137,9 +166,10 @@ pub(super) fn plan(query: &RangeQuery, inputs: &PlanInputs) -> Plan {
 mod tests {
     use super::*;
 
-    const INPUTS: PlanInputs = PlanInputs {
-        mirror_revision: Some(Ok(100)),
-        version: Some(Version::new(3, 7, 3)),
+    const VERSION: Version = Version::new(3, 7, 3);
+    const INPUTS: PlanInputs<()> = PlanInputs {
+        mirror: Some(((), Ok(100))),
+        version: Some(VERSION),
         auth: Auth::Off,
         min_served_revision: Some(90),
         has_own_user: false,
@@ -156,7 +186,23 @@ mod tests {
         }
     }
 
-    fn planned(query: &RangeQuery, change: impl FnOnce(&mut PlanInputs)) -> Plan {
+    /// The plan of an answer that needs this proof.
+    const fn by(proof: RequiredProof) -> Plan<()> {
+        Plan::Answer {
+            mirror: (),
+            version: VERSION,
+            proof,
+        }
+    }
+
+    const CHECKED: Plan<()> = by(RequiredProof::QuorumCheck);
+    const CHECKED_PAST: Plan<()> = by(RequiredProof::PastCheck);
+    const AUTHORIZED: Plan<()> = by(RequiredProof::Authorization {
+        serializable: false,
+        min_revision: 0,
+    });
+
+    fn planned(query: &RangeQuery, change: impl FnOnce(&mut PlanInputs<()>)) -> Plan<()> {
         let mut inputs = INPUTS;
         change(&mut inputs);
         plan(query, &inputs)
@@ -164,7 +210,7 @@ mod tests {
 
     #[test]
     fn linearizable_read_needs_a_quorum_check() {
-        assert_eq!(plan(&get(), &INPUTS), Plan::Prove);
+        assert_eq!(plan(&get(), &INPUTS), CHECKED);
         assert_eq!(
             plan(
                 &RangeQuery {
@@ -173,35 +219,29 @@ mod tests {
                 },
                 &INPUTS
             ),
-            Plan::Prove
+            CHECKED
         );
     }
 
     #[test]
     fn read_within_its_bounds_needs_no_quorum_check_unless_more_is_asked() {
-        let within = |inputs: &mut PlanInputs| inputs.is_within_bounds = true;
-        assert_eq!(planned(&get(), within), Plan::WithinBounds(100));
-        assert_eq!(planned(&get(), |_| {}), Plan::Prove);
-        type Change = fn(&mut PlanInputs);
-        let changes: [(Change, Plan); 6] = [
-            (|inputs| inputs.require_leader = true, Plan::Prove),
-            (|inputs| inputs.auth = Auth::Unknown, Plan::Prove),
-            (|inputs| inputs.min_served_revision = None, Plan::Prove),
-            (|inputs| inputs.min_served_revision = Some(101), Plan::Prove),
+        let within = |inputs: &mut PlanInputs<()>| inputs.is_within_bounds = true;
+        assert_eq!(planned(&get(), within), by(RequiredProof::WithinBounds(100)));
+        assert_eq!(planned(&get(), |_| {}), CHECKED);
+        type Change = fn(&mut PlanInputs<()>);
+        let changes: [(Change, Plan<()>); 6] = [
+            (|inputs| inputs.require_leader = true, CHECKED),
+            (|inputs| inputs.auth = Auth::Unknown, CHECKED),
+            (|inputs| inputs.min_served_revision = None, CHECKED),
+            (|inputs| inputs.min_served_revision = Some(101), CHECKED),
+            (|inputs| inputs.has_credentials = true, AUTHORIZED),
             (
-                |inputs| inputs.has_credentials = true,
-                Plan::Authorize {
-                    serializable: false,
-                    min_revision: 0,
-                },
-            ),
-            (
-                |inputs| inputs.mirror_revision = Some(Err(Reason::FeedLost)),
+                |inputs| inputs.mirror = Some(((), Err(Reason::FeedLost))),
                 Plan::Forward(Reason::FeedLost),
             ),
         ];
         for (change, expected) in changes {
-            let changed = |inputs: &mut PlanInputs| {
+            let changed = |inputs: &mut PlanInputs<()>| {
                 within(inputs);
                 change(inputs);
             };
@@ -211,7 +251,7 @@ mod tests {
             revision: 50,
             ..get()
         };
-        assert_eq!(planned(&past, within), Plan::ProvePast);
+        assert_eq!(planned(&past, within), CHECKED_PAST);
     }
 
     #[test]
@@ -227,14 +267,18 @@ mod tests {
                 ..get()
             },
         ] {
-            assert_eq!(plan(&query, &INPUTS), Plan::AtOrAbove(90), "{query:?}");
+            assert_eq!(
+                plan(&query, &INPUTS),
+                by(RequiredProof::AtOrAbove(90)),
+                "{query:?}"
+            );
             assert_eq!(
                 planned(&query, |inputs| inputs.auth = Auth::Unknown),
                 Plan::Forward(Reason::Auth)
             );
             assert_eq!(
                 planned(&query, |inputs| inputs.min_served_revision = None),
-                Plan::Prove,
+                CHECKED,
                 "the minimum served revision is unknown"
             );
         }
@@ -244,19 +288,24 @@ mod tests {
     fn past_read_needs_a_quorum_check_at_its_revision() {
         for revision in [1, 100, 101] {
             let query = RangeQuery { revision, ..get() };
-            assert_eq!(plan(&query, &INPUTS), Plan::ProvePast, "{revision}");
+            assert_eq!(plan(&query, &INPUTS), CHECKED_PAST, "{revision}");
             for auth in [Auth::Unknown, Auth::Off] {
-                let unknown = |inputs: &mut PlanInputs| {
+                let unknown = |inputs: &mut PlanInputs<()>| {
                     (inputs.min_served_revision, inputs.auth) = (None, auth);
                 };
-                assert_eq!(planned(&query, unknown), Plan::ProvePast, "{revision}");
+                assert_eq!(planned(&query, unknown), CHECKED_PAST, "{revision}");
             }
-            let old = planned(&query, |inputs| inputs.version = Some(Version::new(3, 5, 12)));
+            let version = Version::new(3, 5, 12);
+            let old = planned(&query, |inputs| inputs.version = Some(version));
             let expected = if revision > 100 {
                 Plan::Forward(Reason::VersionGate)
             } else {
                 // No progress is needed to reach it.
-                Plan::ProvePast
+                Plan::Answer {
+                    mirror: (),
+                    version,
+                    proof: RequiredProof::PastCheck,
+                }
             };
             assert_eq!(old, expected, "{revision}");
         }
@@ -269,20 +318,20 @@ mod tests {
             serializable: true,
             ..get()
         };
-        assert_eq!(plan(&query, &INPUTS), Plan::Prove);
+        assert_eq!(plan(&query, &INPUTS), CHECKED);
     }
 
     #[test]
     fn read_that_cannot_be_proven_is_forwarded_with_its_reason() {
-        type Change = fn(&mut PlanInputs);
+        type Change = fn(&mut PlanInputs<()>);
         let cases: [(Change, Reason); 7] = [
-            (|inputs| inputs.mirror_revision = None, Reason::NotMirrored),
+            (|inputs| inputs.mirror = None, Reason::NotMirrored),
             (
-                |inputs| inputs.mirror_revision = Some(Err(Reason::Loading)),
+                |inputs| inputs.mirror = Some(((), Err(Reason::Loading))),
                 Reason::Loading,
             ),
             (
-                |inputs| inputs.mirror_revision = Some(Err(Reason::FeedLost)),
+                |inputs| inputs.mirror = Some(((), Err(Reason::FeedLost))),
                 Reason::FeedLost,
             ),
             (|inputs| inputs.version = None, Reason::VersionUnknown),
@@ -311,11 +360,7 @@ mod tests {
 
     #[test]
     fn read_with_credentials_or_auth_is_authorized_by_etcd_at_any_revision() {
-        let linearizable = Plan::Authorize {
-            serializable: false,
-            min_revision: 0,
-        };
-        type Change = fn(&mut PlanInputs);
+        type Change = fn(&mut PlanInputs<()>);
         let changes: [Change; 3] = [
             |inputs| inputs.has_credentials = true,
             |inputs| (inputs.auth, inputs.has_own_user) = (Auth::On, true),
@@ -324,38 +369,36 @@ mod tests {
         for change in changes {
             for revision in [0, 1, 100, 101] {
                 let query = RangeQuery { revision, ..get() };
-                assert_eq!(planned(&query, change), linearizable, "{query:?}");
+                assert_eq!(planned(&query, change), AUTHORIZED, "{query:?}");
                 let query = RangeQuery {
                     serializable: true,
                     ..query
                 };
-                let from_local_state = Plan::Authorize {
+                let from_local_state = by(RequiredProof::Authorization {
                     serializable: true,
                     min_revision: 90,
-                };
+                });
                 assert_eq!(planned(&query, change), from_local_state, "{query:?}");
-                let minimum_unknown = |inputs: &mut PlanInputs| {
+                let minimum_unknown = |inputs: &mut PlanInputs<()>| {
                     change(inputs);
                     inputs.min_served_revision = None;
                 };
-                assert_eq!(planned(&query, minimum_unknown), linearizable, "{query:?}");
+                assert_eq!(planned(&query, minimum_unknown), AUTHORIZED, "{query:?}");
             }
-            let out_of_service = |inputs: &mut PlanInputs| {
+            let out_of_service = |inputs: &mut PlanInputs<()>| {
                 change(inputs);
-                inputs.mirror_revision = Some(Err(Reason::FeedLost));
+                inputs.mirror = Some(((), Err(Reason::FeedLost)));
             };
             assert_eq!(planned(&get(), out_of_service), Plan::Forward(Reason::FeedLost));
         }
-        let no_own_user = |inputs: &mut PlanInputs| (inputs.auth, inputs.has_credentials) = (Auth::On, true);
+        let no_own_user =
+            |inputs: &mut PlanInputs<()>| (inputs.auth, inputs.has_credentials) = (Auth::On, true);
         assert_eq!(planned(&get(), no_own_user), Plan::Forward(Reason::Auth));
-        let taken_for_another = |inputs: &mut PlanInputs| {
+        let taken_for_another = |inputs: &mut PlanInputs<()>| {
             (inputs.auth, inputs.has_own_user, inputs.is_identified) = (Auth::On, true, false);
         };
         assert_eq!(planned(&get(), taken_for_another), Plan::Forward(Reason::Auth));
-        assert_eq!(
-            planned(&get(), |inputs| inputs.is_identified = false),
-            Plan::Prove
-        );
+        assert_eq!(planned(&get(), |inputs| inputs.is_identified = false), CHECKED);
     }
 
     #[test]
@@ -369,9 +412,9 @@ mod tests {
             ..RangeQuery::default()
         };
         for change in [
-            (|_| {}) as fn(&mut PlanInputs),
+            (|_| {}) as fn(&mut PlanInputs<()>),
             |inputs| inputs.version = None,
-            |inputs| inputs.mirror_revision = None,
+            |inputs| inputs.mirror = None,
         ] {
             assert_eq!(
                 planned(&unknown_target, change),

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use super::answer::{Answered, Basis, Proven, answer};
+use super::answer::{Basis, MemoryAnswer, Proven, answer};
+use super::attempt::ReadRequest;
 use crate::cache::{RangeQuery, ResponseHeader};
-use crate::grpc::CallMetadata;
 use crate::mirror::StaleView;
 use crate::proxy::call::CallRecord;
 use crate::proxy::handles::Proxy;
@@ -22,14 +22,15 @@ pub(super) struct StaleRead<'a> {
 
 /// Response from the last view.
 pub(super) struct StaleAnswer {
-    answered: Answered,
+    answer: MemoryAnswer,
     age: Duration,
 }
 
 impl<'a> StaleRead<'a> {
     /// The read, if its response may be stale: a serializable one, or one at a past revision, whose caller needs neither
     /// rights nor a leader.
-    pub(super) fn of(proxy: &'a Proxy, query: &RangeQuery, metadata: &CallMetadata) -> Option<StaleRead<'a>> {
+    pub(super) fn of(proxy: &'a Proxy, request: &ReadRequest) -> Option<StaleRead<'a>> {
+        let (query, metadata) = (&request.query, &request.metadata);
         let may_be_stale = proxy.mirrors.serve_stale()
             && (query.serializable || query.revision > 0)
             && !metadata.has_credentials
@@ -62,19 +63,19 @@ impl<'a> StaleRead<'a> {
             waited: false,
             basis: Basis::Stale,
         };
-        let version = proxy.forward.upstream.lowest_version();
-        match answer(query, proven, version, cluster_state).into_answered() {
-            Ok(answered @ Answered::Entries(..)) => Some(StaleAnswer { answered, age }),
+        let version = proxy.forward.upstream.lowest_version()?;
+        match answer(query, proven, version, cluster_state) {
+            Ok(answer @ MemoryAnswer::Entries(..)) => Some(StaleAnswer { answer, age }),
             // Only etcd refuses a read: another history may have the revision that the last view lacks.
-            Ok(Answered::Error(..)) | Err(_) => None,
+            Ok(MemoryAnswer::Refusal(..)) | Err(_) => None,
         }
     }
 
     /// Answers the read once no member of etcd answers; for a read that was sent to etcd, whose end ends this wait.
     pub(super) async fn answer_once_silent(&self) -> StaleAnswer {
         loop {
-            if let Some(answered) = self.answer() {
-                return answered;
+            if let Some(answer) = self.answer() {
+                return answer;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -83,11 +84,11 @@ impl<'a> StaleRead<'a> {
 
 impl StaleAnswer {
     /// The response, whose age is recorded.
-    pub(super) fn recorded(self, record: &mut CallRecord) -> Answered {
-        if let Answered::Entries(header, ..) = &self.answered {
+    pub(super) fn recorded(self, record: &mut CallRecord) -> MemoryAnswer {
+        if let MemoryAnswer::Entries(header, ..) = &self.answer {
             record.stale_age = Some(self.age);
             record.revisions.served = header.revision;
         }
-        self.answered
+        self.answer
     }
 }

@@ -4,111 +4,68 @@
 //! A client never gets `Unimplemented` for a request that etcd 3.7 would serve: one such response makes kube-apiserver
 //! stop streaming for ten minutes.
 
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 use hyper::body::Incoming;
-use tracing::Instrument;
 
-use super::answer::Answered;
+use super::attempt::ReadRequest;
 use super::body::{EntrySource, stream_body};
-use super::decide::decide;
-use super::fetch::{Fetch, fetch};
-use super::receive::receive;
-use crate::cache::{Chunks, Dialect, RangeQuery, SortOrder, SortTarget};
+use super::grpc::{Original, fetch, receive};
+use super::serve::{Received, TooLong, WireFormat};
+use crate::cache::{Chunks, Dialect, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget};
 use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
-use crate::proxy::handles::{Client, Protocol, Proxy};
+use crate::proxy::handles::{Protocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
-use crate::telemetry::Outcome;
-use crate::telemetry::outcome::{self, Kind};
+use crate::telemetry::outcome::Kind;
 
-/// Handles a RangeStream call. `call` counts its bytes.
-pub(crate) async fn range_stream(
-    client: &Client,
-    request: Request<Incoming>,
-    call: &mut CallBytes,
-    record: &mut CallRecord,
-) -> CallResult {
-    record.begin_read(Kind::Stream);
-    handle(client, request, call, record)
-        .instrument(tracing::debug_span!("range_stream"))
-        .await
-}
+/// KV/RangeStream.
+pub(in crate::proxy) struct Streaming;
 
-async fn handle(
-    client: &Client,
-    request: Request<Incoming>,
-    call: &mut CallBytes,
-    record: &mut CallRecord,
-) -> CallResult {
-    let proxy = &*client.proxy;
-    let received = match receive(proxy, request, Method::RangeStream, call, record).await {
-        Ok(received) => received,
-        Err(result) => return *result,
-    };
-    if let Some(status) = refusal(&received.query) {
-        record.outcome = Outcome::Hit(outcome::Read::Refused);
-        return Ok(status_response(&status, received.metadata.content_type));
+impl WireFormat for Streaming {
+    const KIND: Kind = Kind::Stream;
+    const PROTOCOL: Protocol = Protocol::Grpc;
+    // A response in chunks is compared as the same Range is.
+    const IS_COMPARED: bool = false;
+    type Original = Original;
+
+    async fn receive(
+        proxy: &Proxy,
+        request: Request<Incoming>,
+        call: &mut CallBytes,
+        record: &mut CallRecord,
+    ) -> Result<Received<Streaming>, Box<CallResult>> {
+        receive(Streaming, Method::RangeStream, proxy, request, call, record).await
     }
-    let is_past = received.query.revision > 0;
-    let decision = decide(
-        client,
-        Protocol::Grpc,
-        &received.query,
-        &received.metadata,
-        &received.parts.headers,
-        record,
-    )
-    .await;
-    let reason = match decision.into_answered() {
-        Ok(answered) => {
-            return Ok(respond(
-                proxy,
-                answered,
-                received.metadata.content_type,
-                is_past,
-                record,
-            ));
-        }
-        Err(reason) => reason,
-    };
-    match fetch(
-        proxy,
-        call.account(),
-        received,
-        Method::RangeStream,
-        reason,
-        record,
-    )
-    .await
-    {
-        Fetch::Fetched(result) => result,
-        Fetch::Stale(answered, content_type) => Ok(respond(proxy, answered, content_type, is_past, record)),
-    }
-}
 
-/// Responds from memory.
-fn respond(
-    proxy: &Proxy,
-    answered: Answered,
-    content_type: HeaderValue,
-    is_past: bool,
-    record: &mut CallRecord,
-) -> Response<ResponseBody> {
-    match answered {
-        Answered::Entries(header, selection, outcome) => {
-            record.outcome = outcome;
-            record.keys = selection.len();
-            let entries = EntrySource::Mirror {
-                mirror: record.mirror(&proxy.mirrors),
-                is_past,
-            };
-            stream_body(Chunks::new(header, selection), entries).into_response(content_type)
-        }
-        Answered::Error(status, outcome) => {
-            record.outcome = outcome;
-            status_response(&status, content_type)
-        }
+    fn refusal(query: &RangeQuery) -> Option<Status> {
+        refusal(query)
+    }
+
+    fn refuse(&self, request: &ReadRequest, status: &Status) -> Response<ResponseBody> {
+        status_response(status, request.metadata.content_type.clone())
+    }
+
+    fn respond(
+        &self,
+        request: &ReadRequest,
+        header: ResponseHeader,
+        selection: Selection,
+        entries: EntrySource<'_>,
+    ) -> Result<Response<ResponseBody>, TooLong> {
+        let body = stream_body(Chunks::new(header, selection), entries);
+        Ok(body.into_response(request.metadata.content_type.clone()))
+    }
+
+    async fn fetch(
+        &self,
+        proxy: &Proxy,
+        request: &mut ReadRequest,
+        original: Original,
+        call: &CallBytes,
+        record: &mut CallRecord,
+    ) -> CallResult {
+        fetch(self, Method::RangeStream, proxy, request, original, call, record).await
     }
 }
 

@@ -14,19 +14,18 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
-use super::answer::Answered;
+use super::attempt::ReadRequest;
 use super::body::{EntrySource, json_body};
-use super::decide::decide;
-use super::receive::sort_targets_are_unchecked;
-use super::stale::StaleRead;
-use crate::cache::{Answer, JsonAnswer, QueryError, RangeQuery};
+use super::grpc::sort_targets_are_unchecked;
+use super::serve::{Received, TooLong, WireFormat};
+use crate::cache::{Answer, JsonAnswer, QueryError, ResponseHeader, Selection};
 use crate::grpc::status::MAX_RESPONSE_BYTES;
-use crate::grpc::{CallMetadata, Method, Status};
+use crate::grpc::{Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::{Gate, forward_http1_body, outcome_of};
 use crate::proxy::gateway::{call_metadata, gateway_version, http_status, is_protojson};
-use crate::proxy::handles::{Client, Protocol, Proxy};
+use crate::proxy::handles::{Protocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody};
 use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
@@ -38,181 +37,129 @@ const PATHS: [&str; 2] = ["/v3/kv/range", "/v3beta/kv/range"];
 const MAX_BODY_BYTES: usize = 128 << 10;
 
 /// Whether the request is a Range in JSON that may be understood.
-pub(crate) fn is_json_range<B>(request: &Request<B>) -> bool {
+pub(in crate::proxy) fn is_json_range<B>(request: &Request<B>) -> bool {
     let uri = request.uri();
     request.method() == http::Method::POST && uri.query().is_none() && PATHS.contains(&uri.path())
 }
 
-/// Handles a Range in JSON. `call` counts its bytes.
-pub(crate) async fn json_range(
-    client: &Client,
-    request: Request<Incoming>,
-    call: &mut CallBytes,
-    record: &mut CallRecord,
-) -> CallResult {
-    record.begin_read(Kind::Unary);
-    handle(client, request, call, record).await
-}
-
-async fn handle(
-    client: &Client,
-    request: Request<Incoming>,
-    call: &mut CallBytes,
-    record: &mut CallRecord,
-) -> CallResult {
-    let proxy = &*client.proxy;
-    let (parts, body) = request.into_parts();
-    let body = match read_body(proxy, &parts, body, call, record).await {
-        Ok(body) => body,
-        Err(Unread::Long(body)) => {
-            let request = Request::from_parts(parts, body);
-            return forward(proxy, request, Reason::Undecodable, call, record).await;
-        }
-        Err(Unread::Refused(status, outcome)) => {
-            record.outcome = outcome;
-            return Ok(error_response(&status, None));
-        }
-    };
-    // Such a number crashes etcd before 3.6.
-    if sort_targets_are_unchecked(proxy) && request::names_unknown_sort_target(&body) {
-        record.outcome = Outcome::Hit(Read::Refused);
-        let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
-        let version = proxy.forward.upstream.lowest_version();
-        return Ok(error_response(&status, version));
-    }
-    let understood = Understood::of(proxy, &parts, &body, record);
-    let answered = match &understood {
-        Ok(understood) => understood.answer(client, record).await,
-        Err(reason) => Err(*reason),
-    };
-    let reason = match answered {
-        Ok(response) => return Ok(response),
-        Err(reason) => reason,
-    };
-    if proxy.refuses_reads(reason) {
-        record.outcome = Outcome::Shed(reason);
-        let version = proxy.forward.upstream.lowest_version();
-        return Ok(error_response(&Status::MirrorBehind, version));
-    }
-    let request = Request::from_parts(parts, Outgoing::whole(body));
-    let stale = understood.ok().and_then(|understood| {
-        let read = StaleRead::of(proxy, &understood.query, &understood.metadata)?;
-        Some((read, understood))
-    });
-    let Some((read, understood)) = stale else {
-        return forward(proxy, request, reason, call, record).await;
-    };
-    tokio::select! {
-        biased;
-        result = forward(proxy, request, reason, call, record) => result,
-        answer = read.answer_once_silent() => {
-            let responded = understood.respond(proxy, answer.recorded(record), record);
-            Ok(responded.unwrap_or_else(|TooLong(bytes)| {
-                error_response(&Status::LargerThanMax(bytes), Some(understood.version))
-            }))
-        }
-    }
-}
-
-/// The response has this many bytes in gRPC, more than etcd's library permits.
-#[derive(Debug)]
-struct TooLong(u64);
-
-/// Request that every etcd reads in the same way, and what its text depends on.
-struct Understood {
-    query: RangeQuery,
-    metadata: CallMetadata,
-    /// Metadata of the gRPC call that the gateway makes.
-    headers: HeaderMap,
+/// A Range of the gateway, in the words of etcd's lowest version.
+pub(in crate::proxy) struct Json {
     version: Version,
 }
 
-impl Understood {
-    /// # Errors
-    /// Reason for which the request must be forwarded.
-    fn of(proxy: &Proxy, parts: &Parts, body: &[u8], record: &mut CallRecord) -> Result<Understood, Reason> {
-        let (mut metadata, headers) = call_metadata(&parts.headers).ok_or(Reason::Undecodable)?;
-        metadata.bypass |= proxy.mirrors.forwards_all();
-        let version = gateway_version(proxy.forward.upstream.lowest_version())?;
-        let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
-        record.record_query(&query);
-        Ok(Understood {
-            query,
-            metadata,
-            headers,
-            version,
-        })
-    }
+impl WireFormat for Json {
+    const KIND: Kind = Kind::Unary;
+    const PROTOCOL: Protocol = Protocol::Json;
+    const IS_COMPARED: bool = false;
+    /// The gateway's request.
+    type Original = Request<Outgoing>;
 
-    /// Answers from memory.
-    ///
-    /// # Errors
-    /// Reason for which the request must be forwarded.
-    async fn answer(
-        &self,
-        client: &Client,
+    async fn receive(
+        proxy: &Proxy,
+        request: Request<Incoming>,
+        call: &mut CallBytes,
         record: &mut CallRecord,
-    ) -> Result<Response<ResponseBody>, Reason> {
-        if self.query.is_large() {
-            record.is_list = true;
+    ) -> Result<Received<Json>, Box<CallResult>> {
+        let (parts, body) = request.into_parts();
+        let body = match read_body(proxy, &parts, body, call, record).await {
+            Ok(body) => body,
+            Err(Unread::Long(body)) => {
+                let request = Request::from_parts(parts, body);
+                return Err(not_understood(proxy, request, Reason::Undecodable, call, record).await);
+            }
+            Err(Unread::Refused(status, outcome)) => {
+                record.outcome = outcome;
+                return Err(Box::new(Ok(error_response(&status, None))));
+            }
+        };
+        // Such a number crashes etcd before 3.6.
+        if sort_targets_are_unchecked(proxy) && request::names_unknown_sort_target(&body) {
+            record.outcome = Outcome::Hit(Read::Refused);
+            let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
+            let version = proxy.forward.upstream.lowest_version();
+            return Err(Box::new(Ok(error_response(&status, version))));
         }
-        let (query, metadata) = (&self.query, &self.metadata);
-        let decision = decide(client, Protocol::Json, query, metadata, &self.headers, record).await;
-        let responded = self.respond(&client.proxy, decision.into_answered()?, record);
-        responded.map_err(|TooLong(_)| Reason::Undecodable)
+        let understood = understand(proxy, &parts, &body);
+        let original = Request::from_parts(parts, Outgoing::whole(body));
+        match understood {
+            Ok((request, format)) => Ok(Received {
+                request,
+                format,
+                original,
+            }),
+            Err(reason) => Err(not_understood(proxy, original, reason, call, record).await),
+        }
     }
 
-    /// Responds from memory.
-    ///
-    /// # Errors
-    /// [`TooLong`]: etcd words the error.
+    fn refuse(&self, _request: &ReadRequest, status: &Status) -> Response<ResponseBody> {
+        error_response(status, Some(self.version))
+    }
+
     fn respond(
         &self,
-        proxy: &Proxy,
-        answered: Answered,
-        record: &mut CallRecord,
+        _request: &ReadRequest,
+        header: ResponseHeader,
+        selection: Selection,
+        entries: EntrySource<'_>,
     ) -> Result<Response<ResponseBody>, TooLong> {
-        match answered {
-            Answered::Error(status, outcome) => {
-                record.outcome = outcome;
-                Ok(error_response(&status, Some(self.version)))
-            }
-            Answered::Entries(header, selection, outcome) => {
-                record.keys = selection.len();
-                let answer = Answer::new(header, selection);
-                if answer.len() > MAX_RESPONSE_BYTES {
-                    return Err(TooLong(answer.len()));
-                }
-                record.outcome = outcome;
-                let answer = JsonAnswer::new(header, answer.into_selection());
-                Ok(success(proxy, answer, &self.query, record))
-            }
+        // The gateway has the response from etcd in gRPC.
+        let answer = Answer::new(header, selection);
+        if answer.len() > MAX_RESPONSE_BYTES {
+            return Err(TooLong(answer.len()));
         }
+        let answer = JsonAnswer::new(header, answer.into_selection());
+        let (body, length) = json_body(answer, entries);
+        let mut response = Response::new(body);
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(
+            "grpc-metadata-content-type",
+            HeaderValue::from_static("application/grpc"),
+        );
+        if let Some(length) = length {
+            headers.insert(CONTENT_LENGTH, length.into());
+        }
+        Ok(response)
+    }
+
+    async fn fetch(
+        &self,
+        proxy: &Proxy,
+        _request: &mut ReadRequest,
+        original: Request<Outgoing>,
+        call: &CallBytes,
+        record: &mut CallRecord,
+    ) -> CallResult {
+        forward(proxy, original, call, record).await
     }
 }
 
-fn success(
-    proxy: &Proxy,
-    answer: JsonAnswer,
-    query: &RangeQuery,
-    record: &CallRecord,
-) -> Response<ResponseBody> {
-    let entries = EntrySource::Mirror {
-        mirror: record.mirror(&proxy.mirrors),
-        is_past: query.revision > 0,
+/// The read that every etcd reads in the same way from this request, and the words of its response.
+///
+/// # Errors
+/// Reason for which the request must be forwarded.
+fn understand(proxy: &Proxy, parts: &Parts, body: &[u8]) -> Result<(ReadRequest, Json), Reason> {
+    let (metadata, headers) = call_metadata(&parts.headers).ok_or(Reason::Undecodable)?;
+    let version = gateway_version(proxy.forward.upstream.lowest_version())?;
+    let query = request::parse(body, is_protojson(version)).map_err(|_| Reason::Undecodable)?;
+    let request = ReadRequest {
+        query,
+        metadata,
+        headers,
     };
-    let (body, length) = json_body(answer, entries);
-    let mut response = Response::new(body);
-    let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(
-        "grpc-metadata-content-type",
-        HeaderValue::from_static("application/grpc"),
-    );
-    if let Some(length) = length {
-        headers.insert(CONTENT_LENGTH, length.into());
-    }
-    response
+    Ok((request, Json { version }))
+}
+
+/// Forwards a request that is not understood, for `reason`.
+async fn not_understood(
+    proxy: &Proxy,
+    request: Request<Outgoing>,
+    reason: Reason,
+    call: &CallBytes,
+    record: &mut CallRecord,
+) -> Box<CallResult> {
+    record.outcome = Outcome::Forwarded(reason);
+    Box::new(forward(proxy, request, call, record).await)
 }
 
 /// Why a body was not read.
@@ -267,11 +214,9 @@ async fn read_body(
 async fn forward(
     proxy: &Proxy,
     mut request: Request<Outgoing>,
-    reason: Reason,
     call: &CallBytes,
     record: &mut CallRecord,
 ) -> CallResult {
-    record.outcome = Outcome::Forwarded(reason);
     record.begin_forward(request.headers_mut());
     let forward = &proxy.forward;
     let gate = Gate {

@@ -1,30 +1,33 @@
-//! Receives a Range or RangeStream: reads and decodes the message and the metadata.
+//! What KV/Range and KV/RangeStream have in common: reads and decodes the message and the metadata, and gets the response
+//! from etcd by way of `fallback`.
 
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, Response};
 use hyper::body::Incoming;
 
+use super::attempt::ReadRequest;
+use super::body::EntrySource;
+use super::serve::{Received, TooLong, WireFormat};
 use crate::cache::{QueryError, RangeQuery, names_unknown_sort_target};
 use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
 use crate::grpc::{CallMetadata, Method, Status};
-use crate::keyspace::figure_prefix;
 use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
+use crate::proxy::fallback::{Fetched, UpstreamRead};
 use crate::proxy::handles::Proxy;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{Outgoing, gates};
 
-/// Decoded request of a Range or RangeStream.
-pub(super) struct Received {
-    pub(super) parts: Parts,
+/// The request as it came.
+pub(in crate::proxy) struct Original {
+    /// Its head without the headers.
+    parts: Parts,
     /// Message with its gRPC prefix, unchanged, for forwarding.
-    pub(super) framed: Bytes,
-    pub(super) metadata: CallMetadata,
-    pub(super) query: RangeQuery,
+    framed: Bytes,
     /// Kept until the call ends: dropping the body would close the client's half of the stream while the call is in
     /// flight.
     _body: Incoming,
@@ -39,13 +42,14 @@ const SHORT_MESSAGE_BYTES: u64 = 1 << 10;
 /// Result of the call if the request is not returned: a request that cannot be decoded is forwarded from here, an
 /// unknown sort target, a message that does not fit the buffers or is not complete in time are refused, and a request
 /// that its client aborted gets an empty response.
-pub(super) async fn receive(
+pub(super) async fn receive<W: WireFormat<Original = Original>>(
+    format: W,
+    method: Method,
     proxy: &Proxy,
     request: Request<Incoming>,
-    method: Method,
     call: &mut CallBytes,
     record: &mut CallRecord,
-) -> Result<Received, Box<CallResult>> {
+) -> Result<Received<W>, Box<CallResult>> {
     let (mut parts, body) = request.into_parts();
     let deadline = record.begun() + proxy.request_timeout;
     let mut uncounted = SHORT_MESSAGE_BYTES;
@@ -53,6 +57,10 @@ pub(super) async fn receive(
         let counted = take_counted(&mut uncounted, bytes);
         counted == 0 || call.try_grow(counted).is_ok()
     });
+    let refused = |parts: &Parts, status: &Status| {
+        let response = status_response(status, grpc_content_type(&parts.headers));
+        Err(Box::new(Ok(response)))
+    };
     let message = tokio::time::timeout_at(deadline, reading).await;
     let (framed, body) = match message.unwrap_or(RequestMessage::Late) {
         RequestMessage::Whole { framed, body } => (framed, body),
@@ -68,16 +76,11 @@ pub(super) async fn receive(
         }
         RequestMessage::Late => {
             record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
-            let content_type = grpc_content_type(&parts.headers);
-            return Err(Box::new(Ok(status_response(
-                &Status::RequestTimeout,
-                content_type,
-            ))));
+            return refused(&parts, &Status::RequestTimeout);
         }
         RequestMessage::Refused => {
             record.outcome = Outcome::Shed(Reason::BufferBytes);
-            let content_type = grpc_content_type(&parts.headers);
-            return Err(Box::new(Ok(status_response(&Status::BufferBytes, content_type))));
+            return refused(&parts, &Status::BufferBytes);
         }
         RequestMessage::Broken => {
             record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
@@ -92,12 +95,11 @@ pub(super) async fn receive(
     {
         record.outcome = Outcome::Hit(Read::Refused);
         let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
-        let response = status_response(&status, grpc_content_type(&parts.headers));
-        return Err(Box::new(Ok(response)));
+        return refused(&parts, &status);
     }
     let metadata = CallMetadata::from_headers(&parts.headers);
     let query = RangeQuery::decode(framed.slice(PREFIX_BYTES..));
-    let (Some(mut metadata), Ok(query)) = (metadata, query) else {
+    let (Some(metadata), Ok(query)) = (metadata, query) else {
         record.outcome = Outcome::Forwarded(Reason::Undecodable);
         record.begin_forward(&mut parts.headers);
         let forwarding = proxy
@@ -106,18 +108,55 @@ pub(super) async fn receive(
         let result = Box::pin(forwarding).await;
         return Err(Box::new(result));
     };
-    if let Some(prefix) = figure_prefix(&query.key) {
-        proxy.telemetry.metrics.mirrors.prefixes.record_read(prefix);
-    }
-    metadata.bypass |= proxy.mirrors.forwards_all();
-    record.is_list = method == Method::RangeStream || query.is_large();
     Ok(Received {
+        request: ReadRequest {
+            query,
+            metadata,
+            headers: std::mem::take(&mut parts.headers),
+        },
+        format,
+        original: Original {
+            parts,
+            framed,
+            _body: body,
+        },
+    })
+}
+
+/// Gets the response from etcd, as a response of `method`.
+pub(super) async fn fetch<W: WireFormat<Original = Original>>(
+    format: &W,
+    method: Method,
+    proxy: &Proxy,
+    request: &mut ReadRequest,
+    original: Original,
+    call: &CallBytes,
+    record: &mut CallRecord,
+) -> CallResult {
+    let Original {
+        mut parts,
+        framed,
+        _body,
+    } = original;
+    parts.headers = std::mem::take(&mut request.headers);
+    record.begin_forward(&mut parts.headers);
+    let read = UpstreamRead {
+        method,
         parts,
         framed,
-        metadata,
-        query,
-        _body: body,
-    })
+        query: &request.query,
+        metadata: &request.metadata,
+        account: call.account(),
+        deadline: record.deadline(request.metadata.timeout),
+        outcome: &mut record.outcome,
+    };
+    let page = match proxy.fallback.fetch(read).await {
+        Fetched::Result(result) => return result,
+        Fetched::Page(page) => page,
+    };
+    let entries = EntrySource::Series(page.held);
+    let response = format.respond(request, page.header, page.selection, entries);
+    Ok(response.unwrap_or_else(|TooLong(bytes)| format.refuse(request, &Status::LargerThanMax(bytes))))
 }
 
 /// How many of the `bytes` of a message that have arrived are to be counted, while `uncounted` of it are not.

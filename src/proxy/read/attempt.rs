@@ -1,0 +1,220 @@
+//! **prove**: one attempt to answer a read from memory. It waits for the proof that the plan requires and for the mirror,
+//! and ends with the answer, or with the reason for which etcd has to respond.
+
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use super::answer::{Basis, MemoryAnswer, Proven, answer};
+use super::authorize::answer_authorized;
+use super::plan::RequiredProof;
+use crate::cache::{RangeQuery, ResponseHeader};
+use crate::grpc::{CallMetadata, Status};
+use crate::mirror::cluster_state::Auth;
+use crate::mirror::freshness::{Proof, Unproven};
+use crate::mirror::state::Mirror;
+use crate::proxy::call::CallRecord;
+use crate::proxy::handles::Proxy;
+use crate::telemetry::Reason;
+use crate::upstream::Version;
+
+/// Request of a read, whatever its wire format.
+pub(in crate::proxy) struct ReadRequest {
+    pub(super) query: RangeQuery,
+    /// What the headers say about the call.
+    pub(super) metadata: CallMetadata,
+    /// Headers of the gRPC call. They carry the caller's credentials to etcd.
+    pub(super) headers: HeaderMap,
+}
+
+/// Deadlines of one read's wait for its proof.
+#[derive(Clone, Copy)]
+pub(super) struct Deadlines {
+    /// Deadline from the client's `grpc-timeout`, if it sent one.
+    pub(super) client: Option<Instant>,
+    /// Arrival of the read plus `--freshness-timeout`.
+    pub(super) freshness: Instant,
+}
+
+impl Deadlines {
+    /// Whether the client's own deadline has expired.
+    pub(super) fn client_has_expired(self) -> bool {
+        self.client.is_some_and(|client| client <= Instant::now())
+    }
+
+    pub(super) fn earliest(self) -> Instant {
+        self.client
+            .map_or(self.freshness, |client| client.min(self.freshness))
+    }
+}
+
+/// One read that is to be answered from `mirror`.
+pub(super) struct ReadAttempt<'a> {
+    pub(super) proxy: &'a Proxy,
+    pub(super) request: &'a ReadRequest,
+    /// The mirror that holds the range.
+    pub(super) mirror: &'a Mirror,
+    /// Lowest version among the endpoints when the read was planned.
+    pub(super) version: Version,
+    /// Number of the history in which the read was planned.
+    pub(super) history: u64,
+    pub(super) deadlines: Deadlines,
+    pub(super) record: &'a mut CallRecord,
+}
+
+impl<'a> ReadAttempt<'a> {
+    /// Answers the read once there is the proof that it requires.
+    ///
+    /// # Errors
+    /// Reason for which there is no proof or no answer, unless the client's own deadline has expired.
+    pub(super) async fn answer(mut self, required: RequiredProof) -> Result<MemoryAnswer, Reason> {
+        let planned_in = self.history;
+        let answered = match required {
+            RequiredProof::QuorumCheck => self.answer_checked().await,
+            // Boxed, so that the future of a read of the newest state stays small.
+            RequiredProof::PastCheck => Box::pin(self.answer_checked_past()).await,
+            RequiredProof::AtOrAbove(revision) => {
+                self.answer_at_or_above(planned_in, revision, Basis::Proof).await
+            }
+            RequiredProof::WithinBounds(revision) => {
+                self.answer_at_or_above(planned_in, revision, Basis::Bounds).await
+            }
+            // Boxed, so that the future of a read that needs no authorization stays small.
+            RequiredProof::Authorization {
+                serializable,
+                min_revision,
+            } => Box::pin(answer_authorized(&mut self, serializable, min_revision)).await,
+        };
+        answered.or_else(|reason| {
+            self.record.record_not_proven(self.mirror, reason);
+            if self.deadlines.client_has_expired() {
+                Ok(MemoryAnswer::deadline_exceeded())
+            } else {
+                Err(reason)
+            }
+        })
+    }
+
+    /// Answers a read of the newest state, which a quorum check proves.
+    async fn answer_checked(&mut self) -> Result<MemoryAnswer, Reason> {
+        match self.check(0).await {
+            Ok(Proof { header, history, .. }) => {
+                self.answer_at_or_above(history, header.revision, Basis::Proof)
+                    .await
+            }
+            Err(unproven) => answer_unproven(unproven),
+        }
+    }
+
+    /// Answers a read at a past revision. Its header is that of its check: a later one might be from after a compaction
+    /// that etcd has acknowledged meanwhile.
+    async fn answer_checked_past(&mut self) -> Result<MemoryAnswer, Reason> {
+        let proof = match self.check(self.request.query.revision).await {
+            Ok(proof) => proof,
+            Err(unproven) => return answer_unproven(unproven),
+        };
+        // Checked after the proof, as in `answer_at_or_above`.
+        if self.proxy.mirrors.cluster_state.auth() != Auth::Off {
+            return Err(Reason::Auth);
+        }
+        self.answer_past(proof).await
+    }
+
+    /// Waits for a quorum check that is sent after this call, and returns its proof for a read at `revision`, or of the
+    /// newest state if that is 0.
+    ///
+    /// # Errors
+    /// Reason for which the check failed; [`Reason::CheckFailed`] if the client's deadline expired first.
+    async fn check(&mut self, revision: i64) -> Result<Proof, Unproven> {
+        let link = self.record.check_context();
+        let proving = self.proxy.mirrors.freshness.prove_at(revision, link);
+        // The check has its own timeout (`--freshness-timeout`), so a timer is needed only for an earlier deadline of
+        // the client.
+        let earliest = self.deadlines.earliest();
+        if earliest == self.deadlines.freshness {
+            return proving.await;
+        }
+        match Box::pin(tokio::time::timeout_at(earliest, proving)).await {
+            Ok(proof) => proof,
+            Err(_) => Err(Reason::CheckFailed.into()),
+        }
+    }
+
+    /// Waits until the mirror is at `revision` of `history` or later, and answers from it.
+    async fn answer_at_or_above(
+        &mut self,
+        history: u64,
+        revision: i64,
+        basis: Basis,
+    ) -> Result<MemoryAnswer, Reason> {
+        self.record.record_required_revision(revision);
+        let reaching = self.mirror.reach(history, revision, self.deadlines.earliest());
+        let (view, waited) = reaching.await?;
+        self.record.record_proven(self.mirror, view.revision, waited);
+        tracing::debug!(at_or_above = revision, revision = view.revision, waited, "proven");
+        let cluster_state = &self.proxy.mirrors.cluster_state;
+        // Cluster, member and raft term are those of the last check. Auth is checked again here: it may have been
+        // unknown when the read was planned, or switched on while the read waited.
+        let identity = cluster_state
+            .identity()
+            .filter(|_| cluster_state.auth() == Auth::Off)
+            .ok_or(Reason::Auth)?;
+        self.select(Proven {
+            mirror: self.mirror,
+            history,
+            header: ResponseHeader {
+                revision: view.revision,
+                ..*identity
+            },
+            newest: view.tree,
+            waited,
+            basis,
+        })
+    }
+
+    /// Answers a read at a past revision with the header of `proof`, for a caller who may read it.
+    ///
+    /// # Errors
+    /// Reason for which the mirror did not reach the past revision in time, or has no answer.
+    pub(super) async fn answer_past(&mut self, proof: Proof) -> Result<MemoryAnswer, Reason> {
+        let asked = self.request.query.revision;
+        // A revision in etcd's future is refused whatever the mirror has.
+        let is_future = asked > proof.header.revision;
+        let required = if is_future { 0 } else { asked };
+        self.record.record_required_revision(required);
+        let reaching = self
+            .mirror
+            .reach(proof.history, required, self.deadlines.earliest());
+        let (view, waited) = reaching.await?;
+        let revision = proof.header.revision;
+        self.record.record_proven(self.mirror, revision, waited);
+        tracing::debug!(revision, waited, "proven at a past revision");
+        self.select(Proven {
+            mirror: self.mirror,
+            newest: view.tree,
+            history: proof.history,
+            header: proof.header,
+            waited,
+            basis: Basis::Proof,
+        })
+    }
+
+    /// Selects the entries of the answer.
+    ///
+    /// # Errors
+    /// Reason for which etcd has to respond.
+    pub(super) fn select(&self, proven: Proven<'a>) -> Result<MemoryAnswer, Reason> {
+        let cluster_state = &self.proxy.mirrors.cluster_state;
+        answer(&self.request.query, proven, self.version, cluster_state)
+    }
+}
+
+/// The result for a read without a proof: a compacted revision is refused, as by etcd.
+///
+/// # Errors
+/// Reason for which there is no proof.
+pub(super) fn answer_unproven(unproven: Unproven) -> Result<MemoryAnswer, Reason> {
+    match unproven {
+        Unproven::Compacted(_) => Ok(MemoryAnswer::refusal(Status::Compacted)),
+        Unproven::For(reason) => Err(reason),
+    }
+}
