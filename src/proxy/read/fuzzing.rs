@@ -1,5 +1,7 @@
 //! Fuzz targets of reads: a Range's message and its plan, and the JSON of the gateway.
 
+#![allow(clippy::panic, reason = "compiled for tests and fuzz targets only")]
+
 use arbitrary::{Arbitrary, Unstructured};
 use bytes::Bytes;
 use prost::Message as _;
