@@ -11,7 +11,9 @@ use super::{SETTLED, client, commit, put, read_from_memory, roll_back, run, star
 use crate::members::From;
 
 /// Keys of a load with several chunks.
-const KEYS: usize = 100;
+const KEYS: usize = 200;
+/// Of these the last ones, which are written again: more than a comparison of a whole mirror with etcd looks at.
+const NEWEST: std::ops::Range<usize> = 130..KEYS;
 
 fn key(number: usize) -> String {
     format!("/sim/a/{number:03}")
@@ -90,8 +92,10 @@ fn past_of_a_mirror_that_was_loaded_before_a_rollback_is_not_served() {
 #[test]
 fn load_interrupted_by_a_rollback_has_keys_of_one_history() {
     run(async {
-        let keys = (0..KEYS).map(|number| put(&key(number), "first"));
-        let world = world(keys.chain([put(&key(5), "lost")])).await;
+        let first = (0..KEYS).map(|number| put(&key(number), "first"));
+        // In both histories, so that only what was read before the interruption shows which one it is.
+        let newest = || NEWEST.map(|number| put(&key(number), "again"));
+        let world = world(first.chain([put(&key(5), "lost")]).chain(newest())).await;
         // Each chunk takes a while.
         world.cluster.change(|state| {
             state.members.iter_mut().for_each(|member| member.delay = 40..41);
@@ -104,7 +108,8 @@ fn load_interrupted_by_a_rollback_has_keys_of_one_history() {
         let loaded = rangecache.metrics().sum("rangecache_mirror_load_keys");
         assert!((10.0..90.0).contains(&loaded), "{loaded} keys are loaded");
         let last = i64::try_from(KEYS).expect("is small") + 1;
-        roll_back(&world, last, [put(&key(90), "other")]).await;
+        let again = [put(&key(100), "other")].into_iter().chain(newest());
+        roll_back(&world, last, again).await;
         let served = read_from_memory(&world, &key(5)).await;
         assert!(rangecache.stop().await, "every task ends");
         assert_eq!(served, stored(&world, &key(5)));
