@@ -17,7 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::PollSender;
 
-use super::handover::{creates, wire};
+use super::carried::{creates, wire};
 use super::relay::{Relay, Verdict};
 use super::request::WatchRequest;
 use super::tap::{Head, Parsed, last_event};

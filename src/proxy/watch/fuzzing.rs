@@ -9,7 +9,7 @@ use arbitrary::Unstructured;
 use bytes::Bytes;
 use prost::Message as _;
 
-use super::handover::wire;
+use super::carried::wire;
 use super::request::{MAX_MESSAGE_BYTES, WatchRequest};
 use super::tap::{Head, MAX_HEAD_BYTES, Parsed, last_event};
 use crate::cache::testing::KeyValue;

@@ -1,105 +1,141 @@
-//! Handover of a stream's watchers from one source to the other. The revision alone decides which source sends an
-//! event: the old one up to [`Carried::through`], the new one from the next revision on (W9).
+//! The ways of a stream from one source to the other, without a gap and without a repetition (W9), and what follows if
+//! etcd's history is replaced meanwhile (W10). Nothing else makes one source from another.
+//!
+//! ```text
+//!            cannot serve a create;          the mirrors have what
+//!            they lack what etcd has         etcd needs, or it is late
+//!            compacted
+//! Memory ───────────────────────▶ Leaving ───────────────────────▶ Etcd
+//!   │ ▲                                                            ▲ │
+//!   │ └────────── a barrier was reached, and all watchers joined ──┼─┘
+//!   │             or their history was replaced: they are cancelled│
+//!   └──────────── cannot serve the stream ─────────────────────────┘
+//! ```
 
-use tokio::time::Instant;
+use std::collections::BTreeSet;
 
-use super::request::{Create, Options};
-use crate::etcdserverpb::WatchCreateRequest;
+use super::downstream::Downstream;
+use super::etcd::EtcdSource;
+use super::memory::{Leave, MemorySource, PendingLeave, open_watcher};
+use super::relay::Relay;
+use super::returning::Joined;
+use super::watchers::Watcher;
+use crate::telemetry::Reason;
 
-/// A watcher that continues at another source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Carried {
-    pub(super) id: i64,
-    pub(super) create: Create,
-    /// The client has every event of the watcher up to this revision, and none above it. For a watcher of the future
-    /// the revision before its start.
-    pub(super) through: i64,
-    /// Time of the last event or notification that the client got, or of the creation: an interval later it gets a
-    /// notification. `None` if it asked for none.
-    pub(super) quiet_since: Option<Instant>,
+/// What serves a stream.
+#[derive(Debug)]
+pub(super) enum Source {
+    Memory(Box<MemorySource>),
+    /// Memory, which takes no requests, until its mirrors have what they must have.
+    Leaving(Box<MemorySource>, PendingLeave),
+    Etcd(Box<EtcdSource>),
 }
 
-/// Creates that make etcd continue `watchers` on a new stream, in the order in which they have to be sent: etcd gives
-/// id 0 only to the first create that leaves the id to it.
-pub(super) fn creates<'a>(watchers: impl Iterator<Item = &'a Carried>) -> Vec<(i64, WatchCreateRequest)> {
-    let mut creates: Vec<_> = watchers
-        .map(|watcher| (watcher.id, continue_after(watcher)))
-        .collect();
-    creates.sort_by_key(|(id, _)| (*id != 0, *id));
-    creates
+/// A stream without watchers, which memory may serve once `reason` has passed.
+pub(super) fn begin_at_etcd(down: &mut Downstream, reason: Reason) -> Source {
+    let history = down.mirrors().cluster_state.current();
+    let relay = Relay::new(down.ids.clone(), Vec::new(), BTreeSet::new(), 0);
+    Source::Etcd(Box::new(EtcdSource::open(down, reason, relay, history, None)))
 }
 
-fn continue_after(watcher: &Carried) -> WatchCreateRequest {
-    wire(&watcher.create, watcher.id, watcher.through.saturating_add(1))
-}
-
-/// A create request as etcd's message.
-pub(super) fn wire(create: &Create, watch_id: i64, start_revision: i64) -> WatchCreateRequest {
-    let Options {
-        progress_notify,
-        prev_kv,
-        fragment,
-        no_put,
-        no_delete,
-    } = create.options;
-    let filters = [(no_put, 0), (no_delete, 1)].into_iter();
-    WatchCreateRequest {
-        key: create.key.clone(),
-        range_end: create.range_end.clone(),
-        start_revision,
-        progress_notify,
-        filters: filters
-            .filter_map(|(is_set, filter)| is_set.then_some(filter))
-            .collect(),
-        prev_kv,
-        watch_id,
-        fragment,
+/// Lets etcd continue a stream that `memory` cannot serve any longer, at once or when the mirrors have what they must have.
+pub(super) fn leave(memory: Box<MemorySource>, leave: Leave, down: &mut Downstream) -> Source {
+    // Without a request the mirror has been dropped, and will not reach it.
+    match memory.awaited(down) {
+        Some(awaited) if leave.create.is_some() => {
+            memory.watchers.want(&down.stream, awaited, |_| true);
+            Source::Leaving(memory, PendingLeave::new(leave))
+        }
+        _ => hand_over(memory, leave, down),
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Lets etcd continue the stream from the revision up to which each watcher's events were sent.
+pub(super) fn hand_over(mut memory: Box<MemorySource>, leave: Leave, down: &mut Downstream) -> Source {
+    let Leave { reason, create } = leave;
+    tracing::debug!(reason = reason.as_str(), "a watch stream leaves memory");
+    // Read before the watchers' histories are compared with it: etcd must continue them in that one.
+    let history = down.mirrors().cluster_state.current();
+    if memory.cancel_replaced(down) {
+        // The other watchers and the request are planned again.
+        down.handle_first(create);
+        return Source::Memory(memory);
+    }
+    if memory.watchers.unproven().is_some() {
+        down.interrupt(Reason::NotFresh);
+        return Source::Memory(memory);
+    }
+    let create = create.or_else(|| memory.take_starting());
+    if create.is_some() {
+        down.metrics().record_created("etcd", reason.as_str());
+    }
+    down.metrics().record_handover("etcd", reason.as_str());
+    let positions = memory.watchers.all().map(|watcher| watcher.mirror);
+    let opened_by = down.mirrors().opened_by(positions);
+    memory
+        .watchers
+        .all()
+        .for_each(|watcher| down.bytes.remove_watcher(&watcher.create));
+    // Watchers that were cancelled for a compaction keep their ids, as at etcd.
+    let taken = down.cancelled_ids().collect();
+    let shown = down.reported.max(down.last_event);
+    let relay = Relay::new(down.ids.clone(), memory.watchers.carried(), taken, shown);
+    down.handle_first(create);
+    Source::Etcd(Box::new(EtcdSource::open(
+        down, reason, relay, history, opened_by,
+    )))
+}
 
-    fn watcher(id: i64, through: i64) -> Carried {
-        Carried {
-            id,
-            create: Create {
-                key: "k".into(),
-                range_end: "l".into(),
-                ..Create::default()
-            },
-            through,
-            quiet_since: None,
+/// Continues the stream of `etcd` from memory: `joined` have every event above `revision`.
+pub(super) fn return_to_memory(
+    mut etcd: Box<EtcdSource>,
+    revision: i64,
+    joined: Vec<Joined>,
+    down: &mut Downstream,
+) -> Source {
+    tracing::debug!(revision, "a watch stream returns to memory");
+    let mut memory = memory_after(&mut etcd, down);
+    down.metrics().record_handover("memory", "mirrored");
+    down.reported = down.reported.max(revision);
+    for Joined {
+        watcher,
+        mirror,
+        reader,
+    } in joined
+    {
+        let (id, open) = (watcher.id, open_watcher(down, mirror));
+        let watcher = Watcher::returned(watcher, revision, reader, mirror, open);
+        memory.add(down, id, watcher);
+    }
+    if etcd.relay().owes_progress() {
+        memory.request_progress(down);
+    }
+    Source::Memory(memory)
+}
+
+/// Cancels the watchers that memory has handed over to `etcd`, because the history of their revisions was replaced. If etcd
+/// has created others on the same stream, it ends, and the client resumes it.
+pub(super) fn cancel_handed_over(mut etcd: Box<EtcdSource>, down: &mut Downstream) -> Source {
+    let Some(abandoned) = etcd.relay().abandon() else {
+        down.interrupt(Reason::HistoryReplaced);
+        return Source::Etcd(etcd);
+    };
+    let memory = memory_after(&mut etcd, down);
+    down.handle_first(abandoned.unanswered);
+    for (id, create) in abandoned.watchers {
+        if abandoned.cancelled.contains(&id) {
+            down.send_cancelled(id);
+        } else {
+            down.bytes.add_watcher(&create);
+            down.cancel_of_replaced(id, create);
         }
     }
+    Source::Memory(memory)
+}
 
-    #[test]
-    fn watcher_zero_is_created_first_and_every_start_follows_what_was_sent() {
-        let carried = [watcher(7, 40), watcher(0, 41), watcher(3, i64::MAX)];
-        let creates = creates(carried.iter());
-        let ids: Vec<_> = creates
-            .iter()
-            .map(|(id, create)| (*id, create.watch_id))
-            .collect();
-        assert_eq!(ids, [(0, 0), (3, 3), (7, 7)]);
-        let starts: Vec<_> = creates.iter().map(|(_, create)| create.start_revision).collect();
-        assert_eq!(starts, [42, i64::MAX, 41]);
-    }
-
-    #[test]
-    fn created_again_with_the_same_options() {
-        let mut carried = watcher(7, 40);
-        carried.create.options = Options {
-            progress_notify: true,
-            prev_kv: true,
-            fragment: true,
-            no_put: true,
-            no_delete: true,
-        };
-        let (_, create) = creates([carried].iter()).pop().unwrap();
-        assert_eq!((&create.key[..], &create.range_end[..]), (&b"k"[..], &b"l"[..]));
-        assert_eq!(create.filters, [0, 1]);
-        assert!(create.progress_notify && create.prev_kv && create.fragment);
-    }
+/// Memory without watchers, which serves the stream of `etcd` from now on.
+fn memory_after(etcd: &mut EtcdSource, down: &mut Downstream) -> Box<MemorySource> {
+    down.ids = etcd.relay().ids().clone();
+    down.serve_from_memory();
+    Box::new(MemorySource::new(down))
 }

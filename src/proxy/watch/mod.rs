@@ -11,26 +11,30 @@
 //! | `refusal` | etcd's refusal of one create request |
 //! | `stream` | one stream as far as it does not change, and plans of its creates |
 //! | `stream_bytes` | what the stream holds, as counted against `--watch-max-bytes` |
-//! | `session` | one stream: what it sends next |
-//! | `session/creating` | watchers of a stream: created, refused, cancelled |
-//! | `session/events` | events of a stream |
-//! | `session/notify` | progress notifications of a stream |
-//! | `watcher` | one watcher of a stream |
+//! | `session` | the body of the response: polls the source that serves the stream |
+//! | `downstream` | the client's side of a stream, which both sources serve |
+//! | `memory`, `watchers` | the stream while memory serves it: requests, events, progress |
 //! | `message` | encodes responses piece by piece |
 //! | `progress` | progress notifications that are owed |
-//! | `session/leaving` | the stream once etcd serves it |
+//! | `etcd` | the stream while etcd serves it |
 //! | `etcd_stream` | the call to etcd that continues a stream |
 //! | `relay` | which of etcd's responses reach the client; a pure state machine |
 //! | `relay/returning` | how a relayed stream comes back to memory |
 //! | `tap` | the beginnings of etcd's responses |
-//! | `handover` | watchers that continue at the other source |
+//! | `returning` | attempts of a stream to return to memory |
+//! | `handover` | the ways from one source to the other: the states of a stream |
+//! | `carried` | watchers that continue at the other source |
 
+mod carried;
+mod downstream;
+mod etcd;
 mod etcd_stream;
 mod first;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod handover;
 mod json;
+mod memory;
 mod message;
 mod plan;
 mod progress;
@@ -38,12 +42,13 @@ mod receive;
 mod refusal;
 mod relay;
 mod request;
+mod returning;
 mod session;
 mod start;
 mod stream;
 mod stream_bytes;
 mod tap;
-mod watcher;
+mod watchers;
 
 use std::sync::Arc;
 
@@ -112,15 +117,13 @@ pub(super) async fn watch(
         }
         Ok((create, first)) => {
             record.record_watch_source("memory", "");
-            let mut session = Session::new(stream, requests, bytes, arrived);
-            session.begin(&create, first);
+            let session = Session::begin(stream, requests, bytes, arrived, create, first);
             Ok(ResponseBody::from_source(session).into_response(content_type))
         }
         Err(Declined::For(reason)) => {
             record_forwarded(client, reason, record);
             record.begin_forward(&mut stream.parts.headers);
-            let mut session = Session::new(stream, requests, bytes, arrived);
-            session.begin_at_etcd(reason);
+            let session = Session::begin_at_etcd(stream, requests, bytes, arrived, reason);
             Ok(ResponseBody::from_source(session).into_response(content_type))
         }
     }

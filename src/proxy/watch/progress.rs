@@ -7,6 +7,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
+use super::downstream::Downstream;
+use super::receive::MAX_PROGRESS_RUN;
+use super::request::NO_WATCHER;
+use super::watchers::{Watcher, Watchers};
+use crate::cache::WatchFields;
+
 /// Longest wait of a client's request for its mirrors: apiserver repeats it after 100 ms.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(50);
 
@@ -21,22 +27,20 @@ pub(super) struct Progress {
     /// Next tick; `None` until a watcher asks for notifications.
     tick: Option<Pin<Box<Sleep>>>,
     /// Watchers that are owed a notification since the last tick.
-    pub(super) owed: VecDeque<i64>,
+    owed: VecDeque<i64>,
     /// Requests of the client that were not answered yet.
     pub(super) requested: Option<Requested>,
-    /// Highest revision that was reported for the whole stream.
-    pub(super) reported: i64,
 }
 
 /// Progress requests that are answered together.
 #[derive(Debug)]
 pub(super) struct Requested {
     /// Number of requests, each of which gets a response, as from etcd.
-    pub(super) count: usize,
+    count: usize,
     /// Revision that all mirrors should reach first.
     pub(super) target: i64,
     /// Time at which they were taken up.
-    pub(super) began: Instant,
+    began: Instant,
     expires: Pin<Box<Sleep>>,
 }
 
@@ -47,7 +51,6 @@ impl Progress {
             tick: None,
             owed: VecDeque::new(),
             requested: None,
-            reported: 0,
         }
     }
 
@@ -61,12 +64,6 @@ impl Progress {
         }
     }
 
-    /// Ends the periodic notifications: etcd has its own.
-    pub(super) fn stop(&mut self) {
-        self.tick = None;
-        self.owed.clear();
-    }
-
     fn with_jitter(&self) -> Duration {
         use std::hash::BuildHasher as _;
         let random = std::collections::hash_map::RandomState::new().hash_one(0) % 1000;
@@ -75,7 +72,7 @@ impl Progress {
     }
 
     /// Whether the next tick has come; otherwise registers `cx`.
-    pub(super) fn has_ticked(&mut self, cx: &mut Context<'_>) -> bool {
+    fn has_ticked(&mut self, cx: &mut Context<'_>) -> bool {
         let next = self.with_jitter();
         let Some(tick) = &mut self.tick else {
             return false;
@@ -89,20 +86,120 @@ impl Progress {
         true
     }
 
-    /// Takes up `count` requests, which are answered once every mirror has reached `target`.
-    pub(super) fn request(&mut self, count: usize, target: i64) {
+    /// Takes up a progress request of the client, with those that have arrived behind it: a client that asks faster than
+    /// the mirrors respond would otherwise fill the connection with its requests.
+    pub(super) fn take_up(&mut self, down: &mut Downstream, watchers: &Watchers) {
+        let count = 1 + down.requests.take_progress(MAX_PROGRESS_RUN - 1);
+        let reached = watchers.all().map(|watcher| watcher.reader.reached());
+        let known = reached.fold(down.mirrors().cluster_state.known(), i64::max);
+        // Like etcd: no answer before a watcher that waits for the future, and none while one is cancelled.
+        let waits_for_the_future = |watcher: &Watcher| watcher.since > known;
+        if down.has_cancelled() || watchers.all().any(waits_for_the_future) {
+            return watchers.nudge(&down.stream);
+        }
+        if watchers.is_empty() {
+            return;
+        }
+        let sent = watchers.all().map(|watcher| watcher.last_event);
+        let target = sent.fold(known.max(down.reported), i64::max);
+        // A client that asks again, though nothing has happened, knows of more.
+        if target == down.reported {
+            watchers.nudge(&down.stream);
+        }
         self.requested = Some(Requested {
             count,
             target,
             began: Instant::now(),
             expires: Box::pin(tokio::time::sleep(REQUEST_TIMEOUT)),
         });
+        watchers.want(&down.stream, target, |watcher| watcher.reader.reached() < target);
     }
+
+    /// Answers the client's progress requests, or drops them; returns whether they are done. Called between messages.
+    pub(super) fn poll_requested(
+        &mut self,
+        down: &mut Downstream,
+        watchers: &Watchers,
+        cx: &mut Context<'_>,
+    ) -> bool {
+        let Some(requested) = &mut self.requested else {
+            return false;
+        };
+        let has_expired = requested.has_expired(cx);
+        let (count, target, began) = (requested.count, requested.target, requested.began);
+        // What all watchers have may be below the start of one that begins later than the others.
+        let starts = watchers.all().map(|watcher| watcher.since);
+        let least = starts.fold(down.last_event.max(down.reported), i64::max);
+        let revision = watchers.progress().filter(|revision| *revision >= least);
+        let revision = revision.filter(|_| !down.has_cancelled());
+        if !has_expired && revision.is_none_or(|revision| revision < target) {
+            return false;
+        }
+        self.requested = None;
+        for _ in 0..count {
+            if let Some(revision) = revision
+                && report(down, watchers, NO_WATCHER, revision)
+            {
+                down.metrics().record_progress(began.elapsed());
+                down.reported = revision;
+            }
+        }
+        true
+    }
+
+    /// Sends the periodic progress notification of the next watcher that is owed one.
+    pub(super) fn poll_periodic(
+        &mut self,
+        down: &mut Downstream,
+        watchers: &mut Watchers,
+        cx: &mut Context<'_>,
+    ) {
+        if self.has_ticked(cx) {
+            for (id, watcher) in watchers.all_mut() {
+                if watcher.create.options.progress_notify
+                    && std::mem::replace(&mut watcher.progress_due, true)
+                    && !self.owed.contains(&id)
+                {
+                    self.owed.push_back(id);
+                }
+            }
+        }
+        while let Some(id) = self.owed.pop_front() {
+            let progress = watchers.get(id).and_then(Watcher::progress);
+            if let Some(revision) = progress
+                && report(down, watchers, id, revision)
+            {
+                if let Some(watcher) = watchers.get_mut(id) {
+                    watcher.quiet_since = Instant::now();
+                }
+                return;
+            }
+        }
+    }
+}
+
+/// Sends a progress notification; returns whether it was possible.
+fn report(down: &mut Downstream, watchers: &Watchers, id: i64, revision: i64) -> bool {
+    let Some(watcher) = watchers.all().next() else {
+        return false;
+    };
+    // Before a byte leaves (W16).
+    let history = watcher.reader.history();
+    if !down.mirrors().cluster_state.record_served(history, revision) {
+        return false;
+    }
+    let header = down.header(revision);
+    down.send(&WatchFields {
+        header,
+        watch_id: id,
+        ..WatchFields::default()
+    });
+    true
 }
 
 impl Requested {
     /// Whether the request is answered with what there is; otherwise registers `cx`.
-    pub(super) fn has_expired(&mut self, cx: &mut Context<'_>) -> bool {
+    fn has_expired(&mut self, cx: &mut Context<'_>) -> bool {
         matches!(self.expires.as_mut().poll(cx), Poll::Ready(()))
     }
 }
@@ -133,10 +230,10 @@ mod tests {
         assert_eq!(ticks_within(&progress), within, "a later watcher delays none");
 
         // Once more at etcd, and longer.
-        progress.stop();
+        let mut progress = Progress::new(INTERVAL);
         tokio::time::advance(INTERVAL * 3).await;
         let mut cx = Context::from_waker(Waker::noop());
-        assert!(!progress.has_ticked(&mut cx), "etcd has notifications of its own");
+        assert!(!progress.has_ticked(&mut cx), "no watcher asks for notifications");
         progress.begin(sent_by_etcd);
         assert!(progress.has_ticked(&mut cx), "it is due");
         assert!(!progress.has_ticked(&mut cx));

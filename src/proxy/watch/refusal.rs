@@ -7,8 +7,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::request::Parts;
 
+use super::carried::wire;
 use super::etcd_stream::encode;
-use super::handover::wire;
 use super::request::Create;
 use super::tap::{Head, MAX_HEAD_BYTES, Parsed};
 use crate::etcdserverpb::watch_request::RequestUnion;

@@ -46,7 +46,7 @@ pub use tls::TlsMetrics;
 pub use traces::{SpanCounters, TraceMetrics};
 pub use unreadable::{Unreadable, UnreadableMetrics};
 pub use upstream::{EndpointState, UpstreamMetrics};
-pub use watches::{OpenStream, WatchMetrics};
+pub use watches::{OpenStream, OpenWatcher, WatchMetrics};
 
 /// All metrics of the process, registered under `rangecache_`; its resources under `process_`. Shared behind an `Arc`.
 #[derive(Debug)]

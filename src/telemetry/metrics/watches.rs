@@ -52,6 +52,16 @@ impl Drop for OpenStream {
     }
 }
 
+/// Counts a watcher as open until dropped.
+#[derive(Debug)]
+pub struct OpenWatcher(Gauge);
+
+impl Drop for OpenWatcher {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 /// Watches. Cloning counts references.
 #[derive(Clone, Debug)]
 pub struct WatchMetrics {
@@ -228,11 +238,12 @@ impl WatchMetrics {
         self.handovers.get_or_create(&HandoverLabels { to, reason }).inc();
     }
 
-    /// Counts a watcher of a mirror that begins (1) or ends (-1).
-    pub fn add_watchers(&self, mirror: &str, change: i64) {
-        self.watchers
-            .get_or_create(&MirrorLabels::new(mirror))
-            .inc_by(change);
+    /// Counts an open watcher of the mirror with this name.
+    #[must_use]
+    pub fn open_watcher(&self, mirror: &str) -> OpenWatcher {
+        let gauge = self.watchers.get_or_create(&MirrorLabels::new(mirror)).clone();
+        gauge.inc();
+        OpenWatcher(gauge)
     }
 
     /// Counts a response.

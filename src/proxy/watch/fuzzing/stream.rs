@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use arbitrary::{Arbitrary, Unstructured};
 
 use super::etcd::{Etcd, Response};
-use crate::proxy::watch::handover::{Carried, creates, wire};
+use crate::proxy::watch::carried::{Carried, creates, wire};
 use crate::proxy::watch::relay::{Relay, Verdict};
 use crate::proxy::watch::request::{Create, Ids, NO_WATCHER, Options, WatchRequest};
 

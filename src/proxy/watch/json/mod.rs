@@ -117,9 +117,15 @@ async fn first(
 /// [`Reason::OverBudget`].
 fn respond(client: &Client, watch: Watch, arrived: Instant) -> Result<Response<ResponseBody>, Reason> {
     let bytes = StreamBytes::begin(&client.proxy.watch_budgets).map_err(|_| Reason::OverBudget)?;
-    let mut session = Session::new(watch.stream, watch.requests, bytes, arrived);
-    session.begin(&watch.create, watch.first);
-    let source = JsonStream::new(session, watch.is_protojson);
+    let Watch {
+        stream,
+        requests,
+        create,
+        first,
+        is_protojson,
+    } = watch;
+    let session = Session::begin(stream, requests, bytes, arrived, create, first);
+    let source = JsonStream::new(session, is_protojson);
     let json = HeaderValue::from_static("application/json");
     let mut response = ResponseBody::from_source(source).into_response(json);
     response.headers_mut().insert(

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Pending, Relay, Relayed};
-use crate::proxy::watch::handover::Carried;
+use crate::proxy::watch::carried::Carried;
 use crate::proxy::watch::request::{Create, Ids};
 
 /// What a stream has without etcd.

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::proxy::watch::handover::creates;
+use crate::proxy::watch::carried::creates;
 use crate::proxy::watch::request::Options;
 
 fn create(watch_id: i64, start_revision: i64) -> Create {

@@ -10,13 +10,13 @@ use http::HeaderMap;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
 
+use super::carried::Carried;
+use super::start::{authorize, reason_of};
+use super::stream::Place;
 use crate::mirror::cluster_state::Auth;
 use crate::mirror::freshness::Unproven;
 use crate::mirror::watch_hub::{Join, Reader, Signal};
 use crate::proxy::handles::Client;
-use crate::proxy::watch::handover::Carried;
-use crate::proxy::watch::start::{authorize, reason_of};
-use crate::proxy::watch::stream::Place;
 use crate::telemetry::Reason;
 
 /// Pause before the first attempt, and the shortest one between two.

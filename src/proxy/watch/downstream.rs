@@ -1,0 +1,254 @@
+//! The client's side of a Watch stream: what stays, whichever source serves it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::time::{Instant, Sleep};
+
+use super::message::control;
+use super::plan::Refusal;
+use super::receive::Requests;
+use super::request::{Create, Ids, NO_WATCHER, WatchRequest};
+use super::stream::Stream;
+use super::stream_bytes::StreamBytes;
+use crate::cache::{ResponseHeader, Rope, WatchFields};
+use crate::grpc::{Method, Status};
+use crate::mirror::Mirrors;
+use crate::proxy::forward::StopSignal;
+use crate::telemetry::Reason;
+use crate::telemetry::metrics::{OpenStream, WatchMetrics};
+
+/// The client's side of one stream.
+#[derive(Debug)]
+pub(super) struct Downstream {
+    pub(super) stream: Stream,
+    stop: Option<StopSignal>,
+    /// Deadline of the client's `grpc-timeout`.
+    expires: Option<Pin<Box<Sleep>>>,
+    pub(super) requests: Requests,
+    /// Requests of the client that are handled next: at most a create request and the one behind it.
+    pub(super) unsent: VecDeque<WatchRequest>,
+    /// Ids of watchers, while memory serves the stream: the relay of etcd's responses has its own.
+    pub(super) ids: Ids,
+    /// Watchers that memory has cancelled for a compaction, by id. etcd keeps such a watcher, and its id, until the client
+    /// cancels it.
+    cancelled: BTreeMap<i64, Create>,
+    /// Responses without events, to be sent next.
+    pub(super) control: VecDeque<Rope>,
+    pub(super) bytes: StreamBytes,
+    /// Counts the stream by its source.
+    open: OpenStream,
+    /// Header fields of the last response.
+    identity: ResponseHeader,
+    /// Revision of the last event on the stream.
+    pub(super) last_event: i64,
+    /// Highest revision that was reported for the whole stream.
+    pub(super) reported: i64,
+    /// Status with which the stream ends.
+    pub(super) end: Option<Status>,
+}
+
+impl Downstream {
+    /// The client's side of a `stream` that has `arrived`, and whose first request stays in `requests`.
+    pub(super) fn new(
+        stream: Stream,
+        requests: Requests,
+        bytes: StreamBytes,
+        arrived: Instant,
+    ) -> Downstream {
+        let proxy = &stream.client.proxy;
+        let expires = stream
+            .timeout
+            .map(|timeout| tokio::time::sleep_until(arrived + timeout));
+        Downstream {
+            open: proxy.telemetry.metrics.watches.open_memory(),
+            stop: StopSignal::new(Method::Watch, &proxy.forward.drain),
+            expires: expires.map(Box::pin),
+            requests,
+            unsent: VecDeque::new(),
+            ids: Ids::default(),
+            cancelled: BTreeMap::new(),
+            control: VecDeque::new(),
+            bytes,
+            identity: ResponseHeader::default(),
+            last_event: 0,
+            reported: 0,
+            end: None,
+            stream,
+        }
+    }
+
+    pub(super) fn mirrors(&self) -> &Mirrors {
+        &self.stream.client.proxy.mirrors
+    }
+
+    pub(super) fn metrics(&self) -> &WatchMetrics {
+        &self.stream.client.proxy.telemetry.metrics.watches
+    }
+
+    /// Counts the stream as memory's from now on.
+    pub(super) fn serve_from_memory(&mut self) {
+        self.bytes.set_relayed(0);
+        self.open = self.metrics().open_memory();
+    }
+
+    /// Counts the stream as etcd's from now on, for `reason`.
+    pub(super) fn serve_from_etcd(&mut self, reason: Reason) {
+        self.open = self.metrics().open_etcd(reason.as_str());
+    }
+
+    /// Status with which the stream ends now, between two messages, whatever its source has to send.
+    pub(super) fn poll_end(&mut self, cx: &mut Context<'_>) -> Option<Status> {
+        if self.stop.as_mut().is_some_and(|stop| stop.is_stopping(cx)) {
+            return Some(Status::StoppingReconnect);
+        }
+        if let Some(expires) = &mut self.expires
+            && let Poll::Ready(()) = expires.as_mut().poll(cx)
+        {
+            return Some(Status::DeadlineExceeded);
+        }
+        None
+    }
+
+    /// Ends the stream; its client connects again and resumes.
+    pub(super) fn interrupt(&mut self, reason: Reason) {
+        self.metrics().record_created("interrupted", reason.as_str());
+        self.end = Some(Status::WatchInterrupted);
+    }
+
+    /// Puts a create request that was not answered before the requests behind it.
+    pub(super) fn handle_first(&mut self, create: Option<Create>) {
+        if let Some(create) = create {
+            self.unsent.push_front(WatchRequest::Create(create));
+        }
+    }
+
+    /// Revision in the header of a response that is about no event: the highest that was shown to a client, or that a
+    /// mirror is at.
+    pub(super) fn shown(&self) -> i64 {
+        let cluster_state = &self.mirrors().cluster_state;
+        let history = cluster_state.history();
+        let shown = cluster_state.min_served_revision().unwrap_or(0);
+        let views = self.mirrors().all().filter_map(|mirror| mirror.view().ok());
+        let of_history = views.filter(|view| view.history == history);
+        let revision = of_history.map(|view| view.revision).fold(shown, i64::max);
+        // Before a byte leaves (W16).
+        if cluster_state.record_served(history, revision) {
+            revision
+        } else {
+            shown
+        }
+    }
+
+    /// Header with this revision.
+    pub(super) fn header(&mut self, revision: i64) -> ResponseHeader {
+        if let Some(identity) = self.mirrors().cluster_state.identity() {
+            self.identity = *identity;
+        }
+        ResponseHeader {
+            revision,
+            ..self.identity
+        }
+    }
+
+    /// Sends a response without events.
+    pub(super) fn send(&mut self, fields: &WatchFields<'_>) {
+        self.metrics().record_response();
+        self.control.push_back(control(fields));
+    }
+
+    /// Passes on etcd's refusal of a create request, a whole message with its gRPC prefix.
+    pub(super) fn pass_refusal(&mut self, response: Bytes) {
+        self.metrics().record_created("etcd", Reason::Auth.as_str());
+        self.metrics().record_response();
+        self.control.push_back(response.into());
+    }
+
+    /// Answers a create request that etcd refuses.
+    pub(super) fn refuse(&mut self, refusal: Refusal) {
+        self.metrics().record_created("memory", "refused");
+        let header = self.header(self.shown());
+        self.send(&WatchFields {
+            header,
+            watch_id: NO_WATCHER,
+            created: true,
+            canceled: true,
+            cancel_reason: refusal.as_str(),
+            ..WatchFields::default()
+        });
+    }
+
+    /// Answers a cancel request.
+    pub(super) fn send_cancelled(&mut self, id: i64) {
+        self.metrics().record_cancelled("client");
+        let header = self.header(self.shown());
+        self.send(&WatchFields {
+            header,
+            watch_id: id,
+            canceled: true,
+            ..WatchFields::default()
+        });
+    }
+
+    /// Cancels the watcher `id` of `create`, whose bytes count already, because etcd has compacted what it needs, or because
+    /// its history was replaced (W10).
+    pub(super) fn cancel_compacted(
+        &mut self,
+        id: i64,
+        create: Create,
+        compact_revision: i64,
+        reason: &'static str,
+    ) {
+        self.cancelled.insert(id, create);
+        self.metrics().record_cancelled(reason);
+        let header = self.header(0);
+        self.send(&WatchFields {
+            header,
+            watch_id: id,
+            canceled: true,
+            compact_revision,
+            ..WatchFields::default()
+        });
+    }
+
+    /// Cancels the watcher `id` of `create` with a revision of the history that has replaced its own.
+    pub(super) fn cancel_of_replaced(&mut self, id: i64, create: Create) {
+        let revision = self.mirrors().cluster_state.known().max(1);
+        self.cancel_compacted(id, create, revision, "replaced");
+    }
+
+    /// Allocates the id of a watcher, which the client may have `requested`; `None` if that one is taken. `is_open` says which
+    /// ids memory serves.
+    pub(super) fn allocate_id(&mut self, requested: i64, is_open: impl Fn(i64) -> bool) -> Option<i64> {
+        let cancelled = &self.cancelled;
+        self.ids
+            .allocate(requested, |id| is_open(id) || cancelled.contains_key(&id))
+    }
+
+    /// Ids of the watchers that memory has cancelled for a compaction.
+    pub(super) fn cancelled_ids(&self) -> impl Iterator<Item = i64> {
+        self.cancelled.keys().copied()
+    }
+
+    /// Whether memory has cancelled a watcher for a compaction, and the client has not.
+    pub(super) fn has_cancelled(&self) -> bool {
+        !self.cancelled.is_empty()
+    }
+
+    /// Whether the watcher `id` is one of those.
+    pub(super) fn is_cancelled(&self, id: i64) -> bool {
+        self.cancelled.contains_key(&id)
+    }
+
+    /// Answers the client's cancel of a watcher that memory has cancelled; returns whether `id` is that of one.
+    pub(super) fn release(&mut self, id: i64) -> bool {
+        let Some(create) = self.cancelled.remove(&id) else {
+            return false;
+        };
+        self.bytes.remove_watcher(&create);
+        self.send_cancelled(id);
+        true
+    }
+}

@@ -1,0 +1,574 @@
+//! A Watch stream while memory serves it. It runs inside the body of the response, without a task of its own: whatever it
+//! sends is produced when the client has room.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes};
+use http_body::Frame;
+use tokio::time::{Instant, Sleep};
+
+use super::downstream::Downstream;
+use super::message::EventMessages;
+use super::plan::Refusal;
+use super::progress::Progress;
+use super::receive::Received;
+use super::refusal::refusal;
+use super::request::{Create, WatchRequest};
+use super::start::{Answer, Started};
+use super::stream::Planned;
+use super::watchers::{Watcher, Watchers};
+use crate::cache::{Rope, WatchFields};
+use crate::grpc::Status;
+use crate::mirror::Mirrors;
+use crate::mirror::watch_hub::{Ended, Taken};
+use crate::proxy::response::Polled;
+use crate::telemetry::Reason;
+use crate::telemetry::metrics::OpenWatcher;
+
+/// Requests, and watchers without events for the client, that one poll looks at, before other streams get their turn.
+const MAX_STEPS: usize = 64;
+/// Events of one response: more wait for the next one, unless they are of one revision.
+const MAX_EVENTS: usize = 1000;
+/// Bytes of one response.
+const MAX_RESPONSE_BYTES: u64 = 64 << 10;
+/// Longest wait for a mirror that is behind etcd's compaction, or behind a watcher, before the stream leaves memory.
+const MIRROR_TIMEOUT: Duration = Duration::from_millis(500);
+/// Time after which a mirror without a feed is looked at again.
+const FEED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The watchers of one stream in memory.
+#[derive(Debug)]
+pub(super) struct MemorySource {
+    pub(super) watchers: Watchers,
+    starting: Option<Starting>,
+    /// Events that are being sent. Nothing else is sent before their last piece (W4).
+    message: Option<EventMessages>,
+    /// Watcher whose events were sent last: the others get their turn first.
+    last_turn: i64,
+    progress: Progress,
+    /// Waits for the feed of one of the stream's mirrors, while the events of the others wait for it.
+    resuming: Option<Resuming>,
+}
+
+/// Why etcd has to continue the stream.
+#[derive(Debug)]
+pub(super) struct Leave {
+    pub(super) reason: Reason,
+    /// Create request that was not answered.
+    pub(super) create: Option<Create>,
+}
+
+impl Leave {
+    fn after(reason: Reason, create: Create) -> Leave {
+        Leave {
+            reason,
+            create: Some(create),
+        }
+    }
+
+    /// This one, with the create request of an `earlier` one.
+    pub(super) fn or(self, earlier: Leave) -> Leave {
+        Leave {
+            create: self.create.or(earlier.create),
+            ..self
+        }
+    }
+}
+
+impl From<Reason> for Leave {
+    fn from(reason: Reason) -> Leave {
+        Leave { reason, create: None }
+    }
+}
+
+/// The wait of a stream that leaves, for its mirrors to reach what they must have.
+#[derive(Debug)]
+pub(super) struct PendingLeave {
+    pub(super) leave: Leave,
+    expires: Pin<Box<Sleep>>,
+}
+
+impl PendingLeave {
+    /// Begins to wait.
+    pub(super) fn new(leave: Leave) -> PendingLeave {
+        PendingLeave {
+            leave,
+            expires: Box::pin(tokio::time::sleep(MIRROR_TIMEOUT)),
+        }
+    }
+}
+
+/// A create request whose watcher is being started.
+struct Starting {
+    create: Create,
+    started: Pin<Box<dyn Future<Output = Result<Answer, NotStarted>> + Send>>,
+}
+
+impl fmt::Debug for Starting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Starting").finish_non_exhaustive()
+    }
+}
+
+/// Why memory does not serve a watcher.
+enum NotStarted {
+    /// etcd decides about the create request, for this reason.
+    For(Reason),
+    /// etcd has refused the create request with this message; memory continues to serve the stream.
+    Refused(Bytes),
+    /// etcd has not refused it, and serves the stream.
+    NotRefused(Reason),
+}
+
+/// Waits until a mirror that has lost its feed has one, or for [`FEED_TIMEOUT`].
+struct Resuming(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl fmt::Debug for Resuming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resuming").finish_non_exhaustive()
+    }
+}
+
+impl Resuming {
+    /// Waits for the mirror at this position.
+    fn of(mirrors: Arc<Mirrors>, position: usize) -> Resuming {
+        Resuming(Box::pin(async move {
+            if let Some(mirror) = mirrors.at(position) {
+                let _ = mirror.resumed(Instant::now() + FEED_TIMEOUT).await;
+            }
+        }))
+    }
+}
+
+impl MemorySource {
+    /// A source without watchers.
+    pub(super) fn new(down: &Downstream) -> MemorySource {
+        let interval = down.stream.client.proxy.watch_progress_interval;
+        MemorySource {
+            watchers: Watchers::default(),
+            starting: None,
+            message: None,
+            last_turn: 0,
+            progress: Progress::new(interval.unwrap_or_default()),
+            resuming: None,
+        }
+    }
+
+    /// Next frame of the stream. While it is `leaving`, it takes no requests, and leaves once its mirrors have what they must
+    /// have.
+    ///
+    /// # Errors
+    /// Why etcd has to continue the stream.
+    pub(super) fn poll(
+        &mut self,
+        down: &mut Downstream,
+        mut leaving: Option<&mut PendingLeave>,
+        cx: &mut Context<'_>,
+    ) -> Result<Polled, Leave> {
+        let sent = |data| Ok(Poll::Ready(Some(Ok(Frame::data(data)))));
+        let ended = |status: Status| Ok(Poll::Ready(Some(Ok(Frame::trailers(status.trailers())))));
+        loop {
+            if let Some(piece) = self.next_piece(down) {
+                return sent(piece);
+            }
+            if let Some(status) = down.poll_end(cx).or_else(|| self.has_no_leader(down)) {
+                return ended(status);
+            }
+            self.progress.poll_requested(down, &self.watchers, cx);
+            self.poll_requests(down, leaving.as_deref_mut(), cx)?;
+            if let Some(response) = down.control.pop_front() {
+                return sent(response);
+            }
+            if let Some(status) = down.end.take() {
+                return ended(status);
+            }
+            self.poll_events(down, cx)?;
+            if self.message.is_some() || !down.control.is_empty() || down.end.is_some() {
+                continue;
+            }
+            if self.progress.poll_requested(down, &self.watchers, cx) {
+                continue;
+            }
+            self.progress.poll_periodic(down, &mut self.watchers, cx);
+            return down.control.pop_front().map_or(Ok(Poll::Pending), sent);
+        }
+    }
+
+    /// Next piece of the events that are being sent.
+    fn next_piece(&mut self, down: &mut Downstream) -> Option<Rope> {
+        let message = self.message.as_mut()?;
+        let piece = message.next_piece();
+        let is_last = message.is_complete();
+        if is_last {
+            self.message = None;
+        }
+        down.bytes.produced(piece.as_ref()?.remaining(), is_last);
+        piece
+    }
+
+    /// The end of a stream whose client wants a leader, if etcd has none.
+    fn has_no_leader(&self, down: &Downstream) -> Option<Status> {
+        let has_none = |watcher: &Watcher| watcher.reader.has_no_leader();
+        let ends = down.stream.require_leader && self.watchers.all().any(has_none);
+        ends.then_some(Status::NoLeader)
+    }
+
+    /// Handles the requests that have arrived, until there is something to send, or etcd has to continue the stream.
+    fn poll_requests(
+        &mut self,
+        down: &mut Downstream,
+        mut leaving: Option<&mut PendingLeave>,
+        cx: &mut Context<'_>,
+    ) -> Result<(), Leave> {
+        for _ in 0..MAX_STEPS {
+            if !down.control.is_empty() || down.end.is_some() {
+                return Ok(());
+            }
+            // A progress request is answered before the next request, as etcd does.
+            if self.progress.requested.is_some() {
+                down.requests.read_ahead(cx);
+                return Ok(());
+            }
+            if let Some(pending) = leaving.as_deref_mut() {
+                if self.awaited(down).is_none() || pending.expires.as_mut().poll(cx).is_ready() {
+                    return Err(pending.leave.reason.into());
+                }
+                down.requests.read_ahead(cx);
+                return Ok(());
+            }
+            if let Some(mut starting) = self.starting.take() {
+                let Poll::Ready(started) = starting.started.as_mut().poll(cx) else {
+                    self.starting = Some(starting);
+                    down.requests.read_ahead(cx);
+                    return Ok(());
+                };
+                self.started(down, starting.create, started)?;
+                continue;
+            }
+            if let Some(request) = down.unsent.pop_front() {
+                self.handle(down, request)?;
+                continue;
+            }
+            match down.requests.poll_next(cx) {
+                Poll::Pending | Poll::Ready(Received::End) => return Ok(()),
+                Poll::Ready(Received::Late) => down.end = Some(Status::RequestTimeout),
+                Poll::Ready(Received::Message(Ok(request))) => self.handle(down, request)?,
+                Poll::Ready(Received::Message(Err(_))) => return Err(Reason::Undecodable.into()),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Ok(())
+    }
+
+    fn handle(&mut self, down: &mut Downstream, request: WatchRequest) -> Result<(), Leave> {
+        match request {
+            WatchRequest::Create(create) => return self.create(down, create),
+            WatchRequest::Cancel(id) => self.cancel(down, id),
+            WatchRequest::Progress => self.request_progress(down),
+            WatchRequest::Nothing => {}
+        }
+        Ok(())
+    }
+
+    /// Takes up a progress request of the client.
+    pub(super) fn request_progress(&mut self, down: &mut Downstream) {
+        self.progress.take_up(down, &self.watchers);
+    }
+
+    /// Begins to create a watcher.
+    fn create(&mut self, down: &mut Downstream, create: Create) -> Result<(), Leave> {
+        let is_taken = create.watch_id != 0
+            && (self.watchers.contains(create.watch_id) || down.is_cancelled(create.watch_id));
+        match down.stream.plan(&create, is_taken) {
+            Planned::Refuse(refusal) => down.refuse(refusal),
+            Planned::Compacted(revision) => self.created_compacted(down, &create, revision),
+            Planned::Etcd(reason) => return self.not_started(down, create, reason),
+            Planned::Start(_) if !down.bytes.has_room_for_watcher(&create) => {
+                down.bytes.record_refusal();
+                return Err(Leave::after(Reason::OverBudget, create));
+            }
+            Planned::Start(place) => {
+                let starting = down.stream.start(place, &create);
+                let started = Box::pin(async move { starting.await.map_err(NotStarted::For) });
+                self.starting = Some(Starting { create, started });
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers `create`, or lets etcd do so.
+    fn started(
+        &mut self,
+        down: &mut Downstream,
+        create: Create,
+        started: Result<Answer, NotStarted>,
+    ) -> Result<(), Leave> {
+        match started {
+            Ok(Answer::Started(started)) => self.created(down, create, started),
+            Ok(Answer::Compacted(revision)) => self.created_compacted(down, &create, revision),
+            Err(NotStarted::Refused(response)) => down.pass_refusal(response),
+            Err(NotStarted::For(reason)) => return self.not_started(down, create, reason),
+            Err(NotStarted::NotRefused(reason)) => return Err(Leave::after(reason, create)),
+        }
+        Ok(())
+    }
+
+    /// Lets etcd decide about `create`. If the caller's rights count, etcd first gets the request alone: what it refuses
+    /// must not make the other watchers depend again on a token that may have expired since.
+    fn not_started(&mut self, down: &Downstream, create: Create, reason: Reason) -> Result<(), Leave> {
+        if !down.stream.needs_right() {
+            return Err(Leave::after(reason, create));
+        }
+        let (client, parts) = (Arc::clone(&down.stream.client), down.stream.parts.clone());
+        let refusal = refusal(client, parts, create.clone());
+        let started = Box::pin(async move {
+            let response = refusal.await;
+            Err(response.map_or(NotStarted::NotRefused(reason), NotStarted::Refused))
+        });
+        self.starting = Some(Starting { create, started });
+        Ok(())
+    }
+
+    /// Create request whose watcher is being started, for etcd.
+    pub(super) fn take_starting(&mut self) -> Option<Create> {
+        self.starting.take().map(|starting| starting.create)
+    }
+
+    /// Answers a create request whose watcher has joined its hub.
+    pub(super) fn created(&mut self, down: &mut Downstream, create: Create, started: Started) {
+        let kind = if create.start_revision == 0 {
+            "now"
+        } else {
+            "revision"
+        };
+        down.metrics().record_created("memory", kind);
+        if let Some(id) = self.send_created(down, &create, started.header_revision) {
+            let open = open_watcher(down, started.mirror);
+            self.add(down, id, Watcher::started(create, started, open));
+        }
+    }
+
+    /// Answers a create request whose start revision etcd has compacted: created, then cancelled.
+    pub(super) fn created_compacted(
+        &mut self,
+        down: &mut Downstream,
+        create: &Create,
+        compact_revision: i64,
+    ) {
+        down.metrics().record_created("memory", "compacted");
+        if let Some(id) = self.send_created(down, create, down.shown()) {
+            down.bytes.add_watcher(create);
+            down.cancel_compacted(id, create.clone(), compact_revision, "compacted");
+        }
+    }
+
+    /// Sends the `created` of a watcher; returns its id, unless it is taken.
+    fn send_created(&self, down: &mut Downstream, create: &Create, revision: i64) -> Option<i64> {
+        let Some(id) = down.allocate_id(create.watch_id, |id| self.watchers.contains(id)) else {
+            down.refuse(Refusal::DuplicateId);
+            return None;
+        };
+        let header = down.header(revision);
+        down.send(&WatchFields {
+            header,
+            watch_id: id,
+            created: true,
+            ..WatchFields::default()
+        });
+        Some(id)
+    }
+
+    /// Adds a watcher whose `created` the client has, or gets next.
+    pub(super) fn add(&mut self, down: &mut Downstream, id: i64, watcher: Watcher) {
+        if watcher.create.options.progress_notify {
+            self.progress.begin(watcher.quiet_since);
+        }
+        down.bytes.add_watcher(&watcher.create);
+        self.watchers.insert(id, watcher);
+    }
+
+    /// Answers a cancel request. etcd does not answer one for an unknown id.
+    fn cancel(&mut self, down: &mut Downstream, id: i64) {
+        match self.watchers.remove(id) {
+            Some(watcher) => {
+                down.bytes.remove_watcher(&watcher.create);
+                down.send_cancelled(id);
+            }
+            None => drop(down.release(id)),
+        }
+    }
+
+    /// Takes events of the next watcher that has any, or handles its end.
+    fn poll_events(&mut self, down: &mut Downstream, cx: &mut Context<'_>) -> Result<(), Leave> {
+        match down.bytes.poll_room(cx) {
+            Poll::Pending => return Ok(()),
+            Poll::Ready(Err(_)) => return Err(Reason::OverBudget.into()),
+            Poll::Ready(Ok(())) => {}
+        }
+        let taken = self.take_events(down, cx);
+        if self.message.is_none() {
+            down.bytes.release_room();
+        }
+        taken
+    }
+
+    fn take_events(&mut self, down: &mut Downstream, cx: &mut Context<'_>) -> Result<(), Leave> {
+        let awaits_feed = self.awaits_feed(down, cx);
+        for _ in 0..MAX_STEPS {
+            let next = self.next_turn(awaits_feed);
+            let Some((id, watcher)) = next.and_then(|id| Some((id, self.watchers.get_mut(id)?))) else {
+                return Ok(());
+            };
+            self.last_turn = id;
+            let max_events = if self.progress.requested.is_some() {
+                1
+            } else {
+                MAX_EVENTS
+            };
+            let taken = watcher.reader.take_if(max_events, MAX_RESPONSE_BYTES, |picked| {
+                down.bytes.admit(picked.bytes())
+            });
+            match taken {
+                Taken::Nothing { .. } => {}
+                // Polled again, so that the room wakes the stream.
+                Taken::Refused => break,
+                Taken::Ended(ended) => return self.ended(down, id, ended),
+                Taken::Events(picked) => {
+                    let Some(revision) = EventMessages::last_revision(&picked, watcher.create.options) else {
+                        continue;
+                    };
+                    watcher.last_event = revision;
+                    watcher.progress_due = false;
+                    watcher.quiet_since = Instant::now();
+                    let (options, prev_kv_after) = (watcher.create.options, watcher.prev_kv_after);
+                    // Before a byte leaves (W16). A history that was replaced ends its readers in the same moment.
+                    let history = watcher.reader.history();
+                    if !down.mirrors().cluster_state.record_served(history, revision) {
+                        continue;
+                    }
+                    down.last_event = down.last_event.max(revision);
+                    let fields = WatchFields {
+                        header: down.header(revision),
+                        watch_id: id,
+                        ..WatchFields::default()
+                    };
+                    let events = EventMessages::new(picked, options, prev_kv_after, fields);
+                    down.metrics().record_events(events.events());
+                    self.message = Some(events);
+                    return Ok(());
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+        Ok(())
+    }
+
+    /// Whether the events of the stream wait, because another of its mirrors has lost its feed: the history of that mirror's
+    /// keys may have been replaced without a trace in those of the others, and no stream shows two histories (W10). Registers
+    /// `cx` until the mirror has a feed again.
+    fn awaits_feed(&mut self, down: &Downstream, cx: &mut Context<'_>) -> bool {
+        loop {
+            let Some(position) = self.lost_feed(down) else {
+                self.resuming = None;
+                return false;
+            };
+            let mirrors = &down.stream.client.proxy.mirrors;
+            let waiting = || Resuming::of(Arc::clone(mirrors), position);
+            let Resuming(waiting) = self.resuming.get_or_insert_with(waiting);
+            if waiting.as_mut().poll(cx).is_pending() {
+                return true;
+            }
+            self.resuming = None;
+        }
+    }
+
+    /// Position of a mirror that has lost its feed, if the stream has watchers of it and of others.
+    fn lost_feed(&self, down: &Downstream) -> Option<usize> {
+        let mut lost = down
+            .mirrors()
+            .positions()
+            .filter(|(_, mirror)| mirror.revision() == Err(Reason::FeedLost));
+        let watched = lost.find(|(position, _)| self.watchers.are_of(*position));
+        watched
+            .filter(|_| self.watchers.have_several_mirrors())
+            .map(|(position, _)| position)
+    }
+
+    /// Id of the next watcher that has events or an end to take; only an end if it `awaits_feed`.
+    fn next_turn(&self, awaits_feed: bool) -> Option<i64> {
+        self.watchers
+            .next_turn(self.last_turn, |watcher| match awaits_feed {
+                true => watcher.reader.has_ended(),
+                false => watcher.reader.is_pending() && !self.is_held(watcher),
+            })
+    }
+
+    /// Whether the next events of `watcher` wait for a progress notification, which must not be below them. Mirrors advance
+    /// independently: holding events back gives a stream over several of them one revision that holds for all.
+    fn is_held(&self, watcher: &Watcher) -> bool {
+        let Some(requested) = &self.progress.requested else {
+            return false;
+        };
+        watcher.reader.covered() >= requested.target && self.watchers.have_several_mirrors()
+    }
+
+    /// Handles the end of a watcher's events.
+    fn ended(&mut self, down: &mut Downstream, id: i64, ended: Ended) -> Result<(), Leave> {
+        let watcher = self.watchers.get(id);
+        let next = watcher.map_or(0, |watcher| watcher.reader.covered() + 1);
+        match ended {
+            Ended::Compacted { compact_revision } if next < compact_revision => {
+                self.cancel_compacted(down, id, compact_revision, "compacted");
+            }
+            Ended::Replaced { revision } => self.cancel_compacted(down, id, revision.max(1), "replaced"),
+            Ended::Compacted { .. } => return Err(Reason::Loading.into()),
+            Ended::Trimmed => return Err(Reason::NotFresh.into()),
+            // Its client can use another endpoint.
+            Ended::FeedLost => down.interrupt(Reason::FeedLost),
+            Ended::Dropped(reason) => {
+                tracing::debug!(reason = reason.as_str(), "the mirror of a watch was dropped");
+                return Err(match reason {
+                    Reason::ForwardAll | Reason::NotMirrored => reason.into(),
+                    _ => Reason::Loading.into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn cancel_compacted(&mut self, down: &mut Downstream, id: i64, revision: i64, reason: &'static str) {
+        if let Some(watcher) = self.watchers.remove(id) {
+            down.cancel_compacted(id, watcher.create, revision, reason);
+        }
+    }
+
+    /// Cancels the watchers whose events were of a history that was replaced (W10); returns whether there were any.
+    pub(super) fn cancel_replaced(&mut self, down: &mut Downstream) -> bool {
+        let history = down.mirrors().cluster_state.history();
+        let replaced = self.watchers.take_replaced(history);
+        let is_any = !replaced.is_empty();
+        for (id, watcher) in replaced {
+            down.cancel_of_replaced(id, watcher.create);
+        }
+        is_any
+    }
+
+    /// Revision that the mirrors have yet to reach before etcd can continue the watchers: a mirror of few keys reaches etcd's
+    /// revision late. Otherwise etcd would cancel a watcher, though it has sent it every event that it has compacted (W11), or
+    /// continue one with events that were not compared (W10).
+    pub(super) fn awaited(&self, down: &Downstream) -> Option<i64> {
+        let compacted = down.mirrors().cluster_state.compacted();
+        let behind_compaction = self.watchers.are_behind(compacted).then_some(compacted);
+        behind_compaction.max(self.watchers.unproven())
+    }
+}
+
+/// Counts a watcher of the mirror at this position.
+pub(super) fn open_watcher(down: &Downstream, position: usize) -> Option<OpenWatcher> {
+    let mirror = down.mirrors().at(position)?;
+    Some(down.metrics().open_watcher(&mirror.name))
+}
