@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use super::auth_state::AuthState;
 pub use super::auth_state::{Auth, AuthChange};
-pub use super::history::{Before, History};
+pub use super::history::{Before, History, HistoryId};
 use crate::cache::ResponseHeader;
 use crate::telemetry::metrics::{Unreadable, UnreadableMetrics};
 
@@ -104,7 +104,7 @@ impl ClusterState {
     pub fn new(metrics: UnreadableMetrics) -> ClusterState {
         let born = Instant::now();
         ClusterState {
-            history: ArcSwap::from_pointee(History::new(0)),
+            history: ArcSwap::from_pointee(History::new(HistoryId::FIRST)),
             unreadable: AtomicU64::new(0),
             of_other_history: AtomicU64::new(0),
             unreadable_covered: AtomicU64::new(0),
@@ -122,10 +122,10 @@ impl ClusterState {
         self.history.load_full()
     }
 
-    /// Number of the current history, increased by each replacement.
+    /// Id of the current history.
     #[must_use]
-    pub fn history(&self) -> u64 {
-        self.history.load().number
+    pub fn history(&self) -> HistoryId {
+        self.history.load().id
     }
 
     /// Highest revision of the current history in any message from etcd.
@@ -136,9 +136,9 @@ impl ClusterState {
 
     /// Records that etcd has compacted: it refuses revisions below `revision`. Returns whether `history` is still the
     /// current one; otherwise nothing is recorded.
-    pub fn note_compacted(&self, history: u64, revision: i64) -> bool {
+    pub fn note_compacted(&self, history: HistoryId, revision: i64) -> bool {
         let current = self.history.load();
-        let is_current = current.number == history;
+        let is_current = current.id == history;
         if is_current {
             current.note_compacted(revision);
         }
@@ -154,9 +154,9 @@ impl ClusterState {
     /// Records `revision` of an answer from memory that was proven in `history`, before it is sent. Returns whether that
     /// is still the current history; otherwise the answer must not be sent.
     #[must_use]
-    pub fn record_served(&self, history: u64, revision: i64) -> bool {
+    pub fn record_served(&self, history: HistoryId, revision: i64) -> bool {
         let current = self.history.load();
-        let is_current = current.number == history;
+        let is_current = current.id == history;
         if is_current {
             current.note_shown(revision);
         }
@@ -274,7 +274,7 @@ impl ClusterState {
     pub fn after_check(&self, before: &Before, header: ResponseHeader, raft_index: Option<u64>) -> Verdict {
         let history = &before.history;
         if !before.continues_with(&header, raft_index) {
-            let next = History::new(history.number + 1);
+            let next = History::new(history.id.next());
             next.note_known(header.revision);
             next.note_cluster(header.cluster_id);
             next.note_identity(header);
@@ -303,7 +303,7 @@ impl ClusterState {
 
     /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began.
     pub fn contradict(&self, before: &Before) -> Verdict {
-        self.replace(before, History::new(before.history.number + 1))
+        self.replace(before, History::new(before.history.id.next()))
     }
 
     /// Compares a write's response, which had the `revision` in the cluster `cluster_id`, with the state before the write was
@@ -315,7 +315,7 @@ impl ClusterState {
         if revision == 0 || revision >= lowest || !before.history.may_be_of_cluster(cluster_id) {
             return;
         }
-        let next = History::new(before.history.number + 1);
+        let next = History::new(before.history.id.next());
         next.note_known(revision);
         if self.replace(before, next) == Verdict::Replaced {
             self.contradicted.notify_one();
@@ -379,7 +379,7 @@ mod tests {
             Verdict::Continues
         );
         state.note_raft_index(&before, 120, 100);
-        assert!(state.record_served(0, 100));
+        assert!(state.record_served(HistoryId::FIRST, 100));
         state
     }
 
@@ -414,7 +414,7 @@ mod tests {
             let (before, concurrent) = (state.before_check(), state.before_check());
             assert_eq!(state.after_check(&before, header, raft_index), expected, "{what}");
             let is_replaced = expected == Verdict::Replaced;
-            assert_eq!(state.history(), u64::from(is_replaced), "{what}");
+            assert_eq!(state.history().number(), u64::from(is_replaced), "{what}");
             assert_eq!(
                 state.min_served_revision(),
                 Some(if is_replaced { 0 } else { 100 }),
@@ -427,7 +427,7 @@ mod tests {
                     "{what}: replaced once"
                 );
                 assert_eq!(state.contradict(&concurrent), Verdict::Outdated, "{what}");
-                assert_eq!(state.history(), 1, "{what}");
+                assert_eq!(state.history().number(), 1, "{what}");
                 assert_eq!(
                     state.after_check(&state.before_check(), header, raft_index),
                     Verdict::Continues,
@@ -437,7 +437,10 @@ mod tests {
         }
         let state = checked();
         assert_eq!(state.contradict(&state.before_check()), Verdict::Replaced);
-        assert_eq!((state.history(), state.known(), state.compacted()), (1, 0, 0));
+        assert_eq!(
+            (state.history().number(), state.known(), state.compacted()),
+            (1, 0, 0)
+        );
         assert_eq!(state.identity(), None);
     }
 
@@ -516,7 +519,7 @@ mod tests {
             "a check is no response to a client"
         );
         state.record_forwarded(&state.current(), 1, 12);
-        assert!(state.record_served(0, 11));
+        assert!(state.record_served(HistoryId::FIRST, 11));
         assert_eq!(state.min_served_revision(), Some(12));
         state.record_forwarded(&state.current(), 9, 99);
         assert_eq!(
@@ -541,11 +544,11 @@ mod tests {
             // Later than the write: nothing follows from it.
             state.current().note_known(200);
             state.note_write(&before, 1, revision, has_changed);
-            assert_eq!(state.history(), expected, "{revision} {has_changed}");
+            assert_eq!(state.history().number(), expected, "{revision} {has_changed}");
         }
         let state = checked();
         state.note_write(&state.before_check(), 2, 5, true);
-        assert_eq!(state.history(), 0, "another cluster: a check decides");
+        assert_eq!(state.history().number(), 0, "another cluster: a check decides");
     }
 
     #[test]

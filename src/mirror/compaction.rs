@@ -13,6 +13,7 @@ use futures_util::future::Shared;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use crate::mirror::cluster_state::HistoryId;
 use crate::upstream::{ConnectionClass, Upstream, compact_revision};
 
 /// Timeout for connecting to etcd.
@@ -23,8 +24,8 @@ type Asking = Pin<Box<dyn Future<Output = Option<i64>> + Send>>;
 /// Last compaction whose revision etcd has reported.
 #[derive(Default)]
 pub(super) struct Compaction {
-    /// The number of the history, and the revision.
-    reported: Mutex<(u64, i64)>,
+    /// The history, and the revision.
+    reported: Mutex<(HistoryId, i64)>,
     /// The call that asks etcd, shared by all that wait for it.
     call: Mutex<Option<Shared<Asking>>>,
 }
@@ -36,8 +37,8 @@ impl fmt::Debug for Compaction {
 }
 
 impl Compaction {
-    /// Records that etcd has reported `revision` in the history of the number `history`.
-    pub(super) fn record(&self, history: u64, revision: i64) {
+    /// Records that etcd has reported `revision` in `history`.
+    pub(super) fn record(&self, history: HistoryId, revision: i64) {
         let mut reported = self.reported.lock();
         if reported.0 == history {
             reported.1 = reported.1.max(revision);
@@ -46,8 +47,8 @@ impl Compaction {
         }
     }
 
-    /// The revision that etcd has reported in the history of the number `history`, if it is above `revision`.
-    pub(super) fn reported_above(&self, history: u64, revision: i64) -> Option<i64> {
+    /// The revision that etcd has reported in `history`, if it is above `revision`.
+    pub(super) fn reported_above(&self, history: HistoryId, revision: i64) -> Option<i64> {
         let (reported_in, compacted) = *self.reported.lock();
         (reported_in == history && compacted > revision).then_some(compacted)
     }
@@ -93,12 +94,12 @@ mod tests {
     #[test]
     fn compaction_of_another_history_is_forgotten() {
         let compaction = Compaction::default();
-        compaction.record(1, 70);
-        compaction.record(1, 60);
-        assert_eq!(compaction.reported_above(1, 69), Some(70));
-        assert_eq!(compaction.reported_above(1, 70), None);
-        assert_eq!(compaction.reported_above(2, 3), None);
-        compaction.record(2, 5);
-        assert_eq!(compaction.reported_above(2, 3), Some(5));
+        compaction.record(HistoryId::of(1), 70);
+        compaction.record(HistoryId::of(1), 60);
+        assert_eq!(compaction.reported_above(HistoryId::of(1), 69), Some(70));
+        assert_eq!(compaction.reported_above(HistoryId::of(1), 70), None);
+        assert_eq!(compaction.reported_above(HistoryId::of(2), 3), None);
+        compaction.record(HistoryId::of(2), 5);
+        assert_eq!(compaction.reported_above(HistoryId::of(2), 3), Some(5));
     }
 }

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::cluster_state::{Auth, Before, ClusterState, Verdict};
+use super::cluster_state::{Auth, Before, ClusterState, HistoryId, Verdict};
 use super::position::Position;
 use crate::cache::ResponseHeader;
 use crate::config::LiveConfig;
@@ -50,10 +50,10 @@ pub struct Findings {
     /// History was replaced; called with the header of the new one.
     pub replaced: Box<dyn Fn(&ResponseHeader) + Send + Sync>,
     /// In the history of this number, etcd has compacted every revision below this one, or more.
-    pub compacted: Box<dyn Fn(u64, i64) + Send + Sync>,
+    pub compacted: Box<dyn Fn(HistoryId, i64) + Send + Sync>,
     /// Whether the history behind a connection is the one of this number, by what the mirrors hold: asked at the first check on
     /// the connection.
-    pub continues: Box<dyn Fn(Arc<Connection>, u64) -> BoxFuture<'static, bool> + Send + Sync>,
+    pub continues: Box<dyn Fn(Arc<Connection>, HistoryId) -> BoxFuture<'static, bool> + Send + Sync>,
 }
 
 /// Sends quorum checks: as few as prove all reads.
@@ -396,7 +396,7 @@ impl Freshness {
                 span.set_endpoint(connection.url());
             }
             let before = self.cluster_state.before_check();
-            let history = before.history_number();
+            let history = before.history_id();
             let proof = |header, at| Proof {
                 header,
                 history,
@@ -464,8 +464,13 @@ impl Freshness {
     /// Whether what the mirrors hold is of the history behind `connection`, if this `is_first` check on it has to show that. The
     /// raft log shows no rollback whose lost revisions were written again, and a feed may not have noticed yet that its member
     /// is gone.
-    async fn history_continues(&self, connection: &Arc<Connection>, history: u64, is_first: bool) -> bool {
-        if !is_first || connection.is_of_history(history) {
+    async fn history_continues(
+        &self,
+        connection: &Arc<Connection>,
+        history: HistoryId,
+        is_first: bool,
+    ) -> bool {
+        if !is_first || connection.is_of_history(history.number()) {
             return true;
         }
         let compared = (self.findings.continues)(Arc::clone(connection), history);
@@ -535,7 +540,7 @@ async fn raft_index_to_compare(
     before: &Before,
     header: &ResponseHeader,
 ) -> Result<Option<u64>, tonic::Status> {
-    if connection.is_of_history(before.history_number()) && !before.needs_raft_index(header) {
+    if connection.is_of_history(before.history_id().number()) && !before.needs_raft_index(header) {
         return Ok(None);
     }
     Ok(Some(Position::of(connection, *header).await?.status.raft_index))

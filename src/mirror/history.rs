@@ -17,11 +17,37 @@ use crate::cache::ResponseHeader;
 /// Value of `raft_gap` before the first status.
 const UNKNOWN_GAP: i64 = i64::MIN;
 
+/// Names one history of etcd within this process: the number of replacements of history before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HistoryId(u64);
+
+impl HistoryId {
+    /// The history in which the process begins.
+    pub const FIRST: HistoryId = HistoryId(0);
+
+    /// The history that replaces this one.
+    #[must_use]
+    pub fn next(self) -> HistoryId {
+        HistoryId(self.0 + 1)
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn of(number: u64) -> HistoryId {
+        HistoryId(number)
+    }
+
+    /// The number, for marks on connections to etcd, which know no histories.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// One history of etcd. All fields that a read needs are atomic.
 #[derive(Debug)]
 pub struct History {
-    /// Number of replacements of history before this one.
-    pub number: u64,
+    /// Its name.
+    pub id: HistoryId,
     /// Id of the cluster, from the first check or load; 0 before that.
     cluster_id: AtomicU64,
     /// Highest revision in any message from etcd.
@@ -56,9 +82,9 @@ pub struct Before {
 
 impl History {
     /// A history of which nothing is known.
-    pub(super) fn new(number: u64) -> History {
+    pub(super) fn new(id: HistoryId) -> History {
         History {
-            number,
+            id,
             cluster_id: AtomicU64::new(0),
             known: AtomicI64::new(0),
             shown: AtomicI64::new(0),
@@ -179,10 +205,10 @@ impl Before {
         self.revision
     }
 
-    /// Number of the history in which the check began.
+    /// The history in which the check began.
     #[must_use]
-    pub fn history_number(&self) -> u64 {
-        self.history.number
+    pub fn history_id(&self) -> HistoryId {
+        self.history.id
     }
 
     /// Whether a quorum check's `header` has to be compared by the member's raft index, too: its raft term is lower than

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::feed::compare_history;
 use super::feed_end::FeedEnd;
+use super::history::HistoryId;
 use super::load_cause::LoadCause;
 use super::mirrors::Mirrors;
 use super::position::Position;
@@ -15,19 +16,24 @@ use super::state::Mirror;
 use crate::upstream::Connection;
 
 impl Mirrors {
-    /// Whether the member behind `connection` is of the history of this `number`: its events continue those of each mirror.
+    /// Whether the member behind `connection` is of `history`: its events continue those of each mirror.
     /// Where etcd cannot send them any more, and while a mirror is empty, its raft log decides, unless `is_handover`: watchers
     /// whose last event nothing can show do not continue. This is asked once per connection and history; if the history is
     /// another one, every mirror is dropped.
-    pub async fn is_of_history(&self, connection: &Arc<Connection>, number: u64, is_handover: bool) -> bool {
-        if connection.is_of_history(number) {
+    pub async fn is_of_history(
+        &self,
+        connection: &Arc<Connection>,
+        history: HistoryId,
+        is_handover: bool,
+    ) -> bool {
+        if connection.is_of_history(history.number()) {
             return true;
         }
         // Streams that continue on the same connection wait for one comparison.
         let Ok(_turn) = connection.history_turn().acquire().await else {
             return false;
         };
-        if connection.is_of_history(number) {
+        if connection.is_of_history(history.number()) {
             return true;
         }
         for mirror in self.all() {
@@ -38,9 +44,9 @@ impl Mirrors {
             }
         }
         // A history is never current again.
-        let is_current = self.cluster_state.history() == number;
+        let is_current = self.cluster_state.history() == history;
         if is_current {
-            connection.set_history(number);
+            connection.set_history(history.number());
         }
         is_current
     }

@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::cluster_state::{Before, ClusterState, Verdict};
+use super::cluster_state::{Before, ClusterState, HistoryId, Verdict};
 use super::compaction::Compaction;
 use super::freshness::{Findings, Freshness};
 use super::load_pacing::LoadPacing;
@@ -212,9 +212,9 @@ impl Mirrors {
             .map(|slot| &slot.mirror)
     }
 
-    /// Records that etcd has compacted up to `revision`, as it has reported, unless `history`, the number of the history in
+    /// Records that etcd has compacted up to `revision`, as it has reported, unless `history`, the one in
     /// which that was found, has been replaced.
-    pub fn compacted(&self, history: u64, revision: i64) {
+    pub fn compacted(&self, history: HistoryId, revision: i64) {
         self.compaction.record(history, revision);
         compacted(&self.slots, &self.cluster_state, history, revision);
     }
@@ -313,7 +313,7 @@ impl Mirrors {
     }
 }
 
-fn compacted(slots: &Slots, cluster_state: &ClusterState, history: u64, revision: i64) {
+fn compacted(slots: &Slots, cluster_state: &ClusterState, history: HistoryId, revision: i64) {
     if cluster_state.note_compacted(history, revision) {
         slots.mirrors().for_each(|mirror| mirror.compacted(revision));
     }

@@ -46,7 +46,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
         ticks = ticks.wrapping_add(1);
         if let Ok(proof) = proof(mirrors, ticks).await {
             if let Some(raft_index) = raft_index
-                && proof.history == before.history_number()
+                && proof.history == before.history_id()
             {
                 mirrors
                     .cluster_state
@@ -81,7 +81,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
             && let Some(compacted) = compact_revision(&connection, &key, oldest).await
         {
             tracing::debug!(revision = compacted, "etcd has compacted");
-            mirrors.compacted(before.history_number(), compacted);
+            mirrors.compacted(before.history_id(), compacted);
         }
     }
 }

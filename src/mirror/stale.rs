@@ -38,7 +38,7 @@ impl Mirrors {
     pub fn age(&self, view: &View) -> Option<Duration> {
         let history = self.cluster_state.current();
         let proven_at = history.proven_at(view.revision)?;
-        (view.history == history.number).then(|| proven_at.elapsed())
+        (view.history == history.id).then(|| proven_at.elapsed())
     }
 
     /// Last view of `mirror`, for a caller without credentials, while no member answers and the view's age is within
@@ -57,7 +57,7 @@ impl Mirrors {
         let (history, view) = (cluster_state.current(), mirror.last_view()?);
         let proven_at = history.proven_at(view.revision)?;
         let age = proven_at.elapsed();
-        let is_usable = view.history == history.number
+        let is_usable = view.history == history.id
             && cluster_state.auth() == Auth::Off
             && age <= self.longest_stale()
             && has_not_been_passed(

@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::cluster_state::{ClusterState, History};
+use super::cluster_state::{ClusterState, History, HistoryId};
 use super::held_views::{HeldView, HeldViews};
 use super::past_revisions::PastRevisions;
 use super::recent_events::RecentEvents;
@@ -43,8 +43,8 @@ pub struct View {
     pub tree: Tree,
     /// Every event up to this revision has been applied (I3).
     pub revision: i64,
-    /// Number of the history of etcd that the keys belong to.
-    pub history: u64,
+    /// The history of etcd that the keys belong to.
+    pub history: HistoryId,
 }
 
 /// Whether reads may be answered from the mirror.
@@ -155,7 +155,7 @@ pub struct Mirror {
     nudged: Notify,
     /// Highest revision that a reader has waited for in vain: until the mirror has reached it, readers do not wait.
     overdue: AtomicI64,
-    /// Number of the history that `wanted` belongs to. Changed and compared only under the lock of `wanted`.
+    /// The history that `wanted` belongs to. Changed and compared only under the lock of `wanted`.
     wanted_history: AtomicU64,
     /// The current epoch; its advance ends the feed and the load of the old one.
     replaced: watch::Sender<u64>,
@@ -197,7 +197,7 @@ impl Mirror {
                 no_leader_since: None,
                 resumed_at: None,
             }),
-            wanted_history: AtomicU64::new(cluster_state.history()),
+            wanted_history: AtomicU64::new(cluster_state.history().number()),
             cluster_state,
             was_in_service: AtomicBool::new(false),
             changed: watch::Sender::new(()),

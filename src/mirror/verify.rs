@@ -301,6 +301,7 @@ fn is_same(ours: &Entry, theirs: &Bytes) -> bool {
 mod tests {
     use super::*;
     use crate::etcdserverpb::ResponseHeader;
+    use crate::mirror::cluster_state::HistoryId;
 
     /// A KeyValue with a key of less than 128 bytes, changed at `revision`.
     fn key_value(key: &str, value: &str, revision: u8) -> Bytes {
@@ -324,7 +325,7 @@ mod tests {
 
     #[test]
     fn response_of_another_cluster_shows_no_difference() {
-        let history = History::new(0);
+        let history = History::new(HistoryId::FIRST);
         let of_cluster = |cluster_id| RangeResponse {
             header: Some(ResponseHeader {
                 cluster_id,
@@ -363,7 +364,7 @@ mod tests {
         let view = View {
             tree: tree(ours),
             revision: 9,
-            history: 0,
+            history: HistoryId::FIRST,
         };
         let mut from = Bytes::from_static(b"\0");
         for pieces in 1.. {

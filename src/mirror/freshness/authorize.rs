@@ -13,6 +13,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
+use crate::mirror::cluster_state::HistoryId;
 use crate::telemetry::trace::{SpanContext, traceparent};
 use crate::upstream::{Connection, ConnectionClass, anonymous_check, caller_identity, check_read_permission};
 
@@ -58,7 +59,7 @@ impl Caller<'_> {
     pub(super) async fn check(
         &self,
         connection: &Arc<Connection>,
-        history: u64,
+        history: HistoryId,
         revision: i64,
         trace: Option<&SpanContext>,
     ) -> Result<(ResponseHeader, bool), tonic::Status> {
@@ -70,7 +71,7 @@ impl Caller<'_> {
             }
             Caller::Authenticated(authorization) => {
                 // The first check on a connection compares histories, which takes a linearizable revision.
-                let serializable = authorization.serializable && connection.is_of_history(history);
+                let serializable = authorization.serializable && connection.is_of_history(history.number());
                 let range = RangeRequest {
                     key: authorization.key.clone(),
                     range_end: authorization.range_end.clone(),

@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::cache::ResponseHeader;
+use crate::mirror::cluster_state::HistoryId;
 use crate::telemetry::Reason;
 use crate::telemetry::trace::SpanContext;
 
@@ -30,7 +31,7 @@ pub struct Proof {
     /// etcd's header. Answers from memory carry it, with the revision of the mirror.
     pub header: ResponseHeader,
     /// Number of etcd's history that the check belongs to.
-    pub history: u64,
+    pub history: HistoryId,
     /// Revision at which the check read, so that neither it nor any later one was compacted; 0 if it read the newest
     /// state.
     pub(super) at: i64,

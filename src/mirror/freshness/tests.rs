@@ -97,7 +97,7 @@ async fn bench_with(slow_round: Duration) -> Bench {
             found.lock().push(revision);
         }),
         continues: Box::new(|connection, history| {
-            connection.set_history(history);
+            connection.set_history(history.number());
             Box::pin(std::future::ready(true))
         }),
     };
@@ -249,7 +249,7 @@ async fn check_covers_what_one_of_the_two_connections_has_seen_as_well() {
     ] {
         let proof = Proof {
             header: ResponseHeader::default(),
-            history: 0,
+            history: HistoryId::FIRST,
             at: 0,
             sent: at(sent),
             connection_opened: at(check_opened),
@@ -533,7 +533,7 @@ async fn compacted_revision_ends_its_reads_and_the_others_get_the_next_check() {
 #[tokio::test]
 async fn revision_known_to_be_compacted_does_not_fail_the_check_of_others() {
     let (mut bench, in_flight) = gathering().await;
-    bench.freshness.cluster_state.note_compacted(0, 8);
+    bench.freshness.cluster_state.note_compacted(HistoryId::FIRST, 8);
     let (compacted, newest) = (bench.read_at(7), bench.read_at(0));
     in_flight.answer(fake::range_at(1, 11, 2));
     let check = bench.check().await;

@@ -5,6 +5,7 @@ use tokio::time::Instant;
 
 use super::{Contents, Mirror};
 use crate::cache::{Batch, Missed};
+use crate::mirror::cluster_state::HistoryId;
 use crate::mirror::watch_hub::Ended;
 use crate::telemetry::Reason;
 
@@ -13,8 +14,8 @@ use crate::telemetry::Reason;
 pub(in crate::mirror) struct LogRead {
     /// Number of the load.
     pub(in crate::mirror) generation: u64,
-    /// Number of the history of etcd that the events belong to.
-    pub(in crate::mirror) history: u64,
+    /// The history of etcd that the events belong to.
+    pub(in crate::mirror) history: HistoryId,
     /// Revision of the mirror.
     pub(in crate::mirror) revision: i64,
     /// Revision after which the log has every event.
@@ -70,7 +71,7 @@ impl Mirror {
     fn observed(&self, contents: &Contents, revision: i64, max_batches: usize) -> Observed {
         let log = contents.loaded.as_ref().map(|loaded| LogRead {
             generation: contents.generation,
-            history: contents.history.number,
+            history: contents.history.id,
             revision: loaded.store.revision(),
             complete_after: loaded.store.log_complete_after(),
             batches: loaded

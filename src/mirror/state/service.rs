@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::{Anchor, Contents, Epoch, Loaded, Mirror, StaleEpoch, State, View};
 use crate::cache::{Applied, Change, Store};
 use crate::keyspace::figure_prefix;
+use crate::mirror::cluster_state::HistoryId;
 use crate::mirror::watch_hub::Ended;
 use crate::telemetry::Reason;
 
@@ -145,7 +146,7 @@ impl Mirror {
         let mut contents = self.contents_of(epoch)?;
         self.drop_loaded(&mut contents, ended);
         contents.history = self.cluster_state.current();
-        self.reset_wanted(contents.history.number);
+        self.reset_wanted(contents.history.id);
         self.set_out(reason, None);
         self.metrics.keys.set(0);
         self.metrics.memory_bytes.set(0);
@@ -154,11 +155,11 @@ impl Mirror {
     }
 
     /// Forgets what readers wait for: only those of `history` count from now on.
-    fn reset_wanted(&self, history: u64) {
+    fn reset_wanted(&self, history: HistoryId) {
         self.wanted.send_modify(|wanted| {
             *wanted = 0;
             self.overdue.store(0, Ordering::Release);
-            self.wanted_history.store(history, Ordering::Relaxed);
+            self.wanted_history.store(history.number(), Ordering::Relaxed);
         });
     }
 
@@ -209,7 +210,7 @@ impl Mirror {
         let view = View {
             tree: store.tree().clone(),
             revision: store.revision(),
-            history: contents.history.number,
+            history: contents.history.id,
         };
         self.held_views.record(store);
         self.loading_bytes.store(0, Ordering::Relaxed);

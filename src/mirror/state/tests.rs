@@ -292,7 +292,7 @@ async fn readers_do_not_wait_for_a_mirror_that_is_known_to_lag() {
     let timeout = Duration::from_secs(3);
     let reach = async |revision, timeout| {
         let began = Instant::now();
-        let reached = mirror.reach(0, revision, began + timeout).await;
+        let reached = mirror.reach(HistoryId::FIRST, revision, began + timeout).await;
         (reached.map(|(view, _)| view.revision), began.elapsed())
     };
     let short = Duration::from_millis(100);
@@ -325,7 +325,7 @@ async fn late_reader_of_an_old_history_neither_waits_nor_makes_the_feed_wait() {
     let mirror = mirror_up_to(60);
     let cluster_state = Arc::clone(&mirror.cluster_state);
     let wanted = mirror.wanted();
-    mirror.want(0, 70);
+    mirror.want(HistoryId::FIRST, 70);
     assert_eq!(*wanted.borrow(), 70);
     assert_eq!(
         cluster_state.contradict(&cluster_state.before_check()),
@@ -333,26 +333,34 @@ async fn late_reader_of_an_old_history_neither_waits_nor_makes_the_feed_wait() {
     );
     let deadline = Instant::now() + SOON;
     assert_eq!(
-        mirror.reach(1, 20, deadline).await.unwrap_err(),
+        mirror.reach(HistoryId::of(1), 20, deadline).await.unwrap_err(),
         Reason::HistoryReplaced,
         "the mirror is not dropped yet"
     );
     mirror.replace_history(0);
     assert_eq!(*wanted.borrow(), 0);
-    mirror.want(0, 1_000);
+    mirror.want(HistoryId::FIRST, 1_000);
     assert_eq!(*wanted.borrow(), 0, "a revision of the old history");
     mirror
         .drop_contents(mirror.epoch(), Reason::Loading, Ended::Dropped(Reason::Loading))
         .unwrap();
     load(&mirror, 20);
-    mirror.want(0, 1_000);
+    mirror.want(HistoryId::FIRST, 1_000);
     assert_eq!(*wanted.borrow(), 0, "a revision of the old history");
     assert_eq!(
-        mirror.reach(0, 1_000, deadline).await.unwrap_err(),
+        mirror.reach(HistoryId::FIRST, 1_000, deadline).await.unwrap_err(),
         Reason::HistoryReplaced
     );
-    mirror.want(1, 21);
+    mirror.want(HistoryId::of(1), 21);
     assert_eq!(*wanted.borrow(), 21);
-    assert_eq!(mirror.reach(1, 20, deadline).await.unwrap().0.revision, 20);
+    assert_eq!(
+        mirror
+            .reach(HistoryId::of(1), 20, deadline)
+            .await
+            .unwrap()
+            .0
+            .revision,
+        20
+    );
     assert_eq!(cluster_state.known(), 20);
 }

@@ -7,13 +7,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{Epoch, Mirror, View};
+use crate::mirror::cluster_state::HistoryId;
 use crate::telemetry::Reason;
 
 /// A reader that has waited this long in vain shows that the mirror lags. One with a shorter deadline shows nothing.
 const OVERDUE_AFTER: Duration = Duration::from_millis(500);
 
 impl Mirror {
-    /// Waits until the view is at `revision` of the history of the number `history`, or later; also returns whether it
+    /// Waits until the view is at `revision` of `history`, or later; also returns whether it
     /// had to wait. While the mirror is known to lag, because another reader has waited in vain, no reader waits.
     ///
     /// # Errors
@@ -21,7 +22,7 @@ impl Mirror {
     /// [`Reason::NotFresh`] at `deadline` or while the mirror lags.
     pub async fn reach(
         &self,
-        history: u64,
+        history: HistoryId,
         revision: i64,
         deadline: Instant,
     ) -> Result<(View, bool), Reason> {
@@ -77,8 +78,8 @@ impl Mirror {
         }
     }
 
-    /// The current view, if it is of the history of the number `history`.
-    fn view_in(&self, history: u64) -> Result<View, Reason> {
+    /// The current view, if it is of `history`.
+    fn view_in(&self, history: HistoryId) -> Result<View, Reason> {
         let view = self.view()?;
         if view.history == history {
             Ok(view)
@@ -87,12 +88,13 @@ impl Mirror {
         }
     }
 
-    /// Makes the feed request progress notifications until the mirror is at `revision`, which was proven in the history
-    /// of the number `history`.
-    pub fn want(&self, history: u64, revision: i64) {
+    /// Makes the feed request progress notifications until the mirror is at `revision`, which was proven in
+    /// `history`.
+    pub fn want(&self, history: HistoryId, revision: i64) {
         self.wanted.send_if_modified(|wanted| {
             // A late reader of an old history must not make the feed wait for a revision that the new one lacks.
-            let higher = *wanted < revision && self.wanted_history.load(Ordering::Relaxed) == history;
+            let higher =
+                *wanted < revision && self.wanted_history.load(Ordering::Relaxed) == history.number();
             if higher {
                 *wanted = revision;
             }

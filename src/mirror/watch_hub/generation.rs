@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
+use crate::mirror::cluster_state::HistoryId;
 use crate::telemetry::Reason;
 
 /// Why a reader gets no more events.
@@ -34,7 +35,7 @@ pub(super) struct Generation {
     /// Number of the load.
     pub(super) number: u64,
     /// Number of etcd's history that the events belong to.
-    pub(super) history: u64,
+    pub(super) history: HistoryId,
     /// Every event up to this revision is in the topics.
     reached: AtomicI64,
     has_no_leader: AtomicBool,
@@ -42,7 +43,7 @@ pub(super) struct Generation {
 }
 
 impl Generation {
-    pub(super) fn new(number: u64, history: u64, reached: i64) -> Generation {
+    pub(super) fn new(number: u64, history: HistoryId, reached: i64) -> Generation {
         Generation {
             number,
             history,

@@ -10,6 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use super::join::Join;
 use super::reader::Reader;
 use super::signal::Signal;
+use crate::mirror::cluster_state::HistoryId;
 use crate::telemetry::Reason;
 
 /// Joins that may wait for the hub at once. Each open stream has at most one.
@@ -33,7 +34,7 @@ pub enum JoinRefused {
 /// Watchers that join together.
 pub(super) struct JoinRequest {
     pub(super) signal: Arc<Signal>,
-    pub(super) history: Option<u64>,
+    pub(super) history: Option<HistoryId>,
     pub(super) watchers: Vec<Join>,
     pub(super) reply: oneshot::Sender<Result<Vec<Reader>, JoinRefused>>,
 }
@@ -93,7 +94,7 @@ impl WatchHub {
     pub async fn join(
         &self,
         signal: &Arc<Signal>,
-        history: Option<u64>,
+        history: Option<HistoryId>,
         watchers: Vec<Join>,
     ) -> Result<Vec<Reader>, JoinRefused> {
         let (reply, response) = oneshot::channel();

@@ -8,6 +8,7 @@ use super::join::Join;
 use super::signal::Signal;
 use super::topic::{Pick, Topic};
 use crate::cache::Change;
+use crate::mirror::cluster_state::HistoryId;
 
 /// One watcher as the hub sees it.
 #[derive(Debug)]
@@ -210,7 +211,7 @@ impl Reader {
 
     /// Number of etcd's history that the events belong to.
     #[must_use]
-    pub fn history(&self) -> u64 {
+    pub fn history(&self) -> HistoryId {
         self.generation.history
     }
 

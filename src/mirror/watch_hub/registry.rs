@@ -367,6 +367,7 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
+    use crate::mirror::cluster_state::HistoryId;
     use crate::mirror::watch_hub::generation::Generation;
     use crate::mirror::watch_hub::reader::Reader;
     use crate::mirror::watch_hub::signal::Signal;
@@ -392,7 +393,7 @@ mod tests {
     #[tokio::test]
     async fn call_gets_its_turns_while_thousands_of_streams_are_woken() {
         let mut registry = Registry::new();
-        let generation = Arc::new(Generation::new(1, 1, 1));
+        let generation = Arc::new(Generation::new(1, HistoryId::of(1), 1));
         let (number, topic) = registry.topic(&Bytes::from_static(b"a"), &Bytes::from_static(b"b"), 1);
         let looks = Arc::new(AtomicUsize::new(0));
         for stream in 0..STREAMS {
@@ -445,7 +446,7 @@ mod tests {
     #[tokio::test]
     async fn topics_without_watchers_are_kept_up_to_a_bound_and_the_newest_of_them() {
         let mut registry = Registry::new();
-        let generation = Arc::new(Generation::new(1, 1, 1));
+        let generation = Arc::new(Generation::new(1, HistoryId::of(1), 1));
         let live = watch(&mut registry, &generation, &Bytes::from_static(b"live"));
         let now = Instant::now();
         let held = registry.sweep(1, 1, now, kept(0)).await;
@@ -478,7 +479,7 @@ mod tests {
     #[tokio::test]
     async fn topics_with_long_keys_end_with_their_watchers_and_many_are_found_early() {
         let mut registry = Registry::new();
-        let generation = Arc::new(Generation::new(1, 1, 1));
+        let generation = Arc::new(Generation::new(1, HistoryId::of(1), 1));
         let mut most = 0;
         let mut sweeps = 0;
         for number in 0..400 {

@@ -12,6 +12,7 @@ use rand::{Rng, SeedableRng};
 use super::tests::{Bench, join};
 use super::{Join, Reader, Signal, Taken, WatchHub};
 use crate::cache::HistoryLimits;
+use crate::mirror::cluster_state::HistoryId;
 
 /// Revisions that are written, after the load at revision 10.
 const REVISIONS: i64 = 3000;
@@ -107,7 +108,10 @@ async fn stream(bench: Arc<Bench>, seed: u64) {
     while first_revision <= LAST {
         let mut join = join(key, range_end, first_revision);
         let signal = Arc::new(Signal::default());
-        let joined = bench.hub.join(&signal, Some(0), vec![join.clone()]).await;
+        let joined = bench
+            .hub
+            .join(&signal, Some(HistoryId::FIRST), vec![join.clone()])
+            .await;
         let mut reader = joined.unwrap().pop().unwrap();
         let until = LAST.min(first_revision + random.random_range(0..REVISIONS / 3));
         let is_slow = random.random_bool(0.3);

@@ -15,6 +15,7 @@ use crate::cache::testing::KeyValue;
 use crate::cache::{Change, HistoryLimits, Store, Tree};
 use crate::keyspace::scope::Scope;
 use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::cluster_state::HistoryId;
 use crate::mirror::state::Mirror;
 use crate::telemetry::{Metrics, Reason};
 
@@ -291,9 +292,21 @@ async fn join_is_refused_as_a_whole() {
     let both = |first| vec![join("a", "", 11), join("b", "", first)];
     let refused = bench.hub.join(&signal, None, both(10)).await.unwrap_err();
     assert_eq!(refused, JoinRefused::Trimmed, "the load is not an event");
-    let refused = bench.hub.join(&signal, Some(1), both(11)).await.unwrap_err();
+    let refused = bench
+        .hub
+        .join(&signal, Some(HistoryId::of(1)), both(11))
+        .await
+        .unwrap_err();
     assert_eq!(refused, JoinRefused::Replaced);
-    assert_eq!(bench.hub.join(&signal, Some(0), both(11)).await.unwrap().len(), 2);
+    assert_eq!(
+        bench
+            .hub
+            .join(&signal, Some(HistoryId::of(0)), both(11))
+            .await
+            .unwrap()
+            .len(),
+        2
+    );
     bench.mirror.lose_feed(bench.mirror.epoch(), false).unwrap();
     let refused = bench.hub.join(&signal, None, both(11)).await.unwrap_err();
     assert_eq!(refused, JoinRefused::OutOfService(Reason::FeedLost));

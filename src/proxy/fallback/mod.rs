@@ -508,7 +508,7 @@ impl Fallback {
             return None;
         }
         // Read before the call: if history is replaced during the call, the page must not start a series.
-        let history = self.page_series.history_number();
+        let history = self.page_series.history_id();
         let converting = self
             .unary_over_stream
             .convert(&self.forward, parts, query, account.client());

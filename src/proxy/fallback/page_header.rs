@@ -5,12 +5,12 @@ use std::sync::Arc;
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
 use crate::cache::ResponseHeader;
-use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::cluster_state::{ClusterState, HistoryId};
 
 /// State of etcd when the first page of a list was read.
 pub(super) struct ListOrigin {
     /// Number of etcd's history.
-    pub(super) history: u64,
+    pub(super) history: HistoryId,
     /// Cluster id in the first page's header.
     pub(super) cluster_id: u64,
     /// Revision of all pages of the list.
@@ -97,7 +97,7 @@ mod tests {
     fn page_header_has_the_newest_known_revision() {
         let state = checked();
         assert_eq!(header(&state, &list(&state)), Ok(CHECKED));
-        assert!(state.record_served(0, 120));
+        assert!(state.record_served(HistoryId::FIRST, 120));
         let expected = ResponseHeader {
             revision: 120,
             ..CHECKED
@@ -112,12 +112,12 @@ mod tests {
     #[test]
     fn compacted_list_is_not_continued() {
         let state = checked();
-        state.note_compacted(0, 90);
+        state.note_compacted(HistoryId::FIRST, 90);
         assert!(
             header(&state, &list(&state)).is_ok(),
             "the compacted revision itself is still readable"
         );
-        state.note_compacted(0, 91);
+        state.note_compacted(HistoryId::FIRST, 91);
         assert_eq!(header(&state, &list(&state)), Err(StreamFallback::Compacted));
     }
 

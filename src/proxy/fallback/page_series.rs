@@ -40,6 +40,7 @@ use crate::grpc::{RangeResponseScanner, ResponseSummary};
 use crate::keyspace::successor;
 use crate::limits::{ByteBudget, HeldBytes};
 use crate::mirror::Mirrors;
+use crate::mirror::cluster_state::HistoryId;
 use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::freshness::{Proof, Unproven};
 use crate::proxy::forward::Gate;
@@ -68,7 +69,7 @@ struct Series {
     /// Number of keys on the remaining pages, at the list's revision.
     keys_left: u64,
     /// Number of etcd's history when the forwarded page that started the series was requested.
-    history: u64,
+    history: HistoryId,
     cluster_id: u64,
     /// `None` until the second page is requested.
     source: Option<PageSource>,
@@ -376,7 +377,7 @@ impl PageSeriesCache {
 
     /// Returns the number of etcd's current history, for [`PageSeriesCache::expect_next`]. Must be called before the
     /// page is requested from etcd.
-    pub(super) fn history_number(&self) -> u64 {
+    pub(super) fn history_id(&self) -> HistoryId {
         self.mirrors.cluster_state.history()
     }
 
@@ -387,7 +388,7 @@ impl PageSeriesCache {
         query: &RangeQuery,
         scope: ShareScope,
         page: &ResponseSummary,
-        history: u64,
+        history: HistoryId,
     ) {
         let Ok(header) = page.header() else {
             return;
@@ -427,7 +428,7 @@ impl PageSeriesCache {
             scanner: Some(scanner),
             query: query.clone(),
             scope,
-            history: self.history_number(),
+            history: self.history_id(),
             cache: Arc::clone(self),
         })
     }
@@ -450,7 +451,7 @@ pub(super) struct PageObserver {
     query: RangeQuery,
     scope: ShareScope,
     /// History number when the page was requested.
-    history: u64,
+    history: HistoryId,
     cache: Arc<PageSeriesCache>,
 }
 

@@ -16,6 +16,7 @@ use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::status::{is_ok, is_refused};
 use crate::grpc::{Method, SideEffect, Status};
 use crate::mirror::Mirrors;
+use crate::mirror::cluster_state::HistoryId;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::clients::ClientRegistry;
 use crate::upstream::{ConnectionClass, Outgoing};
@@ -103,8 +104,8 @@ fn record_log_in(clients: &ClientRegistry, framed: Option<&Bytes>, data: &[u8]) 
     }
 }
 
-/// Records `effect` of a call that began in the history of the number `history`.
-fn record_effect(mirrors: &Mirrors, effect: SideEffect, history: u64, framed: Option<&Bytes>) {
+/// Records `effect` of a call that began in `history`.
+fn record_effect(mirrors: &Mirrors, effect: SideEffect, history: HistoryId, framed: Option<&Bytes>) {
     match effect {
         // Recorded a second time: a check during the call may have seen the state before the switch.
         SideEffect::Auth => {

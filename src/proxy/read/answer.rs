@@ -2,7 +2,7 @@
 
 use crate::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
 use crate::grpc::Status;
-use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::cluster_state::{ClusterState, HistoryId};
 use crate::mirror::state::{Mirror, ViewAtError};
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
@@ -39,8 +39,8 @@ pub(super) struct Proven<'a> {
     pub(super) mirror: &'a Mirror,
     /// Keys at the header's revision. Not used by a read at a past revision, whose keys the mirror's history has.
     pub(super) newest: Tree,
-    /// Number of the history in which the header was proven.
-    pub(super) history: u64,
+    /// The history in which the header was proven.
+    pub(super) history: HistoryId,
     /// Header of the response. At the time of the proof etcd was at or below its revision.
     pub(super) header: ResponseHeader,
     /// Whether the read waited for the mirror to catch up.

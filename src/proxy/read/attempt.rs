@@ -9,7 +9,7 @@ use super::authorize::answer_authorized;
 use super::plan::RequiredProof;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::grpc::{CallMetadata, Status};
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::cluster_state::{Auth, HistoryId};
 use crate::mirror::freshness::{Proof, Unproven};
 use crate::mirror::state::Mirror;
 use crate::proxy::call::CallRecord;
@@ -55,8 +55,8 @@ pub(super) struct ReadAttempt<'a> {
     pub(super) mirror: &'a Mirror,
     /// Lowest version among the endpoints when the read was planned.
     pub(super) version: Version,
-    /// Number of the history in which the read was planned.
-    pub(super) history: u64,
+    /// The history in which the read was planned.
+    pub(super) history: HistoryId,
     pub(super) deadlines: Deadlines,
     pub(super) record: &'a mut CallRecord,
 }
@@ -142,7 +142,7 @@ impl<'a> ReadAttempt<'a> {
     /// Waits until the mirror is at `revision` of `history` or later, and answers from it.
     async fn answer_at_or_above(
         &mut self,
-        history: u64,
+        history: HistoryId,
         revision: i64,
         basis: Basis,
     ) -> Result<MemoryAnswer, Reason> {

@@ -21,6 +21,7 @@ use crate::etcdserverpb::RangeResponse;
 use crate::grpc::frame::PREFIX_BYTES;
 use crate::grpc::status::is_ok;
 use crate::mirror::Mirrors;
+use crate::mirror::cluster_state::HistoryId;
 use crate::proxy::handles::Proxy;
 use crate::proxy::response::{Observer, ResponseBody};
 use crate::telemetry::Telemetry;
@@ -113,8 +114,8 @@ impl Drop for ShadowObserver {
 struct ShadowRead {
     mirrors: Arc<Mirrors>,
     telemetry: Arc<Telemetry>,
-    /// Number of the history in which the response began.
-    history: u64,
+    /// The history in which the response began.
+    history: HistoryId,
     version: Option<Version>,
     query: RangeQuery,
     received: Vec<u8>,

@@ -138,7 +138,7 @@ impl EtcdStream {
         let body = tonic::body::Body::new(StreamBody::new(Box::pin(frames)));
         let proxy = &client.proxy;
         let (forward, turns) = (Arc::clone(&proxy.forward), Arc::clone(&proxy.watch_handovers));
-        let (mirrors, of) = (Arc::clone(&proxy.mirrors), history.number);
+        let (mirrors, of) = (Arc::clone(&proxy.mirrors), history.id);
         let opening = async move {
             let mut turn = None;
             if is_handover {

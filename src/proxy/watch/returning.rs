@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep};
 use super::carried::Carried;
 use super::start::{authorize, reason_of};
 use super::stream::Place;
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::cluster_state::{Auth, HistoryId};
 use crate::mirror::freshness::Unproven;
 use crate::mirror::watch_hub::{Join, Reader, Signal};
 use crate::proxy::handles::Client;
@@ -101,7 +101,7 @@ impl Returning {
 pub(super) async fn join(
     client: &Client,
     signal: &Arc<Signal>,
-    history: u64,
+    history: HistoryId,
     caller: Option<&HeaderMap>,
     mut watchers: Vec<(Place, Carried)>,
 ) -> Result<Vec<Joined>, Reason> {

@@ -8,7 +8,7 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::request::Create;
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::cluster_state::{Auth, HistoryId};
 use crate::mirror::freshness::Unproven;
 use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::state::Mirror;
@@ -137,7 +137,7 @@ async fn prove_past(
     client: &Client,
     past: i64,
     check: Option<&mut Option<SpanContext>>,
-) -> Result<Option<(u64, i64)>, Unproven> {
+) -> Result<Option<(HistoryId, i64)>, Unproven> {
     let proving = client.proxy.mirrors.freshness.prove_at(past, check);
     match tokio::time::timeout(PROOF_TIMEOUT, proving).await {
         Ok(Ok(proof)) => Ok(Some((proof.history, proof.header.revision))),
@@ -154,7 +154,7 @@ async fn present(
     client: &Client,
     mirror: &Mirror,
     check: Option<&mut Option<SpanContext>>,
-) -> Result<(u64, i64), Reason> {
+) -> Result<(HistoryId, i64), Reason> {
     let mirrors = &client.proxy.mirrors;
     let proof = tokio::time::timeout(PROOF_TIMEOUT, mirrors.freshness.prove_at(0, check)).await;
     if let Ok(Ok(proof)) = proof {
@@ -178,7 +178,7 @@ pub(super) async fn authorize(
     caller: &HeaderMap,
     create: &Create,
     past: i64,
-) -> Result<(u64, i64), Unproven> {
+) -> Result<(HistoryId, i64), Unproven> {
     let authorization = Authorization {
         key: create.key.clone(),
         range_end: create.range_end.clone(),

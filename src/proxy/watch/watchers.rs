@@ -9,6 +9,7 @@ use super::carried::Carried;
 use super::request::Create;
 use super::start::Started;
 use super::stream::Stream;
+use crate::mirror::cluster_state::HistoryId;
 use crate::mirror::watch_hub::Reader;
 use crate::telemetry::metrics::OpenWatcher;
 
@@ -185,8 +186,8 @@ impl Watchers {
         self.all().any(|watcher| watcher.sent_through() + 1 < compacted)
     }
 
-    /// Removes those whose events were not of the history with this number.
-    pub(super) fn take_replaced(&mut self, history: u64) -> BTreeMap<i64, Watcher> {
+    /// Removes those whose events were not of `history`.
+    pub(super) fn take_replaced(&mut self, history: HistoryId) -> BTreeMap<i64, Watcher> {
         let all = std::mem::take(&mut self.0).into_iter();
         let (replaced, others) = all.partition(|(_, watcher)| watcher.reader.history() != history);
         self.0 = others;
