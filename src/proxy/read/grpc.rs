@@ -22,7 +22,7 @@ use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{Outgoing, gates};
 
-/// The request as it came.
+/// The request, unchanged, for etcd.
 pub(in crate::proxy) struct Original {
     /// Its head without the headers.
     parts: Parts,

@@ -28,7 +28,7 @@ pub(in crate::proxy) trait WireFormat: Sized {
     const PROTOCOL: Protocol;
     /// Whether etcd's responses can be compared with memory's (`--shadow`).
     const IS_COMPARED: bool;
-    /// The request as it came, for etcd, but for what [`ReadRequest`] has.
+    /// The unchanged request, for etcd, but for what [`ReadRequest`] has.
     type Original;
 
     /// Reads and decodes the request. `call` counts its bytes as they arrive.
