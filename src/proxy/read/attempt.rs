@@ -5,8 +5,6 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::answer::{Basis, MemoryAnswer, Proven, answer};
-use super::authorize::answer_authorized;
-use super::plan::RequiredProof;
 use crate::cache::{RangeQuery, ResponseHeader};
 use crate::grpc::{CallMetadata, Status};
 use crate::mirror::cluster_state::{Auth, HistoryId};
@@ -62,40 +60,11 @@ pub(super) struct ReadAttempt<'a> {
 }
 
 impl<'a> ReadAttempt<'a> {
-    /// Answers the read once there is the proof that it requires.
+    /// Answers a read of the newest state, which a quorum check proves.
     ///
     /// # Errors
-    /// Reason for which there is no proof or no answer, unless the client's own deadline has expired.
-    pub(super) async fn answer(mut self, required: RequiredProof) -> Result<MemoryAnswer, Reason> {
-        let planned_in = self.history;
-        let answered = match required {
-            RequiredProof::QuorumCheck => self.answer_checked().await,
-            // Boxed, so that the future of a read of the newest state stays small.
-            RequiredProof::PastCheck => Box::pin(self.answer_checked_past()).await,
-            RequiredProof::AtOrAbove(revision) => {
-                self.answer_at_or_above(planned_in, revision, Basis::Proof).await
-            }
-            RequiredProof::WithinBounds(revision) => {
-                self.answer_at_or_above(planned_in, revision, Basis::Bounds).await
-            }
-            // Boxed, so that the future of a read that needs no authorization stays small.
-            RequiredProof::Authorization {
-                serializable,
-                min_revision,
-            } => Box::pin(answer_authorized(&mut self, serializable, min_revision)).await,
-        };
-        answered.or_else(|reason| {
-            self.record.record_not_proven(self.mirror, reason);
-            if self.deadlines.client_has_expired() {
-                Ok(MemoryAnswer::deadline_exceeded())
-            } else {
-                Err(reason)
-            }
-        })
-    }
-
-    /// Answers a read of the newest state, which a quorum check proves.
-    async fn answer_checked(&mut self) -> Result<MemoryAnswer, Reason> {
+    /// Reason for which there is no proof or no answer.
+    pub(super) async fn answer_checked(&mut self) -> Result<MemoryAnswer, Reason> {
         match self.check(0).await {
             Ok(Proof { header, history, .. }) => {
                 self.answer_at_or_above(history, header.revision, Basis::Proof)
@@ -107,7 +76,10 @@ impl<'a> ReadAttempt<'a> {
 
     /// Answers a read at a past revision. Its header is that of its check: a later one might be from after a compaction
     /// that etcd has acknowledged meanwhile.
-    async fn answer_checked_past(&mut self) -> Result<MemoryAnswer, Reason> {
+    ///
+    /// # Errors
+    /// Reason for which there is no proof or no answer.
+    pub(super) async fn answer_checked_past(&mut self) -> Result<MemoryAnswer, Reason> {
         let proof = match self.check(self.request.query.revision).await {
             Ok(proof) => proof,
             Err(unproven) => return answer_unproven(unproven),
@@ -140,7 +112,10 @@ impl<'a> ReadAttempt<'a> {
     }
 
     /// Waits until the mirror is at `revision` of `history` or later, and answers from it.
-    async fn answer_at_or_above(
+    ///
+    /// # Errors
+    /// Reason for which the mirror did not reach the revision in time, or has no answer.
+    pub(super) async fn answer_at_or_above(
         &mut self,
         history: HistoryId,
         revision: i64,

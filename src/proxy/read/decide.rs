@@ -1,9 +1,10 @@
-//! **plan**: decides whether a read is answered from memory, and begins the attempt. The decision does not depend on the
-//! wire format.
+//! **plan** and **prove**: decides whether a read is answered from memory, and makes the attempt. The decision does not
+//! depend on the wire format.
 
-use super::answer::MemoryAnswer;
+use super::answer::{Basis, MemoryAnswer};
 use super::attempt::{Deadlines, ReadAttempt, ReadRequest};
-use super::plan::{Plan, PlanInputs, plan};
+use super::authorize::answer_authorized;
+use super::plan::{Plan, PlanInputs, RequiredProof, plan};
 use super::stale::StaleRead;
 use crate::grpc::{CallMetadata, InvalidBounds, ReadBounds, Status};
 use crate::mirror::cluster_state::Auth;
@@ -75,7 +76,7 @@ pub(super) async fn decide(
                 deadlines,
                 record,
             };
-            attempt.answer(proof).await?
+            prove(attempt, proof).await?
         }
     };
     match answered {
@@ -85,6 +86,42 @@ pub(super) async fn decide(
         }
         answered => Ok(answered),
     }
+}
+
+/// Answers the read of `attempt` once there is the proof that it requires.
+///
+/// # Errors
+/// Reason for which there is no proof or no answer, unless the client's own deadline has expired.
+async fn prove(mut attempt: ReadAttempt<'_>, required: RequiredProof) -> Result<MemoryAnswer, Reason> {
+    let planned_in = attempt.history;
+    let answered = match required {
+        RequiredProof::QuorumCheck => attempt.answer_checked().await,
+        // Boxed, so that the future of a read of the newest state stays small.
+        RequiredProof::PastCheck => Box::pin(attempt.answer_checked_past()).await,
+        RequiredProof::AtOrAbove(revision) => {
+            attempt
+                .answer_at_or_above(planned_in, revision, Basis::Proof)
+                .await
+        }
+        RequiredProof::WithinBounds(revision) => {
+            attempt
+                .answer_at_or_above(planned_in, revision, Basis::Bounds)
+                .await
+        }
+        // Boxed, so that the future of a read that needs no authorization stays small.
+        RequiredProof::Authorization {
+            serializable,
+            min_revision,
+        } => Box::pin(answer_authorized(&mut attempt, serializable, min_revision)).await,
+    };
+    answered.or_else(|reason| {
+        attempt.record.record_not_proven(attempt.mirror, reason);
+        if attempt.deadlines.client_has_expired() {
+            Ok(MemoryAnswer::deadline_exceeded())
+        } else {
+            Err(reason)
+        }
+    })
 }
 
 /// Whether the view of `mirror` is proven to lie within `bounds`, all of which must hold; `false` without any.

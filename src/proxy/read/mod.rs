@@ -7,7 +7,7 @@
 //! | `serve` | serves a read in any wire format: calls what follows |
 //! | `unary`, `streaming`, `json` | the formats: KV/Range, KV/RangeStream, and `/v3/kv/range` of the JSON gateway |
 //! | `grpc` | what the first two have in common: receive, and get the response from etcd by way of `fallback` |
-//! | `decide` | has the read planned, and begins the attempt |
+//! | `decide` | has the read planned, and chooses the attempt |
 //! | `plan` | decides what must be proven; a pure function |
 //! | `attempt` | waits for the quorum check and for the mirror |
 //! | `authorize` | has etcd check the caller's permission to read the range |
