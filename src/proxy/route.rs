@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::call::{CallHead, CallRecord};
 use super::forward::{Upgrade, forward_call, forward_http1, without_share};
-use super::handles::{Access, Client, Proxy};
+use super::handles::{Access, Client};
 use super::read::{Json, Streaming, Unary, is_json_range, serve};
 use super::refuse::{origin_of, refuse_many_fields, refuse_unwanted, refuse_write};
 use super::response::{CALL_BYTES, CallResult, ResponseBody, status_response};
@@ -237,7 +237,7 @@ async fn route(
 
 /// Injects the faults that the request's headers name; for tests, in debug builds only.
 #[cfg(debug_assertions)]
-fn arm_faults(proxy: &Proxy, headers: &HeaderMap) {
+fn arm_faults(proxy: &super::handles::Proxy, headers: &HeaderMap) {
     faults::arm(headers);
     if faults::is_armed(Fault::Corrupt) {
         proxy.mirrors.corrupt();

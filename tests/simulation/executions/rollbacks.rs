@@ -62,20 +62,22 @@ fn mirror_whose_feed_is_half_open_is_not_served_after_a_rollback_to_its_revision
     });
 }
 
-#[test]
-fn past_of_a_mirror_that_was_loaded_before_a_rollback_is_not_served() {
-    run(async {
-        let world = world([
-            put("/sim/a/0", "zero"),
-            put("/sim/b/1", "one"),
-            put("/sim/a/0", "lost"),
-        ])
-        .await;
+/// A past revision is read that a rollback has lost, and that was written again. Every event but that one is the same, and so is
+/// the newest state. The mirror has the lost revision from its load, or from its feed.
+fn lost_past_is_not_served(is_loaded: bool) {
+    run(async move {
+        let lost = || [put("/sim/a/0", "lost")];
+        let world = world([put("/sim/a/0", "zero"), put("/sim/b/1", "one")]).await;
+        if is_loaded {
+            commit(&world, lost());
+        }
         let rangecache = start(&[]).await;
         read_from_memory(&world, "/sim/a/0").await;
+        if !is_loaded {
+            commit(&world, lost());
+        }
         commit(&world, [put("/sim/a/0", "same")]);
         sleep(SETTLED).await;
-        // Every event since the load is the same, and so is the newest state.
         roll_back(&world, 3, [put("/sim/a/0", "other"), put("/sim/a/0", "same")]).await;
         read_from_memory(&world, "/sim/a/0").await;
         let past = RangeRequest {
@@ -87,6 +89,16 @@ fn past_of_a_mirror_that_was_loaded_before_a_rollback_is_not_served() {
         assert!(rangecache.stop().await, "every task ends");
         assert_eq!(read.kvs[0].value, b"other");
     });
+}
+
+#[test]
+fn past_of_a_mirror_that_was_loaded_before_a_rollback_is_not_served() {
+    lost_past_is_not_served(true);
+}
+
+#[test]
+fn past_that_a_feed_has_brought_before_a_rollback_is_not_served() {
+    lost_past_is_not_served(false);
 }
 
 #[test]
