@@ -206,8 +206,14 @@ async fn data_directories_are_rolled_back(members: Vec<Etcd>, mirrored: Mirrored
     scene.overtake(0, lost).await;
 }
 
-/// The lost history and the new one end with the same event at the same revision, after different ones.
+/// The lost history and the new one end with the same event at the same revision, after different ones: a put, or a delete.
 async fn last_events_are_the_same(version: Version) {
+    for ends_with_a_delete in [false, true] {
+        last_event_is_the_same(version, ends_with_a_delete).await;
+    }
+}
+
+async fn last_event_is_the_same(version: Version, ends_with_a_delete: bool) {
     let mut scene = Scene::start(vec![Etcd::start(version).await], Mirrored::Everything).await;
     scene.members[0].copy_data();
     let writes = async |direct: &Client, key: &str| {
@@ -215,10 +221,12 @@ async fn last_events_are_the_same(version: Version) {
             put_when_possible(direct, &format!("{PREFIX}{key}"), value).await;
         }
         put_when_possible(direct, &format!("{PREFIX}brief"), "same").await;
-        direct
-            .delete(format!("{PREFIX}brief"))
-            .await
-            .expect("etcd deletes");
+        if ends_with_a_delete {
+            direct
+                .delete(format!("{PREFIX}brief"))
+                .await
+                .expect("etcd deletes");
+        }
         current(direct).await
     };
     let lost = writes(&scene.members[0].client().await, "00").await;
@@ -229,7 +237,7 @@ async fn last_events_are_the_same(version: Version) {
     scene.members[0].ready().await;
     scene.is_rolled_back(0, lost).await;
     let again = writes(&scene.members[0].client().await, "01").await;
-    assert_eq!(again, lost, "both deletes are of one revision");
+    assert_eq!(again, lost, "the last events are of one revision");
     scene.overtake(0, lost).await;
 }
 
