@@ -6,6 +6,24 @@
 //! another history, because the mirror would have them. [`Continuity`] is pure, so that every order of responses can be
 //! tested. Where etcd cannot send these events any more, and where there were fewer since the load, [`compare`] reads the
 //! newest keys at the mirror's revision.
+//!
+//! Which proof a feed needs (an arrow with "else" is taken if the proof before it shows nothing):
+//!
+//! ```text
+//!   the connection that has loaded the mirror still responds ── yes ──▶ continues
+//!     │ else
+//!     ▼
+//!   the newest events, delivered again ─── another one, or one is missing ──▶ another history
+//!     │ all are the same              └── too few since the load: the keys are compared, too
+//!     ▼
+//!   continues
+//!     │ else: etcd has compacted them, or there were none
+//!     ▼
+//!   the newest keys at the mirror's revision, and their number ── differ ──▶ another history
+//!     │ are the same                  └── after a delete, or compacted as well ──▶ the mirror is loaded again
+//!     ▼
+//!   continues
+//! ```
 
 use std::sync::Arc;
 

@@ -1,4 +1,18 @@
 //! The life of a mirror: load, follow, resume; reload when its contents cannot be resumed.
+//!
+//! ```text
+//!          ┌───────────── another history, or compacted ◀─────┐
+//!          ▼                                                  │
+//! start ▶ loading ── loaded ─▶ out of service ── a feed is ──▶ proving ── continues ─▶ in service ─┐
+//!          │ ▲                 with contents     opened                                            │
+//!   does   │ │ may             ▲                                                                   │
+//!  not fit ▼ │ fit             └──────────────── the feed is lost ◀────────────────────────────────┤
+//!       over budget ◀─────────────────────────── has outgrown its memory ◀─────────────────────────┘
+//! ```
+//!
+//! "Proving" is the proof of a feed ([`continuity`](super::continuity)). A step that began in an [`Epoch`] changes nothing
+//! once that has ended: a replaced history, a mismatch that verification found, a panic and a removal end it, and the mirror
+//! is loaded again.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -21,6 +21,8 @@ const OTHER: &str = "/other/";
 const KEYS: usize = 20;
 /// Writes that a rollback loses.
 const LOST: usize = 40;
+/// Events that suffice to prove a feed: more than it compares.
+const EVENTS: usize = 70;
 /// Revisions of the new history past the last one of the lost history.
 const PAST: i64 = 5;
 
@@ -215,6 +217,11 @@ async fn last_events_are_the_same(version: Version) {
 
 async fn last_event_is_the_same(version: Version, ends_with_a_delete: bool) {
     let mut scene = Scene::start(vec![Etcd::start(version).await], Mirrored::Everything).await;
+    // After fewer events the newest keys are compared as well.
+    let direct = scene.members[0].client().await;
+    for turn in 0..EVENTS {
+        put_when_possible(&direct, &format!("{PREFIX}02"), &turn.to_string()).await;
+    }
     scene.members[0].copy_data();
     let writes = async |direct: &Client, key: &str| {
         for value in ["1", "2", "3"] {

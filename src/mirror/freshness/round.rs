@@ -1,4 +1,12 @@
 //! One shared quorum check and the reads that wait for it, and the decision when the next one is sent.
+//!
+//! ```text
+//!   a read ──▶ gathering ── due ──▶ in flight ──▶ done: wakes its reads
+//!              (at most one)        (up to MAX_ROUNDS)
+//! ```
+//!
+//! A round is due when none is in flight, or the last one is slow; under load it waits up to [`COALESCE_DELAY`] for the clients
+//! that the round before it has served ([`Rounds::is_due`]).
 
 use std::sync::Arc;
 use std::time::Duration;
