@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::file::{File, ModulePath, parse};
+use crate::file::{File, Impl, ModulePath, parse};
 
 /// One import: who imports, in which line, what file.
 pub(crate) type Edges = BTreeMap<(String, String), usize>;
@@ -206,6 +206,7 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::{circles, rooms};
 
     fn edges(texts: &[(&str, &str)]) -> Vec<String> {
         let texts = texts
