@@ -167,6 +167,12 @@ async fn reads_and_watches_are_served_while_no_endpoint_is_connected_for_a_momen
     let mut scene = Scene::new("1", "100").await;
     let client = Arc::new(scene.rangecache.client().await);
     scene.etcd.stop();
+    // A read that was sent before is lost with its connection.
+    until(SOON, "rangecache has lost its connections", async || {
+        let metrics = scene.rangecache.metrics().await;
+        (metrics.sum("rangecache_endpoint_connections") == 0.0).then_some(())
+    })
+    .await;
     let reads: Vec<_> = (0..20).map(|n| read(&client, n)).collect();
     scene.etcd.run();
     for read in reads {
