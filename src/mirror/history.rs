@@ -18,7 +18,7 @@ use crate::cache::ResponseHeader;
 const UNKNOWN_GAP: i64 = i64::MIN;
 
 /// Names one history of etcd within this process: the number of replacements of history before it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryId(u64);
 
 impl HistoryId {

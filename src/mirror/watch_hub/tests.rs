@@ -14,8 +14,7 @@ use super::*;
 use crate::cache::testing::KeyValue;
 use crate::cache::{Change, HistoryLimits, Store, Tree};
 use crate::keyspace::scope::Scope;
-use crate::mirror::cluster_state::ClusterState;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::cluster_state::{ClusterState, HistoryId};
 use crate::mirror::state::Mirror;
 use crate::telemetry::{Metrics, Reason};
 

@@ -93,19 +93,18 @@ pub(super) async fn decide(
 /// # Errors
 /// Reason for which there is no proof or no answer, unless the client's own deadline has expired.
 async fn prove(mut attempt: ReadAttempt<'_>, required: RequiredProof) -> Result<MemoryAnswer, Reason> {
-    let planned_in = attempt.history;
     let answered = match required {
         RequiredProof::QuorumCheck => attempt.answer_checked().await,
         // Boxed, so that the future of a read of the newest state stays small.
         RequiredProof::PastCheck => Box::pin(attempt.answer_checked_past()).await,
         RequiredProof::AtOrAbove(revision) => {
             attempt
-                .answer_at_or_above(planned_in, revision, Basis::Proof)
+                .answer_at_or_above(attempt.history, revision, Basis::Proof)
                 .await
         }
         RequiredProof::WithinBounds(revision) => {
             attempt
-                .answer_at_or_above(planned_in, revision, Basis::Bounds)
+                .answer_at_or_above(attempt.history, revision, Basis::Bounds)
                 .await
         }
         // Boxed, so that the future of a read that needs no authorization stays small.

@@ -9,16 +9,16 @@ use hyper::body::Incoming;
 use super::attempt::ReadRequest;
 use super::body::EntrySource;
 use super::serve::{Received, TooLong, WireFormat};
-use crate::cache::{QueryError, RangeQuery, names_unknown_sort_target};
+use crate::cache::{QueryError, RangeQuery, ResponseHeader, Selection, names_unknown_sort_target};
 use crate::grpc::frame::{PREFIX_BYTES, RequestMessage, read_message};
 use crate::grpc::metadata::{MAX_MESSAGE_BYTES, grpc_content_type};
 use crate::grpc::{CallMetadata, Method, Status};
 use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::fallback::{Fetched, UpstreamRead};
-use crate::proxy::handles::Proxy;
+use crate::proxy::handles::{Protocol, Proxy};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
-use crate::telemetry::outcome::Read;
+use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{Outgoing, gates};
 
@@ -36,127 +36,170 @@ pub(in crate::proxy) struct Original {
 /// Bytes of a message that the call has counted when it was admitted: a short read that has room is not refused later.
 const SHORT_MESSAGE_BYTES: u64 = 1 << 10;
 
-/// Reads a request of `method`, which is Range or RangeStream. `call` counts the bytes of the message as they arrive.
-///
-/// # Errors
-/// Result of the call if the request is not returned: a request that cannot be decoded is forwarded from here, an
-/// unknown sort target, a message that does not fit the buffers or is not complete in time are refused, and a request
-/// that its client aborted gets an empty response.
-pub(super) async fn receive<W: WireFormat<Original = Original>>(
-    format: W,
-    method: Method,
-    proxy: &Proxy,
-    request: Request<Incoming>,
-    call: &mut CallBytes,
-    record: &mut CallRecord,
-) -> Result<Received<W>, Box<CallResult>> {
-    let (mut parts, body) = request.into_parts();
-    let deadline = record.begun() + proxy.request_timeout;
-    let mut uncounted = SHORT_MESSAGE_BYTES;
-    let reading = read_message(body, MAX_MESSAGE_BYTES, |bytes| {
-        let counted = take_counted(&mut uncounted, bytes);
-        counted == 0 || call.try_grow(counted).is_ok()
-    });
-    let refused = |parts: &Parts, status: &Status| {
-        let response = status_response(status, grpc_content_type(&parts.headers));
-        Err(Box::new(Ok(response)))
-    };
-    let message = tokio::time::timeout_at(deadline, reading).await;
-    let (framed, body) = match message.unwrap_or(RequestMessage::Late) {
-        RequestMessage::Whole { framed, body } => (framed, body),
-        RequestMessage::Other { read, body } => {
-            record.outcome = Outcome::Forwarded(Reason::Undecodable);
-            record.begin_forward(&mut parts.headers);
-            let body = Outgoing::resumed(read, body);
-            let forwarding = proxy
-                .forward
-                .forward_incoming(parts, body, method, call.account());
-            let result = Box::pin(forwarding).await;
-            return Err(Box::new(result));
-        }
-        RequestMessage::Late => {
-            record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
-            return refused(&parts, &Status::RequestTimeout);
-        }
-        RequestMessage::Refused => {
-            record.outcome = Outcome::Shed(Reason::BufferBytes);
-            return refused(&parts, &Status::BufferBytes);
-        }
-        RequestMessage::Broken => {
-            record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
-            return Err(Box::new(Ok(Response::new(ResponseBody::empty()))));
-        }
-    };
-    // An unknown sort target crashes etcd before 3.6. The raw message is checked, before anything is forwarded, because
-    // a message that `RangeQuery::decode` refuses is forwarded unread.
-    if method == Method::Range
-        && sort_targets_are_unchecked(proxy)
-        && names_unknown_sort_target(&framed[PREFIX_BYTES..])
-    {
-        record.outcome = Outcome::Hit(Read::Refused);
-        let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
-        return refused(&parts, &status);
+/// One of the two methods.
+pub(in crate::proxy) trait GrpcMethod: Default {
+    const METHOD: Method;
+    /// The kind of read that metrics count.
+    const KIND: Kind;
+    /// Whether etcd's responses can be compared with memory's (`--shadow`).
+    const IS_COMPARED: bool;
+
+    /// The status with which etcd refuses `query` by this method alone; `None` if it does not.
+    fn refusal(_query: &RangeQuery) -> Option<Status> {
+        None
     }
-    let metadata = CallMetadata::from_headers(&parts.headers);
-    let query = RangeQuery::decode(framed.slice(PREFIX_BYTES..));
-    let (Some(metadata), Ok(query)) = (metadata, query) else {
-        record.outcome = Outcome::Forwarded(Reason::Undecodable);
-        record.begin_forward(&mut parts.headers);
-        let forwarding = proxy
-            .fallback
-            .forward_undecoded(parts, framed, method, call.account());
-        let result = Box::pin(forwarding).await;
-        return Err(Box::new(result));
-    };
-    Ok(Received {
-        request: ReadRequest {
-            query,
-            metadata,
-            headers: std::mem::take(&mut parts.headers),
-        },
-        format,
-        original: Original {
-            parts,
-            framed,
-            _body: body,
-        },
-    })
+
+    /// The body of a response with the selected entries, which `entries` keeps in memory.
+    ///
+    /// # Errors
+    /// [`TooLong`] if etcd would not send it.
+    fn body(
+        header: ResponseHeader,
+        selection: Selection,
+        entries: EntrySource<'_>,
+    ) -> Result<ResponseBody, TooLong>;
 }
 
-/// Gets the response from etcd, as a response of `method`.
-pub(super) async fn fetch<W: WireFormat<Original = Original>>(
-    format: &W,
-    method: Method,
-    proxy: &Proxy,
-    request: &mut ReadRequest,
-    original: Original,
-    call: &CallBytes,
-    record: &mut CallRecord,
-) -> CallResult {
-    let Original {
-        mut parts,
-        framed,
-        _body,
-    } = original;
-    parts.headers = std::mem::take(&mut request.headers);
-    record.begin_forward(&mut parts.headers);
-    let read = UpstreamRead {
-        method,
-        parts,
-        framed,
-        query: &request.query,
-        metadata: &request.metadata,
-        account: call.account(),
-        deadline: record.deadline(request.metadata.timeout),
-        outcome: &mut record.outcome,
-    };
-    let page = match proxy.fallback.fetch(read).await {
-        Fetched::Result(result) => return result,
-        Fetched::Page(page) => page,
-    };
-    let entries = EntrySource::Series(page.held);
-    let response = format.respond(request, page.header, page.selection, entries);
-    Ok(response.unwrap_or_else(|TooLong(bytes)| format.refuse(request, &Status::LargerThanMax(bytes))))
+impl<M: GrpcMethod> WireFormat for M {
+    const KIND: Kind = <M as GrpcMethod>::KIND;
+    const PROTOCOL: Protocol = Protocol::Grpc;
+    const IS_COMPARED: bool = <M as GrpcMethod>::IS_COMPARED;
+    type Original = Original;
+
+    /// A request that cannot be decoded is forwarded from here; an unknown sort target, and a message that does not fit
+    /// the buffers or is not complete in time, are refused; a request that its client aborted gets an empty response.
+    async fn receive(
+        proxy: &Proxy,
+        request: Request<Incoming>,
+        call: &mut CallBytes,
+        record: &mut CallRecord,
+    ) -> Result<Received<M>, Box<CallResult>> {
+        let method = M::METHOD;
+        let (mut parts, body) = request.into_parts();
+        let deadline = record.begun() + proxy.request_timeout;
+        let mut uncounted = SHORT_MESSAGE_BYTES;
+        let reading = read_message(body, MAX_MESSAGE_BYTES, |bytes| {
+            let counted = take_counted(&mut uncounted, bytes);
+            counted == 0 || call.try_grow(counted).is_ok()
+        });
+        let refused = |parts: &Parts, status: &Status| {
+            let response = status_response(status, grpc_content_type(&parts.headers));
+            Err(Box::new(Ok(response)))
+        };
+        let message = tokio::time::timeout_at(deadline, reading).await;
+        let (framed, body) = match message.unwrap_or(RequestMessage::Late) {
+            RequestMessage::Whole { framed, body } => (framed, body),
+            RequestMessage::Other { read, body } => {
+                record.outcome = Outcome::Forwarded(Reason::Undecodable);
+                record.begin_forward(&mut parts.headers);
+                let body = Outgoing::resumed(read, body);
+                let forwarding = proxy
+                    .forward
+                    .forward_incoming(parts, body, method, call.account());
+                let result = Box::pin(forwarding).await;
+                return Err(Box::new(result));
+            }
+            RequestMessage::Late => {
+                record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
+                return refused(&parts, &Status::RequestTimeout);
+            }
+            RequestMessage::Refused => {
+                record.outcome = Outcome::Shed(Reason::BufferBytes);
+                return refused(&parts, &Status::BufferBytes);
+            }
+            RequestMessage::Broken => {
+                record.outcome = Outcome::Cancelled(Reason::BrokenRequest);
+                return Err(Box::new(Ok(Response::new(ResponseBody::empty()))));
+            }
+        };
+        // An unknown sort target crashes etcd before 3.6. The raw message is checked, before anything is forwarded, because
+        // a message that `RangeQuery::decode` refuses is forwarded unread.
+        if method == Method::Range
+            && sort_targets_are_unchecked(proxy)
+            && names_unknown_sort_target(&framed[PREFIX_BYTES..])
+        {
+            record.outcome = Outcome::Hit(Read::Refused);
+            let status = Status::InvalidArgument(QueryError::InvalidSortOption.to_string());
+            return refused(&parts, &status);
+        }
+        let metadata = CallMetadata::from_headers(&parts.headers);
+        let query = RangeQuery::decode(framed.slice(PREFIX_BYTES..));
+        let (Some(metadata), Ok(query)) = (metadata, query) else {
+            record.outcome = Outcome::Forwarded(Reason::Undecodable);
+            record.begin_forward(&mut parts.headers);
+            let forwarding = proxy
+                .fallback
+                .forward_undecoded(parts, framed, method, call.account());
+            let result = Box::pin(forwarding).await;
+            return Err(Box::new(result));
+        };
+        Ok(Received {
+            request: ReadRequest {
+                query,
+                metadata,
+                headers: std::mem::take(&mut parts.headers),
+            },
+            format: M::default(),
+            original: Original {
+                parts,
+                framed,
+                _body: body,
+            },
+        })
+    }
+
+    fn refusal(query: &RangeQuery) -> Option<Status> {
+        <M as GrpcMethod>::refusal(query)
+    }
+
+    fn refuse(&self, request: &ReadRequest, status: &Status) -> Response<ResponseBody> {
+        status_response(status, request.metadata.content_type.clone())
+    }
+
+    fn respond(
+        &self,
+        request: &ReadRequest,
+        header: ResponseHeader,
+        selection: Selection,
+        entries: EntrySource<'_>,
+    ) -> Result<Response<ResponseBody>, TooLong> {
+        let body = M::body(header, selection, entries)?;
+        Ok(body.into_response(request.metadata.content_type.clone()))
+    }
+
+    async fn fetch(
+        &self,
+        proxy: &Proxy,
+        request: &mut ReadRequest,
+        original: Original,
+        call: &CallBytes,
+        record: &mut CallRecord,
+    ) -> CallResult {
+        let Original {
+            mut parts,
+            framed,
+            _body,
+        } = original;
+        parts.headers = std::mem::take(&mut request.headers);
+        record.begin_forward(&mut parts.headers);
+        let read = UpstreamRead {
+            method: M::METHOD,
+            parts,
+            framed,
+            query: &request.query,
+            metadata: &request.metadata,
+            account: call.account(),
+            deadline: record.deadline(request.metadata.timeout),
+            outcome: &mut record.outcome,
+        };
+        let page = match proxy.fallback.fetch(read).await {
+            Fetched::Result(result) => return result,
+            Fetched::Page(page) => page,
+        };
+        let entries = EntrySource::Series(page.held);
+        let response = self.respond(request, page.header, page.selection, entries);
+        Ok(response.unwrap_or_else(|TooLong(bytes)| self.refuse(request, &Status::LargerThanMax(bytes))))
+    }
 }
 
 /// How many of the `bytes` of a message that have arrived are to be counted, while `uncounted` of it are not.

@@ -115,7 +115,6 @@ async fn handle<W: WireFormat>(
     if let Some(prefix) = figure_prefix(&request.query.key) {
         proxy.telemetry.metrics.mirrors.prefixes.record_read(prefix);
     }
-    request.metadata.bypass |= proxy.mirrors.forwards_all();
     record.is_list = W::KIND == Kind::Stream || request.query.is_large();
     if let Some(status) = W::refusal(&request.query) {
         record.outcome = Outcome::Hit(Read::Refused);
@@ -200,6 +199,7 @@ async fn fetch<W: WireFormat>(
         return Ok(format.refuse(&request, &Status::MirrorBehind));
     }
     record.outcome = Outcome::Forwarded(reason);
+    request.metadata.bypass |= reason == Reason::ForwardAll;
     let stale = StaleRead::of(proxy, &request);
     let fetching = format.fetch(proxy, &mut request, original, call, record);
     let result = match stale {

@@ -4,85 +4,47 @@
 //! A client never gets `Unimplemented` for a request that etcd 3.7 would serve: one such response makes kube-apiserver
 //! stop streaming for ten minutes.
 
-use http::{Request, Response};
-use hyper::body::Incoming;
-
-use super::attempt::ReadRequest;
 use super::body::{EntrySource, stream_body};
-use super::grpc::{Original, fetch, receive};
-use super::serve::{Received, TooLong, WireFormat};
+use super::grpc::GrpcMethod;
+use super::serve::TooLong;
 use crate::cache::{Chunks, Dialect, RangeQuery, ResponseHeader, Selection, SortOrder, SortTarget};
 use crate::grpc::{Method, Status};
-use crate::limits::CallBytes;
-use crate::proxy::call::CallRecord;
-use crate::proxy::handles::{Protocol, Proxy};
-use crate::proxy::response::{CallResult, ResponseBody, status_response};
+use crate::proxy::response::ResponseBody;
 use crate::telemetry::outcome::Kind;
 
 /// KV/RangeStream.
+#[derive(Default)]
 pub(in crate::proxy) struct Streaming;
 
-impl WireFormat for Streaming {
+impl GrpcMethod for Streaming {
+    const METHOD: Method = Method::RangeStream;
     const KIND: Kind = Kind::Stream;
-    const PROTOCOL: Protocol = Protocol::Grpc;
     // A response in chunks is compared as the same Range is.
     const IS_COMPARED: bool = false;
-    type Original = Original;
 
-    async fn receive(
-        proxy: &Proxy,
-        request: Request<Incoming>,
-        call: &mut CallBytes,
-        record: &mut CallRecord,
-    ) -> Result<Received<Streaming>, Box<CallResult>> {
-        receive(Streaming, Method::RangeStream, proxy, request, call, record).await
-    }
-
+    /// Returns the status with which etcd 3.7 refuses `query` before reading any key; `None` if it serves the query. The
+    /// texts are those of 3.7, whatever version the endpoints have.
     fn refusal(query: &RangeQuery) -> Option<Status> {
-        refusal(query)
+        if let Err(error) = query.check(&Dialect::of_version(3, 7)) {
+            return Some(Status::InvalidArgument(error.to_string()));
+        }
+        let in_key_order = query.sort_order == SortOrder::None as i32
+            || (query.sort_order == SortOrder::Ascend as i32 && query.sort_target == SortTarget::Key as i32);
+        if !in_key_order {
+            Some(Status::StreamUnsupported("custom sort orders"))
+        } else if query.has_revision_filter() {
+            Some(Status::StreamUnsupported("revision filters"))
+        } else {
+            None
+        }
     }
 
-    fn refuse(&self, request: &ReadRequest, status: &Status) -> Response<ResponseBody> {
-        status_response(status, request.metadata.content_type.clone())
-    }
-
-    fn respond(
-        &self,
-        request: &ReadRequest,
+    fn body(
         header: ResponseHeader,
         selection: Selection,
         entries: EntrySource<'_>,
-    ) -> Result<Response<ResponseBody>, TooLong> {
-        let body = stream_body(Chunks::new(header, selection), entries);
-        Ok(body.into_response(request.metadata.content_type.clone()))
-    }
-
-    async fn fetch(
-        &self,
-        proxy: &Proxy,
-        request: &mut ReadRequest,
-        original: Original,
-        call: &CallBytes,
-        record: &mut CallRecord,
-    ) -> CallResult {
-        fetch(self, Method::RangeStream, proxy, request, original, call, record).await
-    }
-}
-
-/// Returns the status with which etcd 3.7 refuses `query` before reading any key; `None` if it serves the query. The
-/// texts are those of 3.7, whatever version the endpoints have.
-fn refusal(query: &RangeQuery) -> Option<Status> {
-    if let Err(error) = query.check(&Dialect::of_version(3, 7)) {
-        return Some(Status::InvalidArgument(error.to_string()));
-    }
-    let in_key_order = query.sort_order == SortOrder::None as i32
-        || (query.sort_order == SortOrder::Ascend as i32 && query.sort_target == SortTarget::Key as i32);
-    if !in_key_order {
-        Some(Status::StreamUnsupported("custom sort orders"))
-    } else if query.has_revision_filter() {
-        Some(Status::StreamUnsupported("revision filters"))
-    } else {
-        None
+    ) -> Result<ResponseBody, TooLong> {
+        Ok(stream_body(Chunks::new(header, selection), entries))
     }
 }
 
@@ -97,8 +59,9 @@ mod tests {
             range_end: "l".into(),
             ..RangeQuery::default()
         };
-        let status_of =
-            |query: RangeQuery| refusal(&query).map(|status| (status.code() as u16, status.to_string()));
+        let status_of = |query: RangeQuery| {
+            Streaming::refusal(&query).map(|status| (status.code() as u16, status.to_string()))
+        };
         assert_eq!(status_of(list.clone()), None);
         for (sort_order, sort_target) in [(0, 1), (0, 4), (1, 0), (0, 0)] {
             let query = RangeQuery {

@@ -18,7 +18,7 @@ use crate::grpc::{Method, Status};
 use crate::mirror::Mirrors;
 use crate::proxy::forward::StopSignal;
 use crate::telemetry::Reason;
-use crate::telemetry::metrics::{OpenStream, WatchMetrics};
+use crate::telemetry::metrics::{OpenStream, OpenWatcher, WatchMetrics};
 
 /// The client's side of one stream.
 #[derive(Debug)]
@@ -86,6 +86,12 @@ impl Downstream {
 
     pub(super) fn metrics(&self) -> &WatchMetrics {
         &self.stream.client.proxy.telemetry.metrics.watches
+    }
+
+    /// Counts a watcher of the mirror at this position.
+    pub(super) fn open_watcher(&self, position: usize) -> Option<OpenWatcher> {
+        let mirror = self.mirrors().at(position)?;
+        Some(self.metrics().open_watcher(&mirror.name))
     }
 
     /// Counts the stream as memory's from now on.
@@ -242,13 +248,11 @@ impl Downstream {
         self.cancelled.contains_key(&id)
     }
 
-    /// Answers the client's cancel of a watcher that memory has cancelled; returns whether `id` is that of one.
-    pub(super) fn release(&mut self, id: i64) -> bool {
-        let Some(create) = self.cancelled.remove(&id) else {
-            return false;
-        };
-        self.bytes.remove_watcher(&create);
-        self.send_cancelled(id);
-        true
+    /// Answers the client's cancel of a watcher that memory has cancelled, if `id` is that of one.
+    pub(super) fn release(&mut self, id: i64) {
+        if let Some(create) = self.cancelled.remove(&id) {
+            self.bytes.remove_watcher(&create);
+            self.send_cancelled(id);
+        }
     }
 }

@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 use super::downstream::Downstream;
 use super::etcd::EtcdSource;
-use super::memory::{Leave, MemorySource, PendingLeave, open_watcher};
+use super::memory::{Leave, MemorySource, PendingLeave};
 use super::relay::Relay;
 use super::returning::Joined;
 use super::watchers::Watcher;
@@ -103,7 +103,7 @@ pub(super) fn return_to_memory(
         reader,
     } in joined
     {
-        let (id, open) = (watcher.id, open_watcher(down, mirror));
+        let (id, open) = (watcher.id, down.open_watcher(mirror));
         let watcher = Watcher::returned(watcher, revision, reader, mirror, open);
         memory.add(down, id, watcher);
     }

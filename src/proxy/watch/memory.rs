@@ -27,7 +27,6 @@ use crate::mirror::Mirrors;
 use crate::mirror::watch_hub::{Ended, Taken};
 use crate::proxy::response::Polled;
 use crate::telemetry::Reason;
-use crate::telemetry::metrics::OpenWatcher;
 
 /// Requests, and watchers without events for the client, that one poll looks at, before other streams get their turn.
 const MAX_STEPS: usize = 64;
@@ -347,7 +346,7 @@ impl MemorySource {
         };
         down.metrics().record_created("memory", kind);
         if let Some(id) = self.send_created(down, &create, started.header_revision) {
-            let open = open_watcher(down, started.mirror);
+            let open = down.open_watcher(started.mirror);
             self.add(down, id, Watcher::started(create, started, open));
         }
     }
@@ -398,7 +397,7 @@ impl MemorySource {
                 down.bytes.remove_watcher(&watcher.create);
                 down.send_cancelled(id);
             }
-            None => drop(down.release(id)),
+            None => down.release(id),
         }
     }
 
@@ -565,10 +564,4 @@ impl MemorySource {
         let behind_compaction = self.watchers.are_behind(compacted).then_some(compacted);
         behind_compaction.max(self.watchers.unproven())
     }
-}
-
-/// Counts a watcher of the mirror at this position.
-pub(super) fn open_watcher(down: &Downstream, position: usize) -> Option<OpenWatcher> {
-    let mirror = down.mirrors().at(position)?;
-    Some(down.metrics().open_watcher(&mirror.name))
 }
