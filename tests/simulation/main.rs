@@ -45,8 +45,10 @@ use seeds::Job;
 
 /// Seeds of each job that `make test` simulates.
 const SEEDS: u64 = 300;
-/// After this time a simulation counts as hung: time is paused, and does not advance while a task is ready.
+/// After this time of a processor a simulation counts as hung: time is paused, and does not advance while a task is ready.
 const HUNG: Duration = Duration::from_secs(60);
+/// After this time of the clock it counts as hung, too: no task is ready, and none waits for time.
+const ASLEEP: Duration = Duration::from_secs(1_800);
 
 fn number(variable: &str) -> Option<u64> {
     let text = std::env::var(variable).ok().filter(|text| !text.is_empty())?;
@@ -110,6 +112,26 @@ fn chosen_seeds() {
     }
 }
 
+/// Ends this process with a violation once its simulation counts as hung. Other processes may take the processors for as
+/// long as they like.
+fn end_hung_simulation() {
+    let began = std::time::Instant::now();
+    let what = loop {
+        std::thread::sleep(Duration::from_secs(1));
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        if used.tv_sec.unsigned_abs() >= HUNG.as_secs() {
+            break "a task is always ready: time stands still";
+        }
+        if began.elapsed() >= ASLEEP {
+            break "no task is ready, and none waits for time";
+        }
+    };
+    let trace = trace::CURRENT.get().map(trace::Trace::lines).unwrap_or_default();
+    println!("{}", trace.join("\n"));
+    println!("violation: {what}");
+    std::process::exit(1);
+}
+
 /// The simulation of one seed, in a process that [`seeds`] has started.
 #[test]
 #[ignore = "is run by the other tests, in a process of its own"]
@@ -134,13 +156,7 @@ fn one_seed() {
         };
         std::thread::spawn(log).join().expect("no panic");
     }
-    std::thread::spawn(|| {
-        std::thread::sleep(HUNG);
-        let trace = trace::CURRENT.get().map(trace::Trace::lines).unwrap_or_default();
-        println!("{}", trace.join("\n"));
-        println!("violation: a task is always ready: time stands still");
-        std::process::exit(1);
-    });
+    std::thread::spawn(end_hung_simulation);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .start_paused(true)
