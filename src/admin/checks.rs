@@ -8,7 +8,7 @@ use crate::config::bounds::{self, Bound, Unit};
 use crate::diagnosis::format::{bytes, count, counted};
 use crate::diagnosis::reasons::explain_reason;
 use crate::diagnosis::{self, Finding, Severity};
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::history::Auth;
 use crate::telemetry::{Metrics, Reason};
 use crate::upstream::gates::{Gate, GateState};
 use crate::upstream::{ClusterOfEndpoint, UserProblem, Version};

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::handles::Handles;
 use crate::diagnosis::{self, Severity};
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::history::Auth;
 use crate::telemetry::Reason;
 
 /// Whether every mirror of the start is loaded or disabled (over budget), and the process is not draining.

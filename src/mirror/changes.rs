@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::lifecycle;
 use super::mirrors::Mirrors;
 use super::slots::Slot;
-use super::state::Mirror;
+use super::view::Mirror;
 use super::watch_hub::WatchHub;
 use crate::keyspace::scope::{Scope, scopes};
 

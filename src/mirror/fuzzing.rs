@@ -13,7 +13,7 @@ use std::time::Duration;
 use arbitrary::{Arbitrary, Unstructured};
 use prost::Message as _;
 
-use super::assemble::{Assembler, Step};
+use super::feed::{Assembler, Step};
 use crate::cache::testing::KeyValue;
 use crate::cache::{Entry, HistoryLimits, Store, Tree};
 use crate::etcdserverpb::{Event, ResponseHeader, WatchResponse};

@@ -19,14 +19,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::feed;
-use super::feed_end::FeedEnd;
-use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadError, LoadedBy};
-use super::load_cause::LoadCause;
+use super::feed::FeedEnd;
+use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadCause, LoadError, LoadedBy, over_budget};
 use super::mirrors::Mirrors;
-use super::over_budget;
-use super::state::{Epoch, Mirror};
-use super::watch_hub::{self, Ended};
+use super::view::{Ended, Epoch, Mirror};
+use super::{feed, watch_hub};
 use crate::cache::Store;
 use crate::net::Url;
 use crate::panics::caught;

@@ -9,13 +9,11 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::cluster_state::{Before, ClusterState, HistoryId, Verdict};
-use super::compaction::Compaction;
 use super::freshness::{Findings, Freshness};
-use super::load_pacing::LoadPacing;
-use super::pinned::Pinned;
+use super::history::{Before, ClusterState, Compaction, HistoryId, Verdict};
+use super::load::LoadPacing;
 use super::slots::{Slot, Slots};
-use super::state::Mirror;
+use super::view::{Mirror, Pinned};
 use super::watch_hub::WatchHub;
 use crate::cache::HistoryLimits;
 use crate::config::LiveConfig;

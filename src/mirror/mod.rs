@@ -1,83 +1,45 @@
 //! Mirrors: caches that follow etcd, and the proof that they are fresh.
 //!
-//! | file | subject |
+//! The folders are the phases of a mirror's life:
+//!
+//! | folder or file | subject |
 //! |---|---|
+//! | `lifecycle` | load, follow, resume, reload: runs the phases |
+//! | `load` | a scope's keys at one pinned revision |
+//! | `feed` | the watch that keeps a mirror up to date (I9), and its proof |
+//! | `view` | what readers see, and what they keep of it |
+//! | `freshness` | the quorum check (I2) |
+//! | `history` | etcd's history: identity, proofs, replacement (I4), revisions served (I11) |
+//! | `watch_hub` | the events of a mirror, for watches that are served from memory |
 //! | `mirrors` | all mirrors of the process and what they share |
 //! | `slots`, `changes` | places of mirrors; those that a reload adds or removes |
-//! | `lifecycle` | load, follow, resume, reload |
-//! | `load` | a scope's keys at one pinned revision |
-//! | `load_pace`, `load_pacing` | the rate of loads, by etcd's latency |
-//! | `load_cause` | causes of loads, for the metric and the log |
-//! | `feed`, `feed_end` | the watch that keeps a mirror up to date (I9), and how it ends |
-//! | `feed_member` | cluster, history and version of the member that feeds a mirror |
-//! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
-//! | `recent_events` | the newest events, which that proof compares |
-//! | `compare` | the newest keys, which that proof compares where events cannot be had |
-//! | `position` | where a member is in etcd's history |
-//! | `assemble` | whole revisions from watch responses (I3) |
-//! | `state` | the view that readers see, and the epoch that guards it |
-//! | `held_views` | bytes that only readers keep in memory |
-//! | `past_revisions` | rebuilt states at past revisions |
-//! | `freshness` | the quorum check (I2) |
-//! | `cluster_state` | replaced history (I4), revisions served (I11) |
-//! | `auth_state` | whether etcd's auth is on (I8) |
-//! | `history` | one history of etcd: its identity and revisions |
-//! | `history_check` | whether a connection is of the known history (W10) |
-//! | `proofs` | when checks were sent, and what they proved: the age of a view |
-//! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
-//! | `compaction` | the revision of etcd's last compaction, as etcd reports it |
-//! | `pinned` | past revisions that are read from etcd, not from mirrors |
 //! | `probe` | periodic checks that do not depend on client traffic |
-//! | `lag` | how long a mirror has been behind etcd |
-//! | `over_budget` | waiting until a mirror fits into memory again |
+//! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
 //! | `verify` | comparing a mirror with etcd |
 //! | `version_gate` | the warning about an etcd that is too old |
-//! | `watch_hub` | the events of a mirror, for watches that are served from memory |
 //!
 //! This room imports `upstream`, `cache`, `keyspace`, `config` and `telemetry`; `proxy`, `admin` and `main` import it.
 
-mod assemble;
-mod auth_state;
 mod changes;
-pub mod cluster_state;
-mod compaction;
-mod compare;
-mod continuity;
 mod feed;
-mod feed_end;
-mod feed_member;
 pub mod freshness;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod held_views;
-mod history;
-mod history_check;
-mod lag;
+pub mod history;
 mod lifecycle;
 mod load;
-mod load_cause;
-mod load_pace;
-mod load_pacing;
 mod mirrors;
-mod over_budget;
-mod past_revisions;
-pub mod pinned;
-mod position;
-mod prefixes;
 mod probe;
-mod proofs;
-mod recent_events;
 mod slots;
 mod stale;
-pub mod state;
 mod verify;
 mod version_gate;
+pub mod view;
 pub mod watch_hub;
 
-pub use held_views::{HeldView, HeldViews};
 pub use mirrors::Mirrors;
-pub use prefixes::{PrefixSize, prefix_sizes};
 pub use stale::StaleView;
+pub use view::{HeldView, HeldViews, PrefixSize, prefix_sizes};
 
 use std::sync::Arc;
 

@@ -12,10 +12,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::cluster_state::Auth;
+use super::feed::Lag;
 use super::freshness::Proof;
-use super::lag::Lag;
+use super::history::Auth;
 use super::mirrors::Mirrors;
+use super::view::Mirror;
 use crate::faults::{self, Fault};
 use crate::telemetry::Reason;
 use crate::upstream::{ConnectionClass, compact_revision, is_compacted};
@@ -40,7 +41,7 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
             () = mirrors.compaction_found.notified() => {}
         }
         faults::trip(Fault::Probe);
-        mirrors.all().for_each(super::state::Mirror::age);
+        mirrors.all().for_each(Mirror::age);
         let before = mirrors.cluster_state.before_check();
         let raft_index = raft_index(mirrors).await;
         ticks = ticks.wrapping_add(1);

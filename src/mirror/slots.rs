@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::state::Mirror;
+use super::view::Mirror;
 use super::watch_hub::WatchHub;
 
 /// Mirrors that reloads may add until the next start. The place of a removed one is not used again.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::cluster_state::Auth;
+use super::history::Auth;
 use super::mirrors::Mirrors;
-use super::state::{Mirror, View};
+use super::view::{Mirror, View};
 
 /// View of a mirror, and how long ago it was proven to lack nothing.
 #[derive(Debug)]

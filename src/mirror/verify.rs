@@ -16,7 +16,7 @@ use tonic::Code;
 
 use super::history::History;
 use super::mirrors::Mirrors;
-use super::state::{Epoch, Mirror, View};
+use super::view::{Epoch, Mirror, View};
 use crate::cache::{Entry, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
@@ -301,7 +301,7 @@ fn is_same(ours: &Entry, theirs: &Bytes) -> bool {
 mod tests {
     use super::*;
     use crate::etcdserverpb::ResponseHeader;
-    use crate::mirror::cluster_state::HistoryId;
+    use crate::mirror::history::HistoryId;
 
     /// A KeyValue with a key of less than 128 bytes, changed at `revision`.
     fn key_value(key: &str, value: &str, revision: u8) -> Bytes {

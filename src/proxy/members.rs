@@ -11,7 +11,7 @@ use crate::grpc::frame::framed;
 use crate::grpc::metadata::{grpc_content_type, is_grpc};
 use crate::grpc::status::ok_trailers;
 use crate::grpc::{MEMBER_LIST, is_json_member_list};
-use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::history::ClusterState;
 use crate::net::Url;
 
 /// The member that rangecache names in the place of etcd's.

@@ -15,7 +15,7 @@ use super::handles::Handles;
 use super::process::ProcessStatus;
 use super::{checks, readiness};
 use crate::config::Source;
-use crate::mirror::state;
+use crate::mirror::view::Mirror;
 use crate::telemetry::outcome::Outcome;
 use crate::upstream::{EndpointView, NoRangeStream, Role};
 use clients::ClientStatus;
@@ -145,7 +145,7 @@ pub(super) fn clients(handles: &Handles) -> Vec<ClientStatus> {
 }
 
 /// State of a mirror without its past.
-fn mirror(mirror: &state::Mirror, handles: &Handles) -> MirrorStatus {
+fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
     let (gauges, metrics) = (&mirror.metrics, &handles.telemetry.metrics);
     // The highest revision that etcd is known to have.
     let known = handles.mirrors.cluster_state.known();

@@ -13,7 +13,7 @@ use tonic::metadata::{MetadataMap, MetadataValue};
 
 use crate::cache::ResponseHeader;
 use crate::etcdserverpb::RangeRequest;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
 use crate::telemetry::trace::{SpanContext, traceparent};
 use crate::upstream::{Connection, ConnectionClass, anonymous_check, caller_identity, check_read_permission};
 

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::cache::ResponseHeader;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
 use crate::telemetry::Reason;
 use crate::telemetry::trace::SpanContext;
 

@@ -8,7 +8,7 @@ use super::join::Join;
 use super::topic::{Pick, Topic};
 use crate::cache::Batch;
 use crate::keyspace::Interval;
-use crate::mirror::state::Mirror;
+use crate::mirror::view::Mirror;
 
 /// Batches that are cloned at once under the mirror's lock.
 pub(super) const BATCHES_AT_ONCE: usize = 256;

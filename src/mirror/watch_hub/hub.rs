@@ -10,7 +10,7 @@ use tokio::sync::{Notify, oneshot};
 use super::join::Join;
 use super::reader::Reader;
 use super::signal::Signal;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
 use crate::telemetry::Reason;
 
 /// Joins that may wait for the hub at once. Each open stream has at most one.
@@ -150,7 +150,7 @@ impl WatchHub {
 
     /// Sets `signal` once the hub has reached `revision`, at the latest after a second; the caller looks at
     /// [`Reader::reached`] again after this call. Does not make the mirror reach it
-    /// ([`Mirror::want`](super::super::state::Mirror::want)).
+    /// ([`Mirror::want`](crate::mirror::view::Mirror::want)).
     pub fn signal_at(&self, revision: i64, signal: &Arc<Signal>) {
         self.waiting.lock().push((revision, Arc::clone(signal)));
         self.called.notify_one();

@@ -32,7 +32,6 @@ mod signal;
 mod task;
 mod topic;
 
-pub use generation::Ended;
 pub use hub::{Held, HubBounds, JoinRefused, WatchHub};
 pub use join::Join;
 pub use reader::{Picked, Reader, Taken};

@@ -13,9 +13,10 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::tests::{Bench, join};
-use super::{Ended, Join, JoinRefused, Reader, Signal, Taken};
+use super::{Join, JoinRefused, Reader, Signal, Taken};
 use crate::cache::testing::KeyValue;
 use crate::cache::{Change, ChangeKind, Entry, HistoryLimits, Tree};
+use crate::mirror::view::Ended;
 use crate::telemetry::Reason;
 
 const KEYS: usize = 12;

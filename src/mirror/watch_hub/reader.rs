@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-use super::generation::{Ended, Generation};
+use super::generation::Generation;
 use super::join::Join;
 use super::signal::Signal;
 use super::topic::{Pick, Topic};
 use crate::cache::Change;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
+use crate::mirror::view::Ended;
 
 /// One watcher as the hub sees it.
 #[derive(Debug)]

@@ -367,7 +367,7 @@ mod tests {
     use std::task::Poll;
 
     use super::*;
-    use crate::mirror::cluster_state::HistoryId;
+    use crate::mirror::history::HistoryId;
     use crate::mirror::watch_hub::generation::Generation;
     use crate::mirror::watch_hub::reader::Reader;
     use crate::mirror::watch_hub::signal::Signal;

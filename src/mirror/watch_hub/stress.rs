@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 use super::tests::{Bench, join};
 use super::{Join, Reader, Signal, Taken, WatchHub};
 use crate::cache::HistoryLimits;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
 
 /// Revisions that are written, after the load at revision 10.
 const REVISIONS: i64 = 3000;

@@ -6,14 +6,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::backlog::{BATCHES_AT_ONCE, Backlog};
-use super::generation::{Ended, Generation};
+use super::generation::Generation;
 use super::hub::{Held, JoinRefused, JoinRequest, WatchHub};
 use super::reader::Reader;
 use super::registry::Registry;
 use super::topic::Topic;
 use crate::cache::{Batch, Missed};
-use crate::mirror::state::Mirror;
-use crate::mirror::state::log_read::{LogRead, Observed};
+use crate::mirror::view::{Ended, LogRead, Mirror, Observed};
 use crate::panics::caught;
 use crate::telemetry::Reason;
 

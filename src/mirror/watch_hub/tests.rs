@@ -14,8 +14,8 @@ use super::*;
 use crate::cache::testing::KeyValue;
 use crate::cache::{Change, HistoryLimits, Store, Tree};
 use crate::keyspace::scope::Scope;
-use crate::mirror::cluster_state::{ClusterState, HistoryId};
-use crate::mirror::state::Mirror;
+use crate::mirror::history::{ClusterState, HistoryId};
+use crate::mirror::view::{Ended, Mirror};
 use crate::telemetry::{Metrics, Reason};
 
 /// Bound on what must happen.

@@ -18,7 +18,7 @@ use crate::grpc::Status;
 use crate::grpc::metadata::AGE_MILLIS;
 use crate::grpc::status::grpc_code;
 use crate::mirror::Mirrors;
-use crate::mirror::state::Mirror;
+use crate::mirror::view::Mirror;
 use crate::net::Url;
 use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::clients::{ClientCall, ClientStats};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::reason::StreamFallback;
 use super::sharing::ShareScope;
 use crate::cache::ResponseHeader;
-use crate::mirror::cluster_state::{ClusterState, HistoryId};
+use crate::mirror::history::{ClusterState, HistoryId};
 
 /// State of etcd when the first page of a list was read.
 pub(super) struct ListOrigin {

@@ -12,7 +12,7 @@ use super::reason::StreamFallback;
 use crate::cache::Entry;
 use crate::etcdserverpb::RangeStreamResponse;
 use crate::limits::HeldBytes;
-use crate::mirror::pinned::Reading;
+use crate::mirror::view::Reading;
 
 /// Timeout for the next chunk from etcd. The page is then forwarded.
 pub(super) const CHUNK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
     use crate::etcdserverpb::{RangeResponse, ResponseHeader};
     use crate::limits::ByteBudget;
-    use crate::mirror::pinned::Pinned;
+    use crate::mirror::view::Pinned;
     use crate::telemetry::metrics::BufferKindMetrics;
 
     type Messages = Vec<Result<RangeStreamResponse, tonic::Status>>;

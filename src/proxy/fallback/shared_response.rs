@@ -13,7 +13,7 @@ use super::too_large::is_too_large;
 use super::unary_over_stream::Converted;
 use crate::grpc::Method;
 use crate::limits::{ByteBudget, HeldBytes};
-use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::history::ClusterState;
 use crate::proxy::forward::{ResponseReader, SendError, UpstreamResponse};
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue};
 
 use crate::grpc::CallMetadata;
 use crate::grpc::metadata::CREDENTIALS;
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::history::Auth;
 
 /// Clients that may use the response, or continue the page series, of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

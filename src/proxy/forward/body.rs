@@ -13,7 +13,7 @@ use super::shutdown::StopSignal;
 use crate::cache::Rope;
 use crate::grpc::{HeaderScanner, JsonHeaderScanner, Method, Scanned, Status};
 use crate::limits::{BudgetExceeded, CallBytes};
-use crate::mirror::cluster_state::{ClusterState, History};
+use crate::mirror::history::{ClusterState, History};
 use crate::net::Url;
 use crate::proxy::response::{BodySource, Polled};
 use crate::telemetry::metrics::{Source, Unreadable};

@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 
 use super::body::record_revisions;
 use crate::grpc::{HeaderScanner, Method};
-use crate::mirror::cluster_state::{ClusterState, History};
+use crate::mirror::history::{ClusterState, History};
 
 /// Reads a response piece by piece, and records the revisions in each piece before returning it (I11).
 #[derive(Debug)]

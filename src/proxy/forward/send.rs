@@ -24,7 +24,7 @@ use crate::grpc::metadata::{grpc_content_type, is_grpc, remove_own_metadata};
 use crate::grpc::status::GRPC_STATUS;
 use crate::grpc::{Method, Status, WriteMethod, written};
 use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
-use crate::mirror::cluster_state::{Before, ClusterState};
+use crate::mirror::history::{Before, ClusterState};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::Telemetry;
 use crate::upstream::{

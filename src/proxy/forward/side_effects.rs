@@ -16,7 +16,7 @@ use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::status::{is_ok, is_refused};
 use crate::grpc::{Method, SideEffect, Status};
 use crate::mirror::Mirrors;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
 use crate::telemetry::clients::ClientRegistry;
 use crate::upstream::{ConnectionClass, Outgoing};

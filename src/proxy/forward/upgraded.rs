@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, Rea
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::send::Forward;
-use crate::mirror::cluster_state::ClusterState;
+use crate::mirror::history::ClusterState;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 use crate::telemetry::metrics::Unreadable;
 

@@ -2,8 +2,8 @@
 
 use crate::cache::{AtError, Dialect, RangeQuery, ResponseHeader, Selected, Selection, Tree, select};
 use crate::grpc::Status;
-use crate::mirror::cluster_state::{ClusterState, HistoryId};
-use crate::mirror::state::{Mirror, ViewAtError};
+use crate::mirror::history::{ClusterState, HistoryId};
+use crate::mirror::view::{Mirror, ViewAtError};
 use crate::telemetry::outcome::Read;
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::Version;

@@ -3,7 +3,7 @@
 use super::answer::{Basis, MemoryAnswer, Proven};
 use super::attempt::{ReadAttempt, answer_unproven};
 use crate::mirror::freshness::authorize::Authorization;
-use crate::mirror::state::ViewAtError;
+use crate::mirror::view::ViewAtError;
 use crate::telemetry::Reason;
 
 /// Answers the read of `attempt` at the revision at which etcd authorizes it.

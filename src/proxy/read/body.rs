@@ -12,7 +12,7 @@ use crate::grpc::frame::{PREFIX_BYTES, put_prefix};
 use crate::grpc::status::ok_trailers;
 use crate::limits::HeldBytes;
 use crate::mirror::HeldView;
-use crate::mirror::state::Mirror;
+use crate::mirror::view::Mirror;
 use crate::proxy::response::{BodySource, Polled, ResponseBody};
 
 /// Length of the pieces in which a response is produced, in bytes. A slow client holds at most one piece in addition to

@@ -11,7 +11,7 @@ use super::plan::{Plan, PlanInputs, RequiredProof, plan};
 use crate::cache::testing::query_of;
 use crate::cache::{Dialect, RangeQuery, SortTarget, names_unknown_sort_target};
 use crate::etcdserverpb::RangeRequest;
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::history::Auth;
 use crate::telemetry::Reason;
 use crate::upstream::{Version, gates};
 

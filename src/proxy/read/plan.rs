@@ -2,7 +2,7 @@
 //! tests cover the rules without I/O.
 
 use crate::cache::{Dialect, QueryError, RangeQuery};
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::history::Auth;
 use crate::telemetry::Reason;
 use crate::upstream::{Version, gates};
 

@@ -21,7 +21,7 @@ use crate::etcdserverpb::RangeResponse;
 use crate::grpc::frame::PREFIX_BYTES;
 use crate::grpc::status::is_ok;
 use crate::mirror::Mirrors;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
 use crate::proxy::handles::Proxy;
 use crate::proxy::response::{Observer, ResponseBody};
 use crate::telemetry::Telemetry;

@@ -19,7 +19,7 @@ use super::request::WatchRequest;
 use super::returning::{Attempt, Joined, Returning, join};
 use crate::cache::WatchFields;
 use crate::grpc::Status;
-use crate::mirror::cluster_state::History;
+use crate::mirror::history::History;
 use crate::proxy::response::Polled;
 use crate::telemetry::Reason;
 

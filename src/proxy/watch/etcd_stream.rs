@@ -27,7 +27,7 @@ use crate::grpc::Status;
 use crate::grpc::frame::{PREFIX_BYTES, Prefix, framed};
 use crate::grpc::status::GRPC_STATUS;
 use crate::limits::{BudgetExceeded, CallBytes, CallKind};
-use crate::mirror::cluster_state::{ClusterState, History};
+use crate::mirror::history::{ClusterState, History};
 use crate::proxy::forward::{RequestBody, SendError, UpstreamResponse};
 use crate::proxy::handles::Client;
 use crate::upstream::{BoxError, ConnectionClass, InFlight, Outgoing};

@@ -24,7 +24,8 @@ use super::watchers::{Watcher, Watchers};
 use crate::cache::{Rope, WatchFields};
 use crate::grpc::Status;
 use crate::mirror::Mirrors;
-use crate::mirror::watch_hub::{Ended, Taken};
+use crate::mirror::view::Ended;
+use crate::mirror::watch_hub::Taken;
 use crate::proxy::response::Polled;
 use crate::telemetry::Reason;
 

@@ -2,7 +2,7 @@
 //! known state, with the checks in etcd's order.
 
 use super::request::Create;
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::history::Auth;
 use crate::telemetry::Reason;
 use crate::upstream::{Version, gates};
 

@@ -8,10 +8,10 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::request::Create;
-use crate::mirror::cluster_state::{Auth, HistoryId};
 use crate::mirror::freshness::Unproven;
 use crate::mirror::freshness::authorize::Authorization;
-use crate::mirror::state::Mirror;
+use crate::mirror::history::{Auth, HistoryId};
+use crate::mirror::view::Mirror;
 use crate::mirror::watch_hub::{Join, JoinRefused, Reader, Signal};
 use crate::proxy::handles::Client;
 use crate::telemetry::Reason;

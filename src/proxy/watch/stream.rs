@@ -13,7 +13,7 @@ use super::start::{Answer, start};
 use crate::grpc::head::{head_bytes, kept_head};
 use crate::grpc::{CallMetadata, WATCH};
 use crate::keyspace::figure_prefix;
-use crate::mirror::cluster_state::Auth;
+use crate::mirror::history::Auth;
 use crate::mirror::watch_hub::Signal;
 use crate::proxy::call::CreateSpans;
 use crate::proxy::handles::{Client, Protocol};

@@ -9,7 +9,7 @@ use super::carried::Carried;
 use super::request::Create;
 use super::start::Started;
 use super::stream::Stream;
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
 use crate::mirror::watch_hub::Reader;
 use crate::telemetry::metrics::OpenWatcher;
 

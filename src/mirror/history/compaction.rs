@@ -13,7 +13,7 @@ use futures_util::future::Shared;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::mirror::cluster_state::HistoryId;
+use super::known::HistoryId;
 use crate::upstream::{ConnectionClass, Upstream, compact_revision};
 
 /// Timeout for connecting to etcd.
@@ -23,7 +23,7 @@ type Asking = Pin<Box<dyn Future<Output = Option<i64>> + Send>>;
 
 /// Last compaction whose revision etcd has reported.
 #[derive(Default)]
-pub(super) struct Compaction {
+pub(in crate::mirror) struct Compaction {
     /// The history, and the revision.
     reported: Mutex<(HistoryId, i64)>,
     /// The call that asks etcd, shared by all that wait for it.
@@ -38,7 +38,7 @@ impl fmt::Debug for Compaction {
 
 impl Compaction {
     /// Records that etcd has reported `revision` in `history`.
-    pub(super) fn record(&self, history: HistoryId, revision: i64) {
+    pub(in crate::mirror) fn record(&self, history: HistoryId, revision: i64) {
         let mut reported = self.reported.lock();
         if reported.0 == history {
             reported.1 = reported.1.max(revision);
@@ -48,14 +48,19 @@ impl Compaction {
     }
 
     /// The revision that etcd has reported in `history`, if it is above `revision`.
-    pub(super) fn reported_above(&self, history: HistoryId, revision: i64) -> Option<i64> {
+    pub(in crate::mirror) fn reported_above(&self, history: HistoryId, revision: i64) -> Option<i64> {
         let (reported_in, compacted) = *self.reported.lock();
         (reported_in == history && compacted > revision).then_some(compacted)
     }
 
     /// Asks etcd, which has compacted `revision`, unless a call is in flight: then waits for that. `key` is one that
     /// rangecache may read. `None` without a response.
-    pub(super) async fn ask(&self, upstream: &Arc<Upstream>, key: Bytes, revision: i64) -> Option<i64> {
+    pub(in crate::mirror) async fn ask(
+        &self,
+        upstream: &Arc<Upstream>,
+        key: Bytes,
+        revision: i64,
+    ) -> Option<i64> {
         let upstream = Arc::clone(upstream);
         let asking = async move {
             let deadline = Instant::now() + CONNECT_TIMEOUT;

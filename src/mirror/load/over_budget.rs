@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mirrors::Mirrors;
-use super::state::{Epoch, Mirror};
 use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
+use crate::mirror::mirrors::Mirrors;
+use crate::mirror::view::{Epoch, Mirror};
 use crate::upstream::{ConnectionClass, jittered};
 
 /// Pause between two counts, in probe intervals: a count costs etcd some tens of milliseconds per million keys.
@@ -20,7 +20,12 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Waits until etcd's keys, at `mean_bytes` each, would take at most nine tenths of the budget, or until
 /// [`MAX_COUNTS`] counts have been made, or `epoch` has ended.
-pub(super) async fn until_it_may_fit(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mean_bytes: u64) {
+pub(in crate::mirror) async fn until_it_may_fit(
+    mirrors: &Mirrors,
+    mirror: &Mirror,
+    epoch: Epoch,
+    mean_bytes: u64,
+) {
     let waiting = async {
         for _ in 0..MAX_COUNTS {
             tokio::time::sleep(jittered(mirrors.probe_interval * PAUSE_PROBES)).await;

@@ -6,13 +6,12 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::feed::compare_history;
-use super::feed_end::FeedEnd;
-use super::history::HistoryId;
-use super::load_cause::LoadCause;
-use super::mirrors::Mirrors;
-use super::position::Position;
-use super::state::Mirror;
+use super::compare_history;
+use super::end::FeedEnd;
+use crate::mirror::history::{HistoryId, Position};
+use crate::mirror::load::LoadCause;
+use crate::mirror::mirrors::Mirrors;
+use crate::mirror::view::Mirror;
 use crate::upstream::Connection;
 
 impl Mirrors {
@@ -64,7 +63,7 @@ impl Mirrors {
     ///
     /// # Errors
     /// As [`compare_history`], but for what etcd cannot show any more.
-    pub(super) async fn others_continue(
+    pub(in crate::mirror) async fn others_continue(
         &self,
         mirror: &Mirror,
         revision: i64,

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use super::cluster_state::Before;
-use super::feed_end::FeedEnd;
-use super::mirrors::Mirrors;
-use super::position::Position;
-use super::state::Mirror;
+use super::end::FeedEnd;
 use crate::etcdserverpb::ResponseHeader;
+use crate::mirror::history::{Before, Position};
+use crate::mirror::mirrors::Mirrors;
+use crate::mirror::view::Mirror;
 use crate::upstream::{Connection, Version};
 
 /// Checks the member that is to feed the mirror, and has responded with the header `created`: the history behind the

@@ -27,12 +27,12 @@
 
 use std::sync::Arc;
 
-use super::compare::{Keys, is_same};
-use super::feed_end::FeedEnd;
-use super::load_cause::LoadCause;
-use super::state::{Anchor, Epoch, Mirror};
+use super::end::FeedEnd;
 use crate::cache::{Change, ChangeKind, Entry, Tree};
 use crate::etcdserverpb::RangeRequest;
+use crate::mirror::history::{Keys, is_same};
+use crate::mirror::load::LoadCause;
+use crate::mirror::view::{Anchor, Epoch, Mirror};
 use crate::upstream::{Connection, header_request, is_compaction, is_future_revision, range};
 
 /// Revisions between an event and the mirror's revision up to which a feed resumes at that event: etcd reads every one of

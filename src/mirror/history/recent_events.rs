@@ -11,7 +11,7 @@ pub(super) const MAX_BYTES: u64 = 1 << 20;
 
 /// The newest events of a mirror since its load: whole revisions, oldest first. What they replaced is not kept.
 #[derive(Debug, Default)]
-pub(super) struct RecentEvents {
+pub(in crate::mirror) struct RecentEvents {
     events: VecDeque<Change>,
     bytes: u64,
     /// Whether there were more events since the load than are kept.
@@ -20,7 +20,7 @@ pub(super) struct RecentEvents {
 
 impl RecentEvents {
     /// Adds the events of whole revisions, all of them above those that were added before.
-    pub(super) fn push(&mut self, changes: &[Change]) {
+    pub(in crate::mirror) fn push(&mut self, changes: &[Change]) {
         let skipped = changes.len().saturating_sub(MAX_EVENTS);
         let (skipped, added) = changes.split_at(skipped);
         let divided = skipped.last().map(Change::revision);
@@ -45,12 +45,12 @@ impl RecentEvents {
     }
 
     /// Whether there were more events since the load than are kept, so that those prove as much as events can.
-    pub(super) fn is_full(&self) -> bool {
+    pub(in crate::mirror) fn is_full(&self) -> bool {
         self.is_full
     }
 
     /// The events, oldest first.
-    pub(super) fn to_vec(&self) -> Vec<Change> {
+    pub(in crate::mirror) fn to_vec(&self) -> Vec<Change> {
         self.events.iter().cloned().collect()
     }
 

@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::history::Before;
+use super::known::Before;
 use crate::cache;
 use crate::etcdserverpb::{RangeRequest, StatusResponse};
 use crate::upstream::{Connection, header_request, is_compaction, is_future_revision, range};
 
 /// Result of a linearizable read, and a later status of the very member that answered it.
 #[derive(Debug)]
-pub(super) struct Position {
+pub(in crate::mirror) struct Position {
     /// Header of the read.
-    pub(super) header: cache::ResponseHeader,
+    pub(in crate::mirror) header: cache::ResponseHeader,
     /// The status.
-    pub(super) status: StatusResponse,
+    pub(in crate::mirror) status: StatusResponse,
     /// Whether etcd still refuses what it is known to have compacted.
     holds_compaction: bool,
 }
@@ -26,7 +26,7 @@ impl Position {
     ///
     /// # Errors
     /// etcd's status; `Unavailable` if only other members responded to the requests for a status.
-    pub(super) async fn read(
+    pub(in crate::mirror) async fn read(
         connection: &Arc<Connection>,
         key: Bytes,
         before: &Before,
@@ -61,7 +61,7 @@ impl Position {
     ///
     /// # Errors
     /// As [`Position::read`].
-    pub(super) async fn of(
+    pub(in crate::mirror) async fn of(
         connection: &Arc<Connection>,
         header: cache::ResponseHeader,
     ) -> Result<Position, tonic::Status> {
@@ -77,7 +77,7 @@ impl Position {
     }
 
     /// Whether the history behind the connection is that of `before`, the state before the position was read.
-    pub(super) fn continues(&self, before: &Before) -> bool {
+    pub(in crate::mirror) fn continues(&self, before: &Before) -> bool {
         self.holds_compaction && before.continues_with(&self.header, Some(self.status.raft_index))
     }
 }
@@ -85,7 +85,7 @@ impl Position {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mirror::cluster_state::{ClusterState, Verdict};
+    use crate::mirror::history::{ClusterState, Verdict};
 
     const CLUSTER: u64 = 7;
 

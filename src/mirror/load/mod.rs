@@ -1,6 +1,20 @@
 //! Loads of a scope at one pinned revision: by RangeStream where etcd has it (KEP-5966), otherwise page by page.
 //! After a broken connection the load continues behind the last key, at the same revision, on any endpoint whose history
 //! holds the keys that have arrived.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `cause` | causes of loads, for the metric and the log |
+//! | `pace`, `pacing` | the rate of loads, by etcd's latency |
+//! | `over_budget` | waiting until a mirror fits into memory again |
+
+mod cause;
+pub(super) mod over_budget;
+mod pace;
+mod pacing;
+
+pub(super) use cause::LoadCause;
+pub(super) use pacing::LoadPacing;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,19 +23,17 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::compare::Keys;
-use super::history::Before;
-use super::load_pace::KEY_COST_BYTES;
-use super::load_pacing::{PacedChannel, PacedLoad};
+use super::history::{Before, Keys, Position};
 use super::mirrors::Mirrors;
-use super::position::Position;
-use super::state::Mirror;
+use super::view::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::successor;
 use crate::net::Url;
 use crate::upstream::{ConnectError, Connection, ReceiveWindow, first_page_limit, page_limit};
+use pace::KEY_COST_BYTES;
+use pacing::{PacedChannel, PacedLoad};
 
 /// Timeout for the next page or chunk.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);

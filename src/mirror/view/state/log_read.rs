@@ -5,8 +5,8 @@ use tokio::time::Instant;
 
 use super::{Contents, Mirror};
 use crate::cache::{Batch, Missed};
-use crate::mirror::cluster_state::HistoryId;
-use crate::mirror::watch_hub::Ended;
+use crate::mirror::history::HistoryId;
+use crate::mirror::view::Ended;
 use crate::telemetry::Reason;
 
 /// Part of the log of a loaded mirror.

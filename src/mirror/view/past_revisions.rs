@@ -15,11 +15,11 @@ const TIME_TO_IDLE: Duration = Duration::from_secs(60);
 /// Rebuilt past revisions by [`Rebuild::revision`], bounded in bytes; the least recently read is evicted first.
 ///
 /// Belongs to one load of a mirror and is dropped with it, so that a state of replaced history cannot be found here.
-pub(super) struct PastRevisions(Cache<i64, Rebuilt>);
+pub(in crate::mirror) struct PastRevisions(Cache<i64, Rebuilt>);
 
 impl PastRevisions {
     /// Holds at most `max_bytes`; a larger state is rebuilt for each read.
-    pub(super) fn new(max_bytes: u64) -> PastRevisions {
+    pub(in crate::mirror) fn new(max_bytes: u64) -> PastRevisions {
         let weight = |_: &i64, rebuilt: &Rebuilt| {
             u32::try_from(OVERHEAD_BYTES.saturating_add(rebuilt.bytes)).unwrap_or(u32::MAX)
         };
@@ -36,12 +36,16 @@ impl PastRevisions {
     /// The state that `rebuild` describes, built by `build` unless it is here. Concurrent callers of one revision
     /// wait for the first one's `build`: a millisecond or less, because few events lie between two checkpoints
     /// ([`HistoryLimits`](crate::cache::HistoryLimits)).
-    pub(super) fn get_or_build(&self, rebuild: &Rebuild, build: impl FnOnce(&Rebuild) -> Rebuilt) -> Tree {
+    pub(in crate::mirror) fn get_or_build(
+        &self,
+        rebuild: &Rebuild,
+        build: impl FnOnce(&Rebuild) -> Rebuilt,
+    ) -> Tree {
         self.0.get_with(rebuild.revision(), || build(rebuild)).tree
     }
 
     /// Drops the states below `revision`, and those that have expired.
-    pub(super) fn drop_below(&self, revision: i64) {
+    pub(in crate::mirror) fn drop_below(&self, revision: i64) {
         for (rebuilt, _) in &self.0 {
             if *rebuilt < revision {
                 self.0.invalidate(&*rebuilt);
@@ -52,7 +56,7 @@ impl PastRevisions {
     }
 
     /// Memory of all states, in bytes; a state that was just built or dropped may not be included yet.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(in crate::mirror) fn bytes(&self) -> u64 {
         self.0.weighted_size()
     }
 }

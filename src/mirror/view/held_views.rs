@@ -48,14 +48,14 @@ pub struct HeldView {
 
 impl HeldViews {
     /// Records the totals of `store`, after it has changed.
-    pub(super) fn record(&self, store: &Store) {
+    pub(in crate::mirror) fn record(&self, store: &Store) {
         let mut state = self.state.lock();
         state.now = state.before.after(store.dropped_bytes(), store);
         state.history_bytes = store.history_bytes();
     }
 
     /// Records that the mirror drops `store`: readers keep all of it from now on.
-    pub(super) fn record_dropped(&self, store: &Store) {
+    pub(in crate::mirror) fn record_dropped(&self, store: &Store) {
         let mut state = self.state.lock();
         let dropped = store.dropped_bytes() + store.memory_bytes();
         state.before = state.before.after(dropped, store);

@@ -11,7 +11,7 @@
 //! | `service` | changes by the task that loads and follows the mirror |
 //! | `log_read` | what the watch hub reads |
 
-pub(super) mod log_read;
+pub(in crate::mirror) mod log_read;
 mod past;
 mod service;
 mod waiting;
@@ -26,13 +26,12 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use super::cluster_state::{ClusterState, History, HistoryId};
+use super::ended::Ended;
 use super::held_views::{HeldView, HeldViews};
 use super::past_revisions::PastRevisions;
-use super::recent_events::RecentEvents;
-use super::watch_hub::Ended;
 use crate::cache::{AtError, Change, Store, Tree};
 use crate::keyspace::scope::Scope;
+use crate::mirror::history::{ClusterState, History, HistoryId, RecentEvents};
 use crate::telemetry::Reason;
 use crate::telemetry::metrics::MirrorMetrics;
 
@@ -179,7 +178,11 @@ impl std::fmt::Debug for Mirror {
 }
 
 impl Mirror {
-    pub(super) fn new(scope: Scope, cluster_state: Arc<ClusterState>, metrics: MirrorMetrics) -> Mirror {
+    pub(in crate::mirror) fn new(
+        scope: Scope,
+        cluster_state: Arc<ClusterState>,
+        metrics: MirrorMetrics,
+    ) -> Mirror {
         Mirror {
             name: scope.name(),
             scope,
@@ -246,7 +249,7 @@ impl Mirror {
 
     /// Whether the mirror was ever in service.
     #[must_use]
-    pub(super) fn was_in_service(&self) -> bool {
+    pub(in crate::mirror) fn was_in_service(&self) -> bool {
         self.was_in_service.load(Ordering::Relaxed)
     }
 
@@ -257,12 +260,12 @@ impl Mirror {
     }
 
     /// When the mirror was made.
-    pub(super) fn born(&self) -> Instant {
+    pub(in crate::mirror) fn born(&self) -> Instant {
         self.born
     }
 
     /// Time since this mirror was made: the clock of its history.
-    pub(super) fn now(&self) -> Duration {
+    pub(in crate::mirror) fn now(&self) -> Duration {
         self.born.elapsed()
     }
 
@@ -285,21 +288,21 @@ impl Mirror {
 
 /// State of a mirror that a resumed feed is compared with.
 #[derive(Debug)]
-pub(super) struct Anchor {
+pub(in crate::mirror) struct Anchor {
     /// Revision of the mirror.
-    pub(super) revision: i64,
+    pub(in crate::mirror) revision: i64,
     /// A key that the last event changed; `None` if there was none since the load.
-    pub(super) key: Option<Bytes>,
+    pub(in crate::mirror) key: Option<Bytes>,
     /// Revision of the last event that changed anything; `None` if there was none since the load.
-    pub(super) last_event: Option<i64>,
+    pub(in crate::mirror) last_event: Option<i64>,
     /// The newest events, of whole revisions, oldest first; few or none if there were few since the load.
-    pub(super) recent: Vec<Change>,
+    pub(in crate::mirror) recent: Vec<Change>,
     /// Whether there were more events since the load than `recent` keeps.
-    pub(super) recent_is_full: bool,
+    pub(in crate::mirror) recent_is_full: bool,
     /// Keys at `revision`.
-    pub(super) tree: Tree,
+    pub(in crate::mirror) tree: Tree,
     /// The oldest state that memory has, and its revision, if `recent` has every event since.
-    pub(super) base: Option<(Tree, i64)>,
+    pub(in crate::mirror) base: Option<(Tree, i64)>,
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::{Epoch, Mirror, View};
-use crate::mirror::cluster_state::HistoryId;
+use crate::mirror::history::HistoryId;
 use crate::telemetry::Reason;
 
 /// A reader that has waited this long in vain shows that the mirror lags. One with a shorter deadline shows nothing.

@@ -4,7 +4,7 @@ use crate::telemetry::Reason;
 
 /// Cause of a load: the label `reason` of `rangecache_mirror_reloads_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LoadCause {
+pub(in crate::mirror) enum LoadCause {
     /// The first load of the process.
     Start,
     /// The load before failed.
@@ -23,7 +23,7 @@ pub(super) enum LoadCause {
 
 impl LoadCause {
     /// Value of the label.
-    pub(super) fn as_str(self) -> &'static str {
+    pub(in crate::mirror) fn as_str(self) -> &'static str {
         match self {
             LoadCause::Start => "start",
             LoadCause::LoadFailed => "load_failed",

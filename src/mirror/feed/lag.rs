@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::mirrors::Mirrors;
+use crate::mirror::mirrors::Mirrors;
 use crate::upstream::Connection;
 
 /// Bound on the recorded revisions. While it is reached no further ones are recorded; the lag is that of the oldest
@@ -23,11 +23,11 @@ const LAG_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Revisions that one mirror has not reached, with the time of the check that reported each.
 #[derive(Debug, Default)]
-pub(super) struct Lag(VecDeque<(Instant, i64)>);
+pub(in crate::mirror) struct Lag(VecDeque<(Instant, i64)>);
 
 impl Lag {
     /// Records that a check reported `proven` just now, and that the mirror is at `reached`; returns the mirror's lag.
-    pub(super) fn record(&mut self, proven: i64, reached: i64) -> Duration {
+    pub(in crate::mirror) fn record(&mut self, proven: i64, reached: i64) -> Duration {
         let now = Instant::now();
         while self.0.front().is_some_and(|(_, revision)| *revision <= reached) {
             self.0.pop_front();
@@ -44,7 +44,7 @@ impl Lag {
 
 /// How late a feed is that is asked for progress.
 #[derive(Debug)]
-pub(super) struct Lateness {
+pub(in crate::mirror) struct Lateness {
     /// When the last event or later revision arrived, or the feed fell behind.
     advanced: Instant,
     /// A proven revision that the feed has not reached, and since when it is asked for it.
@@ -52,7 +52,7 @@ pub(super) struct Lateness {
 }
 
 impl Lateness {
-    pub(super) fn new() -> Lateness {
+    pub(in crate::mirror) fn new() -> Lateness {
         Lateness {
             advanced: Instant::now(),
             target: None,
@@ -60,12 +60,12 @@ impl Lateness {
     }
 
     /// Records an event or a later revision.
-    pub(super) fn record_advance(&mut self) {
+    pub(in crate::mirror) fn record_advance(&mut self) {
         self.advanced = Instant::now();
     }
 
     /// Records that readers want the revision `wanted` and the feed is at `reached`; returns whether it is behind.
-    pub(super) fn is_behind(&mut self, wanted: i64, reached: i64) -> bool {
+    pub(in crate::mirror) fn is_behind(&mut self, wanted: i64, reached: i64) -> bool {
         if self.target.is_none() {
             self.advanced = Instant::now();
         }
@@ -78,7 +78,11 @@ impl Lateness {
     }
 
     /// Why the feed on `connection` has to be replaced, if it has.
-    pub(super) fn is_too_late(&self, mirrors: &Mirrors, connection: &Connection) -> Option<&'static str> {
+    pub(in crate::mirror) fn is_too_late(
+        &self,
+        mirrors: &Mirrors,
+        connection: &Connection,
+    ) -> Option<&'static str> {
         self.judge(
             || mirrors.upstream.has_better_than(connection.url()),
             || mirrors.upstream.has_another_than(connection.url()),

@@ -25,9 +25,8 @@ use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::auth_state::AuthState;
-pub use super::auth_state::{Auth, AuthChange};
-pub use super::history::{Before, History, HistoryId};
+use super::auth_state::{Auth, AuthChange, AuthState};
+use super::known::{Before, History, HistoryId};
 use crate::cache::ResponseHeader;
 use crate::telemetry::metrics::{Unreadable, UnreadableMetrics};
 
@@ -193,7 +192,7 @@ impl ClusterState {
     }
 
     /// Records that etcd has answered a quorum check on a connection that was opened at `opened`.
-    pub(super) fn note_checked(&self, opened: Instant) {
+    pub(in crate::mirror) fn note_checked(&self, opened: Instant) {
         self.checked_by.note(opened);
     }
 
@@ -323,7 +322,7 @@ impl ClusterState {
     }
 
     /// Waits until the response to a write has shown that the history was replaced: the mirrors are to be dropped.
-    pub(super) async fn until_contradicted(&self) {
+    pub(in crate::mirror) async fn until_contradicted(&self) {
         self.contradicted.notified().await;
     }
 

@@ -69,9 +69,9 @@ pub struct History {
 /// State when a check, a feed or a load began.
 #[derive(Clone, Debug)]
 pub struct Before {
-    pub(super) history: Arc<History>,
-    pub(super) unreadable: u64,
-    pub(super) auth_changes: u64,
+    pub(in crate::mirror) history: Arc<History>,
+    pub(in crate::mirror) unreadable: u64,
+    pub(in crate::mirror) auth_changes: u64,
     revision: i64,
     identity: Option<Arc<ResponseHeader>>,
     raft_gap: i64,
@@ -82,7 +82,7 @@ pub struct Before {
 
 impl History {
     /// A history of which nothing is known.
-    pub(super) fn new(id: HistoryId) -> History {
+    pub(in crate::mirror) fn new(id: HistoryId) -> History {
         History {
             id,
             cluster_id: AtomicU64::new(0),
@@ -97,7 +97,7 @@ impl History {
 
     /// Records the cluster of a member that was read from. Returns whether it is the history's: the first one decides. A
     /// server that is not etcd may send 0.
-    pub(super) fn note_cluster(&self, cluster_id: u64) -> bool {
+    pub(in crate::mirror) fn note_cluster(&self, cluster_id: u64) -> bool {
         if cluster_id == 0 {
             return true;
         }
@@ -113,7 +113,7 @@ impl History {
     }
 
     /// Whether a response of the cluster `cluster_id` is not known to be of another cluster than the history's.
-    pub(super) fn may_be_of_cluster(&self, cluster_id: u64) -> bool {
+    pub(in crate::mirror) fn may_be_of_cluster(&self, cluster_id: u64) -> bool {
         let known = self.cluster_id.load(Ordering::Acquire);
         known == 0 || known == cluster_id
     }
@@ -123,32 +123,32 @@ impl History {
         raise(&self.known, revision);
     }
 
-    pub(super) fn known(&self) -> i64 {
+    pub(in crate::mirror) fn known(&self) -> i64 {
         self.known.load(Ordering::Acquire)
     }
 
     /// Records that a client gets a response at `revision`, before it does.
-    pub(super) fn note_shown(&self, revision: i64) {
+    pub(in crate::mirror) fn note_shown(&self, revision: i64) {
         raise(&self.shown, revision);
     }
 
-    pub(super) fn shown(&self) -> i64 {
+    pub(in crate::mirror) fn shown(&self) -> i64 {
         self.shown.load(Ordering::Acquire)
     }
 
-    pub(super) fn note_compacted(&self, revision: i64) {
+    pub(in crate::mirror) fn note_compacted(&self, revision: i64) {
         raise(&self.compacted, revision);
     }
 
-    pub(super) fn compacted(&self) -> i64 {
+    pub(in crate::mirror) fn compacted(&self) -> i64 {
         self.compacted.load(Ordering::Acquire)
     }
 
-    pub(super) fn note_raft_index(&self, raft_index: u64, revision: i64) {
+    pub(in crate::mirror) fn note_raft_index(&self, raft_index: u64, revision: i64) {
         raise(&self.raft_gap, gap(raft_index, revision));
     }
 
-    pub(super) fn note_identity(&self, header: ResponseHeader) {
+    pub(in crate::mirror) fn note_identity(&self, header: ResponseHeader) {
         // Compared first: nearly always only the revision changes, and a store would slow down readers.
         let same = self.identity.load().as_ref().is_some_and(|identity| {
             let revision = identity.revision;
@@ -159,12 +159,12 @@ impl History {
         }
     }
 
-    pub(super) fn identity(&self) -> Option<Arc<ResponseHeader>> {
+    pub(in crate::mirror) fn identity(&self) -> Option<Arc<ResponseHeader>> {
         self.identity.load_full()
     }
 
     /// Records that a check which was sent at `sent` proved `revision`.
-    pub(super) fn note_proof(&self, sent: Instant, revision: i64) {
+    pub(in crate::mirror) fn note_proof(&self, sent: Instant, revision: i64) {
         self.proofs.lock().record(SentAt::new(sent), revision);
     }
 
@@ -177,7 +177,7 @@ impl History {
 }
 
 impl Before {
-    pub(super) fn new(history: Arc<History>, unreadable: u64, auth_changes: u64) -> Before {
+    pub(in crate::mirror) fn new(history: Arc<History>, unreadable: u64, auth_changes: u64) -> Before {
         Before {
             revision: history.known(),
             identity: history.identity(),
@@ -191,17 +191,17 @@ impl Before {
     }
 
     /// Time before which the check was not sent.
-    pub(super) fn began(&self) -> Instant {
+    pub(in crate::mirror) fn began(&self) -> Instant {
         self.began
     }
 
     /// Highest compaction revision that was known.
-    pub(super) fn compacted(&self) -> i64 {
+    pub(in crate::mirror) fn compacted(&self) -> i64 {
         self.compacted
     }
 
     /// Highest revision that was known.
-    pub(super) fn revision(&self) -> i64 {
+    pub(in crate::mirror) fn revision(&self) -> i64 {
         self.revision
     }
 
@@ -222,7 +222,7 @@ impl Before {
 
     /// Whether a quorum check's `header` is one of the known history, given the `raft_index` of a later status if it was
     /// read: the same cluster, no lower revision, and no other raft log.
-    pub(super) fn continues_with(&self, header: &ResponseHeader, raft_index: Option<u64>) -> bool {
+    pub(in crate::mirror) fn continues_with(&self, header: &ResponseHeader, raft_index: Option<u64>) -> bool {
         let is_same_cluster = self.history.note_cluster(header.cluster_id);
         let is_same_log = match raft_index {
             // A server that implements etcd's API without raft reports 0: only the term is left.
@@ -234,7 +234,7 @@ impl Before {
     }
 
     /// Records the cluster of a member that was read from. Returns whether it is the history's.
-    pub(super) fn note_cluster(&self, cluster_id: u64) -> bool {
+    pub(in crate::mirror) fn note_cluster(&self, cluster_id: u64) -> bool {
         self.history.note_cluster(cluster_id)
     }
 

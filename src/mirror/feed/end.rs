@@ -1,14 +1,14 @@
 //! How a feed ends.
 
-use super::load_cause::LoadCause;
-use super::state::StaleEpoch;
+use crate::mirror::load::LoadCause;
+use crate::mirror::view::StaleEpoch;
 
 /// etcd's message to a watch with `hasleader` on a member without a leader.
 const NO_LEADER: &str = "etcdserver: no leader";
 
 /// End of a feed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum FeedEnd {
+pub(in crate::mirror) enum FeedEnd {
     /// Connection, stream or member lost: the next feed resumes where this one was.
     #[error("{0}")]
     Lost(String),

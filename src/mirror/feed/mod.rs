@@ -1,4 +1,24 @@
 //! The feed: the watch that keeps a mirror up to date, alone on its stream and on its connection (I9).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `end` | how a feed ends |
+//! | `member` | cluster, history and version of the member that feeds a mirror |
+//! | `continuity` | the proof that a feed continues the history that the mirror holds (I4) |
+//! | `assemble` | whole revisions from watch responses (I3) |
+//! | `lag` | how long a mirror has been behind etcd |
+//! | `history_check` | whether a connection is of the known history (W10) |
+
+mod assemble;
+mod continuity;
+mod end;
+mod history_check;
+mod lag;
+mod member;
+
+pub(super) use assemble::{Assembler, Step};
+pub(super) use end::FeedEnd;
+pub(super) use lag::Lag;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +28,10 @@ use tokio::time::Instant;
 use tonic::codegen::tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataValue;
 
-use super::assemble::{Assembler, Step};
-use super::continuity::{Continuity, Judgement, Proof, compare, compare_base, still_responds};
-use super::feed_end::FeedEnd;
-use super::feed_member::{another_history, check_member};
 use super::history::Before;
-use super::lag::Lateness;
-use super::load::LoadedBy;
-use super::load_cause::LoadCause;
+use super::load::{LoadCause, LoadedBy};
 use super::mirrors::Mirrors;
-use super::state::{Anchor, Epoch, Mirror};
+use super::view::{Anchor, Epoch, Mirror};
 use crate::etcdserverpb::watch_client::WatchClient;
 use crate::etcdserverpb::watch_request::RequestUnion;
 use crate::etcdserverpb::{
@@ -26,6 +40,9 @@ use crate::etcdserverpb::{
 use crate::faults::{self, Fault};
 use crate::telemetry::trace::{Span, SpanExt as _};
 use crate::upstream::{Connection, gates};
+use continuity::{Continuity, Judgement, Proof, compare, compare_base, still_responds};
+use lag::Lateness;
+use member::{another_history, check_member};
 
 /// Timeout for creating a watch and for a small read.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);

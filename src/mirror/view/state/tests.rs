@@ -6,7 +6,7 @@ use std::thread;
 use super::*;
 use crate::cache::testing::KeyValue;
 use crate::cache::{Change, Entry, HistoryLimits};
-use crate::mirror::cluster_state::Verdict;
+use crate::mirror::history::Verdict;
 use crate::telemetry::Metrics;
 
 /// Bound on what must happen at once.

@@ -10,8 +10,8 @@ use tokio::time::Instant;
 use super::{Anchor, Contents, Epoch, Loaded, Mirror, StaleEpoch, State, View};
 use crate::cache::{Applied, Change, Store};
 use crate::keyspace::figure_prefix;
-use crate::mirror::cluster_state::HistoryId;
-use crate::mirror::watch_hub::Ended;
+use crate::mirror::history::HistoryId;
+use crate::mirror::view::Ended;
 use crate::telemetry::Reason;
 
 impl Mirror {

@@ -29,11 +29,11 @@ const SELECTED_AT_ONCE_KEYS: u64 = 1_000;
 
 /// The keys of `tree`, which are all those from `from` to `end`, at one revision.
 #[derive(Clone, Debug)]
-pub(super) struct Keys {
-    pub(super) tree: Tree,
-    pub(super) from: Bytes,
-    pub(super) end: Bytes,
-    pub(super) revision: i64,
+pub(in crate::mirror) struct Keys {
+    pub(in crate::mirror) tree: Tree,
+    pub(in crate::mirror) from: Bytes,
+    pub(in crate::mirror) end: Bytes,
+    pub(in crate::mirror) revision: i64,
 }
 
 /// Consecutive keys between two bounds.
@@ -51,7 +51,10 @@ impl Keys {
     ///
     /// # Errors
     /// etcd's status; see [`is_compaction`](crate::upstream::is_compaction).
-    pub(super) async fn are_held_by(self, connection: &Arc<Connection>) -> Result<bool, tonic::Status> {
+    pub(in crate::mirror) async fn are_held_by(
+        self,
+        connection: &Arc<Connection>,
+    ) -> Result<bool, tonic::Status> {
         let revision = self.revision;
         let (oldest, parts) = if self.tree.len() <= SELECTED_AT_ONCE_KEYS {
             self.parts()
@@ -167,7 +170,7 @@ fn oldest_of_newest(tree: &Tree) -> i64 {
 }
 
 /// Whether two entries are the same, byte for byte.
-pub(super) fn is_same(ours: &Entry, theirs: &Entry) -> bool {
+pub(in crate::mirror) fn is_same(ours: &Entry, theirs: &Entry) -> bool {
     ours.encoded().contiguous() == theirs.encoded().contiguous()
 }
 

@@ -12,7 +12,7 @@ const DELETE: i32 = 1;
 
 /// Effect of one response on the mirror.
 #[derive(Debug)]
-pub(super) enum Step {
+pub(in crate::mirror) enum Step {
     /// None: more fragments follow, or the revision is known.
     Wait,
     /// Changes of whole revisions up to `revision`.
@@ -30,7 +30,7 @@ pub(super) enum Step {
 
 impl Step {
     /// What the step does behind `revision`: events up to there are known.
-    pub(super) fn behind(self, known: i64) -> Step {
+    pub(in crate::mirror) fn behind(self, known: i64) -> Step {
         let Step::Apply {
             mut changes,
             revision,
@@ -48,7 +48,7 @@ impl Step {
 
 /// Error in a feed's responses.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Unusable {
+pub(in crate::mirror) enum Unusable {
     /// An invalid KeyValue.
     #[error("an event is not understood: {0}")]
     Malformed(#[from] MalformedKeyValue),
@@ -65,7 +65,7 @@ const EVENT_OVERHEAD_BYTES: u64 = 64;
 
 /// Collects events until their revisions are whole.
 #[derive(Debug)]
-pub(super) struct Assembler {
+pub(in crate::mirror) struct Assembler {
     /// Events of a fragmented response, until its last fragment arrives.
     open: Vec<Change>,
     /// Bytes of `open`.
@@ -78,7 +78,7 @@ pub(super) struct Assembler {
 
 impl Assembler {
     /// An assembler for a mirror at `revision`, which keeps fragments of up to `max_bytes`.
-    pub(super) fn new(revision: i64, max_bytes: u64) -> Assembler {
+    pub(in crate::mirror) fn new(revision: i64, max_bytes: u64) -> Assembler {
         Assembler {
             open: Vec::new(),
             open_bytes: 0,
@@ -89,17 +89,17 @@ impl Assembler {
     }
 
     /// Revision up to which every event has arrived.
-    pub(super) fn revision(&self) -> i64 {
+    pub(in crate::mirror) fn revision(&self) -> i64 {
         self.revision
     }
 
     /// Records that every event up to `revision` is known to have arrived.
-    pub(super) fn raise(&mut self, revision: i64) {
+    pub(in crate::mirror) fn raise(&mut self, revision: i64) {
         self.revision = self.revision.max(revision);
     }
 
     /// Adds a response that neither creates nor cancels the watch.
-    pub(super) fn add(&mut self, response: &WatchResponse) -> Result<Step, Unusable> {
+    pub(in crate::mirror) fn add(&mut self, response: &WatchResponse) -> Result<Step, Unusable> {
         if response.events.is_empty() && !response.fragment && !self.fragment_is_open {
             let revision = response.header.as_ref().map_or(0, |header| header.revision);
             if revision <= self.revision {

@@ -24,8 +24,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::cluster_state::{Auth, Before, ClusterState, HistoryId, Verdict};
-use super::position::Position;
+use super::history::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
 use crate::cache::ResponseHeader;
 use crate::config::LiveConfig;
 use crate::faults::{self, Fault};

@@ -17,7 +17,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use tower_service::Service;
 
-use super::load_pace::LoadPace;
+use super::pace::LoadPace;
 use crate::keyspace::scope::Scope;
 use crate::upstream::{Channel, Connection, ConnectionClass, Upstream, current_header, jittered};
 
@@ -26,7 +26,7 @@ const LATENCY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the loads of this process share.
 #[derive(Debug)]
-pub(super) struct LoadPacing {
+pub(in crate::mirror) struct LoadPacing {
     origin: Instant,
     /// `None` while nothing is loaded.
     pace: Mutex<Option<LoadPace>>,
@@ -40,7 +40,7 @@ pub(super) struct PacedLoad(Arc<LoadPacing>);
 
 impl LoadPacing {
     /// Pacing without a load.
-    pub(super) fn new() -> LoadPacing {
+    pub(in crate::mirror) fn new() -> LoadPacing {
         LoadPacing {
             origin: Instant::now(),
             pace: Mutex::default(),

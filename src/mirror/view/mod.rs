@@ -1,0 +1,25 @@
+//! A mirror as readers see it, and what they keep of it.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `state` | the view that readers see, and the epoch that guards it |
+//! | `held_views` | bytes that only readers keep in memory |
+//! | `past_revisions` | rebuilt states at past revisions |
+//! | `pinned` | past revisions that are read from etcd, not from mirrors |
+//! | `prefixes` | sizes of a view by prefix |
+//! | `ended` | why watches of a mirror get no more events |
+
+mod ended;
+mod held_views;
+mod past_revisions;
+mod pinned;
+mod prefixes;
+mod state;
+
+pub use ended::Ended;
+pub use held_views::{HeldView, HeldViews};
+pub use pinned::{Pinned, Reading};
+pub use prefixes::{PrefixSize, prefix_sizes};
+pub(super) use state::Anchor;
+pub(super) use state::log_read::{LogRead, Observed};
+pub use state::{Epoch, Mirror, StaleEpoch, State, View, ViewAtError};
