@@ -1,11 +1,14 @@
 //! The command line: which command, and its flags.
 //!
-//! Without a command rangecache serves, with the same flags as `serve`. Uses `config` alone.
+//! Without a command rangecache serves, with the same flags as `serve`. Commands print their output and what is wrong with
+//! their flags through this room. Uses `config` alone.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::fmt::Display;
 use std::io::{self, Write};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches as _};
@@ -15,6 +18,9 @@ use crate::config::{
     Config, DiffConfig, DoctorConfig, FlagsFile, ReplayConfig, Setting, StaticPodConfig, check_names,
     effective, settings, summary, with_environment,
 };
+
+/// sysexits' EX_USAGE.
+const MISUSE: u8 = 64;
 
 /// The command that the command line names, with its flags.
 #[derive(Debug)]
@@ -135,6 +141,34 @@ impl Task {
             Some((_, matches)) => Ok(Task::Serve(Box::new(Serving::new(matches, of_file)?))),
             None => Ok(Task::Serve(Box::new(Serving::new(matches, of_file)?))),
         }
+    }
+}
+
+/// Prints the error in the arguments, or the help that they request.
+#[must_use]
+pub fn explain(error: &clap::Error) -> ExitCode {
+    // If even this cannot be printed, there is no other place to report it.
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(MISUSE),
+    }
+}
+
+/// Prints what is wrong with the flags, the environment or a file that they name.
+#[must_use]
+pub fn misuse(error: impl Display) -> ExitCode {
+    explain(&command().error(ErrorKind::ValueValidation, error))
+}
+
+/// Prints to standard output. A reader that closes the pipe early is not an error.
+#[must_use]
+pub fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
+    let mut text = Vec::new();
+    match write(&mut text).and_then(|()| io::stdout().write_all(&text)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
     }
 }
 

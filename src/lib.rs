@@ -3,6 +3,7 @@
 //! | room | what it is for |
 //! |---|---|
 //! | [`cli`] | sub-commands and their arguments |
+//! | [`serve`] | boot sequence: files, sockets, assembly, and the three stages of a stop |
 //! | [`diagnosis`] | findings, severities and remedies for operators |
 //! | [`doctor`] | report about an etcd before rangecache is deployed |
 //! | [`static_pod`] | manifest of a static pod, written into the kubelet's folder |
@@ -55,6 +56,7 @@ pub mod proxy;
 pub mod reload;
 pub mod replay;
 pub mod seldom;
+pub mod serve;
 pub mod server;
 pub mod simulated;
 pub mod static_pod;

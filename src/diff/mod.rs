@@ -12,6 +12,8 @@ mod side;
 
 use std::cmp::Ordering;
 use std::fmt;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use tokio_util::task::TaskTracker;
@@ -23,9 +25,12 @@ use crate::tls::Connector;
 use crate::upstream::Credentials;
 use side::Side;
 
+/// Exit code if the endpoints cannot be compared.
+const NOT_COMPARED: u8 = 2;
+
 /// A key that is not the same on both sides.
 #[derive(Debug)]
-pub struct Difference {
+struct Difference {
     key: Vec<u8>,
     kind: Kind,
 }
@@ -52,7 +57,7 @@ impl fmt::Display for Difference {
 
 /// Result of a comparison.
 #[derive(Debug)]
-pub struct Summary {
+struct Summary {
     revision: i64,
     /// Keys that were compared, those of one side alone included.
     keys: u64,
@@ -63,8 +68,7 @@ pub struct Summary {
 
 impl Summary {
     /// Whether all keys are the same.
-    #[must_use]
-    pub fn is_equal(&self) -> bool {
+    fn is_equal(&self) -> bool {
         self.differences == 0
     }
 }
@@ -91,11 +95,33 @@ impl fmt::Display for Summary {
     }
 }
 
+/// Compares two endpoints, and prints the keys that differ as they are found.
+#[must_use]
+pub fn run(options: &DiffConfig) -> ExitCode {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::from(NOT_COMPARED);
+    };
+    // A reader that closes the pipe early is not an error.
+    let compared = runtime.block_on(compare(options, |difference| {
+        let _ = writeln!(io::stdout(), "{difference}");
+    }));
+    match compared {
+        Ok(summary) => {
+            let _ = writeln!(io::stdout(), "{summary}");
+            ExitCode::from(u8::from(!summary.is_equal()))
+        }
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "rangecache diff: {error}");
+            ExitCode::from(NOT_COMPARED)
+        }
+    }
+}
+
 /// Compares the endpoints; passes each difference to `found`, as many as the limit permits.
 ///
 /// # Errors
 /// What prevents the comparison, in words.
-pub async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Result<Summary, String> {
+async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Result<Summary, String> {
     let connections = options.connections();
     // Throwaway registry; these metrics are discarded.
     let connector =

@@ -7,8 +7,7 @@ use crate::diagnosis::Finding;
 
 impl Report {
     /// Report as one JSON object. `result` is the worst level (`ok`, `warning` or `bad`); sizes are in bytes.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let findings: Vec<_> = self.findings.iter().map(finding).collect();
         let endpoints: Vec<_> = self
             .endpoints

@@ -15,8 +15,8 @@
 //! | `verdict` | what would be mirrored, in how much memory, and which requests benefit |
 //!
 //! No connection is kept and no mirror is started. Each call has a timeout, and reads of many keys are paced. This
-//! room imports `config`, `upstream`, `tls`, `keyspace`, `cache` (for the size of entries), `diagnosis` and
-//! `telemetry`; only `main` imports it.
+//! room imports `cli`, `config`, `upstream`, `tls`, `keyspace`, `cache` (for the size of entries), `diagnosis` and
+//! `telemetry`; only `main` and `static_pod` import it.
 
 mod certificates;
 mod client;
@@ -32,23 +32,52 @@ mod text;
 mod verdict;
 mod watches;
 
+use std::io::{self, IsTerminal as _};
+use std::process::ExitCode;
 use std::sync::Arc;
 
 use tokio_util::task::TaskTracker;
 
-pub use model::{Area, Report};
-pub use text::Style;
+pub(crate) use model::Report;
+pub(crate) use text::Style;
 
-use crate::config::DoctorConfig;
+use crate::cli;
+use crate::config::{DoctorConfig, ReportFormat};
 use crate::telemetry::Metrics;
 use crate::tls::{Acceptor, Connector};
 use crate::upstream::Credentials;
+use model::Area;
 
 /// Consequence of files and users that cannot be used.
 const NO_START: &str = "fix it first: rangecache does not start with it";
 
+/// Examines etcd, prints the report, and returns the report's exit code. Nothing is logged: failures are in the report.
+#[must_use]
+pub fn run(options: &DoctorConfig) -> ExitCode {
+    if let Err(error) = options.config.validate() {
+        return cli::misuse(error);
+    }
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::FAILURE;
+    };
+    let report = runtime.block_on(examine(options));
+    let printed = cli::print(|out| match options.output {
+        ReportFormat::Text => write!(
+            out,
+            "{}",
+            report.to_text(Style::detect(io::stdout().is_terminal()))
+        ),
+        ReportFormat::Json => writeln!(out, "{:#}", report.to_json()),
+    });
+    if printed == ExitCode::SUCCESS {
+        ExitCode::from(report.exit_code())
+    } else {
+        printed
+    }
+}
+
 /// Examines everything. A step whose prerequisites are missing is skipped.
-pub async fn examine(options: &DoctorConfig) -> Report {
+pub(crate) async fn examine(options: &DoctorConfig) -> Report {
     let config = &options.config;
     let mut report = Report::default();
     certificates::examine_files(config, &mut report);

@@ -9,7 +9,7 @@ use crate::keyspace::PrefixGroup;
 
 /// Subject of a finding, in the order of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Area {
+pub(super) enum Area {
     /// `--endpoints`.
     Endpoints,
     /// Capabilities that depend on etcd's version.
@@ -30,7 +30,7 @@ pub enum Area {
 
 impl Area {
     /// Every area, in the order of the report.
-    pub const ALL: [Area; 8] = [
+    pub(super) const ALL: [Area; 8] = [
         Area::Endpoints,
         Area::Gates,
         Area::Auth,
@@ -42,8 +42,7 @@ impl Area {
     ];
 
     /// Name in both forms of the report.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Area::Endpoints => "endpoints",
             Area::Gates => "gates",
@@ -68,9 +67,9 @@ pub(super) fn level(severity: Severity) -> &'static str {
 
 /// Result of `rangecache doctor`.
 #[derive(Debug, Default)]
-pub struct Report {
+pub(crate) struct Report {
     /// Findings with their areas, in the order in which they were found.
-    pub findings: Vec<(Area, Finding)>,
+    pub(super) findings: Vec<(Area, Finding)>,
     pub(super) endpoints: Vec<EndpointFacts>,
     pub(super) keyspace: Option<Keyspace>,
     pub(super) mirrors: Vec<MirrorEstimate>,
@@ -108,15 +107,13 @@ impl Report {
     }
 
     /// Severity of the worst finding.
-    #[must_use]
-    pub fn severity(&self) -> Severity {
+    pub(super) fn severity(&self) -> Severity {
         let severities = self.findings.iter().map(|(_, finding)| finding.severity);
         severities.max().unwrap_or(Severity::Good)
     }
 
     /// Exit code of the process: 0, or 1 if any finding is [`Severity::Bad`].
-    #[must_use]
-    pub fn exit_code(&self) -> u8 {
+    pub(crate) fn exit_code(&self) -> u8 {
         u8::from(self.severity() == Severity::Bad)
     }
 }

@@ -13,7 +13,7 @@ const MAX_PARTS: usize = 4;
 
 /// Character set of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub(crate) enum Style {
     /// Marks such as ✓ and ✗, for a terminal with a UTF-8 locale.
     Symbols,
     /// ASCII only.
@@ -34,7 +34,7 @@ impl Style {
 
     /// Style for the locale of the environment, and whether standard output is a terminal.
     #[must_use]
-    pub fn detect(is_terminal: bool) -> Style {
+    pub(crate) fn detect(is_terminal: bool) -> Style {
         let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let locale = set("LC_ALL").or_else(|| set("LC_CTYPE")).or_else(|| set("LANG"));
         let locale = locale.unwrap_or_default().to_ascii_lowercase();
@@ -49,7 +49,7 @@ impl Style {
 impl Report {
     /// Report for people: the areas in order, each finding with its remedy.
     #[must_use]
-    pub fn to_text(&self, style: Style) -> String {
+    pub(crate) fn to_text(&self, style: Style) -> String {
         let mut text = format!("rangecache {} doctor\n", env!("CARGO_PKG_VERSION"));
         for area in Area::ALL {
             let mut of_area = self

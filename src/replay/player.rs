@@ -39,7 +39,7 @@ struct Played {
 ///
 /// # Errors
 /// In words: an endpoint cannot be reached, or files or users cannot be used.
-pub async fn play(
+pub(super) async fn play(
     config: &ReplayConfig,
     recording: Recording,
     mut tell: impl FnMut(&str),

@@ -8,7 +8,7 @@ use super::line::{Passed, Read, parse};
 
 /// Reads of an access log.
 #[derive(Debug, Default)]
-pub struct Recording {
+pub(super) struct Recording {
     /// In the order of their arrival: lines are written when calls end.
     pub(super) reads: Vec<Read>,
     /// Number of lines that are passed over.
@@ -17,7 +17,7 @@ pub struct Recording {
 
 /// An access log that cannot be played.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
+pub(super) enum ReadError {
     /// A line is broken.
     #[error("line {number} is no line of an access log: {cause}")]
     Line {
@@ -44,7 +44,7 @@ impl Recording {
     ///
     /// # Errors
     /// The first line that is broken; or there is nothing to play.
-    pub fn read(mut log: impl BufRead) -> Result<Recording, ReadError> {
+    pub(super) fn read(mut log: impl BufRead) -> Result<Recording, ReadError> {
         let mut recording = Recording::default();
         let (mut line, mut number) = (String::new(), 0);
         while log.read_line(&mut line)? > 0 {

@@ -41,7 +41,7 @@ struct Row {
 
 /// Result of a replay.
 #[derive(Debug)]
-pub struct Report {
+pub(super) struct Report {
     rows: BTreeMap<(&'static str, String), Row>,
     passed: BTreeMap<Passed, u64>,
     calls: u64,
@@ -101,14 +101,12 @@ impl Report {
     }
 
     /// Whether every call succeeded.
-    #[must_use]
-    pub fn is_clean(&self) -> bool {
+    pub(super) fn is_clean(&self) -> bool {
         self.errors == 0
     }
 
     /// Report as a table.
-    #[must_use]
-    pub fn to_text(&self) -> String {
+    pub(super) fn to_text(&self) -> String {
         let all = self.total();
         // Keys are the clients' own: none may write control characters to the terminal.
         let rows: Vec<_> = self
@@ -166,8 +164,7 @@ impl Report {
     }
 
     /// Report as one JSON object; latencies are in microseconds.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let rows: Vec<_> = self
             .rows
             .iter()

@@ -7,19 +7,22 @@
 //!
 //! A manifest is written only after a check of its flags (`rangecache doctor`), and the one before it comes back if the new
 //! pod does not become ready in time. Every step leaves files from which the next run continues, so that the installer may
-//! be killed at any time. This room imports `config` and `net`; only `main` imports it.
+//! be killed at any time. This room imports `cli`, `config`, `doctor` and `net`; only `main` imports it.
 
 mod folder;
 mod probe;
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write as _};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::config::StaticPodConfig;
+use crate::cli;
+use crate::config::{DoctorConfig, ReportFormat, StaticPodAction, StaticPodConfig};
+use crate::doctor;
 use crate::net::Url;
 use folder::{Change, Folder};
 
@@ -28,9 +31,50 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit of one look.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Installs or removes the manifest of a static pod. The flags are those of the pod: its files must be readable here, too.
+#[must_use]
+pub fn run(options: &StaticPodConfig) -> ExitCode {
+    if options.action == StaticPodAction::Install
+        && let Err(error) = options.config.validate()
+    {
+        return cli::misuse(error);
+    }
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return ExitCode::FAILURE;
+    };
+    let tell = |line: &str| drop(writeln!(io::stdout(), "{line}"));
+    let done = match options.action {
+        StaticPodAction::Install => {
+            let check = async || {
+                let examined = DoctorConfig {
+                    config: options.config.clone(),
+                    output: ReportFormat::Text,
+                    deep: false,
+                };
+                let report = doctor::examine(&examined).await;
+                match report.exit_code() {
+                    0 => Ok(()),
+                    _ => Err(report.to_text(doctor::Style::detect(false)).to_string()),
+                }
+            };
+            let installed = runtime.block_on(install(options, check, tell));
+            installed.map_err(|error| error.to_string())
+        }
+        StaticPodAction::Remove => remove(options).map_err(|error| error.to_string()),
+        StaticPodAction::Hold => runtime.block_on(hold()).map_err(|error| error.to_string()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "rangecache static-pod: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// Reason why the manifest is not installed.
 #[derive(Debug)]
-pub enum InstallError {
+enum InstallError {
     /// A file cannot be read or written.
     Files(io::Error),
     /// The manifest is empty, or its pod has no address that can be asked.
@@ -74,7 +118,7 @@ impl From<io::Error> for InstallError {
 ///
 /// # Errors
 /// Why the manifest is not in the folder.
-pub async fn install(
+async fn install(
     options: &StaticPodConfig,
     check: impl AsyncFnOnce() -> Result<(), String>,
     tell: impl Fn(&str),
@@ -154,7 +198,7 @@ fn is_younger(uptime: Duration, since: Duration) -> bool {
 ///
 /// # Errors
 /// If a file cannot be removed.
-pub fn remove(options: &StaticPodConfig) -> io::Result<()> {
+fn remove(options: &StaticPodConfig) -> io::Result<()> {
     Folder::open(options)?.remove()
 }
 
@@ -162,7 +206,7 @@ pub fn remove(options: &StaticPodConfig) -> io::Result<()> {
 ///
 /// # Errors
 /// If the signals cannot be received.
-pub async fn hold() -> io::Result<()> {
+async fn hold() -> io::Result<()> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     tokio::select! {
         _ = terminate.recv() => {}

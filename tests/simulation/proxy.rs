@@ -1,4 +1,4 @@
-//! rangecache as a part of this process: what `main` assembles, without signals and the listener for metrics. A simulation
+//! rangecache as a part of this process: what `serve` assembles, without signals and the listener for metrics. A simulation
 //! starts it again, and changes its prefixes while it runs.
 
 use std::cell::RefCell;
@@ -8,20 +8,17 @@ use std::time::Duration;
 
 use clap::Parser as _;
 use parking_lot::Mutex;
-use rangecache::config::{Config, LiveConfig, RangeStream, bounds};
-use rangecache::mirror::{self, Mirrors};
-use rangecache::proxy::{self, Access, Proxy};
-use rangecache::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
+use rangecache::config::Config;
+use rangecache::mirror::Mirrors;
+use rangecache::proxy::Access;
+use rangecache::serve::{Assembly, Files};
+use rangecache::server::Listener;
 use rangecache::simulated;
-use rangecache::telemetry::clients::ClientRegistry;
 use rangecache::telemetry::exposition::Format;
-use rangecache::telemetry::{Metrics, Telemetry};
-use rangecache::tls::Connector;
-use rangecache::upstream::{Credentials, Upstream};
+use rangecache::upstream::Upstream;
 use tokio::io::DuplexStream;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use crate::auth::User;
 use crate::chance::Chance;
@@ -31,9 +28,7 @@ use crate::members::From;
 
 /// Address of the rangecache.
 pub const AUTHORITY: &str = "rangecache:2379";
-/// Time for background tasks to stop, after which the process exits and its connections are closed.
-const BACKGROUND_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bound on the time until every task has ended after that.
+/// Bound on the time until every task has ended after the process has exited and its connections are closed.
 const ENDED_TIMEOUT: Duration = Duration::from_secs(60);
 
 thread_local! {
@@ -184,7 +179,7 @@ impl Rangecache {
     pub async fn reload(&self, prefixes: &[&str]) {
         let config = self.settings.config(prefixes);
         let running = self.process.lock().as_ref().map(|process| {
-            let Process { live, mirrors, .. } = process;
+            let Assembly { live, mirrors, .. } = &process.assembly;
             (live.clone(), Arc::clone(mirrors))
         });
         if let Some((live, mirrors)) = running {
@@ -204,8 +199,10 @@ impl Rangecache {
     /// Its mirrors, and its connections to etcd.
     pub fn parts(&self) -> (Arc<Mirrors>, Arc<Upstream>) {
         let process = self.process.lock();
-        let process = process.as_ref().expect("it runs");
-        (Arc::clone(&process.mirrors), Arc::clone(&process.upstream))
+        let Assembly {
+            mirrors, upstream, ..
+        } = &process.as_ref().expect("it runs").assembly;
+        (Arc::clone(mirrors), Arc::clone(upstream))
     }
 
     /// Its metrics page.
@@ -213,7 +210,7 @@ impl Rangecache {
         let process = self.process.lock();
         let text = process
             .as_ref()
-            .map(|process| process.metrics.encode(Format::Text));
+            .map(|process| process.assembly.telemetry.metrics.encode(Format::Text));
         testkit::metrics::Metrics::parse(&text.unwrap_or_default())
     }
 
@@ -226,18 +223,9 @@ impl Rangecache {
     }
 }
 
-/// Its tasks, and the stages of its stop.
+/// A running process.
 struct Process {
-    live: LiveConfig,
-    upstream: Arc<Upstream>,
-    mirrors: Arc<Mirrors>,
-    metrics: Arc<Metrics>,
-    closing: CancellationToken,
-    listener: TaskTracker,
-    drain: CancellationToken,
-    calls: TaskTracker,
-    stop: CancellationToken,
-    background: TaskTracker,
+    assembly: Assembly,
     exited: CancellationToken,
 }
 
@@ -246,94 +234,25 @@ impl Process {
         let exited = CancellationToken::new();
         EXITED.set(exited.clone());
         let config = settings.config(&settings.prefixes);
-        let live = LiveConfig::new(config.clone(), Vec::new());
-        let (calls, background) = (TaskTracker::new(), TaskTracker::new());
-        let (drain, stop) = (CancellationToken::new(), CancellationToken::new());
-        let metrics = Arc::new(Metrics::new());
-        let connector = Connector::open(&config, &metrics).expect("no files");
-        let credentials = Credentials::open(&config.etcd, &connector).expect("no files");
-        let clients = ClientRegistry::with_max(bounds::MAX_CLIENTS, Arc::clone(&metrics.calls));
-        let telemetry = Telemetry::new(
-            Arc::clone(&metrics),
-            Default::default(),
-            Default::default(),
-            clients,
-        );
-        let telemetry = Arc::new(telemetry);
-        let upstream = Upstream::start(
-            &config.etcd.endpoints,
-            &connector,
-            config.etcd.range_stream == RangeStream::Auto,
-            credentials,
-            &background,
-            &stop,
-        );
-        let mirrors = mirror::start(&live, &upstream, &telemetry, &background, &stop);
-        let proxy = Proxy::new(&live, &upstream, &mirrors, &telemetry, &calls, &drain);
-        background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
-        let limits = ConnectionLimits {
-            all: config.limits.max_connections(),
-            per_address: config.limits.connections_per_address(),
-            on_loopback: false,
-            replace_oldest: false,
-        };
-        let budgets = ConnectionBudgets {
-            window_bytes: config.limits.window_bytes(),
-            handshakes: config.limits.handshakes(),
-            handshake_timeout: config.tls.tls_handshake_timeout,
-        };
-        let closing = CancellationToken::new();
-        let serving = ServeConfig {
-            name: "clients",
-            connections: Connections::with_budgets(limits, budgets, metrics.connections.open.clone()),
-            max_concurrent_streams: config.limits.max_concurrent_streams,
-            max_age: None,
-            metrics: Arc::clone(&metrics),
-            tasks: calls.clone(),
-            closing: closing.clone(),
-            drain: drain.clone(),
-        };
+        let files = Files::open(&config).expect("no files");
+        let assembly = Assembly::start(&config, Vec::new(), files).expect("no files");
         let listen = &config.listen;
-        let bound = Listener::bind(&listen.client_urls[0], None, listen.unix_socket_mode, false)
+        let listener = Listener::bind(&listen.client_urls[0], None, listen.unix_socket_mode, false)
             .await
             .expect("the address is free");
-        let handler = move |intake: &_, name: &_, peer| {
-            let client = proxy.client(Access::Full, intake, name, peer);
-            move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
-        };
-        let listener = TaskTracker::new();
-        listener.spawn(bound.serve(handler, serving));
-        Self {
-            live,
-            upstream,
-            mirrors,
-            metrics,
-            closing,
-            listener,
-            drain,
-            calls,
-            stop,
-            background,
-            exited,
-        }
+        assembly.serve(listener, Access::Full);
+        Self { assembly, exited }
     }
 
-    /// Stops in the stages of `main`: connections, calls for which it waits up to `drain_timeout`, background tasks. Returns
-    /// whether every task has ended.
+    /// Stops in the stages of every rangecache, waits up to `drain_timeout` for calls, and exits. Returns whether every task
+    /// has ended.
     async fn stop(self, drain_timeout: Duration) -> bool {
-        self.closing.cancel();
-        self.listener.close();
-        self.listener.wait().await;
-        self.drain.cancel();
-        self.calls.close();
-        let _ = timeout(drain_timeout, self.calls.wait()).await;
-        self.stop.cancel();
-        self.background.close();
-        let _ = timeout(BACKGROUND_TIMEOUT, self.background.wait()).await;
+        let stages = &self.assembly.stages;
+        stages.end(drain_timeout).await;
         self.exited.cancel();
         let ended = timeout(ENDED_TIMEOUT, async {
-            self.calls.wait().await;
-            self.background.wait().await;
+            stages.calls.wait().await;
+            stages.background.wait().await;
         });
         ended.await.is_ok()
     }

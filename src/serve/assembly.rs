@@ -1,0 +1,144 @@
+//! The parts of a rangecache, connected with each other.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::files::Files;
+use super::stages::Stages;
+use crate::config::{Config, LiveConfig, RangeStream, Setting, bounds};
+use crate::mirror::{self, Mirrors};
+use crate::proxy::{self, Access, Proxy};
+use crate::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
+use crate::telemetry::clients::ClientRegistry;
+use crate::telemetry::{Metrics, Telemetry};
+use crate::upstream::{Credentials, Upstream};
+
+/// A rangecache that runs: its parts, and their tasks. Nothing listens before [`Assembly::serve`].
+pub struct Assembly {
+    /// Flags.
+    pub live: LiveConfig,
+    /// Metrics, traces, the access log and clients.
+    pub telemetry: Arc<Telemetry>,
+    /// Connections to etcd.
+    pub upstream: Arc<Upstream>,
+    /// Mirrors.
+    pub mirrors: Arc<Mirrors>,
+    /// Path of a request.
+    pub proxy: Arc<Proxy>,
+    /// Tasks.
+    pub stages: Stages,
+    /// Tells the owners of files to look at them again.
+    look: watch::Sender<()>,
+    credentials: Arc<Credentials>,
+    /// Bounds that all listeners of clients share.
+    serving: ServeConfig,
+}
+
+impl Assembly {
+    /// Starts every part with its tasks. `settings` are all flags with their values.
+    ///
+    /// # Errors
+    /// A file with credentials that cannot be used.
+    pub fn start(config: &Config, settings: Vec<Setting>, files: Files) -> anyhow::Result<Assembly> {
+        let live = LiveConfig::new(config.clone(), settings);
+        let credentials = Credentials::open(&config.etcd, &files.connector)?;
+        let stages = Stages::default();
+        let Stages {
+            drain,
+            calls,
+            stop,
+            background,
+            ..
+        } = &stages;
+        let look = watch::Sender::new(());
+        let clients = ClientRegistry::with_max(bounds::MAX_CLIENTS, Arc::clone(&files.metrics.calls));
+        let telemetry = Arc::new(Telemetry::new(
+            files.metrics,
+            files.tracer,
+            files.access_log,
+            clients,
+        ));
+        for bound in bounds::ALL {
+            telemetry
+                .metrics
+                .process
+                .set_limit(bound.name, bound.value(config));
+        }
+        if let Some(exporter) = files.exporter {
+            background.spawn(exporter.run(background.clone(), stop.clone()));
+        }
+        if let Some(writer) = files.access_log_writer {
+            background.spawn(writer.run(look.subscribe(), stop.clone()));
+        }
+        files.connector.keep_fresh(background, &look, stop);
+        if let Some(acceptor) = &files.acceptor {
+            acceptor.keep_fresh(background, &look, stop);
+        }
+        let upstream = Upstream::start(
+            &config.etcd.endpoints,
+            &files.connector,
+            config.etcd.range_stream == RangeStream::Auto,
+            Arc::clone(&credentials),
+            background,
+            stop,
+        );
+        let mirrors = mirror::start(&live, &upstream, &telemetry, background, stop);
+        let proxy = Proxy::new(&live, &upstream, &mirrors, &telemetry, calls, drain);
+        background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
+        let serving = ServeConfig {
+            name: "clients",
+            connections: client_connections(config, &telemetry.metrics),
+            max_concurrent_streams: config.limits.max_concurrent_streams,
+            max_age: None,
+            metrics: Arc::clone(&telemetry.metrics),
+            tasks: calls.clone(),
+            closing: stages.closing.clone(),
+            drain: drain.clone(),
+        };
+        Ok(Assembly {
+            live,
+            telemetry,
+            upstream,
+            mirrors,
+            proxy,
+            stages,
+            look,
+            credentials,
+            serving,
+        })
+    }
+
+    /// Serves clients on `listener`.
+    pub fn serve(&self, listener: Listener, access: Access) {
+        let proxy = Arc::clone(&self.proxy);
+        let handler = move |intake: &_, name: &_, peer| {
+            let client = proxy.client(access, intake, name, peer);
+            move |request, transport| proxy::handle(Arc::clone(&client), request, transport)
+        };
+        let serving = self.serving.clone();
+        self.stages.listeners.spawn(listener.serve(handler, serving));
+    }
+
+    /// Looks at certificates, the access log and credentials again: their files may have been replaced.
+    pub(super) fn look_again(&self) {
+        self.look.send_replace(());
+        self.credentials.look_again();
+    }
+}
+
+/// Bounds on the connections of all listeners for clients together.
+fn client_connections(config: &Config, metrics: &Metrics) -> Arc<Connections> {
+    let limits = ConnectionLimits {
+        all: config.limits.max_connections(),
+        per_address: config.limits.connections_per_address(),
+        on_loopback: config.limits.max_connections_per_address.is_some(),
+        replace_oldest: false,
+    };
+    let budgets = ConnectionBudgets {
+        window_bytes: config.limits.window_bytes(),
+        handshakes: config.limits.handshakes(),
+        handshake_timeout: config.tls.tls_handshake_timeout,
+    };
+    Connections::with_budgets(limits, budgets, metrics.connections.open.clone())
+}

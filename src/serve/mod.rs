@@ -1,0 +1,197 @@
+//! `rangecache serve`, the command that is meant without one: check, read files, bind, assemble, serve, stop.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `files` | everything that is read from files and the environment before a port is bound |
+//! | `sockets` | bound sockets |
+//! | [`assembly`] | the parts, connected with each other; simulations start them, too |
+//! | `stages` | the tasks of the process, and the three stages of its stop |
+//!
+//! Only `main` imports this room.
+
+mod assembly;
+mod files;
+mod sockets;
+mod stages;
+
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+#[cfg(target_os = "linux")]
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+pub use assembly::Assembly;
+pub use files::Files;
+pub use stages::Stages;
+
+use crate::admin::Admin;
+use crate::cli::{self, Serving};
+use crate::config::{Config, Setting, given};
+use crate::panics;
+use crate::proxy::Access;
+use crate::reload::{self, ReloadHandle, Reloader};
+use crate::server::connections_within_descriptors;
+use crate::telemetry;
+use crate::telemetry::log::LogLevel;
+use sockets::Sockets;
+use stages::BACKGROUND_TIMEOUT;
+
+/// Runs the proxy until a signal.
+#[must_use]
+pub fn run(serving: Serving) -> ExitCode {
+    let Serving { mut config, settings } = serving;
+    // Before a file is read, which may take its time: from here on SIGHUP does not end the process.
+    let started = start_runtime(&config);
+    if let Err(error) = config.validate() {
+        return cli::misuse(error);
+    }
+    let log_level = telemetry::log::init(&config.log.level, config.log.is_json());
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
+    tracing::info!(version, commit, settings = given(&settings), "rangecache starts");
+    if !config.process.core_dumps {
+        forbid_core_dumps();
+    }
+    let max_connections = connections_within_descriptors(config.limits.max_connections());
+    config.limits.max_connections = Some(max_connections);
+    let (runtime, signals) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            tracing::error!(%error, "cannot start the runtime");
+            return ExitCode::FAILURE;
+        }
+    };
+    let files = match Files::open(&config) {
+        Ok(files) => files,
+        Err(error) => return cli::misuse(error),
+    };
+    let ended = runtime.block_on(serve(&config, settings, files, signals, log_level));
+    // A write of the access log may hang: whatever reads standard output may have stopped.
+    runtime.shutdown_timeout(BACKGROUND_TIMEOUT);
+    match ended {
+        Ok(code) => code,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "stopping");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Keeps the process's memory out of core dumps, and from other processes of its user.
+#[cfg(target_os = "linux")]
+fn forbid_core_dumps() {
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!(
+            %error,
+            "core dumps cannot be forbidden, and other processes of the same user can read this one's memory"
+        );
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn forbid_core_dumps() {}
+
+/// The runtime, and the handlers of signals.
+fn start_runtime(config: &Config) -> io::Result<(Runtime, Signals)> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(config.limits.worker_threads())
+        .enable_all()
+        .build()?;
+    let signals = {
+        let _context = runtime.enter();
+        Signals::listen()?
+    };
+    Ok((runtime, signals))
+}
+
+/// Handlers of signals.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn listen() -> io::Result<Signals> {
+        Ok(Signals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+}
+
+/// Binds the sockets, starts every task, and serves until the end.
+async fn serve(
+    config: &Config,
+    settings: Vec<Setting>,
+    files: Files,
+    signals: Signals,
+    log_level: LogLevel,
+) -> anyhow::Result<ExitCode> {
+    let sockets = Sockets::bind(&config.listen, files.acceptor.as_ref()).await?;
+    panics::install(files.metrics.process.panics.clone());
+    let assembly = Assembly::start(config, settings, files)?;
+    let reload = start_reloads(&assembly, log_level);
+    for listener in sockets.clients {
+        tracing::info!(url = %listener.url(), "serving clients");
+        assembly.serve(listener, Access::Full);
+    }
+    for listener in sockets.readers {
+        tracing::info!(url = %listener.url(), "serving clients that may only read");
+        assembly.serve(listener, Access::ReadOnly);
+    }
+    let stages = &assembly.stages;
+    let admin = Admin::new(
+        Arc::clone(&assembly.mirrors),
+        Arc::clone(&assembly.upstream),
+        Arc::clone(&assembly.telemetry),
+        stages.calls.clone(),
+        stages.closing.clone(),
+        reload.clone(),
+        &assembly.live,
+    );
+    let (background, stop) = (&stages.background, &stages.stop);
+    background.spawn(Arc::clone(&admin).remember(stop.clone()));
+    for listener in sockets.operators {
+        tracing::info!(url = %listener.url(), "serving metrics");
+        background.spawn(Arc::clone(&admin).serve(listener, background.clone(), stop.clone()));
+    }
+    let code = run_until_stopped(&assembly, signals, &reload).await;
+    let shutdown_timeout = assembly.live.load().limits.shutdown_timeout;
+    stages.end(shutdown_timeout).await;
+    Ok(code)
+}
+
+/// Starts the task that reloads the flags.
+fn start_reloads(assembly: &Assembly, log_level: LogLevel) -> ReloadHandle {
+    let (handle, requests) = reload::channel();
+    let reloader = Reloader {
+        live: assembly.live.clone(),
+        mirrors: Arc::clone(&assembly.mirrors),
+        proxy: Arc::clone(&assembly.proxy),
+        telemetry: Arc::clone(&assembly.telemetry),
+        log_level,
+    };
+    let Stages { background, stop, .. } = &assembly.stages;
+    background.spawn(stop.clone().run_until_cancelled_owned(reloader.run(requests)));
+    handle
+}
+
+/// Handles signals until one ends the process, or until a task refuses to continue. Returns the exit code.
+async fn run_until_stopped(assembly: &Assembly, mut signals: Signals, reload: &ReloadHandle) -> ExitCode {
+    loop {
+        tokio::select! {
+            _ = signals.terminate.recv() => return ExitCode::SUCCESS,
+            _ = signals.interrupt.recv() => return ExitCode::SUCCESS,
+            Some(()) = signals.hangup.recv() => {
+                assembly.look_again();
+                reload.request();
+            }
+            // A task found an etcd that it must not serve, and has logged the reason.
+            () = assembly.stages.stop.cancelled() => return ExitCode::FAILURE,
+        }
+    }
+}
