@@ -1,7 +1,6 @@
 //! The command line: which command, and its flags.
 //!
-//! Without a command rangecache serves, with the same flags as `serve`. Commands print their output and what is wrong with
-//! their flags through this room. Uses `config` alone.
+//! Without a command rangecache serves, with the same flags as `serve`. Uses `config` and the flags of the other commands.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,9 +14,12 @@ use clap::{ArgMatches, Args as _, Command, CommandFactory as _, FromArgMatches a
 use clap_complete::{Generator as _, Shell};
 
 use crate::config::{
-    Config, DiffConfig, DoctorConfig, FlagsFile, ReplayConfig, Setting, StaticPodConfig, check_names,
-    effective, settings, summary, with_environment,
+    Config, FlagsFile, Setting, check_names, effective, settings, summary, with_environment,
 };
+use crate::diff::DiffConfig;
+use crate::doctor::DoctorConfig;
+use crate::replay::ReplayConfig;
+use crate::static_pod::{StaticPodAction, StaticPodConfig};
 
 /// sysexits' EX_USAGE.
 const MISUSE: u8 = 64;
@@ -37,7 +39,7 @@ pub enum Task {
     StaticPod(Box<StaticPodConfig>),
     /// Print the effective settings.
     Settings {
-        /// The settings, to be checked first.
+        /// The settings.
         config: Box<Config>,
         /// The settings as environment variables.
         text: String,
@@ -102,7 +104,8 @@ impl Task {
     /// Reads the arguments and the environment of this process.
     ///
     /// # Errors
-    /// The error in the arguments, or the help that they request, ready to be printed.
+    /// The error in the arguments, or the help that they request, ready to be printed. What contradicts itself in the flags of
+    /// serving is found here for every command but `serve`, which handles signals first.
     pub fn from_args() -> Result<Task, clap::Error> {
         let (matches, of_file) = with_file(std::env::args_os().collect())?;
         let task = Task::new(&matches, &of_file)?;
@@ -111,7 +114,21 @@ impl Task {
             let variables = std::env::vars_os().map(|(name, value)| (text(name), text(value)));
             check_names(variables).map_err(|error| command().error(ErrorKind::UnknownArgument, error))?;
         }
+        if let Some(Err(error)) = task.flags_to_check().map(Config::validate) {
+            return Err(command().error(ErrorKind::ValueValidation, error));
+        }
         Ok(task)
+    }
+
+    /// Flags of serving that the command uses at once.
+    fn flags_to_check(&self) -> Option<&Config> {
+        match self {
+            Task::Doctor(options) => Some(&options.config),
+            Task::Replay(options) => Some(&options.config),
+            Task::StaticPod(options) if options.action == StaticPodAction::Install => Some(&options.config),
+            Task::Settings { config, .. } => Some(config),
+            _ => None,
+        }
     }
 
     /// Whether the settings of serving apply, which may come from the environment.
@@ -159,17 +176,6 @@ pub fn explain(error: &clap::Error) -> ExitCode {
 #[must_use]
 pub fn misuse(error: impl Display) -> ExitCode {
     explain(&command().error(ErrorKind::ValueValidation, error))
-}
-
-/// Prints to standard output. A reader that closes the pipe early is not an error.
-#[must_use]
-pub fn print(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
-    let mut text = Vec::new();
-    match write(&mut text).and_then(|()| io::stdout().write_all(&text)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Err(_) => ExitCode::FAILURE,
-    }
 }
 
 /// Summary of `doctor` in the list of commands.

@@ -8,6 +8,8 @@
 //! | [`doctor`] | report about an etcd before rangecache is deployed |
 //! | [`static_pod`] | manifest of a static pod, written into the kubelet's folder |
 //! | [`config`] | flags and environment, checked before a port is bound |
+//! | [`flags`] | parsers that flags of all rooms share |
+//! | [`report`] | output of commands |
 //! | [`proxy`] | the path of a request: route, plan, prove, answer or forward |
 //! | [`limits`] | bounds on calls in flight, large reads and buffered bytes |
 //! | [`server`] | listening sockets and connections |
@@ -40,6 +42,7 @@ pub mod diagnosis;
 pub mod diff;
 pub mod doctor;
 pub mod faults;
+pub mod flags;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -55,6 +58,7 @@ pub mod panics;
 pub mod proxy;
 pub mod reload;
 pub mod replay;
+pub mod report;
 pub mod seldom;
 pub mod serve;
 pub mod server;

@@ -5,6 +5,7 @@
 use std::process::ExitCode;
 
 use rangecache::cli::{self, Task};
+use rangecache::report::print;
 use rangecache::{diff, doctor, replay, serve, static_pod};
 
 #[global_allocator]
@@ -17,12 +18,9 @@ fn main() -> ExitCode {
         Ok(Task::Replay(options)) => replay::run(&options),
         Ok(Task::Diff(options)) => diff::run(&options),
         Ok(Task::StaticPod(options)) => static_pod::run(&options),
-        Ok(Task::Settings { config, text }) => match config.validate() {
-            Ok(()) => cli::print(|out| out.write_all(text.as_bytes())),
-            Err(error) => cli::misuse(error),
-        },
-        Ok(Task::Completions(shell)) => cli::print(|out| cli::completions(shell, out)),
-        Ok(Task::Man) => cli::print(cli::man),
+        Ok(Task::Settings { text, .. }) => print(|out| out.write_all(text.as_bytes())),
+        Ok(Task::Completions(shell)) => print(|out| cli::completions(shell, out)),
+        Ok(Task::Man) => print(cli::man),
         Err(error) => cli::explain(&error),
     }
 }

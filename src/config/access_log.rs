@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::units::parse_share;
+use crate::flags::parse_share;
 
 /// Where calls are logged, and how many of them.
 #[derive(Args, Debug, Clone)]

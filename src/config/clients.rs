@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::units::parse_bytes;
+use crate::flags::parse_bytes;
 
 /// Figures about clients, and bounds on single ones.
 #[derive(Args, Debug, Clone)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::units::parse_duration;
+use crate::flags::parse_duration;
 use crate::net::Url;
 
 /// Endpoints of etcd, credentials, and use of its features.

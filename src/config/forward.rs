@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::units::{parse_duration, parse_share};
+use crate::flags::{parse_duration, parse_share};
 
 /// Bounds on reads that are forwarded to etcd.
 #[derive(Args, Debug, Clone)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::units::{parse_bytes, parse_duration};
+use crate::flags::{parse_bytes, parse_duration};
 use crate::memory;
 
 /// Memory for the program, its tasks, its metrics and the admin port, in bytes.

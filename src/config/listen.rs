@@ -2,8 +2,8 @@
 
 use clap::{Args, ValueEnum};
 
-use super::units::parse_mode;
 use crate::browser::BrowserRules;
+use crate::flags::parse_mode;
 use crate::net::{Transport, Url};
 
 /// From where requests that change the process are accepted.

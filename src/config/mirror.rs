@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::units::{parse_bytes, parse_duration};
+use crate::flags::{parse_bytes, parse_duration};
 use crate::memory;
 
 /// Memory that the program, its connections and its buffers need in the smallest container, in bytes.

@@ -1,27 +1,21 @@
 //! Flags and environment variables, checked before a port is bound.
 //!
 //! Each consumer's flags are a struct in a file of its own; [`Config`] composes them. The environment variable of a
-//! flag is `RANGECACHE_` and its long name ([`with_environment`]). Uses `net` and `memory` alone.
+//! flag is `RANGECACHE_` and its long name ([`with_environment`]). Uses `flags`, `net` and `memory` alone.
 //!
 //! | file | contents |
 //! |---|---|
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
 //! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls`, `process` | the flags of one consumer |
-//! | `replay` | the flags of `rangecache replay` |
-//! | `doctor`, `diff`, `static_pod` | the flags of `rangecache doctor`, `rangecache diff` and `rangecache static-pod` |
 //! | `file`, `flags_file` | the flag `--flags-file`, and the file that it names |
 //! | `live` | the flags that a reload changes while the process runs |
-//! | `otel` | OpenTelemetry's environment variables |
 //! | `trace` | the share of traces |
 //! | `environment` | names of environment variables, those that are unknown; the effective settings as text |
 //! | [`bounds`] | the list of bounds that flags set |
-//! | `units` | durations and sizes |
 
 mod access_log;
 pub mod bounds;
 mod clients;
-mod diff;
-mod doctor;
 mod environment;
 mod etcd;
 mod file;
@@ -35,19 +29,13 @@ mod listen;
 mod live;
 mod log;
 mod mirror;
-mod otel;
 mod process;
-mod replay;
-mod static_pod;
 mod tls;
 mod trace;
-mod units;
 mod watch;
 
 pub use access_log::AccessLogConfig;
 pub use clients::ClientsConfig;
-pub use diff::DiffConfig;
-pub use doctor::{DoctorConfig, ReportFormat};
 pub use environment::{
     Setting, Source, UnknownVariable, check_names, effective, given, settings, with_environment,
 };
@@ -61,9 +49,6 @@ pub use listen::{Control, ListenConfig};
 pub use live::{LiveConfig, RELOADABLE, Reloadable};
 pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
-pub use otel::{IgnoredOtel, OtelConfig, Protocol};
 pub use process::ProcessConfig;
-pub use replay::{ReplayConfig, Speed};
-pub use static_pod::{StaticPodAction, StaticPodConfig};
 pub use tls::{TlsConfig, TlsFlagError, TlsVersion};
 pub use watch::{WatchCache, WatchConfig};

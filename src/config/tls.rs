@@ -9,7 +9,7 @@ use rustls::crypto::aws_lc_rs::ALL_CIPHER_SUITES;
 use rustls::{CipherSuite, SupportedCipherSuite};
 
 use super::listen::ListenConfig;
-use super::units::parse_duration;
+use crate::flags::parse_duration;
 use crate::net::{Address, Url};
 
 /// TLS on both sides: towards etcd and towards clients.

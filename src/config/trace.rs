@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::units::parse_share;
+use crate::flags::parse_share;
 
 /// How many traces there are.
 #[derive(Args, Debug, Clone)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::units::{parse_bytes, parse_duration};
+use crate::flags::{parse_bytes, parse_duration};
 use crate::memory;
 
 /// Highest default of `--watch-max-bytes`.

@@ -3,11 +3,13 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `flags` | flags of the command |
 //! | `side` | one endpoint, read page by page |
 //!
 //! Both endpoints are read in key order, so that one page of each is in memory. Values are compared, and never printed.
-//! This room imports `config`, `upstream`, `tls`, `cache` (entries), `keyspace` and `telemetry`; only `main` imports it.
+//! This room imports `config`, `upstream`, `tls`, `cache` (entries), `keyspace` and `telemetry`; only `main` and `cli` import it.
 
+mod flags;
 mod side;
 
 use std::cmp::Ordering;
@@ -19,10 +21,10 @@ use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
 use crate::cache::Entry;
-use crate::config::DiffConfig;
 use crate::telemetry::Metrics;
 use crate::tls::Connector;
 use crate::upstream::Credentials;
+pub use flags::DiffConfig;
 use side::Side;
 
 /// Exit code if the endpoints cannot be compared.

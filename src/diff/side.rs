@@ -9,8 +9,8 @@ use bytes::Bytes;
 use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
+use super::flags::DiffConfig;
 use crate::cache::Entry;
-use crate::config::DiffConfig;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::{prefix_end, successor};

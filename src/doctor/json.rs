@@ -8,51 +8,14 @@ use crate::diagnosis::Finding;
 impl Report {
     /// Report as one JSON object. `result` is the worst level (`ok`, `warning` or `bad`); sizes are in bytes.
     pub(super) fn to_json(&self) -> Value {
-        let findings: Vec<_> = self.findings.iter().map(finding).collect();
-        let endpoints: Vec<_> = self
-            .endpoints
-            .iter()
-            .map(|endpoint| {
-                json!({
-                    "url": endpoint.url,
-                    "error": endpoint.error,
-                    "version": endpoint.version,
-                    "role": endpoint.role,
-                    "db_bytes": endpoint.db_bytes,
-                    "db_in_use_bytes": endpoint.db_in_use_bytes,
-                })
-            })
-            .collect();
-        let watches = self.watches.as_ref().map(|watches| {
-            json!({
-                "members": watches.members,
-                "watchers": watches.watchers,
-                "streams": watches.streams,
-                "events_sent": watches.events_sent,
-                "changes": watches.changes,
-            })
-        });
-        let mirrors: Vec<_> = self
-            .mirrors
-            .iter()
-            .map(|mirror| {
-                json!({
-                    "mirror": mirror.name,
-                    "keys": mirror.keys,
-                    "bytes": mirror.encoded_bytes,
-                    "memory_bytes": mirror.memory_bytes,
-                    "history_bytes": mirror.history_bytes,
-                })
-            })
-            .collect();
         json!({
             "rangecache": env!("CARGO_PKG_VERSION"),
             "result": level(self.severity()),
-            "findings": findings,
-            "endpoints": endpoints,
+            "findings": self.findings.iter().map(finding).collect::<Vec<_>>(),
+            "endpoints": self.endpoints,
             "keyspace": self.keyspace.as_ref().map(keyspace),
-            "mirrors": mirrors,
-            "watches": watches,
+            "mirrors": self.mirrors,
+            "watches": self.watches,
         })
     }
 }
@@ -68,17 +31,15 @@ fn finding((area, finding): &(Area, Finding)) -> Value {
 }
 
 fn keyspace(keyspace: &Keyspace) -> Value {
-    let groups: Vec<_> = keyspace.groups.iter().map(group).collect();
     let resources = keyspace.resources();
-    let resources: Vec<_> = resources.iter().map(|resource| group(&resource.total)).collect();
     json!({
         "revision": keyspace.revision,
         "keys": keyspace.keys,
-        "bytes": keyspace.groups.iter().map(KeyGroup::encoded_bytes).sum::<u64>(),
+        "bytes": keyspace.encoded_bytes(),
         "exact": keyspace.is_exact,
         "revisions_per_second": keyspace.revisions_per_second,
-        "resources": resources,
-        "prefixes": groups,
+        "resources": resources.iter().map(|resource| group(&resource.total)).collect::<Vec<_>>(),
+        "prefixes": keyspace.groups.iter().map(group).collect::<Vec<_>>(),
         "cost": {
             "calls": keyspace.cost.calls,
             "seconds": keyspace.cost.took.as_secs_f64(),

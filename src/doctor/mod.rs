@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `model` | results: findings, figures, the exit code |
+//! | `flags` | flags of the command |
 //! | `text`, `json` | the report for people and for scripts |
 //! | `client` | paced calls, with their cost |
 //! | `members` | endpoints: connections, health, status, quorum |
@@ -15,12 +16,13 @@
 //! | `verdict` | what would be mirrored, in how much memory, and which requests benefit |
 //!
 //! No connection is kept and no mirror is started. Each call has a timeout, and reads of many keys are paced. This
-//! room imports `cli`, `config`, `upstream`, `tls`, `keyspace`, `cache` (for the size of entries), `diagnosis` and
+//! room imports `config`, `upstream`, `tls`, `keyspace`, `cache` (for the size of entries), `diagnosis` and
 //! `telemetry`; only `main` and `static_pod` import it.
 
 mod certificates;
 mod client;
 mod cluster;
+mod flags;
 mod identity;
 mod json;
 mod keyspace;
@@ -38,37 +40,26 @@ use std::sync::Arc;
 
 use tokio_util::task::TaskTracker;
 
-pub(crate) use model::Report;
+pub use flags::DoctorConfig;
 pub(crate) use text::Style;
 
-use crate::cli;
-use crate::config::{DoctorConfig, ReportFormat};
 use crate::telemetry::Metrics;
 use crate::tls::{Acceptor, Connector};
 use crate::upstream::Credentials;
-use model::Area;
+use model::{Area, Report};
 
 /// Consequence of files and users that cannot be used.
 const NO_START: &str = "fix it first: rangecache does not start with it";
 
-/// Examines etcd, prints the report, and returns the report's exit code. Nothing is logged: failures are in the report.
+/// Examines etcd, prints the report, and returns the report's exit code. The flags are valid. Nothing is logged: failures are in the report.
 #[must_use]
 pub fn run(options: &DoctorConfig) -> ExitCode {
-    if let Err(error) = options.config.validate() {
-        return cli::misuse(error);
-    }
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::FAILURE;
     };
     let report = runtime.block_on(examine(options));
-    let printed = cli::print(|out| match options.output {
-        ReportFormat::Text => write!(
-            out,
-            "{}",
-            report.to_text(Style::detect(io::stdout().is_terminal()))
-        ),
-        ReportFormat::Json => writeln!(out, "{:#}", report.to_json()),
-    });
+    let style = Style::detect(io::stdout().is_terminal());
+    let printed = options.output.print(&report.to_text(style), &report.to_json());
     if printed == ExitCode::SUCCESS {
         ExitCode::from(report.exit_code())
     } else {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use serde::Serialize;
 
 use crate::diagnosis::{Finding, Severity};
 use crate::keyspace::PrefixGroup;
@@ -78,7 +79,7 @@ pub(crate) struct Report {
 }
 
 /// Watches on the members whose metrics can be read.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub(super) struct WatchFacts {
     pub(super) members: u64,
     pub(super) watchers: u64,
@@ -119,7 +120,7 @@ impl Report {
 }
 
 /// An endpoint in the report.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(super) struct EndpointFacts {
     pub(super) url: String,
     /// Why there is no connection or no status.
@@ -177,6 +178,13 @@ pub(super) struct Keyspace {
     pub(super) is_exact: bool,
     /// What the examination cost etcd.
     pub(super) cost: Cost,
+}
+
+impl Keyspace {
+    /// Estimated size of all keys in etcd's encoding, in bytes.
+    pub(super) fn encoded_bytes(&self) -> u64 {
+        self.groups.iter().map(KeyGroup::encoded_bytes).sum()
+    }
 }
 
 /// Keys of one prefix, with their sizes.
@@ -261,10 +269,12 @@ pub(super) struct Cost {
 }
 
 /// Memory that a mirror would need.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(super) struct MirrorEstimate {
+    #[serde(rename = "mirror")]
     pub(super) name: String,
     pub(super) keys: u64,
+    #[serde(rename = "bytes")]
     pub(super) encoded_bytes: u64,
     /// Keys, values and nodes.
     pub(super) memory_bytes: u64,

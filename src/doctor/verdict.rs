@@ -52,7 +52,6 @@ pub(super) fn conclude(
 }
 
 fn summary(keyspace: &Keyspace, report: &mut Report) {
-    let encoded: u64 = keyspace.groups.iter().map(KeyGroup::encoded_bytes).sum();
     let (about, how) = if keyspace.is_exact {
         ("", "every key read")
     } else {
@@ -63,7 +62,7 @@ fn summary(keyspace: &Keyspace, report: &mut Report) {
         format!(
             "{} in {about}{} ({how}), {:.1} revisions/s",
             counted(keyspace.keys, "key"),
-            bytes(encoded),
+            bytes(keyspace.encoded_bytes()),
             keyspace.revisions_per_second,
         ),
     );

@@ -1,11 +1,13 @@
 //! Export of spans to a collector (OTLP over gRPC or HTTP).
 //!
 //! OpenTelemetry's library encodes, sends and retries. This room adds what it lacks: a queue whose senders never wait,
-//! counts of dropped and failed spans, one log line per outage, and connections with our own TLS (`transport`).
+//! counts of dropped and failed spans, one log line per outage, and connections with our own TLS (`transport`). `settings`
+//! are OpenTelemetry's environment variables.
 //!
 //! A collector that is slow, down or absent costs spans and nothing else: the queue is bounded, and spans that find it
-//! full or are not delivered are counted. Uses `config`, `net`, `tls` and `telemetry`; only `main` uses it.
+//! full or are not delivered are counted. Uses `net`, `tls` and `telemetry`; only `serve` uses it.
 
+mod settings;
 mod transport;
 
 use std::time::Duration;
@@ -20,11 +22,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::OtelConfig;
 use crate::instance;
 use crate::telemetry::metrics::SpanCounters;
 use crate::telemetry::trace::{Span, Tracer};
 use crate::tls;
+pub use settings::{IgnoredOtel, OtelConfig};
 use transport::Connector;
 
 /// Time limit for exporting the last spans when rangecache stops.

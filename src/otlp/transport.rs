@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use tonic::transport::Endpoint;
 use tower_service::Service;
 
-use crate::config::{OtelConfig, Protocol};
+use super::settings::{OtelConfig, Protocol};
 use crate::net::{self, Stream, Url};
 use crate::tls;
 

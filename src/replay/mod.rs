@@ -2,14 +2,16 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `flags` | flags of the command |
 //! | `line` | one line of an access log: a read, or why it is passed over |
 //! | `recording` | all reads of an access log, in the order of their arrival |
 //! | `player` | the calls, at the recorded pace or faster |
 //! | `report` | latencies and errors, for people and for scripts |
 //!
-//! Nothing is ever written: lines of other calls are passed over and counted. This room imports `cli`, `config`,
-//! `upstream`, `tls` and `telemetry`; only `main` imports it.
+//! Nothing is ever written: lines of other calls are passed over and counted. This room imports `config`, `upstream`,
+//! `tls` and `telemetry`; only `main` imports it.
 
+mod flags;
 mod line;
 mod player;
 mod recording;
@@ -21,16 +23,12 @@ use std::io::{self, BufReader, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 
-use crate::cli;
-use crate::config::{ReplayConfig, ReportFormat};
+pub use flags::{ReplayConfig, Speed};
 use recording::{ReadError, Recording};
 
-/// Plays an access log, and prints the report. Progress goes to standard error.
+/// Plays an access log, and prints the report. The flags are valid. Progress goes to standard error.
 #[must_use]
 pub fn run(options: &ReplayConfig) -> ExitCode {
-    if let Err(error) = options.config.validate() {
-        return cli::misuse(error);
-    }
     let file = &options.recording;
     let recording = if file == Path::new("-") {
         Recording::read(io::stdin().lock())
@@ -55,10 +53,7 @@ pub fn run(options: &ReplayConfig) -> ExitCode {
         Ok(report) => report,
         Err(error) => return fail(&error),
     };
-    let printed = cli::print(|out| match options.output {
-        ReportFormat::Text => write!(out, "{}", report.to_text()),
-        ReportFormat::Json => writeln!(out, "{:#}", report.to_json()),
-    });
+    let printed = options.output.print(&report.to_text(), &report.to_json());
     if printed == ExitCode::SUCCESS && !report.is_clean() {
         return ExitCode::FAILURE;
     }

@@ -10,10 +10,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Code;
 
+use super::flags::{ReplayConfig, Speed};
 use super::line::Read;
 use super::recording::Recording;
 use super::report::{Pace, Report};
-use crate::config::{RangeStream, ReplayConfig, Speed};
+use crate::config::RangeStream;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::telemetry::Metrics;
 use crate::tls::Connector;

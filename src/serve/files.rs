@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::config::{AccessLogConfig, Config, IgnoredOtel, OtelConfig};
-use crate::otlp::Exporter;
+use crate::config::{AccessLogConfig, Config};
+use crate::otlp::{Exporter, IgnoredOtel, OtelConfig};
 use crate::telemetry::Metrics;
 use crate::telemetry::access_log::{AccessLog, AccessLogWriter, Destination};
 use crate::telemetry::trace::Tracer;

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::config::StaticPodConfig;
+use super::flags::StaticPodConfig;
 
 /// Files of one manifest.
 #[derive(Debug)]

@@ -2,13 +2,15 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `flags` | flags of the command |
 //! | `folder` | the manifest, and the files next to it that the kubelet ignores |
 //! | `probe` | whether the pod that the manifest describes is ready |
 //!
 //! A manifest is written only after a check of its flags (`rangecache doctor`), and the one before it comes back if the new
 //! pod does not become ready in time. Every step leaves files from which the next run continues, so that the installer may
-//! be killed at any time. This room imports `cli`, `config`, `doctor` and `net`; only `main` imports it.
+//! be killed at any time. This room imports `config`, `doctor` and `net`; only `main` and `cli` import it.
 
+mod flags;
 mod folder;
 mod probe;
 
@@ -20,10 +22,10 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::cli;
-use crate::config::{DoctorConfig, ReportFormat, StaticPodAction, StaticPodConfig};
-use crate::doctor;
+use crate::doctor::{self, DoctorConfig};
 use crate::net::Url;
+use crate::report::ReportFormat;
+pub use flags::{StaticPodAction, StaticPodConfig};
 use folder::{Change, Folder};
 
 /// Interval of looks at the new pod.
@@ -31,14 +33,9 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit of one look.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Installs or removes the manifest of a static pod. The flags are those of the pod: its files must be readable here, too.
+/// Installs or removes the manifest of a static pod. The flags are valid, and those of the pod: its files must be readable here, too.
 #[must_use]
 pub fn run(options: &StaticPodConfig) -> ExitCode {
-    if options.action == StaticPodAction::Install
-        && let Err(error) = options.config.validate()
-    {
-        return cli::misuse(error);
-    }
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return ExitCode::FAILURE;
     };

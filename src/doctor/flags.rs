@@ -1,8 +1,9 @@
 //! Flags of `rangecache doctor`: those of serving, and its own.
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
-use super::flags::Config;
+use crate::config::Config;
+use crate::report::ReportFormat;
 
 /// Flags of `rangecache doctor`.
 #[derive(Args, Debug, Clone)]
@@ -24,13 +25,4 @@ pub struct DoctorConfig {
     /// Measure every key instead of a sample: reads the whole keyspace once, at 32 MiB/s
     #[arg(long, help_heading = "Report")]
     pub deep: bool,
-}
-
-/// Form of the report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ReportFormat {
-    /// For people
-    Text,
-    /// For scripts
-    Json,
 }

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 /// Parses `500ms`, `3s` or `5m`.
-pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text)
         .map_err(|error| format!("{error}; write a number and a unit, for example 500ms, 3s or 10m"))
 }
 
 /// Parses `1073741824`, `512MiB`, `512Mi` or `2G`. All units are powers of 1024.
-pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let shift = match unit.trim_end_matches('B').trim_end_matches('i') {
@@ -33,7 +33,7 @@ pub(super) fn parse_bytes(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a share from 0 to 1.
-pub(super) fn parse_share(text: &str) -> Result<f64, String> {
+pub(crate) fn parse_share(text: &str) -> Result<f64, String> {
     text.parse()
         .ok()
         .filter(|share| (0.0..=1.0).contains(share))
@@ -41,7 +41,7 @@ pub(super) fn parse_share(text: &str) -> Result<f64, String> {
 }
 
 /// Parses an octal file mode: `0600` or `600`.
-pub(super) fn parse_mode(text: &str) -> Result<u32, String> {
+pub(crate) fn parse_mode(text: &str) -> Result<u32, String> {
     u32::from_str_radix(text.trim_start_matches("0o"), 8)
         .ok()
         .filter(|mode| *mode <= 0o777)

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::doctor::ReportFormat;
-use super::flags::Config;
-use super::units::parse_duration;
+use crate::config::Config;
+use crate::flags::parse_duration;
+use crate::report::ReportFormat;
 
 /// Flags of `rangecache replay`.
 #[derive(Args, Debug, Clone)]

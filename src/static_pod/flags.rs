@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::flags::Config;
-use super::units::parse_duration;
+use crate::config::Config;
+use crate::flags::parse_duration;
 
 /// Flags of `rangecache static-pod`.
 #[derive(Args, Debug, Clone)]

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser as _};
 
-use super::etcd::Secret;
-use super::flags::Config;
+use crate::config::{Config, Secret};
 use crate::net::Url;
 
 /// Flags of `rangecache diff`.
