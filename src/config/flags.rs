@@ -4,7 +4,6 @@ use clap::Parser;
 
 use super::access_log::AccessLogConfig;
 use super::clients::ClientsConfig;
-use super::etcd::{AccountError, CallerIs, CallerIsError, EtcdConfig};
 use super::file::FileConfig;
 use super::forward::ForwardConfig;
 use super::limits::LimitsConfig;
@@ -12,10 +11,11 @@ use super::listen::ListenConfig;
 use super::log::LogConfig;
 use super::mirror::MirrorConfig;
 use super::process::ProcessConfig;
-use super::tls::{TlsConfig, TlsFlagError};
 use super::trace::TraceConfig;
 use super::watch::WatchConfig;
 use crate::net::Url;
+use crate::tls::{TlsConfig, TlsFlagError};
+use crate::upstream::{AccountError, CallerIs, CallerIsError, EtcdConfig};
 
 /// Flags of serving. Each can also be given as the environment variable `RANGECACHE_<FLAG>`.
 #[derive(Parser, Debug, Clone)]
@@ -189,7 +189,13 @@ impl Config {
         if !self.log.is_valid() {
             return Err(ConfigError::LogLevel(self.log.level.clone()));
         }
-        self.tls.validate(&self.etcd.endpoints, &self.listen)?;
+        let clients: Vec<&Url> = self.listen.all_client_urls().collect();
+        self.tls.validate(
+            &self.etcd.endpoints,
+            &clients,
+            &self.listen.metrics_urls,
+            self.listen.allow_plaintext,
+        )?;
         self.validate_caller_is()?;
         Ok(())
     }

@@ -6,7 +6,8 @@
 //! | file | contents |
 //! |---|---|
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
-//! | `etcd`, `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `tls`, `process` | the flags of one consumer |
+//! | `listen`, `mirror`, `forward`, `limits`, `clients`, `log`, `access_log`, `process` | the flags of one consumer |
+//! | `tls` | TLS of both sides, of the flags of several rooms |
 //! | `file`, `flags_file` | the flag `--flags-file`, and the file that it names |
 //! | `live` | the flags that a reload changes while the process runs |
 //! | `trace` | the share of traces |
@@ -17,7 +18,6 @@ mod access_log;
 pub mod bounds;
 mod clients;
 mod environment;
-mod etcd;
 mod file;
 mod flags;
 mod flags_file;
@@ -39,7 +39,6 @@ pub use clients::ClientsConfig;
 pub use environment::{
     Setting, Source, UnknownVariable, check_names, effective, given, settings, with_environment,
 };
-pub use etcd::{Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret};
 pub use file::FileConfig;
 pub use flags::{Config, ConfigError};
 pub use flags_file::{FlagsFile, FlagsFileError, summary};
@@ -50,5 +49,4 @@ pub use live::{LiveConfig, RELOADABLE, Reloadable};
 pub use log::{LogConfig, LogFormat};
 pub use mirror::MirrorConfig;
 pub use process::ProcessConfig;
-pub use tls::{TlsConfig, TlsFlagError, TlsVersion};
 pub use watch::{WatchCache, WatchConfig};

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser as _};
 
-use crate::config::{Config, Secret};
+use crate::config::Config;
 use crate::net::Url;
+use crate::upstream::Secret;
 
 /// Flags of `rangecache diff`.
 #[derive(Args, Debug, Clone)]

@@ -22,7 +22,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::cache::Entry;
 use crate::telemetry::Metrics;
-use crate::tls::Connector;
 use crate::upstream::Credentials;
 pub use flags::DiffConfig;
 use side::Side;
@@ -126,8 +125,9 @@ pub fn run(options: &DiffConfig) -> ExitCode {
 async fn compare(options: &DiffConfig, mut found: impl FnMut(&Difference)) -> Result<Summary, String> {
     let connections = options.connections();
     // Throwaway registry; these metrics are discarded.
-    let connector =
-        Connector::open(&connections, &Arc::new(Metrics::new())).map_err(|error| error.to_string())?;
+    let connector = connections
+        .connector(&Arc::new(Metrics::new()))
+        .map_err(|error| error.to_string())?;
     let account = connections.etcd.account().map_err(|error| error.to_string())?;
     let tasks = TaskTracker::new();
     let open = async |name, url| {

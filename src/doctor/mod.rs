@@ -44,7 +44,6 @@ pub use flags::DoctorConfig;
 pub(crate) use text::Style;
 
 use crate::telemetry::Metrics;
-use crate::tls::{Acceptor, Connector};
 use crate::upstream::Credentials;
 use model::{Area, Report};
 
@@ -74,10 +73,10 @@ pub(crate) async fn examine(options: &DoctorConfig) -> Report {
     certificates::examine_files(config, &mut report);
     // Throwaway registry; these metrics are discarded.
     let metrics = Arc::new(Metrics::new());
-    if let Err(error) = Acceptor::open(config, &metrics) {
+    if let Err(error) = config.acceptor(&metrics) {
         report.bad(Area::Certificates, error.to_string(), NO_START);
     }
-    let connector = match Connector::open(config, &metrics) {
+    let connector = match config.connector(&metrics) {
         Ok(connector) => connector,
         Err(error) => {
             report.bad(Area::Certificates, error.to_string(), NO_START);

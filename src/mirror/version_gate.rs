@@ -1,8 +1,7 @@
 //! The version gate: linearizable reads are forwarded while an endpoint's progress notifications cannot be trusted.
 
 use super::mirrors::Mirrors;
-use crate::config::OldEtcd;
-use crate::upstream::gates;
+use crate::upstream::{OldEtcd, gates};
 
 /// Logs a warning when the version gate closes; stops the process instead if `old_etcd` is [`OldEtcd::Refuse`].
 pub(super) async fn run(mirrors: &Mirrors, old_etcd: OldEtcd) {

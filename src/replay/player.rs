@@ -14,11 +14,9 @@ use super::flags::{ReplayConfig, Speed};
 use super::line::Read;
 use super::recording::Recording;
 use super::report::{Pace, Report};
-use crate::config::RangeStream;
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::telemetry::Metrics;
-use crate::tls::Connector;
-use crate::upstream::{ConnectionClass, Credentials, Upstream};
+use crate::upstream::{ConnectionClass, Credentials, RangeStream, Upstream};
 
 /// Delay from which a call counts as late.
 const LATE: Duration = Duration::from_millis(100);
@@ -79,7 +77,7 @@ async fn connect(
     stop: &CancellationToken,
 ) -> Result<Arc<Upstream>, String> {
     let etcd = &config.config.etcd;
-    let connector = Connector::open(&config.config, &Arc::new(Metrics::new()));
+    let connector = config.config.connector(&Arc::new(Metrics::new()));
     let connector = connector.map_err(|error| error.to_string())?;
     let may_stream = etcd.range_stream == RangeStream::Auto;
     let credentials = Credentials::open(etcd, &connector).map_err(|error| error.to_string())?;

@@ -6,13 +6,13 @@ use tokio::sync::watch;
 
 use super::files::Files;
 use super::stages::Stages;
-use crate::config::{Config, LiveConfig, RangeStream, Setting, bounds};
+use crate::config::{Config, LiveConfig, Setting, bounds};
 use crate::mirror::{self, Mirrors};
 use crate::proxy::{self, Access, Proxy};
 use crate::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
 use crate::telemetry::clients::ClientRegistry;
 use crate::telemetry::{Metrics, Telemetry};
-use crate::upstream::{Credentials, Upstream};
+use crate::upstream::{Credentials, RangeStream, Upstream};
 
 /// A rangecache that runs: its parts, and their tasks. Nothing listens before [`Assembly::serve`].
 pub struct Assembly {

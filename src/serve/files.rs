@@ -35,8 +35,8 @@ impl Files {
         let tracer = tracer.unwrap_or_default();
         tracer.set_share(config.trace.trace_sample);
         Ok(Files {
-            connector: Connector::open(config, &metrics)?,
-            acceptor: Acceptor::open(config, &metrics)?,
+            connector: config.connector(&metrics)?,
+            acceptor: config.acceptor(&metrics)?,
             metrics,
             tracer,
             exporter,

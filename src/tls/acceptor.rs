@@ -28,10 +28,10 @@ use tokio_util::task::TaskTracker;
 use super::crypto::{H2, HTTP_1_1, provider, versions};
 use super::facts;
 use super::files::{FileError, Files};
+use super::flags::TlsConfig;
 use super::verifiers::AllowedNames;
 use super::watched::{Loaded, Watched};
-use crate::config::{Config, TlsConfig};
-use crate::net::{Plain, Stream};
+use crate::net::{Plain, Stream, Url};
 use crate::telemetry::Metrics;
 
 /// First byte of every TLS connection: the type of a handshake record.
@@ -84,16 +84,21 @@ impl fmt::Debug for Acceptor {
 }
 
 impl Acceptor {
-    /// Reads the files that the flags name; `None` if no listener uses TLS.
+    /// Reads the files that the flags name; `None` if no listener uses TLS. `urls` are those of all listeners.
     ///
     /// # Errors
     /// The file that is invalid, and why.
-    pub fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Option<Arc<Acceptor>>, FileError> {
-        let mut urls = config.listen.urls();
-        if !urls.any(|url| url.tls) {
+    pub fn open(
+        flags: &TlsConfig,
+        urls: &[&Url],
+        max_handshakes: usize,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Option<Arc<Acceptor>>, FileError> {
+        if !urls.iter().any(|url| url.tls) {
             return Ok(None);
         }
-        let flags = config.tls.clone();
+        let (timeout, reload_interval) = (flags.tls_handshake_timeout, flags.tls_reload_interval);
+        let flags = flags.clone();
         let mut paths = Vec::new();
         for (flag, path) in [
             ("cert-file", &flags.cert_file),
@@ -106,14 +111,14 @@ impl Acceptor {
         // Made once: a replaced CA must not change the self-signed certificate.
         let own = flags
             .auto_tls
-            .then(|| self_signed(config, &provider(&flags)))
+            .then(|| self_signed(urls, &provider(&flags)))
             .transpose()?;
         let load = Box::new(move |files: &Files| load(&flags, own.as_ref(), files));
         Ok(Some(Arc::new(Acceptor {
             current: Arc::new(Watched::open("clients", paths, metrics, load)?),
-            turns: Semaphore::new(config.max_handshakes()),
-            timeout: config.tls.tls_handshake_timeout,
-            reload_interval: config.tls.tls_reload_interval,
+            turns: Semaphore::new(max_handshakes),
+            timeout,
+            reload_interval,
             metrics: Arc::clone(metrics),
         })))
     }
@@ -280,10 +285,10 @@ fn load(flags: &TlsConfig, own: Option<&CertifiedKey>, files: &Files) -> Result<
 }
 
 /// A self-signed certificate for the hosts of the listeners, valid for this run.
-fn self_signed(config: &Config, provider: &CryptoProvider) -> Result<CertifiedKey, FileError> {
+fn self_signed(urls: &[&Url], provider: &CryptoProvider) -> Result<CertifiedKey, FileError> {
     let other = |error: rcgen::Error| FileError::Other(error.to_string());
     let mut names: Vec<String> = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).into();
-    for url in config.listen.urls() {
+    for url in urls {
         if let Some(name) = url.server_name() {
             names.push(name.to_str().into_owned());
         }

@@ -22,9 +22,9 @@ use super::crypto::{H2, HTTP_1_1, provider, versions};
 use super::explain::{self, TlsFilePaths};
 use super::facts::{self, Facts};
 use super::files::{FileError, Files, system_authorities};
+use super::flags::TlsConfig;
 use super::verifiers::NoVerification;
 use super::watched::{Loaded, Watched};
-use crate::config::{CallerIs, Config, TlsConfig};
 use crate::net::{self, Plain, Stream, Url};
 use crate::telemetry::Metrics;
 use crate::telemetry::clients::ClientName;
@@ -99,15 +99,21 @@ impl Connector {
         Arc::new(Connector { tls: None })
     }
 
-    /// Reads the files that the flags name.
+    /// Reads the files that the flags name, if any endpoint has TLS. With `names_callers` the common name of the client
+    /// certificate must stay the same when its file is replaced.
     ///
     /// # Errors
     /// The file that is invalid, and why.
-    pub fn open(config: &Config, metrics: &Arc<Metrics>) -> Result<Arc<Connector>, FileError> {
-        if !config.etcd.endpoints.iter().any(|url| url.tls) {
+    pub fn open(
+        flags: &TlsConfig,
+        endpoints: &[Url],
+        names_callers: bool,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Arc<Connector>, FileError> {
+        if !endpoints.iter().any(|url| url.tls) {
             return Ok(Connector::plaintext());
         }
-        let flags = config.tls.clone();
+        let flags = flags.clone();
         if flags.insecure_skip_tls_verify {
             tracing::warn!(
                 "--insecure-skip-tls-verify: etcd's certificate is not verified; do not use this in production"
@@ -126,7 +132,6 @@ impl Connector {
             cert: flags.cert.clone(),
         };
         let reload_interval = flags.tls_reload_interval;
-        let names_callers = config.etcd.caller_is == CallerIs::Certificate;
         let name = OnceLock::new();
         let load = Box::new(move |files: &Files| {
             let loaded = load(&flags, files)?;

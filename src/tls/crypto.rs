@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustls::SupportedProtocolVersion;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
-use crate::config::{TlsConfig, TlsVersion};
+use super::flags::{TlsConfig, TlsVersion};
 
 /// HTTP/2 in ALPN.
 pub(super) const H2: &[u8] = b"h2";

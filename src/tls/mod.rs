@@ -5,6 +5,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `flags` | the flags |
 //! | `connector` | connections to etcd |
 //! | `collector` | connections to a collector of traces |
 //! | `acceptor` | handshakes with clients, bounded in time and number |
@@ -14,7 +15,7 @@
 //! | `watched` | files that are replaced while rangecache runs |
 //! | `explain` | error messages for failed handshakes: endpoint, flag, remedy |
 //!
-//! Uses `config`, `net` and `telemetry`.
+//! Uses `net` and `telemetry`.
 
 mod acceptor;
 mod collector;
@@ -23,6 +24,7 @@ mod crypto;
 mod explain;
 mod facts;
 mod files;
+mod flags;
 #[cfg(test)]
 mod tests;
 mod verifiers;
@@ -33,3 +35,4 @@ pub use collector::Collector;
 pub use connector::{Connector, NamedConnection, Protocol};
 pub use facts::{Facts, client_common_name};
 pub use files::{FileError, look_at_file, warn_of_secret_open_to_others};
+pub use flags::{TlsConfig, TlsFlagError, TlsVersion};

@@ -29,7 +29,7 @@ fn config(flags: &[&str]) -> Config {
 
 fn open_acceptor(flags: &[&str], metrics: &Arc<Metrics>) -> Result<Arc<Acceptor>, FileError> {
     let flags = [&["--listen-client-urls", "https://localhost:0"], flags].concat();
-    Ok(Acceptor::open(&config(&flags), metrics)?.expect("a listener with TLS"))
+    Ok(config(&flags).acceptor(metrics)?.expect("a listener with TLS"))
 }
 
 fn acceptor(flags: &[&str]) -> Arc<Acceptor> {
@@ -38,7 +38,7 @@ fn acceptor(flags: &[&str]) -> Arc<Acceptor> {
 
 fn connector(flags: &[&str]) -> Arc<Connector> {
     let flags = [&["--endpoints", "https://localhost:1"], flags].concat();
-    Connector::open(&config(&flags), &Arc::default()).unwrap()
+    config(&flags).connector(&Arc::default()).unwrap()
 }
 
 /// The flags of a listener with this certificate, and of more.
@@ -333,7 +333,7 @@ fn key_of_another_certificate_is_refused_with_both_flags() {
         &calling(&authority, Some(&mixed)),
     ]
     .concat();
-    let error = Connector::open(&config(&flags), &Arc::default()).unwrap_err();
+    let error = config(&flags).connector(&Arc::default()).unwrap_err();
     assert!(
         error.to_string().contains(&format!("--key {}", text(&mixed.key))),
         "{error}"
@@ -536,9 +536,9 @@ async fn silent_client_is_given_up_after_the_timeout() {
 
 #[test]
 fn listeners_without_tls_need_no_files() {
-    let acceptor = Acceptor::open(&config(&[]), &Arc::default()).unwrap();
+    let acceptor = config(&[]).acceptor(&Arc::default()).unwrap();
     assert!(acceptor.is_none());
-    let connector = Connector::open(&config(&[]), &Arc::default()).unwrap();
+    let connector = config(&[]).connector(&Arc::default()).unwrap();
     assert!(!connector.names_a_user() && connector.common_name().is_none());
 }
 

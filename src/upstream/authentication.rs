@@ -9,7 +9,7 @@ use tonic::Code;
 use super::connection::Connection;
 use super::credentials::{Credentials, Token, UserProblem};
 use super::error::NoEndpoint;
-use crate::config::{Account, Secret};
+use super::flags::{Account, Secret};
 use crate::etcdserverpb::AuthenticateRequest;
 use crate::etcdserverpb::auth_client::AuthClient;
 

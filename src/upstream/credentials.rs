@@ -14,7 +14,7 @@ use http::{HeaderMap, HeaderValue};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use crate::config::{Account, AccountError, CallerIs, EtcdConfig};
+use super::flags::{Account, AccountError, CallerIs, EtcdConfig};
 use crate::tls::{Connector, warn_of_secret_open_to_others};
 
 /// Time that a call waits for a token that is being requested. etcd takes some 100 ms for one, on purpose (bcrypt).
@@ -302,8 +302,8 @@ impl Credentials {
 
 #[cfg(test)]
 mod tests {
+    use super::super::flags::Secret;
     use super::*;
-    use crate::config::Secret;
 
     fn response(code: &'static str, message: &'static str) -> HeaderMap {
         let mut headers = HeaderMap::new();

@@ -11,6 +11,7 @@
 //! | `calls` | small calls that rangecache makes itself |
 //! | [`gates`] | the list of version gates |
 //! | `capabilities`, `version`, `role`, `class` | known properties of a server; versions and roles; classes of connections |
+//! | `flags` | the flags |
 //! | `outgoing`, `backoff`, `error` | request bodies, pauses between attempts, errors |
 //!
 //! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests;
@@ -28,6 +29,7 @@ mod endpoint;
 mod error;
 #[cfg(test)]
 pub(crate) mod fake;
+mod flags;
 pub mod gates;
 mod health;
 mod outgoing;
@@ -51,6 +53,7 @@ pub use connection::{Channel, Connection, InFlight, ReceiveWindow, SendFailure, 
 pub use credentials::{Credentials, UserProblem};
 pub use endpoint::EndpointView;
 pub use error::{ConnectError, NoEndpoint};
+pub use flags::{Account, AccountError, CallerIs, CallerIsError, EtcdConfig, OldEtcd, RangeStream, Secret};
 pub use outgoing::{BoxError, LimitCovers, MessageLimit, Outgoing};
 pub use paging::{first_page_limit, pace, page_limit};
 pub use pool::Upstream;
