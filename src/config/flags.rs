@@ -2,18 +2,15 @@
 
 use clap::Parser;
 
-use super::access_log::AccessLogConfig;
-use super::clients::ClientsConfig;
 use super::file::FileConfig;
 use super::forward::ForwardConfig;
-use super::limits::LimitsConfig;
-use super::listen::ListenConfig;
-use super::log::LogConfig;
 use super::mirror::MirrorConfig;
 use super::process::ProcessConfig;
-use super::trace::TraceConfig;
 use super::watch::WatchConfig;
+use crate::limits::{ClientsConfig, LimitsConfig};
 use crate::net::Url;
+use crate::server::ListenConfig;
+use crate::telemetry::{AccessLogConfig, LogConfig, TraceConfig};
 use crate::tls::{TlsConfig, TlsFlagError};
 use crate::upstream::{AccountError, CallerIs, CallerIsError, EtcdConfig};
 

@@ -10,13 +10,16 @@
 //! | `call_bytes`, `client_bytes` | bytes of single calls, by connection and by client |
 //! | `intake` | requests that one connection has read |
 //! | `byte_budget` | buffered bytes of several responses |
+//! | `flags`, `client_flags` | the flags |
 
 mod admission;
 mod buffers;
 mod byte_budget;
 mod call_bytes;
 mod client_bytes;
+mod client_flags;
 mod connection_lines;
+mod flags;
 mod intake;
 mod lines;
 mod shares;
@@ -26,6 +29,8 @@ pub use admission::Admission;
 pub use buffers::Buffers;
 pub use byte_budget::{BudgetExceeded, ByteBudget, HeldBytes};
 pub use call_bytes::{CallBuffers, CallBytes, CallKind, ClientAccount};
+pub use client_flags::ClientsConfig;
+pub use flags::LimitsConfig;
 pub use intake::{Intake, Unhandled};
 pub use shares::{ClientLimits, NoShare, Share, ShareKind, ShareLimit};
 pub use turns::{NoTurn, Turn, Turns, Waiting};

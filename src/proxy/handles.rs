@@ -16,7 +16,7 @@ use super::members::AdvertisedMember;
 use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
-use crate::config::{ClientsConfig, LiveConfig, WatchCache, WhenBehind};
+use crate::config::{LiveConfig, WatchCache, WhenBehind};
 use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, Intake, Turns};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::config::{AccessLogConfig, Config};
+use crate::config::Config;
 use crate::otlp::{Exporter, IgnoredOtel, OtelConfig};
-use crate::telemetry::Metrics;
 use crate::telemetry::access_log::{AccessLog, AccessLogWriter, Destination};
 use crate::telemetry::trace::Tracer;
+use crate::telemetry::{AccessLogConfig, Metrics};
 use crate::tls::{Acceptor, Connector};
 
 /// TLS of both sides, the access log and the exporter of traces, with the metrics that count for them.

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 
-use crate::config::ListenConfig;
 use crate::net::Url;
-use crate::server::Listener;
+use crate::server::{ListenConfig, Listener};
 use crate::tls::Acceptor;
 
 /// The sockets of every `--listen-…` flag.

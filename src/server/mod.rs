@@ -2,6 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `flags` | flags of the listening sockets |
 //! | `listener` | binds and accepts |
 //! | `unix` | socket files |
 //! | `connections` | bounds on all connections and on those of one address |
@@ -19,6 +20,7 @@
 mod connections;
 mod control_frames;
 mod descriptors;
+mod flags;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshakes;
@@ -31,5 +33,6 @@ mod windows;
 
 pub use connections::{ConnectionBudgets, ConnectionLimits, Connections};
 pub use descriptors::connections_within_descriptors;
+pub use flags::{Control, ListenConfig};
 pub use listener::Listener;
 pub use serve::ServeConfig;

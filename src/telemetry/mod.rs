@@ -15,12 +15,14 @@
 //! | `access_log` | a line of JSON for each call |
 //! | `trace` | sampling and spans |
 //! | `log` | the log on standard error |
+//! | `flags` | flags of the log, the access log and traces |
 //! | `repeated_lines` | bound on repeated log lines |
 
 pub mod access_log;
 pub mod calls;
 pub mod clients;
 pub mod exposition;
+mod flags;
 pub mod log;
 pub mod metrics;
 pub mod outcome;
@@ -33,6 +35,7 @@ use std::sync::Arc;
 use access_log::AccessLog;
 use calls::Slowest;
 use clients::ClientRegistry;
+pub use flags::{AccessLogConfig, LogConfig, LogFormat, TraceConfig};
 pub use metrics::Metrics;
 pub use outcome::{Outcome, Reason};
 use trace::Tracer;
