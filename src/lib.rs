@@ -8,7 +8,7 @@
 //! | [`doctor`] | report about an etcd before rangecache is deployed |
 //! | [`static_pod`] | manifest of a static pod, written into the kubelet's folder |
 //! | [`config`] | flags and environment, checked before a port is bound |
-//! | [`flags`] | parsers that flags of all rooms share |
+//! | [`flags`] | parsers that flags of all rooms share; flags that a reload replaces |
 //! | [`report`] | output of commands |
 //! | [`proxy`] | the path of a request: route, plan, prove, answer or forward |
 //! | [`limits`] | bounds on calls in flight, large reads and buffered bytes |

@@ -176,7 +176,7 @@ impl Reloader {
         self.log_level.set(&config.log.level);
         self.telemetry.access_log.set_share(config.access_log.sample);
         self.telemetry.tracer.set_share(config.trace.trace_sample);
-        self.proxy.reload();
+        self.proxy.reload(&config.limits);
         for bound in bounds::ALL {
             if RELOADABLE.iter().any(|reloadable| reloadable.flag == bound.flag) {
                 let value = bound.value(&config);

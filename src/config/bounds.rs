@@ -87,7 +87,7 @@ bounds! {
     MAX_CALLS, "max-calls", "max_calls", Count,
         |config| f64::from(config.limits.max_calls);
     BUFFER_MAX_BYTES, "buffer-max-bytes", "buffer_max_bytes", Bytes,
-        |config| bytes(config.limits.buffer_max_bytes(config.mirror.max_bytes().saturating_add(config.watch.max_bytes())));
+        |config| bytes(config.buffer_max_bytes());
     REQUEST_TIMEOUT, "request-timeout", "request_timeout_seconds", Seconds,
         |config| config.limits.request_timeout.as_secs_f64();
     CLIENT_MAX_CALLS, "client-max-calls", "client_max_calls", Count,

@@ -3,12 +3,11 @@
 use clap::Parser;
 
 use super::file::FileConfig;
-use super::forward::ForwardConfig;
-use super::mirror::MirrorConfig;
 use super::process::ProcessConfig;
-use super::watch::WatchConfig;
 use crate::limits::{ClientsConfig, LimitsConfig};
+use crate::mirror::MirrorConfig;
 use crate::net::Url;
+use crate::proxy::{ForwardConfig, WatchConfig};
 use crate::server::ListenConfig;
 use crate::telemetry::{AccessLogConfig, LogConfig, TraceConfig};
 use crate::tls::{TlsConfig, TlsFlagError};
@@ -129,6 +128,13 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// Bound on buffered bytes: the flag, otherwise a part of what mirrors and watches leave of the memory limit.
+    #[must_use]
+    pub fn buffer_max_bytes(&self) -> u64 {
+        let others = self.mirror.max_bytes().saturating_add(self.watch.max_bytes());
+        self.limits.buffer_max_bytes(others)
+    }
+
     /// Handshakes computed at once: the flag, otherwise half of the threads that serve calls.
     #[must_use]
     pub fn max_handshakes(&self) -> usize {

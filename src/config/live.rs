@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::Guard;
 
 use super::environment::Setting;
 use super::flags::Config;
+use crate::flags::Live;
+use crate::mirror::MirrorConfig;
+use crate::proxy::ForwardConfig;
 
 /// A flag that a reload changes. Every other one needs a restart.
 #[derive(Debug)]
@@ -45,53 +48,58 @@ reloadable! {
     "trace-sample": trace.trace_sample;
 }
 
-/// The flags with which the process runs, as the last reload has left them. Cloning it copies a reference.
+/// The flags with which the process runs, as the last reload has left them. Cloning it copies references.
 #[derive(Clone, Debug)]
-pub struct LiveConfig(Arc<Live>);
-
-#[derive(Debug)]
-struct Live {
-    config: ArcSwap<Config>,
+pub struct LiveConfig {
+    config: Live<Config>,
     /// Every flag with its value and where that comes from.
-    settings: ArcSwap<Vec<Setting>>,
+    settings: Live<Vec<Setting>>,
+    /// Those of the mirrors.
+    pub mirror: Live<MirrorConfig>,
+    /// Those of reads that are forwarded.
+    pub forward: Live<ForwardConfig>,
 }
 
 impl LiveConfig {
     /// The flags of the start.
     #[must_use]
     pub fn new(config: Config, settings: Vec<Setting>) -> LiveConfig {
-        LiveConfig(Arc::new(Live {
-            config: ArcSwap::from_pointee(config),
-            settings: ArcSwap::from_pointee(settings),
-        }))
+        LiveConfig {
+            mirror: Live::new(config.mirror.clone()),
+            forward: Live::new(config.forward.clone()),
+            config: Live::new(config),
+            settings: Live::new(settings),
+        }
     }
 
     /// Every flag with its value.
     #[must_use]
     pub fn settings(&self) -> Arc<Vec<Setting>> {
-        self.0.settings.load_full()
+        self.settings.load_full()
     }
 
     /// The flags of now.
     #[must_use]
     pub fn load(&self) -> Guard<Arc<Config>> {
-        self.0.config.load()
+        self.config.load()
     }
 
     /// The flags of now, for longer than a moment.
     #[must_use]
     pub fn load_full(&self) -> Arc<Config> {
-        self.0.config.load_full()
+        self.config.load_full()
     }
 
     /// Takes over the flags of `new` that a reload may change; `settings` are all flags after it.
     pub fn reload(&self, new: &Config, settings: Vec<Setting>) {
-        let mut config = Config::clone(&self.0.config.load());
+        let mut config = Config::clone(&self.config.load());
         for flag in RELOADABLE {
             (flag.copy)(&mut config, new);
         }
-        self.0.config.store(Arc::new(config));
-        self.0.settings.store(Arc::new(settings));
+        self.mirror.store(config.mirror.clone());
+        self.forward.store(config.forward.clone());
+        self.config.store(config);
+        self.settings.store(settings);
     }
 }
 

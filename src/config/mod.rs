@@ -7,7 +7,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `flags` | [`Config`]: all flags of serving, and the checks across them |
-//! | `mirror`, `forward`, `watch`, `process` | the flags of one consumer |
+//! | `process` | the flag of the process |
 //! | `tls` | TLS of both sides, of the flags of several rooms |
 //! | `file`, `flags_file` | the flag `--flags-file`, and the file that it names |
 //! | `live` | the flags that a reload changes while the process runs |
@@ -19,14 +19,11 @@ mod environment;
 mod file;
 mod flags;
 mod flags_file;
-mod forward;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod live;
-mod mirror;
 mod process;
 mod tls;
-mod watch;
 
 pub use environment::{
     Setting, Source, UnknownVariable, check_names, effective, given, settings, with_environment,
@@ -34,8 +31,5 @@ pub use environment::{
 pub use file::FileConfig;
 pub use flags::{Config, ConfigError};
 pub use flags_file::{FlagsFile, FlagsFileError, summary};
-pub use forward::{ForwardConfig, WhenBehind};
 pub use live::{LiveConfig, RELOADABLE, Reloadable};
-pub use mirror::MirrorConfig;
 pub use process::ProcessConfig;
-pub use watch::{WatchCache, WatchConfig};

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::client::CALL_TIMEOUT;
 use super::members::Member;
 use super::model::{Area, Report, WatchFacts};
-use crate::config::{Config, WatchCache};
+use crate::config::Config;
 use crate::diagnosis::format::counted;
 use crate::diagnosis::{Finding, Severity};
 use crate::keyspace::scope::scopes;
@@ -56,9 +56,10 @@ pub(super) async fn examine(config: &Config, connector: &Connector, members: &[M
     );
     let saved = facts.watchers.saturating_sub(feeds);
     if saved > 0 {
-        let how = match config.watch.cache {
-            WatchCache::Auto => "",
-            WatchCache::Off => " (with --watch-cache=auto)",
+        let how = if config.watch.is_from_memory() {
+            ""
+        } else {
+            " (with --watch-cache=auto)"
         };
         report.good(
             Area::Watches,

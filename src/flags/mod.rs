@@ -2,8 +2,11 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `live` | flags that a reload replaces |
 //! | `units` | parsers of durations, sizes, shares and modes |
 
+mod live;
 mod units;
 
+pub use live::Live;
 pub(crate) use units::{parse_bytes, parse_duration, parse_mode, parse_share};

@@ -168,8 +168,8 @@ fn default_buffer_bytes(memory_bytes: u64, other_max_bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::mirror::default_cache_bytes;
-    use crate::config::watch::default_watch_bytes;
+    use crate::mirror::default_cache_bytes;
+    use crate::proxy::default_watch_bytes;
 
     #[test]
     fn default_bounds_together_stay_below_the_memory_limit() {

@@ -9,6 +9,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::flags::MirrorConfig;
 use super::freshness::{Findings, Freshness};
 use super::history::{Before, ClusterState, Compaction, HistoryId, Verdict};
 use super::load::LoadPacing;
@@ -16,7 +17,7 @@ use super::slots::{Slot, Slots};
 use super::view::{Mirror, Pinned};
 use super::watch_hub::WatchHub;
 use crate::cache::HistoryLimits;
-use crate::config::LiveConfig;
+use crate::flags::Live;
 use crate::keyspace::Interval;
 use crate::keyspace::scope::scopes;
 use crate::telemetry::trace::{Span, SpanExt as _};
@@ -41,8 +42,8 @@ pub struct Mirrors {
     forwards_all: AtomicBool,
     /// Held while `forwards_all` and the hubs are switched.
     pub(super) switching: Mutex<()>,
-    /// `--cache-max-bytes` and `--serve-stale`.
-    live: LiveConfig,
+    /// `--cache-max-bytes`, `--serve-stale` and `--freshness-timeout`.
+    live: Live<MirrorConfig>,
     pub(super) probe_interval: Duration,
     /// What etcd has reported about its compactions.
     pub(super) compaction: Compaction,
@@ -55,19 +56,20 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
-    /// Empty mirrors of every scope that `config` names, which will be those of `this`. No task runs yet:
+    /// Empty mirrors of every scope that `live` names, which will be those of `this`. No task runs yet:
     /// [`start`](super::start) starts them.
     pub(super) fn new(
         this: &Weak<Mirrors>,
-        live: &LiveConfig,
+        live: &Live<MirrorConfig>,
+        probe_interval: Duration,
         upstream: &Arc<Upstream>,
         telemetry: &Arc<Telemetry>,
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) -> Mirrors {
-        let config = live.load();
+        let flags = live.load();
         let cluster_state = Arc::new(ClusterState::new(telemetry.metrics.unreadable.clone()));
-        let slots = scopes(&config.mirror.cache_prefix, &config.mirror.no_cache_prefix)
+        let slots = scopes(&flags.cache_prefix, &flags.no_cache_prefix)
             .into_iter()
             .map(|scope| {
                 let mirror_metrics = telemetry.metrics.mirrors.mirror(&scope.name());
@@ -121,14 +123,14 @@ impl Mirrors {
             upstream: Arc::clone(upstream),
             telemetry: Arc::clone(telemetry),
             history_limits: HistoryLimits {
-                max_age: config.mirror.history_max_age,
-                max_bytes: config.mirror.history_max_bytes,
+                max_age: flags.history_max_age,
+                max_bytes: flags.history_max_bytes,
                 ..HistoryLimits::default()
             },
             forwards_all: AtomicBool::new(false),
             switching: Mutex::default(),
             live: live.clone(),
-            probe_interval: config.etcd.probe_interval,
+            probe_interval,
             compaction: Compaction::default(),
             compaction_found,
             load_pacing: Arc::new(LoadPacing::new()),
@@ -291,12 +293,17 @@ impl Mirrors {
 
     /// Bound on the memory of all mirrors together (`--cache-max-bytes`).
     fn max_bytes(&self) -> u64 {
-        self.live.load().mirror.max_bytes()
+        self.live.load().max_bytes()
     }
 
     /// Age up to which last views are served while no member answers (`--serve-stale`); zero disables it.
     pub(super) fn longest_stale(&self) -> Duration {
-        self.live.load().mirror.serve_stale
+        self.live.load().serve_stale
+    }
+
+    /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
+    pub fn freshness_timeout(&self) -> Duration {
+        self.live.load().freshness_timeout
     }
 
     /// Bytes that `mirror` may take: `--cache-max-bytes` less the memory of the other mirrors.

@@ -13,15 +13,17 @@
 //! | `watch_hub` | the events of a mirror, for watches that are served from memory |
 //! | `mirrors` | all mirrors of the process and what they share |
 //! | `slots`, `changes` | places of mirrors; those that a reload adds or removes |
+//! | `flags` | the flags |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
 //! | `verify` | comparing a mirror with etcd |
 //! | `version_gate` | the warning about an etcd that is too old |
 //!
-//! This room imports `upstream`, `cache`, `keyspace`, `config` and `telemetry`; `proxy`, `admin` and `main` import it.
+//! This room imports `upstream`, `cache`, `keyspace` and `telemetry`; `proxy`, `admin` and `main` import it.
 
 mod changes;
 mod feed;
+mod flags;
 pub mod freshness;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -37,6 +39,8 @@ mod version_gate;
 pub mod view;
 pub mod watch_hub;
 
+pub use flags::MirrorConfig;
+pub(crate) use flags::default_cache_bytes;
 pub use mirrors::Mirrors;
 pub use stale::StaleView;
 pub use view::{HeldView, HeldViews, PrefixSize, prefix_sizes};
@@ -46,32 +50,35 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::LiveConfig;
+use crate::flags::Live;
 use crate::panics::restarting;
 use crate::telemetry::Telemetry;
-use crate::upstream::Upstream;
+use crate::upstream::{EtcdConfig, Upstream};
 
 /// Starts to load and follow every scope that `--cache-prefix` and `--no-cache-prefix` name, until `stop` is cancelled. The tasks are spawned on
 /// `tasks`, which the caller joins.
 #[must_use]
 pub fn start(
-    live: &LiveConfig,
+    live: &Live<MirrorConfig>,
+    etcd: &EtcdConfig,
     upstream: &Arc<Upstream>,
     telemetry: &Arc<Telemetry>,
     tasks: &TaskTracker,
     stop: &CancellationToken,
 ) -> Arc<Mirrors> {
-    let mirrors = Arc::new_cyclic(|this| Mirrors::new(this, live, upstream, telemetry, tasks, stop));
-    let config = live.load();
+    let (interval, old_etcd) = (etcd.probe_interval, etcd.old_etcd);
+    let mirrors =
+        Arc::new_cyclic(|this| Mirrors::new(this, live, interval, upstream, telemetry, tasks, stop));
     for (position, _) in mirrors.positions() {
         lifecycle::start(&mirrors, position);
     }
-    let (probed, interval) = (Arc::clone(&mirrors), config.etcd.probe_interval);
+    let probed = Arc::clone(&mirrors);
     spawn(&mirrors, async move {
         restarting("probe", || probe::run(&probed, interval)).await;
     });
-    if !config.mirror.verify_interval.is_zero() {
-        let (verified, interval) = (Arc::clone(&mirrors), config.mirror.verify_interval);
+    let interval = live.load().verify_interval;
+    if !interval.is_zero() {
+        let verified = Arc::clone(&mirrors);
         spawn(&mirrors, async move {
             restarting("verification", || verify::run(&verified, interval)).await;
         });
@@ -80,7 +87,7 @@ pub fn start(
     spawn(&mirrors, async move {
         restarting("history", || contradicted.drop_contradicted()).await;
     });
-    let (gated, old_etcd) = (Arc::clone(&mirrors), config.etcd.old_etcd);
+    let gated = Arc::clone(&mirrors);
     spawn(&mirrors, async move {
         restarting("version gate", || version_gate::run(&gated, old_etcd)).await;
     });

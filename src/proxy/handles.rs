@@ -10,14 +10,17 @@ use tokio_util::task::TaskTracker;
 
 use super::caller::Caller;
 use super::fallback::Fallback;
+use super::flags::{ForwardConfig, ProxyFlags, WhenBehind};
 use super::forward::{Forward, Http1Pool};
 use super::idle::ResponseRegistry;
 use super::members::AdvertisedMember;
 use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
-use crate::config::{LiveConfig, WatchCache, WhenBehind};
-use crate::limits::{Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, Intake, Turns};
+use crate::flags::Live;
+use crate::limits::{
+    Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, ClientsConfig, Intake, LimitsConfig, Turns,
+};
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
 use crate::telemetry::clients::ClientName;
@@ -41,8 +44,8 @@ pub struct Proxy {
     pub(super) telemetry: Arc<Telemetry>,
     pub(super) forward: Arc<Forward>,
     pub(super) fallback: Arc<Fallback>,
-    /// `--freshness-timeout` and `--when-behind`.
-    live: LiveConfig,
+    /// Flags of reads that are forwarded.
+    flags: Live<ForwardConfig>,
     /// Reads that etcd answers although memory could (`--shadow`).
     pub(super) shadow: ShadowReads,
     pub(super) responses: Arc<ResponseRegistry>,
@@ -139,20 +142,19 @@ impl Proxy {
     /// Whether a read that memory cannot answer for `reason` is refused. KEP-2340's rule: as many reads as a mirror
     /// answers could be more than etcd can.
     pub(super) fn refuses_reads(&self, reason: Reason) -> bool {
-        reason.is_behind() && self.live.load().forward.when_behind == WhenBehind::Fail
+        reason.is_behind() && self.flags.load().when_behind == WhenBehind::Fail
     }
 
     /// Longest wait of a read for a proof that its mirror is fresh (`--freshness-timeout`).
     pub(super) fn freshness_timeout(&self) -> Duration {
-        self.live.load().mirror.freshness_timeout
+        self.mirrors.freshness_timeout()
     }
 
     /// Takes over the bounds that a reload has changed.
-    pub fn reload(&self) {
-        let config = self.live.load();
-        let forward = &config.forward;
+    pub fn reload(&self, limits: &LimitsConfig) {
+        let forward = self.flags.load();
         self.shadow.set(forward.shadow);
-        self.admission.set_max_calls(config.limits.max_calls as usize);
+        self.admission.set_max_calls(limits.max_calls as usize);
         let small = &self.forward.small_turns;
         small.set(forward.max_small as usize, forward.max_waiting);
         self.fallback
@@ -163,35 +165,32 @@ impl Proxy {
     /// `tasks`, whose owner joins them; cancelling `drain` ends endless calls.
     #[must_use]
     pub fn new(
-        live: &LiveConfig,
+        flags: ProxyFlags<'_>,
         upstream: &Arc<Upstream>,
         mirrors: &Arc<Mirrors>,
         telemetry: &Arc<Telemetry>,
         tasks: &TaskTracker,
         drain: &CancellationToken,
     ) -> Arc<Proxy> {
-        let config = live.load();
-        let config = &**config;
+        let ProxyFlags { watch, limits, .. } = flags;
+        let forwarding = flags.forward.load();
         let metrics = &telemetry.metrics;
-        let watch_max_bytes = config.watch.max_bytes();
-        let other_max_bytes = config.mirror.max_bytes().saturating_add(watch_max_bytes);
-        let max_bytes = config.limits.buffer_max_bytes(other_max_bytes);
-        let buffers = Buffers::new(max_bytes, client_limits(&config.clients), metrics);
+        let buffers = Buffers::new(flags.buffer_max_bytes, client_limits(flags.clients), metrics);
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),
             cluster_state: Arc::clone(&mirrors.cluster_state),
             telemetry: Arc::clone(telemetry),
-            connect_timeout: config.etcd.connect_timeout,
-            request_timeout: config.limits.request_timeout,
-            max_wait: config.forward.stream_max_wait,
+            connect_timeout: flags.connect_timeout,
+            request_timeout: limits.request_timeout,
+            max_wait: forwarding.stream_max_wait,
             small_turns: Turns::new(
-                config.forward.max_small as usize,
-                config.forward.max_waiting,
+                forwarding.max_small as usize,
+                forwarding.max_waiting,
                 Some(MAX_TURN_WAIT),
                 metrics.forwarding.small.clone(),
             ),
-            http1_connections: Arc::new(Semaphore::new(config.limits.max_connections() as usize)),
-            http1_pool: Arc::new(Http1Pool::new(config.limits.max_connections() as usize)),
+            http1_connections: Arc::new(Semaphore::new(limits.max_connections() as usize)),
+            http1_pool: Arc::new(Http1Pool::new(limits.max_connections() as usize)),
             tasks: tasks.clone(),
             drain: drain.clone(),
         });
@@ -199,21 +198,20 @@ impl Proxy {
         Arc::new(Proxy {
             mirrors: Arc::clone(mirrors),
             telemetry: Arc::clone(telemetry),
-            fallback: Fallback::new(config, &forward, mirrors, &buffers, metrics, tasks),
+            fallback: Fallback::new(&forwarding, &forward, mirrors, &buffers, metrics, tasks),
             forward,
-            live: live.clone(),
-            shadow: ShadowReads::new(config.forward.shadow),
+            flags: flags.forward.clone(),
+            shadow: ShadowReads::new(forwarding.shadow),
             responses,
-            admission: Admission::new(config.limits.max_calls as usize, tasks, &metrics.connections.open),
-            browser: config.listen.browser_rules(),
-            advertised: AdvertisedMember::new(&config.listen.advertise_client_urls),
+            admission: Admission::new(limits.max_calls as usize, tasks, &metrics.connections.open),
+            browser: flags.listen.browser_rules(),
+            advertised: AdvertisedMember::new(&flags.listen.advertise_client_urls),
             call_buffers: buffers.calls,
-            request_timeout: config.limits.request_timeout,
+            request_timeout: limits.request_timeout,
             watch_handovers: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
             watch_returns: Arc::new(Semaphore::new(WATCH_HANDOVERS)),
-            watch_progress_interval: (config.watch.cache == WatchCache::Auto)
-                .then_some(config.watch.progress_notify_interval),
-            watch_budgets: WatchBudgets::new(watch_max_bytes, &metrics.watches),
+            watch_progress_interval: watch.is_from_memory().then_some(watch.progress_notify_interval),
+            watch_budgets: WatchBudgets::new(watch.max_bytes(), &metrics.watches),
         })
     }
 

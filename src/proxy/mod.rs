@@ -20,14 +20,16 @@
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
 //! frames; `gateway` is what all JSON of etcd's gateway has in common; `members` is the member list of
 //! `--advertise-client-urls`; `caller` is who makes a connection's calls; `idle` aborts responses whose clients have
-//! stopped reading; `watch_memory` counts what watches hold; `call` records each call, and reports it at its end.
+//! stopped reading; `watch_memory` counts what watches hold; `call` records each call, and reports it at its end;
+//! `flags` are the flags of forwarded reads and of watches.
 //!
-//! This room imports `mirror`, `upstream`, `cache`, `keyspace`, `grpc`, `limits`, `config` and `telemetry`; `main` uses
+//! This room imports `mirror`, `upstream`, `server` (its flags), `cache`, `keyspace`, `grpc`, `limits` and `telemetry`; `serve` uses
 //! it.
 
 mod call;
 mod caller;
 mod fallback;
+mod flags;
 mod forward;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -44,6 +46,9 @@ mod source;
 mod watch;
 mod watch_memory;
 
+#[cfg(test)]
+pub(crate) use flags::default_watch_bytes;
+pub use flags::{ForwardConfig, ProxyFlags, WatchCache, WatchConfig, WhenBehind};
 pub use handles::{Access, Client, Proxy};
 pub use response::{Outbound, ResponseBody};
 pub use route::handle;

@@ -8,7 +8,7 @@ use super::files::Files;
 use super::stages::Stages;
 use crate::config::{Config, LiveConfig, Setting, bounds};
 use crate::mirror::{self, Mirrors};
-use crate::proxy::{self, Access, Proxy};
+use crate::proxy::{self, Access, Proxy, ProxyFlags};
 use crate::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
 use crate::telemetry::clients::ClientRegistry;
 use crate::telemetry::{Metrics, Telemetry};
@@ -83,8 +83,24 @@ impl Assembly {
             background,
             stop,
         );
-        let mirrors = mirror::start(&live, &upstream, &telemetry, background, stop);
-        let proxy = Proxy::new(&live, &upstream, &mirrors, &telemetry, calls, drain);
+        let mirrors = mirror::start(
+            &live.mirror,
+            &config.etcd,
+            &upstream,
+            &telemetry,
+            background,
+            stop,
+        );
+        let flags = ProxyFlags {
+            forward: &live.forward,
+            watch: &config.watch,
+            limits: &config.limits,
+            clients: &config.clients,
+            listen: &config.listen,
+            connect_timeout: config.etcd.connect_timeout,
+            buffer_max_bytes: config.buffer_max_bytes(),
+        };
+        let proxy = Proxy::new(flags, &upstream, &mirrors, &telemetry, calls, drain);
         background.spawn(Arc::clone(&proxy).sweep(stop.clone()));
         let serving = ServeConfig {
             name: "clients",

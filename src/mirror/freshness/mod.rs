@@ -24,10 +24,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::flags::MirrorConfig;
 use super::history::{Auth, Before, ClusterState, HistoryId, Position, Verdict};
 use crate::cache::ResponseHeader;
-use crate::config::LiveConfig;
 use crate::faults::{self, Fault};
+use crate::flags::Live;
 use crate::panics::caught;
 use crate::telemetry::trace::{Span, SpanContext, SpanExt as _, SpanKind, root_context};
 use crate::telemetry::{Reason, Telemetry};
@@ -62,7 +63,7 @@ pub struct Freshness {
     telemetry: Arc<Telemetry>,
     findings: Findings,
     /// `--freshness-timeout`.
-    live: LiveConfig,
+    live: Live<MirrorConfig>,
     /// Time after which a round is slow, and another may start in addition to it.
     slow_round: Duration,
     tasks: TaskTracker,
@@ -87,7 +88,7 @@ impl Freshness {
         upstream: Arc<Upstream>,
         cluster_state: Arc<ClusterState>,
         telemetry: Arc<Telemetry>,
-        live: LiveConfig,
+        live: Live<MirrorConfig>,
         tasks: TaskTracker,
         stop: CancellationToken,
         findings: Findings,
@@ -107,7 +108,7 @@ impl Freshness {
 
     /// Bound on a round with all its attempts.
     fn timeout(&self) -> Duration {
-        self.live.load().mirror.freshness_timeout
+        self.live.load().freshness_timeout
     }
 
     /// Waits for a check that is sent after this call, at most for the timeout. A caller with a shorter deadline

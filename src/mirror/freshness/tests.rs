@@ -35,9 +35,9 @@ struct Bench {
 }
 
 /// Flags with this `--freshness-timeout`.
-fn live(freshness_timeout: &str) -> LiveConfig {
+fn live(freshness_timeout: &str) -> Live<MirrorConfig> {
     let flags = ["rangecache", "--freshness-timeout", freshness_timeout];
-    LiveConfig::new(crate::config::Config::try_parse_from(flags).unwrap(), Vec::new())
+    Live::new(crate::config::Config::try_parse_from(flags).unwrap().mirror)
 }
 
 /// A Freshness with a fake etcd that responds to each check when the test releases it.

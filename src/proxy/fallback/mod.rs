@@ -44,10 +44,10 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use super::flags::ForwardConfig;
 use super::forward::{Forward, Gate, RequestBody, outcome_of};
 use super::response::{CallResult, ResponseBody, status_response};
 use crate::cache::RangeQuery;
-use crate::config::Config;
 use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{CallMetadata, Method, RangeResponseScanner};
 use crate::limits::{Buffers, ByteBudget, CallKind, ClientAccount, NoShare, Turns};
@@ -129,23 +129,23 @@ impl Fallback {
     }
 
     pub(super) fn new(
-        config: &Config,
+        flags: &ForwardConfig,
         forward: &Arc<Forward>,
         mirrors: &Arc<Mirrors>,
         buffers: &Buffers,
         metrics: &Arc<Metrics>,
         tasks: &TaskTracker,
     ) -> Arc<Fallback> {
-        let max_wait = config.forward.stream_max_wait;
-        let max_large = config.forward.max_large as usize;
+        let max_wait = flags.stream_max_wait;
+        let max_large = flags.max_large as usize;
         let turns = |max_turns| {
             let metrics = metrics.forwarding.large.clone();
-            Turns::kept_by_clients(max_turns, config.forward.max_waiting, metrics)
+            Turns::kept_by_clients(max_turns, flags.max_waiting, metrics)
         };
         Arc::new(Fallback {
             forward: Arc::clone(forward),
             page_series: PageSeriesCache::new(
-                config.forward.series_ttl,
+                flags.series_ttl,
                 buffers.series_max_bytes,
                 &buffers.series,
                 &forward.upstream,

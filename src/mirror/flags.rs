@@ -70,6 +70,6 @@ impl MirrorConfig {
 }
 
 /// Default of `--cache-max-bytes` with a memory limit of `memory_bytes`; a quarter of a very small limit.
-pub(super) fn default_cache_bytes(memory_bytes: u64) -> u64 {
+pub(crate) fn default_cache_bytes(memory_bytes: u64) -> u64 {
     (memory_bytes.saturating_sub(OTHER_BYTES) / 4 * 3).max(memory_bytes / 4)
 }
