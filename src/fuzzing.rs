@@ -3,7 +3,7 @@
 //! Each target lies in the room that it tests. It compares with a model, or with another decoder, and panics at a
 //! difference.
 
-use crate::{cache, config, grpc, mirror, proxy, server};
+use crate::{cache, config, grpc, mirror, protobuf, proxy, server};
 
 /// A target and its name, which is that of its program and of the folder of its corpus.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,7 @@ targets! {
     query: cache::fuzzing::query;
     tree: cache::fuzzing::tree;
     feed: mirror::fuzzing::feed;
+    fields: protobuf::fuzzing::fields;
     scanners: grpc::fuzzing::scanners;
     range_json: proxy::fuzzing::range_json;
     watch_session: proxy::fuzzing::watch_session;

@@ -14,6 +14,7 @@
 //! | [`limits`] | bounds on calls in flight, large reads and buffered bytes |
 //! | [`server`] | listening sockets and connections |
 //! | [`grpc`] | gRPC on the wire: methods, framing, metadata, statuses |
+//! | [`protobuf`] | fields of messages, as far as generated code does not serve |
 //! | [`cache`] | the tree, the history and the query; no I/O, no clock, no async |
 //! | [`keyspace`] | keys, intervals, scopes |
 //! | [`mirror`] | keeps a cache in step with etcd and proves that it is fresh |
@@ -55,6 +56,7 @@ pub mod mirror;
 pub mod net;
 pub mod otlp;
 pub mod panics;
+pub mod protobuf;
 pub mod proxy;
 pub mod reload;
 pub mod replay;

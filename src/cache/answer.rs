@@ -7,8 +7,8 @@ use super::{
     node::Summary,
     rope::{COPY_BELOW_BYTES, Rope},
     select::{Entries, Selection, Values},
-    wire::{put_varint, to_usize, varint_len},
 };
+use crate::protobuf::{put_varint, to_usize, varint_len};
 
 const HEADER_TAG: u8 = 0x0a;
 const MORE_TAG: u8 = 0x18;

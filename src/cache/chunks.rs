@@ -4,11 +4,9 @@
 //! request. The layout is no contract, but clients that depend on etcd's find the same here. Each chunk is taken from
 //! the same immutable [`Selection`] only when it is needed (I5).
 
-use super::{
-    answer::{Answer, ResponseHeader},
-    select::Selection,
-    wire::{put_varint, varint_len},
-};
+use super::answer::{Answer, ResponseHeader};
+use super::select::Selection;
+use crate::protobuf::{put_varint, varint_len};
 
 /// Number of entries of the first chunk.
 const FIRST_ENTRIES: u64 = 10;

@@ -2,12 +2,9 @@
 
 use std::{borrow::Cow, cmp::Ordering, fmt, sync::Arc};
 
-use super::{
-    memory::{ARC_HEADER_BYTES, class_bytes, class_bytes_within},
-    wire::{
-        LENGTH_DELIMITED, VARINT, put_varint, strict_bytes, strict_varint, to_usize, trusted_varint,
-        varint_len,
-    },
+use super::memory::{ARC_HEADER_BYTES, class_bytes, class_bytes_within};
+use crate::protobuf::{
+    LENGTH_DELIMITED, VARINT, put_varint, strict_bytes, strict_varint, to_usize, trusted_varint, varint_len,
 };
 
 /// The tag of the field `kvs` (2, length-delimited) of a RangeResponse.

@@ -8,8 +8,8 @@ use super::{
     entry::Entry,
     event_log::{Change, ChangeKind},
     rope::Rope,
-    wire::{put_varint, varint_len},
 };
+use crate::protobuf::{put_varint, varint_len};
 
 const WATCH_ID_TAG: u8 = 0x10;
 const CREATED_TAG: u8 = 0x18;

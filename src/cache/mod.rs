@@ -16,11 +16,11 @@
 //! | `answer`, `rope` | the encoded RangeResponse, produced piece by piece |
 //! | `json` | the same response as text of etcd's JSON gateway |
 //! | `chunks` | the same response as the chunks of a RangeStream |
-//! | `wire`, `memory` | protobuf's varints; the size of an allocation, rounding included |
+//! | `memory` | the size of an allocation, rounding included |
 //!
 //! `fuzzing`, `testing` and the files named `model` are compiled for tests and fuzz targets only.
 //!
-//! This room imports `keyspace` only; `mirror`, `proxy` and `doctor` import it.
+//! This room imports `keyspace` and `protobuf` only; `mirror`, `proxy` and `doctor` import it.
 
 #![cfg_attr(
     test,
@@ -52,7 +52,6 @@ mod separator;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod testing;
 mod tree;
-mod wire;
 
 pub use answer::{Answer, ResponseHeader};
 pub use chunks::{ChunkSize, Chunks, chunk_head};

@@ -3,8 +3,9 @@
 use bytes::Bytes;
 
 use crate::keyspace::Interval;
-
-use super::wire::{LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint};
+use crate::protobuf::{
+    FIXED_32, FIXED_64, LENGTH_DELIMITED, VARINT, lenient_varint, strict_varint, to_usize,
+};
 
 /// Limit from which on a query over many keys counts as large.
 const LARGE_LIMIT: i64 = 1000;
@@ -138,16 +139,16 @@ impl SortTarget {
 /// in any order, repeated, padded, among unknown ones. Such a request crashes etcd 3.5, so it must be detected even
 /// where [`RangeQuery::decode`] rejects the message. False for messages that etcd refuses anyway, or without a key.
 pub fn names_unknown_sort_target(message: &[u8]) -> bool {
-    let (mut target, mut has_key, mut at) = (0_u64, false, 0);
+    let (mut target, mut has_key, mut rest) = (0_u64, false, message);
     // Groups that have begun: etcd skips them, and what is in them.
     let mut groups = 0_u32;
-    while at < message.len() {
-        let Some(tag) = lenient_varint(message, &mut at) else {
+    while !rest.is_empty() {
+        let Some(tag) = lenient_varint(&mut rest) else {
             return false;
         };
         let length = match tag & 7 {
             VARINT => {
-                let Some(number) = lenient_varint(message, &mut at) else {
+                let Some(number) = lenient_varint(&mut rest) else {
                     return false;
                 };
                 if tag >> 3 == 6 && groups == 0 {
@@ -156,7 +157,7 @@ pub fn names_unknown_sort_target(message: &[u8]) -> bool {
                 0
             }
             LENGTH_DELIMITED => {
-                let Some(length) = lenient_varint(message, &mut at) else {
+                let Some(length) = lenient_varint(&mut rest) else {
                     return false;
                 };
                 if tag >> 3 == 1 && groups == 0 {
@@ -164,8 +165,8 @@ pub fn names_unknown_sort_target(message: &[u8]) -> bool {
                 }
                 length
             }
-            1 => 8,
-            5 => 4,
+            FIXED_64 => 8,
+            FIXED_32 => 4,
             GROUP_START => {
                 groups += 1;
                 0
@@ -176,13 +177,10 @@ pub fn names_unknown_sort_target(message: &[u8]) -> bool {
             }
             _ => return false,
         };
-        at = match usize::try_from(length)
-            .ok()
-            .and_then(|length| at.checked_add(length))
-        {
-            Some(end) if end <= message.len() => end,
-            _ => return false,
+        let Some(after) = rest.get(to_usize(length)..) else {
+            return false;
         };
+        rest = after;
     }
     #[expect(
         clippy::cast_possible_truncation,

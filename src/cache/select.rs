@@ -6,9 +6,9 @@ use super::{
     entry::{Entry, KeyValueRef, Pieces, touch},
     query::{Dialect, RangeQuery, SortOrder, SortTarget},
     tree::Tree,
-    wire::to_usize,
 };
 use crate::keyspace::Interval;
+use crate::protobuf::to_usize;
 
 /// Number of elements up to which Go's sort is an insertion sort, and therefore stable.
 const GO_INSERTION_SORT_MAX: u64 = 12;

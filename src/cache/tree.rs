@@ -12,8 +12,8 @@ use super::{
     leaf::Leaf,
     node::{Body, Inner, Ledger, Node, Slot, Split, Summary, writable},
     separator::Separators,
-    wire::to_usize,
 };
+use crate::protobuf::to_usize;
 
 /// Entries in key order. Cloning it is O(1).
 #[derive(Clone, Default)]

@@ -1,25 +1,18 @@
 //! An incremental counter of the events in the responses of a Watch stream.
 
-use super::frame::PrefixReader;
+use super::frame::{MessageReader, Part};
+use crate::protobuf::{FieldReader, Malformed, Value, to_usize};
 
-/// Field `events` of a WatchResponse, length-delimited.
-const EVENTS: u64 = (11 << 3) | LENGTH_DELIMITED;
-const LENGTH_DELIMITED: u64 = 2;
-const VARINT: u64 = 0;
+/// Field `events` of a WatchResponse.
+const EVENTS: u64 = 11;
 
 /// Counts events piece by piece; pieces may be cut anywhere.
 #[derive(Debug, Default)]
 pub struct EventScanner {
-    prefix: PrefixReader,
-    /// Bytes of the current message that are still to come.
-    message_left: usize,
-    /// Bytes of the current field, or of an unreadable message, that are skipped.
+    messages: MessageReader,
+    fields: FieldReader,
+    /// Bytes of the current value, or of an unreadable message, that are skipped.
     skip: usize,
-    /// Tag of the current field, once it is complete.
-    tag: Option<u64>,
-    /// Number that is being read, and its next shift.
-    number: u64,
-    shift: u32,
     events: u64,
 }
 
@@ -32,51 +25,33 @@ impl EventScanner {
 
     /// Scans the next bytes.
     pub fn scan(&mut self, mut data: &[u8]) {
-        while !data.is_empty() {
-            if self.message_left == 0 {
-                let (taken, prefix) = self.prefix.read(data);
-                data = &data[taken..];
-                if let Some(prefix) = prefix {
-                    self.message_left = prefix.length_bytes as usize;
-                    self.skip = if prefix.is_compressed {
-                        self.message_left
-                    } else {
-                        0
-                    };
-                    (self.tag, self.number, self.shift) = (None, 0, 0);
+        while let Some(part) = self.messages.next(&mut data) {
+            match part {
+                Part::Prefix(prefix) => {
+                    self.fields = FieldReader::default();
+                    self.skip = if prefix.is_compressed { usize::MAX } else { 0 };
                 }
-                continue;
+                Part::Message(part) => self.scan_message(part),
             }
-            let taken = if self.skip > 0 {
-                let skipped = self.skip.min(self.message_left).min(data.len());
-                self.skip -= skipped;
-                skipped
-            } else {
-                self.read_number(data[0]);
-                1
-            };
-            self.message_left -= taken;
-            data = &data[taken..];
         }
     }
 
-    /// Reads one byte of a tag, of a length or of a number.
-    fn read_number(&mut self, byte: u8) {
-        self.number |= u64::from(byte & 0x7f).checked_shl(self.shift).unwrap_or(0);
-        self.shift += 7;
-        if byte & 0x80 != 0 && self.shift < 70 {
-            return;
-        }
-        let number = self.number;
-        (self.number, self.shift) = (0, 0);
-        match self.tag.take() {
-            None if matches!(number & 7, VARINT | LENGTH_DELIMITED) => self.tag = Some(number),
-            // No WatchResponse has fields of another kind: the rest cannot be read.
-            None => self.skip = self.message_left,
-            Some(tag) if tag & 7 == VARINT => {}
-            Some(tag) => {
-                self.events += u64::from(tag == EVENTS);
-                self.skip = usize::try_from(number).unwrap_or(usize::MAX);
+    fn scan_message(&mut self, mut part: &[u8]) {
+        loop {
+            let skipped = self.skip.min(part.len());
+            part = &part[skipped..];
+            self.skip -= skipped;
+            if part.is_empty() {
+                return;
+            }
+            match self.fields.read(&mut part) {
+                Ok(None | Some((_, Value::Number(_)))) => {}
+                Ok(Some((number, Value::Bytes(length)))) => {
+                    self.events += u64::from(number == EVENTS);
+                    self.skip = to_usize(length);
+                }
+                Ok(Some((_, Value::Fixed(length)))) => self.skip = to_usize(length),
+                Err(Malformed) => self.skip = usize::MAX,
             }
         }
     }
@@ -114,7 +89,8 @@ mod tests {
         for size in [1, 2, 3, 7, 4096] {
             let mut scanner = EventScanner::default();
             stream.chunks(size).for_each(|piece| scanner.scan(piece));
-            assert_eq!((scanner.events(), scanner.message_left), (203, 0), "{size}");
+            assert_eq!(scanner.events(), 203, "{size}");
+            assert!(scanner.messages.is_at_boundary(), "{size}");
         }
     }
 }

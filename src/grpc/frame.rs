@@ -60,6 +60,54 @@ impl PrefixReader {
     }
 }
 
+/// Divides a stream of messages that arrives in pieces.
+#[derive(Debug, Default)]
+pub struct MessageReader {
+    prefix: PrefixReader,
+    /// Bytes of the current message that are still to come.
+    left: usize,
+}
+
+/// Next part of a stream of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// A message begins.
+    Prefix(Prefix),
+    /// Bytes of the message; never empty.
+    Message(&'a [u8]),
+}
+
+impl MessageReader {
+    /// Takes the next part off the front of `data`; `None` if `data` has no more.
+    pub fn next<'a>(&mut self, data: &mut &'a [u8]) -> Option<Part<'a>> {
+        if data.is_empty() {
+            return None;
+        }
+        if self.left > 0 {
+            let (part, rest) = data.split_at(self.left.min(data.len()));
+            (*data, self.left) = (rest, self.left - part.len());
+            return Some(Part::Message(part));
+        }
+        let (taken, prefix) = self.prefix.read(data);
+        *data = &data[taken..];
+        let prefix = prefix?;
+        self.left = prefix.length_bytes as usize;
+        Some(Part::Prefix(prefix))
+    }
+
+    /// Bytes of the current message that are still to come.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Whether the bytes so far end between two messages.
+    #[must_use]
+    pub fn is_at_boundary(&self) -> bool {
+        self.prefix.is_empty() && self.left == 0
+    }
+}
+
 /// A request's body after [`read_message`].
 #[derive(Debug)]
 pub enum RequestMessage<B> {

@@ -4,20 +4,14 @@
 //! few bytes of each message are enough.
 
 use super::Method;
-use super::frame::PrefixReader;
+use super::frame::{MessageReader, Part, Prefix};
+use crate::protobuf::{Fields, Malformed, Value};
 
 /// Twice the longest header of etcd 3.8, with the tags and lengths around it.
 const HEAD_BYTES: usize = 128;
-/// Field 1, length-delimited.
-const FIELD_1: u64 = 0x0a;
 /// Fields of a ResponseHeader.
-const CLUSTER_ID: u64 = 0x08;
-const REVISION: u64 = 0x18;
-/// Wire types.
-const VARINT: u64 = 0;
-const FIXED_64: u64 = 1;
-const LENGTH_DELIMITED: u64 = 2;
-const FIXED_32: u64 = 5;
+const CLUSTER_ID: u64 = 1;
+const REVISION: u64 = 3;
 
 /// Revision that a response message shows its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +34,10 @@ pub enum Scanned {
 pub struct HeaderScanner {
     /// How many messages deep the header is: 1, or 2 in a RangeStreamResponse.
     depth: u8,
-    prefix: PrefixReader,
-    /// Bytes of the current message that are still to come.
-    remaining: usize,
+    messages: MessageReader,
     head: [u8; HEAD_BYTES],
+    /// Bytes of `head` that have arrived, or [`HEAD_BYTES`] if no more are needed.
     head_bytes: usize,
-    is_compressed: bool,
 }
 
 impl HeaderScanner {
@@ -54,113 +46,75 @@ impl HeaderScanner {
     pub fn new(method: Method) -> Option<HeaderScanner> {
         Some(HeaderScanner {
             depth: method.header_depth()?,
-            prefix: PrefixReader::default(),
-            remaining: 0,
+            messages: MessageReader::default(),
             head: [0; HEAD_BYTES],
             head_bytes: 0,
-            is_compressed: false,
         })
     }
 
     /// Whether the bytes so far end between two messages.
     #[must_use]
     pub fn is_at_boundary(&self) -> bool {
-        self.prefix.is_empty() && self.remaining == 0
+        self.messages.is_at_boundary()
     }
 
     /// Scans the next bytes; must be called before they are sent to the client (I11). `report` gets what each message shows,
     /// at once when it is known.
     pub fn scan(&mut self, mut data: &[u8], mut report: impl FnMut(Scanned)) {
-        while !data.is_empty() {
-            if self.remaining == 0 {
-                let (taken, prefix) = self.prefix.read(data);
-                data = &data[taken..];
-                let Some(prefix) = prefix else {
-                    return;
-                };
-                self.is_compressed = prefix.is_compressed;
-                self.remaining = prefix.length_bytes as usize;
-                self.head_bytes = 0;
-                if self.is_compressed {
+        while let Some(part) = self.messages.next(&mut data) {
+            match part {
+                Part::Prefix(Prefix {
+                    is_compressed: true, ..
+                }) => {
                     report(Scanned::Compressed);
-                }
-                continue;
-            }
-            let taken = self.remaining.min(data.len());
-            let (message, rest) = data.split_at(taken);
-            if !self.is_compressed && self.head_bytes < HEAD_BYTES {
-                let copied = (HEAD_BYTES - self.head_bytes).min(message.len());
-                self.head[self.head_bytes..self.head_bytes + copied].copy_from_slice(&message[..copied]);
-                self.head_bytes += copied;
-                if self.head_bytes == HEAD_BYTES || copied == self.remaining {
-                    match header(&self.head[..self.head_bytes], self.depth) {
-                        Ok(Some((cluster_id, revision))) => report(Scanned::Header { cluster_id, revision }),
-                        Ok(None) => {}
-                        Err(Malformed) => report(Scanned::Malformed),
-                    }
                     self.head_bytes = HEAD_BYTES;
                 }
+                Part::Prefix(_) => self.head_bytes = 0,
+                Part::Message(part) if self.head_bytes < HEAD_BYTES => {
+                    let copied = (HEAD_BYTES - self.head_bytes).min(part.len());
+                    self.head[self.head_bytes..self.head_bytes + copied].copy_from_slice(&part[..copied]);
+                    self.head_bytes += copied;
+                    if self.head_bytes == HEAD_BYTES || self.messages.is_at_boundary() {
+                        match header(&self.head[..self.head_bytes], self.depth) {
+                            Ok(Some((cluster_id, revision))) => {
+                                report(Scanned::Header { cluster_id, revision })
+                            }
+                            Ok(None) => {}
+                            Err(Malformed) => report(Scanned::Malformed),
+                        }
+                        self.head_bytes = HEAD_BYTES;
+                    }
+                }
+                Part::Message(_) => {}
             }
-            self.remaining -= taken;
-            data = rest;
         }
     }
 }
-
-/// The bytes are cut off, or not protobuf.
-struct Malformed;
 
 /// `cluster_id` and `revision` of the header at the start of `message`, of which only the beginning may be there; `None`
 /// where there is no revision. Fields that a newer etcd has in addition are skipped.
-fn header(mut message: &[u8], depth: u8) -> Result<Option<(u64, i64)>, Malformed> {
+fn header(message: &[u8], depth: u8) -> Result<Option<(u64, i64)>, Malformed> {
+    let mut fields = Fields::new(message);
     for level in 1..=depth {
         // Fields are encoded in order: a message that begins with another one has no header.
-        if message.is_empty() || varint(&mut message)? != FIELD_1 {
+        let Some((1, Value::Bytes(inner))) = fields.next().transpose()? else {
             return Ok(None);
-        }
-        let length = usize::try_from(varint(&mut message)?).map_err(|_| Malformed)?;
-        message = match message.get(..length) {
-            Some(inner) => inner,
-            // Only its beginning is needed.
-            None if level < depth => message,
-            None => return Err(Malformed),
         };
+        // Of a message around the header, only the beginning is needed.
+        if level == depth && fields.is_cut_off() {
+            return Err(Malformed);
+        }
+        fields = Fields::new(inner);
     }
     let (mut cluster_id, mut revision) = (0, 0);
-    while !message.is_empty() {
-        let tag = varint(&mut message)?;
-        let skipped = match tag & 7 {
-            VARINT => {
-                let value = varint(&mut message)?;
-                match tag {
-                    CLUSTER_ID => cluster_id = value,
-                    REVISION => revision = value.cast_signed(),
-                    _ => {}
-                }
-                0
-            }
-            FIXED_64 => 8,
-            LENGTH_DELIMITED => usize::try_from(varint(&mut message)?).map_err(|_| Malformed)?,
-            FIXED_32 => 4,
-            _ => return Err(Malformed),
-        };
-        message = message.get(skipped..).ok_or(Malformed)?;
-    }
-    Ok((revision > 0).then_some((cluster_id, revision)))
-}
-
-/// Takes a number off the front of `bytes`.
-fn varint(bytes: &mut &[u8]) -> Result<u64, Malformed> {
-    let mut value = 0_u64;
-    for shift in (0..70).step_by(7) {
-        let (byte, rest) = bytes.split_first().ok_or(Malformed)?;
-        *bytes = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Ok(value);
+    for field in fields {
+        match field? {
+            (CLUSTER_ID, Value::Number(number)) => cluster_id = number,
+            (REVISION, Value::Number(number)) => revision = number.cast_signed(),
+            _ => {}
         }
     }
-    Err(Malformed)
+    Ok((revision > 0).then_some((cluster_id, revision)))
 }
 
 #[cfg(test)]

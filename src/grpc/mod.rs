@@ -1,7 +1,7 @@
 //! gRPC and etcd's methods as they appear on the wire: paths, framing, metadata, statuses, and scanners that read response
 //! messages as their bytes pass through.
 //!
-//! A leaf: this room imports no other room (generated messages excepted). `server`, `upstream` and `proxy` use it.
+//! This room imports `protobuf` only (generated messages excepted). `server`, `upstream` and `proxy` use it.
 
 mod bounds;
 mod event_scan;

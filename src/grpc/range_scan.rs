@@ -5,24 +5,25 @@ use std::ops::Range;
 
 use prost::Message as _;
 
-use super::frame::{Prefix, PrefixReader};
+use super::frame::{MessageReader, Part};
 use crate::etcdserverpb::ResponseHeader;
+use crate::protobuf::{FieldReader, Malformed, Value, to_usize};
 
-/// Tags of a RangeResponse: field number and wire type. A RangeStreamResponse holds one as its field 1.
-const RESPONSE: u8 = 0x0a;
-const HEADER: u8 = 0x0a;
+/// First byte of a key-value, as etcd encodes it: field 2 of a RangeResponse, length-delimited.
 const KVS: u8 = 0x12;
-const MORE: u8 = 0x18;
-const COUNT: u8 = 0x20;
-/// A KeyValue begins with its key.
-const KEY: u8 = 0x0a;
 /// More than the longest header takes.
-const MAX_HEADER_BYTES: u64 = 64;
+const MAX_HEADER_BYTES: usize = 64;
 
 /// The response is not encoded as etcd encodes it, so nothing may be concluded from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a Range response as etcd encodes it")]
 pub struct MalformedResponse;
+
+impl From<Malformed> for MalformedResponse {
+    fn from(_: Malformed) -> MalformedResponse {
+        MalformedResponse
+    }
+}
 
 /// Totals over all messages of one response.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -49,22 +50,29 @@ impl ResponseSummary {
     }
 }
 
-/// The scanner's position: always before the next byte.
+/// Position of the scanner in a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
-    Prefix,
+    /// Before the end of the tag and length of the RangeResponse in a RangeStreamResponse.
     Response,
-    ResponseLength,
+    /// Between two fields of a RangeResponse, or before the value of one that is no key-value.
     Field,
-    HeaderLength,
-    Header { left: u64 },
-    More,
-    Count,
-    KvLength,
-    KeyTag { kv_left: u64 },
-    KeyLength { kv_left: u64 },
-    Key { left: u64, kv_left: u64 },
-    Rest { left: u64 },
+    Header {
+        left: usize,
+    },
+    /// Before the end of the tag and length of a key-value.
+    KeyValue,
+    /// Before the end of the tag and length of its key.
+    KeyLength {
+        kv_left: usize,
+    },
+    Key {
+        left: usize,
+        kv_left: usize,
+    },
+    Rest {
+        left: usize,
+    },
 }
 
 /// Scans the response to one Range or RangeStream, piece by piece.
@@ -72,13 +80,9 @@ enum At {
 pub struct RangeResponseScanner {
     /// Whether the messages are RangeStreamResponses, which hold a RangeResponse each.
     wrapped: bool,
+    messages: MessageReader,
     at: At,
-    prefix: PrefixReader,
-    /// Bytes of the message that are still to come.
-    left: u64,
-    varint: u64,
-    /// Bytes of the varint read so far.
-    varint_bytes: u32,
+    fields: FieldReader,
     summary: ResponseSummary,
 }
 
@@ -88,11 +92,9 @@ impl RangeResponseScanner {
     pub fn unary() -> RangeResponseScanner {
         RangeResponseScanner {
             wrapped: false,
-            at: At::Prefix,
-            prefix: PrefixReader::default(),
-            left: 0,
-            varint: 0,
-            varint_bytes: 0,
+            messages: MessageReader::default(),
+            at: At::Field,
+            fields: FieldReader::default(),
             summary: ResponseSummary::default(),
         }
     }
@@ -116,24 +118,42 @@ impl RangeResponseScanner {
         piece: &[u8],
         mut keep: impl FnMut(Range<usize>),
     ) -> Result<(), MalformedResponse> {
-        let mut run = self.is_in_kv().then_some(0);
-        let mut index = 0;
-        while index < piece.len() {
-            if !self.is_in_kv() {
-                let is_kv = self.at == At::Field && piece[index] == KVS;
-                match (run, is_kv) {
-                    (None, true) => run = Some(index),
-                    (Some(start), false) => {
-                        keep(start..index);
-                        run = None;
-                    }
-                    _ => {}
+        let mut rest = piece;
+        while let Some(part) = self.messages.next(&mut rest) {
+            match part {
+                Part::Prefix(prefix) if prefix.is_compressed => return Err(MalformedResponse),
+                Part::Prefix(_) => self.at = if self.wrapped { At::Response } else { At::Field },
+                Part::Message(part) => self.scan_message(part, piece.len() - rest.len(), &mut keep)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Scans a part of a message that ends at `end` of its piece.
+    fn scan_message(
+        &mut self,
+        mut part: &[u8],
+        end: usize,
+        keep: &mut impl FnMut(Range<usize>),
+    ) -> Result<(), MalformedResponse> {
+        let mut run = self.is_in_kv().then_some(end - part.len());
+        while let Some(first) = part.first() {
+            if self.is_between_fields() {
+                let at = end - part.len();
+                if *first == KVS {
+                    run.get_or_insert(at);
+                    self.at = At::KeyValue;
+                } else if let Some(start) = run.take() {
+                    keep(start..at);
                 }
             }
-            index += self.step(&piece[index..])?;
+            self.step(&mut part)?;
+        }
+        if self.messages.is_at_boundary() && !self.is_between_fields() {
+            return Err(MalformedResponse);
         }
         if let Some(start) = run {
-            keep(start..piece.len());
+            keep(start..end);
         }
         Ok(())
     }
@@ -143,7 +163,7 @@ impl RangeResponseScanner {
     /// # Errors
     /// [`MalformedResponse`] if the last message is incomplete or no message had a header.
     pub fn finish(self) -> Result<ResponseSummary, MalformedResponse> {
-        if self.at != At::Prefix || !self.prefix.is_empty() || self.summary.header.is_empty() {
+        if !self.messages.is_at_boundary() || self.summary.header.is_empty() {
             return Err(MalformedResponse);
         }
         Ok(self.summary)
@@ -152,158 +172,106 @@ impl RangeResponseScanner {
     /// Whether any byte of a message has been scanned.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.at != At::Prefix
-            || !self.prefix.is_empty()
-            || self.summary.kvs > 0
-            || !self.summary.header.is_empty()
+        !self.messages.is_at_boundary() || self.summary.kvs > 0 || !self.summary.header.is_empty()
+    }
+
+    fn is_between_fields(&self) -> bool {
+        self.at == At::Field && self.fields.is_empty()
     }
 
     fn is_in_kv(&self) -> bool {
-        matches!(
-            self.at,
-            At::KvLength | At::KeyTag { .. } | At::KeyLength { .. } | At::Key { .. } | At::Rest { .. }
-        )
+        !matches!(self.at, At::Response | At::Field | At::Header { .. })
     }
 
-    /// Consumes at least one byte of `bytes`, which is not empty; returns how many.
-    fn step(&mut self, bytes: &[u8]) -> Result<usize, MalformedResponse> {
-        if self.at == At::Prefix {
-            return self.prefix(bytes);
-        }
-        // Within a message: nothing beyond its end is consumed.
-        let bytes = &bytes[..bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX))];
-        let first = *bytes.first().ok_or(MalformedResponse)?;
-        let mut taken = 1;
-        match self.at {
-            At::Prefix => {}
-            At::Response => self.at = expect(first == RESPONSE, At::ResponseLength)?,
-            At::Field => {
-                self.at = match first {
-                    HEADER => At::HeaderLength,
-                    KVS => At::KvLength,
-                    MORE => At::More,
-                    COUNT => At::Count,
-                    _ => return Err(MalformedResponse),
+    /// Takes at least one byte off the front of `part`, a part of a message that is not empty.
+    fn step(&mut self, part: &mut &[u8]) -> Result<(), MalformedResponse> {
+        self.at = match self.at {
+            At::Response | At::Field | At::KeyValue => {
+                let Some((number, value)) = self.fields.read(part)? else {
+                    return Ok(());
                 };
-            }
-            At::ResponseLength => {
-                if let Some(length) = self.varint(first)? {
-                    self.at = expect(length == self.left - 1, At::Field)?;
-                }
-            }
-            At::HeaderLength => {
-                if let Some(length) = self.varint(first)? {
-                    self.summary.header.clear();
-                    self.at = expect(
-                        (1..=MAX_HEADER_BYTES).contains(&length),
-                        At::Header { left: length },
-                    )?;
-                }
-            }
-            At::More => {
-                if let Some(value) = self.varint(first)? {
-                    (self.summary.more, self.at) = (value != 0, At::Field);
-                }
-            }
-            At::Count => {
-                if let Some(value) = self.varint(first)? {
-                    (self.summary.count, self.at) = (value, At::Field);
-                }
-            }
-            At::KvLength => {
-                if let Some(length) = self.varint(first)? {
-                    self.summary.kvs += 1;
-                    // Every key-value has a key, and the key comes first.
-                    self.at = expect(length > 0 && length < self.left, At::KeyTag { kv_left: length })?;
-                }
-            }
-            At::KeyTag { kv_left } => self.at = expect(first == KEY, At::KeyLength { kv_left: kv_left - 1 })?,
-            At::KeyLength { kv_left } => {
-                let kv_left = kv_left.checked_sub(1).ok_or(MalformedResponse)?;
-                self.at = match self.varint(first)? {
-                    None => At::KeyLength { kv_left },
-                    Some(length) => {
-                        self.summary.last_key.clear();
-                        let rest = kv_left.checked_sub(length).ok_or(MalformedResponse)?;
-                        expect(
-                            length > 0,
-                            At::Key {
-                                left: length,
-                                kv_left: rest,
-                            },
-                        )?
-                    }
-                };
+                self.begin(number, value, part.len() + self.messages.left())?
             }
             At::Header { left } => {
-                taken = at_most(bytes, left);
-                self.summary.header.extend_from_slice(&bytes[..taken]);
-                self.at = match left - taken as u64 {
+                let header = take(part, left);
+                self.summary.header.extend_from_slice(header);
+                match left - header.len() {
                     0 => At::Field,
                     left => At::Header { left },
-                };
+                }
+            }
+            At::KeyLength { kv_left } => {
+                let mut kv = &part[..kv_left.min(part.len())];
+                let before = kv.len();
+                let field = self.fields.read(&mut kv)?;
+                let taken = before - kv.len();
+                *part = &part[taken..];
+                match (field, kv_left - taken) {
+                    (None, 0) => return Err(MalformedResponse),
+                    (None, kv_left) => At::KeyLength { kv_left },
+                    (Some((1, Value::Bytes(length))), kv_left)
+                        if (1..=kv_left).contains(&to_usize(length)) =>
+                    {
+                        self.summary.last_key.clear();
+                        let left = to_usize(length);
+                        At::Key {
+                            left,
+                            kv_left: kv_left - left,
+                        }
+                    }
+                    _ => return Err(MalformedResponse),
+                }
             }
             At::Key { left, kv_left } => {
-                taken = at_most(bytes, left);
-                self.summary.last_key.extend_from_slice(&bytes[..taken]);
-                self.at = match (left - taken as u64, kv_left) {
+                let key = take(part, left);
+                self.summary.last_key.extend_from_slice(key);
+                match (left - key.len(), kv_left) {
                     (0, 0) => At::Field,
                     (0, left) => At::Rest { left },
                     (left, kv_left) => At::Key { left, kv_left },
-                };
+                }
             }
-            At::Rest { left } => {
-                taken = at_most(bytes, left);
-                self.at = match left - taken as u64 {
-                    0 => At::Field,
-                    left => At::Rest { left },
-                };
-            }
-        }
-        self.left -= taken as u64;
-        if self.left == 0 {
-            self.at = expect(self.at == At::Field, At::Prefix)?;
-        }
-        Ok(taken)
+            At::Rest { left } => match left - take(part, left).len() {
+                0 => At::Field,
+                left => At::Rest { left },
+            },
+        };
+        Ok(())
     }
 
-    fn prefix(&mut self, bytes: &[u8]) -> Result<usize, MalformedResponse> {
-        let (taken, prefix) = self.prefix.read(bytes);
-        if let Some(Prefix {
-            is_compressed,
-            length_bytes,
-        }) = prefix
-        {
-            self.left = length_bytes.into();
-            let begin = if self.wrapped { At::Response } else { At::Field };
-            // An empty message has no fields.
-            let next = if self.left == 0 { At::Prefix } else { begin };
-            self.at = expect(!is_compressed, next)?;
+    /// Position after the number of a field, or after the length of its value, behind which `left` bytes of the message
+    /// follow.
+    fn begin(&mut self, number: u64, value: Value<u64>, left: usize) -> Result<At, MalformedResponse> {
+        let value = value.map(to_usize);
+        match (self.at, number, value) {
+            (At::Response, 1, Value::Bytes(length)) if length == left => Ok(At::Field),
+            (At::Field, 1, Value::Bytes(length)) if (1..=MAX_HEADER_BYTES.min(left)).contains(&length) => {
+                self.summary.header.clear();
+                Ok(At::Header { left: length })
+            }
+            (At::Field, 3, Value::Number(more)) => {
+                self.summary.more = more != 0;
+                Ok(At::Field)
+            }
+            (At::Field, 4, Value::Number(count)) => {
+                self.summary.count = count;
+                Ok(At::Field)
+            }
+            // Every key-value has a key, and the key comes first.
+            (At::KeyValue, _, Value::Bytes(length)) if (1..=left).contains(&length) => {
+                self.summary.kvs += 1;
+                Ok(At::KeyLength { kv_left: length })
+            }
+            _ => Err(MalformedResponse),
         }
-        Ok(taken)
-    }
-
-    /// Consumes a byte of a varint; returns the number after its last byte.
-    fn varint(&mut self, byte: u8) -> Result<Option<u64>, MalformedResponse> {
-        if self.varint_bytes >= 9 {
-            return Err(MalformedResponse);
-        }
-        self.varint |= u64::from(byte & 0x7f) << (7 * self.varint_bytes);
-        self.varint_bytes += 1;
-        if byte & 0x80 != 0 {
-            return Ok(None);
-        }
-        self.varint_bytes = 0;
-        Ok(Some(std::mem::take(&mut self.varint)))
     }
 }
 
-fn expect(holds: bool, next: At) -> Result<At, MalformedResponse> {
-    if holds { Ok(next) } else { Err(MalformedResponse) }
-}
-
-fn at_most(bytes: &[u8], most: u64) -> usize {
-    bytes.len().min(usize::try_from(most).unwrap_or(usize::MAX))
+/// Takes at most `most` bytes off the front of `part`.
+fn take<'a>(part: &mut &'a [u8], most: usize) -> &'a [u8] {
+    let (taken, rest) = part.split_at(most.min(part.len()));
+    *part = rest;
+    taken
 }
 
 #[cfg(test)]
@@ -313,6 +281,9 @@ mod tests {
     use super::*;
     use crate::etcdserverpb::{RangeResponse, RangeStreamResponse};
     use crate::grpc::frame::framed;
+
+    /// A KeyValue begins with its key.
+    const KEY: u8 = 0x0a;
 
     /// A KeyValue: its key, and a value of `value_bytes`.
     fn kv(key: &str, value_bytes: usize) -> Bytes {

@@ -3,6 +3,8 @@
 //!
 //! etcd encodes fields in the order of their tags, so that the events come last.
 
+use crate::protobuf::{Fields, Malformed, Value};
+
 /// Bytes of a message that are read in order to find its beginning, which includes the key of its first event. etcd permits
 /// longer keys.
 pub(super) const MAX_HEAD_BYTES: usize = 64 << 10;
@@ -55,37 +57,36 @@ impl Head {
         }
     }
 
-    fn read(&mut self, message: &[u8]) -> Result<End, CutOff> {
-        let mut rest = message;
-        while !rest.is_empty() {
-            match field(&mut rest)? {
-                (1, Value::Bytes(header)) => self.read_header(header.whole()?)?,
+    fn read(&mut self, message: &[u8]) -> Result<End, Malformed> {
+        let mut fields = Fields::new(message);
+        while let Some(field) = fields.next() {
+            match field? {
+                (1, Value::Bytes(header)) => self.read_header(header)?,
                 (2, Value::Number(id)) => self.watch_id = id.cast_signed(),
                 (3, Value::Number(flag)) => self.created = flag != 0,
                 (4, Value::Number(flag)) => self.canceled = flag != 0,
                 (5, Value::Number(revision)) => self.compact_revision = revision.cast_signed(),
                 (6, Value::Bytes(reason)) => {
-                    self.cancel_reason = String::from_utf8_lossy(reason.whole()?).into_owned();
+                    self.cancel_reason = String::from_utf8_lossy(reason).into_owned();
                 }
                 (7, Value::Number(flag)) => self.fragment = flag != 0,
-                (11, Value::Bytes(event)) => match event_revision(event.start) {
+                (11, Value::Bytes(event)) => match event_revision(event) {
                     Ok(revision) => {
                         self.first_event = Some(revision);
                         return Ok(End::FirstEvent);
                     }
-                    Err(CutOff) if !event.is_whole => return Ok(End::WithinFirstEvent),
-                    Err(CutOff) => return Err(CutOff),
+                    Err(Malformed) if fields.is_cut_off() => return Ok(End::WithinFirstEvent),
+                    Err(Malformed) => return Err(Malformed),
                 },
-                (_, Value::Bytes(other)) => drop(other.whole()?),
-                (_, Value::Number(_)) => {}
+                _ => {}
             }
         }
         Ok(End::Message)
     }
 
-    fn read_header(&mut self, mut header: &[u8]) -> Result<(), CutOff> {
-        while !header.is_empty() {
-            match field(&mut header)? {
+    fn read_header(&mut self, header: &[u8]) -> Result<(), Malformed> {
+        for field in Fields::new(header) {
+            match field? {
                 (1, Value::Number(cluster_id)) => self.cluster_id = cluster_id,
                 (3, Value::Number(revision)) => self.revision = revision.cast_signed(),
                 _ => {}
@@ -98,10 +99,9 @@ impl Head {
 /// Revision of the last event of a whole message; `None` without events, or if it is malformed.
 pub(super) fn last_event(message: &[u8]) -> Option<i64> {
     let mut last = None;
-    let mut rest = message;
-    while !rest.is_empty() {
-        if let (11, Value::Bytes(event)) = field(&mut rest).ok()? {
-            last = Some(event_revision(event.whole().ok()?).ok()?);
+    for field in Fields::new(message) {
+        if let (11, Value::Bytes(event)) = field.ok()? {
+            last = Some(event_revision(event).ok()?);
         }
     }
     last
@@ -117,87 +117,18 @@ enum End {
     WithinFirstEvent,
 }
 
-/// The bytes end before the value.
-struct CutOff;
-
-/// Value of a length-delimited field, as far as it has arrived.
-struct Bytes<'a> {
-    start: &'a [u8],
-    is_whole: bool,
-}
-
-impl<'a> Bytes<'a> {
-    fn whole(self) -> Result<&'a [u8], CutOff> {
-        if self.is_whole {
-            Ok(self.start)
-        } else {
-            Err(CutOff)
-        }
-    }
-}
-
-enum Value<'a> {
-    Number(u64),
-    Bytes(Bytes<'a>),
-}
-
-/// Takes one field off the front; a malformed one counts as cut off.
-fn field<'a>(rest: &mut &'a [u8]) -> Result<(u64, Value<'a>), CutOff> {
-    let key = number(rest)?;
-    match key & 7 {
-        0 => Ok((key >> 3, Value::Number(number(rest)?))),
-        // No known field is of a fixed length: one of a newer etcd.
-        1 => fixed(rest, 8).map(|value| (key >> 3, value)),
-        5 => fixed(rest, 4).map(|value| (key >> 3, value)),
-        2 => {
-            let length = usize::try_from(number(rest)?).map_err(|_| CutOff)?;
-            let is_whole = length <= rest.len();
-            let (start, after) = rest.split_at(length.min(rest.len()));
-            *rest = after;
-            Ok((key >> 3, Value::Bytes(Bytes { start, is_whole })))
-        }
-        _ => Err(CutOff),
-    }
-}
-
-/// Takes a value of `length` bytes off the front.
-fn fixed<'a>(rest: &mut &'a [u8], length: usize) -> Result<Value<'a>, CutOff> {
-    let (start, after) = rest.split_at_checked(length).ok_or(CutOff)?;
-    *rest = after;
-    Ok(Value::Bytes(Bytes {
-        start,
-        is_whole: true,
-    }))
-}
-
-fn number(rest: &mut &[u8]) -> Result<u64, CutOff> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (byte, after) = rest.split_first().ok_or(CutOff)?;
-        *rest = after;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Ok(value);
-        }
-    }
-    Err(CutOff)
-}
-
 /// `mod_revision` of the key-value pair of an event, of which the start is enough.
-fn event_revision(mut event: &[u8]) -> Result<i64, CutOff> {
-    while !event.is_empty() {
-        if let (2, Value::Bytes(kv)) = field(&mut event)? {
-            let mut kv = kv.start;
-            while !kv.is_empty() {
-                match field(&mut kv)? {
-                    (3, Value::Number(revision)) => return Ok(revision.cast_signed()),
-                    (_, Value::Bytes(other)) => drop(other.whole()?),
-                    (_, Value::Number(_)) => {}
+fn event_revision(event: &[u8]) -> Result<i64, Malformed> {
+    for field in Fields::new(event) {
+        if let (2, Value::Bytes(kv)) = field? {
+            for field in Fields::new(kv) {
+                if let (3, Value::Number(revision)) = field? {
+                    return Ok(revision.cast_signed());
                 }
             }
         }
     }
-    Err(CutOff)
+    Err(Malformed)
 }
 
 #[cfg(test)]

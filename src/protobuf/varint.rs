@@ -1,24 +1,23 @@
-//! Parsing and writing of protobuf's varints and lengths.
+//! Reading and writing of varints and lengths.
 
-/// Wire type of a varint field.
-pub(super) const VARINT: u64 = 0;
-/// Wire type of a length-delimited field.
-pub(super) const LENGTH_DELIMITED: u64 = 2;
+use super::Malformed;
 
 /// A count or length as an index; saturates where memory cannot hold that many items anyway.
-pub(super) fn to_usize(value: u64) -> usize {
+#[must_use]
+pub fn to_usize(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
 /// Length of `value` as a varint, in bytes: 1 to 10.
-pub(super) fn varint_len(value: u64) -> usize {
+#[must_use]
+pub fn varint_len(value: u64) -> usize {
     let bits = u64::BITS - (value | 1).leading_zeros();
     bits.div_ceil(7) as usize
 }
 
 /// Appends `value` as a varint.
 #[expect(clippy::cast_possible_truncation, reason = "seven bits at a time")]
-pub(super) fn put_varint(mut value: u64, out: &mut Vec<u8>) {
+pub fn put_varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 0x80 {
         out.push((value as u8) | 0x80);
         value >>= 7;
@@ -29,7 +28,7 @@ pub(super) fn put_varint(mut value: u64, out: &mut Vec<u8>) {
 /// Reads a varint at `*at` and advances `*at`. `None` if it is truncated, longer than necessary, or beyond 64 bits.
 ///
 /// Strict, because accepted bytes are stored and sent again as etcd's own.
-pub(super) fn strict_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
+pub fn strict_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     let mut value = 0_u64;
     for length in 0..10_u32 {
         let byte = *bytes.get(*at)?;
@@ -46,22 +45,54 @@ pub(super) fn strict_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
     None
 }
 
-/// Reads a varint at `*at` like protobuf libraries: padding is allowed, bits beyond the 64th are dropped.
-pub(super) fn lenient_varint(bytes: &[u8], at: &mut usize) -> Option<u64> {
-    let mut value = 0_u64;
-    for length in 0..10_u32 {
-        let byte = *bytes.get(*at)?;
-        *at += 1;
-        value |= u64::from(byte & 0x7f) << (7 * length);
-        if byte & 0x80 == 0 {
-            return Some(value);
+/// Reads one varint after the other from bytes that arrive in pieces, like protobuf libraries: padding is allowed, bits
+/// beyond the 64th are dropped.
+#[derive(Debug, Default)]
+pub(super) struct VarintReader {
+    value: u64,
+    /// Bits of the current varint that have been read, 0 to 63.
+    shift: u32,
+}
+
+impl VarintReader {
+    /// Takes bytes off the front of `data`; returns the number once its last byte is there.
+    ///
+    /// # Errors
+    /// The varint has more than 10 bytes.
+    #[inline]
+    pub(super) fn read(&mut self, data: &mut &[u8]) -> Result<Option<u64>, Malformed> {
+        let (mut value, mut shift) = (self.value, self.shift);
+        for (index, byte) in data.iter().enumerate() {
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                *data = &data[index + 1..];
+                *self = VarintReader::default();
+                return Ok(Some(value));
+            }
+            shift += 7;
+            if shift >= 70 {
+                return Err(Malformed);
+            }
         }
+        *data = &[];
+        (self.value, self.shift) = (value, shift);
+        Ok(None)
     }
-    None
+
+    /// Whether no byte of the next varint has been read.
+    pub(super) fn is_empty(&self) -> bool {
+        self.shift == 0
+    }
+}
+
+/// Takes a varint off the front of `bytes`, as leniently as protobuf libraries. `None` if it is truncated or longer than
+/// 10 bytes.
+pub fn lenient_varint(bytes: &mut &[u8]) -> Option<u64> {
+    VarintReader::default().read(bytes).ok().flatten()
 }
 
 /// Reads a varint that [`strict_varint`] has accepted before. Skips validation.
-pub(super) fn trusted_varint(bytes: &[u8], at: &mut usize) -> u64 {
+pub fn trusted_varint(bytes: &[u8], at: &mut usize) -> u64 {
     let first = bytes[*at];
     *at += 1;
     if first < 0x80 {
@@ -81,7 +112,7 @@ pub(super) fn trusted_varint(bytes: &[u8], at: &mut usize) -> u64 {
 }
 
 /// Reads a length at `*at` and returns that many bytes after it, advancing `*at`.
-pub(super) fn strict_bytes<'a>(bytes: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
+pub fn strict_bytes<'a>(bytes: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
     let length = usize::try_from(strict_varint(bytes, at)?).ok()?;
     let end = at.checked_add(length)?;
     let covered = bytes.get(*at..end)?;
