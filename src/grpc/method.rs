@@ -4,18 +4,16 @@
 pub const RANGE: &str = "/etcdserverpb.KV/Range";
 /// Path of KV/RangeStream.
 pub const RANGE_STREAM: &str = "/etcdserverpb.KV/RangeStream";
-
 /// Path of Watch/Watch.
 pub const WATCH: &str = "/etcdserverpb.Watch/Watch";
-/// Path of Auth/Authenticate.
-const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-
 /// Path of Cluster/MemberList.
 pub const MEMBER_LIST: &str = "/etcdserverpb.Cluster/MemberList";
-/// The same method of etcd's JSON gateway, behind the version.
-const JSON_MEMBER_LIST: &str = "/cluster/member/list";
 
-/// Services with unary methods alone, save the streaming methods that have a variant of their own.
+/// Versions of the JSON gateway. Every etcd that rangecache supports has the first two.
+const JSON_VERSIONS: [&str; 3] = ["/v3", "/v3beta", "/v3alpha"];
+/// Other paths of etcd that change nothing.
+const READ_ONLY_PATHS: [&str; 5] = ["/health", "/livez", "/readyz", "/version", "/metrics"];
+/// Services whose methods are unary unless they have a row in [`RPCS`] that says otherwise.
 const UNARY_SERVICES: [&str; 5] = [
     "/etcdserverpb.KV/",
     "/etcdserverpb.Lease/",
@@ -24,133 +22,161 @@ const UNARY_SERVICES: [&str; 5] = [
     "/etcdserverpb.Maintenance/",
 ];
 
-/// gRPC methods that change nothing: those that a read-only listener permits. `Txn` may write, and its paths do not show
-/// whether it does. `Authenticate` issues a token, without which a client cannot read while etcd's auth is on.
-const READ_ONLY_METHODS: [&str; 11] = [
-    RANGE,
-    RANGE_STREAM,
-    WATCH,
-    AUTHENTICATE,
-    MEMBER_LIST,
-    "/etcdserverpb.Maintenance/Status",
-    "/etcdserverpb.Maintenance/Hash",
-    "/etcdserverpb.Maintenance/HashKV",
-    "/grpc.health.v1.Health/Check",
-    "/grpc.health.v1.Health/List",
-    "/grpc.health.v1.Health/Watch",
+/// A method of etcd or of gRPC's health service.
+#[derive(Debug)]
+pub struct Rpc {
+    /// Path of the gRPC method: `/service/name`.
+    pub path: &'static str,
+    /// How its calls are treated.
+    pub method: Method,
+    /// Paths in etcd's JSON gateway, behind the version.
+    json: &'static [&'static str],
+    /// It changes nothing, and a read-only listener permits it. `Txn` may write, and its paths do not show whether it does.
+    /// `Authenticate` issues a token, without which a client cannot read while etcd's auth is on.
+    is_read_only: bool,
+    /// A call takes etcd a tenth of a second or longer: a check of a password, a hash of all keys.
+    is_costly: bool,
+    /// A call waits for other clients to release what it asks for.
+    pub is_waiting: bool,
+}
+
+const fn rpc(path: &'static str, method: Method, json: &'static [&'static str]) -> Rpc {
+    Rpc {
+        path,
+        method,
+        json,
+        is_read_only: false,
+        is_costly: false,
+        is_waiting: false,
+    }
+}
+
+/// Every method with a name of its own in metrics. The frequent ones are found first.
+#[rustfmt::skip]
+pub static RPCS: [Rpc; 52] = [
+    rpc(RANGE, Method::Range, &["/kv/range"]).read_only(),
+    rpc(RANGE_STREAM, Method::RangeStream, &[]).read_only(),
+    rpc("/etcdserverpb.KV/Txn", Method::Txn, &["/kv/txn"]),
+    rpc("/etcdserverpb.KV/Put", Method::Put, &["/kv/put"]),
+    rpc("/etcdserverpb.KV/DeleteRange", Method::DeleteRange, &["/kv/deleterange"]),
+    rpc("/etcdserverpb.KV/Compact", Method::Compact, &["/kv/compaction"]),
+    rpc(WATCH, Method::Watch, &["/watch"]).read_only(),
+    rpc("/etcdserverpb.Lease/LeaseKeepAlive", Method::LeaseKeepAlive, &["/lease/keepalive"]),
+    rpc("/etcdserverpb.Lease/LeaseGrant", Method::EtcdUnary, &["/lease/grant"]),
+    rpc("/etcdserverpb.Lease/LeaseRevoke", Method::EtcdUnary, &["/lease/revoke", "/kv/lease/revoke"]),
+    rpc("/etcdserverpb.Lease/LeaseTimeToLive", Method::EtcdUnary, &["/lease/timetolive", "/kv/lease/timetolive"]),
+    rpc("/etcdserverpb.Lease/LeaseLeases", Method::EtcdUnary, &["/lease/leases", "/kv/lease/leases"]),
+    rpc("/etcdserverpb.Maintenance/Status", Method::EtcdUnary, &["/maintenance/status"]).read_only(),
+    rpc("/etcdserverpb.Maintenance/Alarm", Method::EtcdUnary, &["/maintenance/alarm"]),
+    rpc("/etcdserverpb.Maintenance/Defragment", Method::EtcdUnary, &["/maintenance/defragment"]),
+    rpc("/etcdserverpb.Maintenance/Hash", Method::EtcdUnary, &["/maintenance/hash"]).read_only().costly(),
+    rpc("/etcdserverpb.Maintenance/HashKV", Method::EtcdUnary, &["/maintenance/hashkv"]).read_only().costly(),
+    rpc("/etcdserverpb.Maintenance/Snapshot", Method::Snapshot, &["/maintenance/snapshot"]),
+    rpc("/etcdserverpb.Maintenance/MoveLeader", Method::EtcdUnary, &["/maintenance/transfer-leadership"]),
+    rpc("/etcdserverpb.Maintenance/Downgrade", Method::EtcdUnary, &["/maintenance/downgrade"]),
+    rpc(MEMBER_LIST, Method::EtcdUnary, &["/cluster/member/list"]).read_only(),
+    rpc("/etcdserverpb.Cluster/MemberAdd", Method::EtcdUnary, &["/cluster/member/add"]),
+    rpc("/etcdserverpb.Cluster/MemberRemove", Method::EtcdUnary, &["/cluster/member/remove"]),
+    rpc("/etcdserverpb.Cluster/MemberUpdate", Method::EtcdUnary, &["/cluster/member/update"]),
+    rpc("/etcdserverpb.Cluster/MemberPromote", Method::EtcdUnary, &["/cluster/member/promote"]),
+    rpc("/etcdserverpb.Auth/Authenticate", Method::Authenticate, &["/auth/authenticate"]).read_only().costly(),
+    rpc("/etcdserverpb.Auth/AuthEnable", Method::SwitchAuth, &["/auth/enable"]),
+    rpc("/etcdserverpb.Auth/AuthDisable", Method::SwitchAuth, &["/auth/disable"]),
+    rpc("/etcdserverpb.Auth/AuthStatus", Method::EtcdUnary, &["/auth/status"]),
+    rpc("/etcdserverpb.Auth/UserAdd", Method::EtcdUnary, &["/auth/user/add"]),
+    rpc("/etcdserverpb.Auth/UserGet", Method::EtcdUnary, &["/auth/user/get"]),
+    rpc("/etcdserverpb.Auth/UserList", Method::EtcdUnary, &["/auth/user/list"]),
+    rpc("/etcdserverpb.Auth/UserDelete", Method::EtcdUnary, &["/auth/user/delete"]),
+    rpc("/etcdserverpb.Auth/UserChangePassword", Method::EtcdUnary, &["/auth/user/changepw"]),
+    rpc("/etcdserverpb.Auth/UserGrantRole", Method::EtcdUnary, &["/auth/user/grant"]),
+    rpc("/etcdserverpb.Auth/UserRevokeRole", Method::EtcdUnary, &["/auth/user/revoke"]),
+    rpc("/etcdserverpb.Auth/RoleAdd", Method::EtcdUnary, &["/auth/role/add"]),
+    rpc("/etcdserverpb.Auth/RoleGet", Method::EtcdUnary, &["/auth/role/get"]),
+    rpc("/etcdserverpb.Auth/RoleList", Method::EtcdUnary, &["/auth/role/list"]),
+    rpc("/etcdserverpb.Auth/RoleDelete", Method::EtcdUnary, &["/auth/role/delete"]),
+    rpc("/etcdserverpb.Auth/RoleGrantPermission", Method::EtcdUnary, &["/auth/role/grant"]),
+    rpc("/etcdserverpb.Auth/RoleRevokePermission", Method::EtcdUnary, &["/auth/role/revoke"]),
+    rpc("/v3lockpb.Lock/Lock", Method::Concurrency, &["/lock/lock"]).waiting(),
+    rpc("/v3lockpb.Lock/Unlock", Method::Concurrency, &["/lock/unlock"]),
+    rpc("/v3electionpb.Election/Campaign", Method::Concurrency, &["/election/campaign"]).waiting(),
+    rpc("/v3electionpb.Election/Proclaim", Method::Concurrency, &["/election/proclaim"]),
+    rpc("/v3electionpb.Election/Leader", Method::Concurrency, &["/election/leader"]),
+    rpc("/v3electionpb.Election/Observe", Method::ElectionObserve, &["/election/observe"]),
+    rpc("/v3electionpb.Election/Resign", Method::Concurrency, &["/election/resign"]),
+    rpc("/grpc.health.v1.Health/Check", Method::Health, &[]).read_only(),
+    rpc("/grpc.health.v1.Health/Watch", Method::HealthWatch, &[]).read_only(),
+    rpc("/grpc.health.v1.Health/List", Method::Health, &[]).read_only(),
 ];
-/// The same methods of etcd's JSON gateway, behind the version.
-const READ_ONLY_JSON: [&str; 7] = [
-    "/kv/range",
-    "/watch",
-    "/auth/authenticate",
-    JSON_MEMBER_LIST,
-    "/maintenance/status",
-    "/maintenance/hash",
-    "/maintenance/hashkv",
-];
-/// gRPC methods of which one call takes etcd a tenth of a second or longer: a check of a password, a hash of all keys.
-const COSTLY_METHODS: [&str; 3] = [
-    AUTHENTICATE,
-    "/etcdserverpb.Maintenance/Hash",
-    "/etcdserverpb.Maintenance/HashKV",
-];
-/// The same methods of etcd's JSON gateway, behind the version.
-const COSTLY_JSON: [&str; 3] = ["/auth/authenticate", "/maintenance/hash", "/maintenance/hashkv"];
-/// Every method of etcd's JSON gateway, behind the version.
-const JSON_METHODS: [&str; 51] = [
-    "/kv/range",
-    "/kv/put",
-    "/kv/deleterange",
-    "/kv/txn",
-    "/kv/compaction",
-    "/kv/lease/revoke",
-    "/kv/lease/timetolive",
-    "/kv/lease/leases",
-    "/watch",
-    "/lease/grant",
-    "/lease/revoke",
-    "/lease/keepalive",
-    "/lease/timetolive",
-    "/lease/leases",
-    "/cluster/member/add",
-    "/cluster/member/remove",
-    "/cluster/member/update",
-    JSON_MEMBER_LIST,
-    "/cluster/member/promote",
-    "/maintenance/alarm",
-    "/maintenance/status",
-    "/maintenance/defragment",
-    "/maintenance/hash",
-    "/maintenance/hashkv",
-    "/maintenance/snapshot",
-    "/maintenance/transfer-leadership",
-    "/maintenance/downgrade",
-    "/auth/enable",
-    "/auth/disable",
-    "/auth/status",
-    "/auth/authenticate",
-    "/auth/user/add",
-    "/auth/user/get",
-    "/auth/user/list",
-    "/auth/user/delete",
-    "/auth/user/changepw",
-    "/auth/user/grant",
-    "/auth/user/revoke",
-    "/auth/role/add",
-    "/auth/role/get",
-    "/auth/role/list",
-    "/auth/role/delete",
-    "/auth/role/grant",
-    "/auth/role/revoke",
-    "/lock/lock",
-    "/lock/unlock",
-    "/election/campaign",
-    "/election/proclaim",
-    "/election/leader",
-    "/election/observe",
-    "/election/resign",
-];
-/// Versions of the JSON gateway.
-const JSON_VERSIONS: [&str; 3] = ["/v3", "/v3beta", "/v3alpha"];
-/// Other paths of etcd that change nothing.
-const READ_ONLY_PATHS: [&str; 5] = ["/health", "/livez", "/readyz", "/version", "/metrics"];
+
+impl Rpc {
+    const fn read_only(mut self) -> Rpc {
+        self.is_read_only = true;
+        self
+    }
+
+    const fn costly(mut self) -> Rpc {
+        self.is_costly = true;
+        self
+    }
+
+    const fn waiting(mut self) -> Rpc {
+        self.is_waiting = true;
+        self
+    }
+
+    /// Service and name, as they are in the path.
+    #[must_use]
+    pub fn names(&self) -> (&'static str, &'static str) {
+        self.path[1..].split_once('/').unwrap_or((self.path, ""))
+    }
+
+    fn at(path: &str) -> Option<&'static Rpc> {
+        RPCS.iter().find(|rpc| rpc.path == path)
+    }
+
+    /// The method behind a path of the JSON gateway, in one of these versions.
+    fn at_json(path: &str, versions: &[&str]) -> Option<&'static Rpc> {
+        let mut paths = versions.iter().filter_map(|version| path.strip_prefix(version));
+        let path = paths.find(|path| path.starts_with('/'))?;
+        RPCS.iter().find(|rpc| rpc.json.contains(&path))
+    }
+
+    /// The method that a request with this path calls, by gRPC or in JSON.
+    fn called(path: &str) -> Option<&'static Rpc> {
+        Rpc::at(path).or_else(|| Rpc::at_json(path, &JSON_VERSIONS))
+    }
+}
 
 /// Whether a request with this path, gRPC or not, changes nothing. False for every path that is not known, and for each
 /// that etcd may read differently, such as one with an escape.
 #[must_use]
 pub fn is_read_only(path: &str) -> bool {
-    let is_json = || json_method(path).is_some_and(|method| READ_ONLY_JSON.contains(&method));
-    READ_ONLY_METHODS.contains(&path) || READ_ONLY_PATHS.contains(&path) || is_json()
+    Rpc::called(path).is_some_and(|rpc| rpc.is_read_only) || READ_ONLY_PATHS.contains(&path)
 }
 
 /// Whether a call of `path`, gRPC or not, costs etcd so much that one client may make few at once.
 #[must_use]
 pub fn is_costly(path: &str) -> bool {
-    let is_json = || json_method(path).is_some_and(|method| COSTLY_JSON.contains(&method));
-    COSTLY_METHODS.contains(&path) || is_json()
+    Rpc::called(path).is_some_and(|rpc| rpc.is_costly)
 }
 
 /// Whether `path` is MemberList of the JSON gateway, in any of its versions.
 #[must_use]
 pub fn is_json_member_list(path: &str) -> bool {
-    json_method(path) == Some(JSON_MEMBER_LIST)
+    Rpc::at_json(path, &JSON_VERSIONS).is_some_and(|rpc| rpc.path == MEMBER_LIST)
+}
+
+/// Whether `path` is `method` in the JSON gateway of every etcd that rangecache supports.
+#[must_use]
+pub fn is_json_of(path: &str, method: Method) -> bool {
+    Rpc::at_json(path, &JSON_VERSIONS[..2]).is_some_and(|rpc| rpc.method == method)
 }
 
 /// `path`, if it is one of etcd's own paths for HTTP: those of its JSON gateway, `/health` and others. Any other one is
 /// the client's own text.
 #[must_use]
 pub fn http_route(path: &str) -> Option<&str> {
-    let is_json = || json_method(path).is_some_and(|method| JSON_METHODS.contains(&method));
-    (READ_ONLY_PATHS.contains(&path) || is_json()).then_some(path)
-}
-
-/// Path of a method of the JSON gateway, without the version.
-fn json_method(path: &str) -> Option<&str> {
-    let methods = JSON_VERSIONS
-        .iter()
-        .filter_map(|version| path.strip_prefix(version));
-    methods.into_iter().find(|method| method.starts_with('/'))
+    (READ_ONLY_PATHS.contains(&path) || Rpc::at_json(path, &JSON_VERSIONS).is_some()).then_some(path)
 }
 
 /// A method, or a group of methods that are treated alike.
@@ -160,6 +186,12 @@ pub enum Method {
     Range,
     /// KV/RangeStream (KEP-5966).
     RangeStream,
+    /// KV/Put.
+    Put,
+    /// KV/DeleteRange.
+    DeleteRange,
+    /// KV/Txn.
+    Txn,
     /// KV/Compact.
     Compact,
     /// Auth/AuthEnable and Auth/AuthDisable.
@@ -209,17 +241,10 @@ impl Method {
     /// The method at `path`, without a query.
     #[must_use]
     pub fn from_path(path: &str) -> Method {
+        if let Some(rpc) = Rpc::at(path) {
+            return rpc.method;
+        }
         match path {
-            RANGE => Method::Range,
-            RANGE_STREAM => Method::RangeStream,
-            "/etcdserverpb.KV/Compact" => Method::Compact,
-            "/etcdserverpb.Auth/AuthEnable" | "/etcdserverpb.Auth/AuthDisable" => Method::SwitchAuth,
-            AUTHENTICATE => Method::Authenticate,
-            WATCH => Method::Watch,
-            "/etcdserverpb.Lease/LeaseKeepAlive" => Method::LeaseKeepAlive,
-            "/etcdserverpb.Maintenance/Snapshot" => Method::Snapshot,
-            "/v3electionpb.Election/Observe" => Method::ElectionObserve,
-            "/grpc.health.v1.Health/Watch" => Method::HealthWatch,
             _ if UNARY_SERVICES.iter().any(|service| path.starts_with(service)) => Method::EtcdUnary,
             _ if path.starts_with("/etcdserverpb.") => Method::EtcdOther,
             _ if path.starts_with("/v3lockpb.") || path.starts_with("/v3electionpb.") => Method::Concurrency,
@@ -244,7 +269,14 @@ impl Method {
     pub fn is_streaming(self) -> bool {
         !matches!(
             self,
-            Method::Range | Method::Compact | Method::SwitchAuth | Method::Authenticate | Method::EtcdUnary
+            Method::Range
+                | Method::Put
+                | Method::DeleteRange
+                | Method::Txn
+                | Method::Compact
+                | Method::SwitchAuth
+                | Method::Authenticate
+                | Method::EtcdUnary
         )
     }
 
@@ -289,6 +321,12 @@ impl Method {
                 | Method::Concurrency
                 | Method::ElectionObserve
         )
+    }
+
+    /// Whether a call may change keys.
+    #[must_use]
+    pub fn may_write_keys(self) -> bool {
+        matches!(self, Method::Put | Method::DeleteRange | Method::Txn)
     }
 
     /// State that the call changes when it succeeds.
@@ -451,9 +489,6 @@ mod tests {
             RANGE,
         ] {
             assert_eq!(http_route(path), None, "{path}");
-        }
-        for method in READ_ONLY_JSON {
-            assert!(JSON_METHODS.contains(&method), "{method}");
         }
     }
 

@@ -3,35 +3,12 @@
 use bytes::Bytes;
 use prost::Message as _;
 
+use super::Method;
 use super::frame::PrefixReader;
 use crate::etcdserverpb::{DeleteRangeResponse, PutResponse, ResponseHeader, TxnResponse};
 
 /// Longest response that is decoded, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
-
-/// A method that writes keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteMethod {
-    /// KV/Put.
-    Put,
-    /// KV/DeleteRange.
-    DeleteRange,
-    /// KV/Txn.
-    Txn,
-}
-
-impl WriteMethod {
-    /// The method at `path`, if it is one of these.
-    #[must_use]
-    pub fn from_path(path: &str) -> Option<WriteMethod> {
-        match path {
-            "/etcdserverpb.KV/Put" => Some(WriteMethod::Put),
-            "/etcdserverpb.KV/DeleteRange" => Some(WriteMethod::DeleteRange),
-            "/etcdserverpb.KV/Txn" => Some(WriteMethod::Txn),
-            _ => None,
-        }
-    }
-}
 
 /// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +21,10 @@ pub struct Written {
     pub has_changed: bool,
 }
 
-/// What the response to a write by `method` shows, if `data` is the whole of it, uncompressed and short. `None` also for a
-/// transaction that has changed nothing.
+/// What the response to a call of `method` shows, if `data` is the whole of it, uncompressed and short. `None` also for a
+/// transaction that has changed nothing, and for methods that write no keys.
 #[must_use]
-pub fn written(method: WriteMethod, data: &Bytes) -> Option<Written> {
+pub fn written(method: Method, data: &Bytes) -> Option<Written> {
     if data.len() > MAX_RESPONSE_BYTES {
         return None;
     }
@@ -58,12 +35,12 @@ pub fn written(method: WriteMethod, data: &Bytes) -> Option<Written> {
         return None;
     }
     let (header, has_changed) = match method {
-        WriteMethod::Put => (PutResponse::decode(message).ok()?.header, true),
-        WriteMethod::DeleteRange => {
+        Method::Put => (PutResponse::decode(message).ok()?.header, true),
+        Method::DeleteRange => {
             let response = DeleteRangeResponse::decode(message).ok()?;
             (response.header, response.deleted > 0)
         }
-        WriteMethod::Txn => {
+        Method::Txn => {
             let response = TxnResponse::decode(message).ok()?;
             // One that only reads may be answered by one member alone.
             if !has_changed(&response) {
@@ -71,6 +48,7 @@ pub fn written(method: WriteMethod, data: &Bytes) -> Option<Written> {
             }
             (response.header, true)
         }
+        _ => return None,
     };
     let ResponseHeader {
         cluster_id, revision, ..
@@ -131,13 +109,13 @@ mod tests {
             })
         };
         let put = framed(&PutResponse { header: header() });
-        assert_eq!(written(WriteMethod::Put, &put), at(true));
+        assert_eq!(written(Method::Put, &put), at(true));
         assert_eq!(
-            written(WriteMethod::DeleteRange, &framed(&delete(0).unwrap())),
+            written(Method::DeleteRange, &framed(&delete(0).unwrap())),
             at(false)
         );
         assert_eq!(
-            written(WriteMethod::DeleteRange, &framed(&delete(2).unwrap())),
+            written(Method::DeleteRange, &framed(&delete(2).unwrap())),
             at(true)
         );
         let read = ResponseOp::default();
@@ -157,17 +135,17 @@ mod tests {
             (vec![read.clone(), deleted(1)], at(true)),
             (vec![nested(1)], at(true)),
         ] {
-            assert_eq!(written(WriteMethod::Txn, &transaction(responses)), expected);
+            assert_eq!(written(Method::Txn, &transaction(responses)), expected);
         }
     }
 
     #[test]
     fn parts_and_compressed_responses_show_nothing() {
         let put = framed(&PutResponse { header: header() });
-        assert_eq!(written(WriteMethod::Put, &put.slice(..put.len() - 1)), None);
-        assert_eq!(written(WriteMethod::Put, &put.slice(..3)), None);
+        assert_eq!(written(Method::Put, &put.slice(..put.len() - 1)), None);
+        assert_eq!(written(Method::Put, &put.slice(..3)), None);
         let mut compressed = put.to_vec();
         compressed[0] = 1;
-        assert_eq!(written(WriteMethod::Put, &compressed.into()), None);
+        assert_eq!(written(Method::Put, &compressed.into()), None);
     }
 }

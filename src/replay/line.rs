@@ -8,13 +8,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use crate::etcdserverpb::RangeRequest;
-
-/// Method of a line that is played as a Range.
-const RANGE: &str = "etcdserverpb.KV/Range";
-/// Method of a line that is played as a RangeStream.
-const RANGE_STREAM: &str = "etcdserverpb.KV/RangeStream";
-/// Paths of a Range in JSON, which is played as a Range.
-const JSON_RANGES: [&str; 2] = ["/v3/kv/range", "/v3beta/kv/range"];
+use crate::grpc::{Method, is_json_of};
 
 /// A read.
 #[derive(Clone, Debug, PartialEq)]
@@ -97,11 +91,12 @@ pub(super) fn parse(line: &str) -> Result<Result<Read, Passed>, String> {
     let mut fields: Fields = serde_json::from_str(line).map_err(|error| error.to_string())?;
     let arrived_at = humantime::parse_rfc3339(&fields.time)
         .map_err(|error| format!("the time {:?}: {error}", fields.time))?;
-    let is_stream = fields.method == RANGE_STREAM;
-    if !is_stream && fields.method != RANGE && !JSON_RANGES.contains(&fields.method.as_str()) {
-        let is_watch = fields.method == "etcdserverpb.Watch/Watch" || fields.method.ends_with("/watch");
-        return Ok(Err(if is_watch { Passed::Watch } else { Passed::NoRead }));
-    }
+    let is_stream = match method_of(&fields.method) {
+        Method::Range => false,
+        Method::RangeStream => true,
+        Method::Watch | Method::JsonWatch => return Ok(Err(Passed::Watch)),
+        _ => return Ok(Err(Passed::NoRead)),
+    };
     if fields.key_too_long {
         return Ok(Err(Passed::KeyTooLong));
     }
@@ -132,6 +127,17 @@ pub(super) fn parse(line: &str) -> Result<Result<Read, Passed>, String> {
             max_create_revision: fields.max_create_revision,
         },
     }))
+}
+
+/// Method of a call that is logged as `service/name`, or as a path of the JSON gateway. A Range in JSON is played as a
+/// Range.
+fn method_of(logged: &str) -> Method {
+    match logged.strip_prefix('/') {
+        None => Method::from_path(&format!("/{logged}")),
+        Some(_) if is_json_of(logged, Method::Range) => Method::Range,
+        Some(_) if logged.ends_with("/watch") => Method::JsonWatch,
+        Some(_) => Method::Other,
+    }
 }
 
 /// A key that is written as text or in base64.

@@ -9,7 +9,7 @@
 //! | `report` | latencies and errors, for people and for scripts |
 //!
 //! Nothing is ever written: lines of other calls are passed over and counted. This room imports `config`, `upstream`,
-//! `tls` and `telemetry`; only `main` imports it.
+//! `tls`, `grpc` and `telemetry`; only `main` imports it.
 
 mod flags;
 mod line;

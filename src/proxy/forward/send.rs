@@ -22,7 +22,7 @@ use super::shutdown::StopSignal;
 use crate::grpc::frame::{PREFIX_BYTES, Prefix};
 use crate::grpc::metadata::{grpc_content_type, is_grpc, remove_own_metadata};
 use crate::grpc::status::GRPC_STATUS;
-use crate::grpc::{Method, Status, WriteMethod, written};
+use crate::grpc::{Method, Status, written};
 use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
 use crate::mirror::history::{Before, ClusterState};
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
@@ -222,10 +222,9 @@ impl Forward {
         }
         // After the wait for bytes: a call that waits for other clients to read has no turn.
         let _turn = self.turn(class, gate).await?;
-        let write = WriteMethod::from_path(parts.uri.path());
-        let write = write.map(|method| (method, self.cluster_state.before_check()));
+        let before_write = method.may_write_keys().then(|| self.cluster_state.before_check());
         let upstream_response = self.send(parts, body, class).await?;
-        self.pass_through(upstream_response, method, window_bytes, held, write)
+        self.pass_through(upstream_response, method, window_bytes, held, before_write)
             .await
     }
 
@@ -275,8 +274,8 @@ impl Forward {
     }
 
     /// Turns etcd's response into the client's, whose body passes through. `held` counts the bytes that etcd has sent,
-    /// or may send before its flow control stops it after `window_bytes`. A `write` has the state before it was
-    /// sent.
+    /// or may send before its flow control stops it after `window_bytes`. `before_write` is the
+    /// state before a write was sent.
     ///
     /// # Errors
     /// [`SendError::Buffers`] if the bytes do not fit; other errors if the response breaks off before its first frame.
@@ -286,7 +285,7 @@ impl Forward {
         method: Method,
         window_bytes: u64,
         mut held: CallBytes,
-        write: Option<(WriteMethod, Before)>,
+        before_write: Option<Before>,
     ) -> Result<Response<ResponseBody>, SendError> {
         let UpstreamResponse { response, in_flight } = upstream_response;
         let is_grpc = is_grpc(response.headers());
@@ -295,8 +294,8 @@ impl Forward {
         // This delays no client: etcd sends the head of a unary response together with the first frame.
         if is_grpc && !method.is_streaming() && !head.headers.contains_key(GRPC_STATUS) {
             first = body.frame().await.transpose().map_err(SendError::from_hyper)?;
-            if let (Some((method, before)), Some(frame)) = (&write, &first)
-                && let Some(written) = frame.data_ref().and_then(|data| written(*method, data))
+            if let (Some(before), Some(frame)) = (&before_write, &first)
+                && let Some(written) = frame.data_ref().and_then(|data| written(method, data))
             {
                 self.cluster_state.note_write(
                     before,

@@ -1,74 +1,7 @@
 //! Methods by which clients' calls are counted, and their classes.
 
-/// Methods with series of their own: etcd's, and gRPC's health service. The frequent ones are found first.
-const METHODS: [(&str, &[&str]); 9] = [
-    (
-        "etcdserverpb.KV",
-        &["Range", "RangeStream", "Txn", "Put", "DeleteRange", "Compact"],
-    ),
-    ("etcdserverpb.Watch", &["Watch"]),
-    (
-        "etcdserverpb.Lease",
-        &[
-            "LeaseKeepAlive",
-            "LeaseGrant",
-            "LeaseRevoke",
-            "LeaseTimeToLive",
-            "LeaseLeases",
-        ],
-    ),
-    (
-        "etcdserverpb.Maintenance",
-        &[
-            "Status",
-            "Alarm",
-            "Defragment",
-            "Hash",
-            "HashKV",
-            "Snapshot",
-            "MoveLeader",
-            "Downgrade",
-        ],
-    ),
-    (
-        "etcdserverpb.Cluster",
-        &[
-            "MemberList",
-            "MemberAdd",
-            "MemberRemove",
-            "MemberUpdate",
-            "MemberPromote",
-        ],
-    ),
-    (
-        "etcdserverpb.Auth",
-        &[
-            "Authenticate",
-            "AuthEnable",
-            "AuthDisable",
-            "AuthStatus",
-            "UserAdd",
-            "UserGet",
-            "UserList",
-            "UserDelete",
-            "UserChangePassword",
-            "UserGrantRole",
-            "UserRevokeRole",
-            "RoleAdd",
-            "RoleGet",
-            "RoleList",
-            "RoleDelete",
-            "RoleGrantPermission",
-            "RoleRevokePermission",
-        ],
-    ),
-    ("v3lockpb.Lock", &["Lock", "Unlock"]),
-    (
-        "v3electionpb.Election",
-        &["Campaign", "Proclaim", "Leader", "Observe", "Resign"],
-    ),
-    ("grpc.health.v1.Health", &["Check", "Watch", "List"]),
-];
+use crate::grpc::Method;
+use crate::grpc::method::RPCS;
 
 /// Kind of a call, by what it costs and how long it lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,6 +14,16 @@ pub(super) enum Class {
 }
 
 impl Class {
+    fn of(method: Method) -> Class {
+        match method {
+            Method::Range | Method::RangeStream => Class::Read,
+            Method::Put | Method::DeleteRange | Method::Txn | Method::Compact => Class::Write,
+            Method::Watch => Class::Watch,
+            Method::LeaseKeepAlive => Class::KeepAlive,
+            _ => Class::Other,
+        }
+    }
+
     pub(super) const ALL: [Class; 5] = [
         Class::Read,
         Class::Write,
@@ -119,19 +62,8 @@ impl CallMethod {
     /// The method at `path`; one for all that are not known.
     #[must_use]
     pub fn of_path(path: &str) -> CallMethod {
-        let mut index = 0;
-        let named = path.strip_prefix('/').and_then(|path| path.split_once('/'));
-        if let Some((service, method)) = named {
-            for (of, methods) in METHODS {
-                if of == service
-                    && let Some(at) = methods.iter().position(|name| *name == method)
-                {
-                    return CallMethod::new(index + at, service, method);
-                }
-                index += methods.len();
-            }
-        }
-        CallMethod::OTHER
+        let index = RPCS.iter().position(|rpc| rpc.path == path);
+        index.map_or(CallMethod::OTHER, CallMethod::new)
     }
 
     /// Every method that is not known.
@@ -141,44 +73,30 @@ impl CallMethod {
         has_latency: false,
     };
 
-    fn new(index: usize, service: &str, method: &str) -> CallMethod {
-        let class = match (service, method) {
-            ("etcdserverpb.KV", "Range" | "RangeStream") => Class::Read,
-            ("etcdserverpb.KV", _) => Class::Write,
-            ("etcdserverpb.Watch", _) => Class::Watch,
-            ("etcdserverpb.Lease", "LeaseKeepAlive") => Class::KeepAlive,
-            _ => Class::Other,
-        };
-        // A lock or an election lasts until others let go.
-        let waits_for_others = matches!(method, "Lock" | "Campaign" | "Observe" | "Watch" | "Snapshot");
+    fn new(index: usize) -> CallMethod {
+        let rpc = &RPCS[index];
+        let class = Class::of(rpc.method);
+        // A snapshot lasts as long as its client reads.
+        let lasts = rpc.is_waiting || rpc.method.is_endless() || rpc.method == Method::Snapshot;
         CallMethod {
             index,
             class,
-            has_latency: !class.is_endless() && !waits_for_others,
+            has_latency: !lasts,
         }
     }
 
     /// Every method, with the values of its labels.
     pub(super) fn all() -> impl Iterator<Item = (CallMethod, &'static str, &'static str)> {
-        let named = METHODS
-            .iter()
-            .flat_map(|(service, methods)| methods.iter().map(|method| (*service, *method)));
-        let named = named.enumerate();
-        let named = named
-            .map(|(index, (service, method))| (CallMethod::new(index, service, method), service, method));
+        let named = RPCS.iter().enumerate().map(|(index, rpc)| {
+            let (service, name) = rpc.names();
+            (CallMethod::new(index), service, name)
+        });
         named.chain([(CallMethod::OTHER, "other", "other")])
     }
 }
 
 /// Number of methods, the unknown ones included.
-pub(super) const METHOD_COUNT: usize = {
-    let (mut count, mut at) = (1, 0);
-    while at < METHODS.len() {
-        count += METHODS[at].1.len();
-        at += 1;
-    }
-    count
-};
+pub(super) const METHOD_COUNT: usize = RPCS.len() + 1;
 
 #[cfg(test)]
 mod tests {

@@ -20,7 +20,7 @@ use super::grpc::sort_targets_are_unchecked;
 use super::serve::{Received, TooLong, WireFormat};
 use crate::cache::{Answer, JsonAnswer, QueryError, ResponseHeader, Selection};
 use crate::grpc::status::MAX_RESPONSE_BYTES;
-use crate::grpc::{Method, Status};
+use crate::grpc::{Method, Status, is_json_of};
 use crate::limits::CallBytes;
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::{Gate, forward_http1_body, outcome_of};
@@ -31,15 +31,13 @@ use crate::telemetry::outcome::{Kind, Read};
 use crate::telemetry::{Outcome, Reason};
 use crate::upstream::{ConnectionClass, Outgoing, Version};
 
-/// Paths of a Range. Every version from [`FIRST_VERSION`] on has both.
-const PATHS: [&str; 2] = ["/v3/kv/range", "/v3beta/kv/range"];
 /// Longest body that is read, in bytes. Longer ones are forwarded.
 const MAX_BODY_BYTES: usize = 128 << 10;
 
 /// Whether the request is a Range in JSON that may be understood.
 pub(in crate::proxy) fn is_json_range<B>(request: &Request<B>) -> bool {
     let uri = request.uri();
-    request.method() == http::Method::POST && uri.query().is_none() && PATHS.contains(&uri.path())
+    request.method() == http::Method::POST && uri.query().is_none() && is_json_of(uri.path(), Method::Range)
 }
 
 /// A Range of the gateway, in the words of etcd's lowest version.

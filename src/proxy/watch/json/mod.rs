@@ -20,7 +20,7 @@ use super::request::Create;
 use super::session::{First, Session};
 use super::stream::Stream;
 use super::stream_bytes::StreamBytes;
-use crate::grpc::{CallMetadata, Method};
+use crate::grpc::{CallMetadata, Method, is_json_of};
 use crate::proxy::call::CallRecord;
 use crate::proxy::forward::forward_http1_body;
 use crate::proxy::gateway::{call_metadata, gateway_version, is_protojson};
@@ -31,8 +31,6 @@ use crate::telemetry::metrics::Source;
 use crate::upstream::Outgoing;
 use response::JsonStream;
 
-/// Paths of a Watch. Every version whose text is known has both.
-const PATHS: [&str; 2] = ["/v3/watch", "/v3beta/watch"];
 /// Longest body that is read, in bytes: two keys in base64. Longer ones are forwarded.
 const MAX_BODY_BYTES: usize = 64 << 10;
 
@@ -42,7 +40,7 @@ pub(crate) fn may_serve_json<B>(client: &Client, request: &Request<B>) -> bool {
     client.proxy.watch_progress_interval.is_some()
         && request.method() == http::Method::POST
         && uri.query().is_none()
-        && PATHS.contains(&uri.path())
+        && is_json_of(uri.path(), Method::Watch)
 }
 
 /// Serves a Watch in JSON from memory, or forwards it.
