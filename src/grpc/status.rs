@@ -1,9 +1,12 @@
 //! Statuses that rangecache itself returns: the one mapping from a cause to gRPC's code and text.
 
+use std::time::Duration;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use prost::Message;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::head::MAX_FIELDS;
 
@@ -14,11 +17,11 @@ pub const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
 /// Metadata that carries the status with its details, encoded as `google.rpc.Status`.
 const GRPC_STATUS_DETAILS: HeaderName = HeaderName::from_static("grpc-status-details-bin");
-/// Type of the detail that says when a call may be tried again.
-const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
-/// That time, in seconds: a mirror has been resumed by then, calls that waited for a turn have had one, and buffers are free
-/// again.
-const RETRY_SECONDS: i64 = 1;
+/// Time after which a call may be tried again: a mirror has been resumed by then, calls that waited for a turn have had one,
+/// and buffers are free again.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// ASCII that gRPC over HTTP/2 percent-encodes in the status text. All that is not ASCII is encoded, too.
+const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// Longest response message that etcd's gRPC server sends, in bytes.
 pub const MAX_RESPONSE_BYTES: u64 = i32::MAX as u64;
@@ -201,56 +204,12 @@ impl Status {
 
     /// The status with the time after which the call may be tried again.
     fn retry_details(&self) -> HeaderValue {
-        let retry = RetryInfo {
-            retry_delay: Some(Duration {
-                seconds: RETRY_SECONDS,
-            }),
-        };
-        let details = StatusDetails {
-            code: self.code() as i32,
-            message: self.to_string(),
-            details: vec![Detail {
-                type_url: RETRY_INFO.to_owned(),
-                value: retry.encode_to_vec(),
-            }],
-        };
-        let text = STANDARD_NO_PAD.encode(details.encode_to_vec());
+        let details = ErrorDetails::with_retry_info(Some(RETRY_DELAY));
+        let code = tonic::Code::from(self.code() as i32);
+        let status = tonic::Status::with_error_details(code, self.to_string(), details);
+        let text = STANDARD_NO_PAD.encode(status.details());
         HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
     }
-}
-
-/// `google.rpc.Status`.
-#[derive(Message)]
-struct StatusDetails {
-    #[prost(int32, tag = "1")]
-    code: i32,
-    #[prost(string, tag = "2")]
-    message: String,
-    #[prost(message, repeated, tag = "3")]
-    details: Vec<Detail>,
-}
-
-/// `google.protobuf.Any`.
-#[derive(Message)]
-struct Detail {
-    #[prost(string, tag = "1")]
-    type_url: String,
-    #[prost(bytes = "vec", tag = "2")]
-    value: Vec<u8>,
-}
-
-/// `google.rpc.RetryInfo`.
-#[derive(Message)]
-struct RetryInfo {
-    #[prost(message, optional, tag = "1")]
-    retry_delay: Option<Duration>,
-}
-
-/// `google.protobuf.Duration`, in whole seconds.
-#[derive(Message)]
-struct Duration {
-    #[prost(int64, tag = "1")]
-    seconds: i64,
 }
 
 /// The code in these headers or trailers, if they have one.
@@ -285,16 +244,10 @@ pub fn ok_trailers() -> HeaderMap {
     trailers
 }
 
-/// Bytes outside of printable ASCII, and `%`, as `%XX` (gRPC over HTTP/2).
+/// The value of [`GRPC_MESSAGE`] for `message`.
 fn percent_encode(message: &str) -> HeaderValue {
-    let mut out = String::with_capacity(message.len());
-    for byte in message.bytes() {
-        match byte {
-            b' '..=b'~' if byte != b'%' => out.push(char::from(byte)),
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    HeaderValue::from_str(&out).unwrap_or(HeaderValue::from_static(""))
+    let encoded = utf8_percent_encode(message, ENCODED).to_string();
+    HeaderValue::try_from(encoded).unwrap_or(HeaderValue::from_static(""))
 }
 
 #[cfg(test)]
@@ -341,14 +294,19 @@ mod tests {
             assert!(status.trailers().contains_key(GRPC_STATUS_DETAILS), "{status}");
         }
         let trailers = Status::MirrorBehind.trailers();
-        let encoded = STANDARD_NO_PAD.decode(&trailers[GRPC_STATUS_DETAILS]).unwrap();
-        let details = StatusDetails::decode(encoded.as_slice()).unwrap();
         assert_eq!(
-            (details.code, details.message),
-            (14, Status::MirrorBehind.to_string())
+            trailers[GRPC_STATUS_DETAILS],
+            "CA4SMHJhbmdlY2FjaGU6IHRoZSBtaXJyb3IgaXMgYmVoaW5kIGV0Y2Q7IHRyeSBhZ2FpbhowCih0eXBlLmdvb2ds\
+             ZWFwaXMuY29tL2dvb2dsZS5ycGMuUmV0cnlJbmZvEgQKAggB"
         );
-        assert_eq!(details.details[0].type_url, RETRY_INFO);
-        let retry = RetryInfo::decode(details.details[0].value.as_slice()).unwrap();
-        assert_eq!(retry.retry_delay.unwrap().seconds, 1);
+        let status = tonic::Status::from_header_map(&trailers).unwrap();
+        assert_eq!(
+            (status.code(), status.message()),
+            (tonic::Code::Unavailable, &*Status::MirrorBehind.to_string())
+        );
+        assert_eq!(
+            status.get_details_retry_info().unwrap().retry_delay,
+            Some(Duration::from_secs(1))
+        );
     }
 }
