@@ -89,8 +89,8 @@ pub(super) trait FetchPage: Send + Sync + 'static {
 /// Result of one request for a page.
 #[derive(Debug)]
 pub(super) enum PageResponse {
-    /// A page, its encoded length in bytes, and the budget for it.
-    Page(RangeResponse, u64, Option<HeldBytes>),
+    /// A page, its encoded length in bytes, the budget for it, and when its connection was opened.
+    Page(RangeResponse, u64, Option<HeldBytes>, Instant),
     /// The response has this many bytes, more than `max_bytes`.
     TooLarge(u64),
     /// etcd's status, other than OK (headers or trailers).
@@ -161,10 +161,7 @@ impl FetchPage for PageCalls {
             .forward
             .send(self.parts.clone(), body, ConnectionClass::Stream)
             .await;
-        let UpstreamResponse {
-            response,
-            in_flight: _in_flight,
-        } = sent.map_err(|error| match error {
+        let UpstreamResponse { response, in_flight } = sent.map_err(|error| match error {
             SendError::Reset(error) => PageError::Reset(error),
             other => PageError::Local(other.status()),
         })?;
@@ -201,7 +198,13 @@ impl FetchPage for PageCalls {
         let response = message.and_then(|message| RangeResponse::decode(message).ok());
         match response {
             Some(response) if data.first() == Some(&0) => {
-                Ok(PageResponse::Page(response, data.len() as u64, Some(held)))
+                let opened = in_flight.connection().opened();
+                Ok(PageResponse::Page(
+                    response,
+                    data.len() as u64,
+                    Some(held),
+                    opened,
+                ))
             }
             _ => Err(PageError::Local(Status::UndecodableResponse)),
         }
@@ -217,9 +220,21 @@ pub(super) struct Pager<G> {
     keys_left: Option<i64>,
     /// Whether the range can be split into pages: it is not sorted, not counted only, and has more than one key.
     is_paged: bool,
-    /// Header and count of the first page, which the stream reports.
-    first: Option<(ResponseHeader, i64)>,
+    /// The first page, with which the others must agree.
+    first: Option<FirstPage>,
     deadline: Option<Instant>,
+}
+
+/// First page of a stream.
+#[derive(Clone, Copy, Debug)]
+struct FirstPage {
+    /// Header, which the stream reports.
+    header: ResponseHeader,
+    /// Count, which the stream reports.
+    count: i64,
+    /// Time at or before which it was requested. A connection that was opened by then has the same member process since:
+    /// all members stop before a backup is put in place of their data, so that its later pages are of the same history.
+    requested: Instant,
 }
 
 /// Page of which key-values are still to be sent.
@@ -299,9 +314,17 @@ impl<G: FetchPage> Pager<G> {
     /// failures.
     async fn fetch_with_retries(&mut self) -> Result<Page, PageError> {
         let mut tries = 0;
+        let begun = Instant::now();
         loop {
             let failure = match self.calls.fetch_page(&self.request, self.max_bytes()).await? {
-                PageResponse::Page(response, bytes, held) => return self.accept(response, bytes, held),
+                PageResponse::Page(response, bytes, held, opened) => {
+                    let first = self.first_page(&response, begun.max(opened))?;
+                    if opened > first.requested {
+                        let explanation = "the next page would be of another connection".to_owned();
+                        return Err(PageError::Local(Status::ConnectionLost(explanation)));
+                    }
+                    return self.accept(first, response, bytes, held);
+                }
                 PageResponse::TooLarge(bytes) if !self.is_paged => {
                     return Err(PageError::Local(Status::SortedTooLong(bytes)));
                 }
@@ -337,23 +360,34 @@ impl<G: FetchPage> Pager<G> {
         }
     }
 
-    /// Checks that a page of `bytes` belongs to the same history as the first, and prepares the request for the next
-    /// page.
+    /// Returns the first page, which `page` is if there is none yet; it was `requested` at that time or later.
+    ///
+    /// # Errors
+    /// `page` shows that etcd's history was replaced since the first one, or has no header.
+    fn first_page(&mut self, page: &RangeResponse, requested: Instant) -> Result<FirstPage, PageError> {
+        let header = page.header.ok_or(PageError::Local(Status::UndecodableResponse))?;
+        let first = *self.first.get_or_insert(FirstPage {
+            header,
+            count: page.count,
+            requested,
+        });
+        if header.cluster_id != first.header.cluster_id
+            || header.revision < first.header.revision
+            || header.raft_term < first.header.raft_term
+        {
+            return Err(PageError::Local(Status::HistoryReplaced));
+        }
+        Ok(first)
+    }
+
+    /// Prepares the request for the page after this one of `bytes`.
     fn accept(
         &mut self,
+        first: FirstPage,
         page: RangeResponse,
         bytes: u64,
         held: Option<HeldBytes>,
     ) -> Result<Page, PageError> {
-        let undecodable = || PageError::Local(Status::UndecodableResponse);
-        let header = page.header.ok_or_else(undecodable)?;
-        let (first, count) = *self.first.get_or_insert((header, page.count));
-        if header.cluster_id != first.cluster_id
-            || header.revision < first.revision
-            || header.raft_term < first.raft_term
-        {
-            return Err(PageError::Local(Status::HistoryReplaced));
-        }
         let keys = i64::try_from(page.kvs.len()).unwrap_or(i64::MAX);
         if let Some(keys_left) = &mut self.keys_left {
             *keys_left -= keys;
@@ -364,17 +398,18 @@ impl<G: FetchPage> Pager<G> {
             .filter(|_| self.is_paged && page.more && self.keys_left != Some(0));
         let tail = match last {
             None => Some(Tail {
-                header: first,
+                header: first.header,
                 more: page.more,
-                count,
+                count: first.count,
             }),
             Some(last) => {
-                let last = Entry::from_key_value(last).map_err(|_| undecodable())?;
+                let last =
+                    Entry::from_key_value(last).map_err(|_| PageError::Local(Status::UndecodableResponse))?;
                 self.request.key = successor(last.key());
                 // Later pages are read at the first page's revision. They are linearizable, because a member that is
                 // behind would refuse the revision as a future one in a serializable read.
                 if self.request.revision <= 0 {
-                    self.request.revision = first.revision;
+                    self.request.revision = first.header.revision;
                 }
                 self.request.serializable = false;
                 let mean_bytes = (bytes / keys.max(1).unsigned_abs()).max(1);

@@ -59,7 +59,12 @@ fn page(keys: std::ops::Range<usize>, count: i64, more: bool, revision: i64) -> 
         more,
         count,
     };
-    PageResponse::Page(response, 1000, None)
+    PageResponse::Page(response, 1000, None, opened())
+}
+
+/// When the connections were opened that are there from the beginning.
+fn opened() -> Instant {
+    Instant::now() - Duration::from_secs(1)
 }
 
 fn list() -> RangeQuery {
@@ -202,6 +207,36 @@ async fn replaced_history_in_mid_stream_ends_the_stream() {
     let (merged, _, code) = read(stream).await;
     assert_eq!(merged.kvs.len(), 64);
     assert_eq!(code, "14");
+}
+
+/// All members may have been put back to an older state while none was connected, and written past the first page's revision
+/// again: the pages show no difference then.
+#[tokio::test(start_paused = true)]
+async fn page_of_a_connection_that_was_opened_since_the_first_page_ends_the_stream() {
+    for (opened_later, expected) in [(Duration::ZERO, "0"), (Duration::from_millis(1), "14")] {
+        let mut second = page(64..100, 36, false, 9);
+        if let PageResponse::Page(_, _, _, opened) = &mut second {
+            *opened = Instant::now() + opened_later;
+        }
+        let script = Script::new([page(0..64, 100, true, 7), second]);
+        let stream = Pager::new(script, &list(), None).start().await.unwrap();
+        let (merged, _, code) = read(stream).await;
+        assert_eq!(code, expected);
+        assert_eq!(merged.kvs.len(), if expected == "0" { 100 } else { 64 });
+    }
+}
+
+/// The first page may wait for a connection.
+#[tokio::test(start_paused = true)]
+async fn pages_of_the_first_pages_connection_continue_the_stream() {
+    let script = Script::new([page(0..64, 100, true, 7), page(64..100, 36, false, 9)]);
+    for result in script.results.lock().iter_mut() {
+        if let PageResponse::Page(_, _, _, opened) = result {
+            *opened = Instant::now() + Duration::from_secs(3);
+        }
+    }
+    let stream = Pager::new(script, &list(), None).start().await.unwrap();
+    assert_eq!(read(stream).await.2, "0");
 }
 
 #[tokio::test(start_paused = true)]
