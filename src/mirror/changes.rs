@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::lifecycle;
 use super::mirrors::Mirrors;
-use super::slots::Slot;
+use super::set::Slot;
 use super::view::Mirror;
 use super::watch_hub::WatchHub;
 use crate::keyspace::scope::{Scope, scopes};
@@ -24,7 +24,7 @@ impl Mirrors {
     /// Whether [`Mirrors::set_scopes`] has a place for each new mirror.
     #[must_use]
     pub fn has_places(&self, prefixes: &[String], left_out: &[String]) -> bool {
-        self.missing(prefixes, left_out).len() <= self.slots.free()
+        self.missing(prefixes, left_out).len() <= self.set.free()
     }
 
     /// Mirrors the scopes of `prefixes` without `left_out` from now on. Reads of removed mirrors are forwarded and their
@@ -34,7 +34,7 @@ impl Mirrors {
         let added = self.missing(prefixes, left_out);
         let wanted = scopes(prefixes, left_out);
         let mut removed = Vec::new();
-        for (_, slot) in self.slots.present() {
+        for (_, slot) in self.set.present() {
             if !wanted.contains(&slot.mirror.scope) {
                 slot.remove();
                 tracing::info!(
@@ -64,7 +64,7 @@ impl Mirrors {
         let _switching = self.switching.lock();
         hub.set_closed(self.forwards_all());
         if let Some(position) = self
-            .slots
+            .set
             .add(Slot::new(mirror, hub, true, self.stop.child_token()))
         {
             lifecycle::start(self, position);

@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::feed::FeedEnd;
+use super::feed::{Feed, FeedEnd, Feeding};
 use super::load::{ENTRY_OVERHEAD_BYTES, Load, LoadCause, LoadError, LoadedBy, over_budget};
-use super::mirrors::Mirrors;
+use super::mirrors::{Mirrors, background};
 use super::view::{Ended, Epoch, Mirror};
-use super::{feed, watch_hub};
+use super::watch_hub;
 use crate::cache::Store;
 use crate::net::Url;
 use crate::panics::caught;
@@ -48,7 +48,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
     let mirrors_of_task = Arc::clone(mirrors);
     mirrors.tasks.spawn(async move {
-        let Some(slot) = mirrors_of_task.slots.get(position) else {
+        let Some(slot) = mirrors_of_task.set.get(position) else {
             return;
         };
         let running = run_despite_panics(&mirrors_of_task, &slot.mirror);
@@ -62,7 +62,7 @@ pub(super) fn start(mirrors: &Arc<Mirrors>, position: usize) {
     let stop = mirrors.stop.clone();
     mirrors.tasks.spawn(async move {
         // Continues after a removal, so that the watches get what they have not taken yet and the end.
-        if let Some(slot) = mirrors_of_hub.slots.get(position) {
+        if let Some(slot) = mirrors_of_hub.set.get(position) {
             stop.run_until_cancelled(watch_hub::follow(&slot.mirror, &slot.hub))
                 .await;
         }
@@ -128,7 +128,7 @@ impl Lifecycle<'_> {
         } else {
             "reload"
         };
-        let span = mirrors.background(span_name, mirror);
+        let span = background(&mirrors.telemetry, span_name, mirror);
         let loaded = tokio::select! {
             loaded = load(mirrors, mirror, epoch, self.reason_while_loading) => loaded,
             () = mirror.epoch_ended(epoch) => Ok(None),
@@ -209,10 +209,21 @@ impl Lifecycle<'_> {
     async fn wait_until_it_fits(&mut self, epoch: Epoch, mean_bytes: u64) -> LoadCause {
         let (mirrors, mirror) = (self.mirrors, self.mirror);
         let _ = mirror.drop_contents(epoch, Reason::OverBudget, Ended::Dropped(Reason::OverBudget));
-        over_budget::until_it_may_fit(mirrors, mirror, epoch, mean_bytes).await;
+        let (set, upstream, probe_interval) = (&mirrors.set, &mirrors.upstream, mirrors.probe_interval);
+        over_budget::until_it_may_fit(set, upstream, probe_interval, mirror, epoch, mean_bytes).await;
         self.reason_while_loading = mirror.revision().err().unwrap_or(Reason::Loading);
         LoadCause::MayFit
     }
+}
+
+/// Ends the span of an opening of a feed with its result.
+fn end_opening_span(mirrors: &Mirrors, mut span: Span, url: &Url, opened: &Result<Feed<'_>, FeedEnd>) {
+    span.set_endpoint(url);
+    match opened {
+        Ok(feed) => span.set("rangecache.revision.served", feed.revision()),
+        Err(end) => span.fail(end.to_string()),
+    }
+    mirrors.telemetry.tracer.end(span);
 }
 
 /// Ends the span of a load with its result.
@@ -255,7 +266,15 @@ async fn load(
     if mirror.drop_contents(epoch, reason_while_loading, ended).is_err() {
         return Ok(None);
     }
-    let loaded = Load { mirrors, mirror }.run().await?;
+    let load = Load {
+        set: &mirrors.set,
+        upstream: &mirrors.upstream,
+        pacing: &mirrors.load_pacing,
+        tasks: &mirrors.tasks,
+        telemetry: &mirrors.telemetry,
+        mirror,
+    };
+    let loaded = load.run().await?;
     let store = Store::new(
         loaded.tree,
         loaded.header.revision,
@@ -273,7 +292,8 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by:
     let mut span_name = "follow";
     loop {
         let began = Instant::now();
-        let span = mirrors.background(std::mem::replace(&mut span_name, "resume"), mirror);
+        let span_name = std::mem::replace(&mut span_name, "resume");
+        let span = background(&mirrors.telemetry, span_name, mirror);
         let deadline = began + CONNECT_TIMEOUT;
         let end = match mirrors
             .upstream
@@ -282,7 +302,21 @@ async fn follow(mirrors: &Mirrors, mirror: &Mirror, epoch: Epoch, mut loaded_by:
         {
             Ok(connection) => {
                 last = Some(connection.url().clone());
-                feed::follow(mirrors, mirror, epoch, &connection, &mut loaded_by, span).await
+                let feeding = Feeding {
+                    set: &mirrors.set,
+                    upstream: &mirrors.upstream,
+                    mirror,
+                    epoch,
+                    connection: &connection,
+                };
+                let opened = feeding.open(&mut loaded_by).await;
+                if let Some(span) = span {
+                    end_opening_span(mirrors, *span, connection.url(), &opened);
+                }
+                match opened {
+                    Ok(feed) => feed.follow().await,
+                    Err(end) => end,
+                }
             }
             Err(error) => FeedEnd::Lost(error.to_string()),
         };

@@ -1,19 +1,20 @@
 //! All mirrors of this process, and what they share.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::feed::is_of_history;
 use super::flags::MirrorConfig;
 use super::freshness::{Findings, Freshness};
-use super::history::{Before, ClusterState, Compaction, HistoryId, Verdict};
+use super::history::{ClusterState, Compaction, HistoryId};
 use super::load::LoadPacing;
-use super::slots::{Slot, Slots};
+use super::set::{MirrorSet, Slot};
 use super::view::{Mirror, Pinned};
 use super::watch_hub::WatchHub;
 use crate::cache::HistoryLimits;
@@ -22,13 +23,13 @@ use crate::keyspace::Interval;
 use crate::keyspace::scope::scopes;
 use crate::telemetry::trace::{Span, SpanExt as _};
 use crate::telemetry::{Reason, Telemetry};
-use crate::upstream::Upstream;
+use crate::upstream::{Connection, Upstream};
 
 /// All mirrors of this process, and what they share.
 #[derive(Debug)]
 pub struct Mirrors {
     /// Every mirror with its watch hub.
-    pub(super) slots: Arc<Slots>,
+    pub(super) set: Arc<MirrorSet>,
     /// The quorum check.
     pub freshness: Arc<Freshness>,
     /// The state of etcd's history and auth, and the revisions that clients have seen.
@@ -42,13 +43,11 @@ pub struct Mirrors {
     forwards_all: AtomicBool,
     /// Held while `forwards_all` and the hubs are switched.
     pub(super) switching: Mutex<()>,
-    /// `--cache-max-bytes`, `--serve-stale` and `--freshness-timeout`.
+    /// `--serve-stale` and `--freshness-timeout`.
     live: Live<MirrorConfig>,
     pub(super) probe_interval: Duration,
     /// What etcd has reported about its compactions.
-    pub(super) compaction: Compaction,
-    /// Wakes the probe: a check has found a compaction, and the probe asks how far it reaches.
-    pub(super) compaction_found: Arc<Notify>,
+    pub(super) compaction: Arc<Compaction>,
     /// The rate of loads.
     pub(super) load_pacing: Arc<LoadPacing>,
     pub(super) tasks: TaskTracker,
@@ -56,10 +55,8 @@ pub struct Mirrors {
 }
 
 impl Mirrors {
-    /// Empty mirrors of every scope that `live` names, which will be those of `this`. No task runs yet:
-    /// [`start`](super::start) starts them.
+    /// Empty mirrors of every scope that `live` names. No task runs yet: [`start`](super::start) starts them.
     pub(super) fn new(
-        this: &Weak<Mirrors>,
         live: &Live<MirrorConfig>,
         probe_interval: Duration,
         upstream: &Arc<Upstream>,
@@ -76,33 +73,27 @@ impl Mirrors {
                 let mirror = Mirror::new(scope, Arc::clone(&cluster_state), mirror_metrics);
                 Slot::new(mirror, Arc::default(), false, stop.child_token())
             });
-        let slots = Arc::new(Slots::new(slots.collect()));
-        let compaction_found = Arc::new(Notify::new());
+        let set = MirrorSet::new(slots.collect(), Arc::clone(&cluster_state), live.clone());
+        let (set, compaction) = (Arc::new(set), Arc::<Compaction>::default());
         let findings = Findings {
             replaced: {
-                let slots = Arc::clone(&slots);
+                let set = Arc::clone(&set);
                 Box::new(move |header| {
-                    drop_all(&slots, header.revision, "a quorum check shows another history");
+                    set.drop_all(header.revision, "a quorum check shows another history");
                 })
             },
             compacted: {
-                let (slots, cluster_state) = (Arc::clone(&slots), Arc::clone(&cluster_state));
-                let found = Arc::clone(&compaction_found);
+                let (set, compaction) = (Arc::clone(&set), Arc::clone(&compaction));
                 Box::new(move |history, revision| {
-                    compacted(&slots, &cluster_state, history, revision);
-                    found.notify_one();
+                    set.compacted(history, revision);
+                    compaction.wake();
                 })
             },
             continues: {
-                let this = Weak::clone(this);
+                let (set, upstream) = (Arc::clone(&set), Arc::clone(upstream));
                 Box::new(move |connection, history| {
-                    let mirrors = this.upgrade();
-                    Box::pin(async move {
-                        match mirrors {
-                            Some(mirrors) => mirrors.is_of_history(&connection, history, false).await,
-                            None => false,
-                        }
-                    })
+                    let (set, upstream) = (Arc::clone(&set), Arc::clone(&upstream));
+                    Box::pin(async move { is_of_history(&set, &upstream, &connection, history, false).await })
                 })
             },
         };
@@ -116,7 +107,7 @@ impl Mirrors {
             findings,
         ));
         Mirrors {
-            slots,
+            set,
             freshness,
             cluster_state,
             pinned: Arc::default(),
@@ -131,8 +122,7 @@ impl Mirrors {
             switching: Mutex::default(),
             live: live.clone(),
             probe_interval,
-            compaction: Compaction::default(),
-            compaction_found,
+            compaction,
             load_pacing: Arc::new(LoadPacing::new()),
             tasks: tasks.clone(),
             stop: stop.clone(),
@@ -150,7 +140,7 @@ impl Mirrors {
     pub fn forward_all(&self, is_on: bool) -> bool {
         let _switching = self.switching.lock();
         let was_on = self.forwards_all.swap(is_on, Ordering::SeqCst);
-        for slot in self.slots.every() {
+        for slot in self.set.every() {
             slot.hub.set_closed(is_on);
         }
         self.telemetry.metrics.reads.set_forward_all(is_on);
@@ -166,7 +156,7 @@ impl Mirrors {
     /// Position of the mirror that holds every key that `interval` can name.
     #[must_use]
     pub fn position_holding(&self, interval: &Interval<'_>) -> Option<usize> {
-        let mut present = self.slots.present();
+        let mut present = self.set.present();
         present
             .find(|(_, slot)| slot.mirror.scope.contains(interval))
             .map(|(position, _)| position)
@@ -175,13 +165,13 @@ impl Mirrors {
     /// The mirror at `position`, which it keeps, also once it was removed.
     #[must_use]
     pub fn at(&self, position: usize) -> Option<&Mirror> {
-        self.slots.get(position).map(|slot| &slot.mirror)
+        self.set.get(position).map(|slot| &slot.mirror)
     }
 
     /// The hub of a mirror of this process.
     #[must_use]
     pub fn watch_hub(&self, mirror: &Mirror) -> Option<&Arc<WatchHub>> {
-        let mut slots = self.slots.every();
+        let mut slots = self.set.every();
         slots
             .find(|slot| std::ptr::eq(&slot.mirror, mirror))
             .map(|slot| &slot.hub)
@@ -189,24 +179,24 @@ impl Mirrors {
 
     /// Every mirror.
     pub fn all(&self) -> impl Iterator<Item = &Mirror> {
-        self.slots.mirrors()
+        self.set.all()
     }
 
     /// Every mirror with its position.
     pub fn positions(&self) -> impl Iterator<Item = (usize, &Mirror)> {
-        self.slots
+        self.set
             .present()
             .map(|(position, slot)| (position, &slot.mirror))
     }
 
     /// Why each mirror is out of service, by position; removed ones included.
     pub fn reasons_out(&self) -> impl Iterator<Item = Option<Reason>> {
-        self.slots.every().map(|slot| slot.mirror.revision().err())
+        self.set.every().map(|slot| slot.mirror.revision().err())
     }
 
     /// Mirrors without which the process is not ready: all but those that a reload has added and that were never in service.
     pub fn awaited(&self) -> impl Iterator<Item = &Mirror> {
-        let present = self.slots.present().map(|(_, slot)| slot);
+        let present = self.set.present().map(|(_, slot)| slot);
         present
             .filter(|slot| !slot.was_added || slot.mirror.was_in_service())
             .map(|slot| &slot.mirror)
@@ -216,7 +206,7 @@ impl Mirrors {
     /// which that was found, has been replaced.
     pub fn compacted(&self, history: HistoryId, revision: i64) {
         self.compaction.record(history, revision);
-        compacted(&self.slots, &self.cluster_state, history, revision);
+        self.set.compacted(history, revision);
     }
 
     /// Revision of etcd's last compaction, as etcd has reported it, if that is above `revision`, which etcd refuses then.
@@ -241,25 +231,13 @@ impl Mirrors {
         self.reported_compaction(revision)
     }
 
-    /// Records that etcd's contents or raft log are not those of the history in which a feed or a load began, and drops
-    /// every mirror, unless that has been done. `revision` is one of the new history, 0 if none is known; `explanation`
-    /// goes to the log.
-    pub(super) fn replace_history(&self, before: &Before, revision: i64, explanation: &str) {
-        if self.cluster_state.contradict(before) == Verdict::Replaced {
-            drop_all(&self.slots, revision, explanation);
-        }
-    }
-
     /// Drops every mirror each time that the response to a client's write has shown another history.
     pub(super) async fn drop_contradicted(&self) {
         loop {
             self.cluster_state.until_contradicted().await;
             let revision = self.cluster_state.known();
-            drop_all(
-                &self.slots,
-                revision,
-                "a write got a revision that was known before",
-            );
+            self.set
+                .drop_all(revision, "a write got a revision that was known before");
         }
     }
 
@@ -269,31 +247,11 @@ impl Mirrors {
         self.all().for_each(Mirror::corrupt);
     }
 
-    /// A span of background work on `mirror`; `None` unless it is sampled.
-    pub(super) fn background(&self, name: &'static str, mirror: &Mirror) -> Option<Box<Span>> {
-        let mut span = self.telemetry.tracer.background(name)?;
-        span.set("rangecache.mirror", mirror.name.clone());
-        Some(span)
-    }
-
     /// Bytes by which the mirrors, what readers keep of their old views, and loads in progress exceed
     /// `--cache-max-bytes`, as far as giving up readers can help.
     #[must_use]
     pub fn excess_held_bytes(&self) -> u64 {
-        // Readers may keep views of removed mirrors.
-        let every = self.slots.every().map(|slot| &slot.mirror);
-        let held: u64 = every.map(Mirror::held_bytes).sum();
-        let own = self
-            .all()
-            .map(|mirror| mirror.memory_bytes() + mirror.loading_bytes().load(Ordering::Relaxed));
-        (held + own.sum::<u64>())
-            .saturating_sub(self.max_bytes())
-            .min(held)
-    }
-
-    /// Bound on the memory of all mirrors together (`--cache-max-bytes`).
-    fn max_bytes(&self) -> u64 {
-        self.live.load().max_bytes()
+        self.set.excess_held_bytes()
     }
 
     /// Age up to which last views are served while no member answers (`--serve-stale`); zero disables it.
@@ -306,30 +264,29 @@ impl Mirrors {
         self.live.load().freshness_timeout
     }
 
-    /// Bytes that `mirror` may take: `--cache-max-bytes` less the memory of the other mirrors.
-    pub(super) fn budget_of(&self, mirror: &Mirror) -> u64 {
-        let others = self.all().filter(|other| !std::ptr::eq(*other, mirror));
-        self.max_bytes()
-            .saturating_sub(others.map(Mirror::memory_bytes).sum())
+    /// Whether the member behind `connection` is of `history`: its events continue those of each mirror
+    /// ([`is_of_history`]).
+    pub async fn is_of_history(
+        &self,
+        connection: &Arc<Connection>,
+        history: HistoryId,
+        is_handover: bool,
+    ) -> bool {
+        is_of_history(&self.set, &self.upstream, connection, history, is_handover).await
     }
 
-    pub(super) fn within_budget(&self, mirror: &Mirror) -> bool {
-        mirror.memory_bytes() <= self.budget_of(mirror)
+    /// Time by which a connection must have been opened on which etcd continues watchers of the mirrors at `positions`: a mirror
+    /// that was removed since cannot be compared with etcd any more. `None` if none was removed.
+    pub fn opened_by(&self, positions: impl Iterator<Item = usize>) -> Option<Instant> {
+        positions
+            .filter_map(|position| self.set.get(position)?.opened_by())
+            .min()
     }
 }
 
-fn compacted(slots: &Slots, cluster_state: &ClusterState, history: HistoryId, revision: i64) {
-    if cluster_state.note_compacted(history, revision) {
-        slots.mirrors().for_each(|mirror| mirror.compacted(revision));
-    }
-}
-
-fn drop_all(slots: &Slots, revision: i64, explanation: &str) {
-    tracing::warn!(
-        explanation,
-        "etcd's history was replaced (restored from a backup?); dropping and reloading every mirror"
-    );
-    slots
-        .mirrors()
-        .for_each(|mirror| mirror.replace_history(revision));
+/// A span of background work on `mirror`; `None` unless it is sampled.
+pub(super) fn background(telemetry: &Telemetry, name: &'static str, mirror: &Mirror) -> Option<Box<Span>> {
+    let mut span = telemetry.tracer.background(name)?;
+    span.set("rangecache.mirror", mirror.name.clone());
+    Some(span)
 }

@@ -12,7 +12,8 @@
 //! | `history` | etcd's history: identity, proofs, replacement (I4), revisions served (I11) |
 //! | `watch_hub` | the events of a mirror, for watches that are served from memory |
 //! | `mirrors` | all mirrors of the process and what they share |
-//! | `slots`, `changes` | places of mirrors; those that a reload adds or removes |
+//! | `set` | places of mirrors, their memory together, and what drops them all |
+//! | `changes` | mirrors that a reload adds or removes |
 //! | `flags` | the flags |
 //! | `probe` | periodic checks that do not depend on client traffic |
 //! | `stale` | last views, while no member of etcd answers (`--serve-stale`) |
@@ -32,7 +33,7 @@ mod lifecycle;
 mod load;
 mod mirrors;
 mod probe;
-mod slots;
+mod set;
 mod stale;
 mod verify;
 mod version_gate;
@@ -40,6 +41,7 @@ pub mod view;
 pub mod watch_hub;
 
 pub use flags::MirrorConfig;
+#[cfg(test)]
 pub(crate) use flags::default_cache_bytes;
 pub use mirrors::Mirrors;
 pub use stale::StaleView;
@@ -67,20 +69,27 @@ pub fn start(
     stop: &CancellationToken,
 ) -> Arc<Mirrors> {
     let (interval, old_etcd) = (etcd.probe_interval, etcd.old_etcd);
-    let mirrors =
-        Arc::new_cyclic(|this| Mirrors::new(this, live, interval, upstream, telemetry, tasks, stop));
+    let mirrors = Arc::new(Mirrors::new(live, interval, upstream, telemetry, tasks, stop));
     for (position, _) in mirrors.positions() {
         lifecycle::start(&mirrors, position);
     }
     let probed = Arc::clone(&mirrors);
     spawn(&mirrors, async move {
-        restarting("probe", || probe::run(&probed, interval)).await;
+        let probe = probe::Probe {
+            set: &probed.set,
+            upstream: &probed.upstream,
+            freshness: &probed.freshness,
+            pinned: &probed.pinned,
+            compaction: &probed.compaction,
+        };
+        restarting("probe", || probe::run(&probe, interval)).await;
     });
     let interval = live.load().verify_interval;
     if !interval.is_zero() {
         let verified = Arc::clone(&mirrors);
         spawn(&mirrors, async move {
-            restarting("verification", || verify::run(&verified, interval)).await;
+            let (set, upstream, telemetry) = (&verified.set, &verified.upstream, &verified.telemetry);
+            restarting("verification", || verify::run(set, upstream, telemetry, interval)).await;
         });
     }
     let contradicted = Arc::clone(&mirrors);
@@ -89,7 +98,8 @@ pub fn start(
     });
     let gated = Arc::clone(&mirrors);
     spawn(&mirrors, async move {
-        restarting("version gate", || version_gate::run(&gated, old_etcd)).await;
+        let (upstream, stop) = (&gated.upstream, &gated.stop);
+        restarting("version gate", || version_gate::run(upstream, stop, old_etcd)).await;
     });
     mirrors
 }

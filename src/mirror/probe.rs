@@ -13,13 +13,13 @@ use bytes::Bytes;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use super::feed::Lag;
-use super::freshness::Proof;
-use super::history::Auth;
-use super::mirrors::Mirrors;
-use super::view::Mirror;
+use super::freshness::{Freshness, Proof};
+use super::history::{Auth, Compaction};
+use super::set::MirrorSet;
+use super::view::{Mirror, Pinned};
 use crate::faults::{self, Fault};
 use crate::telemetry::Reason;
-use crate::upstream::{ConnectionClass, compact_revision, is_compacted};
+use crate::upstream::{ConnectionClass, Upstream, compact_revision, is_compacted};
 
 /// Timeout for connecting, and for each request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -27,8 +27,24 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// a failed authentication.
 const ANONYMOUS_CHECK_TICKS: u32 = 10;
 
+/// What the probe asks, and what it tells.
+#[derive(Debug)]
+pub(super) struct Probe<'a> {
+    /// The mirrors, which learn etcd's revision.
+    pub(super) set: &'a MirrorSet,
+    /// Connections.
+    pub(super) upstream: &'a Upstream,
+    /// The quorum check.
+    pub(super) freshness: &'a Arc<Freshness>,
+    /// Past revisions that are read from etcd.
+    pub(super) pinned: &'a Pinned,
+    /// What is known of compactions.
+    pub(super) compaction: &'a Compaction,
+}
+
 /// Probes every `interval` until cancelled.
-pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
+pub(super) async fn run(probe: &Probe<'_>, interval: Duration) {
+    let Probe { set, upstream, .. } = probe;
     let mut timer = tokio::time::interval(interval);
     timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut ticks = 0_u32;
@@ -38,22 +54,22 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
         tokio::select! {
             _ = timer.tick() => {}
             // A read has found a compaction: reads of revisions below it then no longer fail the checks of others.
-            () = mirrors.compaction_found.notified() => {}
+            () = probe.compaction.found() => {}
         }
         faults::trip(Fault::Probe);
-        mirrors.all().for_each(Mirror::age);
-        let before = mirrors.cluster_state.before_check();
-        let raft_index = raft_index(mirrors).await;
+        set.all().for_each(Mirror::age);
+        let before = set.cluster_state.before_check();
+        let raft_index = raft_index(upstream).await;
         ticks = ticks.wrapping_add(1);
-        if let Ok(proof) = proof(mirrors, ticks).await {
+        if let Ok(proof) = proof(probe, ticks).await {
             if let Some(raft_index) = raft_index
                 && proof.history == before.history_id()
             {
-                mirrors
-                    .cluster_state
+                set.cluster_state
                     .note_raft_index(&before, raft_index, proof.header.revision);
             }
-            for (position, mirror) in mirrors.positions() {
+            for (position, slot) in set.present() {
+                let mirror = &slot.mirror;
                 if lags.len() <= position {
                     lags.resize_with(position + 1, Lag::default);
                 }
@@ -68,21 +84,21 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
                 }
             }
         }
-        let oldest = mirrors
+        let oldest = set
             .all()
             .filter_map(|mirror| Some((mirror.oldest_revision()?, mirror.scope.key())))
-            .chain(pinned(mirrors))
+            .chain(pinned(probe))
             .min();
         if let Some((oldest, key)) = oldest
-            && let Ok(connection) = mirrors
-                .upstream
+            && let Ok(connection) = upstream
                 .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
                 .await
             && is_compacted(&connection, &key, oldest).await
             && let Some(compacted) = compact_revision(&connection, &key, oldest).await
         {
             tracing::debug!(revision = compacted, "etcd has compacted");
-            mirrors.compacted(before.history_id(), compacted);
+            probe.compaction.record(before.history_id(), compacted);
+            set.compacted(before.history_id(), compacted);
         }
     }
 }
@@ -90,21 +106,22 @@ pub(super) async fn run(mirrors: &Arc<Mirrors>, interval: Duration) {
 /// Makes a quorum check without credentials, which also shows whether auth is on. If it is, makes one as rangecache's
 /// own user for each mirror, which also shows whether the user may still read the mirrored keys. Detecting that auth
 /// is off again is not urgent, because etcd then authorizes every caller.
-async fn proof(mirrors: &Mirrors, ticks: u32) -> Result<Proof, Reason> {
-    let credentials = mirrors.upstream.credentials();
+async fn proof(probe: &Probe<'_>, ticks: u32) -> Result<Proof, Reason> {
+    let (set, freshness) = (probe.set, probe.freshness);
+    let credentials = probe.upstream.credentials();
     if !credentials.name_a_user() {
-        return mirrors.freshness.prove().await;
+        return freshness.prove().await;
     }
-    let is_on = mirrors.cluster_state.auth() == Auth::On && !ticks.is_multiple_of(ANONYMOUS_CHECK_TICKS);
+    let is_on = set.cluster_state.auth() == Auth::On && !ticks.is_multiple_of(ANONYMOUS_CHECK_TICKS);
     let mut proof = if is_on {
         Err(Reason::Auth)
     } else {
-        mirrors.freshness.prove().await
+        freshness.prove().await
     };
     if proof.is_err_and(|reason| reason == Reason::Auth) {
-        for mirror in mirrors.all() {
+        for mirror in set.all() {
             let (key, range_end) = (mirror.scope.key(), mirror.scope.range_end());
-            proof = mirrors.freshness.authorize_own(key, range_end).await;
+            proof = freshness.authorize_own(key, range_end).await;
             if let Err(reason) = proof {
                 // Without a token, the user may simply not be authenticated yet.
                 if reason == Reason::Auth && credentials.identify() {
@@ -123,16 +140,15 @@ async fn proof(mirrors: &Mirrors, ticks: u32) -> Result<Proof, Reason> {
 
 /// Oldest revision that is being read from etcd, and the key to probe it with. `None` while auth is on: rangecache's
 /// own user may not be allowed to read that key.
-fn pinned(mirrors: &Mirrors) -> Option<(i64, Bytes)> {
-    let cluster_state = &mirrors.cluster_state;
-    let revision = mirrors.pinned.oldest(cluster_state.compacted())?;
+fn pinned(probe: &Probe<'_>) -> Option<(i64, Bytes)> {
+    let cluster_state = &probe.set.cluster_state;
+    let revision = probe.pinned.oldest(cluster_state.compacted())?;
     (cluster_state.auth() == Auth::Off).then(|| (revision, Bytes::from_static(b"\0")))
 }
 
 /// Raft index of one member.
-async fn raft_index(mirrors: &Mirrors) -> Option<u64> {
-    let connection = mirrors
-        .upstream
+async fn raft_index(upstream: &Upstream) -> Option<u64> {
+    let connection = upstream
         .connection(ConnectionClass::Check, Instant::now() + RESPONSE_TIMEOUT)
         .await
         .ok()?;

@@ -14,15 +14,16 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::history::History;
-use super::mirrors::Mirrors;
+use super::history::{ClusterState, History};
+use super::mirrors::background;
+use super::set::MirrorSet;
 use super::view::{Epoch, Mirror, View};
 use crate::cache::{Entry, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
-use crate::telemetry::Reason;
 use crate::telemetry::trace::SpanExt as _;
-use crate::upstream::{Channel, Connection, ReceiveWindow, jittered};
+use crate::telemetry::{Reason, Telemetry};
+use crate::upstream::{Channel, Connection, ReceiveWindow, Upstream, jittered};
 
 /// Largest piece in bytes; a single larger entry is a piece of its own.
 const PIECE_BYTES: u64 = 512 << 10;
@@ -75,16 +76,17 @@ struct Difference {
 }
 
 /// Verifies every mirror, each `interval` (with jitter), until cancelled.
-pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
+pub(super) async fn run(set: &MirrorSet, upstream: &Upstream, telemetry: &Telemetry, interval: Duration) {
     loop {
         tokio::time::sleep(jittered(interval)).await;
-        for mirror in mirrors.all() {
-            let span = mirrors.background("verify", mirror);
-            let result = match verify(mirrors, mirror).await {
+        for mirror in set.all() {
+            let span = background(telemetry, "verify", mirror);
+            let verifying = verify(&set.cluster_state, upstream, telemetry, mirror);
+            let result = match verifying.await {
                 Ok(Verified::Same) => "same",
                 Ok(Verified::Out) => "out_of_service",
                 Ok(Verified::Different(difference)) => {
-                    mirrors.telemetry.metrics.mirrors.record_mismatch(&mirror.name);
+                    telemetry.metrics.mirrors.record_mismatch(&mirror.name);
                     tracing::error!(
                         mirror = mirror.name,
                         revision = difference.revision,
@@ -103,8 +105,7 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
                     "failed"
                 }
             };
-            mirrors
-                .telemetry
+            telemetry
                 .metrics
                 .mirrors
                 .record_verification(&mirror.name, result);
@@ -113,17 +114,21 @@ pub(super) async fn run(mirrors: &Mirrors, interval: Duration) {
                 if result == "different" {
                     span.fail(result);
                 }
-                mirrors.telemetry.tracer.end(*span);
+                telemetry.tracer.end(*span);
             }
         }
     }
 }
 
 /// Compares one mirror with etcd; a mirror that differs is out of service when this returns.
-async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverified> {
+async fn verify(
+    cluster_state: &ClusterState,
+    upstream: &Upstream,
+    telemetry: &Telemetry,
+    mirror: &Mirror,
+) -> Result<Verified, Unverified> {
     let deadline = Instant::now() + RESPONSE_TIMEOUT;
-    let connection = mirrors
-        .upstream
+    let connection = upstream
         .dedicated(ReceiveWindow::SHARED, None, deadline)
         .await
         .map_err(|error| Unverified::NoEndpoint(error.to_string()))?;
@@ -133,13 +138,8 @@ async fn verify(mirrors: &Mirrors, mirror: &Mirror) -> Result<Verified, Unverifi
             Some(read) => read,
             None => return Ok(Verified::Out),
         };
-        check_cluster(&mirrors.cluster_state.current(), &answer.response)?;
-        mirrors
-            .telemetry
-            .metrics
-            .mirrors
-            .verify_bytes
-            .inc_by(answer.bytes);
+        check_cluster(&cluster_state.current(), &answer.response)?;
+        telemetry.metrics.mirrors.verify_bytes.inc_by(answer.bytes);
         if let Err(difference) = piece.compare(&view, &answer.response) {
             // A stale epoch means that the contents were replaced meanwhile: no read is served from them.
             return Ok(match mirror.end_epoch(epoch, Reason::Mismatch) {

@@ -1,14 +1,15 @@
 //! The version gate: linearizable reads are forwarded while an endpoint's progress notifications cannot be trusted.
 
-use super::mirrors::Mirrors;
-use crate::upstream::{OldEtcd, gates};
+use tokio_util::sync::CancellationToken;
 
-/// Logs a warning when the version gate closes; stops the process instead if `old_etcd` is [`OldEtcd::Refuse`].
-pub(super) async fn run(mirrors: &Mirrors, old_etcd: OldEtcd) {
+use crate::upstream::{OldEtcd, Upstream, gates};
+
+/// Logs a warning when the version gate closes; cancels `stop`, which stops the process, instead if `old_etcd` is [`OldEtcd::Refuse`].
+pub(super) async fn run(upstream: &Upstream, stop: &CancellationToken, old_etcd: OldEtcd) {
     let gate = &gates::PROGRESS_NOTIFICATIONS;
-    let mut changed = mirrors.upstream.version_changes();
+    let mut changed = upstream.version_changes();
     loop {
-        if let Some(lowest) = mirrors.upstream.lowest_version()
+        if let Some(lowest) = upstream.lowest_version()
             && !gate.is_open(lowest)
         {
             match old_etcd {
@@ -19,7 +20,7 @@ pub(super) async fn run(mirrors: &Mirrors, old_etcd: OldEtcd) {
                     tracing::error!(version = %lowest,
                         "this etcd is too old and --old-etcd=refuse is set: stopping. \
                          Upgrade etcd to {}, or set --old-etcd=forward", gate.versions());
-                    mirrors.stop.cancel();
+                    stop.cancel();
                 }
             }
         }

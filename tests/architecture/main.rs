@@ -16,7 +16,7 @@ mod tree;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use rules::{circles, layers, page, rooms, source};
+use rules::{Table, circles, layers, page, rooms, source};
 use tree::{Edges, Tree};
 
 /// Fails with every offence.
@@ -32,9 +32,13 @@ fn imports_between_rooms_are_those_that_the_architecture_page_allows() {
 }
 
 #[test]
-fn imports_inside_proxy_point_from_route_down_to_response() {
-    let edges = Tree::new(&source("src")).edges();
-    check_imports(&layers(&page()).offences(&edges, "proxy/"));
+fn imports_inside_a_room_point_to_the_layers_below() {
+    let (edges, page) = (Tree::new(&source("src")).edges(), page());
+    for room in ["proxy", "mirror"] {
+        let layers = layers(&page, room);
+        check_imports(&layers.offences(&edges, &format!("{room}/")));
+        check_rows(&layers, &edges);
+    }
 }
 
 /// Adds the edges within a circle of files of `folder` to the report.
@@ -88,20 +92,24 @@ fn no_circle_of_calls_exists_between_the_files_of_a_type() {
     assert!(report.is_empty(), "\n{report}");
 }
 
-#[test]
-fn no_circle_of_imports_exists_between_rooms() {
-    let rooms = rooms(&page());
-    let rows = |path: &String| rooms.row(path).map(|row| row.0.clone());
-    let between_rooms: Edges = Tree::new(&source("src"))
-        .edges()
-        .into_iter()
-        .filter_map(|((from, to), line)| Some(((rows(&from)?, rows(&to)?), line)))
+/// Fails if rows of `table` import each other in a circle. Returns the number of imports between them.
+fn check_rows(table: &Table, edges: &Edges) -> usize {
+    let row = |path: &String| table.row(path).map(|row| row.0.clone());
+    let between: Edges = edges
+        .iter()
+        .filter_map(|((from, to), line)| Some(((row(from)?, row(to)?), *line)))
         .filter(|((from, to), _)| from != to)
         .collect();
-    assert!(between_rooms.len() > 30, "{between_rooms:?}");
-    let circles = circles(&between_rooms);
+    let circles = circles(&between);
     assert!(
         circles.is_empty(),
-        "rooms import each other in a circle: {circles:?}"
+        "rows import each other in a circle: {circles:?}"
     );
+    between.len()
+}
+
+#[test]
+fn no_circle_of_imports_exists_between_rooms() {
+    let found = check_rows(&rooms(&page()), &Tree::new(&source("src")).edges());
+    assert!(found > 30, "{found}");
 }

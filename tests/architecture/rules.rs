@@ -133,9 +133,10 @@ pub(crate) fn rooms(page: &str) -> Table {
     Table { rows, shared }
 }
 
-/// The table of the layers in `proxy/`: name, files and folders, layers below it.
-pub(crate) fn layers(page: &str) -> Table {
-    let rows = table(page, "Layers inside proxy").into_iter().map(|row| {
+/// The table of the layers in the folder of `room`: name, files and folders, layers below it.
+pub(crate) fn layers(page: &str, room: &str) -> Table {
+    let rows = table(page, &format!("Layers inside {room}"));
+    let rows = rows.into_iter().map(|row| {
         let may = quoted(&row[2]).into_iter().collect();
         (quoted(&row[0])[0].clone(), quoted(&row[1]), may)
     });

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::mirror::mirrors::Mirrors;
-use crate::upstream::Connection;
+use crate::upstream::{Connection, Upstream};
 
 /// Bound on the recorded revisions. While it is reached no further ones are recorded; the lag is that of the oldest
 /// anyway.
@@ -78,14 +77,10 @@ impl Lateness {
     }
 
     /// Why the feed on `connection` has to be replaced, if it has.
-    pub(in crate::mirror) fn is_too_late(
-        &self,
-        mirrors: &Mirrors,
-        connection: &Connection,
-    ) -> Option<&'static str> {
+    pub(super) fn is_too_late(&self, upstream: &Upstream, connection: &Connection) -> Option<&'static str> {
         self.judge(
-            || mirrors.upstream.has_better_than(connection.url()),
-            || mirrors.upstream.has_another_than(connection.url()),
+            || upstream.has_better_than(connection.url()),
+            || upstream.has_another_than(connection.url()),
         )
     }
 

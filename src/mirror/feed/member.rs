@@ -5,46 +5,61 @@ use std::sync::Arc;
 use super::end::FeedEnd;
 use crate::etcdserverpb::ResponseHeader;
 use crate::mirror::history::{Before, Position};
-use crate::mirror::mirrors::Mirrors;
-use crate::mirror::view::Mirror;
-use crate::upstream::{Connection, Version};
+use crate::mirror::set::MirrorSet;
+use crate::mirror::view::{Epoch, Mirror};
+use crate::upstream::{Connection, Upstream, Version};
 
-/// Checks the member that is to feed the mirror, and has responded with the header `created`: the history behind the
-/// connection is the one known `before`, which has reached the mirror's revision. Returns the member's version, if that is
-/// known: several members may be behind one URL, and a balancer may send each call to another one.
-///
-/// # Errors
-/// [`FeedEnd::Lost`] if the member cannot be used, [`FeedEnd::StaleEpoch`] if its history is another one.
-pub(super) async fn check_member(
-    mirrors: &Mirrors,
-    before: &Before,
-    mirror: &Mirror,
-    connection: &Arc<Connection>,
-    created: ResponseHeader,
-) -> Result<Option<Version>, FeedEnd> {
-    let position = Position::read(connection, mirror.scope.key(), before).await?;
-    for cluster_id in [connection.cluster_id(), Some(created.cluster_id)] {
-        if mirrors.upstream.is_left_out(cluster_id) {
-            return Err(FeedEnd::Lost("the watch's member is of another cluster".into()));
-        }
-    }
-    if !before.note_cluster(created.cluster_id) || !position.continues(before) {
-        return Err(another_history(mirrors, before, position.header.revision));
-    }
-    let status = if position.header.member_id == created.member_id {
-        Some(position.status)
-    } else {
-        connection.status_of(created.member_id).await?
-    };
-    Ok(status.and_then(|status| status.version.parse().ok()))
+/// A mirror, and the connection to the member that feeds it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::mirror) struct Feeding<'a> {
+    /// Every mirror: their memory together, and what drops them.
+    pub(in crate::mirror) set: &'a MirrorSet,
+    /// The other members.
+    pub(in crate::mirror) upstream: &'a Upstream,
+    /// The mirror to feed.
+    pub(in crate::mirror) mirror: &'a Mirror,
+    /// Once it has ended, the feed changes nothing.
+    pub(in crate::mirror) epoch: Epoch,
+    /// Dedicated to the feed, except for comparisons.
+    pub(in crate::mirror) connection: &'a Arc<Connection>,
 }
 
-/// Drops every mirror, because a feed is of another history; `revision` is one of that, 0 if none is known.
-pub(super) fn another_history(mirrors: &Mirrors, before: &Before, revision: i64) -> FeedEnd {
-    mirrors.replace_history(
-        before,
-        revision,
-        "the history behind the watch is not the mirror's",
-    );
-    FeedEnd::StaleEpoch
+impl Feeding<'_> {
+    /// Checks the member that is to feed the mirror, and has responded with the header `created`: the history behind the
+    /// connection is the one known `before`, which has reached the mirror's revision. Returns the member's version, if that is
+    /// known: several members may be behind one URL, and a balancer may send each call to another one.
+    ///
+    /// # Errors
+    /// [`FeedEnd::Lost`] if the member cannot be used, [`FeedEnd::StaleEpoch`] if its history is another one.
+    pub(super) async fn check_member(
+        &self,
+        before: &Before,
+        created: ResponseHeader,
+    ) -> Result<Option<Version>, FeedEnd> {
+        let position = Position::read(self.connection, self.mirror.scope.key(), before).await?;
+        for cluster_id in [self.connection.cluster_id(), Some(created.cluster_id)] {
+            if self.upstream.is_left_out(cluster_id) {
+                return Err(FeedEnd::Lost("the watch's member is of another cluster".into()));
+            }
+        }
+        if !before.note_cluster(created.cluster_id) || !position.continues(before) {
+            return Err(self.another_history(before, position.header.revision));
+        }
+        let status = if position.header.member_id == created.member_id {
+            Some(position.status)
+        } else {
+            self.connection.status_of(created.member_id).await?
+        };
+        Ok(status.and_then(|status| status.version.parse().ok()))
+    }
+
+    /// Drops every mirror, because the feed is of another history; `revision` is one of that, 0 if none is known.
+    pub(super) fn another_history(&self, before: &Before, revision: i64) -> FeedEnd {
+        self.set.replace_history(
+            before,
+            revision,
+            "the history behind the watch is not the mirror's",
+        );
+        FeedEnd::StaleEpoch
+    }
 }

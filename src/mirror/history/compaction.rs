@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use futures_util::future::Shared;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::known::HistoryId;
@@ -28,6 +29,8 @@ pub(in crate::mirror) struct Compaction {
     reported: Mutex<(HistoryId, i64)>,
     /// The call that asks etcd, shared by all that wait for it.
     call: Mutex<Option<Shared<Asking>>>,
+    /// Wakes the probe: a check has found a compaction, and the probe asks how far it reaches.
+    found: Notify,
 }
 
 impl fmt::Debug for Compaction {
@@ -37,6 +40,16 @@ impl fmt::Debug for Compaction {
 }
 
 impl Compaction {
+    /// Wakes [`Compaction::found`]: a check has found that a revision is compacted.
+    pub(in crate::mirror) fn wake(&self) {
+        self.found.notify_one();
+    }
+
+    /// Waits until a check has found a compaction.
+    pub(in crate::mirror) async fn found(&self) {
+        self.found.notified().await;
+    }
+
     /// Records that etcd has reported `revision` in `history`.
     pub(in crate::mirror) fn record(&self, history: HistoryId, revision: i64) {
         let mut reported = self.reported.lock();

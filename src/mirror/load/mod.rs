@@ -21,17 +21,19 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 use tonic::Code;
 
 use super::history::{Before, Keys, Position};
-use super::mirrors::Mirrors;
+use super::set::MirrorSet;
 use super::view::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
 use crate::etcdserverpb::kv_client::KvClient;
 use crate::etcdserverpb::{RangeRequest, RangeResponse};
 use crate::keyspace::successor;
 use crate::net::Url;
-use crate::upstream::{ConnectError, Connection, ReceiveWindow, first_page_limit, page_limit};
+use crate::telemetry::Telemetry;
+use crate::upstream::{ConnectError, Connection, ReceiveWindow, Upstream, first_page_limit, page_limit};
 use pace::KEY_COST_BYTES;
 use pacing::{PacedChannel, PacedLoad};
 
@@ -110,8 +112,16 @@ pub(super) enum LoadError {
 /// One load of one mirror.
 #[derive(Debug)]
 pub(super) struct Load<'a> {
-    /// Connections, budget and cluster state.
-    pub(super) mirrors: &'a Mirrors,
+    /// Every mirror: their memory together, and what drops them.
+    pub(super) set: &'a MirrorSet,
+    /// Connections.
+    pub(super) upstream: &'a Arc<Upstream>,
+    /// The rate of all loads.
+    pub(super) pacing: &'a Arc<LoadPacing>,
+    /// Tracks the task that measures etcd's latency.
+    pub(super) tasks: &'a TaskTracker,
+    /// Counts loads without RangeStream.
+    pub(super) telemetry: &'a Telemetry,
     /// The mirror to load.
     pub(super) mirror: &'a Mirror,
 }
@@ -151,14 +161,14 @@ impl Load<'_> {
     /// [`LoadError`]; the keys that have arrived are dropped.
     pub(super) async fn run(&self) -> Result<Loaded, LoadError> {
         let mut connection = self.connect(None).await?;
-        let before = self.mirrors.cluster_state.before_check();
+        let before = self.set.cluster_state.before_check();
         let raft_index = connection.member_status().await?.raft_index;
         let pinned = self.position(&connection, &before).await?;
         if pinned.cluster_id == 0 {
             return Err(LoadError::NotEtcd);
         }
         // A restore is detected from now on.
-        self.mirrors
+        self.set
             .cluster_state
             .note_raft_index(&before, raft_index, pinned.revision);
         let mut gathered = Gathered::new(self, pinned);
@@ -191,10 +201,7 @@ impl Load<'_> {
 
     async fn connect(&self, but: Option<&Url>) -> Result<Arc<Connection>, LoadError> {
         let deadline = Instant::now() + CONNECT_TIMEOUT;
-        let connecting = self
-            .mirrors
-            .upstream
-            .dedicated(ReceiveWindow::LOAD, but, deadline);
+        let connecting = self.upstream.dedicated(ReceiveWindow::LOAD, but, deadline);
         Ok(connecting.await?)
     }
 
@@ -205,7 +212,7 @@ impl Load<'_> {
         gathered: &Gathered<'_>,
     ) -> Result<Arc<Connection>, LoadError> {
         let connection = self.connect(Some(broken.url())).await?;
-        let before = self.mirrors.cluster_state.before_check();
+        let before = self.set.cluster_state.before_check();
         let now = self.position(&connection, &before).await?;
         if let Some(keys) = gathered.keys().await?
             && !keys.are_held_by(&connection).await?
@@ -222,7 +229,7 @@ impl Load<'_> {
         before: &Before,
     ) -> Result<ResponseHeader, LoadError> {
         let position = Position::read(connection, self.mirror.scope.key(), before).await?;
-        if self.mirrors.upstream.is_left_out(connection.cluster_id()) {
+        if self.upstream.is_left_out(connection.cluster_id()) {
             return Err(LoadError::AnotherCluster);
         }
         if position.header.revision <= 0 {
@@ -238,7 +245,7 @@ impl Load<'_> {
     /// `before`.
     fn another_history(&self, before: &Before, revision: i64) -> LoadError {
         let explanation = "the history behind a connection is not the one in which a load began";
-        self.mirrors.replace_history(before, revision, explanation);
+        self.set.replace_history(before, revision, explanation);
         LoadError::HistoryReplaced
     }
 }
@@ -250,9 +257,9 @@ impl<'a> Gathered<'a> {
         let now = Instant::now();
         Gathered {
             load,
-            pacing: Arc::new(load.mirrors.load_pacing.begin()),
+            pacing: Arc::new(load.pacing.begin()),
             pinned,
-            max_bytes: load.mirrors.budget_of(load.mirror),
+            max_bytes: load.set.budget_of(load.mirror),
             entries: Vec::new(),
             bytes: 0,
             began: now,
@@ -262,10 +269,10 @@ impl<'a> Gathered<'a> {
 
     /// Reads the remaining keys, and measures etcd's latency meanwhile.
     async fn read(&mut self, connection: &Arc<Connection>) -> Result<(), LoadError> {
-        let (mirrors, scope) = (self.load.mirrors, &self.load.mirror.scope);
+        let load = self.load;
         let _measuring = self
             .pacing
-            .measure(&mirrors.tasks, &mirrors.upstream, connection, scope);
+            .measure(load.tasks, load.upstream, connection, &load.mirror.scope);
         self.read_paced(connection).await
     }
 
@@ -273,7 +280,7 @@ impl<'a> Gathered<'a> {
         let (channel, origin) = connection.own_channel();
         let channel = self.pacing.channel(channel);
         let mut client = KvClient::with_origin(channel, origin).max_decoding_message_size(usize::MAX);
-        let reason = match self.load.mirrors.upstream.lacks_range_stream(connection) {
+        let reason = match self.load.upstream.lacks_range_stream(connection) {
             Some(reason) => reason,
             None => match self.by_stream(&mut client).await {
                 // An etcd, or a proxy in front of it, without the method: nothing has arrived yet.
@@ -284,7 +291,6 @@ impl<'a> Gathered<'a> {
             },
         };
         self.load
-            .mirrors
             .telemetry
             .metrics
             .forwarding

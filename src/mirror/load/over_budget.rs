@@ -7,9 +7,9 @@ use tokio::time::Instant;
 
 use crate::etcdserverpb::RangeRequest;
 use crate::etcdserverpb::kv_client::KvClient;
-use crate::mirror::mirrors::Mirrors;
+use crate::mirror::set::MirrorSet;
 use crate::mirror::view::{Epoch, Mirror};
-use crate::upstream::{ConnectionClass, jittered};
+use crate::upstream::{ConnectionClass, Upstream, jittered};
 
 /// Pause between two counts, in probe intervals: a count costs etcd some tens of milliseconds per million keys.
 const PAUSE_PROBES: u32 = 30;
@@ -21,17 +21,19 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Waits until etcd's keys, at `mean_bytes` each, would take at most nine tenths of the budget, or until
 /// [`MAX_COUNTS`] counts have been made, or `epoch` has ended.
 pub(in crate::mirror) async fn until_it_may_fit(
-    mirrors: &Mirrors,
+    set: &MirrorSet,
+    upstream: &Upstream,
+    probe_interval: Duration,
     mirror: &Mirror,
     epoch: Epoch,
     mean_bytes: u64,
 ) {
     let waiting = async {
         for _ in 0..MAX_COUNTS {
-            tokio::time::sleep(jittered(mirrors.probe_interval * PAUSE_PROBES)).await;
-            if let Some(count) = count(mirrors, mirror).await {
+            tokio::time::sleep(jittered(probe_interval * PAUSE_PROBES)).await;
+            if let Some(count) = count(upstream, mirror).await {
                 let needed = count.saturating_mul(mean_bytes);
-                if needed <= mirrors.budget_of(mirror) / 10 * 9 {
+                if needed <= set.budget_of(mirror) / 10 * 9 {
                     return;
                 }
             }
@@ -44,13 +46,9 @@ pub(in crate::mirror) async fn until_it_may_fit(
 }
 
 /// Number of etcd's keys in the mirror's scope; `None` without a response in time.
-async fn count(mirrors: &Mirrors, mirror: &Mirror) -> Option<u64> {
+async fn count(upstream: &Upstream, mirror: &Mirror) -> Option<u64> {
     let deadline = Instant::now() + RESPONSE_TIMEOUT;
-    let connection = mirrors
-        .upstream
-        .connection(ConnectionClass::Check, deadline)
-        .await
-        .ok()?;
+    let connection = upstream.connection(ConnectionClass::Check, deadline).await.ok()?;
     let (channel, origin) = connection.own_channel();
     let mut client = KvClient::with_origin(channel, origin);
     let request = RangeRequest {
