@@ -35,6 +35,8 @@ mod mirrors;
 mod probe;
 mod set;
 mod stale;
+#[cfg(test)]
+mod testing;
 mod verify;
 mod version_gate;
 pub mod view;

@@ -15,7 +15,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::TcpListener;
+use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::codegen::tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::etcdserverpb::{RangeResponse, ResponseHeader, StatusResponse};
 use crate::net::Url;
@@ -25,8 +27,35 @@ pub(crate) type Answer = Result<Vec<u8>, (u16, &'static str)>;
 /// Connection, path and headers of calls.
 pub(crate) type Calls = Arc<Mutex<Vec<(u64, String, HeaderMap)>>>;
 type Script = dyn Fn(String, Bytes) -> Pin<Box<dyn Future<Output = Answer> + Send>> + Send + Sync;
+type StreamScript = dyn Fn(Stream) -> Pin<Box<dyn Future<Output = StreamEnd> + Send>> + Send + Sync;
+type Frames = mpsc::UnboundedSender<Result<Frame<Bytes>, Infallible>>;
+type Body = StreamBody<UnboundedReceiverStream<Result<Frame<Bytes>, Infallible>>>;
 
-/// Server that answers unary calls by a script until dropped.
+/// End of a stream: a gRPC code with its message, unless it ends well.
+pub(crate) type StreamEnd = Result<(), (u16, &'static str)>;
+
+/// A call of Watch or RangeStream.
+pub(crate) struct Stream {
+    pub(crate) path: String,
+    /// The client's messages.
+    pub(crate) requests: mpsc::UnboundedReceiver<Bytes>,
+    frames: Frames,
+}
+
+impl Stream {
+    /// Sends a message to the client.
+    pub(crate) fn send(&self, message: &impl Message) {
+        let _ = self.frames.send(Ok(data(&message.encode_to_vec())));
+    }
+}
+
+#[derive(Clone)]
+struct Scripts {
+    unary: Arc<Script>,
+    streams: Option<Arc<StreamScript>>,
+}
+
+/// Server that answers calls by a script until dropped.
 pub(crate) struct FakeEtcd {
     pub(crate) url: Url,
     /// Connection, path and headers of each call so far.
@@ -41,7 +70,29 @@ impl FakeEtcd {
         F: Fn(String, Bytes) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Answer> + Send + 'static,
     {
-        let script: Arc<Script> = Arc::new(move |path, message| Box::pin(script(path, message)));
+        let unary: Arc<Script> = Arc::new(move |path, message| Box::pin(script(path, message)));
+        let streams = None;
+        FakeEtcd::serve(Scripts { unary, streams }).await
+    }
+
+    /// Starts a server; `script` is that of unary calls, and `stream` runs each call of Watch or RangeStream.
+    pub(crate) async fn start_with_streams<F, Fut, S, StreamFut>(script: F, stream: S) -> FakeEtcd
+    where
+        F: Fn(String, Bytes) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Answer> + Send + 'static,
+        S: Fn(Stream) -> StreamFut + Send + Sync + 'static,
+        StreamFut: Future<Output = StreamEnd> + Send + 'static,
+    {
+        let unary: Arc<Script> = Arc::new(move |path, message| Box::pin(script(path, message)));
+        let streams: Arc<StreamScript> = Arc::new(move |call| Box::pin(stream(call)));
+        FakeEtcd::serve(Scripts {
+            unary,
+            streams: Some(streams),
+        })
+        .await
+    }
+
+    async fn serve(scripts: Scripts) -> FakeEtcd {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let stop = CancellationToken::new();
@@ -52,13 +103,13 @@ impl FakeEtcd {
         tokio::spawn(stop.clone().run_until_cancelled_owned(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (script, seen) = (Arc::clone(&script), Arc::clone(&seen));
+                let (scripts, seen) = (scripts.clone(), Arc::clone(&seen));
                 connections += 1;
                 let connection = connections;
                 let service = service_fn(move |request: Request<Incoming>| {
                     let (path, headers) = (request.uri().path().to_owned(), request.headers().clone());
                     seen.lock().push((connection, path, headers));
-                    answer(Arc::clone(&script), request)
+                    answer(scripts.clone(), request)
                 });
                 let connection = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
                     .serve_connection(TokioIo::new(stream), service);
@@ -73,35 +124,76 @@ impl FakeEtcd {
     }
 }
 
-type Frames =
-    StreamBody<tonic::codegen::tokio_stream::Iter<std::vec::IntoIter<Result<Frame<Bytes>, Infallible>>>>;
-
-async fn answer(script: Arc<Script>, request: Request<Incoming>) -> Result<Response<Frames>, Infallible> {
+async fn answer(scripts: Scripts, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     let path = request.uri().path().to_owned();
-    let framed = request.into_body().collect().await.unwrap().to_bytes();
-    let answer = if path.starts_with("/grpc.health.v1.Health/") {
-        // Like etcd before 3.5 or a proxy; the script is not called.
-        Err((12, "unknown service"))
-    } else {
-        script(path, framed.slice(5..)).await
-    };
-    let (code, text) = answer.as_ref().err().copied().unwrap_or((0, ""));
-    let mut trailers = HeaderMap::new();
-    trailers.insert("grpc-status", HeaderValue::from(code));
-    trailers.insert("grpc-message", HeaderValue::from_static(text));
-    let mut frames = Vec::new();
-    if let Ok(message) = answer {
-        let mut framed = BytesMut::from(&[0][..]);
-        framed.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
-        framed.extend_from_slice(&message);
-        frames.push(Ok(Frame::data(framed.freeze())));
+    let (frames, body) = mpsc::unbounded_channel();
+    let is_stream = path.ends_with("/Watch") || path.ends_with("/RangeStream");
+    match scripts.streams.filter(|_| is_stream) {
+        Some(script) => {
+            let (sender, requests) = mpsc::unbounded_channel();
+            tokio::spawn(read_messages(request.into_body(), sender));
+            let end = script(Stream {
+                path,
+                requests,
+                frames: frames.clone(),
+            });
+            tokio::spawn(async move {
+                let closed = frames.clone();
+                tokio::select! {
+                    end = end => drop(frames.send(Ok(trailers(end)))),
+                    () = closed.closed() => {}
+                }
+            });
+        }
+        None => {
+            let framed = request.into_body().collect().await.unwrap().to_bytes();
+            let answer = if path.starts_with("/grpc.health.v1.Health/") {
+                // Like etcd before 3.5 or a proxy; the script is not called.
+                Err((12, "unknown service"))
+            } else {
+                (scripts.unary)(path, framed.slice(5..)).await
+            };
+            if let Ok(message) = &answer {
+                let _ = frames.send(Ok(data(message)));
+            }
+            let _ = frames.send(Ok(trailers(answer.map(drop))));
+        }
     }
-    frames.push(Ok(Frame::trailers(trailers)));
-    let mut response = Response::new(StreamBody::new(tonic::codegen::tokio_stream::iter(frames)));
+    let mut response = Response::new(StreamBody::new(UnboundedReceiverStream::new(body)));
     response
         .headers_mut()
         .insert("content-type", HeaderValue::from_static("application/grpc"));
     Ok(response)
+}
+
+/// Passes each message of a request on.
+async fn read_messages(mut body: Incoming, messages: mpsc::UnboundedSender<Bytes>) {
+    let mut read = BytesMut::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        read.extend_from_slice(&frame.into_data().unwrap_or_default());
+        while let Some(length) = read.get(1..5) {
+            let length = u32::from_be_bytes(length.try_into().unwrap()) as usize;
+            if read.len() < 5 + length {
+                break;
+            }
+            let _ = messages.send(read.split_to(5 + length).freeze().slice(5..));
+        }
+    }
+}
+
+fn data(message: &[u8]) -> Frame<Bytes> {
+    let mut framed = BytesMut::from(&[0][..]);
+    framed.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    framed.extend_from_slice(message);
+    Frame::data(framed.freeze())
+}
+
+fn trailers(end: StreamEnd) -> Frame<Bytes> {
+    let (code, text) = end.err().unwrap_or((0, ""));
+    let mut trailers = HeaderMap::new();
+    trailers.insert("grpc-status", HeaderValue::from(code));
+    trailers.insert("grpc-message", HeaderValue::from_static(text));
+    Frame::trailers(trailers)
 }
 
 /// Response to a Range that finds no key.

@@ -154,3 +154,6 @@ impl Feed<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -434,3 +434,6 @@ async fn build(entries: Vec<Entry>) -> Result<Tree, LoadError> {
         .await
         .map_err(|_| LoadError::Build)
 }
+
+#[cfg(test)]
+mod tests;
