@@ -54,7 +54,7 @@ async fn load_does_not_resume_in_another_history() {
 }
 
 #[tokio::test]
-async fn load_whose_revision_is_compacted_meanwhile_fails_and_the_next_one_begins_anew() {
+async fn load_whose_revision_is_compacted_fails_and_the_next_one_has_a_new_revision() {
     let bench = Bench::new().await;
     let compact: Then = |etcd| {
         etcd.put("d", "later");
