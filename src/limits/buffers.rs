@@ -29,7 +29,7 @@ impl Buffers {
     #[must_use]
     pub fn new(max_bytes: u64, limits: ClientLimits, all_metrics: &Metrics) -> Buffers {
         let metrics = &all_metrics.buffers;
-        let shares = Shares::new(limits, all_metrics.clients.shares.clone());
+        let shares = Shares::new(limits, all_metrics.shares.clone());
         let (calls, converted, eighth) = (max_bytes / 2, max_bytes / 4, max_bytes / 8);
         Buffers {
             calls: CallBuffers::with_shares(calls, shares, metrics),

@@ -71,8 +71,7 @@ fn open_access_log(
     let destination = config
         .path()
         .map_or(Destination::Stdout, |path| Destination::File(path.to_owned()));
-    let counters = metrics.access_log.counters();
-    let opened = AccessLogWriter::open(destination, config.sample, config.keys, counters);
+    let opened = AccessLogWriter::open(destination, config.sample, config.keys, metrics);
     let opened = opened.map_err(|error| {
         anyhow::anyhow!(
             "--access-log {} cannot be opened for appending: {error}; name a file in a directory that exists and is \

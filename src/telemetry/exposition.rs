@@ -2,6 +2,7 @@
 //! Prometheus.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use parking_lot::Mutex;
@@ -57,7 +58,7 @@ impl Exemplars {
 }
 
 /// Appends `exemplars` to the lines of their buckets.
-pub(super) fn with_exemplars(text: &str, exemplars: &[&Exemplars]) -> String {
+pub(super) fn with_exemplars(text: &str, exemplars: &[Arc<Exemplars>]) -> String {
     let mut out = String::with_capacity(text.len() + 1024);
     let mut bucket = 0;
     for line in text.lines() {

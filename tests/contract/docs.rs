@@ -181,7 +181,33 @@ fn metrics_in_source() -> BTreeSet<String> {
             names.insert(format!("rangecache_{name}{unit}"));
         }
     }
+    names.extend(
+        declared_metrics()
+            .iter()
+            .map(|name| without_suffix(name).to_owned()),
+    );
     assert!(names.len() > 30, "{names:?}");
+    names
+}
+
+/// Names in the declarations of `metric_group!`.
+fn declared_metrics() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for path in files("src", ".rs") {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let declarations = text.split("metric_group! {").skip(1);
+        let names_of = declarations.flat_map(|text| {
+            let end = text
+                .find("\n}")
+                .unwrap_or_else(|| panic!("{}: where does it end?", path.display()));
+            text[..end].split(" = \"").skip(1)
+        });
+        for name in names_of {
+            let name = name.split('"').next().unwrap();
+            assert!(name.starts_with("rangecache_"), "{}: {name}", path.display());
+            assert!(names.insert(name.to_owned()), "{name} is declared twice");
+        }
+    }
     names
 }
 

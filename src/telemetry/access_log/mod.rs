@@ -6,11 +6,13 @@
 //! | file | contents |
 //! |---|---|
 //! | `entry` | [`Entry`]: what is logged about a call, and its line |
+//! | `metrics` | counters of lines |
 //! | `queue` | [`AccessLog`]: the queue of entries |
 //! | `sample` | which calls are logged |
 //! | `writer` | [`AccessLogWriter`]: the file, and the task that writes |
 
 mod entry;
+mod metrics;
 mod queue;
 mod sample;
 mod writer;

@@ -14,8 +14,9 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::entry::Entry;
+use super::metrics::LineMetrics;
 use super::queue::AccessLog;
-use crate::telemetry::metrics::LineCounters;
+use crate::telemetry::Metrics;
 
 /// Entries that are written at once.
 const BATCH_ENTRIES: usize = 512;
@@ -57,7 +58,7 @@ pub struct AccessLogWriter {
     /// `None` while it is being written to, and if a write has panicked.
     file: Option<File>,
     queue: mpsc::Receiver<Entry>,
-    counters: LineCounters,
+    metrics: Arc<LineMetrics>,
     /// Error of the last write that failed, until it is logged.
     error: Arc<Mutex<Option<String>>>,
 }
@@ -90,15 +91,16 @@ impl AccessLogWriter {
         destination: Destination,
         share: f64,
         has_keys: bool,
-        counters: LineCounters,
+        metrics: &Metrics,
     ) -> io::Result<(AccessLogWriter, AccessLog)> {
         let file = destination.open()?;
-        let (log, queue) = AccessLog::new(share, has_keys, counters.dropped.clone());
+        let metrics = metrics.group::<LineMetrics>();
+        let (log, queue) = AccessLog::new(share, has_keys, metrics.lines.handle("dropped"));
         let writer = AccessLogWriter {
             destination,
             file: Some(file),
             queue,
-            counters,
+            metrics,
             error: Arc::default(),
         };
         Ok((writer, log))
@@ -106,10 +108,10 @@ impl AccessLogWriter {
 
     /// Writes until `stop` is cancelled, and then the rest. Opens the file again whenever `look` changes.
     pub async fn run(self, look: watch::Receiver<()>, stop: CancellationToken) {
-        let (counters, error) = (self.counters.clone(), Arc::clone(&self.error));
+        let (metrics, error) = (Arc::clone(&self.metrics), Arc::clone(&self.error));
         tokio::select! {
             () = self.write(look, stop) => {}
-            () = report(&counters, &error) => {}
+            () = report(&metrics, &error) => {}
         }
     }
 
@@ -161,9 +163,9 @@ impl AccessLogWriter {
             Err(error) => (Batch::default(), Err(io::Error::other(error))),
         };
         match result {
-            Ok(()) => drop(self.counters.written.inc_by(lines)),
+            Ok(()) => drop(self.metrics.lines.of("written").inc_by(lines)),
             Err(error) => {
-                self.counters.failed.inc_by(lines);
+                self.metrics.lines.of("failed").inc_by(lines);
                 *self.error.lock() = Some(error.to_string());
             }
         }
@@ -191,13 +193,14 @@ impl AccessLogWriter {
 }
 
 /// Logs, once a minute at most, how many calls were left out; never returns.
-async fn report(counters: &LineCounters, error: &Mutex<Option<String>>) {
+async fn report(metrics: &LineMetrics, error: &Mutex<Option<String>>) {
     let mut ticks = tokio::time::interval(LOOK_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let count = |result| metrics.lines.of(result).get();
     let (mut dropped, mut failed, mut reported) = (0, 0, None::<Instant>);
     loop {
         ticks.tick().await;
-        let (now_dropped, now_failed) = (counters.dropped.get(), counters.failed.get());
+        let (now_dropped, now_failed) = (count("dropped"), count("failed"));
         let is_news = (now_dropped, now_failed) != (dropped, failed);
         if !is_news || reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
             continue;

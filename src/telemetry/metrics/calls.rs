@@ -6,15 +6,11 @@ use std::array;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
 
-use super::latency::{Latency, LatencyCounts};
 use super::methods::{CallMethod, Class, METHOD_COUNT};
-use super::register::{register, register_unit};
+use super::{By, Latency, LatencyCounts, MetricGroup, Registrar, metric_group};
 
 /// gRPC's codes, by number, under the names that etcd's own metrics use.
 const CODES: [&str; 17] = [
@@ -139,34 +135,26 @@ impl Source {
     }
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct CallLabels {
-    grpc_service: &'static str,
-    grpc_method: &'static str,
-    grpc_code: &'static str,
-    from: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct DurationLabels {
-    class: &'static str,
-    from: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ClassLabels {
-    class: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct FromLabels {
-    from: &'static str,
+metric_group! {
+    /// Series of clients' calls.
+    struct CallFamilies {
+        /// gRPC calls that have ended, by method, status and what answered them: memory, etcd, failed, refused, none
+        calls[grpc_service, grpc_method, grpc_code, from]: Counter = "rangecache_calls_total";
+        /// Time from the arrival of a gRPC call to the end of its response, by class and what answered it
+        durations[class, from]: Latency = "rangecache_call_duration_seconds";
+        /// Calls of clients in flight by class: read, write, watch, lease_keep_alive, other
+        in_flight[class]: Gauge = "rangecache_calls_in_flight";
+        /// Bytes of responses to clients by what answered: memory, etcd, failed, refused
+        sent_bytes[from]: Counter = "rangecache_sent_bytes_total";
+        /// Bytes received on connections of clients, frames and headers included
+        received_bytes: Counter = "rangecache_received_bytes_total";
+    }
 }
 
 /// Clients' calls by method, status and what answered them.
 #[derive(Debug)]
 pub struct CallMetrics {
-    calls: Family<CallLabels, Counter>,
+    calls: By<4, Counter>,
     /// The counters of `calls` by method, code and source, each resolved when it is first needed.
     resolved: Box<[OnceLock<Counter>]>,
     durations: [[Latency; Source::ALL.len()]; Class::ALL.len()],
@@ -178,71 +166,44 @@ pub struct CallMetrics {
 impl Default for CallMetrics {
     /// Metrics that nothing exports.
     fn default() -> CallMetrics {
-        CallMetrics::new(&mut Registry::default())
+        CallMetrics::register(&mut Registrar::default())
     }
 }
 
-impl CallMetrics {
-    pub(super) fn new(registry: &mut Registry) -> CallMetrics {
-        let durations: Family<DurationLabels, Latency> = register_unit(
-            registry,
-            "call_duration",
-            Unit::Seconds,
-            "Time from the arrival of a gRPC call to the end of its response, by class and what answered it",
-        );
-        let in_flight: Family<ClassLabels, Gauge> = register(
-            registry,
-            "calls_in_flight",
-            "Calls of clients in flight by class: read, write, watch, lease_keep_alive, other",
-        );
-        let sent_bytes: Family<FromLabels, Counter> = register_unit(
-            registry,
-            "sent",
-            Unit::Bytes,
-            "Bytes of responses to clients by what answered: memory, etcd, failed, refused",
-        );
+impl MetricGroup for CallMetrics {
+    fn register(registrar: &mut Registrar) -> CallMetrics {
+        let families = CallFamilies::register(registrar);
         let duration = |class: Class, from: Source| {
-            let labels = DurationLabels {
-                class: class.label(),
-                from: from.label(),
-            };
             // Without a series: nothing is recorded in it.
             let has_series = !class.is_endless() && from != Source::Nothing;
+            let labels = (class.label(), from.label());
             if has_series {
-                durations.get_or_create_owned(&labels)
+                families.durations.handle(labels)
             } else {
                 Latency::default()
             }
         };
         let metrics = CallMetrics {
-            calls: register(
-                registry,
-                "calls",
-                "gRPC calls that have ended, by method, status and what answered them: memory, etcd, failed, refused, none",
-            ),
             resolved: (0..METHOD_COUNT * CODES.len() * Source::ALL.len())
                 .map(|_| OnceLock::new())
                 .collect(),
             durations: array::from_fn(|class| {
                 array::from_fn(|from| duration(Class::ALL[class], Source::ALL[from]))
             }),
-            in_flight: Class::ALL
-                .map(|class| in_flight.get_or_create_owned(&ClassLabels { class: class.label() })),
+            in_flight: Class::ALL.map(|class| families.in_flight.handle(class.label())),
             sent_bytes: Source::ALL.map(|from| match from {
                 Source::Nothing => Counter::default(),
-                _ => sent_bytes.get_or_create_owned(&FromLabels { from: from.label() }),
+                _ => families.sent_bytes.handle(from.label()),
             }),
-            received_bytes: register_unit(
-                registry,
-                "received",
-                Unit::Bytes,
-                "Bytes received on connections of clients, frames and headers included",
-            ),
+            received_bytes: families.received_bytes,
+            calls: families.calls,
         };
         metrics.start_at_zero();
         metrics
     }
+}
 
+impl CallMetrics {
     /// Creates the series of calls that succeed, and of failures that alerts look for: `increase()` does not see the first
     /// event of a series that begins with it.
     fn start_at_zero(&self) {
@@ -269,13 +230,8 @@ impl CallMetrics {
         let resolve = || {
             let (_, grpc_service, grpc_method) =
                 CallMethod::all().find(|(of, ..)| of.index == method.index)?;
-            let labels = CallLabels {
-                grpc_service,
-                grpc_method,
-                grpc_code: CODES.get(usize::from(code.0))?,
-                from: from.label(),
-            };
-            Some(self.calls.get_or_create_owned(&labels))
+            let code = CODES.get(usize::from(code.0))?;
+            Some(self.calls.handle([grpc_service, grpc_method, code, from.label()]))
         };
         let place = self.resolved.get(at)?;
         if place.get().is_none() {

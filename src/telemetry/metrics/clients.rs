@@ -1,107 +1,50 @@
 //! Metrics of the clients that cost most.
 
 use parking_lot::Mutex;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
-use super::register::{register, start_at_zero};
+use super::{gauge, metric_group};
 use crate::telemetry::clients::ClientFigures;
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ClientLabels {
-    client: String,
-    kind: &'static str,
+metric_group! {
+    /// Metrics of the clients that cost most at the last scrape.
+    pub struct ClientMetrics {
+        /// Calls of the clients that cost most, by client and kind of its name: certificate, user, address, unix, others
+        calls[client, kind]: Counter = "rangecache_client_calls_total";
+        /// Calls of these clients by from: memory, etcd, refused
+        answers[client, kind, from]: Counter = "rangecache_client_answers_total";
+        /// Reads of ranges without a limit and RangeStreams of these clients
+        lists[client, kind]: Counter = "rangecache_client_lists_total";
+        /// Bytes of these clients by direction: received, sent
+        bytes[client, kind, direction]: Counter = "rangecache_client_bytes_total";
+        /// Calls of these clients in flight
+        in_flight[client, kind]: Gauge = "rangecache_client_calls_in_flight";
+        /// Open Watch streams of these clients
+        watches[client, kind]: Gauge = "rangecache_client_watches";
+        /// Excludes other scrapes while series are replaced.
+        exporting: Mutex<()>;
+    }
 }
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct AnswerLabels {
-    client: String,
-    kind: &'static str,
-    from: &'static str,
+metric_group! {
+    /// Calls refused because their client has used up its share.
+    #[derive(Clone)]
+    pub struct ShareMetrics {
+        /// Calls refused because their client has used up its share, by limit: bytes, calls, costly, lists, watches
+        refused[limit]: Counter = "rangecache_client_share_refused_total",
+            from_zero = ["bytes", "calls", "costly", "lists", "watches"];
+    }
 }
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct ByteLabels {
-    client: String,
-    kind: &'static str,
-    direction: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LimitLabels {
-    limit: &'static str,
-}
-
-/// Calls refused because their client has used up its share.
-#[derive(Clone, Debug, Default)]
-pub struct ShareMetrics(Family<LimitLabels, Counter>);
 
 impl ShareMetrics {
     /// Counts a call that exceeds the bound `limit`.
     pub fn record_refused(&self, limit: &'static str) {
-        self.0.get_or_create(&LimitLabels { limit }).inc();
+        self.refused.of(limit).inc();
     }
-}
-
-/// Metrics of the clients that cost most at the last scrape.
-#[derive(Debug)]
-pub struct ClientMetrics {
-    calls: Family<ClientLabels, Counter>,
-    answers: Family<AnswerLabels, Counter>,
-    lists: Family<ClientLabels, Counter>,
-    bytes: Family<ByteLabels, Counter>,
-    in_flight: Family<ClientLabels, Gauge>,
-    watches: Family<ClientLabels, Gauge>,
-    /// Calls refused because their client has used up its share, of all clients.
-    pub shares: ShareMetrics,
-    /// Excludes other scrapes while series are replaced.
-    exporting: Mutex<()>,
 }
 
 impl ClientMetrics {
-    pub(super) fn new(registry: &mut Registry) -> ClientMetrics {
-        let shares = register(
-            registry,
-            "client_share_refused",
-            "Calls refused because their client has used up its share, by limit: bytes, calls, costly, lists, watches",
-        );
-        let limits = ["bytes", "calls", "costly", "lists", "watches"];
-        start_at_zero(&shares, limits.map(|limit| LimitLabels { limit }));
-        ClientMetrics {
-            calls: register(
-                registry,
-                "client_calls",
-                "Calls of the clients that cost most, by client and kind of its name: certificate, user, address, unix, others",
-            ),
-            answers: register(
-                registry,
-                "client_answers",
-                "Calls of these clients by from: memory, etcd, refused",
-            ),
-            lists: register(
-                registry,
-                "client_lists",
-                "Reads of ranges without a limit and RangeStreams of these clients",
-            ),
-            bytes: register(
-                registry,
-                "client_bytes",
-                "Bytes of these clients by direction: received, sent",
-            ),
-            in_flight: register(
-                registry,
-                "client_calls_in_flight",
-                "Calls of these clients in flight",
-            ),
-            watches: register(registry, "client_watches", "Open Watch streams of these clients"),
-            shares: ShareMetrics(shares),
-            exporting: Mutex::default(),
-        }
-    }
-
     /// Replaces the exported clients by these.
     pub fn export(&self, clients: &[ClientFigures]) {
         let _exporting = self.exporting.lock();
@@ -111,35 +54,22 @@ impl ClientMetrics {
         self.bytes.clear();
         self.in_flight.clear();
         self.watches.clear();
-        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         for figures in clients {
-            let (client, kind) = (figures.name.as_str().to_owned(), figures.name.kind().as_str());
-            let labels = ClientLabels { client, kind };
-            self.calls.get_or_create(&labels).inc_by(figures.calls);
-            self.lists.get_or_create(&labels).inc_by(figures.lists);
-            self.in_flight
-                .get_or_create(&labels)
-                .set(gauge(figures.in_flight));
-            self.watches.get_or_create(&labels).set(gauge(figures.watches));
+            let client = || (figures.name.as_str().to_owned(), figures.name.kind().as_str());
+            let client_and = |label| (client().0, client().1, label);
+            self.calls.of(client()).inc_by(figures.calls);
+            self.lists.of(client()).inc_by(figures.lists);
+            self.in_flight.of(client()).set(gauge(figures.in_flight));
+            self.watches.of(client()).set(gauge(figures.watches));
             for (from, count) in [
                 ("memory", figures.from_memory),
                 ("etcd", figures.from_etcd),
                 ("refused", figures.refused),
             ] {
-                let client = labels.client.clone();
-                self.answers
-                    .get_or_create(&AnswerLabels { client, kind, from })
-                    .inc_by(count);
+                self.answers.of(client_and(from)).inc_by(count);
             }
             for (direction, count) in [("received", figures.received_bytes), ("sent", figures.sent_bytes)] {
-                let client = labels.client.clone();
-                self.bytes
-                    .get_or_create(&ByteLabels {
-                        client,
-                        kind,
-                        direction,
-                    })
-                    .inc_by(count);
+                self.bytes.of(client_and(direction)).inc_by(count);
             }
         }
     }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
-use crate::telemetry::exposition::{BOUNDS, FIRST_BOUND_SECONDS};
+use crate::telemetry::exposition::{BOUNDS, Exemplars, FIRST_BOUND_SECONDS};
+use crate::telemetry::trace::TraceId;
 
 /// Bound of the first bucket, in nanoseconds: [`FIRST_BOUND_SECONDS`].
 const FIRST_BOUND_NANOS: u64 = 50_000;
@@ -39,6 +40,25 @@ impl Latency {
     #[must_use]
     pub fn counts(&self) -> LatencyCounts {
         LatencyCounts(std::array::from_fn(|bucket| self.0.counts[bucket].load(Relaxed)))
+    }
+}
+
+/// [`Latency`] with the last traced call in each bucket. Cloning counts references.
+#[derive(Clone, Debug)]
+pub struct TracedLatency {
+    pub(super) latency: Latency,
+    pub(super) exemplars: Arc<Exemplars>,
+}
+
+impl TracedLatency {
+    /// Counts a duration.
+    pub fn observe(&self, took: Duration) {
+        self.latency.observe(took);
+    }
+
+    /// Adds a traced call, which [`TracedLatency::observe`] counts, as the exemplar of its bucket.
+    pub fn record_exemplar(&self, took: Duration, trace_id: TraceId) {
+        self.exemplars.record(took.as_secs_f64(), trace_id);
     }
 }
 

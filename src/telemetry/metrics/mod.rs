@@ -1,13 +1,13 @@
 //! Every metric. Each room's metrics are a struct in a file of its own, which registers them with name, unit and help
 //! text.
 
-mod access_log;
 mod buffers;
 mod calls;
 mod clients;
 mod connections;
 mod forwarding;
 mod freshness;
+mod group;
 mod labels;
 mod latency;
 mod methods;
@@ -26,17 +26,19 @@ mod watches;
 
 use std::sync::Arc;
 
-use prometheus_client::registry::Registry;
+use group::Groups;
+use parking_lot::Mutex;
 
 use super::exposition::{self, Format};
-pub use access_log::{AccessLogMetrics, LineCounters};
 pub use buffers::{BufferKindMetrics, BufferMetrics};
 pub use calls::{CallMetrics, Code, CodeCounts, Source};
 pub use clients::{ClientMetrics, ShareMetrics};
 pub use connections::ConnectionMetrics;
 pub use forwarding::{ForwardingMetrics, STREAM_FALLBACKS, TurnMetrics};
 pub use freshness::{FreshnessMetrics, QuorumChecks};
-pub use latency::{Latency, LatencyCounts};
+pub(crate) use group::metric_group;
+pub use group::{By, Counted, Declared, FloatGauge, MetricGroup, Registrar, Within, gauge};
+pub use latency::{Latency, LatencyCounts, TracedLatency};
 pub use methods::CallMethod;
 pub use mirrors::{MirrorMetrics, MirrorsMetrics};
 pub use prefixes::PrefixMetrics;
@@ -75,15 +77,15 @@ pub struct Metrics {
     pub connections: ConnectionMetrics,
     /// Clients that cost most.
     pub clients: ClientMetrics,
+    /// Calls refused because their client has used up its share, of all clients.
+    pub shares: ShareMetrics,
     /// TLS handshakes and files.
     pub tls: TlsMetrics,
     /// Exported spans.
     pub traces: TraceMetrics,
-    /// Lines of the access log.
-    pub access_log: AccessLogMetrics,
     /// Tasks, panics and configured limits.
     pub process: ProcessMetrics,
-    registry: Registry,
+    groups: Mutex<(Groups, Registrar)>,
 }
 
 impl Default for Metrics {
@@ -96,13 +98,19 @@ impl Metrics {
     /// Registers every metric.
     #[must_use]
     pub fn new() -> Metrics {
-        let mut all = Registry::default();
+        let mut registrar = Registrar::default();
         #[cfg(target_os = "linux")]
-        resources::register_resources(&mut all);
-        let registry = all.sub_registry_with_prefix("rangecache");
+        resources::register_resources(&mut registrar.registry);
+        let process = ProcessMetrics::register(&mut registrar);
+        process.set_build();
+        let calls = Arc::new(CallMetrics::register(&mut registrar));
+        let reads = ReadMetrics::register(&mut registrar);
+        let clients = ClientMetrics::register(&mut registrar);
+        let shares = ShareMetrics::register(&mut registrar);
+        let registry = registrar.registry.sub_registry_with_prefix("rangecache");
         Metrics {
-            calls: Arc::new(CallMetrics::new(registry)),
-            reads: ReadMetrics::new(registry),
+            calls,
+            reads,
             buffers: BufferMetrics::new(registry),
             watches: WatchMetrics::new(registry),
             forwarding: ForwardingMetrics::new(registry),
@@ -112,23 +120,31 @@ impl Metrics {
             prefixes: PrefixMetrics::new(registry),
             upstream: UpstreamMetrics::new(registry),
             connections: ConnectionMetrics::new(registry),
-            clients: ClientMetrics::new(registry),
+            clients,
+            shares,
             tls: TlsMetrics::new(registry),
             traces: TraceMetrics::new(registry),
-            access_log: AccessLogMetrics::new(registry),
-            process: ProcessMetrics::new(registry),
-            registry: all,
+            process,
+            groups: Mutex::new((Groups::default(), registrar)),
         }
+    }
+
+    /// The metrics of a room, registered at the first use. Takes a lock: rooms keep them.
+    #[must_use]
+    pub fn group<T: MetricGroup>(&self) -> Arc<T> {
+        let (groups, registrar) = &mut *self.groups.lock();
+        groups.get(registrar)
     }
 
     /// All metrics as text.
     #[must_use]
     pub fn encode(&self, format: Format) -> String {
         let mut text = String::new();
+        let (_, registrar) = &*self.groups.lock();
         // Writing into a String cannot fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        let _ = prometheus_client::encoding::text::encode(&mut text, &registrar.registry);
         match format {
-            Format::OpenMetrics => exposition::with_exemplars(&text, &self.reads.exemplars()),
+            Format::OpenMetrics => exposition::with_exemplars(&text, &registrar.exemplars),
             Format::Text => exposition::plain(&text),
         }
     }

@@ -1,88 +1,46 @@
 //! Metrics of the process: its build, tasks, panics and configured limits.
 
-use std::sync::atomic::AtomicU64;
-
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
-use super::labels::ResultLabels;
-use super::register::{register, start_at_zero};
+use super::{FloatGauge, metric_group};
 
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct LimitLabels {
-    limit: &'static str,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct BuildLabels {
-    version: &'static str,
-    commit: &'static str,
-}
-
-/// Tasks, panics and configured limits.
-#[derive(Debug)]
-pub struct ProcessMetrics {
-    /// Panics of any task.
-    pub panics: Counter,
-    /// Running tasks: connections, calls, mirrors. Set when the metrics are scraped.
-    pub tasks: Gauge,
-    limits: Family<LimitLabels, Gauge<f64, AtomicU64>>,
-    reloads: Family<ResultLabels, Counter>,
+metric_group! {
+    /// Tasks, panics and configured limits.
+    pub struct ProcessMetrics {
+        /// 1, with version and commit of this build; the commit ends with -dirty if the sources differed from it
+        build[version, commit]: Gauge = "rangecache_build_info";
+        /// Panics, each of which is a bug that cost a call or restarted a task
+        pub panics: Counter = "rangecache_panics_total";
+        /// Running tasks: connections, calls, mirrors
+        pub tasks: Gauge = "rangecache_tasks";
+        /// Configured limits, in the unit that each name ends with
+        limits[limit]: FloatGauge = "rangecache_limit";
+        /// Reloads of the flags by result: changed, unchanged, or refused because the flags are invalid
+        reloads[result]: Counter = "rangecache_flag_reloads_total", from_zero = ["changed", "unchanged", "refused"];
+    }
 }
 
 impl ProcessMetrics {
-    pub(super) fn new(registry: &mut Registry) -> ProcessMetrics {
-        let build: Family<BuildLabels, Gauge> = register(
-            registry,
-            "build_info",
-            "1, with version and commit of this build; the commit ends with -dirty if the sources differed from it",
-        );
-        let labels = BuildLabels {
-            version: env!("CARGO_PKG_VERSION"),
-            commit: env!("BUILD_COMMIT"),
-        };
-        build.get_or_create(&labels).set(1);
-        let reloads = register(
-            registry,
-            "flag_reloads",
-            "Reloads of the flags by result: changed, unchanged, or refused because the flags are invalid",
-        );
-        let results = ["changed", "unchanged", "refused"];
-        start_at_zero(&reloads, results.map(|result| ResultLabels { result }));
-        ProcessMetrics {
-            panics: register(
-                registry,
-                "panics",
-                "Panics, each of which is a bug that cost a call or restarted a task",
-            ),
-            tasks: register(registry, "tasks", "Running tasks: connections, calls, mirrors"),
-            limits: register(
-                registry,
-                "limit",
-                "Configured limits, in the unit that each name ends with",
-            ),
-            reloads,
-        }
+    /// Exports the version and commit of this build.
+    pub(super) fn set_build(&self) {
+        let labels = (env!("CARGO_PKG_VERSION"), env!("BUILD_COMMIT"));
+        self.build.of(labels).set(1);
     }
 
     /// Counts a reload of the flags.
     pub fn record_reload(&self, result: &'static str) {
-        self.reloads.get_or_create(&ResultLabels { result }).inc();
+        self.reloads.of(result).inc();
     }
 
     /// Exports a configured limit; `name` ends with the unit.
     pub fn set_limit(&self, name: &'static str, value: f64) {
-        self.limits.get_or_create(&LimitLabels { limit: name }).set(value);
+        self.limits.of(name).set(value);
     }
 
     /// The limit that was exported as `name`.
     #[must_use]
     pub fn limit(&self, name: &'static str) -> Option<f64> {
-        self.limits
-            .get(&LimitLabels { limit: name })
-            .map(|value| value.get())
+        self.limits.get(name).map(|value| value.get())
     }
 }
