@@ -265,7 +265,7 @@ fn verification_gate(metrics: &Metrics) -> GateStatus {
 
 /// Bounds that an operator may have to raise, with what is used of them.
 pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget> {
-    let metrics = &handles.telemetry.metrics;
+    let metrics = &handles.metrics;
     let gauge = |value: i64| u64::try_from(value).unwrap_or(0);
     let connections = gauge(metrics.connections.open.get());
     let calls = (handles.tasks.len() as u64).saturating_sub(connections);
@@ -273,7 +273,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         .iter()
         .map(|mirror| mirror.memory_bytes + mirror.held_bytes)
         .sum();
-    let forwarding = &metrics.forwarding;
+    let (large, small) = (metrics.proxy.turns.large(), metrics.proxy.turns.small());
     let first = [(
         "Memory of all mirrors".to_owned(),
         &bounds::CACHE_MAX_BYTES,
@@ -304,25 +304,25 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         (
             "Large reads in flight to etcd",
             &bounds::FORWARD_MAX_LARGE,
-            gauge(forwarding.large.in_flight.get()),
+            gauge(large.in_flight.get()),
             "At the bound more reads wait.",
         ),
         (
             "Large reads waiting for etcd",
             &bounds::FORWARD_MAX_WAITING,
-            gauge(forwarding.large.waiting.get()),
+            gauge(large.waiting.get()),
             "At the bound more reads are refused with Unavailable.",
         ),
         (
             "Small reads in flight to etcd",
             &bounds::FORWARD_MAX_SMALL,
-            gauge(forwarding.small.in_flight.get()),
+            gauge(small.in_flight.get()),
             "At the bound more reads wait.",
         ),
         (
             "Small reads waiting for etcd",
             &bounds::FORWARD_MAX_WAITING,
-            gauge(forwarding.small.waiting.get()),
+            gauge(small.waiting.get()),
             "At the bound more reads are refused with Unavailable.",
         ),
         (
@@ -334,7 +334,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         (
             "Memory of watches",
             &bounds::WATCH_MAX_BYTES,
-            gauge(metrics.watches.budget.used.get()),
+            gauge(metrics.proxy.watches.used_bytes.get()),
             "At the bound new watches are forwarded, and large events wait.",
         ),
     ]
@@ -343,7 +343,7 @@ pub(super) fn budgets(handles: &Handles, mirrors: &[MirrorStatus]) -> Vec<Budget
         .into_iter()
         .chain(histories)
         .chain(others)
-        .filter_map(|(name, bound, used, at_limit)| budget(metrics, name, bound, used, at_limit))
+        .filter_map(|(name, bound, used, at_limit)| budget(&metrics.process, name, bound, used, at_limit))
         .collect()
 }
 

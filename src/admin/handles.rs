@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::metrics::ShownMetrics;
 use super::prefixes::Prefixes;
 use super::status::samples::{Counts, Recent};
 use crate::config::LiveConfig;
@@ -20,6 +21,7 @@ pub(super) struct Handles {
     pub(super) mirrors: Arc<Mirrors>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) telemetry: Arc<Telemetry>,
+    pub(super) metrics: ShownMetrics,
     /// Tasks of connections and calls.
     pub(super) tasks: TaskTracker,
     /// Cancelled once the process drains.
@@ -39,6 +41,6 @@ pub(super) struct Handles {
 impl Handles {
     /// Current values of the counters.
     pub(super) fn counts(&self) -> Counts {
-        Counts::now(&self.telemetry.metrics, &self.mirrors)
+        Counts::now(&self.metrics, &self.mirrors)
     }
 }

@@ -21,6 +21,7 @@
 mod checks;
 mod control;
 mod handles;
+mod metrics;
 mod pace;
 mod page;
 mod prefixes;

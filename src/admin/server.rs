@@ -18,6 +18,7 @@ use tokio_util::task::TaskTracker;
 
 use super::control::{control, is_control};
 use super::handles::Handles;
+use super::metrics::{AdminMetrics, ShownMetrics};
 use super::pace::Pace;
 use super::prefixes::Prefixes;
 use super::renderings::Renderings;
@@ -90,13 +91,15 @@ impl Admin {
     ) -> Arc<Admin> {
         let config = live.load();
         let started = Instant::now();
-        let recent = Recent::new(started, Counts::now(&telemetry.metrics, &mirrors));
-        let unread_bytes = telemetry.metrics.connections.admin_unread_bytes.clone();
+        let metrics = ShownMetrics::new(&telemetry.metrics);
+        let recent = Recent::new(started, Counts::now(&metrics, &mirrors));
+        let unread_bytes = telemetry.metrics.group::<AdminMetrics>().unread_bytes.clone();
         Arc::new(Admin {
             handles: Handles {
                 mirrors,
                 upstream,
                 telemetry,
+                metrics,
                 tasks,
                 draining,
                 recent,
@@ -136,7 +139,7 @@ impl Admin {
             connections: Arc::clone(&self.connections),
             max_concurrent_streams: MAX_STREAMS,
             max_age: Some(MAX_AGE),
-            metrics: Arc::clone(&self.handles.telemetry.metrics),
+            metrics: self.handles.telemetry.metrics.group(),
             tasks,
             closing: stop.clone(),
             drain: stop,

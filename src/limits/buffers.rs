@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::byte_budget::ByteBudget;
 use super::call_bytes::CallBuffers;
+use super::metrics::{BufferMetrics, ShareMetrics};
 use super::shares::{ClientLimits, Shares};
 use crate::telemetry::Metrics;
 
@@ -28,8 +29,8 @@ impl Buffers {
     /// Divides a budget of `max_bytes`; single clients have these `limits` as well.
     #[must_use]
     pub fn new(max_bytes: u64, limits: ClientLimits, all_metrics: &Metrics) -> Buffers {
-        let metrics = &all_metrics.buffers;
-        let shares = Shares::new(limits, all_metrics.shares.clone());
+        let metrics = &*all_metrics.group::<BufferMetrics>();
+        let shares = Shares::new(limits, ShareMetrics::clone(&all_metrics.group()));
         let (calls, converted, eighth) = (max_bytes / 2, max_bytes / 4, max_bytes / 8);
         Buffers {
             calls: CallBuffers::with_shares(calls, shares, metrics),

@@ -25,7 +25,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::telemetry::metrics::BufferKindMetrics;
+use super::metrics::BufferKindMetrics;
 
 /// With fair growth, all holders share the budget divided by this.
 const SHARED_DIVISOR: u64 = 4;

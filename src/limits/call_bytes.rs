@@ -27,8 +27,8 @@ use tokio::time::Instant;
 use super::byte_budget::{BudgetExceeded, Waiting};
 use super::client_bytes::{BytesByClient, ClientBytes};
 use super::intake::Intake;
+use super::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
 use super::shares::{ClientLimits, NoShare, Share, ShareKind, SharePermits, Shares};
-use crate::telemetry::metrics::{BufferKindMetrics, BufferMetrics, ShareMetrics};
 
 /// Free bytes that a connection needs to send another frame while frames of it wait to be sent: the length of a frame.
 const FRAME_BYTES: u64 = 128 << 10;
@@ -599,10 +599,9 @@ mod tests {
     use futures_util::stream::FuturesUnordered;
 
     use super::*;
-    use crate::telemetry::Metrics;
 
     fn buffers(max_bytes: u64) -> Arc<CallBuffers> {
-        CallBuffers::new(max_bytes, &Metrics::new().buffers)
+        CallBuffers::new(max_bytes, &BufferMetrics::default())
     }
 
     /// Takes bytes in steps of `step` until they are refused.

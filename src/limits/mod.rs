@@ -11,6 +11,8 @@
 //! | `intake` | requests that one connection has read |
 //! | `byte_budget` | buffered bytes of several responses |
 //! | `flags`, `client_flags` | the flags |
+//!
+//! `metrics` declares what this room counts.
 
 mod admission;
 mod buffers;
@@ -22,6 +24,7 @@ mod connection_lines;
 mod flags;
 mod intake;
 mod lines;
+mod metrics;
 mod shares;
 mod turns;
 
@@ -32,5 +35,8 @@ pub use call_bytes::{CallBuffers, CallBytes, CallKind, ClientAccount};
 pub use client_flags::ClientsConfig;
 pub use flags::LimitsConfig;
 pub use intake::{Intake, Unhandled};
+pub use metrics::{
+    BufferKindMetrics, BufferMetrics, OpenConnections, ShareMetrics, TurnMetrics, TurnsMetrics,
+};
 pub use shares::{ClientLimits, NoShare, Share, ShareKind, ShareLimit};
 pub use turns::{NoTurn, Turn, Turns, Waiting};

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use crate::telemetry::metrics::ShareMetrics;
+use super::metrics::ShareMetrics;
 
 /// Calls of one client that may wait for each bound.
 const MAX_WAITING: u32 = 256;

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use super::call_bytes::ClientAccount;
 use super::lines::{Lines, Owner};
-use crate::telemetry::metrics::TurnMetrics;
+use super::metrics::TurnMetrics;
 
 /// Of the turns that its clients keep, each gets its part by this divisor however many others have.
 const CLIENT_DIVISOR: usize = 8;
@@ -378,8 +378,7 @@ mod tests {
     use tokio::task::JoinHandle;
 
     use super::*;
-    use crate::limits::{CallBuffers, Intake};
-    use crate::telemetry::Metrics;
+    use crate::limits::{BufferMetrics, CallBuffers, Intake, TurnsMetrics};
 
     struct Scene {
         turns: Arc<Turns>,
@@ -389,9 +388,8 @@ mod tests {
 
     impl Scene {
         fn new(max_turns: usize, max_waiting: u32) -> Scene {
-            let metrics = Metrics::new();
-            let buffers = CallBuffers::new(1 << 20, &metrics.buffers);
-            let turns = metrics.forwarding.small.clone();
+            let buffers = CallBuffers::new(1 << 20, &BufferMetrics::default());
+            let turns = TurnsMetrics::default().small();
             Scene {
                 turns: Turns::new(
                     max_turns,
@@ -528,10 +526,9 @@ mod tests {
 
     #[tokio::test]
     async fn client_that_keeps_its_turns_leaves_half_to_others_while_they_are_connected() {
-        let metrics = Metrics::new();
-        let buffers = CallBuffers::new(1 << 20, &metrics.buffers);
+        let buffers = CallBuffers::new(1 << 20, &BufferMetrics::default());
         let account = |client| buffers.account(client, Arc::<Intake>::default());
-        let turns = Turns::kept_by_clients(16, 100, metrics.forwarding.large.clone());
+        let turns = Turns::kept_by_clients(16, 100, TurnsMetrics::default().large());
         let noisy = account(1);
         let take_all = |account: &Arc<ClientAccount>| -> Vec<Turn> {
             std::iter::from_fn(|| turns.take_free(account)).collect()

@@ -14,6 +14,7 @@ use super::flags::MirrorConfig;
 use super::freshness::{Findings, Freshness};
 use super::history::{ClusterState, Compaction, HistoryId};
 use super::load::LoadPacing;
+use super::metrics::RoomMetrics;
 use super::set::{MirrorSet, Slot};
 use super::view::{Mirror, Pinned};
 use super::watch_hub::WatchHub;
@@ -38,6 +39,7 @@ pub struct Mirrors {
     pub pinned: Arc<Pinned>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) telemetry: Arc<Telemetry>,
+    pub(super) metrics: Arc<RoomMetrics>,
     pub(super) history_limits: HistoryLimits,
     /// An operator has switched memory off.
     forwards_all: AtomicBool,
@@ -113,6 +115,7 @@ impl Mirrors {
             pinned: Arc::default(),
             upstream: Arc::clone(upstream),
             telemetry: Arc::clone(telemetry),
+            metrics: telemetry.metrics.group(),
             history_limits: HistoryLimits {
                 max_age: flags.history_max_age,
                 max_bytes: flags.history_max_bytes,
@@ -143,7 +146,7 @@ impl Mirrors {
         for slot in self.set.every() {
             slot.hub.set_closed(is_on);
         }
-        self.telemetry.metrics.reads.set_forward_all(is_on);
+        self.metrics.forward_all.set(i64::from(is_on));
         was_on != is_on
     }
 

@@ -31,6 +31,7 @@ pub(crate) mod fuzzing;
 pub mod history;
 mod lifecycle;
 mod load;
+mod metrics;
 mod mirrors;
 mod probe;
 mod set;
@@ -45,6 +46,7 @@ pub mod watch_hub;
 pub use flags::MirrorConfig;
 #[cfg(test)]
 pub(crate) use flags::default_cache_bytes;
+pub use metrics::{STREAM_FALLBACKS, StreamFallbacks};
 pub use mirrors::Mirrors;
 pub use stale::StaleView;
 pub use view::{HeldView, HeldViews, PrefixSize, prefix_sizes};

@@ -7,9 +7,11 @@
 //! A collector that is slow, down or absent costs spans and nothing else: the queue is bounded, and spans that find it
 //! full or are not delivered are counted. Uses `net`, `tls` and `telemetry`; only `serve` uses it.
 
+mod metrics;
 mod settings;
 mod transport;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use opentelemetry::KeyValue;
@@ -23,9 +25,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::instance;
-use crate::telemetry::metrics::SpanCounters;
+use crate::telemetry::Metrics;
 use crate::telemetry::trace::{Span, Tracer};
 use crate::tls;
+use metrics::SpanMetrics;
 pub use settings::{IgnoredOtel, OtelConfig};
 use transport::Connector;
 
@@ -40,16 +43,16 @@ pub struct Exporter {
     queue: mpsc::Receiver<Span>,
     /// Spans received and not exported yet.
     batch: Vec<Span>,
-    counters: SpanCounters,
+    metrics: Arc<SpanMetrics>,
     /// Whether the current outage of the collector has been logged.
     is_failing: bool,
 }
 
 impl Exporter {
-    /// Returns the exporter and the tracer whose spans [`Exporter::run`] exports, counted in `counters`. TLS files that
+    /// Returns the exporter and the tracer whose spans [`Exporter::run`] exports, counted in `metrics`. TLS files that
     /// are invalid now are reported, and read again for each connection.
     #[must_use]
-    pub fn open(config: OtelConfig, counters: SpanCounters) -> (Exporter, Tracer) {
+    pub fn open(config: OtelConfig, metrics: &Metrics) -> (Exporter, Tracer) {
         let tls = config.endpoint.tls.then(|| {
             let tls = tls::Collector::new(config.certificate.clone(), config.client.clone());
             if let Err(error) = tls.check() {
@@ -57,19 +60,20 @@ impl Exporter {
             }
             tls
         });
+        let metrics = metrics.group::<SpanMetrics>();
         let (spans, queue) = mpsc::channel(config.max_queue_size);
         let tracer = Tracer::new(
             config.sampler.clone(),
             config.propagates,
             spans,
-            counters.dropped.clone(),
+            metrics.spans.handle("dropped"),
         );
         let exporter = Exporter {
             connector: Connector::new(&config, tls),
             config,
             queue,
             batch: Vec::new(),
-            counters,
+            metrics,
             is_failing: false,
         };
         (exporter, tracer)
@@ -102,7 +106,7 @@ impl Exporter {
             tokio::select! {
                 () = self.export(&exporter, batch) => {}
                 () = last_chance => {
-                    self.counters.failed.inc_by(spans);
+                    self.metrics.spans.of("failed").inc_by(spans);
                     return;
                 }
             }
@@ -155,7 +159,7 @@ impl Exporter {
         let exporting = tokio::time::timeout(self.config.export_timeout, exporter.export(batch));
         let reason = match exporting.await {
             Ok(Ok(())) => {
-                self.counters.exported.inc_by(spans);
+                self.metrics.spans.of("exported").inc_by(spans);
                 if std::mem::take(&mut self.is_failing) {
                     tracing::info!(endpoint = %self.config.endpoint, "the collector accepts traces again");
                 }
@@ -164,7 +168,7 @@ impl Exporter {
             Ok(Err(error)) => error.to_string(),
             Err(_) => format!("no response within {:?}", self.config.export_timeout),
         };
-        self.counters.failed.inc_by(spans);
+        self.metrics.spans.of("failed").inc_by(spans);
         match self.connector.take_failure() {
             Some(failure) if !reason.contains(&failure) => self.log_failure(&format!("{reason}: {failure}")),
             _ => self.log_failure(&reason),

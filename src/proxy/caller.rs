@@ -102,8 +102,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::limits::CallBuffers;
-    use crate::telemetry::Metrics;
+    use crate::limits::{BufferMetrics, CallBuffers};
 
     fn headers(token: Option<&'static str>) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -118,7 +117,7 @@ mod tests {
     fn callers(name: &ClientName, tokens: &[Option<&'static str>]) -> Vec<String> {
         let clients = ClientRegistry::default();
         clients.record_token(b"issued", "alice");
-        let account = CallBuffers::new(1 << 20, &Metrics::new().buffers).account(0, Arc::default());
+        let account = CallBuffers::new(1 << 20, &BufferMetrics::default()).account(0, Arc::default());
         let caller = Caller::new(&clients, name);
         let name_of = |token: &Option<&'static str>| {
             let call = caller.begin(&clients, &account, &headers(*token));

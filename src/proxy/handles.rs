@@ -14,12 +14,14 @@ use super::flags::{ForwardConfig, ProxyFlags, WhenBehind};
 use super::forward::{Forward, Http1Pool};
 use super::idle::ResponseRegistry;
 use super::members::AdvertisedMember;
+use super::metrics::ProxyTelemetry;
 use super::shadow_reads::ShadowReads;
 use super::watch_memory::{self, WatchBudgets};
 use crate::browser::BrowserRules;
 use crate::flags::Live;
 use crate::limits::{
-    Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, ClientsConfig, Intake, LimitsConfig, Turns,
+    Admission, Buffers, CallBuffers, ClientAccount, ClientLimits, ClientsConfig, Intake, LimitsConfig,
+    OpenConnections, Turns,
 };
 use crate::mirror::Mirrors;
 use crate::panics::restarting;
@@ -41,7 +43,7 @@ const MAX_TURN_WAIT: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Proxy {
     pub(super) mirrors: Arc<Mirrors>,
-    pub(super) telemetry: Arc<Telemetry>,
+    pub(super) telemetry: Arc<ProxyTelemetry>,
     pub(super) forward: Arc<Forward>,
     pub(super) fallback: Arc<Fallback>,
     /// Flags of reads that are forwarded.
@@ -174,8 +176,14 @@ impl Proxy {
     ) -> Arc<Proxy> {
         let ProxyFlags { watch, limits, .. } = flags;
         let forwarding = flags.forward.load();
+        let open_connections = telemetry.metrics.group::<OpenConnections>();
+        let buffers = Buffers::new(
+            flags.buffer_max_bytes,
+            client_limits(flags.clients),
+            &telemetry.metrics,
+        );
+        let telemetry = &Arc::new(ProxyTelemetry::new(telemetry));
         let metrics = &telemetry.metrics;
-        let buffers = Buffers::new(flags.buffer_max_bytes, client_limits(flags.clients), metrics);
         let forward = Arc::new(Forward {
             upstream: Arc::clone(upstream),
             cluster_state: Arc::clone(&mirrors.cluster_state),
@@ -187,7 +195,7 @@ impl Proxy {
                 forwarding.max_small as usize,
                 forwarding.max_waiting,
                 Some(MAX_TURN_WAIT),
-                metrics.forwarding.small.clone(),
+                metrics.turns.small(),
             ),
             http1_connections: Arc::new(Semaphore::new(limits.max_connections() as usize)),
             http1_pool: Arc::new(Http1Pool::new(limits.max_connections() as usize)),
@@ -203,7 +211,7 @@ impl Proxy {
             flags: flags.forward.clone(),
             shadow: ShadowReads::new(forwarding.shadow),
             responses,
-            admission: Admission::new(limits.max_calls as usize, tasks, &metrics.connections.open),
+            admission: Admission::new(limits.max_calls as usize, tasks, &open_connections.open),
             browser: flags.listen.browser_rules(),
             advertised: AdvertisedMember::new(&flags.listen.advertise_client_urls),
             call_buffers: buffers.calls,
@@ -242,11 +250,11 @@ impl Proxy {
     /// expired slow calls, and closes unused HTTP/1 connections, until `stop` is cancelled. The loops restart separately
     /// after a panic.
     pub async fn sweep(self: Arc<Self>, stop: CancellationToken) {
-        let buffers = &self.telemetry.metrics.buffers;
+        let aborted = &self.telemetry.metrics.responses;
         let loops = async {
             tokio::join!(
-                restarting("idle responses", || self.responses.run(buffers)),
-                restarting("old views", || self.responses.relieve(&self.mirrors, buffers)),
+                restarting("idle responses", || self.responses.run(aborted)),
+                restarting("old views", || self.responses.relieve(&self.mirrors, aborted)),
                 restarting("watch memory", || {
                     watch_memory::account(
                         &self.mirrors,
@@ -256,7 +264,7 @@ impl Proxy {
                 }),
                 restarting("unread watches", || self
                     .responses
-                    .relieve_watches(&self.watch_budgets.all, buffers)),
+                    .relieve_watches(&self.watch_budgets.all, aborted)),
                 restarting("page series", || self.fallback.run()),
                 restarting("kept HTTP/1 connections", || self
                     .forward

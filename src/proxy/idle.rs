@@ -25,11 +25,12 @@ use http_body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::time::{Instant, MissedTickBehavior};
 
+use super::metrics::AbortedResponses;
 use super::source::{BodySource, FrameBytes, Polled};
 use crate::cache::Rope;
 use crate::limits::ByteBudget;
 use crate::mirror::Mirrors;
-use crate::telemetry::metrics::{BufferMetrics, Source};
+use crate::telemetry::metrics::Source;
 use crate::upstream::BoxError;
 
 /// Interval of the check for idle responses.
@@ -128,7 +129,7 @@ impl ResponseRegistry {
     }
 
     /// Aborts idle responses every [`TICK`] until the future is dropped.
-    pub(super) async fn run(&self, metrics: &BufferMetrics) {
+    pub(super) async fn run(&self, metrics: &AbortedResponses) {
         let mut ticks = tokio::time::interval(TICK);
         loop {
             ticks.tick().await;
@@ -144,7 +145,7 @@ impl ResponseRegistry {
     }
 
     /// Aborts responses with old views while these exceed the memory of `mirrors`, until the future is dropped.
-    pub(super) async fn relieve(&self, mirrors: &Mirrors, metrics: &BufferMetrics) {
+    pub(super) async fn relieve(&self, mirrors: &Mirrors, metrics: &AbortedResponses) {
         let mut ticks = tokio::time::interval(RELIEF_TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut unlogged, mut last_log) = (0, None::<Instant>);
@@ -164,7 +165,7 @@ impl ResponseRegistry {
     }
 
     /// Aborts watches that are not read while other watches wait for room in `budget`, until the future is dropped.
-    pub(super) async fn relieve_watches(&self, budget: &ByteBudget, metrics: &BufferMetrics) {
+    pub(super) async fn relieve_watches(&self, budget: &ByteBudget, metrics: &AbortedResponses) {
         let mut ticks = tokio::time::interval(RELIEF_TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {

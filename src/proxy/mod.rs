@@ -18,7 +18,7 @@
 //!
 //! Imports point in one direction: `route` → `read` → `fallback` → `forward` → `response`. `handles` defines [`Proxy`],
 //! the state that all requests share; `response` defines the body of every response, `source` what produces its
-//! frames; `gateway` is what all JSON of etcd's gateway has in common; `members` is the member list of
+//! frames; `metrics` declares what calls are counted by; `gateway` is what all JSON of etcd's gateway has in common; `members` is the member list of
 //! `--advertise-client-urls`; `caller` is who makes a connection's calls; `idle` aborts responses whose clients have
 //! stopped reading; `watch_memory` counts what watches hold; `call` records each call, and reports it at its end;
 //! `flags` are the flags of forwarded reads and of watches.
@@ -37,6 +37,7 @@ mod gateway;
 mod handles;
 mod idle;
 mod members;
+pub mod metrics;
 mod read;
 mod refuse;
 mod response;

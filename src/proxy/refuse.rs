@@ -74,7 +74,7 @@ pub(super) fn refuse_write(
     if is_read_only(uri.path()) && !(head.is_grpc && uri.query().is_some()) {
         return None;
     }
-    proxy.telemetry.metrics.connections.read_only_refused.inc();
+    proxy.telemetry.metrics.refusals.read_only_refused.inc();
     if head.is_grpc {
         let content_type = grpc_content_type(request.headers());
         return Some(status_response(&Status::ReadOnly, content_type));
@@ -97,7 +97,7 @@ pub(super) fn origin_of(
 /// `FailedPrecondition`, or 508 for HTTP/1: the request has come back.
 #[cold]
 fn refuse_loop(proxy: &Proxy, head: &CallHead, request: &Request<Incoming>) -> Response<ResponseBody> {
-    proxy.telemetry.metrics.connections.looped_calls.inc();
+    proxy.telemetry.metrics.refusals.looped_calls.inc();
     let endpoints: Vec<_> = proxy
         .forward
         .upstream

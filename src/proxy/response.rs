@@ -498,10 +498,9 @@ mod tests {
 
     use super::*;
     use crate::limits::CallBuffers;
+    use crate::limits::{BufferKindMetrics, BufferMetrics};
     use crate::proxy::call::testing::record;
     use crate::proxy::idle::IDLE_TICKS;
-    use crate::telemetry::Metrics;
-    use crate::telemetry::metrics::BufferKindMetrics;
 
     /// Source that yields its pieces and panics when polled again.
     #[derive(Debug)]
@@ -574,7 +573,7 @@ mod tests {
     }
 
     fn call(max_bytes: u64) -> (CallBytes, BufferKindMetrics) {
-        let account = CallBuffers::new(max_bytes, &Metrics::new().buffers).account(0, Arc::default());
+        let account = CallBuffers::new(max_bytes, &BufferMetrics::default()).account(0, Arc::default());
         let metrics = account.sending_metrics().clone();
         (account.hold(CallKind::Request), metrics)
     }

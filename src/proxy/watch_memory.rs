@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::MissedTickBehavior;
 
+use super::metrics::WatchMetrics;
 use crate::limits::ByteBudget;
 use crate::mirror::Mirrors;
 use crate::mirror::watch_hub::HubBounds;
-use crate::telemetry::metrics::WatchMetrics;
 
 /// Interval at which what the hubs hold is counted: they determine it as often.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -32,8 +32,8 @@ impl WatchBudgets {
     pub(super) fn new(max_bytes: u64, metrics: &WatchMetrics) -> WatchBudgets {
         let of_streams = max_bytes - max_bytes / EVENTS_DIVISOR;
         WatchBudgets {
-            all: ByteBudget::first_come(max_bytes, metrics.budget.clone()),
-            streams: ByteBudget::first_come(of_streams, metrics.stream_budget.clone()),
+            all: ByteBudget::first_come(max_bytes, metrics.budget()),
+            streams: ByteBudget::first_come(of_streams, metrics.stream_budget()),
         }
     }
 }

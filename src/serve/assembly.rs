@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use super::files::Files;
 use super::stages::Stages;
 use crate::config::{Config, LiveConfig, Setting, bounds};
+use crate::limits::OpenConnections;
 use crate::mirror::{self, Mirrors};
 use crate::proxy::{self, Access, Proxy, ProxyFlags};
 use crate::server::{ConnectionBudgets, ConnectionLimits, Connections, Listener, ServeConfig};
@@ -107,7 +108,7 @@ impl Assembly {
             connections: client_connections(config, &telemetry.metrics),
             max_concurrent_streams: config.limits.max_concurrent_streams,
             max_age: None,
-            metrics: Arc::clone(&telemetry.metrics),
+            metrics: telemetry.metrics.group(),
             tasks: calls.clone(),
             closing: stages.closing.clone(),
             drain: drain.clone(),
@@ -156,5 +157,5 @@ fn client_connections(config: &Config, metrics: &Metrics) -> Arc<Connections> {
         handshakes: config.limits.handshakes(),
         handshake_timeout: config.tls.tls_handshake_timeout,
     };
-    Connections::with_budgets(limits, budgets, metrics.connections.open.clone())
+    Connections::with_budgets(limits, budgets, metrics.group::<OpenConnections>().open.clone())
 }

@@ -57,7 +57,7 @@ fn open_exporter(metrics: &Metrics) -> Option<(Exporter, Tracer)> {
             "a variable of OpenTelemetry cannot be used and counts as not set"
         );
     }
-    Some(Exporter::open(settings?, metrics.traces.counters()))
+    Some(Exporter::open(settings?, metrics))
 }
 
 /// Opens the access log, if there is one.

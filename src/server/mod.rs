@@ -12,6 +12,7 @@
 //! | `preface` | a connection's first bytes, within a deadline |
 //! | `control_frames` | bound on a connection's control frames |
 //! | `pace` | a connection's turns among all others, and the delays that its calls cause |
+//! | `metrics` | counters of closed connections |
 //! | `descriptors` | raises the limit on open files, and shares the descriptors out |
 //!
 //! This room knows neither the proxy nor the admin pages: both pass in a handler. It imports `net`, `tls`, `limits`, `telemetry`
@@ -25,6 +26,7 @@ mod flags;
 pub(crate) mod fuzzing;
 mod handshakes;
 mod listener;
+mod metrics;
 mod pace;
 mod preface;
 mod serve;
@@ -35,4 +37,5 @@ pub use connections::{ConnectionBudgets, ConnectionLimits, Connections};
 pub use descriptors::connections_within_descriptors;
 pub use flags::{Control, ListenConfig};
 pub use listener::Listener;
+pub use metrics::ConnectionMetrics;
 pub use serve::ServeConfig;

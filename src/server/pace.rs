@@ -113,13 +113,12 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::limits::{CallBuffers, CallKind};
-    use crate::telemetry::Metrics;
+    use crate::limits::{BufferMetrics, CallBuffers, CallKind};
 
     #[tokio::test(start_paused = true)]
     async fn each_refused_call_delays_the_next_read_up_to_a_bound() {
         let intake = Arc::new(Intake::default());
-        let account = CallBuffers::new(1, &Metrics::new().buffers).account(0, Arc::clone(&intake));
+        let account = CallBuffers::new(1, &BufferMetrics::default()).account(0, Arc::clone(&intake));
         let mut delay = Delay::new(intake);
         for (refused, expected) in [(0, 0), (1, 10), (3, 30), (0, 0), (1_000, 200)] {
             for _ in 0..refused {

@@ -20,13 +20,13 @@ use tokio_util::task::TaskTracker;
 
 use super::connections::{Connections, Open, Unused};
 use super::listener::Listener;
+use super::metrics::ConnectionMetrics;
 use super::pace::Handling;
 use super::preface::{Prefaced, read_preface};
 use crate::limits::Intake;
 use crate::net::{Plain, Stream, Transport, set_corked};
 use crate::panics::restarting;
 use crate::seldom::seldom;
-use crate::telemetry::Metrics;
 use crate::telemetry::clients::ClientName;
 use crate::tls::{Acceptor, client_common_name};
 use crate::write_batching::{LargeWrites, batch_responses, write_buffer};
@@ -88,7 +88,7 @@ pub struct ServeConfig {
     /// Age at which a connection is closed; `None` for no bound.
     pub max_age: Option<Duration>,
     /// Metrics of closed connections.
-    pub metrics: Arc<Metrics>,
+    pub metrics: Arc<ConnectionMetrics>,
     /// Counts and joins the tasks of connections and calls.
     pub tasks: TaskTracker,
     /// No more connections are taken, and the port is closed.
@@ -130,7 +130,7 @@ impl Listener {
                     tokio::select! {
                         () = connection => {}
                         () = seldom(replaced.cancelled()) => {
-                            metrics.connections.record_closed(name, "replaced");
+                            metrics.record_closed(name, "replaced");
                         }
                     }
                 });
@@ -158,7 +158,7 @@ impl Listener {
 fn admit(config: &ServeConfig, peer: Option<IpAddr>, place: OwnedSemaphorePermit) -> Option<Open> {
     let open = config.connections.admit(peer, place);
     if open.is_none() {
-        config.metrics.connections.record_closed(config.name, "address");
+        config.metrics.record_closed(config.name, "address");
         let address = peer.map(tracing::field::display);
         tracing::warn!(
             listener = config.name,
@@ -244,7 +244,7 @@ async fn serve_connection<N, H, F, B, E>(
         }
     };
     if flooded.is_cancelled() {
-        config.metrics.connections.record_closed(config.name, "flood");
+        config.metrics.record_closed(config.name, "flood");
         tracing::warn!(
             listener = config.name,
             "a client sent too many HTTP/2 control frames; its connection is closed"
@@ -273,7 +273,7 @@ async fn begin(
         Ok(stream) => Some((stream, client)),
         Err(error) => {
             if error.kind() == io::ErrorKind::TimedOut {
-                config.metrics.connections.record_closed(config.name, "silent");
+                config.metrics.record_closed(config.name, "silent");
             }
             tracing::debug!(%error, "a client did not send the start of a request; its connection is closed");
             None
@@ -313,7 +313,7 @@ async fn secured(
                 return accepted;
             }
         }
-        config.metrics.connections.record_closed(config.name, "handshake");
+        config.metrics.record_closed(config.name, "handshake");
         tracing::warn!(
             listener = config.name,
             "too many TLS handshakes are not complete; that of a client is given up"

@@ -29,10 +29,12 @@ use super::crypto::{H2, HTTP_1_1, provider, versions};
 use super::facts;
 use super::files::{FileError, Files};
 use super::flags::TlsConfig;
+use super::metrics::TlsMetrics;
 use super::verifiers::AllowedNames;
 use super::watched::{Loaded, Watched};
 use crate::net::{Plain, Stream, Url};
 use crate::telemetry::Metrics;
+use crate::telemetry::metrics::Counted;
 
 /// First byte of every TLS connection: the type of a handshake record.
 const HANDSHAKE_RECORD: u8 = 22;
@@ -47,7 +49,7 @@ pub struct Acceptor {
     turns: Semaphore,
     timeout: Duration,
     reload_interval: Duration,
-    metrics: Arc<Metrics>,
+    metrics: Arc<TlsMetrics>,
 }
 
 /// Settings of handshakes with clients.
@@ -119,7 +121,7 @@ impl Acceptor {
             turns: Semaphore::new(max_handshakes),
             timeout,
             reload_interval,
-            metrics: Arc::clone(metrics),
+            metrics: metrics.group(),
         })))
     }
 
@@ -136,12 +138,12 @@ impl Acceptor {
             Either::Left(tcp) => tcp.peer_addr().map(|peer| peer.to_string()).ok(),
             Either::Right(_) => None,
         };
-        let counted = Handshaking::new(&self.metrics);
+        let counted = Counted::on(&self.metrics.handshaking);
         let ended = tokio::time::timeout(self.timeout, self.handshake(stream)).await;
         drop(counted);
         let (result, error) = match ended {
             Ok(Ok(stream)) => {
-                self.metrics.tls.record_handshake("ok");
+                self.metrics.record_handshake("ok");
                 return Some(stream);
             }
             Ok(Err(error)) => ("refused", error.to_string()),
@@ -150,7 +152,7 @@ impl Acceptor {
                 format!("no handshake within --tls-handshake-timeout {:?}", self.timeout),
             ),
         };
-        self.metrics.tls.record_handshake(result);
+        self.metrics.record_handshake(result);
         let peer = peer.unwrap_or_else(|| "unix socket".to_owned());
         tracing::warn!(%peer, error,
             "a client's TLS handshake failed; rangecache_tls_handshakes_total counts them");
@@ -190,22 +192,6 @@ impl Acceptor {
             Poll::Ready(ended) => ended,
             Poll::Pending => shaking.await,
         }
-    }
-}
-
-/// Counts a handshake in progress until dropped.
-struct Handshaking<'a>(&'a Metrics);
-
-impl Handshaking<'_> {
-    fn new(metrics: &Metrics) -> Handshaking<'_> {
-        metrics.tls.handshaking.inc();
-        Handshaking(metrics)
-    }
-}
-
-impl Drop for Handshaking<'_> {
-    fn drop(&mut self) {
-        self.0.tls.handshaking.dec();
     }
 }
 

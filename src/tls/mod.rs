@@ -25,6 +25,7 @@ mod explain;
 mod facts;
 mod files;
 mod flags;
+mod metrics;
 #[cfg(test)]
 mod tests;
 mod verifiers;
@@ -36,3 +37,4 @@ pub use connector::{Connector, NamedConnection, Protocol};
 pub use facts::{Facts, client_common_name};
 pub use files::{FileError, look_at_file, warn_of_secret_open_to_others};
 pub use flags::{TlsConfig, TlsFlagError, TlsVersion};
+pub use metrics::TlsMetrics;

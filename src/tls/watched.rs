@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
 use super::files::{FileError, Files};
+use super::metrics::TlsMetrics;
 use crate::telemetry::Metrics;
 
 /// A value built from files, with the times at which they expire.
@@ -30,7 +31,7 @@ pub(super) struct Watched<T> {
     current: ArcSwap<T>,
     /// Last state of the files, valid or not, so that each broken state is logged once.
     seen: Mutex<Seen>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<TlsMetrics>,
 }
 
 #[derive(PartialEq, Eq)]
@@ -55,7 +56,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
             load,
             current: ArcSwap::from_pointee(loaded.value),
             seen: Mutex::new(Seen::Files(files.stamp())),
-            metrics: Arc::clone(metrics),
+            metrics: metrics.group(),
         };
         watched.export_expiries(&loaded.expiries);
         Ok(watched)
@@ -99,7 +100,7 @@ impl<T: Send + Sync + 'static> Watched<T> {
         match (self.load)(&files) {
             Ok(loaded) => {
                 self.current.store(Arc::new(loaded.value));
-                self.metrics.tls.record_reload(self.side, "ok");
+                self.metrics.record_reload(self.side, "ok");
                 tracing::info!(
                     side = self.side,
                     "certificates were replaced; new connections use the new ones"
@@ -118,16 +119,14 @@ impl<T: Send + Sync + 'static> Watched<T> {
     }
 
     fn keep_old(&self, error: &FileError) {
-        self.metrics.tls.record_reload(self.side, "failed");
+        self.metrics.record_reload(self.side, "failed");
         tracing::warn!(side = self.side, %error,
             "replaced certificates are invalid; the old ones stay in use");
     }
 
     fn export_expiries(&self, expiries: &[(&'static str, i64)]) {
         for (file, not_after_seconds) in expiries {
-            self.metrics
-                .tls
-                .set_not_after(self.side, file, *not_after_seconds);
+            self.metrics.set_not_after(self.side, file, *not_after_seconds);
             if *not_after_seconds <= now_seconds() {
                 tracing::warn!(
                     side = self.side,

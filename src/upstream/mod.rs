@@ -12,6 +12,7 @@
 //! | [`gates`] | the list of version gates |
 //! | `capabilities`, `version`, `role`, `class` | known properties of a server; versions and roles; classes of connections |
 //! | `flags` | the flags |
+//! | `metrics` | state of the endpoints as gauges |
 //! | `outgoing`, `backoff`, `error` | request bodies, pauses between attempts, errors |
 //!
 //! Feeds and loads open a connection of their own (I9). This room knows nothing of mirrors or clients' requests;
@@ -32,6 +33,7 @@ pub(crate) mod fake;
 mod flags;
 pub mod gates;
 mod health;
+mod metrics;
 mod outgoing;
 mod paging;
 mod pool;

@@ -19,10 +19,11 @@ use super::credentials::Credentials;
 use super::endpoint::{ConnectionContext, Endpoint, EndpointView};
 use super::error::{ConnectError, NoEndpoint};
 use super::gates::{self, Gate, GateState};
+use super::metrics::EndpointMetrics;
 use super::version::Version;
 use crate::net::{Stream, Url};
 use crate::telemetry::Metrics;
-use crate::telemetry::metrics::EndpointState;
+use crate::telemetry::metrics::gauge;
 use crate::tls::{Connector, Protocol};
 
 /// Time for which an endpoint that responds but cannot serve is avoided.
@@ -366,16 +367,17 @@ impl Upstream {
 
     /// Sets the metrics of every endpoint.
     pub fn export(&self, metrics: &Metrics) {
-        let mixed = self.context.clusters.mixed();
+        let (mixed, metrics) = (self.context.clusters.mixed(), metrics.group::<EndpointMetrics>());
         for view in self.endpoints() {
             let url = view.url.to_string();
-            let state = EndpointState {
-                is_healthy: view.is_connected && view.is_healthy,
-                connections: view.connections,
-                calls: view.calls,
-                is_left_out: mixed.iter().any(|of| !of.is_used && of.url == url),
-            };
-            metrics.upstream.set_endpoint(&view.url, state);
+            let is_left_out = mixed.iter().any(|of| !of.is_used && of.url == url);
+            let gauges = metrics.of(&url);
+            gauges
+                .healthy
+                .set(i64::from(view.is_connected && view.is_healthy));
+            gauges.connections.set(gauge(view.connections));
+            gauges.calls.set(gauge(view.calls));
+            gauges.left_out.set(i64::from(is_left_out));
         }
     }
 }

@@ -109,7 +109,7 @@ pub(super) fn collect(handles: &Handles) -> Status {
 fn certificates(handles: &Handles) -> Vec<CertificateStatus> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let now = now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
-    let files = handles.telemetry.metrics.tls.not_after();
+    let files = handles.metrics.tls.not_after();
     let mut certificates: Vec<_> = files
         .into_iter()
         .map(|((side, file), not_after)| CertificateStatus {
@@ -173,7 +173,7 @@ fn mirror(mirror: &Mirror, handles: &Handles) -> MirrorStatus {
 }
 
 fn watches(handles: &Handles, open: OpenWatches) -> WatchStatus {
-    let metrics = &handles.telemetry.metrics.watches;
+    let metrics = &handles.metrics.proxy.watches;
     let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
     let hubs = handles.mirrors.all();
     let held: Vec<_> = hubs
@@ -190,7 +190,7 @@ fn watches(handles: &Handles, open: OpenWatches) -> WatchStatus {
         watchers: held.iter().map(|held| held.watchers).sum(),
         events_sent: metrics.events_sent(),
         behind_revisions: unsigned(held.iter().map(|held| held.behind_revisions).max().unwrap_or(0)),
-        memory_bytes: unsigned(metrics.budget.used.get()),
+        memory_bytes: unsigned(metrics.used_bytes.get()),
     }
 }
 

@@ -11,10 +11,11 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::admin::metrics::ShownMetrics;
 use crate::diagnosis::reasons::Source;
 use crate::mirror::Mirrors;
 use crate::telemetry::metrics::{CodeCounts, LatencyCounts, QuorumChecks, Source as AnsweredBy};
-use crate::telemetry::{Metrics, Outcome, Reason};
+use crate::telemetry::{Outcome, Reason};
 
 /// Time that one sample spans.
 pub(crate) const INTERVAL: Duration = Duration::from_secs(5);
@@ -76,16 +77,16 @@ struct Kept {
 
 impl Counts {
     /// Current values: some thousands of counters.
-    pub(crate) fn now(metrics: &Metrics, mirrors: &Mirrors) -> Counts {
+    pub(in crate::admin) fn now(metrics: &ShownMetrics, mirrors: &Mirrors) -> Counts {
         Counts {
-            reads: metrics.reads.by_outcome(),
-            checks: metrics.freshness.checks(),
+            reads: metrics.proxy.reads.by_outcome(),
+            checks: metrics.process.freshness.checks(),
             events: mirrors.all().map(|mirror| mirror.metrics.events.get()).sum(),
-            forwarded: metrics.forwarding.calls.get(),
-            codes: metrics.calls.by_code(),
+            forwarded: metrics.proxy.forwarding.calls.get(),
+            codes: metrics.process.calls.by_code(),
             latency: ReadLatency {
-                memory: metrics.calls.read_latency(AnsweredBy::Memory),
-                etcd: metrics.calls.read_latency(AnsweredBy::Etcd),
+                memory: metrics.process.calls.read_latency(AnsweredBy::Memory),
+                etcd: metrics.process.calls.read_latency(AnsweredBy::Etcd),
             },
             watches: OpenWatches::now(metrics),
             mirrors: mirrors.reasons_out().collect(),
@@ -147,12 +148,16 @@ fn added_codes(now: &[CodeCounts], before: &[CodeCounts]) -> Vec<CodeCounts> {
 }
 
 impl OpenWatches {
-    fn now(metrics: &Metrics) -> OpenWatches {
+    fn now(metrics: &ShownMetrics) -> OpenWatches {
         let unsigned = |value: i64| u64::try_from(value).unwrap_or(0);
-        let memory = unsigned(metrics.watches.memory_streams());
-        let counted: i64 = metrics.watches.etcd_streams().map(|(_, count)| count).sum();
+        let memory = unsigned(metrics.proxy.watches.memory_streams());
+        let counted: i64 = metrics.proxy.watches.etcd_streams().map(|(_, count)| count).sum();
         // With --watch-cache=off streams are counted only as calls in flight, and those in JSON not at all.
-        let all = metrics.calls.open_watches().max(memory + unsigned(counted));
+        let all = metrics
+            .process
+            .calls
+            .open_watches()
+            .max(memory + unsigned(counted));
         OpenWatches {
             memory,
             etcd: all - memory,

@@ -25,6 +25,7 @@ use tokio_util::task::TaskTracker;
 use tonic::Code;
 
 use super::history::{Before, Keys, Position};
+use super::metrics::StreamFallbacks;
 use super::set::MirrorSet;
 use super::view::Mirror;
 use crate::cache::{Entry, MalformedKeyValue, ResponseHeader, Tree};
@@ -293,8 +294,8 @@ impl<'a> Gathered<'a> {
         self.load
             .telemetry
             .metrics
-            .forwarding
-            .record_stream_fallback(reason.as_str());
+            .group::<StreamFallbacks>()
+            .record(reason.as_str());
         self.by_pages(&mut client).await
     }
 

@@ -20,12 +20,13 @@ use crate::grpc::status::grpc_code;
 use crate::mirror::Mirrors;
 use crate::mirror::view::Mirror;
 use crate::net::Url;
+use crate::proxy::metrics::ProxyTelemetry;
 use crate::telemetry::calls::{Call, Revisions};
 use crate::telemetry::clients::{ClientCall, ClientStats};
 use crate::telemetry::metrics::{Code, Source};
 use crate::telemetry::outcome::Kind;
 use crate::telemetry::trace::SpanContext;
-use crate::telemetry::{Outcome, Reason, Telemetry};
+use crate::telemetry::{Outcome, Reason};
 
 /// Extension of a response with which rangecache ends a call that was to be answered by etcd: how it ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ impl Ended {
 /// One call. Dropping it reports the call.
 #[derive(Debug)]
 pub(in crate::proxy) struct CallRecord {
-    telemetry: Arc<Telemetry>,
+    telemetry: Arc<ProxyTelemetry>,
     /// The call as its client's.
     client: ClientCall,
     /// In the access log; `None` if it is not logged.
@@ -79,7 +80,7 @@ impl CallRecord {
     /// The record of a call of `client` with the head of `request`, which has `arrived` on a connection of the client
     /// `of_connection` at `peer`.
     pub(in crate::proxy) fn begin<B>(
-        telemetry: &Arc<Telemetry>,
+        telemetry: &Arc<ProxyTelemetry>,
         mut client: ClientCall,
         (of_connection, peer): (&ClientStats, Option<IpAddr>),
         (head, request): (&CallHead, &Request<B>),
@@ -102,7 +103,7 @@ impl CallRecord {
     }
 
     /// The record of a call that has `arrived`, and is neither logged nor traced.
-    pub(super) fn new(telemetry: &Arc<Telemetry>, client: ClientCall, arrived: Instant) -> CallRecord {
+    pub(super) fn new(telemetry: &Arc<ProxyTelemetry>, client: ClientCall, arrived: Instant) -> CallRecord {
         CallRecord {
             telemetry: Arc::clone(telemetry),
             client,
@@ -253,7 +254,7 @@ impl CallRecord {
         let Some(reason) = reason else {
             return;
         };
-        self.telemetry.metrics.connections.shed_calls.inc();
+        self.telemetry.metrics.refusals.shed_calls.inc();
         let shed = Outcome::Shed(reason);
         self.record_outcome(shed);
         if let Some(kind) = kind {
@@ -460,7 +461,7 @@ mod tests {
     const HIT: Outcome = Outcome::Hit(Read::Linearizable);
 
     /// The slowest reads, with the bytes that were sent, and the calls of the client: from memory, from etcd, and refused.
-    fn reported(telemetry: &Telemetry) -> (Vec<(Outcome, u64)>, [u64; 3]) {
+    fn reported(telemetry: &ProxyTelemetry) -> (Vec<(Outcome, u64)>, [u64; 3]) {
         let calls = telemetry.slowest.list();
         let calls = calls.iter().map(|call| (call.outcome, call.bytes)).collect();
         let clients = telemetry.clients.figures();
@@ -535,6 +536,6 @@ mod tests {
         refused.record_refused(Some(Kind::Unary), Some(Reason::BufferBytes));
         drop(refused);
         assert_eq!(reported(&telemetry), (Vec::new(), [0, 1, 1]));
-        assert_eq!(telemetry.metrics.connections.shed_calls.get(), 1);
+        assert_eq!(telemetry.metrics.refusals.shed_calls.get(), 1);
     }
 }

@@ -52,7 +52,8 @@ use crate::grpc::metadata::grpc_content_type;
 use crate::grpc::{CallMetadata, Method, RangeResponseScanner};
 use crate::limits::{Buffers, ByteBudget, CallKind, ClientAccount, NoShare, Turns};
 use crate::mirror::Mirrors;
-use crate::telemetry::{Metrics, Outcome};
+use crate::proxy::metrics::ProxyMetrics;
+use crate::telemetry::Outcome;
 use crate::upstream::{ConnectionClass, NoRangeStream, ReceiveWindow};
 use page_series::{PageObserver, PageSeriesCache};
 use reason::StreamFallback;
@@ -90,7 +91,7 @@ pub(super) struct Fallback {
     too_large_turns: Arc<Turns>,
     unary_over_stream: UnaryOverStream,
     too_large: TooLarge,
-    metrics: Arc<Metrics>,
+    metrics: ProxyMetrics,
     /// Joins the tasks that end a leadership.
     tasks: TaskTracker,
 }
@@ -133,13 +134,13 @@ impl Fallback {
         forward: &Arc<Forward>,
         mirrors: &Arc<Mirrors>,
         buffers: &Buffers,
-        metrics: &Arc<Metrics>,
+        metrics: &ProxyMetrics,
         tasks: &TaskTracker,
     ) -> Arc<Fallback> {
         let max_wait = flags.stream_max_wait;
         let max_large = flags.max_large as usize;
         let turns = |max_turns| {
-            let metrics = metrics.forwarding.large.clone();
+            let metrics = metrics.turns.large();
             Turns::kept_by_clients(max_turns, flags.max_waiting, metrics)
         };
         Arc::new(Fallback {
@@ -160,7 +161,7 @@ impl Fallback {
             too_large_turns: turns(max_large.div_ceil(TOO_LARGE_DIVISOR)),
             unary_over_stream: UnaryOverStream::new(&buffers.converted, max_wait),
             too_large: TooLarge::new(),
-            metrics: Arc::clone(metrics),
+            metrics: metrics.clone(),
             tasks: tasks.clone(),
         })
     }
@@ -394,7 +395,7 @@ impl Fallback {
             // a range as one response and splits it.
             NoRangeStream::Shape
         };
-        self.metrics.forwarding.record_stream_fallback(no_stream.as_str());
+        self.metrics.stream_fallbacks.record(no_stream.as_str());
         if let Outcome::Forwarded(reason) = *read.outcome {
             *read.outcome = Outcome::Paged(reason);
         }
@@ -503,8 +504,8 @@ impl Fallback {
         }
         if self.too_large.contains(framed) {
             self.metrics
-                .forwarding
-                .record_stream_fallback(StreamFallback::TooLarge.as_str());
+                .stream_fallbacks
+                .record(StreamFallback::TooLarge.as_str());
             return None;
         }
         // Read before the call: if history is replaced during the call, the page must not start a series.
@@ -516,7 +517,7 @@ impl Fallback {
             Ok(converted) => converted,
             Err(reason) => {
                 tracing::debug!(%reason, "a large Range could not be served by a RangeStream; the call is forwarded");
-                self.metrics.forwarding.record_stream_fallback(reason.as_str());
+                self.metrics.stream_fallbacks.record(reason.as_str());
                 if reason == StreamFallback::TooLarge {
                     self.too_large.add(framed);
                 }

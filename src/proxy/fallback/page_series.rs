@@ -44,8 +44,9 @@ use crate::mirror::freshness::authorize::Authorization;
 use crate::mirror::freshness::{Proof, Unproven};
 use crate::mirror::history::HistoryId;
 use crate::proxy::forward::Gate;
+use crate::proxy::metrics::ProxyMetrics;
 use crate::proxy::response::Observer;
-use crate::telemetry::Metrics;
+use crate::telemetry::metrics::gauge;
 use crate::upstream::{ReceiveWindow, Upstream, caller_identity, gates};
 
 /// Interval at which expired series are dropped.
@@ -83,7 +84,7 @@ pub(super) struct PageSeriesCache {
     budget: Arc<ByteBudget>,
     upstream: Arc<Upstream>,
     mirrors: Arc<Mirrors>,
-    metrics: Arc<Metrics>,
+    metrics: ProxyMetrics,
 }
 
 /// Page that was read from a series.
@@ -140,14 +141,14 @@ impl PageSeriesCache {
         budget: &Arc<ByteBudget>,
         upstream: &Arc<Upstream>,
         mirrors: &Arc<Mirrors>,
-        metrics: &Arc<Metrics>,
+        metrics: &ProxyMetrics,
     ) -> Arc<PageSeriesCache> {
         Arc::new(PageSeriesCache {
             series: ExpiringMap::new(ttl, max_bytes),
             budget: Arc::clone(budget),
             upstream: Arc::clone(upstream),
             mirrors: Arc::clone(mirrors),
-            metrics: Arc::clone(metrics),
+            metrics: metrics.clone(),
         })
     }
 
@@ -163,10 +164,7 @@ impl PageSeriesCache {
     /// Drops expired series and updates the metric of stored ones.
     fn sweep(&self) {
         let count = self.series.remove_expired();
-        self.metrics
-            .forwarding
-            .series
-            .set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.metrics.forwarding.series.set(gauge(count));
     }
 
     /// Returns the page that `query` requests, if the series that precedes it is stored for the same `scope`; `None`
@@ -203,7 +201,7 @@ impl PageSeriesCache {
             }
             Err(reason) => {
                 tracing::debug!(%reason, "a page series could not be continued; the page is forwarded");
-                self.metrics.forwarding.record_stream_fallback(reason.as_str());
+                self.metrics.stream_fallbacks.record(reason.as_str());
                 None
             }
         }

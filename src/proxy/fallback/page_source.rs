@@ -128,9 +128,9 @@ mod tests {
 
     use super::*;
     use crate::etcdserverpb::{RangeResponse, ResponseHeader};
+    use crate::limits::BufferKindMetrics;
     use crate::limits::ByteBudget;
     use crate::mirror::view::Pinned;
-    use crate::telemetry::metrics::BufferKindMetrics;
 
     type Messages = Vec<Result<RangeStreamResponse, tonic::Status>>;
 

@@ -64,7 +64,7 @@ impl From<NoRangeStream> for StreamFallback {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::metrics::STREAM_FALLBACKS;
+    use crate::mirror::STREAM_FALLBACKS;
 
     #[test]
     fn every_reason_has_a_series_from_the_start() {

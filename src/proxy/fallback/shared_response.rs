@@ -144,7 +144,7 @@ mod tests {
 
     use super::*;
     use crate::grpc::status::ok_trailers;
-    use crate::telemetry::metrics::BufferKindMetrics;
+    use crate::limits::BufferKindMetrics;
 
     #[tokio::test]
     async fn shared_response_is_complete_for_every_read_and_held_until_the_last() {

@@ -312,7 +312,7 @@ fn more_and_count_fields(summary: &ResponseSummary) -> Bytes {
 mod tests {
     use super::*;
     use crate::etcdserverpb::{RangeResponse, RangeStreamResponse, ResponseHeader};
-    use crate::telemetry::metrics::BufferKindMetrics;
+    use crate::limits::BufferKindMetrics;
 
     #[test]
     fn negative_limit_and_revision_become_zero() {

@@ -108,13 +108,11 @@ mod tests {
     use std::future::pending;
 
     use super::*;
-    use crate::limits::{CallBuffers, Intake};
-    use crate::telemetry::Metrics;
+    use crate::limits::{BufferMetrics, CallBuffers, Intake, TurnsMetrics};
 
     fn turns(max_waiting: u32) -> (Arc<Turns>, Arc<ClientAccount>) {
-        let metrics = Metrics::new();
-        let buffers = CallBuffers::new(1 << 20, &metrics.buffers);
-        let small = metrics.forwarding.small.clone();
+        let buffers = CallBuffers::new(1 << 20, &BufferMetrics::default());
+        let small = TurnsMetrics::default().small();
         (
             Turns::new(1, max_waiting, None, small),
             buffers.account(0, Arc::<Intake>::default()),

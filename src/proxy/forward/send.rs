@@ -25,8 +25,8 @@ use crate::grpc::status::GRPC_STATUS;
 use crate::grpc::{Method, Status, written};
 use crate::limits::{CallBytes, CallKind, ClientAccount, Turn, Turns};
 use crate::mirror::history::{Before, ClusterState};
+use crate::proxy::metrics::ProxyTelemetry;
 use crate::proxy::response::{CallResult, ResponseBody, status_response};
-use crate::telemetry::Telemetry;
 use crate::upstream::{
     Connection, ConnectionClass, InFlight, LimitCovers, MessageLimit, Outgoing, SendFailure, Upstream,
 };
@@ -43,7 +43,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(5);
 pub(crate) struct Forward {
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) cluster_state: Arc<ClusterState>,
-    pub(crate) telemetry: Arc<Telemetry>,
+    pub(crate) telemetry: Arc<ProxyTelemetry>,
     /// Time in which a call may wait for a connection and be sent again (`--connect-timeout`).
     pub(crate) connect_timeout: Duration,
     /// Time limit for a client's request message (`--request-timeout`).
@@ -409,12 +409,7 @@ mod tests {
             connect_timeout: Duration::from_secs(2),
             request_timeout: Duration::from_secs(30),
             max_wait: Duration::from_secs(10),
-            small_turns: Turns::new(
-                1,
-                0,
-                None,
-                crate::telemetry::Metrics::new().forwarding.small.clone(),
-            ),
+            small_turns: Turns::new(1, 0, None, crate::limits::TurnsMetrics::default().small()),
             http1_connections: Arc::new(Semaphore::new(1)),
             http1_pool: Arc::new(Http1Pool::new(1)),
             tasks: TaskTracker::new(),

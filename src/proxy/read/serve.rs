@@ -113,7 +113,7 @@ async fn handle<W: WireFormat>(
     };
     let request = &mut received.request;
     if let Some(prefix) = figure_prefix(&request.query.key) {
-        proxy.telemetry.metrics.mirrors.prefixes.record_read(prefix);
+        proxy.telemetry.metrics.prefixes.record_read(prefix);
     }
     record.is_list = W::KIND == Kind::Stream || request.query.is_large();
     if let Some(status) = W::refusal(&request.query) {

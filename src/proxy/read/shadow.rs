@@ -23,8 +23,8 @@ use crate::grpc::status::is_ok;
 use crate::mirror::Mirrors;
 use crate::mirror::history::HistoryId;
 use crate::proxy::handles::Proxy;
+use crate::proxy::metrics::ProxyTelemetry;
 use crate::proxy::response::{Observer, ResponseBody};
-use crate::telemetry::Telemetry;
 use crate::upstream::Version;
 
 /// Longest response that is compared, in bytes.
@@ -62,7 +62,7 @@ pub(super) fn observe(
 struct ShadowObserver {
     /// `None` once the comparison has begun, or is given up.
     read: Option<ShadowRead>,
-    telemetry: Arc<Telemetry>,
+    telemetry: Arc<ProxyTelemetry>,
     tasks: TaskTracker,
 }
 
@@ -113,7 +113,7 @@ impl Drop for ShadowObserver {
 #[derive(Debug)]
 struct ShadowRead {
     mirrors: Arc<Mirrors>,
-    telemetry: Arc<Telemetry>,
+    telemetry: Arc<ProxyTelemetry>,
     /// The history in which the response began.
     history: HistoryId,
     version: Option<Version>,

@@ -17,8 +17,9 @@ use crate::cache::{ResponseHeader, Rope, WatchFields};
 use crate::grpc::{Method, Status};
 use crate::mirror::Mirrors;
 use crate::proxy::forward::StopSignal;
+use crate::proxy::metrics::WatchMetrics;
 use crate::telemetry::Reason;
-use crate::telemetry::metrics::{OpenStream, OpenWatcher, WatchMetrics};
+use crate::telemetry::metrics::Counted;
 
 /// The client's side of one stream.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ pub(super) struct Downstream {
     pub(super) control: VecDeque<Rope>,
     pub(super) bytes: StreamBytes,
     /// Counts the stream by its source.
-    open: OpenStream,
+    open: Counted,
     /// Header fields of the last response.
     identity: ResponseHeader,
     /// Revision of the last event on the stream.
@@ -89,7 +90,7 @@ impl Downstream {
     }
 
     /// Counts a watcher of the mirror at this position.
-    pub(super) fn open_watcher(&self, position: usize) -> Option<OpenWatcher> {
+    pub(super) fn open_watcher(&self, position: usize) -> Option<Counted> {
         let mirror = self.mirrors().at(position)?;
         Some(self.metrics().open_watcher(&mirror.name))
     }

@@ -156,13 +156,7 @@ impl Stream {
     ) -> Pin<Box<dyn Future<Output = Result<Answer, Reason>> + Send>> {
         let (client, signal) = (Arc::clone(&self.client), Arc::clone(&self.signal));
         if let Some(prefix) = figure_prefix(&create.key) {
-            client
-                .proxy
-                .telemetry
-                .metrics
-                .mirrors
-                .prefixes
-                .record_watch(prefix);
+            client.proxy.telemetry.metrics.prefixes.record_watch(prefix);
         }
         let mirror = client.proxy.mirrors.at(place.mirror);
         let spans = self.spans.as_ref().zip(mirror);

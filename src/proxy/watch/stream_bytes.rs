@@ -165,13 +165,12 @@ impl StreamBytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::telemetry::Metrics;
+    use crate::proxy::metrics::WatchMetrics;
 
     #[test]
     fn stream_and_its_watchers_count_until_dropped_and_leave_room_for_events() {
-        let metrics = Metrics::new();
-        let watches = &metrics.watches;
-        let budgets = WatchBudgets::new(8 * STREAM_BYTES, watches);
+        let watches = WatchMetrics::default();
+        let budgets = WatchBudgets::new(8 * STREAM_BYTES, &watches);
         let mut streams: Vec<_> = (0..5)
             .map(|_| StreamBytes::begin(&budgets).expect("room"))
             .collect();
@@ -186,7 +185,7 @@ mod tests {
         }
         assert_eq!(watchers, 4, "up to three quarters");
         assert!(StreamBytes::begin(&budgets).is_err());
-        assert_eq!(watches.budget.refused.get(), 1);
+        assert_eq!(watches.budget().refused.get(), 1);
         (0..watchers).for_each(|_| streams[0].remove_watcher(&create));
         streams[0].set_relayed(4 * create.watcher_bytes());
         assert!(!streams[1].has_room_for_watcher(&create), "etcd serves four");
@@ -195,16 +194,15 @@ mod tests {
         streams[0].set_relayed(0);
         let used = || [&budgets.all, &budgets.streams].map(|budget| budget.used_bytes());
         assert_eq!(used(), [20 << 10; 2]);
-        assert_eq!(watches.stream_budget.used.get(), 20 << 10);
+        assert_eq!(watches.stream_budget().used.get(), 20 << 10);
         drop(streams);
         assert_eq!(used(), [0; 2]);
-        assert_eq!(watches.stream_budget.used.get(), 0);
+        assert_eq!(watches.stream_budget().used.get(), 0);
     }
 
     #[tokio::test(start_paused = true)]
     async fn long_message_waits_for_room_and_a_short_one_needs_none() {
-        let metrics = Metrics::new();
-        let budgets = WatchBudgets::new(8 * STREAM_BYTES, &metrics.watches);
+        let budgets = WatchBudgets::new(8 * STREAM_BYTES, &WatchMetrics::default());
         let mut streams = [(); 2].map(|()| StreamBytes::begin(&budgets).expect("room"));
         let [stream, other] = &mut streams;
         let used = || budgets.all.used_bytes();

@@ -11,7 +11,7 @@ use super::start::Started;
 use super::stream::Stream;
 use crate::mirror::history::HistoryId;
 use crate::mirror::watch_hub::Reader;
-use crate::telemetry::metrics::OpenWatcher;
+use crate::telemetry::metrics::Counted;
 
 /// One watcher.
 #[derive(Debug)]
@@ -35,12 +35,12 @@ pub(super) struct Watcher {
     /// Time of the last event or periodic notification that was sent, or of the creation.
     pub(super) quiet_since: Instant,
     /// Counts it among those of its mirror.
-    _open: Option<OpenWatcher>,
+    _open: Option<Counted>,
 }
 
 impl Watcher {
     /// The watcher of `create`, which has joined its hub; `open` counts it.
-    pub(super) fn started(create: Create, started: Started, open: Option<OpenWatcher>) -> Watcher {
+    pub(super) fn started(create: Create, started: Started, open: Option<Counted>) -> Watcher {
         Watcher {
             reader: started.reader,
             mirror: started.mirror,
@@ -62,7 +62,7 @@ impl Watcher {
         revision: i64,
         reader: Reader,
         mirror: usize,
-        open: Option<OpenWatcher>,
+        open: Option<Counted>,
     ) -> Watcher {
         Watcher {
             reader,

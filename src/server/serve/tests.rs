@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use super::super::connections::ConnectionLimits;
 use super::*;
 use crate::net;
+use crate::telemetry::Metrics;
 use crate::telemetry::exposition::Format;
 
 const AGE: Duration = Duration::from_secs(60);
@@ -177,8 +178,11 @@ async fn mute_http2_client_is_closed_after_an_unanswered_ping() {
 
 #[tokio::test(start_paused = true)]
 async fn silent_connection_is_closed_and_counted() {
-    let config = config(None);
-    let metrics = Arc::clone(&config.metrics);
+    let metrics = Metrics::new();
+    let config = ServeConfig {
+        metrics: metrics.group(),
+        ..config(None)
+    };
     let (_client, closed) = connect(config, 10);
     ended(closed).await;
     let text = metrics.encode(Format::Text);

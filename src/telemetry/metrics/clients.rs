@@ -27,23 +27,6 @@ metric_group! {
     }
 }
 
-metric_group! {
-    /// Calls refused because their client has used up its share.
-    #[derive(Clone)]
-    pub struct ShareMetrics {
-        /// Calls refused because their client has used up its share, by limit: bytes, calls, costly, lists, watches
-        refused[limit]: Counter = "rangecache_client_share_refused_total",
-            from_zero = ["bytes", "calls", "costly", "lists", "watches"];
-    }
-}
-
-impl ShareMetrics {
-    /// Counts a call that exceeds the bound `limit`.
-    pub fn record_refused(&self, limit: &'static str) {
-        self.refused.of(limit).inc();
-    }
-}
-
 impl ClientMetrics {
     /// Replaces the exported clients by these.
     pub fn export(&self, clients: &[ClientFigures]) {

@@ -252,19 +252,22 @@ impl<const N: usize, M: Metric + TypedMetric + Clone + Default> By<N, M> {
 #[derive(Clone, Debug)]
 pub struct Within<M> {
     by: By<2, M>,
-    outer: String,
+    outer: Cow<'static, str>,
 }
 
 impl<M: Clone + Default> Within<M> {
     /// Creates those with a value in `from_zero`.
-    pub fn new(by: &By<2, M>, outer: &str, from_zero: impl IntoIterator<Item = &'static str>) -> Within<M> {
-        for value in from_zero {
-            drop(by.of((outer.to_owned(), value)));
-        }
-        Within {
+    pub fn new(
+        by: &By<2, M>,
+        outer: impl Into<Cow<'static, str>>,
+        from_zero: impl IntoIterator<Item = &'static str>,
+    ) -> Within<M> {
+        let within = Within {
             by: by.clone(),
-            outer: outer.to_owned(),
-        }
+            outer: outer.into(),
+        };
+        from_zero.into_iter().for_each(|value| drop(within.of(value)));
+        within
     }
 
     /// The metric with this value of the second label, created unless it exists.
@@ -341,7 +344,7 @@ macro_rules! metric_group {
         impl $all {
             /// The metrics with this value of the label that all have.
             #[must_use]
-            pub fn of(&self, $outer: &str) -> $one {
+            $vis fn of(&self, $outer: &str) -> $one {
                 $one {
                     $($field: $crate::telemetry::metrics::metric_group!(
                         @one self.$field, $outer $(, $label)? $(, $zero)?
@@ -351,13 +354,13 @@ macro_rules! metric_group {
 
             /// Exports the gauges with this value of the label no longer.
             #[allow(dead_code, reason = "not every group is forgotten")]
-            pub fn forget(&self, $outer: &str) {
+            $vis fn forget(&self, $outer: &str) {
                 $($crate::telemetry::metrics::metric_group!(@forget self.$field, $outer $(, $label)?);)+
             }
 
             /// Exports no values.
             #[allow(dead_code, reason = "not every group is replaced as a whole")]
-            pub fn clear(&self) {
+            $vis fn clear(&self) {
                 $(self.$field.clear();)+
             }
         }
@@ -426,7 +429,7 @@ macro_rules! metric_group {
         $crate::telemetry::metrics::metric_group!(@one $self.$field, $outer, $label, [])
     };
     (@one $self:ident.$field:ident, $outer:ident, $label:ident, $zero:expr) => {
-        $crate::telemetry::metrics::Within::new(&$self.$field, $outer, $zero)
+        $crate::telemetry::metrics::Within::new(&$self.$field, $outer.to_owned(), $zero)
     };
 
     (@forget $self:ident.$field:ident, $outer:ident) => { $self.$field.forget($outer.to_owned()) };

@@ -1,11 +1,8 @@
 //! Every metric. Each room's metrics are a struct in a file of its own, which registers them with name, unit and help
 //! text.
 
-mod buffers;
 mod calls;
 mod clients;
-mod connections;
-mod forwarding;
 mod freshness;
 mod group;
 mod labels;
@@ -14,15 +11,10 @@ mod methods;
 mod mirrors;
 mod prefixes;
 mod process;
-mod reads;
 mod register;
 #[cfg(target_os = "linux")]
 mod resources;
-mod tls;
-mod traces;
 mod unreadable;
-mod upstream;
-mod watches;
 
 use std::sync::Arc;
 
@@ -30,11 +22,8 @@ use group::Groups;
 use parking_lot::Mutex;
 
 use super::exposition::{self, Format};
-pub use buffers::{BufferKindMetrics, BufferMetrics};
 pub use calls::{CallMetrics, Code, CodeCounts, Source};
-pub use clients::{ClientMetrics, ShareMetrics};
-pub use connections::ConnectionMetrics;
-pub use forwarding::{ForwardingMetrics, STREAM_FALLBACKS, TurnMetrics};
+pub use clients::ClientMetrics;
 pub use freshness::{FreshnessMetrics, QuorumChecks};
 pub(crate) use group::metric_group;
 pub use group::{By, Counted, Declared, FloatGauge, MetricGroup, Registrar, Within, gauge};
@@ -43,26 +32,13 @@ pub use methods::CallMethod;
 pub use mirrors::{MirrorMetrics, MirrorsMetrics};
 pub use prefixes::PrefixMetrics;
 pub use process::ProcessMetrics;
-pub use reads::ReadMetrics;
-pub use tls::TlsMetrics;
-pub use traces::{SpanCounters, TraceMetrics};
 pub use unreadable::{Unreadable, UnreadableMetrics};
-pub use upstream::{EndpointState, UpstreamMetrics};
-pub use watches::{OpenStream, OpenWatcher, WatchMetrics};
 
 /// All metrics of the process, registered under `rangecache_`; its resources under `process_`. Shared behind an `Arc`.
 #[derive(Debug)]
 pub struct Metrics {
     /// Every call of clients.
     pub calls: Arc<CallMetrics>,
-    /// Range and RangeStream.
-    pub reads: ReadMetrics,
-    /// Bytes buffered for calls.
-    pub buffers: BufferMetrics,
-    /// Watches.
-    pub watches: WatchMetrics,
-    /// Calls to etcd.
-    pub forwarding: ForwardingMetrics,
     /// Responses whose revision could not be read.
     pub unreadable: UnreadableMetrics,
     /// Quorum checks and authorizations.
@@ -71,18 +47,8 @@ pub struct Metrics {
     pub mirrors: MirrorsMetrics,
     /// Prefixes that cost most.
     pub prefixes: PrefixMetrics,
-    /// etcd's endpoints.
-    pub upstream: UpstreamMetrics,
-    /// Clients' connections.
-    pub connections: ConnectionMetrics,
     /// Clients that cost most.
     pub clients: ClientMetrics,
-    /// Calls refused because their client has used up its share, of all clients.
-    pub shares: ShareMetrics,
-    /// TLS handshakes and files.
-    pub tls: TlsMetrics,
-    /// Exported spans.
-    pub traces: TraceMetrics,
     /// Tasks, panics and configured limits.
     pub process: ProcessMetrics,
     groups: Mutex<(Groups, Registrar)>,
@@ -104,26 +70,15 @@ impl Metrics {
         let process = ProcessMetrics::register(&mut registrar);
         process.set_build();
         let calls = Arc::new(CallMetrics::register(&mut registrar));
-        let reads = ReadMetrics::register(&mut registrar);
         let clients = ClientMetrics::register(&mut registrar);
-        let shares = ShareMetrics::register(&mut registrar);
         let registry = registrar.registry.sub_registry_with_prefix("rangecache");
         Metrics {
             calls,
-            reads,
-            buffers: BufferMetrics::new(registry),
-            watches: WatchMetrics::new(registry),
-            forwarding: ForwardingMetrics::new(registry),
             unreadable: UnreadableMetrics::new(registry),
             freshness: FreshnessMetrics::new(registry),
             mirrors: MirrorsMetrics::new(registry),
             prefixes: PrefixMetrics::new(registry),
-            upstream: UpstreamMetrics::new(registry),
-            connections: ConnectionMetrics::new(registry),
             clients,
-            shares,
-            tls: TlsMetrics::new(registry),
-            traces: TraceMetrics::new(registry),
             process,
             groups: Mutex::new((Groups::default(), registrar)),
         }
@@ -155,13 +110,22 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::proxy::metrics::{ProxyMetrics, ReadMetrics};
+    use crate::server::ConnectionMetrics;
     use crate::telemetry::outcome::{Kind, Outcome, Read, Reason};
     use crate::telemetry::trace::TraceId;
+    use crate::tls::TlsMetrics;
 
     /// Prometheus' `increase()` does not see the first event of a series that begins with it.
     #[test]
     fn counters_of_rare_failures_begin_at_zero() {
-        let text = Metrics::new().encode(Format::Text);
+        let metrics = Metrics::new();
+        drop(ProxyMetrics::new(&metrics));
+        drop((
+            metrics.group::<TlsMetrics>(),
+            metrics.group::<ConnectionMetrics>(),
+        ));
+        let text = metrics.encode(Format::Text);
         for series in [
             "rangecache_tls_reloads_total{side=\"clients\",result=\"failed\"} 0",
             "rangecache_tls_reloads_total{side=\"etcd\",result=\"failed\"} 0",
@@ -185,12 +149,11 @@ mod tests {
     #[test]
     fn exemplar_of_a_traced_call_follows_its_bucket() {
         let metrics = Metrics::new();
+        let reads = metrics.group::<ReadMetrics>();
         let (outcome, took) = (Outcome::Hit(Read::Linearizable), Duration::from_millis(3));
-        metrics.reads.record(Kind::Unary, outcome, Duration::ZERO, took);
-        metrics
-            .reads
-            .record_exemplar(TraceId::from(0xabc_u128), outcome, Duration::ZERO, took);
-        metrics.reads.record_exemplar(
+        reads.record(Kind::Unary, outcome, Duration::ZERO, took);
+        reads.record_exemplar(TraceId::from(0xabc_u128), outcome, Duration::ZERO, took);
+        reads.record_exemplar(
             TraceId::from(7_u128),
             outcome,
             Duration::ZERO,
@@ -224,13 +187,14 @@ mod tests {
     #[test]
     fn range_is_counted_once_under_its_outcome() {
         let metrics = Metrics::new();
-        metrics.reads.record(
+        let reads = metrics.group::<ReadMetrics>();
+        reads.record(
             Kind::Unary,
             Outcome::Hit(Read::Linearizable),
             Duration::ZERO,
             Duration::from_millis(1),
         );
-        metrics.reads.record(
+        reads.record(
             Kind::Unary,
             Outcome::Forwarded(Reason::Loading),
             Duration::ZERO,

@@ -4,9 +4,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 
-use super::{By, Latency, TracedLatency, metric_group};
+use crate::telemetry::metrics::{By, Latency, TracedLatency, metric_group};
 use crate::telemetry::outcome::{Kind, Outcome, Read};
 use crate::telemetry::trace::TraceId;
 
@@ -37,17 +36,10 @@ metric_group! {
         /// Responses of etcd by the result of their comparison with memory's (--shadow)
         shadow[result]: Counter = "rangecache_shadow_reads_total",
             from_zero = ["equal", "different", "too_large", "not_compared"];
-        /// 1 while an operator has switched memory off and etcd answers everything
-        forward_all: Gauge = "rangecache_forward_all";
     }
 }
 
 impl ReadMetrics {
-    /// Shows whether memory is switched off.
-    pub fn set_forward_all(&self, is_on: bool) {
-        self.forward_all.set(i64::from(is_on));
-    }
-
     /// Counts one Range or RangeStream. To be called once, when the head of its response is known.
     pub fn record(&self, kind: Kind, outcome: Outcome, waited: Duration, total: Duration) {
         match kind {

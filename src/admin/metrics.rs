@@ -1,0 +1,42 @@
+//! Metrics of the admin pages, and those of other rooms that the pages show.
+
+use std::sync::Arc;
+
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::limits::{BufferMetrics, OpenConnections};
+use crate::proxy::metrics::ProxyMetrics;
+use crate::telemetry::Metrics;
+use crate::telemetry::metrics::metric_group;
+use crate::tls::TlsMetrics;
+
+metric_group! {
+    /// Responses of the metrics listener.
+    pub(super) struct AdminMetrics {
+        /// Bytes of responses of the metrics listener that their clients have not read yet
+        pub(super) unread_bytes: Gauge = "rangecache_admin_unread_bytes";
+    }
+}
+
+/// Metrics of other rooms that the pages show.
+#[derive(Debug)]
+pub(super) struct ShownMetrics {
+    pub(super) proxy: ProxyMetrics,
+    pub(super) buffers: Arc<BufferMetrics>,
+    pub(super) connections: Arc<OpenConnections>,
+    pub(super) tls: Arc<TlsMetrics>,
+    /// Metrics of calls and of the process.
+    pub(super) process: Arc<Metrics>,
+}
+
+impl ShownMetrics {
+    pub(super) fn new(metrics: &Arc<Metrics>) -> ShownMetrics {
+        ShownMetrics {
+            proxy: ProxyMetrics::new(metrics),
+            buffers: metrics.group(),
+            connections: metrics.group(),
+            tls: metrics.group(),
+            process: Arc::clone(metrics),
+        }
+    }
+}

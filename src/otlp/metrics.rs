@@ -1,0 +1,14 @@
+//! Metrics of exported spans.
+
+use prometheus_client::metrics::counter::Counter;
+
+use crate::telemetry::metrics::metric_group;
+
+metric_group! {
+    /// Spans for a collector. Without one they are not exported.
+    pub(super) struct SpanMetrics {
+        /// Spans by result: exported, dropped because the queue was full, or failed to reach the collector
+        pub(super) spans[result]: Counter = "rangecache_trace_spans_total",
+            from_zero = ["exported", "dropped", "failed"];
+    }
+}

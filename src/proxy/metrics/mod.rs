@@ -1,0 +1,134 @@
+//! Metrics of the path of a request.
+//!
+//! | file | metrics |
+//! |---|---|
+//! | `reads` | Range and RangeStream by outcome, and their latencies |
+//! | `watches` | Watch streams and watchers |
+//! | `mod` | forwarded and refused calls, aborted responses; all of them together |
+
+mod reads;
+mod watches;
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::limits::TurnsMetrics;
+use crate::mirror::StreamFallbacks;
+use crate::telemetry::metrics::metric_group;
+use crate::telemetry::prefixes::PrefixCounters;
+use crate::telemetry::{Metrics, Telemetry};
+pub use reads::ReadMetrics;
+pub use watches::WatchMetrics;
+
+metric_group! {
+    /// Calls forwarded to etcd.
+    pub struct ForwardingMetrics {
+        /// Calls other than Range and RangeStream that were forwarded to etcd
+        pub calls: Counter = "rangecache_forwarded_calls_total";
+        /// Large Ranges answered by an upstream call that others share
+        pub joined: Counter = "rangecache_forward_joined_total";
+        /// Lists read in pages of which the next page is expected
+        pub series: Gauge = "rangecache_series";
+        /// Pages answered from a RangeStream that an earlier page began
+        pub series_pages: Counter = "rangecache_series_pages_total";
+    }
+}
+
+metric_group! {
+    /// Calls that were refused, whatever they ask.
+    pub struct RefusalMetrics {
+        /// Calls of all kinds refused because --max-calls were in flight
+        pub shed_calls: Counter = "rangecache_shed_calls_total";
+        /// Requests of this rangecache that came back to it, because --endpoints leads to itself
+        pub looped_calls: Counter = "rangecache_looped_calls_total";
+        /// Requests that may write, refused because they came to --read-only-listen-client-urls
+        pub read_only_refused: Counter = "rangecache_read_only_refused_total";
+    }
+}
+
+metric_group! {
+    /// Responses that were aborted.
+    pub struct AbortedResponses {
+        /// Responses that were given up, by reason: not read for a minute, or old data in memory
+        aborted[reason]: Counter = "rangecache_responses_given_up_total",
+            from_zero = ["idle", "memory", "watch_memory"];
+    }
+}
+
+impl AbortedResponses {
+    /// Counts `responses` that were given up for `reason`.
+    pub fn record_given_up(&self, reason: &'static str, responses: usize) {
+        self.aborted.of(reason).inc_by(responses as u64);
+    }
+}
+
+/// What calls are counted by. Cloning counts references.
+#[derive(Clone, Debug)]
+pub struct ProxyMetrics {
+    /// Range and RangeStream.
+    pub reads: Arc<ReadMetrics>,
+    /// Watches.
+    pub watches: Arc<WatchMetrics>,
+    /// Calls to etcd.
+    pub forwarding: Arc<ForwardingMetrics>,
+    /// Calls to etcd that take turns.
+    pub turns: Arc<TurnsMetrics>,
+    /// Reads that could not use RangeStream.
+    pub stream_fallbacks: Arc<StreamFallbacks>,
+    /// Refused calls.
+    pub refusals: Arc<RefusalMetrics>,
+    /// Aborted responses.
+    pub responses: Arc<AbortedResponses>,
+    /// Reads and watches by prefix.
+    pub prefixes: PrefixCounters,
+}
+
+impl ProxyMetrics {
+    /// The groups in `metrics`.
+    #[must_use]
+    pub fn new(metrics: &Metrics) -> ProxyMetrics {
+        ProxyMetrics {
+            reads: metrics.group(),
+            watches: metrics.group(),
+            forwarding: metrics.group(),
+            turns: metrics.group(),
+            stream_fallbacks: metrics.group(),
+            refusals: metrics.group(),
+            responses: metrics.group(),
+            prefixes: metrics.mirrors.prefixes.clone(),
+        }
+    }
+}
+
+/// Telemetry of the process with the metrics of this room.
+#[derive(Debug)]
+pub(super) struct ProxyTelemetry {
+    pub(super) metrics: ProxyMetrics,
+    process: Arc<Telemetry>,
+}
+
+impl ProxyTelemetry {
+    pub(super) fn new(process: &Arc<Telemetry>) -> ProxyTelemetry {
+        ProxyTelemetry {
+            metrics: ProxyMetrics::new(&process.metrics),
+            process: Arc::clone(process),
+        }
+    }
+}
+
+impl Default for ProxyTelemetry {
+    fn default() -> ProxyTelemetry {
+        ProxyTelemetry::new(&Arc::default())
+    }
+}
+
+impl Deref for ProxyTelemetry {
+    type Target = Telemetry;
+
+    fn deref(&self) -> &Telemetry {
+        &self.process
+    }
+}

@@ -1,0 +1,165 @@
+//! Metrics of watches.
+
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::limits::BufferKindMetrics;
+use crate::telemetry::Reason;
+use crate::telemetry::metrics::{Counted, Latency, gauge, metric_group};
+
+/// `etcd` with every reason for which it serves a watch.
+fn of_etcd() -> impl Iterator<Item = (&'static str, &'static str)> {
+    Reason::ALL.iter().map(|reason| ("etcd", reason.as_str()))
+}
+
+/// What answers a request to create a watcher, with the kind of its start or the reason.
+fn created() -> impl Iterator<Item = (&'static str, &'static str)> {
+    let kinds = ["now", "revision", "compacted", "refused"].map(|kind| ("memory", kind));
+    let ended = [Reason::HistoryReplaced, Reason::FeedLost].map(|reason| ("interrupted", reason.as_str()));
+    kinds.into_iter().chain(ended).chain(of_etcd())
+}
+
+metric_group! {
+    /// Watches.
+    pub struct WatchMetrics {
+        /// Requests to create a watcher, by what answered them and kind of start or reason
+        created[outcome, reason]: Counter = "rangecache_watch_created_total", from_zero = created();
+        /// Watchers served from memory that were cancelled, by reason
+        cancelled[reason]: Counter = "rangecache_watch_cancelled_total",
+            from_zero = ["client", "compacted", "replaced"];
+        /// Open watch streams by what serves them, and the reason if it is etcd
+        streams[source, reason]: Gauge = "rangecache_watch_streams";
+        /// Open watch streams that another source continued to serve, by source and reason
+        handovers[to, reason]: Counter = "rangecache_watch_handovers_total",
+            from_zero = [("memory", "mirrored")].into_iter().chain(of_etcd());
+        /// Open watchers served from memory, by mirror
+        watchers[mirror]: Gauge = "rangecache_watch_watchers";
+        /// Responses of watch streams served from memory
+        responses: Counter = "rangecache_watch_responses_total";
+        /// Events sent to watchers from memory
+        events: Counter = "rangecache_watch_events_total";
+        /// Time until a progress request of a client was answered
+        progress: Latency = "rangecache_watch_progress_seconds";
+        /// Revisions that the slowest watcher with events to send is behind, by mirror
+        behind[mirror]: Gauge = "rangecache_watch_behind_revisions";
+        /// Memory of watches served from memory, by kind; bounded by --watch-max-bytes
+        bytes[kind]: Gauge = "rangecache_watch_bytes";
+        /// Bytes of all kinds.
+        pub used_bytes: Gauge;
+        /// Watch streams that wait for room in --watch-max-bytes
+        waiting: Gauge = "rangecache_watch_waiting";
+        /// Streams, watchers and messages that did not fit --watch-max-bytes
+        refused: Counter = "rangecache_watch_refused_total";
+    }
+}
+
+impl WatchMetrics {
+    /// The budget `--watch-max-bytes`.
+    #[must_use]
+    pub fn budget(&self) -> BufferKindMetrics {
+        let (used, waiting) = (self.used_bytes.clone(), self.waiting.clone());
+        BufferKindMetrics::of_budget(used, waiting, self.refused.clone())
+    }
+
+    /// The part of it for streams and watchers.
+    #[must_use]
+    pub fn stream_budget(&self) -> BufferKindMetrics {
+        BufferKindMetrics::of_budget(
+            self.bytes.handle("streams"),
+            Gauge::default(),
+            self.refused.clone(),
+        )
+    }
+
+    /// Counts a create request: answered from `memory` (`reason` is the kind of start), by `etcd`, or `interrupted`: a
+    /// stream that nothing could continue ended.
+    pub fn record_created(&self, outcome: &'static str, reason: &'static str) {
+        self.created.of((outcome, reason)).inc();
+    }
+
+    /// Counts a cancelled watcher.
+    pub fn record_cancelled(&self, reason: &'static str) {
+        self.cancelled.of(reason).inc();
+    }
+
+    /// Counts an open stream that memory serves.
+    #[must_use]
+    pub fn open_memory(&self) -> Counted {
+        self.open("memory", "mirrored")
+    }
+
+    /// Counts an open stream that etcd serves, for `reason`.
+    #[must_use]
+    pub fn open_etcd(&self, reason: &'static str) -> Counted {
+        self.open("etcd", reason)
+    }
+
+    fn open(&self, source: &'static str, reason: &'static str) -> Counted {
+        Counted::on(&self.streams.of((source, reason)))
+    }
+
+    /// Open streams that memory serves.
+    #[must_use]
+    pub fn memory_streams(&self) -> i64 {
+        self.streams_of("memory", "mirrored")
+    }
+
+    /// Open streams that etcd serves, by reason; none is 0.
+    pub fn etcd_streams(&self) -> impl Iterator<Item = (Reason, i64)> {
+        let counts = Reason::ALL
+            .iter()
+            .map(|reason| (*reason, self.streams_of("etcd", reason.as_str())));
+        counts.filter(|(_, count)| *count > 0)
+    }
+
+    fn streams_of(&self, source: &'static str, reason: &'static str) -> i64 {
+        self.streams.get((source, reason)).map_or(0, |gauge| gauge.get())
+    }
+
+    /// Events sent since the start.
+    #[must_use]
+    pub fn events_sent(&self) -> u64 {
+        self.events.get()
+    }
+
+    /// Counts an open stream that `to` continues to serve (`etcd` or `memory`).
+    pub fn record_handover(&self, to: &'static str, reason: &'static str) {
+        self.handovers.of((to, reason)).inc();
+    }
+
+    /// Counts an open watcher of the mirror with this name.
+    #[must_use]
+    pub fn open_watcher(&self, mirror: &str) -> Counted {
+        Counted::on(&self.watchers.of(mirror.to_owned()))
+    }
+
+    /// Counts a response.
+    pub fn record_response(&self) {
+        self.responses.inc();
+    }
+
+    /// Counts a response with this number of events.
+    pub fn record_events(&self, events: usize) {
+        self.responses.inc();
+        self.events.inc_by(events as u64);
+    }
+
+    /// Records the `wait` for the response to a progress request.
+    pub fn record_progress(&self, wait: Duration) {
+        self.progress.observe(wait);
+    }
+
+    /// Sets how far the slowest watcher of a mirror is behind.
+    pub fn set_behind(&self, mirror: &str, revisions: i64) {
+        self.behind.of(mirror.to_owned()).set(revisions);
+    }
+
+    /// Sets the bytes of topics, and those of events: what is left of `used` without topics and `streams`.
+    pub fn set_bytes(&self, topics: u64, streams: u64, used: u64) {
+        self.bytes.of("topics").set(gauge(topics));
+        let events = used.saturating_sub(topics + streams);
+        self.bytes.of("events").set(gauge(events));
+    }
+}
